@@ -1,0 +1,67 @@
+# One target per thing a person wants to do here; each sets up what it needs. Needs make, and Python 3.11+ with pip and venv.
+#   make demo                               three consumers, a kill -9, a fourth one; about half a minute
+#   make demo ARGS="--delivery at_most_once"
+#   make test                               lint, then every test
+#   make PYTHON=python3.12 test             another interpreter (after `make clean`)
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+# A stamp is written when its install is complete, and is out of date when pyproject.toml is newer.
+# Two of them, because the demo must not wait for Spark.
+VENV_STAMP := $(VENV)/.stamp-venv
+CORE_STAMP := $(VENV)/.stamp-core
+TEST_STAMP := $(VENV)/.stamp-test
+PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
+
+.PHONY: help demo test lint bench prove clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(CORE_STAMP)
+	$(BIN)/marshal demo $(ARGS)
+
+lint: $(TEST_STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+# Two calls: tests of the real broker share one broker and must not run beside each other; everything else may.
+# An empty tests/kafka is said aloud, never passed over.
+test: lint
+	$(BIN)/python -m pytest --ignore=tests/kafka -n 2 --dist loadfile $(ARGS)
+	@if [ -n "$$(find tests/kafka -name 'test_*.py' 2>/dev/null)" ]; then \
+		echo "$(BIN)/python -m pytest tests/kafka $(ARGS)"; \
+		$(BIN)/python -m pytest tests/kafka $(ARGS); \
+	else \
+		echo "NOT TESTED: Apache Kafka. There is no test in tests/kafka."; \
+	fi
+
+bench: $(TEST_STAMP)
+	$(BIN)/python -m bench $(ARGS)
+
+# The same properties with many more examples and a new seed each time (printed). No time limit: this may take hours.
+prove: $(TEST_STAMP)
+	$(BIN)/python -m pytest tests/properties -p no:cacheprovider --hypothesis-profile=prove --timeout=0 $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV_STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "marshal_py needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Name another: make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(CORE_STAMP): pyproject.toml $(VENV_STAMP)
+	@echo "Installing marshal_py into $(VENV) (about half a minute)"
+	$(PIP_INSTALL) -e .
+	@touch $@
+
+# After the core install, so that `make -j` never runs two pips in one environment.
+$(TEST_STAMP): pyproject.toml $(CORE_STAMP)
+	@echo "Installing what the tests need, Spark among it (a minute or two, 600 MB of downloads)"
+	$(PIP_INSTALL) -e '.[test]'
+	@touch $@

@@ -1,0 +1,3 @@
+"""Kafka consumers that coordinate through Kafka alone."""
+
+__all__: list[str] = []

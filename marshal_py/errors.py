@@ -1,0 +1,303 @@
+"""Every error that the library raises: one tree, three branches. Raises nothing itself, imports nothing of ours.
+
+    MarshalError
+    +-- CallerError               the calling program asked for something that cannot be: mend the call
+    |   +-- InvalidName           a group, client id, member or topic name breaks a rule
+    |   +-- InvalidOption         a setting is out of bounds or contradicts another
+    |   +-- InvalidRecord         a record with values out of bounds was about to be written
+    |   +-- MessageTooLarge       a record or message is larger than the cluster takes
+    |   +-- ConcurrentUse         two threads in fetch / next / iteration of one Consumer
+    |   +-- UsedAfterFork         an object made before os.fork() was used in the child
+    |   +-- ConsumerClosed        a Consumer or Marshal was used after stop / drain / close
+    |   +-- UnsupportedPlatform   this system lacks what the feature needs
+    +-- PeerError                 another participant of the group made going on impossible
+    |   +-- SessionCloned         somebody else writes with this consumer's session (fork, cloned machine)
+    |   +-- DuplicateClientId     another process took this client id over (fast reclaim)
+    |   +-- ModeMismatch          the group is at least once and the consumer at most once, or the reverse
+    |   +-- GroupDeleted          an admin deleted the group
+    |   +-- GroupOpaque           the group holds records that only a newer library can read
+    |   +-- KafkaGroupIsLive      ordinary Kafka consumers use the same group id
+    +-- ClusterError              Kafka or its topics are not as they must be
+        +-- ClusterUnreachable    no broker answered in time (retriable)
+        +-- TopicMissing          a topic to consume does not exist (retriable once it is created)
+        +-- PartitionError        Kafka refuses to serve a partition (authorization, for one)
+        +-- PositionBeyondEnd     the group's position lies beyond the end of the partition
+        +-- EmbeddedLogFull       the embedded broker is about to drop records
+        +-- CoordinationError     the coordination topic cannot be trusted or used
+            +-- CoordinationTopicMissing   missing, and may not be created
+            +-- WrongTopicSetting          a setting of it would lose history
+            +-- TopicRecreated             another incarnation than the one known
+            +-- LogGap                     offsets are missing: compaction, transactions or lost data
+            +-- HistoryTruncated           the log does not begin at its beginning
+            +-- EnvelopeUnknown            written by a library of another envelope version
+            +-- ProtocolUnknown            the root names a hash or a protocol version that is not ours
+
+`retriable` tells whether the same call may succeed later without anybody mending anything.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class MarshalError(Exception):
+    """Root of the tree. Catch it to catch all that this library raises on purpose."""
+
+    retriable: ClassVar[bool] = False
+
+
+class CallerError(MarshalError):
+    """The calling program asked for something that cannot be."""
+
+
+class PeerError(MarshalError):
+    """Another participant of the group made going on impossible."""
+
+
+class ClusterError(MarshalError):
+    """Kafka or its topics are not as they must be."""
+
+
+# --- the caller
+
+
+class InvalidName(CallerError):
+    """A name breaks a rule. Raised before anything is sent."""
+
+    def __init__(self, kind: str, value: object, rule: str) -> None:
+        self.kind, self.value, self.rule = kind, value, rule
+        super().__init__(f"{kind} {value!r} is not allowed: {rule}")
+
+
+class InvalidOption(CallerError):
+    """A setting is out of bounds or contradicts another. Raised before anything is sent."""
+
+    def __init__(self, option: str, value: object, rule: str) -> None:
+        self.option, self.value, self.rule = option, value, rule
+        super().__init__(f"{option}={value!r} is not allowed: {rule}")
+
+
+class InvalidRecord(CallerError):
+    """A record with values outside PROTOCOL.md 4.2 was about to be written; nothing was."""
+
+    def __init__(self, record: str, reason: str) -> None:
+        self.record, self.reason = record, reason
+        super().__init__(f"a {record} record cannot be written: {reason}")
+
+
+class MessageTooLarge(CallerError):
+    """A message is larger than the client or the broker takes; nothing of it was written."""
+
+    def __init__(self, what: str, size_bytes: int, reason: str) -> None:
+        self.what, self.size_bytes, self.reason = what, size_bytes, reason
+        super().__init__(
+            f"{what} of {size_bytes} bytes is too large: {reason}; raise message.max.bytes (client) and "
+            f"max.message.bytes (topic), or send less"
+        )
+
+
+class ConcurrentUse(CallerError):
+    """Two threads are inside fetch / next / iteration of one Consumer. `ack` may be called from any thread."""
+
+    def __init__(self, verb: str) -> None:
+        self.verb = verb
+        super().__init__(f"{verb}() was called while another thread is fetching from the same Consumer; use one "
+                         f"Consumer per thread, or hand messages over to worker threads and ack there")
+
+
+class UsedAfterFork(CallerError):
+    """An object made before os.fork() was used in the child, where its threads and sockets do not exist."""
+
+    def __init__(self, what: str, made_in_pid: int, pid: int) -> None:
+        self.what, self.made_in_pid, self.pid = what, made_in_pid, pid
+        super().__init__(f"this {what} was made in process {made_in_pid} and cannot be used in its fork {pid}: "
+                         f"connect again in the child")
+
+
+class ConsumerClosed(CallerError):
+    """A Consumer or Marshal was used after it had stopped."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        self.what, self.reason = what, reason
+        super().__init__(f"the {what} is closed ({reason}): make a new one")
+
+
+class UnsupportedPlatform(CallerError):
+    """This system lacks what the feature needs."""
+
+    def __init__(self, feature: str, platform: str, way_out: str) -> None:
+        self.feature, self.platform, self.way_out = feature, platform, way_out
+        super().__init__(f"{feature} does not work on {platform}: {way_out}")
+
+
+# --- the peers
+
+
+class SessionCloned(PeerError):
+    """Somebody else writes with this consumer's session: a fork or a cloned machine (PROTOCOL.md T18)."""
+
+    def __init__(self, group: str, client_id: str, session: int, offset: int) -> None:
+        self.group, self.client_id, self.session, self.offset = group, client_id, session, offset
+        super().__init__(f"offset {offset} of the coordination log of group {group!r} was written with session "
+                         f"{session} of client {client_id!r}, but not by this process: a forked process or a cloned "
+                         f"machine is running; give every process its own connect()")
+
+
+class DuplicateClientId(PeerError):
+    """Another process of the same client id reclaimed this session (PROTOCOL.md T18)."""
+
+    def __init__(self, group: str, client_id: str, session: int, by_session: int) -> None:
+        self.group, self.client_id, self.session, self.by_session = group, client_id, session, by_session
+        super().__init__(f"client id {client_id!r} of group {group!r} was taken over by session {by_session} "
+                         f"(fast_reclaim): give every live process its own client_id, or do not use fast_reclaim")
+
+
+class ModeMismatch(PeerError):
+    """The group's mode and the consumer's `delivery` differ (PROTOCOL.md F1.2)."""
+
+    def __init__(self, group: str, group_mode: str, wanted: str) -> None:
+        self.group, self.group_mode, self.wanted = group, group_mode, wanted
+        super().__init__(f"group {group!r} is {group_mode}, this consumer asks for {wanted}: use "
+                         f"delivery={group_mode!r}, another group, or change the group's mode while it is paused")
+
+
+class GroupDeleted(PeerError):
+    """An admin deleted the group (PROTOCOL.md F0, F9.5)."""
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+        super().__init__(f"group {group!r} is deleted: create it again to revive it")
+
+
+class GroupOpaque(PeerError):
+    """The group's log holds records of a newer library (PROTOCOL.md E5)."""
+
+    def __init__(self, group: str, offset: int) -> None:
+        self.group, self.offset = group, offset
+        super().__init__(f"the coordination log of group {group!r} holds a record at offset {offset} that only a newer "
+                         f"marshal_py can read: upgrade this process")
+
+
+class KafkaGroupIsLive(PeerError):
+    """Ordinary Kafka consumers of the same group id are alive; both would read every message (PROTOCOL.md D7)."""
+
+    def __init__(self, group: str, members: int) -> None:
+        self.group, self.members = group, members
+        super().__init__(f"{members} ordinary Kafka consumer(s) are alive in group {group!r}: stop them, use another "
+                         f"group, or pass join_live_kafka_group=True if both shall read")
+
+
+# --- the cluster
+
+
+class ClusterUnreachable(ClusterError):
+    """No broker answered in time."""
+
+    retriable: ClassVar[bool] = True
+
+    def __init__(self, servers: str, waiting_for: str, reason: str) -> None:
+        self.servers, self.waiting_for, self.reason = servers, waiting_for, reason
+        super().__init__(f"no answer from {servers} while waiting for {waiting_for}: {reason}")
+
+
+class TopicMissing(ClusterError):
+    """A topic to consume or to write does not exist."""
+
+    retriable: ClassVar[bool] = True
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        super().__init__(f"topic {topic!r} does not exist: create it, or mend its name")
+
+
+class PartitionError(ClusterError):
+    """Kafka refuses to serve a partition."""
+
+    def __init__(self, topic: str, partition: int, reason: str) -> None:
+        self.topic, self.partition, self.reason = topic, partition, reason
+        super().__init__(f"{topic}:{partition} cannot be read: {reason}")
+
+
+class PositionBeyondEnd(ClusterError):
+    """The group's position lies beyond the end: data was lost or the topic recreated (PROTOCOL.md D6)."""
+
+    def __init__(self, topic: str, partition: int, position: int, end: int) -> None:
+        self.topic, self.partition, self.position, self.end = topic, partition, position, end
+        super().__init__(f"{topic}:{partition} ends at {end}, but the group's position is {position}: records were "
+                         f"lost or the topic was recreated; nothing is reset by itself, set the position")
+
+
+class EmbeddedLogFull(ClusterError):
+    """The embedded broker keeps a few MB per partition and drops the oldest records silently beyond that."""
+
+    def __init__(self, topic: str, partition: int, size_bytes: int, limit_bytes: int) -> None:
+        self.topic, self.partition, self.size_bytes, self.limit_bytes = topic, partition, size_bytes, limit_bytes
+        super().__init__(f"{topic}:{partition} of the embedded broker would hold {size_bytes} bytes, more than the "
+                         f"{limit_bytes} that it keeps: produce less, or use a real broker")
+
+
+class CoordinationError(ClusterError):
+    """The coordination topic cannot be trusted or used. Consumption has stopped."""
+
+
+class CoordinationTopicMissing(CoordinationError):
+    """The coordination topic is missing and may not be created by this client."""
+
+    def __init__(self, topic: str, reason: str, command: str) -> None:
+        self.topic, self.reason, self.command = topic, reason, command
+        super().__init__(
+            f"coordination topic {topic!r} is missing and was not created ({reason}); create it: {command}"
+        )
+
+
+class WrongTopicSetting(CoordinationError):
+    """A setting of the coordination topic would lose history (PROTOCOL.md L1)."""
+
+    def __init__(self, topic: str, setting: str, value: str, wanted: str, command: str) -> None:
+        self.topic, self.setting, self.value, self.wanted, self.command = topic, setting, value, wanted, command
+        super().__init__(f"coordination topic {topic!r} has {setting}={value}, it must be {wanted}: {command}")
+
+
+class TopicRecreated(CoordinationError):
+    """Another incarnation than the one known, or the log ends below what was read (PROTOCOL.md L6, L8)."""
+
+    def __init__(self, log: int, known: str, found: str) -> None:
+        self.log, self.known, self.found = log, known, found
+        super().__init__(f"coordination partition {log} was recreated or lost records: known {known}, found {found}; "
+                         f"restart the consumers once the topic is sound")
+
+
+class LogGap(CoordinationError):
+    """Offsets are missing in a coordination partition (PROTOCOL.md L8)."""
+
+    def __init__(self, log: int, expected_offset: int, found_offset: int) -> None:
+        self.log, self.expected_offset, self.found_offset = log, expected_offset, found_offset
+        super().__init__(f"coordination partition {log} jumps from offset {expected_offset} to {found_offset}: it was "
+                         f"compacted, written in transactions, or lost records")
+
+
+class HistoryTruncated(CoordinationError):
+    """The log does not begin at its beginning, and no snapshot is confirmed (PROTOCOL.md L8)."""
+
+    def __init__(self, log: int, first_offset: int) -> None:
+        self.log, self.first_offset = log, first_offset
+        super().__init__(f"coordination partition {log} begins at offset {first_offset}: its history was deleted and "
+                         f"cannot be folded; check retention and cleanup.policy of the topic")
+
+
+class EnvelopeUnknown(CoordinationError):
+    """A record of this incarnation has an unknown envelope version (PROTOCOL.md E3)."""
+
+    def __init__(self, log: int, offset: int, version: int) -> None:
+        self.log, self.offset, self.version = log, offset, version
+        super().__init__(f"offset {offset} of coordination partition {log} has envelope version {version}: upgrade "
+                         f"this process")
+
+
+class ProtocolUnknown(CoordinationError):
+    """The root names a hash or a protocol version that this library does not know (PROTOCOL.md L6)."""
+
+    def __init__(self, log: int, what: str, value: object) -> None:
+        self.log, self.what, self.value = log, what, value
+        super().__init__(f"coordination partition {log} was begun with {what} {value!r}, which this library does not "
+                         f"know: upgrade this process")

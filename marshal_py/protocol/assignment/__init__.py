@@ -1,0 +1,25 @@
+"""Who should try which partition (PROTOCOL.md 9): pure functions of the world, one small file per policy.
+
+A policy guides; the fold alone decides who owns. A policy can be unfair for a moment, never unsafe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from marshal_py.protocol.assignment import balanced, greedy
+from marshal_py.protocol.assignment.seats import candidates
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.world import Group
+
+Target = Mapping[TopicPartition, int]  # partition -> session that should own it
+
+POLICIES: Final[Mapping[str, Callable[[Group, Sequence[int]], Target]]] = {
+    "balanced": balanced.target,
+    "greedy": greedy.target,
+}
+DEFAULT_POLICY: Final = "balanced"
+MOVES: Final = frozenset({"balanced"})  # policies that take partitions from live owners (A3)
+
+__all__ = ["DEFAULT_POLICY", "MOVES", "POLICIES", "Target", "candidates"]

@@ -1,0 +1,154 @@
+"""Bytes <-> record: the only file that knows the wire form (PROTOCOL.md 4). Judges bytes, never the world.
+
+`open_envelope` answers what a value is; `decode_body` its record. A value that is not ours is `None`, never an
+exception: whoever can write to the topic must not be able to stop its readers (S13).
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from msgspec import DecodeError
+from msgspec.msgpack import Decoder, Encoder
+
+from marshal_py.errors import InvalidRecord
+from marshal_py.protocol.records import RECORD_TYPES, Genesis, Record, Snapshot
+
+MAGIC: Final = b"Mr"
+ENVELOPE_VERSION: Final = 1
+RECORD_VERSION: Final = 1  # the highest that this library reads and the lowest that it writes
+TYPE_MAX: Final = len(RECORD_TYPES) - 1
+GENESIS: Final = 0
+SNAPSHOT: Final = 14
+HEADER_BYTES: Final = 14  # without the group id
+VALUE_BYTES_MAX: Final = 900_000  # a broker's default message limit is 1 MiB; leaves room for its own framing
+
+DEPTH_MAX: Final = 100  # E6: far below any interpreter's recursion limit, far above what records need
+
+_NOT_CONTAINERS: Final = bytes(b for b in range(256) if not (0x80 <= b < 0xA0 or 0xDC <= b < 0xE0))
+# For 0xC4-0xDF: bytes of the length field, fixed payload bytes, children per counted element.
+_FORMS: Final = (
+    (1, 0, 0), (2, 0, 0), (4, 0, 0),  # bin 8, 16, 32
+    (1, 1, 0), (2, 1, 0), (4, 1, 0),  # ext 8, 16, 32
+    (0, 4, 0), (0, 8, 0),  # float 32, 64
+    (0, 1, 0), (0, 2, 0), (0, 4, 0), (0, 8, 0), (0, 1, 0), (0, 2, 0), (0, 4, 0), (0, 8, 0),  # uint, int
+    (0, 2, 0), (0, 3, 0), (0, 5, 0), (0, 9, 0), (0, 17, 0),  # fixext 1, 2, 4, 8, 16
+    (1, 0, 0), (2, 0, 0), (4, 0, 0),  # str 8, 16, 32
+    (2, 0, 1), (4, 0, 1), (2, 0, 2), (4, 0, 2),  # array 16, 32, map 16, 32
+)  # fmt: skip
+_DECODERS: Final = tuple(Decoder(kind) for kind in RECORD_TYPES)
+_ENCODER: Final = Encoder()
+
+
+class Envelope(NamedTuple):
+    """An opened envelope. `group` is "" for Genesis and Snapshot only; `record` is set for these two alone."""
+
+    group: str
+    envelope_version: int
+    record_version: int
+    type: int
+    body: bytes
+    record: Genesis | Snapshot | None
+
+
+def encode(record: Record, group: str, incarnation: bytes) -> bytes:
+    """The record value for the log. Raises InvalidRecord if a field is out of bounds; nothing is clamped (E6)."""
+    kind = RECORD_TYPES.index(type(record))
+    body = _ENCODER.encode(record)
+    group_bytes = group.encode()
+    if len(group_bytes) > 255:
+        raise InvalidRecord(type(record).__name__, f"its group id has {len(group_bytes)} bytes, 255 is the limit")
+    length = HEADER_BYTES + len(group_bytes) + len(body)
+    if length > VALUE_BYTES_MAX and kind != SNAPSHOT:
+        raise InvalidRecord(type(record).__name__, f"it has {length} bytes, {VALUE_BYTES_MAX} is the limit")
+    try:
+        _DECODERS[kind].decode(body)
+    except (DecodeError, ValueError) as error:
+        raise InvalidRecord(type(record).__name__, str(error)) from error
+    head = MAGIC + bytes((ENVELOPE_VERSION,)) + length.to_bytes(4, "big")
+    tail = bytes((len(group_bytes),)) + group_bytes + bytes((RECORD_VERSION, kind)) + body
+    checksum = crc32(tail, crc32(head, crc32(incarnation)))
+    return head + checksum.to_bytes(4, "big") + tail
+
+
+def open_envelope(value: bytes | None, seed: int) -> Envelope | None:
+    """The envelope of a value, or None for garbage (E1, E2). `seed` is crc32(incarnation), -1 before the Genesis."""
+    if value is None or len(value) < HEADER_BYTES or value[:2] != MAGIC:
+        return None
+    size = len(value)
+    if int.from_bytes(value[3:7], "big") != size:
+        return None
+    at = 12 + value[11]
+    if at + 2 > size:
+        return None
+    if at == 12:
+        return _open_unowned(value, seed)
+    # The CRC first: it is what tells our bytes from anybody's.
+    if seed < 0 or crc32(value[11:], crc32(value[:7], seed)) != int.from_bytes(value[7:11], "big"):
+        return None
+    try:
+        group = value[12:at].decode()
+    except UnicodeDecodeError:
+        return None
+    return Envelope(group, value[2], value[at], value[at + 1], value[at + 2 :], None)
+
+
+def _open_unowned(value: bytes, seed: int) -> Envelope | None:
+    """Genesis and Snapshot: the CRC is seeded with the incarnation that they name (E2)."""
+    kind = value[13]
+    if kind != GENESIS and kind != SNAPSHOT:
+        return None
+    record = decode_body(kind, value[14:])
+    if isinstance(record, Genesis):
+        named = crc32(record.incarnation)
+    elif isinstance(record, Snapshot):
+        named = crc32(record.genesis.incarnation)
+        if named != seed:
+            return None
+    else:
+        return None
+    if crc32(value[11:], crc32(value[:7], named)) != int.from_bytes(value[7:11], "big"):
+        return None
+    return Envelope("", value[2], value[12], kind, value[14:], record)
+
+
+def decode_body(kind: int, body: bytes) -> Record | None:
+    """The record of a body of type `kind` (0-14), or None if it is malformed (E6)."""
+    # Each level takes a byte, so a short body cannot be too deep; a long one seldom has so many container bytes.
+    if len(body) > DEPTH_MAX and len(body.translate(None, _NOT_CONTAINERS)) > DEPTH_MAX and _too_deep(body):
+        return None
+    try:
+        return _DECODERS[kind].decode(body)
+    except (DecodeError, ValueError):
+        return None  # msgspec reports bad utf-8 as UnicodeDecodeError, a ValueError
+
+
+def _too_deep(body: bytes) -> bool:
+    """Whether the MessagePack value nests deeper than DEPTH_MAX; broken bytes are left to the decoder."""
+    left: list[int] = []  # elements still to come, per open container
+    at, size = 0, len(body)
+    while at < size:
+        byte = body[at]
+        at += 1
+        children = 0
+        if byte >= 0xA0 and byte < 0xC0:
+            at += byte & 31
+        elif 0x80 <= byte < 0xA0:
+            children = (byte & 15) << (byte < 0x90)
+        elif byte >= 0xC4 and byte < 0xE0:
+            width, payload, per = _FORMS[byte - 0xC4]
+            count = int.from_bytes(body[at : at + width], "big")
+            at += width + payload + (0 if per else count)
+            children = per * count
+        if children:
+            left.append(children)
+            if len(left) > DEPTH_MAX:
+                return True
+            continue
+        while left:
+            left[-1] -= 1
+            if left[-1]:
+                break
+            left.pop()
+    return False

@@ -1,0 +1,78 @@
+"""One client's own view of what it owns: each claim from its acceptance to its end (PROTOCOL.md T12, T16, 8).
+
+A claim is OPEN (delivering), DRAINING (stopped, handlers finish), RELEASING (its Release was sent; it never delivers
+again) or gone. Nothing here asks the world; member.py tells it what was read.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
+from marshal_py.protocol.identity import NONE, TopicPartition
+
+
+class Stage(IntEnum):
+    OPEN = 0
+    DRAINING = 1
+    RELEASING = 2
+    GONE = 3
+
+
+class Claim:
+    """A claim that was read accepted."""
+
+    __slots__ = (
+        "drain_until_ms", "end_offset", "epoch", "generation", "offer", "reason", "release_sent_ms",
+        "released_position", "stage", "successor", "tp", "tracker",
+    )  # fmt: skip
+
+    def __init__(self, tp: TopicPartition, epoch: int, generation: int, tracker: AtLeastOnce | AtMostOnce) -> None:
+        self.tp = tp
+        self.epoch = epoch
+        self.generation = generation
+        self.tracker = tracker
+        self.stage = Stage.OPEN
+        self.reason = ""
+        self.successor = NONE
+        self.drain_until_ms: int | None = None  # monotonic; None: until the handlers are done
+        self.release_sent_ms: int | None = None
+        self.released_position = NONE
+        self.offer: tuple[int, int] | None = None  # fetched and not yet granted (at most once): [start, to)
+        self.end_offset = NONE  # end of the partition as last seen, for lag
+
+    def stop(self, reason: str, drain_until_ms: int | None, successor: int = NONE) -> None:
+        """Ends delivery; what handlers hold may finish until the deadline. The earliest deadline counts."""
+        if self.stage is Stage.OPEN:
+            self.stage = Stage.DRAINING
+            self.reason, self.successor, self.drain_until_ms = reason, successor, drain_until_ms
+        elif self.stage is Stage.DRAINING and drain_until_ms is not None:
+            if self.drain_until_ms is None or drain_until_ms < self.drain_until_ms:
+                self.drain_until_ms = drain_until_ms
+                self.reason, self.successor = reason, successor
+
+    def reopen(self) -> None:
+        """The reason to let go went away before the Release was sent."""
+        if self.stage is Stage.DRAINING:
+            self.stage, self.reason, self.successor, self.drain_until_ms = Stage.OPEN, "", NONE, None
+
+    def drained(self, now_ms: int) -> bool:
+        """Whether the Release may go out: no handler holds a message of it, or the time for that is over (T12)."""
+        if self.drain_until_ms is not None and now_ms >= self.drain_until_ms:
+            return True
+        if isinstance(self.tracker, AtLeastOnce):
+            return self.tracker.in_flight == 0
+        return self.tracker.in_flight_since_ms is None
+
+    def position(self) -> int:
+        """The next offset that an heir must read, as this client knows it."""
+        return self.tracker.position() if isinstance(self.tracker, AtLeastOnce) else NONE
+
+    def lag(self, position: int) -> int:
+        return max(0, self.end_offset - position) if self.end_offset != NONE else 0
+
+    def handler_since_ms(self) -> int | None:
+        """When the oldest message that a handler still holds was handed over (D4)."""
+        if isinstance(self.tracker, AtLeastOnce):
+            return self.tracker.oldest_ms()
+        return self.tracker.in_flight_since_ms

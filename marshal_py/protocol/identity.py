@@ -1,0 +1,72 @@
+"""Who and what: names, topic partitions, tokens, instants. Checks names; knows no record and no clock."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from marshal_py.errors import InvalidName
+
+ID_BYTES_MAX = 255  # one length byte in the envelope (PROTOCOL.md 4.1)
+NONE = -1  # "no offset, no session, no partition" on the wire and in the world (PROTOCOL.md 5)
+
+
+class TopicPartition(NamedTuple):
+    """A partition of a topic. Partition -1 names the whole topic, ("", -1) the whole group: the pin."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}:{self.partition}"
+
+
+class Token(NamedTuple):
+    """Fencing token of a claim (PROTOCOL.md K1). Compares and prints in the same order; greater is later.
+
+    `incarnation`: 16 bytes, the coordination topic's. `epoch`: offset of the claim.
+    """
+
+    incarnation: bytes
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"{self.incarnation.hex()}-{self.epoch:016x}"
+
+    @classmethod
+    def parse(cls, text: str) -> Token:
+        """The token that `str(token)` printed. Raises InvalidName for any other text."""
+        head, dash, tail = text.partition("-")
+        if dash and len(head) == 32 and len(tail) == 16:
+            try:
+                return cls(bytes.fromhex(head), int(tail, 16))
+            except ValueError:
+                pass
+        raise InvalidName("token", text, "32 hex digits, a dash, 16 hex digits")
+
+
+class Instant(NamedTuple):
+    """One moment on the three clocks of one machine, each in ms from an arbitrary zero (PROTOCOL.md T7).
+
+    `mono_ms` stands still while the machine sleeps, `boot_ms` does not, `wall_ms` may be set by people.
+    """
+
+    mono_ms: int
+    boot_ms: int
+    wall_ms: int
+
+    def since_ms(self, earlier: Instant) -> int:
+        """Elapsed ms since `earlier`: the greatest of the three differences, so that sleep counts (T7)."""
+        return max(self.mono_ms - earlier.mono_ms, self.boot_ms - earlier.boot_ms, self.wall_ms - earlier.wall_ms)
+
+
+def check_id(kind: str, value: object) -> str:
+    """`value` as an id of PROTOCOL.md 4.2 (1-255 bytes of utf-8, any character), or InvalidName."""
+    if not isinstance(value, str):
+        raise InvalidName(kind, value, f"it must be a str, not {type(value).__name__}")
+    try:
+        size_bytes = len(value.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidName(kind, value, "it must be encodable as utf-8") from error
+    if not 1 <= size_bytes <= ID_BYTES_MAX:
+        raise InvalidName(kind, value, f"it must be 1 to {ID_BYTES_MAX} bytes of utf-8, this is {size_bytes}")
+    return value

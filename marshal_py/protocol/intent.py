@@ -1,0 +1,281 @@
+"""What a member tries for: evictions, claims, hand-overs, grants (PROTOCOL.md T4, 8, 9). Called only while it may act.
+
+Everything here is guidance: the fold decides. So nothing here needs to be right for safety, only for progress, and
+every attempt names what it saw (`observed`), so that a stale one is refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from marshal_py.protocol.assignment import DEFAULT_POLICY, MOVES, POLICIES, Target, candidates
+from marshal_py.protocol.delivery import AtMostOnce
+from marshal_py.protocol.holdings import Claim, Stage
+from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.lease import EVICT_INTERVALS
+from marshal_py.protocol.ready import Ready, Wanted
+from marshal_py.protocol.records import (
+    GRANT_OFFSETS_MAX,
+    ClaimingMessages,
+    ClaimingPartition,
+    Evict,
+    Topology,
+)
+from marshal_py.protocol.world import Group
+
+if TYPE_CHECKING:
+    from marshal_py.protocol.member import Member
+
+GRANTS_AHEAD = 2  # D2: one range is handled while the next is claimed
+START_FRESH_INTERVALS = 1  # a looked-up start ("latest" above all) is not used when older than this
+
+
+class Intent:
+    """The part of a member that wants things."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.counts: dict[str, int] = {}  # topic -> partition count as Kafka's metadata says
+        self._claiming: dict[TopicPartition, tuple[int, int]] = {}  # in flight: (observed, sent ms)
+        self._claimed_observed: dict[TopicPartition, int] = {}  # greatest `observed` ever sent, to know copies (T18)
+        self._granted_to: dict[int, int] = {}  # epoch -> greatest `to` ever sent, to know copies (T18)
+        self._evicting: dict[tuple[int, int], int] = {}  # (session, extended) -> sent ms
+        self._topology_sent: dict[str, tuple[int, int]] = {}  # topic -> (count, sent ms)
+        self._starts: dict[TopicPartition, tuple[int, int]] = {}  # looked-up start -> (offset, when ms)
+        self._resolving: dict[TopicPartition, int] = {}  # asked for, and when ms
+        self._warming: dict[TopicPartition, bool] = {}  # fetched ahead -> whether data or its end is there
+        self._shunned: dict[TopicPartition, int] = {}  # not to be tried before this ms
+        self._now_ms = 0
+        self._target: Target = {}
+        self._order: list[int] = []
+        self._key: tuple[int, frozenset[int], str] = (-1, frozenset(), "")
+
+    # --- what the member and its driver tell
+
+    def start_resolved(self, tp: TopicPartition, offset: int, now: Instant) -> None:
+        """The start of a partition that has no position in the log (D5)."""
+        self._resolving.pop(tp, None)
+        self._starts[tp] = (offset, now.mono_ms)
+
+    def warmed(self, tp: TopicPartition) -> None:
+        """The first data of a partition that is fetched ahead, or the knowledge that there is none, has come (A3)."""
+        if self._warming.get(tp) is False:
+            self._warming[tp] = True
+            self.member.urgent = True
+
+    def claim_read(self, tp: TopicPartition, observed: int) -> bool:
+        """An own claim was read; False if this client never sent it (T18)."""
+        flying = self._claiming.get(tp)
+        if flying is not None and flying[0] == observed:
+            del self._claiming[tp]
+        return observed <= self._claimed_observed.get(tp, NONE - 1)
+
+    def grant_read(self, claim: Claim, to: int) -> bool:
+        """An own ClaimingMessages was read; False if this client never sent it (T18)."""
+        return to <= self._granted_to.get(claim.epoch, NONE)
+
+    def shun(self, tp: TopicPartition, until_ms: int) -> None:
+        """Do not try `tp` before `until_ms`: its handler hangs here, another process may do better (D4)."""
+        self._shunned[tp] = until_ms
+
+    def shuns(self, tp: TopicPartition) -> bool:
+        return self._shunned.get(tp, self._now_ms) > self._now_ms
+
+    def forget(self) -> None:
+        """The session has ended: nothing that was under way belongs to the next one."""
+        self._claiming.clear()
+        self._claimed_observed.clear()
+        self._granted_to.clear()
+        self._evicting.clear()
+        self._resolving.clear()
+
+    # --- what the world makes of it
+
+    def _look(self, group: Group) -> None:
+        """Order of candidates and target, computed anew only when they may have changed."""
+        waited_out = self.member.watch.waited_out(group)
+        waited_out.discard(self.member.session)
+        policy = self.member.options.policy
+        if group.config is not None and group.config.policy in POLICIES:
+            policy = group.config.policy
+        key = (group.shape, frozenset(waited_out), policy)
+        if key != self._key:
+            self._key = key
+            self._order = candidates(group, waited_out)
+            self._target = POLICIES.get(policy, POLICIES[DEFAULT_POLICY])(group, self._order)
+
+    def rank(self, group: Group) -> int:
+        """This member's place among those that may act now."""
+        self._look(group)
+        return self._order.index(self.member.session)
+
+    def heir(self, group: Group, tp: TopicPartition) -> int:
+        """Who should have `tp` once this member is gone."""
+        order = [sid for sid in self._order if sid != self.member.session and sid in group.sessions]
+        takers = [sid for sid in order if tp.topic in group.sessions[sid].join.topics]
+        if not takers:
+            return NONE
+        return min(takers, key=lambda sid: (group.sessions[sid].held, order.index(sid)))
+
+    def ready(self, group: Group) -> tuple[int, ...]:
+        """Epochs whose partition this member has fetched ahead (A3)."""
+        epochs = []
+        for tp, warm in self._warming.items():
+            known = group.partitions.get(tp)
+            if warm and known is not None and known.epoch != NONE:
+                epochs.append(known.epoch)
+        return tuple(epochs)
+
+    def cool(self, out: Ready) -> None:
+        """Nothing may be tried now: stop fetching ahead."""
+        out.cool.extend(self._warming)
+        self._warming.clear()
+
+    def act(self, group: Group, now: Instant, out: Ready) -> None:
+        """One round of attempts."""
+        self._now_ms = now.mono_ms
+        self._look(group)
+        self._write_topology(group, now, out)
+        evicted = self._evict(group, now, out)
+        self._claim(group, evicted, now, out)
+        if self._key[2] in MOVES:
+            self._give(group, now)
+            self._warm(group, out)
+        self._ask_grants(group, now, out)
+
+    def _again(self, sent_ms: int | None, now: Instant) -> bool:
+        """T17: one attempt until its fate is read or a third of an interval has passed."""
+        return sent_ms is None or now.mono_ms - sent_ms >= self.member.third_ms
+
+    def _write_topology(self, group: Group, now: Instant, out: Ready) -> None:
+        """Tells the log how many partitions Kafka has; the first in rank does it, the rest in case it does not."""
+        for topic, count in self.counts.items():
+            known = group.topics.get(topic)
+            if known is not None and count <= known.count:
+                continue
+            _, sent_ms = self._topology_sent.setdefault(
+                topic, (count, now.mono_ms + (self._order.index(self.member.session) - 1) * self.member.third_ms)
+            )
+            if self._again(sent_ms, now):
+                self._topology_sent[topic] = (count, now.mono_ms)
+                observed = NONE if known is None else known.offset
+                out.send.append(Topology(topic, count, observed, by=self.member.options.client_id[:60]))
+
+    def _evict(self, group: Group, now: Instant, out: Ready) -> set[int]:
+        """T4: sessions that this member evicts now, in rank order."""
+        evicted: set[int] = set()
+        rank_ms = self._order.index(self.member.session) * self.member.third_ms
+        for sid in self._key[1]:
+            session = group.sessions[sid]
+            waited_ms = self.member.watch.session_waited_ms(sid)
+            if waited_ms < EVICT_INTERVALS * session.join.interval_ms + rank_ms:
+                continue
+            evicted.add(sid)
+            if self._again(self._evicting.get((sid, session.extended)), now):
+                self._evicting[sid, session.extended] = now.mono_ms
+                out.send.append(Evict(sid, session.extended, waited_ms, self.member.options.client_id[:60]))
+        return evicted
+
+    def _claim(self, group: Group, evicted: set[int], now: Instant, out: Ready) -> None:
+        """Claims what is free, or becomes free by an Evict of this very tick, when its head start allows (A2, A5)."""
+        me, watch = self.member.session, self.member.watch
+        claims_max = self.member.options.claims_max
+        for tp, (observed, _) in watch.free().items():
+            rank = self._rank_for(group, tp)
+            if rank >= 0 and watch.free_waited_ms(tp) >= rank * self.member.third_ms:
+                self._try(group, tp, observed, claims_max, now, out)
+        if evicted:
+            for tp, sid in self._target.items():
+                known = group.partitions.get(tp)
+                if sid == me and known is not None and known.owner in evicted:
+                    self._try(group, tp, known.version, claims_max, now, out)
+
+    def _rank_for(self, group: Group, tp: TopicPartition) -> int:
+        """A2: 0 the named successor or the target, 1 the former owner, then the rest; -1 for who does not take part."""
+        me = self.member.session
+        if tp.topic not in group.sessions[me].join.topics or self.shuns(tp):
+            return -1
+        known = group.partitions.get(tp)
+        first = self._target.get(tp, NONE)
+        former = NONE
+        if known is not None:
+            former = known.last_owner
+            if known.successor in self._order:
+                first = known.successor
+        line = [sid for sid in (first, former) if sid in self._order]
+        line += [sid for sid in self._order if sid not in line]
+        return list(dict.fromkeys(line)).index(me)
+
+    def _try(self, group: Group, tp: TopicPartition, observed: int, claims_max: int, now: Instant, out: Ready) -> None:
+        """Sends one claim, after looking up the start if the log has no position."""
+        flying = self._claiming.get(tp)
+        if flying is not None and flying[0] == observed and not self._again(flying[1], now):
+            return
+        if claims_max and len(self.member.claims) + len(self._claiming.keys() - {tp}) >= claims_max:
+            return
+        known = group.partitions.get(tp)
+        start = NONE
+        if known is None or known.position == NONE:
+            found = self._starts.get(tp)
+            fresh_ms = START_FRESH_INTERVALS * self.member.options.interval_ms
+            if found is None or now.mono_ms - found[1] > fresh_ms:
+                if self._again(self._resolving.get(tp), now):
+                    self._resolving[tp] = now.mono_ms
+                    out.resolve.append(Wanted(tp, tp.partition >= group.topics[tp.topic].first_count))
+                return
+            start = found[0]
+        self._claiming[tp] = (observed, now.mono_ms)
+        self._claimed_observed[tp] = max(observed, self._claimed_observed.get(tp, NONE))
+        out.send.append(ClaimingPartition(self.member.session, tp.topic, tp.partition, observed, start))
+
+    def _give(self, group: Group, now: Instant) -> None:
+        """A3, the owner's side: hands over what the target gives to a live member that has fetched ahead."""
+        me = self.member.session
+        for claim in self.member.claims.values():
+            to = self._target.get(claim.tp, me)
+            session = group.sessions.get(to)
+            fresh = session is not None and to != me and claim.epoch in session.ready and (
+                self.member.watch.session_waited_ms(to) < session.join.interval_ms)  # fmt: skip
+            if claim.stage is Stage.OPEN and fresh:
+                claim.stop("hand-over", None, to)
+            elif claim.stage is Stage.DRAINING and claim.reason == "hand-over" and claim.successor not in self._order:
+                claim.reopen()
+
+    def _warm(self, group: Group, out: Ready) -> None:
+        """A3, the successor's side: fetches ahead what the target takes from a live owner for this member."""
+        me = self.member.session
+        wanted: dict[TopicPartition, int] = {}
+        for tp, sid in self._target.items():
+            known = group.partitions.get(tp)
+            if sid == me and known is not None and known.owner not in (NONE, me) and not self.shuns(tp):
+                wanted[tp] = known.position
+        for tp in [tp for tp in self._warming if tp not in wanted]:
+            known = group.partitions.get(tp)
+            if known is None or known.owner == NONE:
+                continue  # released for us: keep the buffer, the claim is on its way
+            del self._warming[tp]
+            if known.owner != me:
+                out.cool.append(tp)
+        for tp, position in wanted.items():
+            if tp not in self._warming:
+                self._warming[tp] = False
+                out.warm.append((tp, position))
+
+    def _ask_grants(self, group: Group, now: Instant, out: Ready) -> None:
+        """D2: asks for the range that is fetched and not granted, one request per claim in flight."""
+        for claim in self.member.claims.values():
+            tracker = claim.tracker
+            if not isinstance(tracker, AtMostOnce) or claim.stage is not Stage.OPEN or claim.offer is None:
+                continue
+            if tracker.asked is not None and not self._again(tracker.asked_ms, now):
+                continue
+            tracker.holds(tracker.delivered_to)  # drops grants that are used up
+            if len(tracker.grants) >= GRANTS_AHEAD:
+                continue
+            from_ = group.partitions[claim.tp].position
+            start, to = max(claim.offer[0], from_), min(claim.offer[1], max(claim.offer[0], from_) + GRANT_OFFSETS_MAX)
+            if start >= to:
+                continue
+            tracker.asked, tracker.asked_ms = (from_, start, to), now.mono_ms
+            self._granted_to[claim.epoch] = max(to, self._granted_to.get(claim.epoch, NONE))
+            out.send.append(ClaimingMessages(self.member.session, claim.epoch, from_, start, to))

@@ -1,0 +1,71 @@
+"""The two measures of time that decide anything: the owner's lease and the waiter's wait (PROTOCOL.md 7).
+
+Both take the time as an argument. Invariant of the pair: read >= append >= send, so the owner's own fence, counted from
+the send, comes before any wait that is counted from the read, whatever the brokers' clocks do.
+"""
+
+from __future__ import annotations
+
+from marshal_py.protocol.identity import Instant
+
+STEPS_PER_INTERVAL = 10  # T2: one wait step counts as at most a tenth of the interval, however long the waiter slept
+LAPSE_MARGIN_MS = 100  # T8: the least margin before others may evict
+EVICT_INTERVALS = 2  # F3.2
+
+
+class Lease:
+    """One session's right to deliver, by its owner's own clocks (T6-T8)."""
+
+    __slots__ = ("interval_ms", "started")
+
+    def __init__(self, interval_ms: int) -> None:
+        self.interval_ms = interval_ms
+        self.started: Instant | None = None
+
+    def renew(self, sent: Instant) -> None:
+        """`sent`: taken before the record that was read accepted as an extension went to the producer (T6)."""
+        if self.started is None or sent.mono_ms > self.started.mono_ms:
+            self.started = sent
+
+    def end(self) -> None:
+        self.started = None
+
+    def valid(self, now: Instant) -> bool:
+        """T8: no delivery begins later than one interval after the start."""
+        return self.started is not None and now.since_ms(self.started) <= self.interval_ms
+
+    def lapsed(self, now: Instant) -> bool:
+        """T8: from here on somebody else may rightly own what this session owned."""
+        margin_ms = max(LAPSE_MARGIN_MS, self.interval_ms // 100)
+        return self.started is None or now.since_ms(self.started) >= EVICT_INTERVALS * self.interval_ms - margin_ms
+
+
+class WaitClock:
+    """Counts waited time in proven steps (T1-T3). A wait is the value of `counted_ms` when it began.
+
+    Invariants:
+      1  `counted_ms` never grows faster than the monotonic clock
+      2  a step of the clock counts as at most a tenth of the interval
+      3  after an unproven step every wait that began before it counts from there
+    """
+
+    __slots__ = ("counted_ms", "floor_ms", "last_mono_ms", "step_ms_max")
+
+    def __init__(self, interval_ms: int) -> None:
+        self.step_ms_max = interval_ms // STEPS_PER_INTERVAL
+        self.counted_ms = 0
+        self.floor_ms = 0
+        self.last_mono_ms: int | None = None
+
+    def advance(self, now: Instant, proven: bool) -> None:
+        """Ends a step at `now`. `proven`: an own record sent at most one interval ago was read back (T2)."""
+        last = self.last_mono_ms
+        self.last_mono_ms = now.mono_ms
+        if last is not None:
+            self.counted_ms += min(max(0, now.mono_ms - last), self.step_ms_max)
+        if not proven:
+            self.floor_ms = self.counted_ms
+
+    def waited_ms(self, began_at: int) -> int:
+        """Waited ms of a wait that began when `counted_ms` was `began_at`; one ms less, for both ends were floored."""
+        return max(0, self.counted_ms - max(began_at, self.floor_ms) - 1)

@@ -1,0 +1,193 @@
+"""The records by which one client shows that it lives: Joins, heartbeats, probes; and what reading them back proves.
+
+Holds the lease, decides when a heartbeat or a probe is due (PROTOCOL.md T6-T10), and remembers what was sent, so that a
+record of the own session that was not sent here is recognised (T18). Decides nothing about partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+
+from marshal_py.protocol.identity import Instant
+from marshal_py.protocol.lease import Lease
+
+HEARTBEATS_PER_INTERVAL = 3  # T9: two may be lost or late before the fence falls
+QUIET_INTERVALS = 4  # T10: long enough for a waiter (2) with ranks and steps to evict in between
+SENT_KEPT = 4_096  # heartbeats whose send time is kept: 45 minutes at the default interval
+RANDOM_BITS = 20  # low bits of a sequence: a cloned machine goes on with the same counter, not with the same bits
+
+
+class Due(IntEnum):
+    """What the client should send to show that it lives."""
+
+    NOTHING = 0
+    HEARTBEAT = 1
+    PROBE = 2
+
+
+class _Revival(IntEnum):
+    """Where a client that was cut off stands on its way back (T10)."""
+
+    NONE = 0
+    PROBING = 1
+    FIRST = 2
+    SECOND = 3
+
+
+class Pulse:
+    """Signs of life of one client, sent and read back."""
+
+    def __init__(self, interval_ms: int, draw: Callable[[int], bytes]) -> None:
+        """`draw(n)`: n random bytes from the edge; the heart makes none itself."""
+        self.interval_ms = interval_ms
+        self.lease = Lease(interval_ms)
+        self.instances: dict[bytes, Instant] = {}  # every Join of this client, by instance id
+        self.newest_instance = b""
+        self.last_accepted: Instant | None = None  # send time of the newest own sign read accepted (T9)
+        self.last_proof: Instant | None = None  # send time of the newest own record read back at all (T2)
+        self.last_sent: Instant | None = None
+        self._draw = draw
+        self._sent: dict[int, Instant] = {}
+        self._counter = 0
+        self._probes: dict[str, Instant] = {}
+        self._probe_sent: Instant | None = None
+        self._probe_read = False
+        self._revival = _Revival.NONE
+        self._revival_sent: Instant | None = None
+        self._revival_sequence = -1
+        self._revival_read = False
+
+    # --- sending; `now` is taken before the record goes to the producer
+
+    def new_instance(self, now: Instant) -> bytes:
+        """A fresh instance id for a Join that is about to be sent (T14)."""
+        self.newest_instance = self._draw(16)
+        self.instances[self.newest_instance] = now
+        return self.newest_instance
+
+    def new_sequence(self, now: Instant) -> int:
+        """The sequence of a Heartbeat that is about to be sent."""
+        self._counter += 1
+        sequence = self._counter << RANDOM_BITS | int.from_bytes(self._draw(3), "big") >> 24 - RANDOM_BITS
+        self._sent[sequence] = now
+        if len(self._sent) > SENT_KEPT:
+            del self._sent[next(iter(self._sent))]
+        self.last_sent = now
+        if self._revival in (_Revival.FIRST, _Revival.SECOND) and self._revival_sequence < 0:
+            self._revival_sequence = sequence
+        return sequence
+
+    def new_probe(self, now: Instant) -> str:
+        """The text of a probe Note that is about to be sent."""
+        nonce = self._draw(8).hex()
+        self._probes[nonce] = now
+        self._probe_sent = now
+        while len(self._probes) > SENT_KEPT:
+            del self._probes[next(iter(self._probes))]
+        return nonce
+
+    # --- reading back
+
+    def read_join(self, instance: bytes, accepted: bool) -> Instant | None:
+        """Send time of an own Join that was read; None if it is not ours."""
+        sent = self.instances.get(instance)
+        if sent is not None:
+            self._prove(sent)
+            if accepted:
+                self._accept(sent)
+        return sent
+
+    def read_heartbeat(self, sequence: int, accepted: bool, extended: bool) -> bool:
+        """An own session's Heartbeat was read; False if this client did not send it (T18)."""
+        sent = self._sent.get(sequence)
+        if sent is None:
+            oldest = next(iter(self._sent), None)
+            return oldest is not None and sequence < oldest  # a late copy of one that is no longer kept
+        self._prove(sent)
+        if accepted:
+            self._accept(sent)
+            if extended:
+                self.lease.renew(sent)
+        if sequence == self._revival_sequence:
+            self._revival_read = True
+        return True
+
+    def read_probe(self, text: str) -> None:
+        """A probe Note was read: the log is read to its end as of that send."""
+        sent = self._probes.pop(text, None)
+        if sent is not None:
+            self._prove(sent)
+            if self._revival is _Revival.PROBING:
+                self._probe_read = True
+
+    def _prove(self, sent: Instant) -> None:
+        if self.last_proof is None or sent.mono_ms > self.last_proof.mono_ms:
+            self.last_proof = sent
+
+    def _accept(self, sent: Instant) -> None:
+        if self.last_accepted is None or sent.mono_ms > self.last_accepted.mono_ms:
+            self.last_accepted = sent
+
+    # --- judging
+
+    def proven(self, now: Instant) -> bool:
+        """T2: an own record that was sent at most one interval ago has been read back."""
+        return self.last_proof is not None and now.since_ms(self.last_proof) <= self.interval_ms
+
+    def healthy(self, now: Instant) -> bool:
+        """T9: the newest own sign read accepted was sent at most one interval ago."""
+        return self.last_accepted is not None and now.since_ms(self.last_accepted) <= self.interval_ms
+
+    def begin_session(self, sent: Instant) -> None:
+        """A new session was adopted: its Join is its first extension."""
+        self.lease.end()
+        self.lease.renew(sent)
+        self.last_accepted = sent
+        self.last_sent = sent
+        self._revival = _Revival.NONE
+
+    def end_session(self) -> None:
+        self.lease.end()
+        self.last_accepted = None
+        self._sent.clear()
+
+    def due(self, now: Instant) -> Due:
+        """What to send now for the live session (T9, T10)."""
+        if self.healthy(now):
+            self._revival = _Revival.NONE
+            third_ms = self.interval_ms // HEARTBEATS_PER_INTERVAL
+            if self.last_sent is None or now.mono_ms - self.last_sent.mono_ms >= third_ms:
+                return Due.HEARTBEAT
+            return Due.NOTHING
+        return self._revive(now)
+
+    def _revive(self, now: Instant) -> Due:
+        """T10, one step at a time. Probes extend nothing, so they may repeat; heartbeats are two, then silence."""
+        if self._revival in (_Revival.FIRST, _Revival.SECOND):
+            assert self._revival_sent is not None
+            if self._revival is _Revival.FIRST and self._revival_read:
+                self._send_revival(_Revival.SECOND, now)
+                return Due.HEARTBEAT
+            if now.mono_ms - self._revival_sent.mono_ms < QUIET_INTERVALS * self.interval_ms:
+                return Due.NOTHING
+            self._revival = _Revival.NONE
+        if self._revival is _Revival.NONE:
+            self._revival, self._probe_read = _Revival.PROBING, False
+            return Due.PROBE
+        if self._probe_read:
+            self._send_revival(_Revival.FIRST, now)
+            return Due.HEARTBEAT
+        assert self._probe_sent is not None
+        return Due.PROBE if now.mono_ms - self._probe_sent.mono_ms >= self.interval_ms else Due.NOTHING
+
+    def _send_revival(self, step: _Revival, now: Instant) -> None:
+        self._revival, self._revival_sent = step, now
+        self._revival_sequence, self._revival_read = -1, False
+
+    def deadline_ms(self, now: Instant) -> int:
+        """Monotonic ms at which `due` should be asked again at the latest."""
+        third_ms = self.interval_ms // HEARTBEATS_PER_INTERVAL
+        if self.last_sent is None or not self.healthy(now):
+            return now.mono_ms + third_ms
+        return self.last_sent.mono_ms + third_ms

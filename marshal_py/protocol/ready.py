@@ -1,0 +1,75 @@
+"""What a member is told at its birth, and what it hands to its driver: values that say what to do.
+
+The order of the fields of Ready is the order of duties.
+
+The driver stops fetching first, then sends, then everything else: delivery must have stopped before a Release leaves
+the process (PROTOCOL.md T16).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from msgspec import Struct, field
+
+from marshal_py.errors import MarshalError
+from marshal_py.protocol.assignment import DEFAULT_POLICY
+from marshal_py.protocol.holdings import Claim
+from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.records import AT_LEAST_ONCE, Record
+
+
+class MemberOptions(Struct, frozen=True, kw_only=True):
+    """What a consumer brings along. Times in ms; bounds are those of the Join record."""
+
+    client_id: str
+    mode: int = AT_LEAST_ONCE
+    topics: tuple[str, ...] = ()
+    interval_ms: int = 2_000
+    member: str = ""
+    capacity: int = 1
+    claims_max: int = 0
+    rank: int = 0
+    priority: int = 0
+    priority_group: str = ""
+    policy: str = DEFAULT_POLICY
+    handler_timeout_ms: int = 300_000
+    fast_reclaim: bool = False
+    deliver_late: bool = False
+    library: str = ""
+
+
+class Advisory(NamedTuple):
+    """Something worth telling, with the fields that it has. `kind` is one of ADVISORIES in PROTOCOL.md's words."""
+
+    kind: str
+    group: str
+    client_id: str
+    topic: str = ""
+    partition: int = NONE
+    epoch: int = NONE
+    offset: int = NONE
+    to: int = NONE
+    text: str = ""
+
+
+class Wanted(NamedTuple):
+    """A start position to look up (D5). `earliest`: the partition was added later, it starts at its beginning."""
+
+    tp: TopicPartition
+    earliest: bool
+
+
+class Ready(Struct):
+    """Duties of one tick, in this order."""
+
+    lost: list[tuple[Claim, str]] = field(default_factory=list)  # drop the buffer, stop fetching, tell the user why
+    cool: list[TopicPartition] = field(default_factory=list)  # stop fetching ahead: it will not become ours
+    send: list[Record] = field(default_factory=list)  # to the group's log, in this order
+    claimed: list[Claim] = field(default_factory=list)  # fetch from the claim's position, tell the user
+    warm: list[tuple[TopicPartition, int]] = field(default_factory=list)  # fetch ahead, do not deliver (A3)
+    resolve: list[Wanted] = field(default_factory=list)  # look up, then call `start_resolved`
+    mirror: dict[TopicPartition, int] = field(default_factory=dict)  # commit to Kafka, best effort (D7)
+    advisories: list[Advisory] = field(default_factory=list)
+    ended: bool = False  # the member is done; `Member.error` says why, None after a clean stop
+    error: MarshalError | None = None

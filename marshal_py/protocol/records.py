@@ -1,0 +1,315 @@
+"""The records of PROTOCOL.md 4.2 as frozen tagged structs, with their bounds. No bytes, no meaning.
+
+Bounds are checked when a record is decoded and when codec.encode writes one; fields are only ever appended (E7).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+OFFSET_MAX: Final = 2**63 - 1
+COUNT_MAX: Final = 2**53  # integers that every JSON tool can print exactly
+PARTITION_MAX: Final = 99_999  # far above Kafka's practical limits, far below what could exhaust memory
+INTERVAL_MS_MIN: Final = 1_000
+INTERVAL_MS_MAX: Final = 600_000
+PAUSE_MS_MAX: Final = 86_400_000  # a day: whoever needs longer renews
+GRANT_OFFSETS_MAX: Final = 1_000_000  # F5.1: bounds what one record can lose at most once
+HEARTBEAT_ENTRIES_MAX: Final = 10_000  # about 200 KB, well below a broker's default message limit
+
+AT_LEAST_ONCE: Final = 1
+AT_MOST_ONCE: Final = 2
+MODE_NAMES: Final = {0: "none", AT_LEAST_ONCE: "at_least_once", AT_MOST_ONCE: "at_most_once"}
+MODES: Final = {name: mode for mode, name in MODE_NAMES.items() if mode}
+
+Offset = Annotated[int, Meta(ge=0, le=OFFSET_MAX)]
+OffsetOrNone = Annotated[int, Meta(ge=-1, le=OFFSET_MAX)]
+Ms = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+U64 = Annotated[int, Meta(ge=0)]  # MessagePack has no integer above 2^64-1
+Id = Annotated[str, Meta(min_length=1, max_length=255)]  # bytes are checked in check_lengths: Meta counts characters
+Text = Annotated[str, Meta(max_length=255)]
+Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
+PartitionOrWhole = Annotated[int, Meta(ge=-1, le=PARTITION_MAX)]
+Partition = Annotated[int, Meta(ge=0, le=PARTITION_MAX)]
+Partitions = Annotated[int, Meta(ge=1, le=PARTITION_MAX + 1)]
+Byte = Annotated[int, Meta(ge=1, le=255)]
+Small = Annotated[int, Meta(ge=0, le=100_000)]
+
+
+def check_lengths(*texts: str) -> None:
+    """Raises ValueError (msgspec turns it into a ValidationError) if a text exceeds 255 bytes of utf-8."""
+    for text in texts:
+        if len(text) > 63 and len(text.encode()) > 255:
+            raise ValueError(f"a string of {len(text.encode())} bytes exceeds 255 bytes")
+
+
+class ClaimState(Struct, array_like=True, frozen=True, gc=False):
+    """One claim in a heartbeat: what changed against the folded world (T11)."""
+
+    epoch: Offset
+    position: Offset
+    lag: Count = 0
+    in_flight: Count = 0
+    attempts: Count = 0
+
+
+class PauseWaited(Struct, array_like=True, frozen=True, gc=False):
+    """How long the sender has waited on the pause that it names (T5)."""
+
+    pause_change: Offset
+    waited_ms: Ms
+
+
+class Checkpoint(Struct, array_like=True, frozen=True, gc=False):
+    """Digests as the sender folded them (G4)."""
+
+    at: Offset
+    state: U64
+    chain: U64
+    fold: Byte
+
+
+class Move(Struct, array_like=True, frozen=True, gc=False):
+    """One partition of a SetPosition."""
+
+    topic: Id
+    partition: Partition
+    observed: OffsetOrNone
+    position: Offset
+
+    def __post_init__(self) -> None:
+        check_lengths(self.topic)
+
+
+class Mapping(Struct, array_like=True, frozen=True):
+    """Partitions that an admin gives to one member name."""
+
+    member: Id
+    partitions: Annotated[tuple[Partition, ...], Meta(max_length=100_000)]
+
+    def __post_init__(self) -> None:
+        check_lengths(self.member)
+
+
+class Genesis(Struct, array_like=True, frozen=True, tag=0):
+    """Begins a log (L3, L4)."""
+
+    incarnation: Bytes16
+    partitions: Partitions
+    hash: Text
+    protocol: Byte
+
+    def __post_init__(self) -> None:
+        check_lengths(self.hash)
+
+
+class Join(Struct, array_like=True, frozen=True, tag=1):
+    """Begins a session (rule 1)."""
+
+    client_id: Id
+    instance_id: Bytes16
+    mode: Annotated[int, Meta(ge=1, le=2)]
+    interval_ms: Annotated[int, Meta(ge=INTERVAL_MS_MIN, le=INTERVAL_MS_MAX)]
+    topics: Annotated[tuple[Id, ...], Meta(max_length=1_000)]
+    predecessor: OffsetOrNone = -1
+    member: Text = ""
+    capacity: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    claims_max: Small = 0
+    rank: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    priority: Annotated[int, Meta(ge=0, le=9)] = 0
+    priority_group: Text = ""
+    min_pending: Count = 0
+    min_ack_pending: Count = 0
+    reads_version: Byte = 1
+    library: Text = ""
+
+    def __post_init__(self) -> None:
+        check_lengths(self.client_id, self.member, self.priority_group, self.library, *self.topics)
+
+
+class Heartbeat(Struct, array_like=True, frozen=True, tag=2, gc=False):
+    """Extends a session and carries what changed (rule 2)."""
+
+    session: Offset
+    sequence: Offset
+    claims: Annotated[tuple[ClaimState, ...], Meta(max_length=HEARTBEAT_ENTRIES_MAX)] = ()
+    ready: Annotated[tuple[Offset, ...], Meta(max_length=HEARTBEAT_ENTRIES_MAX)] = ()
+    pause: PauseWaited | None = None
+    digest: Checkpoint | None = None
+
+
+class Leave(Struct, array_like=True, frozen=True, tag=3):
+    """Ends the sender's session (F3.1)."""
+
+    session: Offset
+    reason: Text = ""
+
+    def __post_init__(self) -> None:
+        check_lengths(self.reason)
+
+
+class Evict(Struct, array_like=True, frozen=True, tag=4):
+    """Ends a session that the sender has waited out (F3.2)."""
+
+    session: Offset
+    observed: Offset
+    waited_ms: Ms
+    by: Text = ""
+
+    def __post_init__(self) -> None:
+        check_lengths(self.by)
+
+
+class ClaimingPartition(Struct, array_like=True, frozen=True, tag=5):
+    """Asks for a partition, a topic (partition -1) or the pin (rule 4)."""
+
+    session: Offset
+    topic: Text
+    partition: PartitionOrWhole
+    observed: OffsetOrNone
+    start: OffsetOrNone = -1
+
+    def __post_init__(self) -> None:
+        check_lengths(self.topic)
+        if not self.topic and self.partition >= 0:
+            raise ValueError("only partition -1 may go without a topic")
+
+
+class ReleasingPartition(Struct, array_like=True, frozen=True, tag=6):
+    """Lets a claim go at a position (rule 6)."""
+
+    session: Offset
+    epoch: Offset
+    position: OffsetOrNone
+    successor: OffsetOrNone = -1
+    reason: Text = ""
+
+    def __post_init__(self) -> None:
+        check_lengths(self.reason)
+
+
+class ClaimingMessages(Struct, array_like=True, frozen=True, tag=7, gc=False):
+    """Asks for the once-only grant of [start, to) (rule 5). `from_` is the wire's `from`."""
+
+    session: Offset
+    epoch: Offset
+    from_: Offset
+    start: Offset
+    to: Offset
+
+
+class ReleaseGroup(Struct, array_like=True, frozen=True, tag=8):
+    """Pauses and resumes a group (rule 7)."""
+
+    observed: OffsetOrNone
+    token: OffsetOrNone
+    duration_ms: Annotated[int, Meta(ge=0, le=PAUSE_MS_MAX)]
+    waited_ms: Ms = 0
+    msg_expire_time_ms: Ms = 0
+    reason: Text = ""
+    by: Text = ""
+
+    def __post_init__(self) -> None:
+        check_lengths(self.reason, self.by)
+
+
+class SetPosition(Struct, array_like=True, frozen=True, tag=9):
+    """Moves positions of a paused group, all or nothing (rule 8)."""
+
+    token: Offset
+    moves: Annotated[tuple[Move, ...], Meta(max_length=100_000)]
+    resume: bool = False
+    by: Text = ""
+
+    def __post_init__(self) -> None:
+        check_lengths(self.by)
+
+
+class Topology(Struct, array_like=True, frozen=True, tag=10):
+    """How many partitions a topic has (F9.1-F9.3)."""
+
+    topic: Id
+    partitions: Partitions
+    observed: OffsetOrNone
+    token: OffsetOrNone = -1
+    by: Text = ""
+
+    def __post_init__(self) -> None:
+        check_lengths(self.topic, self.by)
+
+
+class GroupConfig(Struct, array_like=True, frozen=True, tag=11):
+    """Settings of a group (F9.4-F9.7)."""
+
+    observed: OffsetOrNone
+    token: OffsetOrNone = -1
+    mode: Annotated[int, Meta(ge=0, le=2)] = 0
+    deleted: bool = False
+    policy: Text = ""
+    priority_groups: Annotated[tuple[Id, ...], Meta(max_length=16)] = ()
+    priority_timeout_ms: Ms = 0
+    ack_policy: Text = ""
+    max_members: Small = 0
+    members: Annotated[tuple[Id, ...], Meta(max_length=10_000)] = ()
+    mappings: Annotated[tuple[Mapping, ...], Meta(max_length=10_000)] = ()
+    max_batch: Count = 0
+    max_expires_ms: Ms = 0
+    max_bytes: Count = 0
+    max_deliver: Count = 0
+    by: Text = ""
+
+    def __post_init__(self) -> None:
+        check_lengths(self.policy, self.ack_policy, self.by, *self.priority_groups, *self.members)
+
+
+class StepDown(Struct, array_like=True, frozen=True, tag=12):
+    """Marks a session as the last candidate (F9.8, F9.9)."""
+
+    session: Offset
+    observed: OffsetOrNone
+    reason: Text = ""
+    by: Text = ""
+
+    def __post_init__(self) -> None:
+        check_lengths(self.reason, self.by)
+
+
+class Note(Struct, array_like=True, frozen=True, tag=13):
+    """Changes nothing; makes an event durable, or probes the log's end (T2, T10). `from_` is the wire's `from`."""
+
+    session: OffsetOrNone
+    kind: Id
+    topic: Text = ""
+    partition: PartitionOrWhole = -1
+    from_: OffsetOrNone = -1
+    to: OffsetOrNone = -1
+    text: Text = ""
+
+    def __post_init__(self) -> None:
+        check_lengths(self.kind, self.topic, self.text)
+
+
+class Snapshot(Struct, array_like=True, frozen=True, tag=14):
+    """A chunk of the state at a checkpoint; changes no state (F10.1)."""
+
+    genesis: Genesis
+    instance: Bytes16
+    at: Offset
+    chunk: Partition
+    chunks: Partitions
+    state: U64
+    chain: U64
+    data: bytes
+
+
+Record = (
+    Genesis | Join | Heartbeat | Leave | Evict | ClaimingPartition | ReleasingPartition | ClaimingMessages
+    | ReleaseGroup | SetPosition | Topology | GroupConfig | StepDown | Note | Snapshot
+)
+
+RECORD_TYPES: Final[tuple[type[Record], ...]] = (
+    Genesis, Join, Heartbeat, Leave, Evict, ClaimingPartition, ReleasingPartition, ClaimingMessages,
+    ReleaseGroup, SetPosition, Topology, GroupConfig, StepDown, Note, Snapshot,
+)  # the index is the type number of PROTOCOL.md 4.2

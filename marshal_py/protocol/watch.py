@@ -1,0 +1,90 @@
+"""What one client waits on: sessions that fell silent, a pause that should end, partitions that nobody took.
+
+Every wait is counted on the WaitClock from when this client first held the value it waits on (PROTOCOL.md T1-T5, A2).
+"""
+
+from __future__ import annotations
+
+from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.lease import EVICT_INTERVALS, WaitClock
+from marshal_py.protocol.world import Group
+
+
+class Watch:
+    """Waits of one client in one group."""
+
+    def __init__(self, interval_ms: int) -> None:
+        self.clock = WaitClock(interval_ms)
+        self._sessions: dict[int, tuple[int, int]] = {}  # session -> (extended, wait)
+        self._pause: tuple[int, int, int] = (NONE, 0, 0)  # (pause_change, wait, credit_ms)
+        self._free: dict[TopicPartition, tuple[int, int]] = {}  # partition -> (version, wait)
+        self._shape = -1
+
+    def refresh(self, group: Group, now: Instant, proven: bool) -> None:
+        """Ends a step and looks at the world: what changed begins a new wait."""
+        self.clock.advance(now, proven)
+        counted = self.clock.counted_ms
+        waits = self._sessions
+        for session in group.sessions.values():
+            known = waits.get(session.id)
+            if known is None or known[0] != session.extended:
+                waits[session.id] = (session.extended, counted)
+        if len(waits) > len(group.sessions):
+            for gone in waits.keys() - group.sessions.keys():
+                del waits[gone]
+        if group.paused and self._pause[0] != group.pause_change:
+            self._pause = (group.pause_change, counted, 0)
+        if self._shape != group.shape:
+            self._shape = group.shape
+            self._refresh_free(group, counted)
+
+    def _refresh_free(self, group: Group, counted: int) -> None:
+        before, self._free = self._free, {}
+        for name, topic in group.topics.items():
+            for number in range(topic.count):
+                tp = TopicPartition(name, number)
+                known = group.partitions.get(tp)
+                if known is None or known.owner == NONE:
+                    version = NONE if known is None else known.version
+                    was = before.get(tp)
+                    self._free[tp] = was if was is not None and was[0] == version else (version, counted)
+
+    def free(self) -> dict[TopicPartition, tuple[int, int]]:
+        """Partitions that nobody owns: (version, wait)."""
+        return self._free
+
+    def free_waited_ms(self, tp: TopicPartition) -> int:
+        return self.clock.waited_ms(self._free[tp][1])
+
+    def session_waited_ms(self, session: int) -> int:
+        """How long this client has held the session's last extension."""
+        known = self._sessions.get(session)
+        return 0 if known is None else self.clock.waited_ms(known[1])
+
+    def waited_out(self, group: Group) -> set[int]:
+        """Sessions that this client has waited out: twice their interval (T4)."""
+        return {
+            session.id
+            for session in group.sessions.values()
+            if self.session_waited_ms(session.id) >= EVICT_INTERVALS * session.join.interval_ms
+        }
+
+    def pause_waited_ms(self) -> int:
+        """How long this client, or one that it read (T5), has waited on the running pause."""
+        return self.clock.waited_ms(self._pause[1]) + self._pause[2]
+
+    def credit_pause(self, pause_change: int, waited_ms: int) -> None:
+        """T5: somebody has waited longer on the same pause; start from there."""
+        if self._pause[0] == pause_change and waited_ms > self.pause_waited_ms():
+            self._pause = (pause_change, self.clock.counted_ms, waited_ms)
+
+    def deadline_ms(self, group: Group, now: Instant, own_session: int) -> int:
+        """Monotonic ms of the next moment at which a wait may become due, or its step must end (T2)."""
+        step = self.clock.step_ms_max
+        nearest = step
+        for session in group.sessions.values():
+            if session.id != own_session:
+                left = EVICT_INTERVALS * session.join.interval_ms - self.session_waited_ms(session.id)
+                if 0 < left < nearest:
+                    nearest = left
+        return now.mono_ms + nearest

@@ -1,0 +1,220 @@
+"""The world: what one log says, as plain values, with its invariants and its digest. Only rationalizer.py changes it.
+
+Invariants (checked by `Group.check`):
+  W1  a claim's owner is a live session, and `claims` holds exactly the owned partitions, by epoch
+  W2  owner and epoch are none together
+  W3  a session's `held` counts its claims on partitions >= 0
+  W4  no two live sessions share an instance_id
+  W5  in a live group every owned partition >= 0 has a position
+  W6  an owned partition's version is its epoch; every version, epoch and `extended` is below the next offset
+  W7  a deleted group has no session, no position, no mode, and is not paused
+"""
+
+from __future__ import annotations
+
+from struct import Struct as Pack
+from typing import Final
+
+import mmh3
+from msgspec import Struct
+
+from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.records import Checkpoint, Genesis, GroupConfig, Join
+
+FOLD_VERSION: Final = 1  # digests of other fold versions are not compared (G4)
+CHECKPOINT_OFFSETS: Final = 16  # G1: digests cost little, and everybody has the same checkpoints
+U64: Final = 2**64 - 1
+
+_GROUP = Pack("<qQqqqqQq").pack
+_TOPIC = Pack("<qQqqq").pack
+_SESSION = Pack("<qqQqqQ").pack
+_PARTITION = Pack("<qQqqqqqqqqqqq").pack
+_CHAIN = Pack("<Qq").pack
+
+
+def hash64(data: bytes) -> int:
+    """H of PROTOCOL.md 6: the first word of MurmurHash3 x64-128, seed 0."""
+    return mmh3.hash64(data, 0, True, signed=False)[0]
+
+
+class Topic(Struct, gc=False, eq=False):
+    """Folded topology of a topic (F9.1-F9.3)."""
+
+    name_hash: int
+    count: int
+    first_count: int
+    offset: int
+    part: int = 0  # what this entry adds to the group's digest as of its last computation
+
+    def entry_hash(self) -> int:
+        return hash64(_TOPIC(2, self.name_hash, self.count, self.first_count, self.offset))
+
+
+class Session(Struct, eq=False):
+    """A live session. `join` is its record; the rest changes."""
+
+    id: int
+    join: Join
+    join_hash: int
+    extended: int
+    mark: int = NONE
+    ready: tuple[int, ...] = ()
+    held: int = 0  # W3
+    epochs: set[int] = set()  # live claims, the pin and topic claims included
+    part: int = 0
+
+    def entry_hash(self) -> int:
+        ready = hash64(Pack(f"<{len(self.ready)}q").pack(*self.ready)) if self.ready else 0
+        return hash64(_SESSION(3, self.id, self.join_hash, self.extended, self.mark, ready))
+
+
+class Partition(Struct, gc=False, eq=False):
+    """State of one (topic, partition) of a group."""
+
+    tp: TopicPartition
+    name_hash: int
+    owner: int = NONE
+    epoch: int = NONE
+    position: int = NONE
+    generation: int = 0
+    version: int = NONE
+    last_owner: int = NONE
+    successor: int = NONE
+    lag: int = 0
+    in_flight: int = 0
+    attempts: int = 0
+    part: int = 0
+
+    def entry_hash(self) -> int:
+        return hash64(_PARTITION(4, self.name_hash, self.tp.partition, self.owner, self.epoch, self.position,
+                                 self.generation, self.version, self.last_owner, self.successor, self.lag,
+                                 self.in_flight, self.attempts))  # fmt: skip
+
+
+class Group:
+    """Everything the log says about one group (PROTOCOL.md 5)."""
+
+    __slots__ = (
+        "claims", "config", "config_hash", "config_offset", "digest_sum", "dirty", "mode", "name", "name_hash",
+        "opaque_at", "part", "partitions", "pause_change", "pause_duration_ms", "sessions", "shape", "topics",
+    )  # fmt: skip
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.name_hash = hash64(name.encode())
+        self.config: GroupConfig | None = None
+        self.config_hash = 0
+        self.config_offset = NONE
+        self.mode = 0
+        self.pause_change = NONE
+        self.pause_duration_ms = 0
+        self.opaque_at = NONE
+        self.topics: dict[str, Topic] = {}
+        self.sessions: dict[int, Session] = {}
+        self.partitions: dict[TopicPartition, Partition] = {}
+        self.claims: dict[int, Partition] = {}  # by epoch, live ones only (W1)
+        self.shape = 0  # grows with everything but positions, figures and extensions: policies cache on it
+        self.dirty: set[Topic | Session | Partition | Group] = {self}  # entries changed since the last digest
+        self.digest_sum = 0
+        self.part = 0
+
+    @property
+    def paused(self) -> bool:
+        return self.pause_duration_ms > 0
+
+    @property
+    def deleted(self) -> bool:
+        return self.config is not None and self.config.deleted
+
+    def partition_exists(self, tp: TopicPartition) -> bool:
+        """Whether the folded topology holds it (F4.1): the pin always, a whole topic if the topic is known."""
+        topic = self.topics.get(tp.topic)
+        if topic is None:
+            return tp.partition < 0 and not tp.topic
+        return tp.partition < topic.count
+
+    def entry_hash(self) -> int:
+        return hash64(_GROUP(1, self.name_hash, self.mode, self.pause_change, self.pause_duration_ms,
+                             self.config_offset, self.config_hash, self.opaque_at))  # fmt: skip
+
+    def digest(self) -> int:
+        """State digest of the group as of now (G3). Costs what changed since the last call."""
+        total = self.digest_sum
+        for entry in self.dirty:
+            fresh = entry.entry_hash()
+            total += fresh - entry.part
+            entry.part = fresh
+        self.dirty.clear()
+        self.digest_sum = total & U64
+        return self.digest_sum
+
+    def forget_entry(self, entry: Session) -> None:
+        """Takes an entry that has left the state out of the digest."""
+        self.dirty.discard(entry)
+        self.digest_sum = (self.digest_sum - entry.part) & U64
+
+    def check(self, next_offset: int) -> None:
+        """Asserts W1-W7; for tests and the simulator."""
+        owned = {p.epoch: p for p in self.partitions.values() if p.owner != NONE}
+        assert owned == self.claims, "W1: claims are exactly the owned partitions"
+        instances = [s.join.instance_id for s in self.sessions.values()]
+        assert len(set(instances)) == len(instances), "W4: instance ids of live sessions differ"
+        for p in self.partitions.values():
+            assert (p.owner == NONE) == (p.epoch == NONE), f"W2: owner and epoch of {p.tp}"
+            assert p.owner == NONE or p.owner in self.sessions, f"W1: owner of {p.tp} is live"
+            assert p.owner == NONE or p.version == p.epoch, f"W6: version of {p.tp}"
+            assert p.owner == NONE or p.tp.partition < 0 or p.position >= 0, f"W5: position of {p.tp}"
+            assert max(p.version, p.epoch) < next_offset, f"W6: offsets of {p.tp}"
+        for session in self.sessions.values():
+            held = {p.epoch for p in owned.values() if p.owner == session.id}
+            assert held == session.epochs, "W1: a session knows its claims"
+            assert session.held == sum(owned[e].tp.partition >= 0 for e in held), "W3: held"
+            assert session.extended < next_offset, "W6: extended"
+        if self.deleted:
+            assert not self.sessions, "W7: no session in a deleted group"
+            assert all(p.position == NONE for p in self.partitions.values()), "W7: no position in a deleted group"
+            assert not self.mode, "W7: a deleted group has no mode"
+            assert not self.paused, "W7: a deleted group is not paused"
+
+
+class World:
+    """One folded log: its genesis, its groups, where it stands, its chain digest, its counters."""
+
+    __slots__ = (
+        "chain", "chain_at", "checkpoints", "counters", "crc_seed", "expected", "genesis", "groups", "log",
+        "next_offset", "pending", "root", "watched",
+    )  # fmt: skip
+
+    def __init__(self, log: int = 0, root: Genesis | None = None, expected: bytes | None = None) -> None:
+        """`log`: number of the coordination partition. `root`: the root Genesis, needed for log > 0 (L4).
+
+        `expected`: the incarnation that the reader already knows, if any (L6).
+        """
+        self.log = log
+        self.root = root
+        self.expected = expected
+        self.genesis: Genesis | None = None
+        self.crc_seed = -1
+        self.groups: dict[str, Group] = {}
+        self.next_offset = 0
+        self.chain = 0
+        self.chain_at = 0
+        self.pending: list[bytes] = []  # values since the last checkpoint, with their lengths
+        self.counters: dict[str, int] = {}
+        self.watched: set[str] = set()  # groups whose digest is taken at every checkpoint
+        self.checkpoints: dict[str, Checkpoint] = {}  # the newest of each watched group (G4)
+
+    def end_block(self) -> None:
+        """Closes a block of 16 values: the chain digest moves to the next checkpoint (G2)."""
+        self.chain_at += CHECKPOINT_OFFSETS
+        self.chain = hash64(_CHAIN(self.chain, self.chain_at) + b"".join(self.pending))
+        self.pending.clear()
+        for name in self.watched:
+            group = self.groups.get(name)
+            if group is not None:
+                self.checkpoints[name] = Checkpoint(self.chain_at, group.digest(), self.chain, FOLD_VERSION)
+
+    def check(self) -> None:
+        """Asserts the invariants of every group."""
+        for group in self.groups.values():
+            group.check(self.next_offset)

@@ -1,0 +1,1 @@
+"""Tools that fold, generate and judge logs without a broker; nothing here runs in production."""

@@ -1,0 +1,139 @@
+"""The oracle's world state (section 5 of PROTOCOL.md) and its digests (section 6).
+
+Plain containers and sums over them: no rule is decided here. Like the rest of the oracle it was written from
+PROTOCOL.md alone and imports nothing of marshal_py but the oracle's own decoder.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import mmh3
+
+from marshal_py.simulator.oracle_wire import Record
+
+# ---------------------------------------------------------------------------------------------------------------------
+# State (section 5). -1 is "none" everywhere; generations and figures count from 0.
+
+
+@dataclass
+class Topic:
+    count: int
+    first_count: int
+    offset: int
+
+
+@dataclass
+class Session:
+    id: int
+    join: dict[str, Any]
+    join_body: bytes
+    extended: int
+    mark: int = -1
+    ready: tuple[int, ...] = ()
+
+
+@dataclass
+class Partition:
+    owner: int = -1
+    epoch: int = -1
+    position: int = -1
+    generation: int = 0
+    version: int = -1
+    last_owner: int = -1
+    successor: int = -1
+    lag: int = 0
+    in_flight: int = 0
+    attempts: int = 0
+
+
+@dataclass
+class Group:
+    mode: int = 0
+    pause_change: int = -1
+    pause_duration_ms: int = 0
+    config: Record | None = None
+    config_body: bytes = b""
+    config_offset: int = -1
+    opaque_at: int = -1
+    topics: dict[str, Topic] = field(default_factory=dict)
+    sessions: dict[int, Session] = field(default_factory=dict)
+    partitions: dict[tuple[str, int], Partition] = field(default_factory=dict)
+
+    @property
+    def paused(self) -> bool:
+        return self.pause_duration_ms > 0
+
+    @property
+    def deleted(self) -> bool:
+        return self.config is not None and bool(self.config.fields["deleted"])
+
+    def pause_held_by(self, token: int) -> bool:
+        """Whether a pause runs and this is its token."""
+        return self.paused and token == self.pause_change
+
+    def claim(self, session: int, epoch: int) -> tuple[tuple[str, int], Partition] | None:
+        """The live claim of this session with this epoch."""
+        for place, partition in self.partitions.items():
+            if partition.owner == session and partition.epoch == epoch:
+                return place, partition
+        return None
+
+    def below_count(self, topic: str, partition: int) -> bool:
+        return topic in self.topics and partition < self.topics[topic].count
+
+    def free(self, partition: Partition, successor: int) -> None:
+        partition.last_owner, partition.owner, partition.epoch = partition.owner, -1, -1
+        partition.successor = successor
+
+    def end_session(self, session: int) -> None:
+        """F3.3: positions, generations, versions and figures stay."""
+        for partition in self.partitions.values():
+            if partition.owner == session:
+                self.free(partition, -1)
+        del self.sessions[session]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Digests (section 6)
+
+
+def word_hash(data: bytes) -> int:
+    """H: the first 64-bit word of MurmurHash3 x64-128, seed 0."""
+    # By keyword: mmh3 5.3.1 reads a fourth positional argument of False as True and answers signed.
+    return mmh3.hash64(data, seed=0, x64arch=True, signed=False)[0]
+
+
+def text_hash(text: str) -> int:
+    """`name` in G3."""
+    return word_hash(text.encode("utf-8"))
+
+
+def packed(*numbers: int) -> bytes:
+    """Every number in 8 bytes, little-endian; two's complement makes -1 and the unsigned hashes fit one form."""
+    return b"".join((number % 2**64).to_bytes(8, "little") for number in numbers)
+
+
+def chain_step(chain: int, checkpoint: int, values: list[bytes | None]) -> int:
+    """G2: a null counts as a length of FF FF FF FF."""
+    data = packed(chain, checkpoint)
+    for value in values:
+        data += b"\xff\xff\xff\xff" if value is None else len(value).to_bytes(4, "little") + value
+    return word_hash(data)
+
+
+def group_digest(name: str, group: Group) -> int:
+    """G3: a sum, so that the order of the entries does not matter."""
+    config = word_hash(group.config_body) if group.config is not None else 0
+    pause = (group.pause_change, group.pause_duration_ms)
+    rows: list[tuple[int, ...]] = [
+        (1, text_hash(name), group.mode, *pause, group.config_offset, config, group.opaque_at)
+    ]
+    for title, topic in group.topics.items():
+        rows.append((2, text_hash(title), topic.count, topic.first_count, topic.offset))
+    for live in group.sessions.values():
+        ready = word_hash(packed(*live.ready)) if live.ready else 0
+        rows.append((3, live.id, word_hash(live.join_body), live.extended, live.mark, ready))
+    for (title, number), part in group.partitions.items():
+        owned = (part.owner, part.epoch, part.position, part.generation, part.version, part.last_owner, part.successor)
+        rows.append((4, text_hash(title), number, *owned, part.lag, part.in_flight, part.attempts))
+    return sum(word_hash(packed(*row)) for row in rows) % 2**64

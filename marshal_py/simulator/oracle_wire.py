@@ -1,0 +1,369 @@
+"""The oracle's own reading of bytes: MessagePack, the envelope (4.1) and the table of records (4.2).
+
+Written from PROTOCOL.md alone, slow and plain on purpose: it exists to disagree with `marshal_py.protocol` whenever one
+of the two misreads the text. So it may import the standard library only, and nothing of marshal_py.
+"""
+
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+MAGIC = b"Mr"
+HIGHEST_TYPE = 14
+MAX_OFFSET = 2**63 - 1
+MAX_MS = 2**53
+MAX_U64 = 2**64 - 1
+
+# The text names no limit of nesting. Known fields need four levels; hostile input must not exhaust the stack.
+MAX_DEPTH = 101
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# MessagePack
+
+
+class Foreign(NamedTuple):
+    """A well-formed MessagePack value that no field of the protocol accepts: a map, an ext, a str that is not utf-8."""
+
+    kind: str
+
+
+class _Reader:
+    """A cursor over bytes that refuses to read past the end."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 0
+
+    def take(self, size: int) -> bytes:
+        if size > len(self.data) - self.at:
+            raise ValueError("the input ends inside a value")
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def unsigned(self, size: int) -> int:
+        return int.from_bytes(self.take(size), "big")
+
+    def signed(self, size: int) -> int:
+        return int.from_bytes(self.take(size), "big", signed=True)
+
+
+def decode_messagepack(data: bytes) -> object:
+    """The one value that `data` consists of; ValueError when it is not exactly one well-formed value."""
+    reader = _Reader(data)
+    value = _value(reader, 1)
+    if reader.at != len(data):
+        raise ValueError("something follows the value")
+    return value
+
+
+def _value(reader: _Reader, depth: int) -> object:
+    if depth > MAX_DEPTH:
+        raise ValueError("nested too deep")
+    head = reader.unsigned(1)
+    if head <= 0x7F:
+        return head
+    if head <= 0x8F:
+        return _map(reader, head & 0x0F, depth)
+    if head <= 0x9F:
+        return _array(reader, head & 0x0F, depth)
+    if head <= 0xBF:
+        return _str(reader.take(head & 0x1F))
+    if head >= 0xE0:
+        return head - 0x100
+    if head in (0xDC, 0xDD):
+        return _array(reader, reader.unsigned(2 if head == 0xDC else 4), depth)
+    if head in (0xDE, 0xDF):
+        return _map(reader, reader.unsigned(2 if head == 0xDE else 4), depth)
+    return _scalar(reader, head)
+
+
+def _scalar(reader: _Reader, head: int) -> object:
+    """The values with a header byte of C0 to DB, none of which nests."""
+    if head == 0xC0:
+        return None
+    if head in (0xC2, 0xC3):
+        return head == 0xC3
+    if head in (0xC4, 0xC5, 0xC6):
+        return reader.take(reader.unsigned(1 << (head - 0xC4)))
+    if head in (0xC7, 0xC8, 0xC9):
+        # The byte between the length and the data of an ext is its type, which nobody reads.
+        reader.take(reader.unsigned(1 << (head - 0xC7)) + 1)
+        return Foreign("ext")
+    if head in (0xCA, 0xCB):
+        form, size = (">f", 4) if head == 0xCA else (">d", 8)
+        number: float = struct.unpack(form, reader.take(size))[0]
+        return number
+    if 0xCC <= head <= 0xCF:
+        return reader.unsigned(1 << (head - 0xCC))
+    if 0xD0 <= head <= 0xD3:
+        return reader.signed(1 << (head - 0xD0))
+    if 0xD4 <= head <= 0xD8:
+        reader.take((1 << (head - 0xD4)) + 1)
+        return Foreign("ext")
+    if 0xD9 <= head <= 0xDB:
+        return _str(reader.take(reader.unsigned(1 << (head - 0xD9))))
+    raise ValueError("C1 is no MessagePack")
+
+
+def _str(raw: bytes) -> object:
+    """The text, or a Foreign when it is not utf-8.
+
+    This is the one place that decides about bad utf-8 (E6, E7): a known field refuses a Foreign, an unknown trailing
+    element may be one, since its content is not read. To refuse it everywhere, let the error through here.
+    """
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return Foreign("str")
+
+
+def _array(reader: _Reader, count: int, depth: int) -> object:
+    # Every element takes a byte at least, so a count beyond the input is refused before anything is built.
+    if count > len(reader.data) - reader.at:
+        raise ValueError("the input ends inside an array")
+    return tuple(_value(reader, depth + 1) for _ in range(count))
+
+
+def _map(reader: _Reader, count: int, depth: int) -> object:
+    if 2 * count > len(reader.data) - reader.at:
+        raise ValueError("the input ends inside a map")
+    for _ in range(2 * count):
+        _value(reader, depth + 1)
+    return Foreign("map")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Fields: every check returns the value as the fold shall see it, or raises ValueError (E6; nothing is clamped).
+
+Check = Callable[[object], object]
+
+
+class Field(NamedTuple):
+    name: str
+    check: Check
+    # Empty for a field that must be there, else the one default of a trailing field (E7).
+    default: tuple[object, ...] = ()
+
+
+def integer(low: int, high: int) -> Check:
+    def check(value: object) -> object:
+        # In Python a bool is an int; in the protocol it is none (E6).
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise ValueError(f"no integer of {low}...{high}")
+        return value
+
+    return check
+
+
+def string(low: int) -> Check:
+    def check(value: object) -> object:
+        if not isinstance(value, str) or not low <= len(value.encode("utf-8")) <= 255:
+            raise ValueError(f"no string of {low}...255 bytes")
+        return value
+
+    return check
+
+
+def binary(size: int | None) -> Check:
+    def check(value: object) -> object:
+        if not isinstance(value, bytes) or (size is not None and len(value) != size):
+            raise ValueError("no byte string of the right size")
+        return value
+
+    return check
+
+
+def boolean(value: object) -> object:
+    if not isinstance(value, bool):
+        raise ValueError("no boolean")
+    return value
+
+
+def array(most: int, item: Check) -> Check:
+    def check(value: object) -> object:
+        # A Foreign is a tuple too, by way of NamedTuple, and no array.
+        if not isinstance(value, tuple) or isinstance(value, Foreign) or len(value) > most:
+            raise ValueError(f"no array of 0...{most}")
+        return tuple(item(element) for element in value)
+
+    return check
+
+
+def nested(*fields: Field) -> Check:
+    def check(value: object) -> object:
+        if not isinstance(value, tuple) or isinstance(value, Foreign):
+            raise ValueError("no array")
+        return _fields(fields, value)
+
+    return check
+
+
+def or_nil(inner: Check) -> Check:
+    def check(value: object) -> object:
+        return None if value is None else inner(value)
+
+    return check
+
+
+def genesis_array(value: object) -> object:
+    """The Genesis inside a Snapshot is "an array like record 0", so it starts with the type number 0."""
+    if not isinstance(value, tuple) or isinstance(value, Foreign) or not value:
+        raise ValueError("no Genesis")
+    integer(0, 0)(value[0])
+    return _fields(RECORDS[0][1], value[1:])
+
+
+def _fields(fields: tuple[Field, ...], values: tuple[object, ...]) -> dict[str, Any]:
+    """The named fields: defaults for missing trailing ones, elements after the last known one not read (E7)."""
+    result: dict[str, Any] = {}
+    for index, field in enumerate(fields):
+        if index < len(values):
+            result[field.name] = field.check(values[index])
+        elif field.default:
+            result[field.name] = field.default[0]
+        else:
+            raise ValueError(f"{field.name} is missing")
+    return result
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The table of 4.2, in its words.
+
+ID, TEXT, BIN16, FLAG = string(1), string(0), binary(16), boolean
+OFFSET, OFFSET_OR_NONE = integer(0, MAX_OFFSET), integer(-1, MAX_OFFSET)
+MS, COUNT, U64 = integer(0, MAX_MS), integer(0, 2**53), integer(0, MAX_U64)
+PARTITION, PARTITION_OR_WHOLE, PARTITIONS = integer(0, 99_999), integer(-1, 99_999), integer(1, 100_000)
+
+
+def text_field(name: str) -> Field:
+    return Field(name, TEXT, ("",))
+
+
+CLAIM_STATE = nested(
+    Field("epoch", OFFSET), Field("position", OFFSET),
+    Field("lag", COUNT, (0,)), Field("in_flight", COUNT, (0,)), Field("attempts", COUNT, (0,)),
+)  # fmt: skip
+PAUSE_WAITED = nested(Field("pause_change", OFFSET), Field("waited_ms", MS))
+CHECKPOINT = nested(Field("at", OFFSET), Field("state", U64), Field("chain", U64), Field("fold", integer(1, 255)))
+MOVE = nested(
+    Field("topic", ID), Field("partition", PARTITION), Field("observed", OFFSET_OR_NONE), Field("position", OFFSET)
+)
+MAPPING = nested(Field("member", ID), Field("partitions", array(100_000, PARTITION)))
+OBSERVED, SESSION = Field("observed", OFFSET_OR_NONE), Field("session", OFFSET)
+BY, REASON = text_field("by"), text_field("reason")
+
+RECORDS: dict[int, tuple[str, tuple[Field, ...]]] = {
+    0: ("Genesis", (
+        Field("incarnation", BIN16), Field("partitions", PARTITIONS), Field("hash", TEXT),
+        Field("protocol", integer(1, 255)),
+    )),
+    1: ("Join", (
+        Field("client_id", ID), Field("instance_id", BIN16), Field("mode", integer(1, 2)),
+        Field("interval_ms", integer(1_000, 600_000)), Field("topics", array(1_000, ID)),
+        Field("predecessor", OFFSET_OR_NONE, (-1,)), text_field("member"),
+        Field("capacity", integer(1, 1_000_000), (1,)), Field("claims_max", integer(0, 100_000), (0,)),
+        Field("rank", integer(0, 1_000_000), (0,)), Field("priority", integer(0, 9), (0,)),
+        text_field("priority_group"), Field("min_pending", COUNT, (0,)), Field("min_ack_pending", COUNT, (0,)),
+        Field("reads_version", integer(1, 255), (1,)), text_field("library"),
+    )),
+    2: ("Heartbeat", (
+        SESSION, Field("sequence", integer(0, MAX_OFFSET)), Field("claims", array(10_000, CLAIM_STATE), ((),)),
+        Field("ready", array(10_000, OFFSET), ((),)), Field("pause", or_nil(PAUSE_WAITED), (None,)),
+        Field("digest", or_nil(CHECKPOINT), (None,)),
+    )),
+    3: ("Leave", (SESSION, REASON)),
+    4: ("Evict", (SESSION, Field("observed", OFFSET), Field("waited_ms", MS), BY)),
+    5: ("ClaimingPartition", (
+        SESSION, Field("topic", TEXT), Field("partition", PARTITION_OR_WHOLE), OBSERVED,
+        Field("start", OFFSET_OR_NONE, (-1,)),
+    )),
+    6: ("ReleasingPartition", (
+        SESSION, Field("epoch", OFFSET), Field("position", OFFSET_OR_NONE), Field("successor", OFFSET_OR_NONE, (-1,)),
+        REASON,
+    )),
+    7: ("ClaimingMessages", (
+        SESSION, Field("epoch", OFFSET), Field("from", OFFSET), Field("start", OFFSET), Field("to", OFFSET),
+    )),
+    8: ("ReleaseGroup", (
+        OBSERVED, Field("token", OFFSET_OR_NONE), Field("duration_ms", integer(0, 86_400_000)),
+        Field("waited_ms", MS, (0,)), Field("msg_expire_time_ms", MS, (0,)), REASON, BY,
+    )),
+    9: ("SetPosition", (
+        Field("token", OFFSET), Field("moves", array(100_000, MOVE)), Field("resume", FLAG, (False,)), BY,
+    )),
+    10: ("Topology", (
+        Field("topic", ID), Field("partitions", PARTITIONS), OBSERVED, Field("token", OFFSET_OR_NONE, (-1,)), BY,
+    )),
+    11: ("GroupConfig", (
+        OBSERVED, Field("token", OFFSET_OR_NONE, (-1,)), Field("mode", integer(0, 2), (0,)),
+        Field("deleted", FLAG, (False,)), text_field("policy"), Field("priority_groups", array(16, ID), ((),)),
+        Field("priority_timeout_ms", MS, (0,)), text_field("ack_policy"),
+        Field("max_members", integer(0, 100_000), (0,)), Field("members", array(10_000, ID), ((),)),
+        Field("mappings", array(10_000, MAPPING), ((),)), Field("max_batch", COUNT, (0,)),
+        Field("max_expires_ms", MS, (0,)), Field("max_bytes", COUNT, (0,)), Field("max_deliver", COUNT, (0,)), BY,
+    )),
+    12: ("StepDown", (SESSION, OBSERVED, REASON, BY)),
+    13: ("Note", (
+        Field("session", OFFSET_OR_NONE), Field("kind", ID), text_field("topic"),
+        Field("partition", PARTITION_OR_WHOLE, (-1,)), Field("from", OFFSET_OR_NONE, (-1,)),
+        Field("to", OFFSET_OR_NONE, (-1,)), text_field("text"),
+    )),
+    14: ("Snapshot", (
+        Field("genesis", genesis_array), Field("instance", BIN16), Field("at", OFFSET),
+        Field("chunk", integer(0, 99_999)), Field("chunks", PARTITIONS), Field("state", U64), Field("chain", U64),
+        Field("data", binary(None)),
+    )),
+}  # fmt: skip
+
+
+class Record(NamedTuple):
+    type: str
+    # Any, because the fold reads values whose types the table above has already checked.
+    fields: dict[str, Any]
+
+
+def decode_record(number: int, body: bytes) -> Record:
+    """The record that `body` holds under the envelope's type `number`, or ValueError (E6)."""
+    values = decode_messagepack(body)
+    if not isinstance(values, tuple) or isinstance(values, Foreign) or not values:
+        raise ValueError("a body is one array that starts with the type")
+    integer(number, number)(values[0])
+    name, fields = RECORDS[number]
+    record = Record(name, _fields(fields, values[1:]))
+    # 4.2: a `topic?` is empty only together with partition -1 (the pin).
+    if name == "ClaimingPartition" and record.fields["topic"] == "" and record.fields["partition"] != -1:
+        raise ValueError("a partition without a topic")
+    return record
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The envelope
+
+
+class Envelope(NamedTuple):
+    version: int
+    group: str
+    record_version: int
+    type: int
+    body: bytes
+
+
+def parse_envelope(value: bytes | None) -> Envelope | None:
+    """The envelope's parts, or None for what E1 calls garbage before any CRC: its shape is the same in all versions."""
+    if value is None or len(value) < 14 or len(value) < 14 + value[11]:
+        return None
+    if value[:2] != MAGIC or int.from_bytes(value[3:7], "big") != len(value):
+        return None
+    end = 12 + value[11]
+    try:
+        group = value[12:end].decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return Envelope(value[2], group, value[end], value[end + 1], value[end + 2 :])
+
+
+def crc_fits(value: bytes, incarnation: bytes) -> bool:
+    """Whether the CRC stands for this value in this incarnation (4.1)."""
+    return zlib.crc32(incarnation + value[:7] + value[11:]) == int.from_bytes(value[7:11], "big")

@@ -1,0 +1,56 @@
+"""What every test gets: the two hypothesis profiles, and a header that says which libraries were judged.
+
+`default`: the same examples on every machine and every run, so that a red test is red for everybody.
+`prove`: many more examples under a new seed. The seed stands in the header; the line there repeats the run.
+
+A property takes its number of examples from the profile. One that sets `max_examples` itself is not proven by `prove`.
+"""
+
+from __future__ import annotations
+
+import platform
+import random
+
+import confluent_kafka
+import hypothesis
+import pytest
+from hypothesis import HealthCheck, settings
+
+PROVE_EXAMPLES_MAX = 20_000  # per property: hours for the whole folder on two cores, and two hundred times the default
+
+# No deadline and no complaint about slow generation: both measure the machine, and test machines are shared.
+settings.register_profile(
+    "default",
+    derandomize=True,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "prove",
+    derandomize=False,
+    max_examples=PROVE_EXAMPLES_MAX,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+# Loaded here, before the plugin reads --hypothesis-profile: a machine that sets CI would get hypothesis' own profile.
+settings.load_profile("default")
+
+
+@pytest.hookimpl(tryfirst=True)  # before hypothesis' plugin reads the option
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw the seed of a `prove` run here, so that it can be shown before the first example."""
+    if config.getoption("--hypothesis-profile") == "prove" and config.getoption("--hypothesis-seed") is None:
+        config.option.hypothesis_seed = str(random.SystemRandom().randrange(2**64))
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    lines = [
+        f"marshal_py on Python {platform.python_version()}, confluent-kafka {confluent_kafka.__version__}, "
+        f"librdkafka {confluent_kafka.libversion()[0]}, hypothesis {hypothesis.__version__}"
+    ]
+    seed = config.getoption("--hypothesis-seed")
+    if seed is not None:
+        lines.append(f"hypothesis seed {seed}; to repeat: make prove ARGS=--hypothesis-seed={seed}")
+    return lines

@@ -1,0 +1,306 @@
+"""Kafka brokers in JVMs of this machine, and what every self-started cluster needs: settings, ports, readiness.
+
+Strategy: combined nodes (broker and controller in one process) on 127.0.0.1, all files in one temporary folder, their
+data thrown away at the end. Nodes are numbered from 1, as Kafka's own node ids.
+
+Brokers die with the Python that started them, however it ends: on Linux the kernel sees to it. It watches the THREAD
+that started them, so clusters are started from a thread that outlives them.
+
+Not allowed here: choosing where a cluster comes from (kafka.py does), fetching (jars.py does), sleeping for luck.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import random
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from tests.support.jars import LOG_TAIL_LINES, ClassArchive, KafkaUnavailable, cache_folder, find_java, kafka_jars
+
+READY_TIMEOUT_S = 60.0  # Three cold JVMs on two busy cores need about 10 s; this is for a much worse machine.
+STOP_TIMEOUT_S = 30.0  # A clean stop takes 0.6 s, and some seconds more when the JVM writes its archive.
+PROBE_TIMEOUT_S = 2.0  # One metadata answer. A frozen process accepts connections and never answers.
+POLL_INTERVAL_S = 0.05  # Between two looks at a condition; well below any time that a test measures.
+METADATA_BYTES_MAX = 1 << 20  # The answer lists a few brokers; a larger length means that it is not Kafka.
+# Below the range from which Linux takes ports for outgoing connections (32768 and up): while a node is down, no client
+# can sit on its port, so `restart` finds it free.
+PORT_RANGE = range(15_000, 32_000)
+PORT_TRIES_MAX = 1_000  # A random port is nearly always free.
+
+# One collector thread and the quick compiler: a broker for tests is started often and lives briefly. The heap's upper
+# bound is generous, because a heap that is not used costs nothing.
+JVM_OPTIONS = ("-Xms64m", "-Xmx512m", "-Xss512k", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
+LOG4J_PROPERTIES = """status=error
+rootLogger.level=INFO
+rootLogger.appenderRef.a.ref=F
+appender.f.type=File
+appender.f.name=F
+appender.f.fileName=${sys:kafka.log.file}
+appender.f.layout.type=PatternLayout
+appender.f.layout.pattern=[%d] %p %m (%c)%n
+"""
+
+# Runs between Python and java in the broker's own process: asks the kernel for SIGKILL when the parent ends (1 is
+# PR_SET_PDEATHSIG), looks whether the parent has ended in between, and becomes java. A preexec_fn would do the same
+# inside a fork of a process full of client threads, which Python rightly warns about.
+DIE_WITH_PARENT = """import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() == int(sys.argv[1]): os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Look at the condition until it holds; a TimeoutError that says what was awaited when it does not in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"not within {timeout_s:g} s: {what}")
+        time.sleep(POLL_INTERVAL_S)
+
+
+def brokers_seen_by(address: str) -> set[int]:
+    """The ids of the live brokers in the eyes of the node at host:port; empty when it does not answer.
+
+    One raw Metadata request (version 1, no topics). An open port says too little: a broker opens it while the
+    controller still fences it, and fenced brokers are not listed.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=PROBE_TIMEOUT_S) as connection:
+            request = struct.pack(">hhih2si", 3, 1, 1, 2, b"mp", 0)
+            connection.sendall(struct.pack(">i", len(request)) + request)
+            with connection.makefile("rb") as answer:
+                (length,) = struct.unpack(">i", answer.read(4))
+                body = answer.read(min(max(length, 0), METADATA_BYTES_MAX))
+        return set(_broker_ids(body))
+    except (OSError, struct.error):
+        return set()
+
+
+def _broker_ids(body: bytes) -> Iterator[int]:
+    """Walk the broker array of a Metadata v1 answer: id, host, port, rack (nullable)."""
+    (count,) = struct.unpack_from(">i", body, 4)  # The correlation id stands first.
+    at = 8
+    for _ in range(count):
+        broker, host_length = struct.unpack_from(">ih", body, at)
+        at += 6 + host_length + 4
+        (rack_length,) = struct.unpack_from(">h", body, at)
+        at += 2 + max(rack_length, 0)
+        yield broker
+
+
+def await_ready(addresses: Mapping[int, str], wanted: Collection[int], check_alive: Callable[[int], None]) -> None:
+    """Return when each wanted node lists all wanted nodes; `check_alive` raises when one has ended meanwhile."""
+
+    def ready() -> bool:
+        for node in wanted:
+            check_alive(node)
+        return all(brokers_seen_by(addresses[node]) >= set(wanted) for node in wanted)
+
+    wait_until(ready, READY_TIMEOUT_S, f"brokers {sorted(wanted)} serve and know each other")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody uses now. Another process could take one before the broker does; that start then fails."""
+    ports: set[int] = set()
+    for _ in range(PORT_TRIES_MAX):
+        if len(ports) == count:
+            return list(ports)
+        port = random.choice(PORT_RANGE)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            ports.add(port)
+    raise KafkaUnavailable(f"found no {count} free ports in {PORT_RANGE}")
+
+
+def new_cluster_id() -> str:
+    """A UUID as Kafka writes it. A leading dash would look like an option to the format tool."""
+    text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    return "A" + text[1:] if text.startswith("-") else text
+
+
+def server_properties(node: int, voters: Collection[str]) -> dict[str, str]:
+    """The settings that do not depend on where the node runs. `voters` are the controllers' addresses, in order."""
+    replicas, in_sync = (3, 2) if len(voters) >= 3 else (1, 1)
+    properties: dict[str, object] = {
+        "process.roles": "broker,controller",
+        "node.id": node,
+        "controller.quorum.voters": ",".join(f"{i}@{voter}" for i, voter in enumerate(voters, 1)),
+        "controller.listener.names": "CONTROLLER",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "default.replication.factor": replicas,
+        "min.insync.replicas": in_sync,
+        "unclean.leader.election.enable": "false",
+        # A misspelled topic is an error of the test, not a new topic.
+        "auto.create.topics.enable": "false",
+        # Groups need not wait for more members, elections need not wait for a far-away voter.
+        "group.initial.rebalance.delay.ms": 0,
+        "controller.quorum.election.timeout.ms": 300,
+        "controller.quorum.election.backoff.max.ms": 100,
+        "broker.heartbeat.interval.ms": 500,
+        # A small footprint.
+        "num.network.threads": 2,
+        "num.io.threads": 4,
+        "background.threads": 2,
+        "log.cleaner.threads": 1,
+        "log.cleaner.dedupe.buffer.size": 4 * 1024 * 1024,
+    }
+    for internal in ("offsets.topic", "transaction.state.log", "share.coordinator.state.topic"):
+        properties[f"{internal}.replication.factor"] = replicas
+        properties[f"{internal}.num.partitions"] = 4  # Few partitions make the first use quick; the default is 50.
+    properties["transaction.state.log.min.isr"] = in_sync
+    properties["share.coordinator.state.topic.min.isr"] = in_sync
+    if len(voters) >= 3:
+        # A dead or frozen broker is noticed after 2 s instead of 9 s, so that tests of fail-over are quick.
+        properties["broker.session.timeout.ms"] = 2000
+    return {key: str(value) for key, value in properties.items()}
+
+
+class JvmNodes:
+    """The brokers of one local cluster. `folder` belongs to it alone; whoever made it removes it after `close`."""
+
+    def __init__(self, nodes: int, props: Mapping[str, str], folder: Path) -> None:
+        self._java = find_java()
+        cache = cache_folder()
+        jars = kafka_jars(self._java, cache)
+        self._class_path = os.pathsep.join(map(str, jars))
+        self._archives = {name: ClassArchive(cache, name, self._java, jars) for name in ("format", "server")}
+        self._folder = folder
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._frozen: set[int] = set()
+        self._trains_archive = False
+        ports = free_ports(2 * nodes)
+        self.addresses = {i: f"127.0.0.1:{port}" for i, port in enumerate(ports[:nodes], 1)}
+        self._write_settings([f"127.0.0.1:{port}" for port in ports[nodes:]], props)
+
+    def start(self) -> None:
+        self._format()
+        for node in self.addresses:
+            self._spawn(node)
+        self._await(self.addresses)
+
+    def kill(self, node: int) -> None:
+        self._processes[node].kill()
+        self._processes[node].wait(STOP_TIMEOUT_S)
+        self._frozen.discard(node)
+
+    def stop(self, node: int) -> None:
+        self._processes[node].send_signal(signal.SIGSTOP)
+        self._frozen.add(node)
+
+    def cont(self, node: int) -> None:
+        self._processes[node].send_signal(signal.SIGCONT)
+        self._frozen.discard(node)
+
+    def restart(self, node: int) -> None:
+        self.kill(node)
+        self._spawn(node)
+        self._await([i for i, p in self._processes.items() if p.poll() is None and i not in self._frozen] or [node])
+
+    def close(self) -> None:
+        """End all brokers. Their data are thrown away, so a clean stop is only worth it to write the archive."""
+        trainee = self._processes.get(1) if self._trains_archive else None
+        if trainee is not None and trainee.poll() is None and not self._frozen:
+            trainee.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                trainee.wait(STOP_TIMEOUT_S)
+                self._archives["server"].keep()
+        for process in self._processes.values():
+            process.kill()
+        for process in self._processes.values():
+            process.wait(STOP_TIMEOUT_S)
+        for archive in self._archives.values():
+            archive.discard()
+
+    def _home(self, node: int) -> Path:
+        return self._folder / f"node{node}"
+
+    def _write_settings(self, voters: list[str], props: Mapping[str, str]) -> None:
+        """One folder per node with its server.properties; the caller's `props` come last and win."""
+        (self._folder / "log4j2.properties").write_text(LOG4J_PROPERTIES, encoding="utf-8")
+        for node, address in self.addresses.items():
+            self._home(node).mkdir()
+            properties = server_properties(node, voters) | {
+                "listeners": f"PLAINTEXT://{address},CONTROLLER://{voters[node - 1]}",
+                "advertised.listeners": f"PLAINTEXT://{address}",
+                "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+                "log.dirs": str(self._home(node) / "data"),
+                **props,
+            }
+            text = "".join(f"{key}={value}\n" for key, value in properties.items())
+            (self._home(node) / "server.properties").write_text(text, encoding="utf-8")
+
+    def _format(self) -> None:
+        """Write the cluster id into each node's log folder; the first of them may train the format tool's archive."""
+        cluster_id, archive = new_cluster_id(), self._archives["format"]
+        tools: dict[int, subprocess.Popen[bytes]] = {}
+        try:
+            for node in self.addresses:
+                options = archive.use() or (archive.train() if node == 1 else [])
+                arguments = ["format", "-t", cluster_id, "-c", str(self._home(node) / "server.properties")]
+                tools[node] = self._run_java(node, options, "kafka.tools.StorageTool", arguments)
+            for node, tool in tools.items():
+                if code := tool.wait(READY_TIMEOUT_S):
+                    raise KafkaUnavailable(f"formatting the disk of node {node} failed (exit {code})", self._tail(node))
+        except subprocess.TimeoutExpired as e:
+            raise KafkaUnavailable(f"formatting took longer than {e.timeout:g} s", self._tail(*self.addresses)) from e
+        finally:
+            for tool in tools.values():
+                tool.kill()
+                tool.wait(STOP_TIMEOUT_S)
+        archive.keep()
+
+    def _spawn(self, node: int) -> None:
+        archive = self._archives["server"]
+        options = archive.use()
+        if not options and len(self.addresses) == 1:
+            # Three nodes stop slowly (the last ones wait for a lost quorum), so only a single node trains.
+            options, self._trains_archive = archive.train(), True
+        arguments = [str(self._home(node) / "server.properties")]
+        self._processes[node] = self._run_java(node, options, "kafka.Kafka", arguments)
+
+    def _run_java(self, node: int, options: list[str], main: str, arguments: list[str]) -> subprocess.Popen[bytes]:
+        command = [self._java.executable, *JVM_OPTIONS, "-Djava.awt.headless=true", "-Dlog4j2.disable.jmx=true"]
+        command += [f"-Dlog4j2.configurationFile={self._folder / 'log4j2.properties'}"]
+        command += [f"-Dkafka.log.file={self._home(node) / 'server.log'}"]
+        command += [*options, "-cp", self._class_path, main, *arguments]
+        if sys.platform == "linux":
+            command = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
+        with (self._home(node) / "stdout.log").open("ab") as out:
+            # Its own session: Ctrl-C in a terminal goes to the tests, which then stop the brokers in order.
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def _await(self, nodes: Iterable[int]) -> None:
+        wanted = list(nodes)
+        try:
+            await_ready(self.addresses, wanted, self._check_alive)
+        except TimeoutError as e:
+            raise KafkaUnavailable(f"the local brokers are not ready: {e}", self._tail(*wanted)) from e
+
+    def _check_alive(self, node: int) -> None:
+        code = self._processes[node].poll()
+        if code is not None:
+            raise KafkaUnavailable(f"node {node} ended with exit code {code}", self._tail(node))
+
+    def _tail(self, *nodes: int) -> str:
+        """Why these nodes failed: the first errors of each log, then its end, and what the JVM itself printed."""
+        lines: list[str] = []
+        share = LOG_TAIL_LINES // len(nodes) // 4
+        for file in [self._home(node) / name for node in nodes for name in ("server.log", "stdout.log")]:
+            log = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+            if log:
+                errors = [line for line in log[:-share] if "] ERROR " in line or "] FATAL " in line]
+                lines += [f"== {file.parent.name}/{file.name}", *errors[: share - 1], *log[-share:]]
+        return "\n".join(lines)
