@@ -163,6 +163,9 @@ def server_properties(node: int, voters: Collection[str]) -> dict[str, str]:
     if len(voters) >= 3:
         # A dead or frozen broker is noticed after 2 s instead of 9 s, so that tests of fail-over are quick.
         properties["broker.session.timeout.ms"] = 2000
+        # A broker that has asked a controller which then freezes waits this long before it asks the next one; the
+        # default is 30 s, and meanwhile it gives no new idempotent producer its id and makes no topic (measured).
+        properties["controller.socket.timeout.ms"] = 2000
     return {key: str(value) for key, value in properties.items()}
 
 

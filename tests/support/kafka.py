@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import gc
 import importlib
 import json
 import os
@@ -26,6 +28,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -149,17 +152,22 @@ def _jvm_cluster(nodes: int, props: Mapping[str, str]) -> Iterator[Cluster]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@functools.cache
 def _docker_answers() -> bool:
-    """Whether a Docker engine is there. Any failure means no: the library missing, the socket, its rights, a time-out."""
-    try:
-        # By name, because the library ships no types.
-        client = importlib.import_module("docker").from_env(timeout=ENGINE_TIMEOUT_S)
+    """Whether a Docker engine is there. Any failure means no: no library, no socket, no right to it, a time-out."""
+    with warnings.catch_warnings():
+        # The library leaves sockets open when nobody answers. They are collected here and in silence, or else their
+        # warnings would fail whichever test runs when the collector does.
+        warnings.simplefilter("ignore", ResourceWarning)
         try:
-            return bool(client.ping())
-        finally:
-            client.close()
-    except Exception:
-        return False
+            # By name, because the library ships no types.
+            client = importlib.import_module("docker").from_env(timeout=ENGINE_TIMEOUT_S)
+            with contextlib.closing(client):
+                answers = bool(client.ping())
+        except Exception:
+            answers = False
+        gc.collect()
+    return answers
 
 
 @contextlib.contextmanager
@@ -187,8 +195,8 @@ def _docker_cluster(nodes: int, props: Mapping[str, str]) -> Iterator[Cluster]:
             bootstrap = ",".join(brokers.addresses.values())
             yield Cluster(bootstrap, nodes, f"apache {KAFKA_VERSION} (docker)", brokers)
     except importlib.import_module("docker").errors.DockerException as e:
-        raise KafkaUnavailable(f"Docker answers but {DOCKER_IMAGE} does not run ({e}); or use local JVMs: "
-                               "MARSHAL_TEST_KAFKA_VIA=jvm") from e  # fmt: skip
+        hint = "MARSHAL_TEST_KAFKA_VIA=jvm uses local JVMs instead"
+        raise KafkaUnavailable(f"Docker answers, but {DOCKER_IMAGE} does not run there: {e}. {hint}") from e
 
 
 def _alias(node: int) -> str:
@@ -199,7 +207,7 @@ def _alias(node: int) -> str:
 def _docker_environment(
     node: int, addresses: Mapping[int, str], nodes: int, props: Mapping[str, str]
 ) -> dict[str, str]:
-    """The node's settings as the image takes them: KAFKA_, then the name with `_` for dots, `__` for `_`, `___` for `-`.
+    """The node's settings as the image takes them: KAFKA_ and the name, with `_` for `.`, `__` for `_`, `___` for `-`.
 
     Two listeners, as in the image's own example of combined nodes: brokers reach each other by alias, clients by the
     host's port.

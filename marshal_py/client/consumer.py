@@ -1,0 +1,354 @@
+"""The Consumer: one member of a group, as the user holds it. Waits and hands over; the member decides."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+from marshal_py.client.loop import ClaimInfo, Loop
+from marshal_py.client.message import Batch, Message
+from marshal_py.client.station import Station
+from marshal_py.errors import ClusterUnreachable, ConcurrentUse, ConsumerClosed, InvalidOption
+from marshal_py.protocol.delivery import AtLeastOnce
+from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.ready import Advisory
+
+WAIT_SLICE_S: Final = 0.1  # a waiting fetch looks up at least so often: for signals, errors, a stop from elsewhere
+GRANT_SLICE_S: Final = 0.005  # while a grant is on its way, messages are not
+LEAVE_TIMEOUT_S: Final = 10.0
+FETCH_EXPIRES_S: Final = 30.0
+FETCH_MESSAGES: Final = 1_000
+
+
+class ConsumerInfo(NamedTuple):
+    """What a consumer knows of itself. Offsets are next offsets to read; `waiting_for` is "" when all is well."""
+
+    group: str
+    client_id: str
+    session: int
+    delivery: str
+    paused: bool
+    claims: dict[TopicPartition, ClaimInfo]
+    lag: int
+    in_flight: int
+    amo_dropped: int
+    late_acks: int
+    waiting_for: str
+
+
+class Consumer:
+    """One member of a group. A context manager; leaving it stops the consumer and releases its claims.
+
+    `fetch`, `next` and iteration are for one thread at a time; acks may come from any.
+    """
+
+    def __init__(self, loop: Loop, station: Station) -> None:
+        self._loop = loop
+        self._station = station
+        self._member = station.member
+        self._user: int | None = None  # thread that is inside a fetching verb
+        self._iterating = False
+        self._stop_requested = False  # by a signal handler: ends iteration, touches no lock
+        self._draining = False
+        self._closed_because = ""
+
+    # --- life
+
+    @property
+    def group(self) -> str:
+        return self._member.name
+
+    @property
+    def client_id(self) -> str:
+        return self._member.options.client_id
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has stopped, by itself or by the user."""
+        return bool(self._closed_because) or self._station.ended
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it is stopped, draining, or asked to stop by a signal: the condition of a loop around `fetch`."""
+        return self._stop_requested or self._draining or self.closed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:  # fmt: skip
+        self.stop()
+
+    def stop(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
+        """Drops what is buffered, releases every claim at its position, leaves the group. Twice is once.
+
+        What was handed over and not acked will be delivered again (at least once). Without the cluster it returns after
+        `timeout_s`; the claims are then freed when the others have waited it out.
+        """
+        self._loop.check_process("Consumer")
+        if not self._closed_because:
+            self._closed_because = "it was stopped"
+            self._leave("stopped", 0.0, timeout_s)
+
+    def drain(self, timeout_s: float | None = None) -> None:
+        """Fetches no more; what is buffered is still handed over to a running iteration, then releases and leaves.
+
+        Called inside the iteration it returns at once, and the iteration ends when the buffer is empty. Otherwise it
+        waits for the acks of what was handed over, at most `timeout_s` (default: the handler timeout).
+        """
+        self._loop.check_process("Consumer")
+        self._draining = True
+        if self._iterating or self._closed_because:
+            return
+        self._finish_drain(self._station.options.handler_timeout_s if timeout_s is None else timeout_s)
+
+    def _finish_drain(self, wait_s: float) -> None:
+        if not self._closed_because:
+            self._closed_because = "it was drained"
+            self._leave("drained", wait_s, wait_s + LEAVE_TIMEOUT_S)
+
+    def _leave(self, reason: str, wait_s: float, timeout_s: float) -> None:
+        """Stops delivery, waits for handlers, releases, leaves, and reads that it has left (T16, T17)."""
+        loop, station = self._loop, self._station
+        deadline = time.monotonic() + timeout_s
+        with loop.changed:
+            if not station.ended:
+                self._member.leave(loop.clock.now(), reason, round(wait_s * 1000))
+                loop.kick(station)
+            while not station.ended and time.monotonic() < deadline and station.log not in loop.broken:
+                loop.changed.wait(min(WAIT_SLICE_S, max(0.0, deadline - time.monotonic())))
+                if not station.ended:
+                    loop.kick(station)
+            if not station.ended:
+                station.ended = True
+                loop.stations.remove(station)
+        station.source.close()
+
+    def request_stop(self) -> None:
+        """Ends iteration and waiting fetches soon. Takes no lock, so a signal handler may call it."""
+        self._stop_requested = True
+
+    # --- fetching
+
+    def _enter(self, verb: str) -> None:
+        self._loop.check_process("Consumer")
+        me = threading.get_ident()
+        if self._user is not None and self._user != me:
+            raise ConcurrentUse(verb)
+        self._raise_if_ended()
+        self._user = me
+
+    def _raise_if_ended(self) -> None:
+        if self._closed_because:
+            raise ConsumerClosed("Consumer", self._closed_because)
+        if self._station.troubles:
+            raise self._station.troubles.popleft()
+        if self._station.ended:
+            error = self._station.error
+            self._closed_because = str(error) if error is not None else "it was stopped"
+            self._station.source.close()
+            if error is not None:
+                raise error
+            raise ConsumerClosed("Consumer", self._closed_because)
+
+    def fetch(self, max_messages: int = FETCH_MESSAGES, *, max_bytes: int | None = None,
+              expires_s: float = FETCH_EXPIRES_S) -> Batch:  # fmt: skip
+        """Up to `max_messages` messages (and `max_bytes`, key + value + headers + topic, but at least one).
+
+        Ends by count, bytes or `expires_s`; `expires_s=0` takes what is there now. May be empty. The lease is checked
+        once, when the batch is handed over. Raises what ended the consumer; ConcurrentUse; ConsumerClosed.
+        """
+        if max_messages < 1:
+            raise InvalidOption("max_messages", max_messages, "at least 1")
+        if max_bytes is not None and max_bytes < 1:
+            raise InvalidOption("max_bytes", max_bytes, "at least 1, or None")
+        if expires_s < 0:
+            raise InvalidOption("expires_s", expires_s, "0 takes what is there now")
+        self._enter("fetch")
+        try:
+            with self._loop.lock:
+                self._station.flow.user_returned()
+            return self._fetch(max_messages, max_bytes, time.monotonic() + expires_s, max_messages)
+        finally:
+            if not self._iterating:
+                self._user = None
+
+    def _fetch(self, max_messages: int, max_bytes: int | None, deadline: float, enough: int) -> Batch:
+        """Waits until `enough` messages can be handed over, or the deadline; then gates and takes, in one step."""
+        flow, loop = self._station.flow, self._loop
+        while True:
+            left_s = deadline - time.monotonic()
+            with loop.lock:
+                there = flow.deliverable()
+            if there >= enough or left_s <= 0 or self._stop_requested or self._draining or (
+                max_bytes is not None and there
+            ):
+                if not there and left_s <= 0 and not self._draining:
+                    self._pull(0.0)
+                with loop.lock:
+                    parts = flow.take(max_messages, max_bytes, loop.clock.now())
+                if parts or left_s <= 0 or self._stop_requested or self._draining:
+                    return Batch([part for part, _ in parts])
+                # Buffered, but the gate is shut: fenced, paused, or being handed over.
+                with loop.changed:
+                    self._raise_if_ended()
+                    loop.changed.wait(min(WAIT_SLICE_S, left_s))
+                continue
+            self._raise_if_ended()
+            self._pull(min(left_s, WAIT_SLICE_S))
+
+    def _pull(self, timeout_s: float) -> None:
+        """Waits for messages, or for the grant of those that are there."""
+        flow, loop = self._station.flow, self._loop
+        if flow.at_most_once and self._asks_grants():
+            with loop.changed:
+                loop.changed.wait(min(timeout_s, GRANT_SLICE_S))
+            timeout_s = 0.0
+        chunks = flow.pull(timeout_s)
+        if not chunks:
+            return
+        with loop.changed:
+            flow.add(chunks)
+            if flow.at_most_once and flow.offer():
+                loop.kick(self._station)
+
+    def _asks_grants(self) -> bool:
+        """At most once: whether something fetched waits for its grant; asks for it if nobody has."""
+        flow, loop = self._station.flow, self._loop
+        with loop.changed:
+            if flow.offer():
+                loop.kick(self._station)
+            return any(claim.offer is not None for claim in self._member.claims.values())
+
+    def next(self, expires_s: float = FETCH_EXPIRES_S) -> Message | None:
+        """The next message, or None if none came within `expires_s`. Raises as `fetch`."""
+        batch = self.fetch(1, expires_s=expires_s)
+        return next(iter(batch), None)
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages one by one, each behind its own check of the lease, until stop, drain or a signal.
+
+        Raises what ended the consumer. Leaving the loop leaves the consumer running.
+        """
+        self._enter("iteration")
+        if self._iterating:
+            raise ConcurrentUse("iteration")
+        self._iterating = True
+        try:
+            yield from self._messages()
+        finally:
+            self._iterating = False
+            self._user = None
+            if self._draining:
+                self._finish_drain(self._station.options.handler_timeout_s)
+
+    def _messages(self) -> Iterator[Message]:
+        flow, loop = self._station.flow, self._loop
+        lock, now, boot_ms = loop.lock, loop.clock.now, loop.clock.boot_ms
+        while not self._stop_requested and not self._closed_because:
+            with lock:
+                flow.user_returned()
+                reserved = flow.reserve(now())
+                if reserved is None and flow.at_most_once and flow.offer():
+                    loop.kick(self._station)
+            if reserved is not None:
+                while not self._stop_requested:
+                    with lock:
+                        message = reserved.hand_over(boot_ms())
+                    if message is None:
+                        break
+                    yield message
+                continue
+            if self._draining:
+                return
+            self._raise_if_ended()
+            with loop.changed:
+                if flow.deliverable():  # buffered, but the gate is shut
+                    loop.changed.wait(WAIT_SLICE_S)
+            self._pull(WAIT_SLICE_S)
+
+    # --- positions
+
+    def flush(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
+        """Returns once the log has accepted every position that is acked now. Raises ClusterUnreachable."""
+        self._enter("flush")
+        if not self._iterating:
+            self._user = None
+        loop, member = self._loop, self._member
+        with loop.changed:
+            wanted = {c.epoch: c.tracker.position() for c in member.claims.values()
+                      if isinstance(c.tracker, AtLeastOnce)}  # fmt: skip
+            member.urgent = True
+            loop.kick(self._station)
+
+        def done() -> bool:
+            group = member.group
+            return self._station.ended or group is None or all(
+                epoch not in group.claims or group.claims[epoch].position >= position
+                for epoch, position in wanted.items()
+            )  # fmt: skip
+
+        loop.wait_for(done, "the positions to be accepted", time.monotonic() + timeout_s, self._station.log)
+        self._raise_if_ended()
+
+    def pause(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
+        """Stops handing over these partitions here; the claims stay and their leases are kept."""
+        self._loop.check_process("Consumer")
+        with self._loop.changed:
+            self._station.flow.pause(TopicPartition(*tp) for tp in partitions)
+
+    def resume(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
+        """Ends a local pause."""
+        self._loop.check_process("Consumer")
+        with self._loop.changed:
+            self._station.flow.resume(TopicPartition(*tp) for tp in partitions)
+
+    # --- looking
+
+    def claims(self) -> Mapping[TopicPartition, ClaimInfo]:
+        """What this consumer owns now, as far as it has read the log."""
+        self._loop.check_process("Consumer")
+        with self._loop.lock:
+            return {c.tp: self._loop.claim_info(self._station, c) for c in self._member.claims.values()}
+
+    def cached_info(self) -> ConsumerInfo:
+        """What this consumer knows of itself, without asking anybody."""
+        self._loop.check_process("Consumer")
+        with self._loop.lock:
+            claims = dict(self.claims())
+            in_flight = sum(c.tracker.in_flight for c in self._member.claims.values()
+                            if isinstance(c.tracker, AtLeastOnce))  # fmt: skip
+            return ConsumerInfo(
+                self.group, self.client_id, self._member.session, self._station.options.delivery, self._member.paused,
+                claims, sum(max(0, c.lag) for c in claims.values()), in_flight, self._member.amo_dropped,
+                self._member.late_acks, self._loop.log.waiting_for(),
+            )  # fmt: skip
+
+    def info(self, timeout_s: float = LEAVE_TIMEOUT_S) -> ConsumerInfo:
+        """The same after reading the coordination log to its end. Raises ClusterUnreachable."""
+        self._loop.check_process("Consumer")
+        end = self._loop.log.bounds(self._station.log, timeout_s).end
+        world = self._loop.worlds[self._station.log]
+        self._loop.wait_for(lambda: world.next_offset >= end, "the end of the coordination log",
+                            time.monotonic() + timeout_s, self._station.log)  # fmt: skip
+        return self.cached_info()
+
+    def events(self) -> Iterator[Advisory]:
+        """Advisories that came since the last call: claimed, lost, fenced, evicted, amo_dropped, handler_stuck, ..."""
+        self._loop.check_process("Consumer")
+        events = self._station.events
+        while events:
+            yield events.popleft()
+
+    def wait_joined(self, timeout_s: float) -> None:
+        """Returns once the group has this member. Raises what ended it, ClusterUnreachable."""
+        self._loop.wait_for(lambda: self._member.session != NONE or self._station.ended, "the group to be joined",
+                            time.monotonic() + timeout_s, self._station.log)  # fmt: skip
+        if self._station.ended:
+            self._raise_if_ended()
+
+
+__all__ = ["ClusterUnreachable", "Consumer", "ConsumerInfo"]

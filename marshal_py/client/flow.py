@@ -1,0 +1,333 @@
+"""Buffers between the data source and the user, and the gate before every delivery (PROTOCOL.md D1-D3, D8).
+
+One Flow per Consumer. Everything but `pull` is called with the Marshal's lock held: gate and delivery must be one step,
+else a Release could go out between them.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from marshal_py.client.buffers import Buffer, Delivered, Reserved
+from marshal_py.client.message import Part
+from marshal_py.client.options import ConsumerOptions
+from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
+from marshal_py.protocol.holdings import Claim, Stage
+from marshal_py.protocol.identity import Instant, TopicPartition
+from marshal_py.protocol.member import Member
+from marshal_py.transport.ports import Chunk, DataSource, RawMessage
+
+GATE_MS = 5  # all three clocks are read at least so often while messages are handed over one by one (T7)
+WARM_MESSAGES_MAX = 2_000  # fetched ahead of a hand-over; more would only fill memory
+
+
+class Flow:
+    """All buffers of one Consumer."""
+
+    def __init__(self, member: Member, source: DataSource, options: ConsumerOptions, lock: threading.RLock,
+                 incarnation: bytes, clock_now: Any) -> None:  # fmt: skip
+        self.member, self.source, self.options, self.lock = member, source, options, lock
+        self.incarnation = incarnation
+        self.clock_now = clock_now
+        self.buffers: dict[TopicPartition, Buffer] = {}
+        self.user_paused: set[TopicPartition] = set()
+        self._order: deque[TopicPartition] = deque()  # whose turn it is
+        self.at_most_once = options.delivery == "at_most_once"
+
+    # --- deserializers
+
+    def read_key(self, raw: RawMessage) -> Any:
+        key = raw.key()
+        read = self.options.key_deserializer
+        return key if read is None else read(key, _context(raw, "key"))
+
+    def read_value(self, raw: RawMessage) -> Any:
+        value = raw.value()
+        read = self.options.value_deserializer
+        return value if read is None else read(value, _context(raw, "value"))
+
+    # --- what the loop tells
+
+    def warm(self, tp: TopicPartition, position: int) -> None:
+        """Fetch ahead without delivering (A3)."""
+        if tp not in self.buffers:
+            self.buffers[tp] = Buffer(tp, position)
+            self.source.assign({tp: position})
+
+    def open(self, claims: Iterable[Claim], positions: dict[TopicPartition, int]) -> None:
+        """Claims were read accepted: deliver from their positions."""
+        fresh: dict[TopicPartition, int] = {}
+        for claim in claims:
+            tp, position = claim.tp, positions[claim.tp]
+            buffer = self.buffers.get(tp)
+            start = None if buffer is None else (
+                (buffer.fetched[0].messages[0].offset() or 0) if buffer.fetched else buffer.next_offset)  # fmt: skip
+            if buffer is None or start is None or start > position or self.source.round(tp) == 0:
+                buffer = self.buffers[tp] = Buffer(tp, position)
+                fresh[tp] = position
+            buffer.open(claim, position)
+            buffer.next_offset = max(buffer.next_offset, position)
+            if tp in self.user_paused:
+                buffer.paused_by_user = True
+            elif buffer.held_back and tp not in fresh:
+                fresh[tp] = buffer.next_offset
+                buffer.held_back = False
+            self._order.append(tp)
+        if fresh:
+            self.source.assign(fresh)
+        for tp in self.user_paused & fresh.keys():
+            self._hold_back(self.buffers[tp])
+
+    def drop(self, tps: Iterable[TopicPartition]) -> None:
+        """Claims are gone, or nothing is fetched ahead any more."""
+        gone = [tp for tp in tps if self.buffers.pop(tp, None) is not None]
+        for tp in gone:
+            if tp in self._order:
+                self._order.remove(tp)
+        self.source.unassign(gone)
+
+    def restart(self, tp: TopicPartition, position: int) -> None:
+        """Fetch again from `position`: the old one is below the beginning (D6)."""
+        buffer = self.buffers.get(tp)
+        if buffer is not None:
+            buffer.next_offset = position
+            self.source.assign({tp: position})
+
+    def pause(self, tps: Iterable[TopicPartition]) -> None:
+        """Local pause by the user: the claims stay."""
+        for tp in tps:
+            self.user_paused.add(tp)
+            buffer = self.buffers.get(tp)
+            if buffer is not None:
+                buffer.paused_by_user = True
+                self._hold_back(buffer)
+
+    def resume(self, tps: Iterable[TopicPartition]) -> None:
+        for tp in tps:
+            self.user_paused.discard(tp)
+            buffer = self.buffers.get(tp)
+            if buffer is not None:
+                buffer.paused_by_user = False
+                self._let_go(buffer)
+
+    def _hold_back(self, buffer: Buffer) -> None:
+        if not buffer.held_back:
+            buffer.held_back = True
+            self.source.pause([buffer.tp])
+
+    def _let_go(self, buffer: Buffer) -> None:
+        if buffer.held_back and not buffer.paused_by_user:
+            buffer.held_back = False
+            self.source.resume({buffer.tp: buffer.next_offset})
+
+    # --- the user's side
+
+    def pull(self, timeout_s: float) -> list[Chunk]:
+        """Waits for messages, without the lock."""
+        return self.source.poll(timeout_s, self.options.prefetch_messages)
+
+    def add(self, chunks: Iterable[Chunk]) -> None:
+        """Sorts fetched messages into their buffers. What an older assignment fetched is not taken (rounds)."""
+        for tp, round_, messages in chunks:
+            buffer = self.buffers.get(tp)
+            if buffer is None:
+                continue
+            if round_ != self.source.round(tp):
+                self.source.assign({tp: buffer.next_offset})
+                continue
+            if buffer.held_back:
+                continue  # fetched before the source was told; it will be fetched again
+            buffer.add(messages)
+            self._limit(buffer)
+
+    def _limit(self, buffer: Buffer) -> None:
+        """Stops fetching what cannot be handed over soon."""
+        if buffer.claim is None:
+            if buffer.size >= WARM_MESSAGES_MAX:
+                self._hold_back(buffer)
+        elif isinstance(buffer.claim.tracker, AtLeastOnce) and buffer.claim.tracker.tracked >= self.options.unacked_max:
+            self._hold_back(buffer)
+
+    def deliverable(self) -> int:
+        """Messages that could be handed over if the gate opened (at least once: all of open claims)."""
+        total = 0
+        for buffer in self.buffers.values():
+            claim = buffer.claim
+            if claim is None or claim.stage is not Stage.OPEN or buffer.paused_by_user:
+                continue
+            if self.at_most_once:
+                assert isinstance(claim.tracker, AtMostOnce)
+                total += self._granted_count(buffer, claim.tracker)
+            else:
+                total += buffer.size
+        return total
+
+    def take(self, max_messages: int, max_bytes: int | None, now: Instant) -> list[tuple[Part, Delivered]]:
+        """Hands over up to `max_messages`, partition after partition; at least one if there is one."""
+        parts: list[tuple[Part, Delivered]] = []
+        left_bytes = max_bytes
+        for _ in range(len(self._order)):
+            tp = self._order[0]
+            self._order.rotate(-1)
+            buffer = self.buffers[tp]
+            claim = buffer.claim
+            if claim is None or not buffer.fetched or buffer.paused_by_user:
+                continue
+            if not self.member.may_deliver(claim.epoch, now):
+                continue
+            while max_messages > 0 and buffer.fetched:
+                part = self._take_part(buffer, claim, max_messages, left_bytes, now, bool(parts))
+                if part is None:
+                    break
+                parts.append(part)
+                max_messages -= len(part[0].raw)
+                if left_bytes is not None:
+                    left_bytes -= sum(map(message_bytes, part[0].raw))
+            if max_messages <= 0 or (left_bytes is not None and left_bytes <= 0):
+                break
+        return parts
+
+    def _take_part(self, buffer: Buffer, claim: Claim, limit: int, limit_bytes: int | None, now: Instant,
+                   have_some: bool) -> tuple[Part, Delivered] | None:  # fmt: skip
+        head = buffer.fetched[0]
+        if isinstance(claim.tracker, AtMostOnce):
+            limit = min(limit, self._skip_to_grant(buffer, claim.tracker))
+            if not buffer.fetched:
+                return None
+            head = buffer.fetched[0]
+        count = min(limit, len(head.messages) - head.at)
+        if limit_bytes is not None:
+            count = _fit(head.messages, head.at, count, limit_bytes, not have_some)
+        if count <= 0:
+            return None
+        whole = head.at == 0 and count == len(head.messages)
+        raw = head.messages if whole else head.messages[head.at : head.at + count]
+        first = head.run.deliver(count, now.mono_ms) if head.run is not None else 0
+        if isinstance(claim.tracker, AtMostOnce):
+            claim.tracker.deliver(raw[-1].offset() or 0, now.mono_ms)
+        delivered = Delivered(self, claim, head.run)
+        head.at += count
+        buffer.size -= count
+        if head.at == len(head.messages):
+            buffer.fetched.popleft()
+        return Part(raw, delivered, first), delivered
+
+    def reserve(self, now: Instant) -> Reserved | None:
+        """The next messages of one partition, for handing over one by one while the gate stays open."""
+        for _ in range(len(self._order)):
+            tp = self._order[0]
+            self._order.rotate(-1)
+            buffer = self.buffers[tp]
+            claim = buffer.claim
+            if claim is None or not buffer.fetched or buffer.paused_by_user:
+                continue
+            open_ms = self.member.open_ms(claim.epoch, now)
+            if open_ms <= 0:
+                continue
+            count = len(buffer.fetched[0].messages) - buffer.fetched[0].at
+            if isinstance(claim.tracker, AtMostOnce):
+                count = self._skip_to_grant(buffer, claim.tracker)
+            if count:
+                head = buffer.fetched[0]
+                until_ms = now.boot_ms + min(open_ms, GATE_MS)
+                return Reserved(buffer, head, Delivered(self, claim, head.run), count, until_ms, now.mono_ms)
+        return None
+
+    # --- at most once
+
+    def _skip_to_grant(self, buffer: Buffer, tracker: AtMostOnce) -> int:
+        """Drops what no grant will cover any more; returns how many messages of the head the grant covers."""
+        while buffer.fetched:
+            head = buffer.fetched[0]
+            while head.at < len(head.messages) and (head.messages[head.at].offset() or 0) < tracker.delivered_to:
+                head.at += 1
+                buffer.size -= 1
+            if head.at == len(head.messages):
+                buffer.fetched.popleft()
+                continue
+            if not tracker.holds(head.messages[head.at].offset() or 0):
+                return 0
+            to = tracker.grants[0].to
+            return bisect_left(head.messages, to, head.at, key=lambda m: m.offset() or 0) - head.at
+        return 0
+
+    def _granted_count(self, buffer: Buffer, tracker: AtMostOnce) -> int:
+        if not buffer.fetched or not tracker.grants:
+            return 0
+        to = tracker.granted_to()
+        return sum(bisect_left(p.messages, to, p.at, key=lambda m: m.offset() or 0) - p.at for p in buffer.fetched)
+
+    def offer(self) -> bool:
+        """Tells the member what could be granted next (D2). True if there is something to ask for."""
+        something = False
+        for buffer in self.buffers.values():
+            claim = buffer.claim
+            if claim is None or not isinstance(claim.tracker, AtMostOnce) or claim.stage is not Stage.OPEN:
+                continue
+            claim.offer = self._ungranted(buffer, claim.tracker)
+            if claim.offer is not None and claim.tracker.asked is None and len(claim.tracker.grants) < 2:
+                something = True
+        return something
+
+    def _ungranted(self, buffer: Buffer, tracker: AtMostOnce) -> tuple[int, int] | None:
+        granted_to = tracker.granted_to()
+        left = self.options.grant_messages
+        start: int | None = None
+        to = 0
+        for part in buffer.fetched:
+            at = bisect_left(part.messages, granted_to, part.at, key=lambda m: m.offset() or 0)
+            count = min(left, len(part.messages) - at)
+            if count > 0:
+                start = part.messages[at].offset() if start is None else start
+                to = (part.messages[at + count - 1].offset() or 0) + 1
+                left -= count
+            if not left:
+                break
+        return None if start is None else (start, to)
+
+    def user_returned(self) -> None:
+        """The user asks for more: at most once, what was handed over is behind him. Refills what was held back."""
+        for buffer in self.buffers.values():
+            claim = buffer.claim
+            if claim is None:
+                continue
+            if isinstance(claim.tracker, AtMostOnce):
+                claim.tracker.returned()
+            elif buffer.held_back and claim.tracker.tracked < self.options.unacked_max // 2:
+                claim.tracker.position()
+                self._let_go(buffer)
+
+
+def message_bytes(raw: RawMessage) -> int:
+    """Size as the simplified API counts it: key, value, headers, topic."""
+    headers = raw.headers() or ()
+    size = len(raw.key() or b"") + len(raw.value() or b"") + len(raw.topic() or "")
+    return size + sum(len(name) + len(value or b"") for name, value in headers)
+
+
+def _fit(messages: Sequence[RawMessage], at: int, count: int, limit_bytes: int, at_least_one: bool) -> int:
+    """How many of `count` messages from `at` fit into `limit_bytes`; one always does if `at_least_one`."""
+    total = 0
+    for taken in range(count):
+        total += message_bytes(messages[at + taken])
+        if total > limit_bytes and not (taken == 0 and at_least_one):
+            return taken
+    return count
+
+
+def _context(raw: RawMessage, what: str) -> Any:
+    """confluent-kafka's SerializationContext takes (topic, field, headers); deserializers get the like."""
+    return SerializationContext(raw.topic() or "", what, raw.headers())
+
+
+class SerializationContext:
+    """Twin of confluent_kafka.serialization.SerializationContext, which this room may not import."""
+
+    __slots__ = ("field", "headers", "topic")
+
+    def __init__(self, topic: str, field: str, headers: Any) -> None:
+        self.topic, self.field, self.headers = topic, field, headers

@@ -1,0 +1,275 @@
+"""One background thread per Marshal: poll the coordination log, fold, step the members, send, call back.
+
+It executes what members say and makes no protocol decision. A user's thread may step its own station under the lock
+(`kick`), so that nothing waits for this thread's poll. The thread survives everything that the cluster can do; what
+makes the log untrustworthy ends the members of that log with the error that names it (S14).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from marshal_py.client.station import COOL_POLL_S, Station
+from marshal_py.client.worker import Worker
+from marshal_py.errors import (
+    ClusterUnreachable,
+    CoordinationError,
+    MarshalError,
+    PartitionError,
+    TopicRecreated,
+    UsedAfterFork,
+)
+from marshal_py.protocol import codec, rationalizer
+from marshal_py.protocol.holdings import Claim
+from marshal_py.protocol.identity import Token, TopicPartition
+from marshal_py.protocol.records import Genesis
+from marshal_py.protocol.routing import HASH_NAME
+from marshal_py.protocol.world import World
+from marshal_py.transport.ports import Clock, ClusterAdmin, CoordinationLog, LogRecord
+
+log = logging.getLogger("marshal_py")
+
+POLL_S_MAX: Final = 0.1  # the thread looks up at least so often: for steps that other threads brought forward
+IDLE_POLL_S: Final = 0.25  # without members
+METADATA_S: Final = 10.0  # growth of topics is seen within 30 s (two looks and a log round trip)
+FOLD_RECORDS_LOCKED: Final = 2_000  # then the lock is offered to the user's threads
+
+
+class ClaimInfo(NamedTuple):
+    """A claim as its owner sees it. `position`: next offset to read. `lag`: messages behind the end, -1 if unknown."""
+
+    topic: str
+    partition: int
+    token: Token
+    position: int
+    lag: int
+
+
+class Loop:
+    """The driver of all members of one Marshal."""
+
+    def __init__(self, coordination: CoordinationLog, admin: ClusterAdmin, clock: Clock, servers: str,
+                 topic: str, draw: Callable[[int], bytes]) -> None:  # fmt: skip
+        self.log, self.admin, self.clock = coordination, admin, clock
+        self.servers, self.topic, self.draw = servers, topic, draw
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.worlds: dict[int, World] = {}
+        self.broken: dict[int, CoordinationError] = {}
+        self.stations: list[Station] = []
+        self.callbacks: deque[Callable[[], None]] = deque()
+        self.worker = Worker("marshal-worker")
+        self.pid = os.getpid()
+        self._topic_id = ""
+        self._metadata_due = 0.0
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="marshal-loop", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def check_process(self, what: str) -> None:
+        """Raises UsedAfterFork. Before any lock: a fork may have copied it locked."""
+        if os.getpid() != self.pid:
+            raise UsedAfterFork(what, self.pid, os.getpid())
+
+    # --- the thread
+
+    def _run(self) -> None:
+        while not self._closing:
+            records: list[LogRecord] = []
+            try:
+                records = self.log.poll(self._timeout_s())
+            except CoordinationError as error:
+                self._break(getattr(error, "log", 0), error)
+            except Exception:
+                if self._closing:
+                    return
+                log.exception("the coordination log could not be read; trying again")
+                time.sleep(POLL_S_MAX)
+            for at in range(0, len(records), FOLD_RECORDS_LOCKED) or (0,):
+                self._turn(records[at : at + FOLD_RECORDS_LOCKED])
+            self._call_back()
+            self._refresh_metadata()
+
+    def _timeout_s(self) -> float:
+        with self.lock:
+            if not self.stations:
+                return IDLE_POLL_S if not self.worlds else POLL_S_MAX
+            if any(station.cold for station in self.stations):
+                return COOL_POLL_S
+            now_ms = self.clock.now().mono_ms
+            nearest_ms = min(station.member.deadline_ms for station in self.stations) - now_ms
+            return min(max(nearest_ms / 1000, 0.0), POLL_S_MAX)
+
+    def _turn(self, records: list[LogRecord]) -> None:
+        """Folds, then steps whoever has something to do."""
+        with self.changed:
+            touched = self._fold(records)
+            now = self.clock.now()
+            refused = self.log.refused()
+            for station in list(self.stations):
+                if refused:
+                    station.member.fail(PartitionError(self.topic, station.log, f"writing is refused: {refused}"))
+                if refused or station.log in touched or station.due(now):
+                    self._step(station, now)
+            if records or refused:
+                self.changed.notify_all()
+
+    def _fold(self, records: list[LogRecord]) -> set[int]:
+        """Applies records to their worlds and shows the verdicts to the members of the group."""
+        touched: set[int] = set()
+        now = self.clock.now()
+        for number, offset, value, _ in records:
+            if number in self.broken:
+                continue
+            touched.add(number)
+            world = self.worlds[number]
+            try:
+                verdict = rationalizer.apply(world, offset, value)
+            except CoordinationError as error:
+                self._break(number, error)
+                continue
+            if verdict.group:
+                for station in self.stations:
+                    if station.log == number:
+                        station.member.receive(verdict, now)
+        return touched
+
+    def _step(self, station: Station, now: object) -> None:
+        station.step(self.clock.now())
+        if station.ended:
+            self.stations.remove(station)
+            self.changed.notify_all()
+
+    def kick(self, station: Station) -> None:
+        """Steps a station now, from the calling thread."""
+        with self.changed:
+            if not station.ended:
+                self._step(station, None)
+
+    def _break(self, number: int, error: CoordinationError) -> None:
+        """A log cannot be trusted any more: its members fence and end with the error that names it."""
+        with self.changed:
+            if number in self.broken:
+                return
+            self.broken[number] = error
+            log.error("coordination partition %d: %s", number, error, extra={"marshal_log": number})
+            for station in [s for s in self.stations if s.log == number]:
+                station.member.fail(error)
+                self._step(station, None)
+            self.changed.notify_all()
+
+    def _call_back(self) -> None:
+        """The user's callbacks, without the lock. Their errors are theirs: logged, never ours to die of."""
+        while self.callbacks:
+            call = self.callbacks.popleft()
+            try:
+                call()
+            except Exception:
+                log.exception("a callback failed")
+
+    def _refresh_metadata(self) -> None:
+        if time.monotonic() < self._metadata_due:
+            return
+        self._metadata_due = time.monotonic() + METADATA_S
+        for station in list(self.stations):
+            self.worker.submit(f"topology of {station.member.name}", station.refresh_topology)
+        if self.stations:
+            self.worker.submit("coordination topic", self._check_topic)
+
+    def _check_topic(self) -> None:
+        """L8: a deleted or recreated topic, or one that shrank, is noticed even where offsets still fit."""
+        found = self.admin.topic_id(self.topic)
+        if found != self._topic_id and self._topic_id:
+            for number in list(self.worlds):
+                self._break(number, TopicRecreated(number, f"topic id {self._topic_id}", found))
+
+    # --- opening logs, from the user's thread
+
+    def open_root(self, partitions: int, timeout_s: float) -> Genesis:
+        """The root Genesis (L3), written if the topic is new. Raises CoordinationError, ClusterUnreachable."""
+        deadline = time.monotonic() + timeout_s
+        count = self.admin.prepare_coordination(self.topic, partitions)
+        self._topic_id = self.admin.topic_id(self.topic)
+        world = self.open_world(0, None, deadline)
+        if world.genesis is None:
+            created_ms = self.clock.now().wall_ms
+            root = Genesis(created_ms.to_bytes(6, "big") + self.draw(10), count, HASH_NAME,
+                           rationalizer.PROTOCOL_VERSION)  # fmt: skip
+            self._write_genesis(world, root, deadline)
+        assert world.genesis is not None
+        if world.genesis.partitions > count:
+            raise TopicRecreated(0, f"{world.genesis.partitions} partitions", str(count))
+        return world.genesis
+
+    def open_world(self, number: int, root: Genesis | None, deadline: float) -> World:
+        """The world of a log, folded to the log's end as of now."""
+        with self.changed:
+            world = self.worlds.get(number)
+            if world is None:
+                world = self.worlds[number] = World(number, root)
+                self.log.follow(number, 0)
+        bounds = self.log.bounds(number, max(1.0, deadline - time.monotonic()))
+        self.wait_for(lambda: world.next_offset >= bounds.end, f"coordination partition {number}", deadline, number)
+        if root is not None and world.genesis is None:
+            self._write_genesis(world, root, deadline)
+        return world
+
+    def _write_genesis(self, world: World, genesis: Genesis, deadline: float) -> None:
+        """Until one counts: another client's will do (L5)."""
+        value = codec.encode(genesis, "", genesis.incarnation)
+        while world.genesis is None:
+            self.log.append(world.log, b"", value)
+            attempt = min(deadline, time.monotonic() + 5.0)
+            try:
+                self.wait_for(lambda: world.genesis is not None, "the Genesis record", attempt, world.log)
+            except ClusterUnreachable:
+                if time.monotonic() >= deadline:
+                    raise
+
+    def wait_for(self, condition: Callable[[], bool], what: str, deadline: float, number: int) -> None:
+        """Waits until `condition` holds, under the lock. Raises the log's own error, or ClusterUnreachable."""
+        with self.changed:
+            while not condition():
+                if number in self.broken:
+                    raise self.broken[number]
+                if self.log.refused():
+                    raise PartitionError(self.topic, number, f"writing is refused: {self.log.refused()}")
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    raise ClusterUnreachable(self.servers, what, self.log.waiting_for() or "no answer in time")
+                self.changed.wait(min(left_s, POLL_S_MAX))
+
+    # --- stations
+
+    def add(self, station: Station) -> None:
+        with self.changed:
+            self.stations.append(station)
+            self._step(station, None)
+        self.worker.submit(f"topology of {station.member.name}", station.refresh_topology)
+
+    def claim_info(self, station: Station, claim: Claim) -> ClaimInfo:
+        position = station.position(claim)
+        end = station.source.end_offset(claim.tp)
+        return ClaimInfo(*claim.tp, Token(station.incarnation, claim.epoch), position,
+                         max(0, end - position) if end >= 0 else -1)  # fmt: skip
+
+    def close(self, flush_s: float) -> None:
+        """Ends the thread. Stations must have ended before."""
+        self._closing = True
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(flush_s + 1.0)
+        self.worker.close(flush_s)
+        self.log.close(flush_s)
+        self.admin.close()
+        self._call_back()
+
+
+__all__ = ["ClaimInfo", "Loop", "MarshalError", "TopicPartition"]

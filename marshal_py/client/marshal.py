@@ -1,0 +1,190 @@
+"""`connect` and the Marshal: one connection to a cluster, from which consumers are made."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from types import FrameType, TracebackType
+from typing import Any, Final, Self
+
+from marshal_py.client.consumer import LEAVE_TIMEOUT_S, Consumer
+from marshal_py.client.loop import Loop
+from marshal_py.client.options import (
+    COORDINATION_PARTITIONS,
+    COORDINATION_TOPIC,
+    ConsumerOptions,
+    check_topics,
+)
+from marshal_py.client.station import Station
+from marshal_py.errors import ConsumerClosed, InvalidOption, KafkaGroupIsLive, TopicMissing, UnsupportedPlatform
+from marshal_py.protocol.identity import check_id
+from marshal_py.protocol.member import Member
+from marshal_py.protocol.records import PARTITION_MAX, Genesis
+from marshal_py.protocol.routing import route
+from marshal_py.transport.clock import SystemClock
+from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.memory import MemoryDoor
+from marshal_py.transport.settings import default_client_id
+
+VERSION: Final = "marshal_py 0.1.0"
+CONNECT_TIMEOUT_S: Final = 30.0
+EXIT_TIMEOUT_S: Final = 3.0  # what an interpreter that ends without stop() may wait for its releases
+
+_open: weakref.WeakSet[Marshal] = weakref.WeakSet()
+
+
+def connect(servers_or_config: str | Mapping[str, Any] | MemoryDoor, *, client_id: str | None = None,
+            coordination_topic: str = COORDINATION_TOPIC, coordination_partitions: int = COORDINATION_PARTITIONS,
+            timeout_s: float = CONNECT_TIMEOUT_S) -> Marshal:  # fmt: skip
+    """Connects to a cluster and makes sure that the coordination topic is there and sound (PROTOCOL.md L1).
+
+    `servers_or_config`: "host:port,..." or a mapping of librdkafka settings (SASL, TLS, ...). `client_id`: unique per
+    live process; by default host name, pid and random digits. `coordination_partitions` counts only when the topic is
+    created here. Raises ClusterUnreachable after `timeout_s`, CoordinationError, InvalidName, InvalidOption,
+    UnsupportedPlatform.
+    """
+    if sys.platform == "win32":
+        raise UnsupportedPlatform("marshal_py", "Windows", "run it on Linux or macOS, or inside WSL")
+    if not 1 <= coordination_partitions <= PARTITION_MAX:
+        raise InvalidOption("coordination_partitions", coordination_partitions, f"1 to {PARTITION_MAX}")
+    door = servers_or_config if isinstance(servers_or_config, MemoryDoor) else KafkaDoor(servers_or_config, timeout_s)
+    given = client_id or f"{default_client_id()}-{os.getpid()}-{secrets.token_hex(3)}"
+    return Marshal(door, check_id("client_id", given), coordination_topic, coordination_partitions, timeout_s)
+
+
+class Marshal:
+    """A connection. A context manager; leaving it stops its consumers. Made by `connect`."""
+
+    def __init__(self, door: KafkaDoor | MemoryDoor, client_id: str, topic: str, partitions: int,
+                 timeout_s: float) -> None:  # fmt: skip
+        self.client_id = client_id
+        self.coordination_topic = topic
+        self._door = door
+        self._timeout_s = timeout_s
+        self._consumers: list[Consumer] = []
+        self._closed = False
+        servers = str(door.given["bootstrap.servers"]) if isinstance(door, KafkaDoor) else "memory"
+        self._loop = Loop(door.log(topic, client_id), door.admin(), SystemClock(), servers, topic, secrets.token_bytes)
+        try:
+            self._loop.start()
+            self.root: Genesis = self._loop.open_root(partitions, timeout_s)
+        except BaseException:
+            self._loop.close(0.0)
+            raise
+        _open.add(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:  # fmt: skip
+        self.close()
+
+    def consumer(self, group: str, topics: Sequence[str], **options: Any) -> Consumer:
+        """Joins `group` as a consumer of `topics`; returns once the group has it.
+
+        Options are those of ConsumerOptions: delivery ("at_least_once" | "at_most_once"), policy, member,
+        heartbeat_interval_s=2.0, max_claims, capacity, fast_reclaim, start ("committed" | "earliest" | "latest"),
+        start_fallback, handler_timeout_s=300, unacked_max, prefetch_messages, grant_messages, deliver_late,
+        join_live_kafka_group, mirror_offsets, on_claim(info), on_lost(info, reason), key_deserializer,
+        value_deserializer, settings (librdkafka's, for the data consumer).
+
+        Raises InvalidName, InvalidOption, TopicMissing, KafkaGroupIsLive, ModeMismatch, GroupDeleted, GroupOpaque,
+        CoordinationError, ClusterUnreachable.
+        """
+        self._loop.check_process("Marshal")
+        if self._closed:
+            raise ConsumerClosed("Marshal", "it was closed")
+        check_id("group", group)
+        names = check_topics(topics)
+        try:
+            chosen = ConsumerOptions(**options)
+        except TypeError as error:
+            raise InvalidOption("consumer()", sorted(options), str(error)) from error
+        loop = self._loop
+        deadline = time.monotonic() + self._timeout_s
+        counts = self._check(group, names, chosen)
+        number = route(group, self.root.partitions)
+        world = loop.open_world(number, None if number == 0 else self.root, deadline)
+        source = self._door.source(group, self.client_id, chosen.settings)
+        source.learn(names)
+        with loop.lock:
+            member = Member(world, group, chosen.member_options(self.client_id, names, VERSION), secrets.token_bytes)
+            member.intent.counts.update(counts)
+        station = Station(loop, number, member, source, chosen, self.root.incarnation)
+        consumer = Consumer(loop, station)
+        self._consumers.append(consumer)
+        loop.add(station)
+        try:
+            consumer.wait_joined(max(1.0, deadline - time.monotonic()))
+        except BaseException:
+            consumer.stop(EXIT_TIMEOUT_S)
+            raise
+        return consumer
+
+    def _check(self, group: str, topics: Sequence[str], options: ConsumerOptions) -> dict[str, int]:
+        """Topics exist; no ordinary Kafka consumers share the group id (D7)."""
+        counts: dict[str, int] = {}
+        for topic in topics:
+            count = self._loop.admin.partition_count(topic)
+            if count is None:
+                raise TopicMissing(topic)
+            counts[topic] = count
+        if not options.join_live_kafka_group:
+            live = self._loop.admin.live_kafka_members(group)
+            if live:
+                raise KafkaGroupIsLive(group, live)
+        return counts
+
+    @property
+    def waiting_for(self) -> str:
+        """What the connection is waiting for, in words for people; "" when all is well."""
+        return self._loop.log.waiting_for()
+
+    def close(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
+        """Stops every consumer, sends what is queued, disconnects. Twice is once."""
+        self._loop.check_process("Marshal")
+        if self._closed:
+            return
+        self._closed = True
+        for consumer in self._consumers:
+            consumer.stop(timeout_s)
+        self._loop.close(timeout_s)
+        _open.discard(self)
+
+
+def _close_all() -> None:
+    """Interpreter exit without stop: release what can be released quickly. A fork owns nothing."""
+    for marshal in list(_open):
+        if marshal._loop.pid == os.getpid():
+            with contextlib.suppress(Exception):
+                marshal.close(EXIT_TIMEOUT_S)
+
+
+atexit.register(_close_all)
+
+
+def stop_on_signals(*consumers: Consumer, signals: Sequence[int] = (signal.SIGTERM, signal.SIGINT)) -> None:
+    """Ends the iteration of these consumers when a signal comes; the program then leaves its `with` block as usual.
+
+    The library installs no handlers by itself. Call it from the main thread; the former handlers are replaced. A second
+    signal of the same kind gets the default treatment.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise InvalidOption("stop_on_signals", threading.current_thread().name, "call it from the main thread")
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        for consumer in consumers:
+            consumer.request_stop()
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in signals:
+        signal.signal(number, handle)

@@ -1,0 +1,160 @@
+"""What users handle: messages and batches, and how their acks find the way back. No waiting, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any
+
+from marshal_py.protocol.delivery import AtLeastOnce, Run
+from marshal_py.protocol.identity import Token, TopicPartition
+from marshal_py.transport.ports import RawMessage
+
+if TYPE_CHECKING:
+    from marshal_py.client.buffers import Delivered
+
+_VALUE = methodcaller("value")
+
+
+class Message:
+    """One message, handed over under a claim. Attributes are read-only.
+
+    `key` and `value` are bytes (None for a tombstone), or what the consumer's deserializers made of them. `timestamp`
+    is ms since 1970, -1 if there is none. `token` fences writes to the outside (PROTOCOL.md K1).
+    """
+
+    __slots__ = ("_delivered", "_index", "_raw")
+
+    def __init__(self, raw: RawMessage, delivered: Delivered, index: int) -> None:
+        self._raw = raw
+        self._delivered = delivered
+        self._index = index
+
+    @property
+    def topic(self) -> str:
+        return self._delivered.claim.tp.topic
+
+    @property
+    def partition(self) -> int:
+        return self._delivered.claim.tp.partition
+
+    @property
+    def offset(self) -> int:
+        offset = self._raw.offset()
+        assert offset is not None
+        return offset
+
+    @property
+    def key(self) -> Any:
+        return self._delivered.read_key(self._raw)
+
+    @property
+    def value(self) -> Any:
+        return self._delivered.read_value(self._raw)
+
+    @property
+    def headers(self) -> list[tuple[str, bytes]]:
+        return self._raw.headers() or []
+
+    @property
+    def timestamp(self) -> int:
+        kind, at_ms = self._raw.timestamp()
+        return at_ms if kind else -1
+
+    @property
+    def token(self) -> Token:
+        return self._delivered.token
+
+    @property
+    def delivery_count(self) -> int:
+        """1 for a first delivery; more if an earlier owner is known to have begun it (at least once only)."""
+        tracker = self._delivered.claim.tracker
+        return tracker.delivery_count(self.offset) if isinstance(tracker, AtLeastOnce) else 1
+
+    def ack(self) -> bool:
+        """The message is done. From any thread, in any order; twice is once.
+
+        False if the ack came too late: the claim has been released or lost, and the message will be delivered again.
+        At most once needs no acks; there it tells that the handler has returned.
+        """
+        return self._delivered.finish(self._index)
+
+    def in_progress(self) -> None:
+        """The handler is still at work: begins its `handler_timeout_s` anew (D4)."""
+        self._delivered.touch()
+
+    def __repr__(self) -> str:
+        return f"Message({self.topic}:{self.partition}@{self.offset}, token={self.token})"
+
+
+class Part:
+    """The messages of one partition in a Batch: what speed needs, without an object per message."""
+
+    __slots__ = ("_delivered", "_first", "raw")
+
+    def __init__(self, raw: Sequence[RawMessage], delivered: Delivered, first: int) -> None:
+        self.raw = raw
+        self._delivered = delivered
+        self._first = first
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return self._delivered.claim.tp
+
+    @property
+    def token(self) -> Token:
+        return self._delivered.token
+
+    @property
+    def values(self) -> list[Any]:
+        if self._delivered.reads_raw_values:
+            return list(map(_VALUE, self.raw))
+        read = self._delivered.read_value
+        return [read(raw) for raw in self.raw]
+
+    @property
+    def keys(self) -> list[Any]:
+        read = self._delivered.read_key
+        return [read(raw) for raw in self.raw]
+
+    @property
+    def offsets(self) -> list[int]:
+        return [raw.offset() or 0 for raw in self.raw]
+
+    def ack(self) -> bool:
+        """All messages of this part are done. False if that came too late."""
+        return self._delivered.finish_range(self._first, self._first + len(self.raw))
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    def __iter__(self) -> Iterator[Message]:
+        delivered, first = self._delivered, self._first
+        for index, raw in enumerate(self.raw):
+            yield Message(raw, delivered, first + index)
+
+
+class Batch:
+    """What one `fetch` returned: messages of one or more partitions, in offset order per partition."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = parts
+
+    def ack(self) -> bool:
+        """All messages are done. False if for some of them that came too late."""
+        return all([part.ack() for part in self.parts])
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def __bool__(self) -> bool:
+        return bool(self.parts)
+
+    def __iter__(self) -> Iterator[Message]:
+        for part in self.parts:
+            yield from part
+
+
+__all__ = ["Batch", "Message", "Part", "Run"]

@@ -1,0 +1,117 @@
+"""Settings of a consumer, with units, defaults, bounds and reasons. Checks; does nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from marshal_py.errors import InvalidName, InvalidOption
+from marshal_py.protocol.assignment import DEFAULT_POLICY, POLICIES
+from marshal_py.protocol.identity import check_id
+from marshal_py.protocol.ready import MemberOptions
+from marshal_py.protocol.records import INTERVAL_MS_MAX, INTERVAL_MS_MIN, MODES, PARTITION_MAX
+
+if TYPE_CHECKING:
+    from marshal_py.client.loop import ClaimInfo
+
+Delivery = Literal["at_least_once", "at_most_once"]
+Start = Literal["committed", "earliest", "latest"]
+
+HEARTBEAT_INTERVAL_S: Final = 2.0  # fail-over in about two of these; a third of it is one small record per consumer
+HANDLER_TIMEOUT_S: Final = 300.0  # Kafka's max.poll.interval: long for a handler, short for a hung one
+UNACKED_MAX: Final = 100_000  # offsets tracked per partition; at the bound fetching stops (D1)
+PREFETCH_MESSAGES: Final = 1_000  # taken from librdkafka at once: amortises the call, bounds what a release drops
+GRANT_MESSAGES: Final = 1_000  # claimed at once at most once: what a crash may lose per partition, twice with the next
+COORDINATION_TOPIC: Final = "__marshal"
+COORDINATION_PARTITIONS: Final = 16
+
+OnClaim = Callable[["ClaimInfo"], None]
+OnLost = Callable[["ClaimInfo", str], None]
+Deserializer = Callable[[bytes | None, Any], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerOptions:
+    """Everything `Marshal.consumer` takes beside the group and the topics. Raises InvalidOption, InvalidName."""
+
+    delivery: Delivery = "at_least_once"
+    policy: str | None = None
+    member: str | None = None
+    heartbeat_interval_s: float = HEARTBEAT_INTERVAL_S
+    max_claims: int | None = None
+    capacity: int = 1
+    fast_reclaim: bool = False
+    start: Start = "committed"
+    start_fallback: Literal["earliest", "latest"] = "latest"  # Kafka's own default for a group without offsets
+    handler_timeout_s: float = HANDLER_TIMEOUT_S
+    unacked_max: int = UNACKED_MAX
+    prefetch_messages: int = PREFETCH_MESSAGES
+    grant_messages: int = GRANT_MESSAGES
+    deliver_late: bool = False
+    join_live_kafka_group: bool = False
+    mirror_offsets: bool = True
+    on_claim: OnClaim | None = None
+    on_lost: OnLost | None = None
+    key_deserializer: Deserializer | None = None
+    value_deserializer: Deserializer | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _one_of("delivery", self.delivery, tuple(MODES))
+        _one_of("start", self.start, ("committed", "earliest", "latest"))
+        _one_of("start_fallback", self.start_fallback, ("earliest", "latest"))
+        if self.policy is not None:
+            _one_of("policy", self.policy, tuple(POLICIES))
+        if self.member is not None:
+            check_id("member", self.member)
+        _within("heartbeat_interval_s", self.heartbeat_interval_s, INTERVAL_MS_MIN / 1000, INTERVAL_MS_MAX / 1000,
+                "shorter ones make traffic and false alarms, longer ones make slow take-overs")  # fmt: skip
+        _within("handler_timeout_s", self.handler_timeout_s, 1.0, 86_400.0,
+                "a partition whose handler runs longer is handed to somebody else")  # fmt: skip
+        _within("max_claims", self.max_claims or 1, 1, PARTITION_MAX + 1, "None means no limit")
+        if self.max_claims == 0:
+            raise InvalidOption("max_claims", 0, "None means no limit; a consumer without partitions is no consumer")
+        _within("capacity", self.capacity, 1, 1_000_000, "a weight relative to the other members'")
+        _within("unacked_max", self.unacked_max, 1, 10_000_000, "it bounds memory per partition")
+        _within("prefetch_messages", self.prefetch_messages, 1, 1_000_000, "it bounds memory")
+        _within("grant_messages", self.grant_messages, 1, 1_000_000, "it bounds what a crash loses at most once")
+
+    def member_options(self, client_id: str, topics: tuple[str, ...], library: str) -> MemberOptions:
+        return MemberOptions(
+            client_id=client_id,
+            mode=MODES[self.delivery],
+            topics=topics,
+            interval_ms=round(self.heartbeat_interval_s * 1000),
+            member=self.member or "",
+            capacity=self.capacity,
+            claims_max=self.max_claims or 0,
+            policy=self.policy or DEFAULT_POLICY,
+            handler_timeout_ms=round(self.handler_timeout_s * 1000),
+            fast_reclaim=self.fast_reclaim,
+            deliver_late=self.deliver_late,
+            library=library,
+        )
+
+
+def check_topics(topics: Sequence[str]) -> tuple[str, ...]:
+    """The topics of a consumer, each once, in the order given."""
+    if isinstance(topics, str):
+        raise InvalidOption("topics", topics, "a sequence of topic names, not one string")
+    names = tuple(dict.fromkeys(check_id("topic", topic) for topic in topics))
+    if not names:
+        raise InvalidOption("topics", topics, "name at least one topic")
+    for name in names:
+        if len(name) > 249 or not all(c.isascii() and (c.isalnum() or c in "._-") for c in name):
+            raise InvalidName("topic", name, "Kafka takes 1 to 249 of the characters a-z A-Z 0-9 . _ -")
+    return names
+
+
+def _one_of(option: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InvalidOption(option, value, "one of " + ", ".join(allowed))
+
+
+def _within(option: str, value: float, least: float, most: float, reason: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise InvalidOption(option, value, f"a number from {least:g} to {most:g}: {reason}")

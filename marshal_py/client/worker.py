@@ -1,0 +1,42 @@
+"""One daemon thread for questions that wait for the network, so that the loop never does. Runs closures in order."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+from marshal_py.errors import MarshalError
+
+log = logging.getLogger("marshal_py")
+
+
+class Worker:
+    """A queue and a thread. No executor of the standard library: theirs end before `atexit` handlers run."""
+
+    def __init__(self, name: str) -> None:
+        self._tasks: queue.SimpleQueue[tuple[str, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._waiting: set[str] = set()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, what: str, task: Callable[[], None]) -> None:
+        """Runs `task` later. A task of the same name that still waits is not queued twice."""
+        if what not in self._waiting:
+            self._waiting.add(what)
+            self._tasks.put((what, task))
+
+    def _run(self) -> None:
+        while (item := self._tasks.get()) is not None:
+            what, task = item
+            self._waiting.discard(what)
+            try:
+                task()
+            except MarshalError as error:
+                # What is still wanted is asked again by the member's next tick; the log tells why it took longer.
+                log.warning("%s: %s", what, error, extra={"marshal_task": what})
+
+    def close(self, timeout_s: float) -> None:
+        self._tasks.put(None)
+        self._thread.join(timeout_s)

@@ -1,0 +1,155 @@
+"""The door into Kafka: the coordination log over confluent_kafka, and what makes the other two ports.
+
+Reads with `poll` and then drains: `consume(n, timeout)` would wait for n messages or the whole timeout. Decides
+nothing: gaps and foreign records are the fold's to judge; this file only says what the cluster answered.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from marshal_py.errors import ClusterUnreachable, HistoryTruncated, TopicRecreated
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.transport import settings
+from marshal_py.transport.embedded import FETCH_WAIT_MS, is_embedded
+from marshal_py.transport.kafka_admin import KafkaAdmin, asker, cluster_id, list_bounds
+from marshal_py.transport.kafka_source import KafkaSource
+from marshal_py.transport.ports import Bounds, LogRecord
+
+DRAIN_MAX: Final = 10_000  # records taken at once: bounds the memory and the time under the caller's lock
+LOG_FETCH_WAIT_MS: Final = 100  # an idle fetch per 100 ms and client; a broker answers at once when a record comes
+BOUNDS_TIMEOUT_S: Final = 10.0
+
+# Errors of a produce that no later attempt can mend.
+_REFUSALS: Final = frozenset({
+    KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION,
+})  # fmt: skip
+
+
+class KafkaLog:
+    """CoordinationLog over a Consumer and a Producer."""
+
+    def __init__(self, given: settings.Settings, topic: str, client_id: str, fetch_wait_ms: int) -> None:
+        self.topic = topic
+        self._servers = str(given["bootstrap.servers"])
+        self._down = threading.Event()
+        self._trouble = ""
+        self._refused = ""
+        self._followed: dict[int, int] = {}  # log -> next offset
+        reader = settings.log_reader(given, client_id, fetch_wait_ms)
+        self._consumer = Consumer({**reader, "error_cb": self._on_error})
+        self._asker = asker(given, client_id)
+        self._producer = Producer({**settings.log_writer(given, client_id), "error_cb": self._on_error})
+
+    def _on_error(self, error: KafkaError) -> None:
+        """librdkafka's own thread of events: what the connection suffers from, for `waiting_for`."""
+        if error.code() in _REFUSALS:
+            self._refused = error.str()
+        self._trouble = error.str()
+
+    def follow(self, log: int, offset: int) -> None:
+        at = KafkaPartition(self.topic, log, offset)
+        if not self._followed:
+            # See KafkaSource.learn: an assignment of an unknown topic waits for librdkafka's next look.
+            try:
+                self._consumer.list_topics(self.topic, timeout=BOUNDS_TIMEOUT_S)
+            except KafkaException as error:
+                raise ClusterUnreachable(self._servers, f"metadata of {self.topic}", str(error.args[0])) from error
+        if log in self._followed:
+            self._consumer.incremental_unassign([at])
+        self._followed[log] = offset
+        self._consumer.incremental_assign([at])
+
+    def poll(self, timeout_s: float) -> list[LogRecord]:
+        self._producer.poll(0)
+        first = self._consumer.poll(timeout_s)
+        if first is None:
+            return []
+        records: list[LogRecord] = []
+        for message in (first, *self._consumer.consume(DRAIN_MAX, 0)):
+            error = message.error()
+            if error is not None:
+                self._read_error(message, error)
+                continue
+            log, offset = message.partition(), message.offset()
+            assert log is not None
+            assert offset is not None
+            self._followed[log] = offset + 1
+            value = message.value()
+            records.append(LogRecord(log, offset, value, message.timestamp()[1]))
+        if records:
+            self._trouble = ""
+        return records
+
+    def _read_error(self, message: Message, error: KafkaError) -> None:
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            log = message.partition() or 0
+            at = self._followed[log]
+            bounds = self.bounds(log, BOUNDS_TIMEOUT_S)
+            if at < bounds.first:
+                raise HistoryTruncated(log, bounds.first)
+            raise TopicRecreated(log, f"offset {at}", f"the log's end at {bounds.end}")
+        if error.code() in _REFUSALS:
+            self._refused = error.str()
+        self._trouble = error.str()
+
+    def append(self, log: int, key: bytes, value: bytes) -> bool:
+        try:
+            self._producer.produce(self.topic, value, key, log, on_delivery=self._on_delivery)
+        except BufferError:
+            self._trouble = "the producer's queue is full"
+            return False
+        except KafkaException as error:
+            self._trouble = str(error.args[0])
+            return False
+        return True
+
+    def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            self._trouble = ""
+        else:
+            self._on_error(error)
+
+    def bounds(self, log: int, timeout_s: float) -> Bounds:
+        # Not by the reading consumer: its own question waited for as long as another thread polled it (seen: 10 s).
+        tp = TopicPartition(self.topic, log)
+        return list_bounds(self._asker, [tp], timeout_s, self._servers)[tp]
+
+    def waiting_for(self) -> str:
+        return self._trouble
+
+    def refused(self) -> str:
+        return self._refused
+
+    def close(self, flush_s: float) -> None:
+        self._producer.flush(flush_s)
+        self._producer.purge(blocking=False)
+        self._consumer.close()
+
+
+class KafkaDoor:
+    """Door into a Kafka cluster, the embedded broker included."""
+
+    def __init__(self, servers: str | Mapping[str, Any], connect_timeout_s: float) -> None:
+        """Asks the cluster who it is. Raises ClusterUnreachable after `connect_timeout_s`, InvalidOption."""
+        self.given = settings.from_user(servers)
+        self.client_id = str(self.given.get("client.id", settings.default_client_id()))
+        self.embedded = is_embedded(cluster_id(self.given, self.client_id, connect_timeout_s))
+        self.name = "embedded" if self.embedded else "kafka"
+        self.timeout_s = connect_timeout_s
+
+    def log(self, topic: str, client_id: str) -> KafkaLog:
+        return KafkaLog(self.given, topic, client_id, FETCH_WAIT_MS if self.embedded else LOG_FETCH_WAIT_MS)
+
+    def source(self, group: str, client_id: str, extra: Mapping[str, Any]) -> KafkaSource:
+        wait_ms = FETCH_WAIT_MS if self.embedded else None
+        return KafkaSource(settings.data_reader({**self.given, **extra}, client_id, group, wait_ms))
+
+    def admin(self) -> KafkaAdmin:
+        return KafkaAdmin(self.given, self.client_id, self.embedded, self.timeout_s)

@@ -1,0 +1,230 @@
+"""Questions to a Kafka cluster and the few changes that consumers need: the coordination topic, offsets, groups.
+
+Everything here may wait for the network and is called from a worker thread. Kafka's errors become ours, with the way
+out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Final, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported, but not by name
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, WrongTopicSetting
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.transport import embedded, settings
+from marshal_py.transport.ports import CAPABILITIES, Bounds
+
+T = TypeVar("T")
+
+SAFE_BROKERS: Final = 3  # L1: from three brokers on, the coordination topic is replicated
+SAFE_ISR: Final = 2
+CREATED_TIMEOUT_S: Final = 15.0
+_FOREVER: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+_DENIED: Final = frozenset({
+    KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.POLICY_VIOLATION,
+    KafkaError.INVALID_REPLICATION_FACTOR, KafkaError.INVALID_CONFIG,
+})  # fmt: skip
+
+
+def cluster_id(given: settings.Settings, client_id: str, timeout_s: float) -> str | None:
+    """The cluster's id, by its metadata. Raises ClusterUnreachable."""
+    client = AdminClient(settings.admin(given, client_id))
+    try:
+        answer: str | None = client.list_topics(timeout=timeout_s).cluster_id
+        return answer
+    except KafkaException as error:
+        raise ClusterUnreachable(str(given["bootstrap.servers"]), "the cluster's metadata", _text(error)) from error
+
+
+def asker(given: settings.Settings, client_id: str) -> AdminClient:
+    """A client for questions alone."""
+    return AdminClient(settings.admin(given, client_id))
+
+
+def list_bounds(client: AdminClient, tps: Sequence[TopicPartition], timeout_s: float,
+                servers: str) -> dict[TopicPartition, Bounds]:  # fmt: skip
+    """First and end offsets of partitions, in two requests for all. Raises ClusterUnreachable."""
+    found: list[dict[TopicPartition, int]] = []
+    for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):  # type: ignore[no-untyped-call]
+        wanted = {KafkaPartition(*tp): spec for tp in tps}
+        try:
+            futures = client.list_offsets(wanted, request_timeout=timeout_s)
+            found.append({TopicPartition(tp.topic, tp.partition): future.result(timeout_s).offset
+                          for tp, future in futures.items()})  # fmt: skip
+        except (KafkaException, TimeoutError) as error:
+            reason = _text(error) if isinstance(error, KafkaException) else "no answer in time"
+            names = ", ".join(map(str, tps[:3]))
+            raise ClusterUnreachable(servers, f"the ends of {names}", reason) from error
+    return {tp: Bounds(found[0][tp], found[1][tp]) for tp in tps}
+
+
+def _text(error: KafkaException) -> str:
+    cause = error.args[0] if error.args else error
+    return cause.str() if isinstance(cause, KafkaError) else str(cause)
+
+
+def _code(error: KafkaException) -> int:
+    cause = error.args[0] if error.args else None
+    return cause.code() if isinstance(cause, KafkaError) else KafkaError.UNKNOWN
+
+
+class KafkaAdmin:
+    """ClusterAdmin over an AdminClient; a Consumer without assignment per group answers for committed offsets."""
+
+    def __init__(self, given: settings.Settings, client_id: str, is_embedded: bool, timeout_s: float) -> None:
+        self._given, self._client_id, self._timeout_s = given, client_id, timeout_s
+        self._embedded = is_embedded
+        self.capabilities = embedded.CAPABILITIES if is_embedded else CAPABILITIES
+        self._client = AdminClient(settings.admin(given, client_id))
+        self._groups: dict[str, Consumer] = {}
+        self._servers = str(given["bootstrap.servers"])
+
+    def _ask(self, what: str, question: Callable[[], T]) -> T:
+        try:
+            return question()
+        except KafkaException as error:
+            raise ClusterUnreachable(self._servers, what, _text(error)) from error
+
+    def _wait(self, what: str, future: Future[T]) -> T:
+        return self._ask(what, lambda: future.result(self._timeout_s))
+
+    # --- topics
+
+    def prepare_coordination(self, topic: str, partitions: int) -> int:
+        found = self.partition_count(topic)
+        if found is None:
+            self._create(topic, partitions)
+            found = self.partition_count(topic)
+            if found is None:
+                raise CoordinationTopicMissing(topic, "it did not appear after it was created", self._command(topic, 1))
+        if "describe_config" in self.capabilities:
+            self._check(topic)
+        return found
+
+    def _command(self, topic: str, replicas: int) -> str:
+        extra = f" --config min.insync.replicas={SAFE_ISR}" if replicas >= SAFE_BROKERS else ""
+        return (
+            f"kafka-topics.sh --bootstrap-server {self._servers} --create --topic {topic} --partitions 16 "
+            f"--replication-factor {replicas} --config cleanup.policy=delete --config retention.ms=-1 "
+            f"--config retention.bytes=-1{extra} --config unclean.leader.election.enable=false"
+        )
+
+    def _create(self, topic: str, partitions: int) -> None:
+        brokers = len(self._metadata(None).brokers)
+        replicas = min(brokers, SAFE_BROKERS)
+        if "create_topic" not in self.capabilities:
+            raise CoordinationTopicMissing(topic, "the embedded broker creates topics only through its Broker object",
+                                           f"broker.create_topic({topic!r}, {partitions})")  # fmt: skip
+        config = {**_FOREVER, "unclean.leader.election.enable": "false"}
+        if replicas >= SAFE_BROKERS:
+            config["min.insync.replicas"] = str(SAFE_ISR)
+        request = NewTopic(topic, num_partitions=partitions, replication_factor=replicas, config=config)
+        try:
+            self._client.create_topics([request], operation_timeout=self._timeout_s)[topic].result(CREATED_TIMEOUT_S)
+        except KafkaException as error:
+            if _code(error) == KafkaError.TOPIC_ALREADY_EXISTS:
+                return  # another client was faster
+            if _code(error) in _DENIED:
+                raise CoordinationTopicMissing(topic, _text(error), self._command(topic, replicas)) from error
+            raise ClusterUnreachable(self._servers, f"creation of {topic}", _text(error)) from error
+
+    def _check(self, topic: str) -> None:
+        """L1: every setting that could lose history, by name."""
+        found = self.settings(topic)
+        alter = f"kafka-configs.sh --bootstrap-server {self._servers} --alter --topic {topic}"
+        for key, wanted in _FOREVER.items():
+            if key in found and found[key] != wanted:
+                raise WrongTopicSetting(topic, key, found[key], wanted, f"{alter} --add-config {key}={wanted}")
+        if len(self._metadata(None).brokers) < SAFE_BROKERS:
+            return
+        replicas = min(len(p.replicas) for p in self._metadata(topic).topics[topic].partitions.values())
+        if replicas < SAFE_BROKERS:
+            raise WrongTopicSetting(topic, "replication factor", str(replicas), f"{SAFE_BROKERS} on this cluster",
+                                    f"kafka-reassign-partitions.sh --bootstrap-server {self._servers}, or delete the "
+                                    f"topic and let it be created again")  # fmt: skip
+        if int(found.get("min.insync.replicas", SAFE_ISR)) < SAFE_ISR:
+            raise WrongTopicSetting(topic, "min.insync.replicas", found["min.insync.replicas"], str(SAFE_ISR),
+                                    f"{alter} --add-config min.insync.replicas={SAFE_ISR}")  # fmt: skip
+        if found.get("unclean.leader.election.enable", "false") != "false":
+            raise WrongTopicSetting(topic, "unclean.leader.election.enable", "true", "false",
+                                    f"{alter} --add-config unclean.leader.election.enable=false")  # fmt: skip
+
+    def _metadata(self, topic: str | None) -> Any:
+        # The embedded broker creates a topic that is asked for by name, so there all are listed.
+        name = None if self._embedded else topic
+        return self._ask("metadata", lambda: self._client.list_topics(name, timeout=self._timeout_s))
+
+    def partition_count(self, topic: str) -> int | None:
+        found = self._metadata(topic).topics.get(topic)
+        if found is None or not found.partitions:
+            return None
+        return len(found.partitions)
+
+    def topic_id(self, topic: str) -> str:
+        if self._embedded:
+            return ""
+        future = self._client.describe_topics(TopicCollection([topic]), request_timeout=self._timeout_s)[topic]
+        try:
+            return str(future.result(self._timeout_s).topic_id)
+        except KafkaException as error:
+            if _code(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return "missing"
+            raise ClusterUnreachable(self._servers, f"the id of {topic}", _text(error)) from error
+
+    def settings(self, topic: str) -> dict[str, str]:
+        if "describe_config" not in self.capabilities:
+            return {}
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        entries = self._wait(f"the settings of {topic}", self._client.describe_configs([resource])[resource])
+        return {name: str(entry.value) for name, entry in entries.items()}
+
+    # --- offsets
+
+    def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        return list_bounds(self._client, tps, self._timeout_s, self._servers)
+
+    def _group(self, group: str) -> Consumer:
+        found = self._groups.get(group)
+        if found is None:
+            found = self._groups[group] = Consumer(settings.data_reader(self._given, self._client_id, group, None))
+        return found
+
+    def committed(self, group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        consumer = self._group(group)
+        wanted = [KafkaPartition(*tp) for tp in tps]
+        found = self._ask(f"committed offsets of {group}", lambda: consumer.committed(wanted, self._timeout_s))
+        return {TopicPartition(p.topic, p.partition): p.offset for p in found if p.offset >= 0 and p.error is None}
+
+    def commit(self, group: str, positions: Mapping[TopicPartition, int]) -> str:
+        offsets = [KafkaPartition(*tp, offset) for tp, offset in positions.items()]
+        try:
+            answers = self._group(group).commit(offsets=offsets, asynchronous=False)
+        except KafkaException as error:
+            return _text(error)
+        return next((answer.error.str() for answer in answers or [] if answer.error is not None), "")
+
+    def live_kafka_members(self, group: str) -> int:
+        future = self._client.describe_consumer_groups([group], request_timeout=self._timeout_s)[group]
+        try:
+            return len(future.result(self._timeout_s).members)
+        except KafkaException as error:
+            if _code(error) in (KafkaError.GROUP_ID_NOT_FOUND, KafkaError._UNSUPPORTED_FEATURE,
+                                KafkaError.GROUP_AUTHORIZATION_FAILED):  # fmt: skip
+                return 0  # no such group, or a cluster that cannot tell: nobody is known to be alive
+            raise ClusterUnreachable(self._servers, f"the members of group {group}", _text(error)) from error
+
+    def close(self) -> None:
+        for consumer in self._groups.values():
+            consumer.close()
+        self._groups.clear()

@@ -1,0 +1,175 @@
+"""Data messages from Kafka: explicit assignment, no group membership, no commits, no resets.
+
+Groups what librdkafka hands out into chunks of one partition without a Python step per message where it can: this is
+the hot path of every consumer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from marshal_py.errors import ClusterUnreachable
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.transport.ports import Chunk, OutOfRange
+
+# Errors on a partition that pass by themselves; librdkafka retries them.
+_PASSING: Final = frozenset({
+    KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._PARTITION_EOF, KafkaError._TIMED_OUT,
+    KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.REQUEST_TIMED_OUT,
+    KafkaError._RESOLVE, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION,
+})  # fmt: skip
+
+
+LEARN_TIMEOUT_S: Final = 10.0
+
+
+class KafkaSource:
+    """DataSource over one Consumer of librdkafka."""
+
+    def __init__(self, configuration: Mapping[str, Any]) -> None:
+        self._consumer = Consumer(dict(configuration))
+        self._servers = str(configuration["bootstrap.servers"])
+        self._lock = threading.Lock()  # around the assignment: any thread assigns while one polls
+        self._rounds: dict[TopicPartition, int] = {}
+        self._positions: dict[TopicPartition, int] = {}
+        self._round = 0
+        self._topics: dict[str, int] = {}  # topic -> assigned partitions of it
+        self._out: list[OutOfRange] = []
+        self._broken: list[tuple[TopicPartition, str]] = []
+        self._closed = False
+
+    def learn(self, topics: Iterable[str]) -> None:
+        # Without this a consumer that is already connected learns of a new topic at librdkafka's next look, up to a
+        # second later: a third of what a take-over may cost.
+        for topic in topics:
+            try:
+                self._consumer.list_topics(topic, timeout=LEARN_TIMEOUT_S)
+            except KafkaException as error:
+                raise ClusterUnreachable(self._servers, f"metadata of {topic}", str(error.args[0])) from error
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._drop([tp for tp in positions if tp in self._rounds])
+            for tp, offset in positions.items():
+                self._round += 1
+                self._rounds[tp] = self._round
+                self._positions[tp] = offset
+                self._topics[tp.topic] = self._topics.get(tp.topic, 0) + 1
+            self._consumer.incremental_assign([KafkaPartition(*tp, offset) for tp, offset in positions.items()])
+
+    def unassign(self, tps: Iterable[TopicPartition]) -> None:
+        with self._lock:
+            if not self._closed:
+                self._drop([tp for tp in tps if tp in self._rounds])
+
+    def _drop(self, tps: list[TopicPartition]) -> None:
+        if not tps:
+            return
+        for tp in tps:
+            del self._rounds[tp], self._positions[tp]
+            self._topics[tp.topic] -= 1
+            if not self._topics[tp.topic]:
+                del self._topics[tp.topic]
+        self._consumer.incremental_unassign([KafkaPartition(*tp) for tp in tps])
+
+    def pause(self, tps: Iterable[TopicPartition]) -> None:
+        with self._lock:
+            assigned = [KafkaPartition(*tp) for tp in tps if tp in self._rounds]
+            if assigned and not self._closed:
+                self._consumer.pause(assigned)
+
+    def resume(self, positions: Mapping[TopicPartition, int]) -> None:
+        # A paused partition lost what librdkafka had fetched of it, so a fresh assignment costs nothing more.
+        self.assign(positions)
+
+    def round(self, tp: TopicPartition) -> int:
+        return self._rounds.get(tp, 0)
+
+    def poll(self, timeout_s: float, max_messages: int) -> list[Chunk]:
+        rounds = dict(self._rounds) if len(self._rounds) < 64 else self._rounds.copy()
+        messages = self._consumer.consume(max_messages, 0)
+        if not messages and timeout_s > 0:
+            first = self._consumer.poll(timeout_s)
+            if first is None:
+                return []
+            messages = [first, *self._consumer.consume(max_messages - 1, 0)] if max_messages > 1 else [first]
+        if not messages:
+            return []
+        if list(map(Message.error, messages)).count(None) != len(messages):
+            messages = self._take_errors(messages)
+        return self._chunks(messages, rounds)
+
+    def _chunks(self, messages: list[Message], rounds: Mapping[TopicPartition, int]) -> list[Chunk]:
+        """Cuts at every change of partition. The loops over messages run inside C."""
+        count = len(messages)
+        if not count:
+            return []
+        partitions = list(map(Message.partition, messages))
+        many_topics = len(self._topics) != 1
+        topics = list(map(Message.topic, messages)) if many_topics else [messages[0].topic()]
+        if partitions.count(partitions[0]) == count and (not many_topics or topics.count(topics[0]) == count):
+            return [self._chunk(topics[0], partitions[0], messages, rounds)]
+        parts: dict[tuple[str | None, int | None], list[Message]] = {}
+        for at, message in enumerate(messages):
+            parts.setdefault((topics[at] if many_topics else topics[0], partitions[at]), []).append(message)
+        return [self._chunk(topic, partition, part, rounds) for (topic, partition), part in parts.items()]
+
+    def _chunk(self, topic: str | None, partition: int | None, messages: list[Message],
+               rounds: Mapping[TopicPartition, int]) -> Chunk:  # fmt: skip
+        assert topic is not None
+        assert partition is not None
+        tp = TopicPartition(topic, partition)
+        return Chunk(tp, rounds.get(tp, 0), messages)
+
+    def _take_errors(self, messages: list[Message]) -> list[Message]:
+        good: list[Message] = []
+        for message in messages:
+            error = message.error()
+            if error is None:
+                good.append(message)
+                continue
+            topic, partition = message.topic(), message.partition()
+            if topic is None or partition is None or partition < 0 or error.code() in _PASSING:
+                continue
+            tp = TopicPartition(topic, partition)
+            position = self._positions.get(tp, -1)
+            self.unassign([tp])
+            if error.code() == KafkaError._AUTO_OFFSET_RESET:
+                self._out.append(OutOfRange(tp, position))
+            else:
+                self._broken.append((tp, error.str()))
+        return good
+
+    def out_of_range(self) -> list[OutOfRange]:
+        if not self._out:
+            return []
+        out, self._out = self._out, []
+        return out
+
+    def broken(self) -> list[tuple[TopicPartition, str]]:
+        if not self._broken:
+            return []
+        broken, self._broken = self._broken, []
+        return broken
+
+    def end_offset(self, tp: TopicPartition) -> int:
+        if self._closed:
+            return -1
+        try:
+            _, end = self._consumer.get_watermark_offsets(KafkaPartition(*tp), cached=True)
+        except KafkaException:
+            return -1
+        return end if end >= 0 else -1
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._consumer.close()

@@ -1,0 +1,314 @@
+"""A small Kafka in memory, behind the same ports: for unit tests of the fronts. No network, no files, no protocol.
+
+One MemoryBroker stands for a cluster; its MemoryDoor is what `connect` takes instead of servers. Waiting is real, on a
+condition.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from marshal_py.errors import CoordinationTopicMissing, HistoryTruncated, TopicMissing, TopicRecreated
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.transport.ports import CAPABILITIES, Bounds, Chunk, LogRecord, OutOfRange, RawMessage
+
+
+class MemoryMessage:
+    """Twin of confluent_kafka.Message."""
+
+    __slots__ = ("_headers", "_key", "_offset", "_partition", "_timestamp_ms", "_topic", "_value")
+
+    def __init__(self, topic: str, partition: int, offset: int, key: bytes | None, value: bytes | None,
+                 headers: list[tuple[str, bytes]] | None, timestamp_ms: int) -> None:  # fmt: skip
+        self._topic, self._partition, self._offset = topic, partition, offset
+        self._key, self._value, self._headers, self._timestamp_ms = key, value, headers, timestamp_ms
+
+    def topic(self) -> str:
+        return self._topic
+
+    def partition(self) -> int:
+        return self._partition
+
+    def offset(self) -> int:
+        return self._offset
+
+    def key(self) -> bytes | None:
+        return self._key
+
+    def value(self) -> bytes | None:
+        return self._value
+
+    def headers(self) -> list[tuple[str, bytes]] | None:
+        return self._headers
+
+    def timestamp(self) -> tuple[int, int]:
+        return (1, self._timestamp_ms)
+
+
+class MemoryBroker:
+    """Topics, committed offsets, Kafka groups, and switches for faults. Any thread may call anything."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.topics: dict[str, list[list[MemoryMessage]]] = {}
+        self.first: dict[TopicPartition, int] = {}  # offsets below were deleted
+        self.base: dict[TopicPartition, int] = {}  # offset of element 0 of the list
+        self.ids: dict[str, int] = {}
+        self.committed: dict[tuple[str, TopicPartition], int] = {}
+        self.live_kafka: dict[str, int] = {}
+        self.writable = True
+        self.may_create = True
+        self._id = 0
+
+    def create_topic(self, name: str, partitions: int) -> None:
+        with self.changed:
+            self._id += 1
+            self.topics[name] = [[] for _ in range(partitions)]
+            self.ids[name] = self._id
+            self.changed.notify_all()
+
+    def delete_topic(self, name: str) -> None:
+        with self.changed:
+            del self.topics[name]
+            for tp in [tp for tp in (*self.first, *self.base) if tp.topic == name]:
+                self.first.pop(tp, None)
+                self.base.pop(tp, None)
+
+    def grow(self, name: str, partitions: int) -> None:
+        with self.changed:
+            self.topics[name] += [[] for _ in range(partitions - len(self.topics[name]))]
+
+    def produce(self, topic: str, partition: int, value: bytes | None, key: bytes | None = None,
+                headers: list[tuple[str, bytes]] | None = None, timestamp_ms: int = 0) -> int:  # fmt: skip
+        """Appends a message; returns its offset."""
+        with self.changed:
+            if topic not in self.topics:
+                raise TopicMissing(topic)
+            messages = self.topics[topic][partition]
+            offset = self.base.get(TopicPartition(topic, partition), 0) + len(messages)
+            messages.append(MemoryMessage(topic, partition, offset, key, value, headers, timestamp_ms))
+            self.changed.notify_all()
+            return offset
+
+    def delete_records(self, tp: TopicPartition, before: int) -> None:
+        with self.changed:
+            self.first[tp] = before
+
+    def bounds(self, tp: TopicPartition) -> Bounds:
+        messages = self.topics[tp.topic][tp.partition]
+        base = self.base.get(tp, 0)
+        return Bounds(max(self.first.get(tp, 0), base), base + len(messages))
+
+    def read(self, tp: TopicPartition, offset: int, limit: int) -> list[MemoryMessage]:
+        """Messages from `offset` on. The caller holds `changed` and has checked the bounds."""
+        at = offset - self.base.get(tp, 0)
+        return self.topics[tp.topic][tp.partition][at : at + limit]
+
+    def door(self) -> MemoryDoor:
+        return MemoryDoor(self)
+
+
+class MemoryLog:
+    """CoordinationLog over a MemoryBroker."""
+
+    def __init__(self, broker: MemoryBroker, topic: str) -> None:
+        self.broker, self.topic = broker, topic
+        self._at: dict[int, int] = {}
+
+    def follow(self, log: int, offset: int) -> None:
+        self._at[log] = offset
+
+    def poll(self, timeout_s: float) -> list[LogRecord]:
+        with self.broker.changed:
+            found = self._read()
+            if not found and timeout_s > 0:
+                self.broker.changed.wait(timeout_s)
+                found = self._read()
+            return found
+
+    def _read(self) -> list[LogRecord]:
+        found: list[LogRecord] = []
+        for log, at in self._at.items():
+            tp = TopicPartition(self.topic, log)
+            if self.topic not in self.broker.topics:
+                raise TopicRecreated(log, f"offset {at}", "no topic")
+            bounds = self.broker.bounds(tp)
+            if at < bounds.first:
+                raise HistoryTruncated(log, bounds.first)
+            if at > bounds.end:
+                raise TopicRecreated(log, f"offset {at}", f"end {bounds.end}")
+            for message in self.broker.read(tp, at, 10_000):
+                found.append(LogRecord(log, message.offset(), message.value(), message.timestamp()[1]))
+                self._at[log] = message.offset() + 1
+        return found
+
+    def append(self, log: int, key: bytes, value: bytes) -> bool:
+        if not self.broker.writable:
+            return True  # lost on the way, as with a real producer that times out
+        self.broker.produce(self.topic, log, value, key)
+        return True
+
+    def bounds(self, log: int, timeout_s: float) -> Bounds:
+        with self.broker.changed:
+            return self.broker.bounds(TopicPartition(self.topic, log))
+
+    def waiting_for(self) -> str:
+        return ""
+
+    def refused(self) -> str:
+        return ""
+
+    def close(self, flush_s: float) -> None:
+        self._at.clear()
+
+
+class MemorySource:
+    """DataSource over a MemoryBroker."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self.broker = broker
+        self._at: dict[TopicPartition, int] = {}
+        self._paused: set[TopicPartition] = set()
+        self._rounds: dict[TopicPartition, int] = {}
+        self._round = 0
+        self._out: list[OutOfRange] = []
+        self._closed = False
+
+    def learn(self, topics: Iterable[str]) -> None:
+        pass
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        with self.broker.changed:
+            for tp, offset in positions.items():
+                self._round += 1
+                self._rounds[tp] = self._round
+                self._at[tp] = offset
+                self._paused.discard(tp)
+            self.broker.changed.notify_all()
+
+    def unassign(self, tps: Iterable[TopicPartition]) -> None:
+        with self.broker.changed:
+            for tp in tps:
+                self._at.pop(tp, None)
+                self._rounds.pop(tp, None)
+                self._paused.discard(tp)
+
+    def pause(self, tps: Iterable[TopicPartition]) -> None:
+        with self.broker.changed:
+            self._paused.update(tps)
+
+    def resume(self, positions: Mapping[TopicPartition, int]) -> None:
+        self.assign(positions)
+
+    def round(self, tp: TopicPartition) -> int:
+        return self._rounds.get(tp, 0)
+
+    def poll(self, timeout_s: float, max_messages: int) -> list[Chunk]:
+        with self.broker.changed:
+            found = self._read(max_messages)
+            if not found and timeout_s > 0 and not self._closed:
+                self.broker.changed.wait(timeout_s)
+                found = self._read(max_messages)
+            return found
+
+    def _read(self, max_messages: int) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        for tp, at in list(self._at.items()):
+            if tp in self._paused or tp.topic not in self.broker.topics or max_messages <= 0:
+                continue
+            bounds = self.broker.bounds(tp)
+            if not bounds.first <= at <= bounds.end:
+                self._out.append(OutOfRange(tp, at))
+                self.unassign([tp])
+                continue
+            messages: Sequence[RawMessage] = self.broker.read(tp, at, max_messages)
+            if messages:
+                max_messages -= len(messages)
+                self._at[tp] = at + len(messages)
+                chunks.append(Chunk(tp, self._rounds[tp], messages))
+        return chunks
+
+    def out_of_range(self) -> list[OutOfRange]:
+        out, self._out = self._out, []
+        return out
+
+    def broken(self) -> list[tuple[TopicPartition, str]]:
+        return []
+
+    def end_offset(self, tp: TopicPartition) -> int:
+        with self.broker.changed:
+            return self.broker.bounds(tp).end if tp.topic in self.broker.topics else -1
+
+    def close(self) -> None:
+        with self.broker.changed:
+            self._closed = True
+            self._at.clear()
+            self.broker.changed.notify_all()
+
+
+class MemoryAdmin:
+    """ClusterAdmin over a MemoryBroker."""
+
+    capabilities = CAPABILITIES
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self.broker = broker
+
+    def prepare_coordination(self, topic: str, partitions: int) -> int:
+        with self.broker.changed:
+            if topic not in self.broker.topics:
+                if not self.broker.may_create:
+                    raise CoordinationTopicMissing(topic, "not allowed", "create_topic")
+                self.broker.create_topic(topic, partitions)
+            return len(self.broker.topics[topic])
+
+    def topic_id(self, topic: str) -> str:
+        return str(self.broker.ids.get(topic, ""))
+
+    def partition_count(self, topic: str) -> int | None:
+        with self.broker.changed:
+            return len(self.broker.topics[topic]) if topic in self.broker.topics else None
+
+    def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        with self.broker.changed:
+            return {tp: self.broker.bounds(tp) for tp in tps}
+
+    def committed(self, group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        with self.broker.changed:
+            return {tp: self.broker.committed[group, tp] for tp in tps if (group, tp) in self.broker.committed}
+
+    def commit(self, group: str, positions: Mapping[TopicPartition, int]) -> str:
+        with self.broker.changed:
+            if self.broker.live_kafka.get(group):
+                return "the group has live members"
+            self.broker.committed.update({(group, tp): offset for tp, offset in positions.items()})
+            return ""
+
+    def live_kafka_members(self, group: str) -> int:
+        return self.broker.live_kafka.get(group, 0)
+
+    def settings(self, topic: str) -> dict[str, str]:
+        return {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+
+    def close(self) -> None:
+        pass
+
+
+class MemoryDoor:
+    """Door into a MemoryBroker."""
+
+    name = "memory"
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self.broker = broker
+
+    def log(self, topic: str, client_id: str) -> MemoryLog:
+        return MemoryLog(self.broker, topic)
+
+    def source(self, group: str, client_id: str, settings: Mapping[str, Any]) -> MemorySource:
+        return MemorySource(self.broker)
+
+    def admin(self) -> MemoryAdmin:
+        return MemoryAdmin(self.broker)

@@ -1,0 +1,182 @@
+"""What the fronts ask of a cluster, as Protocols: the coordination log, the data, the administration, the clock.
+
+Three transports implement them: memory.py, kafka*.py, and the kafka ones again over embedded.py. One conformance suite
+runs over all (tests/transport). No protocol decision is made behind a port.
+
+Capabilities that a transport may lack, by name: truncate grow time_lookup describe_config create_topic long_log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from marshal_py.protocol.identity import Instant, TopicPartition
+
+CAPABILITIES = frozenset({"truncate", "grow", "time_lookup", "describe_config", "create_topic", "long_log"})
+
+EARLIEST = "earliest"
+LATEST = "latest"
+
+
+class LogRecord(NamedTuple):
+    """One record of a coordination partition. `timestamp_ms` is for history only: the fold reads no time."""
+
+    log: int
+    offset: int
+    value: bytes | None
+    timestamp_ms: int
+
+
+class RawMessage(Protocol):
+    """A fetched data message: confluent_kafka's own Message, or memory.py's twin of it."""
+
+    def topic(self) -> str | None: ...
+    def partition(self) -> int | None: ...
+    def offset(self) -> int | None: ...
+    def key(self) -> Any: ...
+    def value(self) -> Any: ...
+    def headers(self) -> Any: ...
+    def timestamp(self) -> tuple[int, int]: ...
+
+
+class Chunk(NamedTuple):
+    """Messages of one partition in offset order, as fetched together. `round` is the assignment that fetched them."""
+
+    tp: TopicPartition
+    round: int
+    messages: Sequence[RawMessage]
+
+
+class Bounds(NamedTuple):
+    """First offset that is still there, and the offset after the last."""
+
+    first: int
+    end: int
+
+
+class OutOfRange(NamedTuple):
+    """A fetch position outside what the partition holds (D6)."""
+
+    tp: TopicPartition
+    position: int
+
+
+class Clock(Protocol):
+    def now(self) -> Instant:
+        """The three clocks of this machine, now."""
+
+    def boot_ms(self) -> int:
+        """The boot clock alone: what is asked before every message."""
+
+
+class CoordinationLog(Protocol):
+    """The coordination topic: ordered reads from genesis, appends without waiting. One thread reads; any appends."""
+
+    def follow(self, log: int, offset: int) -> None:
+        """Reads `log` from `offset` on, together with what is followed already."""
+
+    def poll(self, timeout_s: float) -> list[LogRecord]:
+        """Records in order per log; empty after `timeout_s`. Returns at once when there is one.
+
+        Raises HistoryTruncated or TopicRecreated if a followed offset is outside the log.
+        """
+
+    def append(self, log: int, key: bytes, value: bytes) -> bool:
+        """Hands a record to the producer; False if its queue is full (the record is not sent, a later tick sends anew).
+
+        Never waits. What becomes of the record is learned by reading it (T17).
+        """
+
+    def bounds(self, log: int, timeout_s: float) -> Bounds:
+        """Raises ClusterUnreachable after `timeout_s`."""
+
+    def waiting_for(self) -> str:
+        """What the connection is waiting for, in words for people; "" when all is well."""
+
+    def refused(self) -> str:
+        """Why the cluster refuses our writes for good (authorization), "" if it does not."""
+
+    def close(self, flush_s: float) -> None:
+        """Sends what is queued for at most `flush_s`, then lets go."""
+
+
+class DataSource(Protocol):
+    """Messages of the assigned partitions. One thread polls; any assigns."""
+
+    def learn(self, topics: Iterable[str]) -> None:
+        """Looks up who leads the partitions of these topics, so that a later `assign` fetches at once. May wait."""
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Begins or restarts fetching at these positions; a new round begins for each."""
+
+    def unassign(self, tps: Iterable[TopicPartition]) -> None: ...
+
+    def pause(self, tps: Iterable[TopicPartition]) -> None:
+        """Stops fetching without forgetting where."""
+
+    def resume(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Goes on at these positions."""
+
+    def round(self, tp: TopicPartition) -> int:
+        """Number of the current assignment of `tp`, 0 if it is not assigned."""
+
+    def poll(self, timeout_s: float, max_messages: int) -> list[Chunk]:
+        """What has come, at most `max_messages`; empty after `timeout_s`. Returns at once when there is something."""
+
+    def out_of_range(self) -> list[OutOfRange]:
+        """Partitions whose position the cluster refused since the last call; they are not fetched any more."""
+
+    def broken(self) -> list[tuple[TopicPartition, str]]:
+        """Partitions that the cluster refuses to serve, with the reason, since the last call."""
+
+    def end_offset(self, tp: TopicPartition) -> int:
+        """End of the partition as last seen, without asking; -1 before the first answer (then it is not warm)."""
+
+    def close(self) -> None: ...
+
+
+class ClusterAdmin(Protocol):
+    """Questions and changes that may wait; called from a worker thread. All raise ClusterUnreachable."""
+
+    capabilities: frozenset[str]
+
+    def prepare_coordination(self, topic: str, partitions: int) -> int:
+        """Creates or checks the coordination topic (L1); returns its partition count.
+
+        Raises CoordinationTopicMissing, WrongTopicSetting.
+        """
+
+    def topic_id(self, topic: str) -> str:
+        """Something that differs when the topic was recreated; "" where that cannot be known."""
+
+    def partition_count(self, topic: str) -> int | None:
+        """None if there is no such topic."""
+
+    def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]: ...
+
+    def committed(self, group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Kafka's committed offsets; partitions without one are left out."""
+
+    def commit(self, group: str, positions: Mapping[TopicPartition, int]) -> str:
+        """Commits positions for the usual lag tools (D7); returns why Kafka refused, "" if it did not."""
+
+    def live_kafka_members(self, group: str) -> int:
+        """Ordinary Kafka consumers that are alive in the group."""
+
+    def settings(self, topic: str) -> dict[str, str]:
+        """The topic's settings; empty where they cannot be described."""
+
+    def close(self) -> None: ...
+
+
+class Door(Protocol):
+    """A way into a cluster: makes the three ports. `name` says which, for people."""
+
+    name: str
+
+    def log(self, topic: str, client_id: str) -> CoordinationLog: ...
+
+    def source(self, group: str, client_id: str, settings: Mapping[str, Any]) -> DataSource: ...
+
+    def admin(self) -> ClusterAdmin: ...

@@ -1,0 +1,102 @@
+"""librdkafka settings: what the caller gives, what we add where librdkafka's own defaults are slow or wrong for us.
+
+The caller's settings win everywhere but where the protocol would break (L9): those raise InvalidOption.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from typing import Any, Final
+
+from marshal_py.errors import InvalidOption
+
+Settings = dict[str, Any]
+
+# For every client of ours.
+_CONNECTION: Final[Mapping[str, Any]] = {
+    # A restarted broker is back within seconds; the default backs off to 10 s, five of our intervals.
+    "reconnect.backoff.max.ms": 1_000,
+    # Nagle's delay only costs: every record of ours is waited for.
+    "socket.nagle.disable": True,
+    # Stale leaders are asked anew; the default waits up to 5 minutes between looks.
+    "topic.metadata.refresh.interval.ms": 30_000,
+    # Errors come as values and events, not as lines on stderr.
+    "log_level": 3,
+}
+
+_LOG_READER: Final[Mapping[str, Any]] = {
+    "group.id": "marshal-log-reader",  # librdkafka wants one; nothing is ever committed under it
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "auto.offset.reset": "error",  # L9: a reset would skip history in silence
+    "isolation.level": "read_uncommitted",  # L9: every reader must see the same records
+    "fetch.queue.backoff.ms": 1,  # the default pauses fetching for a second whenever the local queue is full
+    "fetch.error.backoff.ms": 50,  # a new leader is there within tens of ms; the default waits half a second
+    "check.crcs": True,
+}
+
+_LOG_WRITER: Final[Mapping[str, Any]] = {
+    "acks": "all",  # L9
+    "enable.idempotence": True,  # L9
+    "linger.ms": 0,  # a record that waits is a hand-over that waits
+    "queue.buffering.max.messages": 10_000,  # a member sends a few records per second; more is a cut-off cluster
+    # Late records are harmless and useless: whoever is still alive sends them anew.
+    "message.timeout.ms": 30_000,
+}
+
+_DATA: Final[Mapping[str, Any]] = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "auto.offset.reset": "error",  # D6: a position outside the log is reported, never reset silently
+    "isolation.level": "read_committed",
+    # The default pauses the fetcher for a second whenever 100,000 messages are queued: it costs a factor of four.
+    "fetch.queue.backoff.ms": 1,
+    "fetch.error.backoff.ms": 50,
+}
+
+_FORBIDDEN: Final[Mapping[str, str]] = {
+    "enable.auto.commit": "positions live in the coordination log; Kafka's committed offsets only mirror them",
+    "auto.offset.reset": "the library reports positions outside the log; use start= for the first start",
+    "group.id": "the group is an argument of consumer()",
+    "enable.idempotence": "the coordination log needs idempotent writes",
+    "acks": "the coordination log needs acks=all",
+    "transactional.id": "the coordination log is written without transactions",
+    "partition.assignment.strategy": "partitions are claimed through the coordination log",
+}
+
+
+def from_user(servers: str | Mapping[str, Any]) -> Settings:
+    """The caller's settings: a bootstrap string or a mapping of librdkafka's keys. Raises InvalidOption."""
+    given: Settings = {"bootstrap.servers": servers} if isinstance(servers, str) else dict(servers)
+    if not given.get("bootstrap.servers"):
+        raise InvalidOption("bootstrap.servers", given.get("bootstrap.servers"), "name at least one host:port")
+    for key, reason in _FORBIDDEN.items():
+        if key in given:
+            raise InvalidOption(key, given[key], reason)
+    return given
+
+
+def log_reader(given: Settings, client_id: str, fetch_wait_ms: int) -> Settings:
+    return {**_CONNECTION, "client.id": client_id, "fetch.wait.max.ms": fetch_wait_ms, **given, **_LOG_READER}
+
+
+def log_writer(given: Settings, client_id: str) -> Settings:
+    keep = {k: v for k, v in given.items() if not k.startswith(("fetch.", "queued."))}
+    return {**_CONNECTION, "client.id": client_id, **keep, **_LOG_WRITER}
+
+
+def data_reader(given: Settings, client_id: str, group: str, fetch_wait_ms: int | None) -> Settings:
+    wait = {} if fetch_wait_ms is None else {"fetch.wait.max.ms": fetch_wait_ms}
+    return {**_CONNECTION, **_DATA, **wait, "client.id": client_id, **given, "group.id": group,
+            "enable.auto.commit": False, "auto.offset.reset": "error"}  # fmt: skip
+
+
+def admin(given: Settings, client_id: str) -> Settings:
+    keep = {k: v for k, v in given.items() if not k.startswith(("fetch.", "queued.", "isolation.", "check."))}
+    return {**_CONNECTION, "client.id": client_id, **keep}
+
+
+def default_client_id() -> str:
+    """Host name; callers add what makes it unique."""
+    return socket.gethostname() or "marshal"

