@@ -6,7 +6,7 @@ Called with the Marshal's lock held, but for the acks, which take it. flow.py de
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from marshal_py.client.message import Message
@@ -73,11 +73,12 @@ class Delivered:
 class Fetched:
     """One chunk in a buffer: `at` is the first message that was not handed over."""
 
-    __slots__ = ("at", "messages", "run")
+    __slots__ = ("at", "messages", "run", "size_bytes")
 
     def __init__(self, messages: Sequence[RawMessage]) -> None:
         self.messages = messages
         self.at = 0
+        self.size_bytes = -1  # of the whole chunk, once somebody has asked
         self.run: Run | None = None
 
 
@@ -100,8 +101,9 @@ class Reserved:
         head, claim = self._head, self._claim
         if not self._left or boot_ms >= self._until_ms or claim.stage is not Stage.OPEN:
             return None
-        if self._buffer.paused_by_user:
-            return None
+        fetched = self._buffer.fetched
+        if self._buffer.paused_by_user or not fetched or fetched[0] is not head:
+            return None  # the second: a fetch inside the iteration has taken the rest
         at = head.at
         raw = head.messages[at]
         run = head.run
@@ -148,6 +150,22 @@ class Buffer:
         if isinstance(claim.tracker, AtLeastOnce):
             for part in self.fetched:
                 part.run = claim.tracker.add(offsets_of(part.messages))
+
+    def bytes_of(self, count: int, size: Callable[[RawMessage], int]) -> int:
+        """Size of the next `count` messages. Whole chunks are measured once: a waiting fetch asks again and again."""
+        total = 0
+        for part in self.fetched:
+            left = len(part.messages) - part.at
+            if part.at or left > count:
+                total += sum(map(size, part.messages[part.at : part.at + min(left, count)]))
+            else:
+                if part.size_bytes < 0:
+                    part.size_bytes = sum(map(size, part.messages))
+                total += part.size_bytes
+            count -= min(left, count)
+            if not count:
+                break
+        return total
 
     def add(self, messages: Sequence[RawMessage]) -> None:
         part = Fetched(messages)

@@ -50,9 +50,11 @@ class Consumer:
         self._station = station
         self._member = station.member
         self._user: int | None = None  # thread that is inside a fetching verb
+        self._entry = threading.Lock()  # around `_user`: two threads that arrive together must not both pass
         self._iterating = False
         self._stop_requested = False  # by a signal handler: ends iteration, touches no lock
         self._draining = False
+        self._drain_until = 0.0
         self._closed_because = ""
 
     # --- life
@@ -100,13 +102,15 @@ class Consumer:
         waits for the acks of what was handed over, at most `timeout_s` (default: the handler timeout).
         """
         self._loop.check_process("Consumer")
+        wait_s = self._station.options.handler_timeout_s if timeout_s is None else timeout_s
+        self._drain_until = time.monotonic() + wait_s
         self._draining = True
-        if self._iterating or self._closed_because:
-            return
-        self._finish_drain(self._station.options.handler_timeout_s if timeout_s is None else timeout_s)
+        if not self._iterating:
+            self._finish_drain()
 
-    def _finish_drain(self, wait_s: float) -> None:
+    def _finish_drain(self) -> None:
         if not self._closed_because:
+            wait_s = max(0.0, self._drain_until - time.monotonic())
             self._closed_because = "it was drained"
             self._leave("drained", wait_s, wait_s + LEAVE_TIMEOUT_S)
 
@@ -136,10 +140,11 @@ class Consumer:
     def _enter(self, verb: str) -> None:
         self._loop.check_process("Consumer")
         me = threading.get_ident()
-        if self._user is not None and self._user != me:
-            raise ConcurrentUse(verb)
-        self._raise_if_ended()
-        self._user = me
+        with self._entry:
+            if self._user is not None and self._user != me:
+                raise ConcurrentUse(verb)
+            self._raise_if_ended()
+            self._user = me
 
     def _raise_if_ended(self) -> None:
         if self._closed_because:
@@ -158,8 +163,9 @@ class Consumer:
               expires_s: float = FETCH_EXPIRES_S) -> Batch:  # fmt: skip
         """Up to `max_messages` messages (and `max_bytes`, key + value + headers + topic, but at least one).
 
-        Ends by count, bytes or `expires_s`; `expires_s=0` takes what is there now. May be empty. The lease is checked
-        once, when the batch is handed over. Raises what ended the consumer; ConcurrentUse; ConsumerClosed.
+        Ends by count, bytes or `expires_s`, or when a bound of the options (unacked_max, grant_messages) lets no more
+        come; `expires_s=0` takes what is there now. May be empty. The lease is checked once, when the batch is handed
+        over. Raises what ended the consumer; ConcurrentUse; ConsumerClosed.
         """
         if max_messages < 1:
             raise InvalidOption("max_messages", max_messages, "at least 1")
@@ -169,28 +175,26 @@ class Consumer:
             raise InvalidOption("expires_s", expires_s, "0 takes what is there now")
         self._enter("fetch")
         try:
-            with self._loop.lock:
-                self._station.flow.user_returned()
-            return self._fetch(max_messages, max_bytes, time.monotonic() + expires_s, max_messages)
+            return self._fetch(max_messages, max_bytes, time.monotonic() + expires_s)
         finally:
             if not self._iterating:
                 self._user = None
 
-    def _fetch(self, max_messages: int, max_bytes: int | None, deadline: float, enough: int) -> Batch:
-        """Waits until `enough` messages can be handed over, or the deadline; then gates and takes, in one step."""
+    def _fetch(self, max_messages: int, max_bytes: int | None, deadline: float) -> Batch:
+        """Waits until the batch can be full, or the deadline; then gates and takes, in one step."""
         flow, loop = self._station.flow, self._loop
         while True:
             left_s = deadline - time.monotonic()
             with loop.lock:
-                there = flow.deliverable()
-            if there >= enough or left_s <= 0 or self._stop_requested or self._draining or (
-                max_bytes is not None and there
-            ):
-                if not there and left_s <= 0 and not self._draining:
+                flow.user_returned()  # acks may have come meanwhile, from other threads
+                full = flow.suffices(max_messages, max_bytes)
+            over = left_s <= 0 or self._stop_requested or self._draining
+            if full or over:
+                if not full and left_s <= 0 and not self._draining:
                     self._pull(0.0)
                 with loop.lock:
                     parts = flow.take(max_messages, max_bytes, loop.clock.now())
-                if parts or left_s <= 0 or self._stop_requested or self._draining:
+                if parts or over:
                     return Batch([part for part, _ in parts])
                 # Buffered, but the gate is shut: fenced, paused, or being handed over.
                 with loop.changed:
@@ -243,12 +247,14 @@ class Consumer:
             self._iterating = False
             self._user = None
             if self._draining:
-                self._finish_drain(self._station.options.handler_timeout_s)
+                self._finish_drain()
 
     def _messages(self) -> Iterator[Message]:
         flow, loop = self._station.flow, self._loop
         lock, now, boot_ms = loop.lock, loop.clock.now, loop.clock.boot_ms
         while not self._stop_requested and not self._closed_because:
+            if self._station.troubles:
+                self._raise_if_ended()
             with lock:
                 flow.user_returned()
                 reserved = flow.reserve(now())
@@ -263,7 +269,11 @@ class Consumer:
                     yield message
                 continue
             if self._draining:
-                return
+                if not (flow.at_most_once and self._asks_grants()) or time.monotonic() >= self._drain_until:
+                    return
+                with loop.changed:  # what is buffered is handed over as its grant comes
+                    loop.changed.wait(GRANT_SLICE_S)
+                continue
             self._raise_if_ended()
             with loop.changed:
                 if flow.deliverable():  # buffered, but the gate is shut

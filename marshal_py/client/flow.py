@@ -18,6 +18,7 @@ from marshal_py.client.options import ConsumerOptions
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import Instant, TopicPartition
+from marshal_py.protocol.intent import GRANTS_AHEAD
 from marshal_py.protocol.member import Member
 from marshal_py.transport.ports import Chunk, DataSource, RawMessage
 
@@ -166,6 +167,22 @@ class Flow:
                 total += buffer.size
         return total
 
+    def suffices(self, max_messages: int, max_bytes: int | None) -> bool:
+        """Whether waiting cannot make a batch fuller: by count, by bytes, or because a partition is at its bound."""
+        there = size_bytes = 0
+        for buffer in self.buffers.values():
+            claim = buffer.claim
+            if claim is None or claim.stage is not Stage.OPEN or buffer.paused_by_user:
+                continue
+            tracker = claim.tracker
+            count = self._granted_count(buffer, tracker) if isinstance(tracker, AtMostOnce) else buffer.size
+            if count and (buffer.held_back or (isinstance(tracker, AtMostOnce) and len(tracker.grants) >= GRANTS_AHEAD)):
+                return True
+            there += count
+            if max_bytes is not None:
+                size_bytes += buffer.bytes_of(count, message_bytes)
+        return there >= max_messages or (max_bytes is not None and there > 0 and size_bytes >= max_bytes)
+
     def take(self, max_messages: int, max_bytes: int | None, now: Instant) -> list[tuple[Part, Delivered]]:
         """Hands over up to `max_messages`, partition after partition; at least one if there is one."""
         parts: list[tuple[Part, Delivered]] = []
@@ -297,7 +314,7 @@ class Flow:
                 continue
             if isinstance(claim.tracker, AtMostOnce):
                 claim.tracker.returned()
-            elif buffer.held_back and claim.tracker.tracked < self.options.unacked_max // 2:
+            elif buffer.held_back and claim.tracker.tracked <= self.options.unacked_max // 2:
                 claim.tracker.position()
                 self._let_go(buffer)
 

@@ -18,10 +18,10 @@ from typing import Final, NamedTuple
 from marshal_py.client.station import COOL_POLL_S, Station
 from marshal_py.client.worker import Worker
 from marshal_py.errors import (
+    ClusterError,
     ClusterUnreachable,
     CoordinationError,
     MarshalError,
-    PartitionError,
     TopicRecreated,
     UsedAfterFork,
 )
@@ -115,11 +115,11 @@ class Loop:
             now = self.clock.now()
             refused = self.log.refused()
             for station in list(self.stations):
-                if refused:
-                    station.member.fail(PartitionError(self.topic, station.log, f"writing is refused: {refused}"))
-                if refused or station.log in touched or station.due(now):
+                if refused is not None:
+                    station.member.fail(refused)
+                if refused is not None or station.log in touched or station.due(now):
                     self._step(station, now)
-            if records or refused:
+            if records or refused is not None:
                 self.changed.notify_all()
 
     def _fold(self, records: list[LogRecord]) -> set[int]:
@@ -143,7 +143,13 @@ class Loop:
         return touched
 
     def _step(self, station: Station, now: object) -> None:
-        station.step(self.clock.now())
+        try:
+            station.step(self.clock.now())
+        except Exception as error:  # one consumer must not take the thread, and with it the others, along
+            if not isinstance(error, MarshalError):
+                log.exception("group %s: a step failed", station.member.name)
+            known = error if isinstance(error, MarshalError) else ClusterError(f"a step failed: {error!r}")
+            station.give_up(known)
         if station.ended:
             self.stations.remove(station)
             self.changed.notify_all()
@@ -180,7 +186,7 @@ class Loop:
             return
         self._metadata_due = time.monotonic() + METADATA_S
         for station in list(self.stations):
-            self.worker.submit(f"topology of {station.member.name}", station.refresh_topology)
+            self.worker.submit(f"topology of {station.member.name} [{id(station):x}]", station.refresh_topology)
         if self.stations:
             self.worker.submit("coordination topic", self._check_topic)
 
@@ -215,7 +221,11 @@ class Loop:
             world = self.worlds.get(number)
             if world is None:
                 world = self.worlds[number] = World(number, root)
-                self.log.follow(number, 0)
+                try:
+                    self.log.follow(number, 0)
+                except ClusterUnreachable:
+                    del self.worlds[number]
+                    raise
         bounds = self.log.bounds(number, max(1.0, deadline - time.monotonic()))
         self.wait_for(lambda: world.next_offset >= bounds.end, f"coordination partition {number}", deadline, number)
         if root is not None and world.genesis is None:
@@ -240,8 +250,8 @@ class Loop:
             while not condition():
                 if number in self.broken:
                     raise self.broken[number]
-                if self.log.refused():
-                    raise PartitionError(self.topic, number, f"writing is refused: {self.log.refused()}")
+                if (refused := self.log.refused()) is not None:
+                    raise refused
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     raise ClusterUnreachable(self.servers, what, self.log.waiting_for() or "no answer in time")

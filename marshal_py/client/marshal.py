@@ -53,11 +53,15 @@ def connect(servers_or_config: str | Mapping[str, Any] | MemoryDoor, *, client_i
     """
     if sys.platform == "win32":
         raise UnsupportedPlatform("marshal_py", "Windows", "run it on Linux or macOS, or inside WSL")
-    if not 1 <= coordination_partitions <= PARTITION_MAX:
+    if type(coordination_partitions) is not int or not 1 <= coordination_partitions <= PARTITION_MAX:
         raise InvalidOption("coordination_partitions", coordination_partitions, f"1 to {PARTITION_MAX}")
+    if not timeout_s > 0:
+        raise InvalidOption("timeout_s", timeout_s, "more than 0")
+    given = f"{default_client_id()}-{os.getpid()}-{secrets.token_hex(3)}" if client_id is None else client_id
+    check_id("client_id", given)
+    check_topics([coordination_topic])
     door = servers_or_config if isinstance(servers_or_config, MemoryDoor) else KafkaDoor(servers_or_config, timeout_s)
-    given = client_id or f"{default_client_id()}-{os.getpid()}-{secrets.token_hex(3)}"
-    return Marshal(door, check_id("client_id", given), coordination_topic, coordination_partitions, timeout_s)
+    return Marshal(door, given, coordination_topic, coordination_partitions, timeout_s)
 
 
 class Marshal:
@@ -155,9 +159,10 @@ class Marshal:
         if self._closed:
             return
         self._closed = True
+        deadline = time.monotonic() + timeout_s  # one for all: without the cluster each would wait for itself
         for consumer in self._consumers:
-            consumer.stop(timeout_s)
-        self._loop.close(timeout_s)
+            consumer.stop(max(0.0, deadline - time.monotonic()))
+        self._loop.close(max(0.0, deadline - time.monotonic()))
         _open.discard(self)
 
 

@@ -23,6 +23,7 @@ HANDLER_TIMEOUT_S: Final = 300.0  # Kafka's max.poll.interval: long for a handle
 UNACKED_MAX: Final = 100_000  # offsets tracked per partition; at the bound fetching stops (D1)
 PREFETCH_MESSAGES: Final = 1_000  # taken from librdkafka at once: amortises the call, bounds what a release drops
 GRANT_MESSAGES: Final = 1_000  # claimed at once at most once: what a crash may lose per partition, twice with the next
+TOPICS_MAX: Final = 1_000  # of one consumer (PROTOCOL.md 4.2)
 COORDINATION_TOPIC: Final = "__marshal"
 COORDINATION_PARTITIONS: Final = 16
 
@@ -69,13 +70,12 @@ class ConsumerOptions:
                 "shorter ones make traffic and false alarms, longer ones make slow take-overs")  # fmt: skip
         _within("handler_timeout_s", self.handler_timeout_s, 1.0, 86_400.0,
                 "a partition whose handler runs longer is handed to somebody else")  # fmt: skip
-        _within("max_claims", self.max_claims or 1, 1, PARTITION_MAX + 1, "None means no limit")
-        if self.max_claims == 0:
-            raise InvalidOption("max_claims", 0, "None means no limit; a consumer without partitions is no consumer")
-        _within("capacity", self.capacity, 1, 1_000_000, "a weight relative to the other members'")
-        _within("unacked_max", self.unacked_max, 1, 10_000_000, "it bounds memory per partition")
-        _within("prefetch_messages", self.prefetch_messages, 1, 1_000_000, "it bounds memory")
-        _within("grant_messages", self.grant_messages, 1, 1_000_000, "it bounds what a crash loses at most once")
+        if self.max_claims is not None:
+            _whole("max_claims", self.max_claims, PARTITION_MAX + 1, "None means no limit")
+        _whole("capacity", self.capacity, 1_000_000, "a weight relative to the other members'")
+        _whole("unacked_max", self.unacked_max, 10_000_000, "it bounds memory per partition")
+        _whole("prefetch_messages", self.prefetch_messages, 1_000_000, "it bounds memory")
+        _whole("grant_messages", self.grant_messages, 1_000_000, "it bounds what a crash loses at most once")
 
     def member_options(self, client_id: str, topics: tuple[str, ...], library: str) -> MemberOptions:
         return MemberOptions(
@@ -101,6 +101,8 @@ def check_topics(topics: Sequence[str]) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(check_id("topic", topic) for topic in topics))
     if not names:
         raise InvalidOption("topics", topics, "name at least one topic")
+    if len(names) > TOPICS_MAX:
+        raise InvalidOption("topics", len(names), f"at most {TOPICS_MAX}: they all stand in one Join")
     for name in names:
         if len(name) > 249 or not all(c.isascii() and (c.isalnum() or c in "._-") for c in name):
             raise InvalidName("topic", name, "Kafka takes 1 to 249 of the characters a-z A-Z 0-9 . _ -")
@@ -115,3 +117,8 @@ def _one_of(option: str, value: object, allowed: tuple[str, ...]) -> None:
 def _within(option: str, value: float, least: float, most: float, reason: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise InvalidOption(option, value, f"a number from {least:g} to {most:g}: {reason}")
+
+
+def _whole(option: str, value: object, most: int, reason: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise InvalidOption(option, value, f"a whole number from 1 to {most}: {reason}")

@@ -17,7 +17,7 @@ from marshal_py.protocol.holdings import Claim
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.ready import Advisory, Ready, Wanted
-from marshal_py.transport.ports import DataSource
+from marshal_py.transport.ports import DataSource, OutOfRange
 
 if TYPE_CHECKING:
     from marshal_py.client.loop import Loop
@@ -40,6 +40,9 @@ class Station:
         self.ended = False
         self.events: deque[Advisory] = deque(maxlen=EVENTS_KEPT)
         self.cold: set[TopicPartition] = set()  # fetched ahead, nothing seen yet
+        self.unplaced: deque[OutOfRange] = deque()  # the cluster refused the position; asked until it answers
+        self._to_resolve: list[Wanted] = []
+        self._to_mirror: dict[TopicPartition, int] = {}
         self._ends_due_ms = 0
         self.mirror_refused = ""
 
@@ -50,6 +53,12 @@ class Station:
         self._look_at_source(now)
         if self.flow.at_most_once:
             self.flow.offer()
+        self.execute(self.member.tick(now), now)
+
+    def give_up(self, error: MarshalError) -> None:
+        """Ends the consumer with `error`; nothing more is sent."""
+        self.member.fail(error)
+        now = self.loop.clock.now()
         self.execute(self.member.tick(now), now)
 
     def due(self, now: Instant) -> bool:
@@ -63,8 +72,12 @@ class Station:
             self._ends_due_ms = now.mono_ms + self.member.third_ms
             for claim in self.member.claims.values():
                 claim.end_offset = self.source.end_offset(claim.tp)
-        for out in self.source.out_of_range():
-            self.loop.worker.submit(f"bounds of {out.tp}", lambda out=out: self._place(out.tp, out.position))  # type: ignore[misc]
+            if self.unplaced:
+                self._submit("bounds", self._place)
+        refused = self.source.out_of_range()
+        if refused:
+            self.unplaced += refused
+            self._submit("bounds", self._place)
         for tp, reason in self.source.broken():
             self.troubles.append(PartitionError(tp.topic, tp.partition, reason))
 
@@ -88,9 +101,11 @@ class Station:
             self.flow.warm(tp, position)
             self.cold.add(tp)
         if ready.resolve:
-            self.loop.worker.submit(f"starts of {self.member.name}", lambda: self._resolve(ready.resolve))
+            self._to_resolve += ready.resolve
+            self._submit("starts", self._resolve)
         if ready.mirror and self.options.mirror_offsets:
-            self.loop.worker.submit(f"mirror of {self.member.name}", lambda: self._mirror(ready.mirror))
+            self._to_mirror |= ready.mirror
+            self._submit("mirror", self._mirror)
         self._tell(ready)
         if ready.ended:
             self.ended = True
@@ -118,8 +133,16 @@ class Station:
 
     # --- on the worker thread, without the lock
 
-    def _resolve(self, wanted: list[Wanted]) -> None:
+    def _submit(self, what: str, task: Callable[[], None]) -> None:
+        """Runs `task` on the worker, once for all that gathers until then. Names are of this station alone."""
+        self.loop.worker.submit(f"{what} of {self.member.name} [{id(self):x}]", task)
+
+    def _resolve(self) -> None:
         """D5: where partitions without a position in the log begin."""
+        with self.loop.lock:
+            wanted, self._to_resolve = self._to_resolve, []
+        if not wanted:
+            return
         tps = [want.tp for want in wanted]
         bounds = self.loop.admin.bounds(tps)
         committed: dict[TopicPartition, int] = {}
@@ -136,8 +159,12 @@ class Station:
                 self.member.intent.start_resolved(want.tp, start, now)
             self.step(now)
 
-    def _mirror(self, positions: dict[TopicPartition, int]) -> None:
+    def _mirror(self) -> None:
         """D7, best effort: the usual lag tools see the group."""
+        with self.loop.lock:
+            positions, self._to_mirror = self._to_mirror, {}
+        if not positions:
+            return
         refused = self.loop.admin.commit(self.member.name, positions)
         if refused and refused != self.mirror_refused:
             with self.loop.lock:
@@ -145,12 +172,17 @@ class Station:
                                             text=refused))  # fmt: skip
         self.mirror_refused = refused
 
-    def _place(self, tp: TopicPartition, position: int) -> None:
+    def _place(self) -> None:
         """D6: the cluster does not have the position; below the beginning goes on there, beyond the end stops."""
-        first, end = self.loop.admin.bounds([tp])[tp]
+        while self.unplaced:
+            tp, position = self.unplaced[0]
+            first, end = self.loop.admin.bounds([tp])[tp]
+            self.unplaced.popleft()
+            self._place_one(tp, position, first, end)
+
+    def _place_one(self, tp: TopicPartition, position: int, first: int, end: int) -> None:
         with self.loop.lock:
-            buffer = self.flow.buffers.get(tp)
-            if buffer is None:
+            if tp not in self.flow.buffers:
                 return
             if position < first:
                 self.member.note("offset_lost", tp, position, first)

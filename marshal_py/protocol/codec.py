@@ -6,7 +6,8 @@ exception: whoever can write to the topic must not be able to stop its readers (
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from struct import Struct as Pack
+from typing import Final
 from zlib import crc32
 
 from msgspec import DecodeError
@@ -37,28 +38,28 @@ _FORMS: Final = (
     (1, 0, 0), (2, 0, 0), (4, 0, 0),  # str 8, 16, 32
     (2, 0, 1), (4, 0, 1), (2, 0, 2), (4, 0, 2),  # array 16, 32, map 16, 32
 )  # fmt: skip
+_HEADER: Final = Pack(">2sBIIB").unpack_from
 _DECODERS: Final = tuple(Decoder(kind) for kind in RECORD_TYPES)
 _ENCODER: Final = Encoder()
 
 
-class Envelope(NamedTuple):
-    """An opened envelope. `group` is "" for Genesis and Snapshot only; `record` is set for these two alone."""
-
-    group: str
-    envelope_version: int
-    record_version: int
-    type: int
-    body: bytes
-    record: Genesis | Snapshot | None
+# What a value's envelope says: group ("" for Genesis and Snapshot only), envelope version, record version, type, body,
+# and the record for these two alone. A plain tuple: one is made per record of every log that is ever folded.
+Envelope = tuple[str, int, int, int, bytes, Genesis | Snapshot | None]
 
 
 def encode(record: Record, group: str, incarnation: bytes) -> bytes:
     """The record value for the log. Raises InvalidRecord if a field is out of bounds; nothing is clamped (E6)."""
     kind = RECORD_TYPES.index(type(record))
-    body = _ENCODER.encode(record)
-    group_bytes = group.encode()
+    try:
+        body = _ENCODER.encode(record)
+        group_bytes = group.encode()
+    except (ValueError, OverflowError, TypeError) as error:  # no utf-8, no MessagePack integer, no value of ours
+        raise InvalidRecord(type(record).__name__, str(error)) from error
     if len(group_bytes) > 255:
         raise InvalidRecord(type(record).__name__, f"its group id has {len(group_bytes)} bytes, 255 is the limit")
+    if bool(group_bytes) == (kind in (GENESIS, SNAPSHOT)):
+        raise InvalidRecord(type(record).__name__, "Genesis and Snapshot have an empty group id, and only they (E2)")
     length = HEADER_BYTES + len(group_bytes) + len(body)
     if length > VALUE_BYTES_MAX and kind != SNAPSHOT:
         raise InvalidRecord(type(record).__name__, f"it has {length} bytes, {VALUE_BYTES_MAX} is the limit")
@@ -74,24 +75,21 @@ def encode(record: Record, group: str, incarnation: bytes) -> bytes:
 
 def open_envelope(value: bytes | None, seed: int) -> Envelope | None:
     """The envelope of a value, or None for garbage (E1, E2). `seed` is crc32(incarnation), -1 before the Genesis."""
-    if value is None or len(value) < HEADER_BYTES or value[:2] != MAGIC:
+    if value is None or len(value) < HEADER_BYTES:
         return None
-    size = len(value)
-    if int.from_bytes(value[3:7], "big") != size:
+    magic, version, size, checksum, group_bytes = _HEADER(value)
+    at = 12 + group_bytes
+    if magic != MAGIC or size != len(value) or at + 2 > size:
         return None
-    at = 12 + value[11]
-    if at + 2 > size:
-        return None
-    if at == 12:
+    if not group_bytes:
         return _open_unowned(value, seed)
     # The CRC first: it is what tells our bytes from anybody's.
-    if seed < 0 or crc32(value[11:], crc32(value[:7], seed)) != int.from_bytes(value[7:11], "big"):
+    if seed < 0 or crc32(value[11:], crc32(value[:7], seed)) != checksum:
         return None
     try:
-        group = value[12:at].decode()
+        return value[12:at].decode(), version, value[at], value[at + 1], value[at + 2 :], None
     except UnicodeDecodeError:
         return None
-    return Envelope(group, value[2], value[at], value[at + 1], value[at + 2 :], None)
 
 
 def _open_unowned(value: bytes, seed: int) -> Envelope | None:
@@ -110,7 +108,7 @@ def _open_unowned(value: bytes, seed: int) -> Envelope | None:
         return None
     if crc32(value[11:], crc32(value[:7], named)) != int.from_bytes(value[7:11], "big"):
         return None
-    return Envelope("", value[2], value[12], kind, value[14:], record)
+    return "", value[2], value[12], kind, value[14:], record
 
 
 def decode_body(kind: int, body: bytes) -> Record | None:
@@ -131,20 +129,21 @@ def _too_deep(body: bytes) -> bool:
     while at < size:
         byte = body[at]
         at += 1
-        children = 0
+        per = children = 0
         if byte >= 0xA0 and byte < 0xC0:
             at += byte & 31
         elif 0x80 <= byte < 0xA0:
-            children = (byte & 15) << (byte < 0x90)
+            per = 2 if byte < 0x90 else 1
+            children = (byte & 15) * per
         elif byte >= 0xC4 and byte < 0xE0:
             width, payload, per = _FORMS[byte - 0xC4]
             count = int.from_bytes(body[at : at + width], "big")
             at += width + payload + (0 if per else count)
             children = per * count
+        if per and len(left) == DEPTH_MAX:
+            return True  # also when it is empty
         if children:
             left.append(children)
-            if len(left) > DEPTH_MAX:
-                return True
             continue
         while left:
             left[-1] -= 1

@@ -74,9 +74,8 @@ class Run:
         marks = self.marks
         for position in range(len(marks) - 1, -1, -1):
             if marks[position][0] <= index:
-                if position + 1 < len(marks) and index > marks[position][0]:
-                    return marks[position][1] + MARK_MS
-                return marks[position][1]
+                first, mono_ms = marks[position]
+                return mono_ms if index == first else mono_ms + MARK_MS
         return 0
 
     def touch(self, mono_ms: int) -> None:
@@ -184,11 +183,15 @@ class AtMostOnce:
         self.grants.append(Grant(max(start, self.delivered_to), to))
 
     def holds(self, offset: int) -> bool:
-        """Whether `offset` may be handed over now: inside the oldest grant and not behind what was."""
+        """Whether `offset`, the next that exists, may be handed over now: inside a grant and not behind what was.
+
+        A grant may end in offsets that do not exist (compaction, transaction markers): they are passed.
+        """
         while self.grants:
             grant = self.grants[0]
-            if max(grant.start, self.delivered_to) < grant.to:
+            if max(grant.start, self.delivered_to) < grant.to and offset < grant.to:
                 break
+            self.delivered_to = max(self.delivered_to, grant.to)
             self.grants.popleft()
         return bool(self.grants) and max(self.grants[0].start, self.delivered_to) <= offset < self.grants[0].to
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from marshal_py.errors import InvalidName
 
 ID_BYTES_MAX = 255  # one length byte in the envelope (PROTOCOL.md 4.1)
+_TOKEN = re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}")
 NONE = -1  # "no offset, no session, no partition" on the wire and in the world (PROTOCOL.md 5)
 
 
@@ -35,12 +37,8 @@ class Token(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Token:
         """The token that `str(token)` printed. Raises InvalidName for any other text."""
-        head, dash, tail = text.partition("-")
-        if dash and len(head) == 32 and len(tail) == 16:
-            try:
-                return cls(bytes.fromhex(head), int(tail, 16))
-            except ValueError:
-                pass
+        if _TOKEN.fullmatch(text):
+            return cls(bytes.fromhex(text[:32]), int(text[33:], 16))
         raise InvalidName("token", text, "32 hex digits, a dash, 16 hex digits")
 
 

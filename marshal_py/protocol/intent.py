@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from marshal_py.protocol.assignment import DEFAULT_POLICY, MOVES, POLICIES, Target, candidates
 from marshal_py.protocol.delivery import AtMostOnce
-from marshal_py.protocol.holdings import Claim, Stage
+from marshal_py.protocol.holdings import Stage
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.lease import EVICT_INTERVALS
 from marshal_py.protocol.ready import Ready, Wanted
@@ -39,6 +39,7 @@ class Intent:
         self._claiming: dict[TopicPartition, tuple[int, int]] = {}  # in flight: (observed, sent ms)
         self._claimed_observed: dict[TopicPartition, int] = {}  # greatest `observed` ever sent, to know copies (T18)
         self._granted_to: dict[int, int] = {}  # epoch -> greatest `to` ever sent, to know copies (T18)
+        self._asked: dict[int, set[tuple[int, int, int]]] = {}  # epoch -> (from, start, to) that may still be accepted
         self._evicting: dict[tuple[int, int], int] = {}  # (session, extended) -> sent ms
         self._topology_sent: dict[str, tuple[int, int]] = {}  # topic -> (count, sent ms)
         self._starts: dict[TopicPartition, tuple[int, int]] = {}  # looked-up start -> (offset, when ms)
@@ -70,9 +71,14 @@ class Intent:
             del self._claiming[tp]
         return observed <= self._claimed_observed.get(tp, NONE - 1)
 
-    def grant_read(self, claim: Claim, to: int) -> bool:
-        """An own ClaimingMessages was read; False if this client never sent it (T18)."""
-        return to <= self._granted_to.get(claim.epoch, NONE)
+    def grant_read(self, record: ClaimingMessages, accepted: bool) -> bool:
+        """An own ClaimingMessages was read; False if this client never sent it (T18).
+
+        Of an accepted one every field must fit: a twin's grant must not be delivered here too (D2).
+        """
+        if accepted:  # what else was asked for names a position that is gone
+            return (record.from_, record.start, record.to) in self._asked.pop(record.epoch, ())
+        return record.to <= self._granted_to.get(record.epoch, NONE)
 
     def shun(self, tp: TopicPartition, until_ms: int) -> None:
         """Do not try `tp` before `until_ms`: its handler hangs here, another process may do better (D4)."""
@@ -86,6 +92,7 @@ class Intent:
         self._claiming.clear()
         self._claimed_observed.clear()
         self._granted_to.clear()
+        self._asked.clear()
         self._evicting.clear()
         self._resolving.clear()
 
@@ -112,10 +119,11 @@ class Intent:
     def heir(self, group: Group, tp: TopicPartition) -> int:
         """Who should have `tp` once this member is gone."""
         order = [sid for sid in self._order if sid != self.member.session and sid in group.sessions]
-        takers = [sid for sid in order if tp.topic in group.sessions[sid].join.topics]
+        takers = [s for s in (group.sessions[sid] for sid in order) if tp.topic in s.join.topics]
+        takers = [s for s in takers if not s.join.claims_max or s.held < s.join.claims_max]
         if not takers:
             return NONE
-        return min(takers, key=lambda sid: (group.sessions[sid].held, order.index(sid)))
+        return min(takers, key=lambda s: (s.mark != NONE, s.held, order.index(s.id))).id
 
     def ready(self, group: Group) -> tuple[int, ...]:
         """Epochs whose partition this member has fetched ahead (A3)."""
@@ -180,6 +188,10 @@ class Intent:
         """Claims what is free, or becomes free by an Evict of this very tick, when its head start allows (A2, A5)."""
         me, watch = self.member.session, self.member.watch
         claims_max = self.member.options.claims_max
+        for tp, (observed, _) in list(self._claiming.items()):
+            known = group.partitions.get(tp)
+            if known is not None and known.version != observed:
+                del self._claiming[tp]  # dead for ever (T17): it must not count against claims_max
         for tp, (observed, _) in watch.free().items():
             rank = self._rank_for(group, tp)
             if rank >= 0 and watch.free_waited_ms(tp) >= rank * self.member.third_ms:
@@ -187,7 +199,7 @@ class Intent:
         if evicted:
             for tp, sid in self._target.items():
                 known = group.partitions.get(tp)
-                if sid == me and known is not None and known.owner in evicted:
+                if sid == me and known is not None and known.owner in evicted and not self.shuns(tp):
                     self._try(group, tp, known.version, claims_max, now, out)
 
     def _rank_for(self, group: Group, tp: TopicPartition) -> int:
@@ -277,5 +289,6 @@ class Intent:
             if start >= to:
                 continue
             tracker.asked, tracker.asked_ms = (from_, start, to), now.mono_ms
+            self._asked.setdefault(claim.epoch, set()).add(tracker.asked)
             self._granted_to[claim.epoch] = max(to, self._granted_to.get(claim.epoch, NONE))
             out.send.append(ClaimingMessages(self.member.session, claim.epoch, from_, start, to))

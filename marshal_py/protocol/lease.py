@@ -32,7 +32,11 @@ class Lease:
 
     def valid(self, now: Instant) -> bool:
         """T8: no delivery begins later than one interval after the start."""
-        return self.started is not None and now.since_ms(self.started) <= self.interval_ms
+        return self.left_ms(now) >= 0
+
+    def left_ms(self, now: Instant) -> int:
+        """How much of the interval is left; negative when it is over."""
+        return -1 if self.started is None else self.interval_ms - now.since_ms(self.started)
 
     def lapsed(self, now: Instant) -> bool:
         """T8: from here on somebody else may rightly own what this session owned."""

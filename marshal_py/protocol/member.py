@@ -10,13 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from marshal_py.errors import (
-    DuplicateClientId,
     GroupDeleted,
     GroupOpaque,
-    InvalidRecord,
     MarshalError,
-    ModeMismatch,
-    SessionCloned,
 )
 from marshal_py.protocol import codec
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
@@ -24,15 +20,11 @@ from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.intent import Intent
 from marshal_py.protocol.pulse import HEARTBEATS_PER_INTERVAL, Due, Pulse
+from marshal_py.protocol.reading import Reading
 from marshal_py.protocol.ready import Advisory, MemberOptions, Ready
 from marshal_py.protocol.records import (
-    AT_LEAST_ONCE,
     HEARTBEAT_ENTRIES_MAX,
-    MODE_NAMES,
-    ClaimingMessages,
-    ClaimingPartition,
     ClaimState,
-    Evict,
     Heartbeat,
     Join,
     Leave,
@@ -61,6 +53,7 @@ class Member:
         self.pulse = Pulse(options.interval_ms, draw)
         self.watch = Watch(options.interval_ms)
         self.intent = Intent(self)
+        self.reading = Reading(self)
         self.session = NONE
         self.claims: dict[int, Claim] = {}  # by epoch; none of them GONE
         self.ended = False
@@ -70,14 +63,14 @@ class Member:
         self.fenced = True  # as last told to the user
         self.leaving = ""  # reason, once the user wants to stop
         self.urgent = False  # a heartbeat that must not wait for its third: a ready note, a flush
-        self._out = Ready()
-        self._ghosts: dict[int, int] = {}  # sessions of older own Joins -> when the Leave was sent (T14)
-        self._leave_sent_ms: int | None = None
-        self._join_sent: Instant | None = None
-        self._shape = -1
+        self.out = Ready()  # of the next tick
+        self.ghosts: dict[int, int] = {}  # sessions of older own Joins -> when the Leave was sent (T14)
+        self.leave_sent_ms: int | None = None
+        self.join_sent: Instant | None = None
         self._mirrored: dict[TopicPartition, int] = {}
         self._mirror_due_ms = 0
         self._pause_end_sent_ms: int | None = None
+        self._entries_first = 0  # index of the claim that the next heartbeat begins with
         self.deadline_ms = 0
         world.watched.add(group)
 
@@ -94,189 +87,64 @@ class Member:
 
     def may_deliver(self, epoch: int, now: Instant) -> bool:
         """D8, the only gate before a handler: live session, own claim, valid lease, not stopped, not paused."""
+        return self.open_ms(epoch, now) > 0
+
+    def open_ms(self, epoch: int, now: Instant) -> int:
+        """The same gate, for how many ms from `now` it stays open while nothing is read and the claim stays OPEN.
+
+        0 if it is shut. A driver that hands over many messages asks anew before these ms are over on the boot clock.
+        """
         claim = self.claims.get(epoch)
-        if claim is None or claim.stage is not Stage.OPEN or self.session == NONE or self.ended:
-            return False
-        return self.pulse.lease.valid(now) and not self.paused
+        if claim is None or claim.stage is not Stage.OPEN or self.session == NONE or self.ended or self.paused:
+            return 0
+        return self.pulse.lease.left_ms(now) + 1
 
     # --- reading
 
     def receive(self, verdict: Verdict, now: Instant) -> None:
         """A record of this group was folded into the world just now."""
-        if self.ended or verdict.group != self.name:
-            return
-        record = verdict.record
-        match record:
-            case Heartbeat():
-                self._read_heartbeat(record, verdict)
-            case Join():
-                self._read_join(record, verdict)
-            case Note(kind="probe"):
-                self.pulse.read_probe(record.text)
-            case ClaimingPartition() if record.session == self.session:
-                self._read_claim(record, verdict)
-            case ReleasingPartition() if record.session == self.session:
-                claim = self.claims.get(record.epoch)
-                if claim is not None and claim.stage is not Stage.RELEASING:
-                    self._cloned(verdict.offset)
-            case ClaimingMessages() if record.session == self.session:
-                self._read_grant(record, verdict, now)
-            case Leave() if record.session == self.session and self._leave_sent_ms is None:
-                self._cloned(verdict.offset)
-            case _:
-                pass
-        group = self.group
-        if group is not None and self._shape != group.shape:
-            self._shape = group.shape
-            self._settle(group, verdict, now)
-
-    def _read_heartbeat(self, record: Heartbeat, verdict: Verdict) -> None:
-        if record.session == self.session:
-            group = self.group
-            extended = group is not None and self.session in group.sessions and (
-                group.sessions[self.session].extended == verdict.offset)  # fmt: skip
-            if not self.pulse.read_heartbeat(record.sequence, verdict.accepted, extended):
-                self._cloned(verdict.offset)
-        elif record.pause is not None and verdict.accepted:
-            self.watch.credit_pause(record.pause.pause_change, record.pause.waited_ms)
-
-    def _read_join(self, record: Join, verdict: Verdict) -> None:
-        """Adopts the session of the newest own Join; any other own one is a ghost to be left (T14)."""
-        sent = self.pulse.read_join(record.instance_id, False)
-        if sent is None:
-            return
-        newest = record.instance_id == self.pulse.newest_instance
-        if verdict.accepted and newest and self.session == NONE and not self.leaving:
-            self.session = verdict.offset
-            self._join_sent = None
-            self.pulse.begin_session(sent)
-            self._advise("joined", offset=verdict.offset)
-        elif verdict.accepted and verdict.offset != self.session:
-            self._ghosts[verdict.offset] = -self.options.interval_ms
-        elif newest and self.session == NONE:
-            self._join_refused(verdict.reason)
-
-    def _join_refused(self, reason: str) -> None:
-        group = self.group
-        if reason == "mode" and group is not None:
-            self._end(ModeMismatch(self.name, MODE_NAMES[group.mode], MODE_NAMES[self.options.mode]))
-        elif reason == "deleted":
-            self._end(GroupDeleted(self.name))
-        elif reason == "malformed":
-            self._end(InvalidRecord("Join", "the fold rejected it as malformed"))
-
-    def _read_claim(self, record: ClaimingPartition, verdict: Verdict) -> None:
-        tp = TopicPartition(record.topic, record.partition)
-        if not self.intent.claim_read(tp, record.observed):
-            self._cloned(verdict.offset)
-            return
-        group = self.group
-        if not verdict.accepted or group is None:
-            return
-        partition = group.partitions[tp]
-        tracker: AtLeastOnce | AtMostOnce
-        if group.mode == AT_LEAST_ONCE:
-            tracker = AtLeastOnce(partition.position, partition.attempts)
-        else:
-            tracker = AtMostOnce(partition.position)
-        claim = Claim(tp, verdict.offset, partition.generation, tracker)
-        self.claims[verdict.offset] = claim
-        if self.leaving or self.intent.shuns(tp):
-            claim.stop("unwanted", 0)  # a late copy won: let it go at once (T17)
-            return
-        self._out.claimed.append(claim)
-        self._advise("claimed", tp, epoch=verdict.offset, offset=partition.position)
-
-    def _read_grant(self, record: ClaimingMessages, verdict: Verdict, now: Instant) -> None:
-        claim = self.claims.get(record.epoch)
-        if claim is None:
-            return  # of an earlier claim, whose grants were dropped and counted when it ended
-        if not self.intent.grant_read(claim, record.to):
-            self._cloned(verdict.offset)
-            return
-        assert isinstance(claim.tracker, AtMostOnce)
-        if verdict.accepted:
-            claim.tracker.granted(record.start, record.to)
-            if claim.stage is not Stage.OPEN or (not self.pulse.lease.valid(now) and not self.options.deliver_late):
-                self._drop_grants(claim)
-        elif claim.tracker.asked == (record.from_, record.start, record.to):
-            claim.tracker.asked = None
-
-    def _settle(self, group: Group, verdict: Verdict, now: Instant) -> None:
-        """The world changed shape: what of mine is gone?"""
-        if group.opaque_at != NONE:
-            self._end(GroupOpaque(self.name, group.opaque_at))
-            return
-        session_gone = self.session != NONE and self.session not in group.sessions
-        for claim in [c for c in self.claims.values() if c.epoch not in group.claims]:
-            reason = claim.reason if claim.stage is Stage.RELEASING else "session ended"
-            self._lose(claim, reason)
-        for ghost in [g for g in self._ghosts if g not in group.sessions]:
-            del self._ghosts[ghost]
-        if session_gone:
-            self._session_gone(group, verdict, now)
-        if group.deleted:
-            self._end(GroupDeleted(self.name))
-
-    def _session_gone(self, group: Group, verdict: Verdict, now: Instant) -> None:
-        """The own session has ended: why, and what now? (T18, F9.6)"""
-        session, self.session = self.session, NONE
-        self.pulse.end_session()
-        self.intent.forget()
-        match verdict.record:
-            case Join(instance_id=instance) if instance not in self.pulse.instances:
-                self._end(DuplicateClientId(self.name, self.options.client_id, session, verdict.offset))
-            case Evict():
-                self._advise("evicted", offset=verdict.offset, text=verdict.record.by)
-            case _:
-                pass
-        if self.leaving:
-            self._end(None)
-        elif group.mode not in (0, self.options.mode):
-            self._end(ModeMismatch(self.name, MODE_NAMES[group.mode], MODE_NAMES[self.options.mode]))
+        if not self.ended and verdict.group == self.name:
+            self.reading.receive(verdict, now)
 
     # --- endings
 
-    def _cloned(self, offset: int) -> None:
-        self._end(SessionCloned(self.name, self.options.client_id, self.session, offset))
-
     def fail(self, error: MarshalError) -> None:
         """The log cannot be trusted any more: fence and end with `error` (S14)."""
-        self._end(error)
+        self.end(error)
 
-    def _end(self, error: MarshalError | None) -> None:
+    def end(self, error: MarshalError | None) -> None:
         """Fences for good. Nothing is sent afterwards."""
         if self.ended:
             return
-        self.ended = self._out.ended = True
-        self.error = self._out.error = error
+        self.ended = self.out.ended = True
+        self.error = self.out.error = error
         for claim in list(self.claims.values()):
-            self._lose(claim, "stopped" if error is None else type(error).__name__)
+            self.lose(claim, "stopped" if error is None else type(error).__name__)
         self.pulse.lease.end()
 
-    def _lose(self, claim: Claim, reason: str) -> None:
-        self._drop_grants(claim)
+    def lose(self, claim: Claim, reason: str) -> None:
+        self.drop_grants(claim)
         claim.stage = Stage.GONE
         del self.claims[claim.epoch]
-        self._out.lost.append((claim, reason))
-        self._advise("lost", claim.tp, epoch=claim.epoch, text=reason)
+        self.out.lost.append((claim, reason))
+        self.advise("lost", claim.tp, epoch=claim.epoch, text=reason)
         group = self.group
         if group is not None and reason != "session ended":
             self._mirror_one(group, claim.tp)
 
-    def _drop_grants(self, claim: Claim) -> None:
+    def drop_grants(self, claim: Claim) -> None:
         """D3: what was granted and not handed over is dropped and counted."""
         if isinstance(claim.tracker, AtMostOnce):
             lost = claim.tracker.drop()
             if lost:
                 self.amo_dropped += lost
-                self._advise("amo_dropped", claim.tp, epoch=claim.epoch, offset=claim.tracker.delivered_to - lost,
+                self.advise("amo_dropped", claim.tp, epoch=claim.epoch, offset=claim.tracker.delivered_to - lost,
                              to=claim.tracker.delivered_to)  # fmt: skip
 
-    def _advise(self, kind: str, tp: TopicPartition | None = None, *, epoch: int = NONE, offset: int = NONE,
+    def advise(self, kind: str, tp: TopicPartition | None = None, *, epoch: int = NONE, offset: int = NONE,
                 to: int = NONE, text: str = "") -> None:  # fmt: skip
         topic, partition = tp if tp is not None else ("", NONE)
-        self._out.advisories.append(
+        self.out.advisories.append(
             Advisory(kind, self.name, self.options.client_id, topic, partition, epoch, offset, to, text)
         )
 
@@ -289,21 +157,28 @@ class Member:
         for claim in self.claims.values():
             claim.stop(self.leaving, now.mono_ms + wait_ms)
 
+    def note(self, kind: str, tp: TopicPartition, from_: int, to: int, text: str = "") -> None:
+        """Makes durable, with the next tick, what no other record implies; tells the user too."""
+        if self.session != NONE and not self.ended:
+            self.out.send.append(Note(self.session, kind, tp.topic, tp.partition, from_, to, text))
+        self.advise(kind, tp, offset=from_, to=to, text=text)
+
     def tick(self, now: Instant) -> Ready:
         """Everything that is due at `now`. Call again at `deadline_ms` (monotonic) at the latest."""
-        out = self._out
+        out = self.out
         group = self.group
         if not self.ended and group is not None and (group.deleted or group.opaque_at != NONE):
-            self._end(GroupDeleted(self.name) if group.deleted else GroupOpaque(self.name, group.opaque_at))
+            self.end(GroupDeleted(self.name) if group.deleted else GroupOpaque(self.name, group.opaque_at))
         if not self.ended:
             if group is not None:
                 self.watch.refresh(group, now, self.pulse.proven(now))
+            self._leave_ghosts(now)
             if self.session == NONE:
                 self._enter(group, now)
             else:
                 assert group is not None  # a live session has its group
                 self._live(group, now)
-        self._out = Ready()
+        self.out = Ready()
         out.ended = out.ended or self.ended
         out.error = self.error
         self.deadline_ms = min(self.pulse.deadline_ms(now), self._next_ms(group, now))
@@ -318,25 +193,28 @@ class Member:
                 nearest = min(nearest, max(claim.drain_until_ms, now.mono_ms + 1))
         return nearest
 
+    def _leave_ghosts(self, now: Instant) -> None:
+        """T14: a late Join of this client made a session that nobody uses."""
+        for ghost, sent_ms in self.ghosts.items():
+            if now.mono_ms - sent_ms >= self.third_ms:
+                self.ghosts[ghost] = now.mono_ms
+                self.out.send.append(Leave(ghost, "superseded"))
+
     def _enter(self, group: Group | None, now: Instant) -> None:
         """Joins, one fresh instance per interval until one is read (T14)."""
-        for ghost, sent_ms in self._ghosts.items():
-            if now.mono_ms - sent_ms >= self.third_ms:
-                self._ghosts[ghost] = now.mono_ms
-                self._out.send.append(Leave(ghost, "superseded"))
         if self.leaving:
-            if not self._ghosts:
-                self._end(None)
+            if not self.ghosts:
+                self.end(None)
             return
-        if self._join_sent is not None and now.mono_ms - self._join_sent.mono_ms < self.options.interval_ms:
+        if self.join_sent is not None and now.mono_ms - self.join_sent.mono_ms < self.options.interval_ms:
             return
         options = self.options
         predecessor = NONE
-        if options.fast_reclaim and self._join_sent is None and not self.pulse.instances and group is not None:
+        if options.fast_reclaim and self.join_sent is None and not self.pulse.instances and group is not None:
             mine = [s.id for s in group.sessions.values() if s.join.client_id == options.client_id]
             predecessor = max(mine, default=NONE)  # T15: the caller vouches that it is dead
-        self._join_sent = now
-        self._out.send.append(
+        self.join_sent = now
+        self.out.send.append(
             Join(options.client_id, self.pulse.new_instance(now), options.mode, options.interval_ms, options.topics,
                  predecessor, options.member, options.capacity, options.claims_max, options.rank, options.priority,
                  options.priority_group, 0, 0, codec.RECORD_VERSION, options.library)
@@ -347,15 +225,15 @@ class Member:
         valid = self.pulse.lease.valid(now)
         if self.fenced == valid:
             self.fenced = not valid
-            self._advise("unfenced" if valid else "fenced")
+            self.advise("unfenced" if valid else "fenced")
             if self.fenced and not self.options.deliver_late:
                 for claim in self.claims.values():
-                    self._drop_grants(claim)
+                    self.drop_grants(claim)
         due = self.pulse.due(now)
         if group.paused:
             for claim in self.claims.values():
                 claim.stop("paused", now.mono_ms + self.options.interval_ms)  # T12
-                self._drop_grants(claim)
+                self.drop_grants(claim)
             self._end_pause(group, now)
         for claim in self.claims.values():
             since_ms = claim.handler_since_ms()
@@ -365,28 +243,28 @@ class Member:
         if self.leaving:
             self._leave(now)
         elif self.pulse.healthy(now) and valid and not group.paused:
-            self.intent.act(group, now, self._out)
+            self.intent.act(group, now, self.out)
         else:
-            self.intent.cool(self._out)
+            self.intent.cool(self.out)
         if due is Due.PROBE:
-            self._out.send.append(Note(self.session, PROBE, text=self.pulse.new_probe(now)))
+            self.out.send.append(Note(self.session, PROBE, text=self.pulse.new_probe(now)))
         elif due is Due.HEARTBEAT or (self.urgent and self.pulse.healthy(now)):
             self._heartbeat(group, now)
         self._mirror(group, now)
 
     def _release_stuck(self, claim: Claim, now: Instant) -> None:
         """D4: the heartbeat of a live process must not keep a hung handler's partition."""
-        if claim.stage is Stage.OPEN or claim.drain_until_ms is None:
+        if claim.stage in (Stage.OPEN, Stage.DRAINING):
             claim.stop("handler stuck", now.mono_ms)
             self.intent.shun(claim.tp, now.mono_ms + self.options.handler_timeout_ms)
-            self._out.send.append(Note(self.session, "handler_stuck", claim.tp.topic, claim.tp.partition,
+            self.out.send.append(Note(self.session, "handler_stuck", claim.tp.topic, claim.tp.partition,
                                        max(claim.position(), NONE)))  # fmt: skip
-            self._advise("handler_stuck", claim.tp, epoch=claim.epoch, offset=claim.position())
+            self.advise("handler_stuck", claim.tp, epoch=claim.epoch, offset=claim.position())
 
     def _release_drained(self, group: Group, now: Instant) -> None:
         for claim in self.claims.values():
             if claim.stage is Stage.DRAINING and claim.drained(now.mono_ms):
-                self._drop_grants(claim)
+                self.drop_grants(claim)
                 claim.stage = Stage.RELEASING
                 claim.released_position = claim.position()
                 if claim.successor == NONE and self.leaving:
@@ -395,16 +273,16 @@ class Member:
                 claim.release_sent_ms is None or now.mono_ms - claim.release_sent_ms >= self.third_ms
             ):
                 claim.release_sent_ms = now.mono_ms
-                self._out.send.append(ReleasingPartition(self.session, claim.epoch, claim.released_position,
+                self.out.send.append(ReleasingPartition(self.session, claim.epoch, claim.released_position,
                                                          claim.successor, claim.reason))  # fmt: skip
 
     def _leave(self, now: Instant) -> None:
         """The Leave follows the Releases: the log keeps their order, and so their positions."""
         if any(claim.stage is not Stage.RELEASING for claim in self.claims.values()):
             return
-        if self._leave_sent_ms is None or now.mono_ms - self._leave_sent_ms >= self.third_ms:
-            self._leave_sent_ms = now.mono_ms
-            self._out.send.append(Leave(self.session, self.leaving))
+        if self.leave_sent_ms is None or now.mono_ms - self.leave_sent_ms >= self.third_ms:
+            self.leave_sent_ms = now.mono_ms
+            self.out.send.append(Leave(self.session, self.leaving))
 
     def _end_pause(self, group: Group, now: Instant) -> None:
         """T13: a pause that this client has waited out ends, in rank order."""
@@ -413,15 +291,18 @@ class Member:
             return
         if self._pause_end_sent_ms is None or now.mono_ms - self._pause_end_sent_ms >= self.third_ms:
             self._pause_end_sent_ms = now.mono_ms
-            self._out.send.append(ReleaseGroup(group.pause_change, NONE, 0, self.watch.pause_waited_ms(),
+            self.out.send.append(ReleaseGroup(group.pause_change, NONE, 0, self.watch.pause_waited_ms(),
                                                reason="waited out", by=self.options.client_id[:60]))  # fmt: skip
 
     def _heartbeat(self, group: Group, now: Instant) -> None:
         """T11: entries for what differs from the folded world; G4: the newest checkpoint."""
         self.urgent = False
         entries: list[ClaimState] = []
-        for claim in self.claims.values():
+        claims = list(self.claims.values())
+        first, self._entries_first = self._entries_first, 0
+        for at, claim in enumerate(claims[first:] + claims[:first], first):
             if len(entries) == HEARTBEAT_ENTRIES_MAX:
+                self._entries_first = at % len(claims)  # the rest goes first into the next one
                 break
             if claim.stage is Stage.RELEASING or not isinstance(claim.tracker, AtLeastOnce):
                 continue
@@ -433,7 +314,7 @@ class Member:
         pause = PauseWaited(group.pause_change, self.watch.pause_waited_ms()) if group.paused else None
         ready, digest = self.intent.ready(group), self.world.checkpoints.get(self.name)
         sequence = self.pulse.new_sequence(now)
-        self._out.send.append(Heartbeat(self.session, sequence, tuple(entries), ready, pause, digest))
+        self.out.send.append(Heartbeat(self.session, sequence, tuple(entries), ready, pause, digest))
 
     def _mirror(self, group: Group, now: Instant) -> None:
         """D7: positions that the log has accepted, every MIRROR_MS."""
@@ -447,7 +328,7 @@ class Member:
         position = group.partitions[tp].position
         if tp.partition >= 0 and position != NONE and self._mirrored.get(tp) != position:
             self._mirrored[tp] = position
-            self._out.mirror[tp] = position
+            self.out.mirror[tp] = position
 
     def ack_is_late(self, claim: Claim) -> bool:
         """Whether an ack on `claim` comes too late to count; it is then counted as such."""

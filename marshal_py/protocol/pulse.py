@@ -53,6 +53,7 @@ class Pulse:
         self._probes: dict[str, Instant] = {}
         self._probe_sent: Instant | None = None
         self._probe_read = False
+        self._probing_since_ms = 0  # a probe of an earlier round proves less than this one
         self._revival = _Revival.NONE
         self._revival_sent: Instant | None = None
         self._revival_sequence = -1
@@ -116,10 +117,12 @@ class Pulse:
     def read_probe(self, text: str) -> None:
         """A probe Note was read: the log is read to its end as of that send."""
         sent = self._probes.pop(text, None)
-        if sent is not None:
+        if sent is None:
+            return
+        if self.last_accepted is None:  # T2: a client without a session; a member proves by Joins and heartbeats
             self._prove(sent)
-            if self._revival is _Revival.PROBING:
-                self._probe_read = True
+        if self._revival is _Revival.PROBING and sent.mono_ms >= self._probing_since_ms:
+            self._probe_read = True
 
     def _prove(self, sent: Instant) -> None:
         if self.last_proof is None or sent.mono_ms > self.last_proof.mono_ms:
@@ -173,7 +176,7 @@ class Pulse:
                 return Due.NOTHING
             self._revival = _Revival.NONE
         if self._revival is _Revival.NONE:
-            self._revival, self._probe_read = _Revival.PROBING, False
+            self._revival, self._probe_read, self._probing_since_ms = _Revival.PROBING, False, now.mono_ms
             return Due.PROBE
         if self._probe_read:
             self._send_revival(_Revival.FIRST, now)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from zlib import crc32
 
 from marshal_py.errors import EnvelopeUnknown, LogGap, ProtocolUnknown, TopicRecreated
-from marshal_py.protocol import codec
+from marshal_py.protocol.codec import ENVELOPE_VERSION, RECORD_VERSION, TYPE_MAX, decode_body, open_envelope
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import (
     AT_LEAST_ONCE,
@@ -30,6 +30,7 @@ from marshal_py.protocol.records import (
     ReleaseGroup,
     ReleasingPartition,
     SetPosition,
+    Snapshot,
     StepDown,
     Topology,
 )
@@ -39,6 +40,10 @@ from marshal_py.protocol.world import Group, Partition, Session, Topic, World, h
 
 PROTOCOL_VERSION: Final = 1
 
+_ACCEPTED: Final = Outcome.ACCEPTED  # an enum looks its members up at every use
+_REJECTED: Final = Outcome.REJECTED
+_IGNORED: Final = Outcome.IGNORED
+
 
 def apply(world: World, offset: int, value: bytes | None) -> Verdict:
     """Folds the record at `offset`. Raises a CoordinationError, the world untouched, if the whole log must stop."""
@@ -46,13 +51,8 @@ def apply(world: World, offset: int, value: bytes | None) -> Verdict:
         raise LogGap(world.log, world.next_offset, offset)
     verdict = _judge(world, offset, value)
     world.next_offset = offset + 1
-    pending = world.pending
-    if value is None:
-        pending.append(b"\xff\xff\xff\xff")
-    else:
-        pending.append(len(value).to_bytes(4, "little"))
-        pending.append(value)
-    if not world.next_offset & 15:
+    world.pending.append(value)
+    if offset & 15 == 15:
         world.end_block()
     if verdict.outcome:
         key = verdict.reason
@@ -62,55 +62,56 @@ def apply(world: World, offset: int, value: bytes | None) -> Verdict:
 
 def _judge(world: World, offset: int, value: bytes | None) -> Verdict:
     """The order of all checks (PROTOCOL.md 5): garbage, stop, misrouted, opaque and version, body, the type's rule."""
-    envelope = codec.open_envelope(value, world.crc_seed)
+    envelope = open_envelope(value, world.crc_seed)
     if envelope is None:
-        return Verdict(offset, Outcome.IGNORED, "garbage", "", None)
+        return Verdict(offset, _IGNORED, "garbage", "", None)
     name, envelope_version, version, kind, body, unowned = envelope
     if unowned is not None:
-        return _judge_unowned(world, offset, envelope)
-    if envelope_version != codec.ENVELOPE_VERSION:
+        return _judge_unowned(world, offset, unowned, envelope_version, version)
+    if envelope_version != ENVELOPE_VERSION:
         raise EnvelopeUnknown(world.log, offset, envelope_version)
     group = world.groups.get(name)
+    known = group is not None
     if group is None:
         assert world.genesis is not None  # the CRC fitted an incarnation
         if route(name, world.genesis.partitions) != world.log:
-            return Verdict(offset, Outcome.IGNORED, "misrouted", name, None)
+            return Verdict(offset, _IGNORED, "misrouted", name, None)
         group = Group(name)  # joins the world only if this record is accepted (F10.3) or makes it opaque (E5)
     if group.opaque_at != NONE:
-        return Verdict(offset, Outcome.IGNORED, "opaque", name, None)
-    if version > codec.RECORD_VERSION or kind > codec.TYPE_MAX:
+        return Verdict(offset, _IGNORED, "opaque", name, None)
+    if version > RECORD_VERSION or kind > TYPE_MAX:
         world.groups[name] = group
         group.opaque_at = offset
         _reshape(group, group)
-        return Verdict(offset, Outcome.IGNORED, "opaque", name, None)
-    record = codec.decode_body(kind, body) if version else None
+        return Verdict(offset, _IGNORED, "opaque", name, None)
+    record = decode_body(kind, body) if version else None
     rule = _RULES[kind]
     if record is None or rule is None:
-        return Verdict(offset, Outcome.REJECTED, "malformed", name, None)
+        return Verdict(offset, _REJECTED, "malformed", name, None)
     if group.config is not None and group.config.deleted and not isinstance(record, GroupConfig | Note):
-        return Verdict(offset, Outcome.REJECTED, "deleted", name, record)
+        return Verdict(offset, _REJECTED, "deleted", name, record)
     reason = rule(group, offset, record, body)
     if reason:
-        return Verdict(offset, Outcome.REJECTED, reason, name, record)
-    if kind != 13:  # F10.1: a Note does not even create its group
+        return Verdict(offset, _REJECTED, reason, name, record)
+    if not known and not isinstance(record, Note):  # F10.1: a Note does not even create its group
         world.groups[name] = group
-    return Verdict(offset, Outcome.ACCEPTED, "", name, record)
+    return Verdict(offset, _ACCEPTED, "", name, record)
 
 
-def _judge_unowned(world: World, offset: int, envelope: codec.Envelope) -> Verdict:
+def _judge_unowned(world: World, offset: int, record: Genesis | Snapshot, envelope_version: int,
+                   record_version: int) -> Verdict:  # fmt: skip
     """Genesis and Snapshot (L3-L6, E2, E3)."""
-    record = envelope.record
-    assert record is not None
     genesis = record if isinstance(record, Genesis) else record.genesis
     held = world.genesis or world.root
-    if envelope.envelope_version != codec.ENVELOPE_VERSION or envelope.record_version != codec.RECORD_VERSION:
+    if envelope_version != ENVELOPE_VERSION or record_version != RECORD_VERSION:
         if held is None or held.incarnation == genesis.incarnation:
-            raise EnvelopeUnknown(world.log, offset, max(envelope.envelope_version, envelope.record_version))
-        return Verdict(offset, Outcome.IGNORED, "garbage", "", None)
+            raise EnvelopeUnknown(world.log, offset, max(envelope_version, record_version))
     if not isinstance(record, Genesis):
-        return Verdict(offset, Outcome.ACCEPTED, "", "", record)
+        if held is None or held.incarnation != genesis.incarnation:  # the codec compared their CRCs only (E2)
+            return Verdict(offset, _IGNORED, "garbage", "", None)
+        return Verdict(offset, _ACCEPTED, "", "", record)
     if world.genesis is not None or (world.log > 0 and record != world.root):
-        return Verdict(offset, Outcome.IGNORED, "genesis", "", record)
+        return Verdict(offset, _IGNORED, "genesis", "", record)
     if world.expected is not None and record.incarnation != world.expected:
         raise TopicRecreated(world.log, world.expected.hex(), record.incarnation.hex())
     if record.hash != HASH_NAME:
@@ -119,7 +120,7 @@ def _judge_unowned(world: World, offset: int, envelope: codec.Envelope) -> Verdi
         raise ProtocolUnknown(world.log, "protocol version", record.protocol)
     world.genesis = record
     world.crc_seed = crc32(record.incarnation)
-    return Verdict(offset, Outcome.ACCEPTED, "", "", record)
+    return Verdict(offset, _ACCEPTED, "", "", record)
 
 
 # --- what rules share

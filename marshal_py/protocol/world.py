@@ -24,17 +24,18 @@ from marshal_py.protocol.records import Checkpoint, Genesis, GroupConfig, Join
 FOLD_VERSION: Final = 1  # digests of other fold versions are not compared (G4)
 CHECKPOINT_OFFSETS: Final = 16  # G1: digests cost little, and everybody has the same checkpoints
 U64: Final = 2**64 - 1
+NULL_LENGTH: Final = 2**32 - 1  # G2: no value has it
 
 _GROUP = Pack("<qQqqqqQq").pack
 _TOPIC = Pack("<qQqqq").pack
 _SESSION = Pack("<qqQqqQ").pack
 _PARTITION = Pack("<qQqqqqqqqqqqq").pack
-_CHAIN = Pack("<Qq").pack
+_CHAIN = Pack("<Qq16I").pack
 
 
 def hash64(data: bytes) -> int:
     """H of PROTOCOL.md 6: the first word of MurmurHash3 x64-128, seed 0."""
-    return mmh3.hash64(data, 0, True, signed=False)[0]
+    return mmh3.mmh3_x64_128_uintdigest(data, 0) & U64
 
 
 class Topic(Struct, gc=False, eq=False):
@@ -199,7 +200,7 @@ class World:
         self.next_offset = 0
         self.chain = 0
         self.chain_at = 0
-        self.pending: list[bytes] = []  # values since the last checkpoint, with their lengths
+        self.pending: list[bytes | None] = []  # values since the last checkpoint
         self.counters: dict[str, int] = {}
         self.watched: set[str] = set()  # groups whose digest is taken at every checkpoint
         self.checkpoints: dict[str, Checkpoint] = {}  # the newest of each watched group (G4)
@@ -207,7 +208,9 @@ class World:
     def end_block(self) -> None:
         """Closes a block of 16 values: the chain digest moves to the next checkpoint (G2)."""
         self.chain_at += CHECKPOINT_OFFSETS
-        self.chain = hash64(_CHAIN(self.chain, self.chain_at) + b"".join(self.pending))
+        lengths = [NULL_LENGTH if value is None else len(value) for value in self.pending]
+        head = _CHAIN(self.chain, self.chain_at, *lengths)
+        self.chain = hash64(b"".join([head, *filter(None, self.pending)]))
         self.pending.clear()
         for name in self.watched:
             group = self.groups.get(name)

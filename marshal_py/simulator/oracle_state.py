@@ -117,7 +117,9 @@ def chain_step(chain: int, checkpoint: int, values: list[bytes | None]) -> int:
     """G2: a null counts as a length of FF FF FF FF."""
     data = packed(chain, checkpoint)
     for value in values:
-        data += b"\xff\xff\xff\xff" if value is None else len(value).to_bytes(4, "little") + value
+        data += b"\xff\xff\xff\xff" if value is None else len(value).to_bytes(4, "little")
+    for value in values:
+        data += value or b""
     return word_hash(data)
 
 

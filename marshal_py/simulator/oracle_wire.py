@@ -15,8 +15,8 @@ MAX_OFFSET = 2**63 - 1
 MAX_MS = 2**53
 MAX_U64 = 2**64 - 1
 
-# The text names no limit of nesting. Known fields need four levels; hostile input must not exhaust the stack.
-MAX_DEPTH = 101
+# E6: at most 100 arrays or maps inside each other, empty ones included. What the innermost holds is no level more.
+MAX_DEPTH = 100
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -59,9 +59,9 @@ def decode_messagepack(data: bytes) -> object:
 
 
 def _value(reader: _Reader, depth: int) -> object:
-    if depth > MAX_DEPTH:
-        raise ValueError("nested too deep")
     head = reader.unsigned(1)
+    if depth > MAX_DEPTH and (0x80 <= head <= 0x9F or 0xDC <= head <= 0xDF):
+        raise ValueError("nested too deep")
     if head <= 0x7F:
         return head
     if head <= 0x8F:

@@ -7,13 +7,22 @@ nothing: gaps and foreign records are the fold's to judge; this file only says w
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from marshal_py.errors import ClusterUnreachable, HistoryTruncated, TopicRecreated
+from marshal_py.errors import (
+    ClusterUnreachable,
+    CoordinationError,
+    HistoryTruncated,
+    MarshalError,
+    MessageTooLarge,
+    PartitionError,
+    TopicRecreated,
+)
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport import settings
 from marshal_py.transport.embedded import FETCH_WAIT_MS, is_embedded
@@ -38,19 +47,25 @@ class KafkaLog:
     def __init__(self, given: settings.Settings, topic: str, client_id: str, fetch_wait_ms: int) -> None:
         self.topic = topic
         self._servers = str(given["bootstrap.servers"])
-        self._down = threading.Event()
         self._trouble = ""
-        self._refused = ""
+        self._refused: MarshalError | None = None
         self._followed: dict[int, int] = {}  # log -> next offset
+        self._broken: deque[CoordinationError] = deque()  # raised one by one; the other logs are read on
+        self._polling = threading.Lock()  # librdkafka frees a client while another thread is inside it: close waits
+        self._closed = False
         reader = settings.log_reader(given, client_id, fetch_wait_ms)
-        self._consumer = Consumer({**reader, "error_cb": self._on_error})
+        self._consumer = settings.made(Consumer, {**reader, "error_cb": self._on_error})
         self._asker = asker(given, client_id)
-        self._producer = Producer({**settings.log_writer(given, client_id), "error_cb": self._on_error})
+        writer = settings.log_writer(given, client_id)
+        self._producer = settings.made(Producer, {**writer, "error_cb": self._on_error})
 
     def _on_error(self, error: KafkaError) -> None:
         """librdkafka's own thread of events: what the connection suffers from, for `waiting_for`."""
+        self._judge(error, -1)
+
+    def _judge(self, error: KafkaError, log: int) -> None:
         if error.code() in _REFUSALS:
-            self._refused = error.str()
+            self._refused = PartitionError(self.topic, log, f"Kafka refuses it: {error.str()}")
         self._trouble = error.str()
 
     def follow(self, log: int, offset: int) -> None:
@@ -67,6 +82,13 @@ class KafkaLog:
         self._consumer.incremental_assign([at])
 
     def poll(self, timeout_s: float) -> list[LogRecord]:
+        with self._polling:
+            records = [] if self._closed or self._broken else self._read(timeout_s)
+        if self._broken and not records:
+            raise self._broken.popleft()
+        return records
+
+    def _read(self, timeout_s: float) -> list[LogRecord]:
         self._producer.poll(0)
         first = self._consumer.poll(timeout_s)
         if first is None:
@@ -91,13 +113,17 @@ class KafkaLog:
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
             log = message.partition() or 0
             at = self._followed[log]
-            bounds = self.bounds(log, BOUNDS_TIMEOUT_S)
+            try:
+                bounds = self.bounds(log, BOUNDS_TIMEOUT_S)
+            except ClusterUnreachable:
+                self.follow(log, at)  # librdkafka says it once per assignment: let it say it again
+                return
             if at < bounds.first:
-                raise HistoryTruncated(log, bounds.first)
-            raise TopicRecreated(log, f"offset {at}", f"the log's end at {bounds.end}")
-        if error.code() in _REFUSALS:
-            self._refused = error.str()
-        self._trouble = error.str()
+                self._broken.append(HistoryTruncated(log, bounds.first))
+            else:
+                self._broken.append(TopicRecreated(log, f"offset {at}", f"the log's end at {bounds.end}"))
+            return
+        self._judge(error, message.partition() or 0)
 
     def append(self, log: int, key: bytes, value: bytes) -> bool:
         try:
@@ -107,14 +133,18 @@ class KafkaLog:
             return False
         except KafkaException as error:
             self._trouble = str(error.args[0])
+            if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                raise MessageTooLarge("a coordination record", len(value), self._trouble) from error
             return False
         return True
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
         if error is None:
             self._trouble = ""
-        else:
-            self._on_error(error)
+            return
+        self._judge(error, message.partition() or 0)
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            self._refused = MessageTooLarge("a coordination record", len(message.value() or b""), error.str())
 
     def bounds(self, log: int, timeout_s: float) -> Bounds:
         # Not by the reading consumer: its own question waited for as long as another thread polled it (seen: 10 s).
@@ -124,13 +154,16 @@ class KafkaLog:
     def waiting_for(self) -> str:
         return self._trouble
 
-    def refused(self) -> str:
+    def refused(self) -> MarshalError | None:
         return self._refused
 
     def close(self, flush_s: float) -> None:
         self._producer.flush(flush_s)
         self._producer.purge(blocking=False)
-        self._consumer.close()
+        with self._polling:
+            closed, self._closed = self._closed, True
+            if not closed:
+                self._consumer.close()
 
 
 class KafkaDoor:
@@ -149,7 +182,8 @@ class KafkaDoor:
 
     def source(self, group: str, client_id: str, extra: Mapping[str, Any]) -> KafkaSource:
         wait_ms = FETCH_WAIT_MS if self.embedded else None
-        return KafkaSource(settings.data_reader({**self.given, **extra}, client_id, group, wait_ms))
+        given = {**self.given, **settings.checked(dict(extra))}
+        return KafkaSource(settings.data_reader(given, client_id, group, wait_ms))
 
     def admin(self) -> KafkaAdmin:
         return KafkaAdmin(self.given, self.client_id, self.embedded, self.timeout_s)

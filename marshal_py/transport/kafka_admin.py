@@ -20,17 +20,15 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported
     ResourceType,
 )
 
-from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, WrongTopicSetting
+from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport import embedded, settings
 from marshal_py.transport.ports import CAPABILITIES, Bounds
+from marshal_py.transport.soundness import FOREVER, SAFE_BROKERS, SAFE_ISR, check_sound
 
 T = TypeVar("T")
 
-SAFE_BROKERS: Final = 3  # L1: from three brokers on, the coordination topic is replicated
-SAFE_ISR: Final = 2
 CREATED_TIMEOUT_S: Final = 15.0
-_FOREVER: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 _DENIED: Final = frozenset({
     KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.POLICY_VIOLATION,
     KafkaError.INVALID_REPLICATION_FACTOR, KafkaError.INVALID_CONFIG,
@@ -39,7 +37,7 @@ _DENIED: Final = frozenset({
 
 def cluster_id(given: settings.Settings, client_id: str, timeout_s: float) -> str | None:
     """The cluster's id, by its metadata. Raises ClusterUnreachable."""
-    client = AdminClient(settings.admin(given, client_id))
+    client = asker(given, client_id)
     try:
         answer: str | None = client.list_topics(timeout=timeout_s).cluster_id
         return answer
@@ -49,7 +47,7 @@ def cluster_id(given: settings.Settings, client_id: str, timeout_s: float) -> st
 
 def asker(given: settings.Settings, client_id: str) -> AdminClient:
     """A client for questions alone."""
-    return AdminClient(settings.admin(given, client_id))
+    return settings.made(AdminClient, settings.admin(given, client_id))
 
 
 def list_bounds(client: AdminClient, tps: Sequence[TopicPartition], timeout_s: float,
@@ -63,18 +61,19 @@ def list_bounds(client: AdminClient, tps: Sequence[TopicPartition], timeout_s: f
             found.append({TopicPartition(tp.topic, tp.partition): future.result(timeout_s).offset
                           for tp, future in futures.items()})  # fmt: skip
         except (KafkaException, TimeoutError) as error:
-            reason = _text(error) if isinstance(error, KafkaException) else "no answer in time"
             names = ", ".join(map(str, tps[:3]))
-            raise ClusterUnreachable(servers, f"the ends of {names}", reason) from error
+            raise ClusterUnreachable(servers, f"the ends of {names}", _text(error)) from error
     return {tp: Bounds(found[0][tp], found[1][tp]) for tp in tps}
 
 
-def _text(error: KafkaException) -> str:
+def _text(error: KafkaException | TimeoutError) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
     cause = error.args[0] if error.args else error
     return cause.str() if isinstance(cause, KafkaError) else str(cause)
 
 
-def _code(error: KafkaException) -> int:
+def _code(error: KafkaException | TimeoutError) -> int:
     cause = error.args[0] if error.args else None
     return cause.code() if isinstance(cause, KafkaError) else KafkaError.UNKNOWN
 
@@ -86,14 +85,14 @@ class KafkaAdmin:
         self._given, self._client_id, self._timeout_s = given, client_id, timeout_s
         self._embedded = is_embedded
         self.capabilities = embedded.CAPABILITIES if is_embedded else CAPABILITIES
-        self._client = AdminClient(settings.admin(given, client_id))
+        self._client = asker(given, client_id)
         self._groups: dict[str, Consumer] = {}
         self._servers = str(given["bootstrap.servers"])
 
     def _ask(self, what: str, question: Callable[[], T]) -> T:
         try:
             return question()
-        except KafkaException as error:
+        except (KafkaException, TimeoutError) as error:
             raise ClusterUnreachable(self._servers, what, _text(error)) from error
 
     def _wait(self, what: str, future: Future[T]) -> T:
@@ -126,13 +125,13 @@ class KafkaAdmin:
         if "create_topic" not in self.capabilities:
             raise CoordinationTopicMissing(topic, "the embedded broker creates topics only through its Broker object",
                                            f"broker.create_topic({topic!r}, {partitions})")  # fmt: skip
-        config = {**_FOREVER, "unclean.leader.election.enable": "false"}
+        config = {**FOREVER, "unclean.leader.election.enable": "false"}
         if replicas >= SAFE_BROKERS:
             config["min.insync.replicas"] = str(SAFE_ISR)
         request = NewTopic(topic, num_partitions=partitions, replication_factor=replicas, config=config)
         try:
             self._client.create_topics([request], operation_timeout=self._timeout_s)[topic].result(CREATED_TIMEOUT_S)
-        except KafkaException as error:
+        except (KafkaException, TimeoutError) as error:
             if _code(error) == KafkaError.TOPIC_ALREADY_EXISTS:
                 return  # another client was faster
             if _code(error) in _DENIED:
@@ -141,24 +140,8 @@ class KafkaAdmin:
 
     def _check(self, topic: str) -> None:
         """L1: every setting that could lose history, by name."""
-        found = self.settings(topic)
-        alter = f"kafka-configs.sh --bootstrap-server {self._servers} --alter --topic {topic}"
-        for key, wanted in _FOREVER.items():
-            if key in found and found[key] != wanted:
-                raise WrongTopicSetting(topic, key, found[key], wanted, f"{alter} --add-config {key}={wanted}")
-        if len(self._metadata(None).brokers) < SAFE_BROKERS:
-            return
         replicas = min(len(p.replicas) for p in self._metadata(topic).topics[topic].partitions.values())
-        if replicas < SAFE_BROKERS:
-            raise WrongTopicSetting(topic, "replication factor", str(replicas), f"{SAFE_BROKERS} on this cluster",
-                                    f"kafka-reassign-partitions.sh --bootstrap-server {self._servers}, or delete the "
-                                    f"topic and let it be created again")  # fmt: skip
-        if int(found.get("min.insync.replicas", SAFE_ISR)) < SAFE_ISR:
-            raise WrongTopicSetting(topic, "min.insync.replicas", found["min.insync.replicas"], str(SAFE_ISR),
-                                    f"{alter} --add-config min.insync.replicas={SAFE_ISR}")  # fmt: skip
-        if found.get("unclean.leader.election.enable", "false") != "false":
-            raise WrongTopicSetting(topic, "unclean.leader.election.enable", "true", "false",
-                                    f"{alter} --add-config unclean.leader.election.enable=false")  # fmt: skip
+        check_sound(topic, self.settings(topic), len(self._metadata(None).brokers), replicas, self._servers)
 
     def _metadata(self, topic: str | None) -> Any:
         # The embedded broker creates a topic that is asked for by name, so there all are listed.
@@ -171,13 +154,26 @@ class KafkaAdmin:
             return None
         return len(found.partitions)
 
+    def create_topic(self, topic: str, partitions: int) -> None:
+        """Creates a data topic, replicated like the coordination topic. Raises ClusterUnreachable with the refusal."""
+        replicas = min(len(self.brokers()), SAFE_BROKERS)
+        request = NewTopic(topic, num_partitions=partitions, replication_factor=replicas)
+        try:
+            self._client.create_topics([request], operation_timeout=self._timeout_s)[topic].result(CREATED_TIMEOUT_S)
+        except KafkaException as error:
+            raise ClusterUnreachable(self._servers, f"creation of {topic}", _text(error)) from error
+
+    def brokers(self) -> dict[int, str]:
+        """Address of every live broker, by its id."""
+        return {broker.id: f"{broker.host}:{broker.port}" for broker in self._metadata(None).brokers.values()}
+
     def topic_id(self, topic: str) -> str:
         if self._embedded:
             return ""
         future = self._client.describe_topics(TopicCollection([topic]), request_timeout=self._timeout_s)[topic]
         try:
             return str(future.result(self._timeout_s).topic_id)
-        except KafkaException as error:
+        except (KafkaException, TimeoutError) as error:
             if _code(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return "missing"
             raise ClusterUnreachable(self._servers, f"the id of {topic}", _text(error)) from error
@@ -197,14 +193,18 @@ class KafkaAdmin:
     def _group(self, group: str) -> Consumer:
         found = self._groups.get(group)
         if found is None:
-            found = self._groups[group] = Consumer(settings.data_reader(self._given, self._client_id, group, None))
+            configuration = settings.data_reader(self._given, self._client_id, group, None)
+            found = self._groups[group] = settings.made(Consumer, configuration)
         return found
 
     def committed(self, group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         consumer = self._group(group)
         wanted = [KafkaPartition(*tp) for tp in tps]
         found = self._ask(f"committed offsets of {group}", lambda: consumer.committed(wanted, self._timeout_s))
-        return {TopicPartition(p.topic, p.partition): p.offset for p in found if p.offset >= 0 and p.error is None}
+        for answer in found:
+            if answer.error is not None:  # not the same as "none": the start would be the fallback then
+                raise ClusterUnreachable(self._servers, f"committed offsets of {group}", answer.error.str())
+        return {TopicPartition(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
 
     def commit(self, group: str, positions: Mapping[TopicPartition, int]) -> str:
         offsets = [KafkaPartition(*tp, offset) for tp, offset in positions.items()]
@@ -218,7 +218,7 @@ class KafkaAdmin:
         future = self._client.describe_consumer_groups([group], request_timeout=self._timeout_s)[group]
         try:
             return len(future.result(self._timeout_s).members)
-        except KafkaException as error:
+        except (KafkaException, TimeoutError) as error:
             if _code(error) in (KafkaError.GROUP_ID_NOT_FOUND, KafkaError._UNSUPPORTED_FEATURE,
                                 KafkaError.GROUP_AUTHORIZATION_FAILED):  # fmt: skip
                 return 0  # no such group, or a cluster that cannot tell: nobody is known to be alive

@@ -15,6 +15,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from marshal_py.errors import ClusterUnreachable
 from marshal_py.protocol.identity import TopicPartition
+from marshal_py.transport import settings
 from marshal_py.transport.ports import Chunk, OutOfRange
 
 # Errors on a partition that pass by themselves; librdkafka retries them.
@@ -32,9 +33,10 @@ class KafkaSource:
     """DataSource over one Consumer of librdkafka."""
 
     def __init__(self, configuration: Mapping[str, Any]) -> None:
-        self._consumer = Consumer(dict(configuration))
+        self._consumer = settings.made(Consumer, configuration)
         self._servers = str(configuration["bootstrap.servers"])
         self._lock = threading.Lock()  # around the assignment: any thread assigns while one polls
+        self._polling = threading.Lock()  # librdkafka frees a client while another thread is inside it: close waits
         self._rounds: dict[TopicPartition, int] = {}
         self._positions: dict[TopicPartition, int] = {}
         self._round = 0
@@ -93,18 +95,24 @@ class KafkaSource:
         return self._rounds.get(tp, 0)
 
     def poll(self, timeout_s: float, max_messages: int) -> list[Chunk]:
-        rounds = dict(self._rounds) if len(self._rounds) < 64 else self._rounds.copy()
-        messages = self._consumer.consume(max_messages, 0)
-        if not messages and timeout_s > 0:
-            first = self._consumer.poll(timeout_s)
-            if first is None:
-                return []
-            messages = [first, *self._consumer.consume(max_messages - 1, 0)] if max_messages > 1 else [first]
+        with self._lock:
+            rounds = self._rounds.copy()
+        with self._polling:
+            messages = [] if self._closed else self._consume(timeout_s, max_messages)
         if not messages:
             return []
         if list(map(Message.error, messages)).count(None) != len(messages):
             messages = self._take_errors(messages)
         return self._chunks(messages, rounds)
+
+    def _consume(self, timeout_s: float, max_messages: int) -> list[Message]:
+        messages: list[Message] = self._consumer.consume(max_messages, 0)
+        if messages or timeout_s <= 0:
+            return messages
+        first = self._consumer.poll(timeout_s)
+        if first is None:
+            return []
+        return [first, *self._consumer.consume(max_messages - 1, 0)] if max_messages > 1 else [first]
 
     def _chunks(self, messages: list[Message], rounds: Mapping[TopicPartition, int]) -> list[Chunk]:
         """Cuts at every change of partition. The loops over messages run inside C."""
@@ -139,7 +147,10 @@ class KafkaSource:
             if topic is None or partition is None or partition < 0 or error.code() in _PASSING:
                 continue
             tp = TopicPartition(topic, partition)
-            position = self._positions.get(tp, -1)
+            # Where it failed, which is not where the assignment began.
+            position = message.offset()
+            if position is None or position < 0:
+                position = self._positions.get(tp, -1)
             self.unassign([tp])
             if error.code() == KafkaError._AUTO_OFFSET_RESET:
                 self._out.append(OutOfRange(tp, position))
@@ -164,12 +175,13 @@ class KafkaSource:
             return -1
         try:
             _, end = self._consumer.get_watermark_offsets(KafkaPartition(*tp), cached=True)
-        except KafkaException:
+        except (KafkaException, RuntimeError):  # the second: closed meanwhile by another thread
             return -1
         return end if end >= 0 else -1
 
     def close(self) -> None:
         with self._lock:
-            if not self._closed:
-                self._closed = True
+            closed, self._closed = self._closed, True
+        if not closed:
+            with self._polling, self._lock:
                 self._consumer.close()

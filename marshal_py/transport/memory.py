@@ -6,13 +6,22 @@ condition.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from marshal_py.errors import CoordinationTopicMissing, HistoryTruncated, TopicMissing, TopicRecreated
+from marshal_py.errors import (
+    CoordinationError,
+    CoordinationTopicMissing,
+    HistoryTruncated,
+    MarshalError,
+    TopicMissing,
+    TopicRecreated,
+)
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.ports import CAPABILITIES, Bounds, Chunk, LogRecord, OutOfRange, RawMessage
+from marshal_py.transport.soundness import FOREVER, check_sound
 
 
 class MemoryMessage:
@@ -60,6 +69,9 @@ class MemoryBroker:
         self.live_kafka: dict[str, int] = {}
         self.writable = True
         self.may_create = True
+        self.queue_full = False
+        self.brokers = 1
+        self.settings: dict[str, dict[str, str]] = {}
         self._id = 0
 
     def create_topic(self, name: str, partitions: int) -> None:
@@ -67,11 +79,12 @@ class MemoryBroker:
             self._id += 1
             self.topics[name] = [[] for _ in range(partitions)]
             self.ids[name] = self._id
+            self.settings[name] = dict(FOREVER)
             self.changed.notify_all()
 
     def delete_topic(self, name: str) -> None:
         with self.changed:
-            del self.topics[name]
+            del self.topics[name], self.ids[name]
             for tp in [tp for tp in (*self.first, *self.base) if tp.topic == name]:
                 self.first.pop(tp, None)
                 self.base.pop(tp, None)
@@ -95,6 +108,7 @@ class MemoryBroker:
     def delete_records(self, tp: TopicPartition, before: int) -> None:
         with self.changed:
             self.first[tp] = before
+            self.changed.notify_all()
 
     def bounds(self, tp: TopicPartition) -> Bounds:
         messages = self.topics[tp.topic][tp.partition]
@@ -118,7 +132,8 @@ class MemoryLog:
         self._at: dict[int, int] = {}
 
     def follow(self, log: int, offset: int) -> None:
-        self._at[log] = offset
+        with self.broker.changed:
+            self._at[log] = offset
 
     def poll(self, timeout_s: float) -> list[LogRecord]:
         with self.broker.changed:
@@ -130,24 +145,36 @@ class MemoryLog:
 
     def _read(self) -> list[LogRecord]:
         found: list[LogRecord] = []
-        for log, at in self._at.items():
+        for log, at in list(self._at.items()):
             tp = TopicPartition(self.topic, log)
-            if self.topic not in self.broker.topics:
-                raise TopicRecreated(log, f"offset {at}", "no topic")
-            bounds = self.broker.bounds(tp)
-            if at < bounds.first:
-                raise HistoryTruncated(log, bounds.first)
-            if at > bounds.end:
-                raise TopicRecreated(log, f"offset {at}", f"end {bounds.end}")
+            error = self._outside(tp, at)
+            if error is not None:
+                if found:
+                    return found  # said next time
+                del self._at[log]
+                raise error
             for message in self.broker.read(tp, at, 10_000):
                 found.append(LogRecord(log, message.offset(), message.value(), message.timestamp()[1]))
                 self._at[log] = message.offset() + 1
         return found
 
+    def _outside(self, tp: TopicPartition, at: int) -> CoordinationError | None:
+        if self.topic not in self.broker.topics:
+            return TopicRecreated(tp.partition, f"offset {at}", "no topic")
+        bounds = self.broker.bounds(tp)
+        if at < bounds.first:
+            return HistoryTruncated(tp.partition, bounds.first)
+        if at > bounds.end:
+            return TopicRecreated(tp.partition, f"offset {at}", f"end {bounds.end}")
+        return None
+
     def append(self, log: int, key: bytes, value: bytes) -> bool:
-        if not self.broker.writable:
-            return True  # lost on the way, as with a real producer that times out
-        self.broker.produce(self.topic, log, value, key)
+        if self.broker.queue_full:
+            return False
+        # What is not written is lost on the way, as with a real producer that times out.
+        if self.broker.writable:
+            with contextlib.suppress(TopicMissing):
+                self.broker.produce(self.topic, log, value, key)
         return True
 
     def bounds(self, log: int, timeout_s: float) -> Bounds:
@@ -157,8 +184,8 @@ class MemoryLog:
     def waiting_for(self) -> str:
         return ""
 
-    def refused(self) -> str:
-        return ""
+    def refused(self) -> MarshalError | None:
+        return None
 
     def close(self, flush_s: float) -> None:
         self._at.clear()
@@ -262,10 +289,11 @@ class MemoryAdmin:
                 if not self.broker.may_create:
                     raise CoordinationTopicMissing(topic, "not allowed", "create_topic")
                 self.broker.create_topic(topic, partitions)
+            check_sound(topic, self.broker.settings[topic], self.broker.brokers, self.broker.brokers, "memory")
             return len(self.broker.topics[topic])
 
     def topic_id(self, topic: str) -> str:
-        return str(self.broker.ids.get(topic, ""))
+        return str(self.broker.ids.get(topic, "missing"))
 
     def partition_count(self, topic: str) -> int | None:
         with self.broker.changed:
@@ -290,7 +318,7 @@ class MemoryAdmin:
         return self.broker.live_kafka.get(group, 0)
 
     def settings(self, topic: str) -> dict[str, str]:
-        return {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+        return dict(self.broker.settings[topic])
 
     def close(self) -> None:
         pass

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from marshal_py.errors import MarshalError
 from marshal_py.protocol.identity import Instant, TopicPartition
 
 CAPABILITIES = frozenset({"truncate", "grow", "time_lookup", "describe_config", "create_topic", "long_log"})
@@ -79,13 +80,13 @@ class CoordinationLog(Protocol):
     def poll(self, timeout_s: float) -> list[LogRecord]:
         """Records in order per log; empty after `timeout_s`. Returns at once when there is one.
 
-        Raises HistoryTruncated or TopicRecreated if a followed offset is outside the log.
+        Raises HistoryTruncated or TopicRecreated, once, if a followed offset is outside the log; the others go on.
         """
 
     def append(self, log: int, key: bytes, value: bytes) -> bool:
         """Hands a record to the producer; False if its queue is full (the record is not sent, a later tick sends anew).
 
-        Never waits. What becomes of the record is learned by reading it (T17).
+        Never waits. What becomes of the record is learned by reading it (T17). Raises MessageTooLarge.
         """
 
     def bounds(self, log: int, timeout_s: float) -> Bounds:
@@ -94,8 +95,8 @@ class CoordinationLog(Protocol):
     def waiting_for(self) -> str:
         """What the connection is waiting for, in words for people; "" when all is well."""
 
-    def refused(self) -> str:
-        """Why the cluster refuses our writes for good (authorization), "" if it does not."""
+    def refused(self) -> MarshalError | None:
+        """Why the cluster refuses our reads or writes for good (authorization, size); None if it does not."""
 
     def close(self, flush_s: float) -> None:
         """Sends what is queued for at most `flush_s`, then lets go."""

@@ -6,12 +6,15 @@ The caller's settings win everywhere but where the protocol would break (L9): th
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+from confluent_kafka import KafkaException
 
 from marshal_py.errors import InvalidOption
 
 Settings = dict[str, Any]
+T = TypeVar("T")
 
 # For every client of ours.
 _CONNECTION: Final[Mapping[str, Any]] = {
@@ -71,10 +74,23 @@ def from_user(servers: str | Mapping[str, Any]) -> Settings:
     given: Settings = {"bootstrap.servers": servers} if isinstance(servers, str) else dict(servers)
     if not given.get("bootstrap.servers"):
         raise InvalidOption("bootstrap.servers", given.get("bootstrap.servers"), "name at least one host:port")
+    return checked(given)
+
+
+def checked(given: Settings) -> Settings:
+    """The caller's settings, none of them one that the protocol would not survive. Raises InvalidOption."""
     for key, reason in _FORBIDDEN.items():
         if key in given:
             raise InvalidOption(key, given[key], reason)
     return given
+
+
+def made(client: Callable[[dict[str, Any]], T], configuration: Mapping[str, Any]) -> T:
+    """A client of librdkafka's. Its own complaint about a setting becomes InvalidOption."""
+    try:
+        return client(dict(configuration))
+    except (KafkaException, TypeError, ValueError) as error:
+        raise InvalidOption("settings", sorted(configuration), str(error)) from error
 
 
 def log_reader(given: Settings, client_id: str, fetch_wait_ms: int) -> Settings:

@@ -7,7 +7,7 @@ was; that the digest kept step by step is the one computed from nothing; and the
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -75,6 +75,17 @@ def stop_reason(error: CoordinationError) -> str:
     return type(error).__name__
 
 
+class Opened(NamedTuple):
+    """The codec's Envelope with names: the codec itself hands out a plain tuple."""
+
+    group: str
+    envelope_version: int
+    record_version: int
+    type: int
+    body: bytes
+    record: object
+
+
 class Logbook:
     """One log under both folds.
 
@@ -93,7 +104,7 @@ class Logbook:
         exhaustive: bool = True,
     ) -> None:
         root_record = None if root is None else codec.open_envelope(root, -1)
-        root_genesis = None if root_record is None else root_record.record
+        root_genesis = None if root_record is None else root_record[5]
         assert root_genesis is None or isinstance(root_genesis, Genesis)
         self.world = World(log, root_genesis, expected)
         self.oracle = Oracle(log, root, expected)

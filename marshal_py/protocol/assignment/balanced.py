@@ -17,8 +17,8 @@ from marshal_py.protocol.world import Group
 def target(group: Group, order: Sequence[int]) -> dict[TopicPartition, int]:
     """The same for every member that holds the same world and has waited out the same sessions."""
     seats = seats_of(group, order)
-    seat_free(seat_holders(group, seats), seats)
-    while _move_one(group, list(seats.values())):
+    seat_free(group, seat_holders(group, seats), seats)
+    while _move_one(group, [seat for seat in seats.values() if not seat.standby]):
         pass
     return as_target(seats)
 

@@ -12,5 +12,5 @@ from marshal_py.protocol.world import Group
 def target(group: Group, order: Sequence[int]) -> dict[TopicPartition, int]:
     """Owners keep what they have; free partitions go to the least loaded."""
     seats = seats_of(group, order)
-    seat_free(seat_holders(group, seats), seats)
+    seat_free(group, seat_holders(group, seats), seats)
     return as_target(seats)

@@ -20,12 +20,13 @@ def candidates(group: Group, waited_out: Container[int]) -> list[int]:
 class Seat:
     """One candidate while a target is being computed: what it may take and what it has."""
 
-    __slots__ = ("claims_max", "id", "order", "taken", "topics", "weight")
+    __slots__ = ("claims_max", "id", "order", "standby", "taken", "topics", "weight")
 
     def __init__(self, group: Group, session_id: int, order: int) -> None:
         join = group.sessions[session_id].join
         self.id = session_id
         self.order = order
+        self.standby = False  # a marked session: gets only what nobody else can take (F9.9)
         self.topics = frozenset(join.topics)
         self.weight = join.capacity
         self.claims_max = join.claims_max or UNLIMITED
@@ -41,9 +42,12 @@ class Seat:
 
 
 def seats_of(group: Group, order: Sequence[int]) -> dict[int, Seat]:
-    """A seat per candidate; a marked session stands by without any weight in the target (F9.9)."""
-    unmarked = [sid for sid in order if group.sessions[sid].mark == NONE]
-    return {sid: Seat(group, sid, at) for at, sid in enumerate(unmarked or order)}
+    """A seat per candidate; a marked session stands by while another is not (F9.9)."""
+    seats = {sid: Seat(group, sid, at) for at, sid in enumerate(order)}
+    if any(group.sessions[sid].mark == NONE for sid in order):
+        for seat in seats.values():
+            seat.standby = group.sessions[seat.id].mark != NONE
+    return seats
 
 
 def topic_partitions(group: Group) -> Iterator[TopicPartition]:
@@ -68,19 +72,22 @@ def seat_holders(group: Group, seats: dict[int, Seat]) -> list[TopicPartition]:
                 holder = seats.get(known.owner)
             else:
                 holder = seats.get(known.successor) or seats.get(known.last_owner)
-        if holder is not None and tp.topic in holder.topics and holder.has_room:
+        if holder is not None and not holder.standby and tp.topic in holder.topics and holder.has_room:
             holder.taken.append(tp)
         else:
             left_over.append(tp)
     return left_over
 
 
-def seat_free(left_over: list[TopicPartition], seats: dict[int, Seat]) -> None:
+def seat_free(group: Group, left_over: list[TopicPartition], seats: dict[int, Seat]) -> None:
     """Gives what nobody has to the least loaded candidate that wants the topic and has room."""
     for tp in left_over:
         takers = [seat for seat in seats.values() if tp.topic in seat.topics and seat.has_room]
         if takers:
-            min(takers, key=lambda seat: (seat.load_after(1), seat.order)).taken.append(tp)
+            known = group.partitions.get(tp)
+            owner = NONE if known is None else known.owner
+            best = min(takers, key=lambda s: (s.standby, s.standby and s.id != owner, s.load_after(1), s.order))
+            best.taken.append(tp)
 
 
 def as_target(seats: dict[int, Seat]) -> dict[TopicPartition, int]:

@@ -1,0 +1,47 @@
+"""The command line: `marshal`. One file per noun; they read options, call a room below and print. No logic lives here.
+
+Exit codes: 0 done, 1 refused or failed with a one-line reason on stderr, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from marshal_py.cli import consume, demo, doctor, log, produce, state
+from marshal_py.client.marshal import VERSION
+
+app = typer.Typer(
+    name="marshal",
+    help="Kafka consumers that coordinate through Kafka alone.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help text: the same in a terminal, a pipe and a test
+)
+app.command("demo", epilog=demo.EXAMPLE)(demo.demo)
+app.command("consume", epilog=consume.EXAMPLE)(consume.consume)
+app.command("produce", epilog=produce.EXAMPLE)(produce.produce)
+app.command("state", epilog=state.EXAMPLE)(state.state)
+app.add_typer(log.app, name="log")
+app.command("doctor", epilog=doctor.EXAMPLE)(doctor.doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(VERSION)
+        raise typer.Exit
+
+
+@app.callback()
+def marshal(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True,
+                                          help="Print the version and exit.")] = False,
+) -> None:  # fmt: skip
+    """Kafka consumers that coordinate through Kafka alone."""
+
+
+def main() -> None:
+    """Entry point of the `marshal` script."""
+    app()

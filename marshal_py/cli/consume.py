@@ -1,0 +1,3 @@
+import typer
+EXAMPLE=""
+def consume() -> None: pass

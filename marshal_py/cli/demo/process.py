@@ -1,0 +1,111 @@
+"""One process of the demo: its task, how it is started and ended, and how it notices that the demo has gone.
+
+The task comes as one line of JSON on stdin, never on the command line: it may hold a password. stdin stays open after
+that; when it ends, the demo has died, however it died, and the process ends itself.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+import marshal_py.cli.demo as demo_package
+
+ORPHANED: Final = 70
+END_TIMEOUT_S: Final = 15.0  # a consumer that leaves takes a few round trips; more is a cluster that is gone
+KILL_TIMEOUT_S: Final = 5.0
+STDERR_TAIL_BYTES: Final = 2_000
+_SOURCE_ROOT: Final = Path(demo_package.__file__).resolve().parents[3]
+
+
+class Task(Struct, frozen=True):
+    """What one process shall do."""
+
+    name: str
+    settings: dict[str, Any]
+    topic: str
+    group: str
+    coordination_topic: str
+    delivery: str
+    interval_s: float
+    rate_per_s: int
+    journal: str
+
+
+def receive_task() -> Task:
+    """In the child: the task, and from now on the watch over the parent."""
+    task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
+    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+    return task
+
+
+def _end_with_parent() -> None:
+    # By descriptor: a daemon thread inside sys.stdin's lock would abort the interpreter's exit.
+    while os.read(0, 4096):
+        pass
+    os._exit(ORPHANED)
+
+
+class Child:
+    """In the parent: a process that runs `module` on a task."""
+
+    def __init__(self, module: str, task: Task, stderr: Path) -> None:
+        self.name, self.journal = task.name, Path(task.journal)
+        self._stderr = stderr
+        self._asked = False  # a second SIGTERM would end it before it has left the group
+        paths = [str(_SOURCE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        with stderr.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                start_new_session=True,  # ctrl-C is for the demo alone, which then ends its children in order
+            )  # fmt: skip
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(task) + b"\n")
+        self._process.stdin.flush()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.poll()
+
+    def last_words(self) -> str:
+        return self._stderr.read_bytes()[-STDERR_TAIL_BYTES:].decode(errors="replace").strip()
+
+    def kill(self) -> None:
+        """SIGKILL: no chance to release anything."""
+        self._process.kill()
+        self._process.wait(KILL_TIMEOUT_S)
+
+    def ask_to_end(self) -> None:
+        """SIGTERM, once."""
+        if not self.ended and not self._asked:
+            self._asked = True
+            self._process.terminate()
+
+    def end(self, timeout_s: float = END_TIMEOUT_S) -> None:
+        """SIGTERM, then SIGKILL for whoever does not listen. The process is gone afterwards."""
+        self.ask_to_end()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(KILL_TIMEOUT_S)
+        finally:
+            if self._process.stdin is not None:
+                self._process.stdin.close()

@@ -1,0 +1,58 @@
+"""The demo's producer process: keyed orders at an even pace until SIGTERM; writes down what was acknowledged."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+from marshal_py.cli.demo.journal import Failed, Journal, Started, Written, now
+from marshal_py.cli.demo.orders import order
+from marshal_py.cli.demo.process import Task, receive_task
+from marshal_py.client.marshal import CONNECT_TIMEOUT_S
+from marshal_py.errors import MarshalError
+from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.sink import KafkaSink
+
+BEAT_S: Final = 0.02  # how even the pace is
+
+
+def produce(task: Task, journal: Journal, stop: threading.Event) -> None:
+    sink = KafkaSink(KafkaDoor(task.settings, CONNECT_TIMEOUT_S),
+                     lambda tp, offset: journal.write(Written(tp.partition, offset)))  # fmt: skip
+    began, sent = time.monotonic(), 0
+    while not stop.wait(BEAT_S):
+        due = round((time.monotonic() - began) * task.rate_per_s)
+        if due - sent > task.rate_per_s:
+            # After a stall of the machine it goes on at its pace: a burst would be another experiment.
+            began += (due - sent) / task.rate_per_s
+            continue
+        while sent < due:
+            key, value = order(sent)
+            sink.write(task.topic, value, key)
+            sent += 1
+        sink.poll()
+    sink.flush()
+    sink.close()
+
+
+def main() -> None:
+    task = receive_task()
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+    journal = Journal(Path(task.journal))
+    journal.write(Started(now(), os.getpid()))
+    try:
+        produce(task, journal, stop)
+    except MarshalError as error:
+        logging.error("%s", error)
+        journal.write(Failed(now(), str(error)))
+        raise SystemExit(1) from error
+
+
+if __name__ == "__main__":
+    main()

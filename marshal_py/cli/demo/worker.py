@@ -1,0 +1,62 @@
+"""The demo's consumer process: what a user's program looks like, plus a journal for the judge. Decides nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Final
+
+from marshal_py.cli.demo.journal import Claimed, Delivered, Failed, Joined, Journal, Lost, Started, Told, now
+from marshal_py.cli.demo.orders import sound
+from marshal_py.cli.demo.process import Task, receive_task
+from marshal_py.client.consumer import Consumer
+from marshal_py.client.loop import ClaimInfo
+from marshal_py.client.marshal import connect, stop_on_signals
+from marshal_py.errors import MarshalError
+
+# Claims and losses are written down where they happen; every consumer is unfenced when it has joined.
+TOLD_ELSEWHERE: Final = frozenset({"claimed", "lost", "joined", "unfenced"})
+
+
+def consume(task: Task, journal: Journal) -> None:
+    def claimed(info: ClaimInfo) -> None:
+        journal.write(Claimed(now(), info.partition, info.token.epoch))
+
+    def lost(info: ClaimInfo, reason: str) -> None:
+        journal.write(Lost(now(), info.partition, reason))
+
+    with connect(task.settings, client_id=task.name, coordination_topic=task.coordination_topic) as marshal:
+        # From the beginning: messages that are there before a partition's first claim count too.
+        with marshal.consumer(task.group, [task.topic], delivery=task.delivery, start="earliest",
+                              heartbeat_interval_s=task.interval_s, on_claim=claimed, on_lost=lost) as consumer:  # fmt: skip
+            stop_on_signals(consumer)
+            journal.write(Joined(now()))
+            for message in consumer:
+                journal.write(Delivered(now(), message.partition, message.offset, (message.key or b"").decode(),
+                                        sound(message.key, message.value), str(message.token)))  # fmt: skip
+                message.ack()
+                tell(consumer, journal)
+        tell(consumer, journal)
+
+
+def tell(consumer: Consumer, journal: Journal) -> None:
+    for event in consumer.events():
+        if event.kind not in TOLD_ELSEWHERE:
+            journal.write(Told(now(), event.kind, event.text))
+
+
+def main() -> None:
+    task = receive_task()
+    journal = Journal(Path(task.journal))
+    journal.write(Started(now(), os.getpid()))
+    try:
+        consume(task, journal)
+    except MarshalError as error:
+        logging.error("%s", error)
+        journal.write(Failed(now(), str(error)))
+        raise SystemExit(1) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,3 @@
+import typer
+EXAMPLE=""
+def doctor() -> None: pass

@@ -1,0 +1,109 @@
+"""What all commands share: the options of the connection, how errors and results are printed. No command lives here."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Final, ParamSpec
+
+import typer
+
+from marshal_py.client.marshal import CONNECT_TIMEOUT_S
+from marshal_py.client.options import COORDINATION_TOPIC
+from marshal_py.errors import MarshalError
+from marshal_py.transport.kafka import KafkaDoor
+
+P = ParamSpec("P")
+
+FAILED: Final = 1
+BROKEN_PIPE: Final = 141  # 128 + SIGPIPE, as of a C program whose reader has gone
+
+Servers = Annotated[
+    str | None,
+    typer.Option("--bootstrap-servers", envvar="MARSHAL_BOOTSTRAP_SERVERS", metavar="HOST:PORT,...",
+                 help="Where the cluster is."),
+]  # fmt: skip
+CommandConfig = Annotated[
+    Path | None,
+    typer.Option("--command-config", metavar="FILE", exists=True, dir_okay=False, readable=True,
+                 help="Properties file with librdkafka's keys: security.protocol, sasl.*, ssl.*, ..."),
+]  # fmt: skip
+CoordinationTopic = Annotated[
+    str, typer.Option("--coordination-topic", metavar="TOPIC", help="The topic through which consumers coordinate.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+DEFAULT_COORDINATION_TOPIC: Final = COORDINATION_TOPIC
+
+
+class CommandFailed(MarshalError):
+    """A command could not do what it was asked for, for a reason that only the command line knows."""
+
+
+def example(line: str) -> str:
+    """The end of every help text. Each is run by a test (tests/cli/test_examples.py)."""
+    return f"Example: {line}"
+
+
+def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """An error of ours becomes one line on stderr and exit code 1."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except MarshalError as error:
+            say(f"marshal: {' '.join(str(error).split())}")
+            raise typer.Exit(FAILED) from error
+        except BrokenPipeError as error:
+            # The reader has gone (`| head`). Python would complain again when it flushes at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(BROKEN_PIPE) from error
+
+    return run
+
+
+def settings_of(servers: str | None, config: Path | None) -> dict[str, Any]:
+    """librdkafka's settings from the two options; --bootstrap-servers wins. Wrong usage if nothing names a cluster."""
+    settings: dict[str, Any] = {"log_level": 0}  # what librdkafka would print, our errors say
+    if config is not None:
+        settings.update(read_properties(config))
+    if servers:
+        settings["bootstrap.servers"] = servers
+    if not settings.get("bootstrap.servers"):
+        raise typer.BadParameter("name the cluster by --bootstrap-servers, MARSHAL_BOOTSTRAP_SERVERS or a line in the "
+                                 "file of --command-config")  # fmt: skip
+    return settings
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """`key=value` per line; lines that begin with # or ! are comments. Wrong usage for anything else."""
+    found = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        text = line.strip()
+        if not text or text[0] in "#!":
+            continue
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise typer.BadParameter(f"{path}:{number}: expected key=value")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def open_door(servers: str | None, config: Path | None) -> KafkaDoor:
+    return KafkaDoor(settings_of(servers, config), CONNECT_TIMEOUT_S)
+
+
+def say(line: str) -> None:
+    """One line for people, on stderr: stdout belongs to the result."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on one line, written out at once so that the next program of a pipe sees it."""
+    print(json.dumps(value, ensure_ascii=False), flush=True)

@@ -1,0 +1,3 @@
+import typer
+EXAMPLE=""
+def produce() -> None: pass

@@ -1,0 +1,3 @@
+import typer
+EXAMPLE=""
+def state() -> None: pass

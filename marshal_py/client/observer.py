@@ -1,0 +1,179 @@
+"""Reading the coordination topic without taking part: worlds and verdicts for people's tools. Writes nothing, ever.
+
+Strategy: find the root in log 0, then fold the wanted logs from their beginnings to their ends as of now, and hand out
+each record with its verdict. Nothing is created: not the topic, not a Genesis, not a group.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, TopicRecreated
+from marshal_py.protocol import rationalizer
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.records import Genesis, Heartbeat, Join
+from marshal_py.protocol.routing import route
+from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.world import Group, World
+from marshal_py.transport.ports import Bounds, Door, LogRecord
+
+POLL_S: Final = 0.1  # a waiting reader looks up so often, for ctrl-C
+READ_TIMEOUT_S: Final = 30.0  # without one record on the way to a known end; then the cluster counts as unreachable
+
+
+class Judged(NamedTuple):
+    """A record as it stands in the log, and what the fold says about it."""
+
+    record: LogRecord
+    verdict: Verdict
+
+
+class Observer:
+    """One look at a coordination topic. A context manager.
+
+    1. `worlds` holds the fold of every log that was read, as far as it was read.
+    2. `extended_ms` holds, per (log, live session), the timestamp of the record that last extended the session.
+    """
+
+    def __init__(self, door: Door, topic: str, timeout_s: float = READ_TIMEOUT_S) -> None:
+        """Finds the root. Raises CoordinationTopicMissing, CoordinationError, ClusterUnreachable.
+
+        `root` is None if the topic has no Genesis yet: no consumer has ever run here.
+        """
+        self.topic = topic
+        self.worlds: dict[int, World] = {}
+        self.extended_ms: dict[tuple[int, int], int] = {}
+        self._timeout_s = timeout_s
+        self._admin = door.admin()
+        count = self._admin.partition_count(topic)
+        if count is None:
+            self._admin.close()
+            raise CoordinationTopicMissing(topic, "looking creates nothing", "start a consumer, which creates it, or "
+                                           "name the right topic")  # fmt: skip
+        self._log = door.log(topic, f"observer-{door.name}")
+        self._followed: set[int] = set()
+        self._ahead: list[LogRecord] = []  # of log 0: read while looking for the root, not judged yet
+        try:
+            self.root = self._find_root()
+            if self.root is not None and self.root.partitions > count:
+                raise TopicRecreated(0, f"{self.root.partitions} partitions", str(count))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Observer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._log.close(0.0)
+        self._admin.close()
+
+    def _find_root(self) -> Genesis | None:
+        world, end = World(0), self.bounds([0])[0].end
+        for record in self._records({0: end}):
+            self._ahead.append(record)
+            if world.genesis is None:
+                rationalizer.apply(world, record.offset, record.value)
+            if world.genesis is not None:
+                break
+        return world.genesis
+
+    def bounds(self, logs: Iterable[int]) -> dict[int, Bounds]:
+        """First and end offsets of these logs. Raises ClusterUnreachable."""
+        found = self._admin.bounds([TopicPartition(self.topic, log) for log in logs])
+        return {tp.partition: bounds for tp, bounds in found.items()}
+
+    # --- reading
+
+    def logs_of(self, group: str | None) -> list[int]:
+        """The log of a group, or all logs."""
+        if self.root is None:
+            return []
+        return list(range(self.root.partitions)) if group is None else [route(group, self.root.partitions)]
+
+    def read(self, group: str | None = None) -> Iterator[Judged]:
+        """Every record of the group's log, or of all logs, to the ends as of now; in order per log."""
+        logs = self.logs_of(group)
+        ends = {log: bounds.end for log, bounds in self.bounds(logs).items()} if logs else {}
+        for record in self._records(ends):
+            yield self._judge(record)
+
+    def fold(self, group: str | None = None) -> None:
+        """As `read`, for the worlds alone."""
+        for _ in self.read(group):
+            pass
+
+    def follow(self, group: str | None = None) -> Iterator[Judged | None]:
+        """What is there and what comes, without end; None when nothing came for a moment, so that callers can leave."""
+        logs = self.logs_of(group)
+        for log in logs:
+            self._follow(log)
+        ahead, self._ahead = self._ahead, []
+        while True:
+            for record in ahead or self._log.poll(POLL_S):
+                if record.log in logs:
+                    yield self._judge(record)
+            ahead = []
+            yield None
+
+    def _follow(self, log: int) -> None:
+        if log not in self._followed:
+            self._followed.add(log)
+            self._log.follow(log, 0)
+
+    def _records(self, ends: dict[int, int]) -> Iterator[LogRecord]:
+        """Records of these logs up to these ends. Log 0 is read along for its root and is left out if not wanted."""
+        left = {log: end for log, end in ends.items() if end > 0}
+        for log in left:
+            self._follow(log)
+        ahead, self._ahead = self._ahead, []
+        deadline = time.monotonic() + self._timeout_s
+        while left:
+            for record in ahead or self._log.poll(POLL_S):
+                deadline = time.monotonic() + self._timeout_s
+                end = left.get(record.log)
+                if end is None:
+                    continue
+                if record.offset + 1 >= end:
+                    del left[record.log]
+                yield record
+            ahead = []
+            if time.monotonic() >= deadline:
+                waiting = self._log.waiting_for() or "no answer in time"
+                raise ClusterUnreachable("the cluster", f"the end of coordination partition {min(left)}", waiting)
+
+    def _judge(self, record: LogRecord) -> Judged:
+        world = self.worlds.get(record.log)
+        if world is None:
+            world = self.worlds[record.log] = World(record.log, None if record.log == 0 else self.root)
+        verdict = rationalizer.apply(world, record.offset, record.value)
+        group = world.groups.get(verdict.group)
+        if verdict.accepted and group is not None:
+            session = record.offset if isinstance(verdict.record, Join) else (
+                verdict.record.session if isinstance(verdict.record, Heartbeat) else -1)  # fmt: skip
+            if session in group.sessions and group.sessions[session].extended == record.offset:
+                self.extended_ms[record.log, session] = record.timestamp_ms
+        return Judged(record, verdict)
+
+    # --- looking
+
+    def groups(self) -> list[tuple[int, Group]]:
+        """Every group of the worlds that were read, with its log, by name."""
+        found = [(log, group) for log, world in self.worlds.items() for group in world.groups.values()]
+        return sorted(found, key=lambda pair: pair[1].name)
+
+    def ends(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """End offsets of data partitions; those that Kafka does not have are left out. Raises ClusterUnreachable."""
+        by_topic: dict[str, list[TopicPartition]] = {}
+        for tp in tps:
+            by_topic.setdefault(tp.topic, []).append(tp)
+        there: list[TopicPartition] = []
+        for topic, wanted in by_topic.items():
+            count = self._admin.partition_count(topic) or 0
+            there += [tp for tp in wanted if 0 <= tp.partition < count]
+        return {tp: bounds.end for tp, bounds in self._admin.bounds(there).items()} if there else {}

@@ -1,0 +1,167 @@
+"""One Verdict in plain words, and as a dict for JSON. Pure; the words are for people, programs read the dict."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from msgspec import Struct
+
+from marshal_py.protocol.identity import NONE
+from marshal_py.protocol.records import (
+    MODE_NAMES,
+    ClaimingMessages,
+    ClaimingPartition,
+    Evict,
+    Genesis,
+    GroupConfig,
+    Heartbeat,
+    Join,
+    Leave,
+    Note,
+    Record,
+    ReleaseGroup,
+    ReleasingPartition,
+    SetPosition,
+    Snapshot,
+    StepDown,
+    Topology,
+)
+from marshal_py.protocol.verdict import Outcome, Verdict
+
+# What each reason of PROTOCOL.md means, as the end of a sentence. A reason without words here prints as it is.
+REASONS: Final = {
+    "garbage": "no record of this topic",
+    "misrouted": "its group belongs to another log",
+    "opaque": "its group holds records of a newer library",
+    "malformed": "its content breaks the format",
+    "genesis": "the log has its beginning already",
+    "deleted": "the group is deleted",
+    "session": "its session has ended, or never was",
+    "instance": "a live session has this instance already",
+    "claim": "the claim has ended, or was another session's",
+    "held": "somebody owns it",
+    "observed": "something had changed since its sender looked",
+    "paused": "the group is paused",
+    "topology": "there is no such partition",
+    "start": "it names no start position",
+    "mode": "the group has the other delivery mode",
+    "from": "the position had moved",
+    "range": "the range is empty or too long",
+    "waited": "its sender has not waited long enough",
+    "token": "it names no running pause",
+    "empty": "it moves nothing",
+    "repeats": "it names a partition twice",
+    "same": "it changes nothing",
+    "sessions": "consumers are alive",
+    "predecessor": "the session that it replaces is another client's",
+}
+
+
+def describe(verdict: Verdict) -> str:
+    """One line: what the record wanted, and why it did not happen if it did not."""
+    what = "something unreadable" if verdict.record is None else _wish(verdict.record)
+    if verdict.outcome is Outcome.ACCEPTED:
+        return what
+    reason = REASONS.get(verdict.reason, verdict.reason)
+    if verdict.reason == "paused" and isinstance(verdict.record, SetPosition):
+        reason = "the group is not paused"
+    return f"{what}: {verdict.outcome.name.lower()}, {reason}"
+
+
+def as_dict(verdict: Verdict) -> dict[str, Any]:
+    """Everything the verdict says, in JSON's types. Byte strings are hex."""
+    record = verdict.record
+    return {
+        "offset": verdict.offset,
+        "group": verdict.group,
+        "type": type(record).__name__ if record is not None else None,
+        "fields": _fields(record) if record is not None else {},
+        "verdict": verdict.outcome.name.lower(),
+        "reason": verdict.reason,
+    }
+
+
+def _fields(record: Struct) -> dict[str, Any]:
+    return {name.rstrip("_"): _plain(getattr(record, name)) for name in record.__struct_fields__}
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Struct():
+            return _fields(value)
+        case bytes():
+            return value.hex()
+        case tuple() | list():
+            return [_plain(item) for item in value]
+    return value
+
+
+def _wish(record: Record) -> str:
+    """The record as a sentence about what its sender wanted."""
+    match record:
+        case Join() | Heartbeat() | Leave() | Evict() | StepDown():
+            return _session_wish(record)
+        case ClaimingPartition() | ReleasingPartition() | ClaimingMessages():
+            return _claim_wish(record)
+        case Genesis():
+            return f"the log begins: incarnation {record.incarnation.hex()}, {record.partitions} partitions"
+        case ReleaseGroup():
+            if record.duration_ms == 0:
+                return "the pause ends"
+            return f"the group pauses for {record.duration_ms / 1000:g} s{_because(record.reason)}{_by(record.by)}"
+        case SetPosition():
+            moves = ", ".join(f"{m.topic}:{m.partition} to {m.position}" for m in record.moves[:3])
+            more = f" and {len(record.moves) - 3} more" if len(record.moves) > 3 else ""
+            return f"positions move: {moves}{more}{_by(record.by)}"
+        case Topology():
+            return f"topic {record.topic} has {record.partitions} partitions"
+        case GroupConfig():
+            return f"the group is deleted{_by(record.by)}" if record.deleted else f"settings change{_by(record.by)}"
+        case Note():
+            return _note_wish(record)
+        case Snapshot():
+            return f"snapshot at {record.at}, part {record.chunk + 1} of {record.chunks}"
+
+
+def _session_wish(record: Join | Heartbeat | Leave | Evict | StepDown) -> str:
+    match record:
+        case Join():
+            mode = MODE_NAMES[record.mode].replace("_", " ")
+            return f"{record.client_id} joins, {mode}, for {', '.join(record.topics) or 'no topic'}"
+        case Heartbeat():
+            news = f", {len(record.claims)} positions" if record.claims else ""
+            return f"session {record.session} is alive{news}"
+        case Leave():
+            return f"session {record.session} leaves{_because(record.reason)}"
+        case Evict():
+            return f"session {record.session} is evicted after {record.waited_ms / 1000:g} s of silence{_by(record.by)}"
+        case StepDown():
+            return f"session {record.session} steps down{_because(record.reason)}{_by(record.by)}"
+
+
+def _claim_wish(record: ClaimingPartition | ReleasingPartition | ClaimingMessages) -> str:
+    match record:
+        case ClaimingPartition():
+            what = f"{record.topic}:{record.partition}" if record.partition >= 0 else record.topic or "the pin"
+            start = f", starting at {record.start}" if record.start != NONE else ""
+            return f"session {record.session} claims {what}{start}"
+        case ReleasingPartition():
+            at = f" at {record.position}" if record.position != NONE else ""
+            heir = f" for session {record.successor}" if record.successor != NONE else ""
+            return f"session {record.session} releases claim {record.epoch}{at}{heir}{_because(record.reason)}"
+        case ClaimingMessages():
+            return f"session {record.session} takes messages {record.start} to {record.to - 1} of claim {record.epoch}"
+
+
+def _note_wish(record: Note) -> str:
+    where = f" {record.topic}:{record.partition}" if record.topic else ""
+    span = f" {record.from_} to {record.to}" if record.from_ != NONE else ""
+    return f"note: {record.kind}{where}{span}{_because(record.text)}"
+
+
+def _because(reason: str) -> str:
+    return f" ({reason})" if reason else ""
+
+
+def _by(who: str) -> str:
+    return f", by {who}" if who else ""

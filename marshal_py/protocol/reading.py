@@ -1,0 +1,191 @@
+"""What one consumer learns from each record of its group: whose it is, what it won, what of its own is gone.
+
+The reading half of member.py: it never sends, and it is the only place where a client learns what became of its own
+records (PROTOCOL.md T17) and that somebody else speaks for its session (T18).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from marshal_py.errors import (
+    DuplicateClientId,
+    GroupDeleted,
+    GroupOpaque,
+    InvalidRecord,
+    ModeMismatch,
+    SessionCloned,
+)
+from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
+from marshal_py.protocol.holdings import Claim, Stage
+from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.records import (
+    AT_LEAST_ONCE,
+    MODE_NAMES,
+    ClaimingMessages,
+    ClaimingPartition,
+    Evict,
+    Heartbeat,
+    Join,
+    Leave,
+    Note,
+    ReleasingPartition,
+)
+from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.world import Group
+
+if TYPE_CHECKING:
+    from marshal_py.protocol.member import Member
+
+
+class Reading:
+    """The part of a member that reads."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self._shape = -1  # of the world as last looked at
+
+    def receive(self, verdict: Verdict, now: Instant) -> None:
+        """A record of this group was folded into the world just now."""
+        member = self.member
+        record = verdict.record
+        match record:
+            case Heartbeat():
+                self._read_heartbeat(record, verdict)
+            case Join():
+                self._read_join(record, verdict)
+            case Note(kind="probe"):
+                member.pulse.read_probe(record.text)
+            case ClaimingPartition() if record.session == member.session:
+                self._read_claim(record, verdict)
+            case ReleasingPartition() if record.session == member.session:
+                claim = member.claims.get(record.epoch)
+                if claim is not None and claim.stage is not Stage.RELEASING:
+                    self._cloned(verdict.offset)
+            case ClaimingMessages() if record.session == member.session:
+                self._read_grant(record, verdict, now)
+            case Leave() if record.session == member.session and member.leave_sent_ms is None:
+                self._cloned(verdict.offset)
+            case _:
+                pass
+        group = member.group
+        if group is not None and self._shape != group.shape:
+            self._shape = group.shape
+            self._settle(group, verdict, now)
+
+    def _read_heartbeat(self, record: Heartbeat, verdict: Verdict) -> None:
+        member = self.member
+        if record.session == member.session:
+            group = member.group
+            extended = group is not None and member.session in group.sessions and (
+                group.sessions[member.session].extended == verdict.offset)  # fmt: skip
+            if not member.pulse.read_heartbeat(record.sequence, verdict.accepted, extended):
+                self._cloned(verdict.offset)
+        elif record.pause is not None and verdict.accepted:
+            member.watch.credit_pause(record.pause.pause_change, record.pause.waited_ms)
+
+    def _read_join(self, record: Join, verdict: Verdict) -> None:
+        """Adopts the session of the newest own Join; any other own one is a ghost to be left (T14)."""
+        member = self.member
+        sent = member.pulse.read_join(record.instance_id, False)
+        if sent is None:
+            return
+        newest = record.instance_id == member.pulse.newest_instance
+        if verdict.accepted and newest and member.session == NONE and not member.leaving:
+            member.session = verdict.offset
+            member.join_sent = None
+            member.pulse.begin_session(sent)
+            member.advise("joined", offset=verdict.offset)
+        elif verdict.accepted and verdict.offset != member.session:
+            member.ghosts[verdict.offset] = -member.options.interval_ms
+        elif newest and member.session == NONE:
+            self._join_refused(verdict.reason)
+
+    def _join_refused(self, reason: str) -> None:
+        member = self.member
+        group = member.group
+        if reason == "mode" and group is not None:
+            member.end(ModeMismatch(member.name, MODE_NAMES[group.mode], MODE_NAMES[member.options.mode]))
+        elif reason == "deleted":
+            member.end(GroupDeleted(member.name))
+        elif reason == "malformed":
+            member.end(InvalidRecord("Join", "the fold rejected it as malformed"))
+
+    def _read_claim(self, record: ClaimingPartition, verdict: Verdict) -> None:
+        member = self.member
+        tp = TopicPartition(record.topic, record.partition)
+        if not member.intent.claim_read(tp, record.observed):
+            self._cloned(verdict.offset)
+            return
+        group = member.group
+        if not verdict.accepted or group is None:
+            return
+        partition = group.partitions[tp]
+        tracker: AtLeastOnce | AtMostOnce
+        if group.mode == AT_LEAST_ONCE:
+            tracker = AtLeastOnce(partition.position, partition.attempts)
+        else:
+            tracker = AtMostOnce(partition.position)
+        claim = Claim(tp, verdict.offset, partition.generation, tracker)
+        member.claims[verdict.offset] = claim
+        if member.leaving or member.intent.shuns(tp):
+            claim.stop("unwanted", 0)  # a late copy won: let it go at once (T17)
+            return
+        member.out.claimed.append(claim)
+        member.advise("claimed", tp, epoch=verdict.offset, offset=partition.position)
+
+    def _read_grant(self, record: ClaimingMessages, verdict: Verdict, now: Instant) -> None:
+        member = self.member
+        claim = member.claims.get(record.epoch)
+        if claim is None:
+            return  # of an earlier claim, whose grants were dropped and counted when it ended
+        if not member.intent.grant_read(record, verdict.accepted):
+            self._cloned(verdict.offset)
+            return
+        assert isinstance(claim.tracker, AtMostOnce)
+        if verdict.accepted:
+            claim.tracker.granted(record.start, record.to)
+            fenced = not member.pulse.lease.valid(now) and not member.options.deliver_late
+            if claim.stage is not Stage.OPEN or fenced:
+                member.drop_grants(claim)
+        elif claim.tracker.asked == (record.from_, record.start, record.to):
+            claim.tracker.asked = None
+
+    def _settle(self, group: Group, verdict: Verdict, now: Instant) -> None:
+        """The world changed shape: what of mine is gone?"""
+        member = self.member
+        if group.opaque_at != NONE:
+            member.end(GroupOpaque(member.name, group.opaque_at))
+            return
+        session_gone = member.session != NONE and member.session not in group.sessions
+        for claim in [c for c in member.claims.values() if c.epoch not in group.claims]:
+            reason = claim.reason if claim.stage is Stage.RELEASING else "session ended"
+            member.lose(claim, reason)
+        for ghost in [g for g in member.ghosts if g not in group.sessions]:
+            del member.ghosts[ghost]
+        if session_gone:
+            self._session_gone(group, verdict, now)
+        if group.deleted:
+            member.end(GroupDeleted(member.name))
+
+    def _session_gone(self, group: Group, verdict: Verdict, now: Instant) -> None:
+        """The own session has ended: why, and what now? (T18, F9.6)"""
+        member = self.member
+        session, member.session = member.session, NONE
+        member.pulse.end_session()
+        member.intent.forget()
+        match verdict.record:
+            case Join(instance_id=instance) if instance not in member.pulse.instances:
+                member.end(DuplicateClientId(member.name, member.options.client_id, session, verdict.offset))
+            case Evict():
+                member.advise("evicted", offset=verdict.offset, text=verdict.record.by)
+            case _:
+                pass
+        if member.leaving:
+            member.end(None)
+        elif group.mode not in (0, member.options.mode):
+            member.end(ModeMismatch(member.name, MODE_NAMES[group.mode], MODE_NAMES[member.options.mode]))
+
+    def _cloned(self, offset: int) -> None:
+        member = self.member
+        member.end(SessionCloned(member.name, member.options.client_id, member.session, offset))

@@ -1,0 +1,167 @@
+"""The judge of progress: V1 to V4 and V6 of invariants.md, after every fault has healed.
+
+Like auditor.py it knows the oracle only. It reads the facts that auditor.py found, by the shapes named in `Facts`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+Key = tuple[str, str, int]
+
+SLACK_MS = 200  # log round trips between a record and the claims that follow it
+QUIET_INTERVALS = 4  # a client that revived twice in vain keeps silent that long (PROTOCOL.md T10)
+
+
+class Departure(NamedTuple):
+    """A client that was killed, or left with a clean stop."""
+
+    ms: int
+    group: str
+    session: int
+    interval_ms: int
+    clean: bool
+
+
+class Demands(NamedTuple):
+    """What the run says about its own course."""
+
+    kinds: frozenset[str]
+    interval_ms: int
+    healed_ms: int
+    end_ms: int
+    departures: tuple[Departure, ...]
+    places: tuple[tuple[str, int], ...]
+    topics: dict[str, tuple[str, ...]]  # of each group
+    log_at_heal: int
+    outages_only: bool  # V6: nobody may lose a claim before the first departure
+
+
+class Held(Protocol):
+    """A claim, as auditor.py describes it."""
+
+    epoch: int
+    session: int
+    ms: int
+    end: int
+
+
+class Facts(Protocol):
+    """What auditor.py found in the log."""
+
+    evidence: Any
+    oracle: Any
+    lives: dict[tuple[str, int], Any]
+    claim_records: list[tuple[int, Key]]
+    evictions: list[tuple[int, str, dict[str, Any]]]
+    pauses: dict[str, list[tuple[int, int]]]
+
+    @property
+    def by_key(self) -> Mapping[Key, Sequence[Held]]: ...
+
+
+class Finding(NamedTuple):
+    invariant: str
+    ms: int
+    offset: int
+    text: str
+
+
+def judge_progress(demands: Demands, facts: Facts) -> list[Any]:
+    """Every missed demand."""
+    found: list[Any] = []
+    for check in (_owned, _departed, _backlog, _claims, _spurious):
+        found += check(demands, facts)
+    return found
+
+
+def _at(facts: Facts, key: Key, ms: int) -> Held | None:
+    """The claim that holds `key` at `ms`."""
+    tenures = facts.by_key.get(key, ())
+    index = bisect_right(tenures, ms, key=lambda tenure: tenure.ms) - 1
+    if index < 0:
+        return None
+    tenure = tenures[index]
+    ended_ms = facts.evidence.appended_ms[tenure.end] if tenure.end < len(facts.evidence.log) else ms + 1
+    return tenure if ended_ms > ms else None
+
+
+def _keys(demands: Demands) -> list[Key]:
+    return [(group, *place) for group, topics in demands.topics.items() for place in demands.places
+            if place[0] in topics]  # fmt: skip
+
+
+def _pause_over_ms(demands: Demands, facts: Facts, group: str) -> int:
+    """When the last pause that outlasted the heal was over; the heal if none did."""
+    over_ms = demands.healed_ms
+    for _, end in facts.pauses.get(group, ()):
+        ended_ms = facts.evidence.appended_ms[end] if end < len(facts.evidence.log) else demands.end_ms
+        over_ms = max(over_ms, ended_ms)
+    return over_ms
+
+
+def _owned(demands: Demands, facts: Facts) -> Iterator[Finding]:
+    """V3: everything is owned three intervals after the heal; a client in its silence may need it to be over first."""
+    for key in _keys(demands):
+        due_ms = _pause_over_ms(demands, facts, key[0]) + (3 + QUIET_INTERVALS) * demands.interval_ms + 1_000
+        if due_ms < demands.end_ms and not any(_at(facts, key, ms) for ms in (due_ms, due_ms + SLACK_MS)):
+            yield Finding("V3", due_ms, -1, f"{key} has no owner")
+
+
+def _departed(demands: Demands, facts: Facts) -> Iterator[Finding]:
+    """V1 for who was killed, V2 for who left."""
+    for gone in demands.departures:
+        for key in _keys(demands):
+            held = _at(facts, key, gone.ms)
+            if held is None or held.session != gone.session:
+                continue
+            heirs = [t for t in facts.by_key[key] if t.epoch > held.epoch]
+            claimed_ms = heirs[0].ms if heirs else demands.end_ms + 1
+            if gone.clean:
+                released_ms = facts.evidence.appended_ms[held.end] if held.end < len(facts.evidence.log) else gone.ms
+                if claimed_ms > released_ms + 1_000 + demands.interval_ms // 3 + SLACK_MS:
+                    yield Finding("V2", released_ms, held.epoch, f"{key} is free for {claimed_ms - released_ms} ms")
+                continue
+            # Records of the dead may still be on their way: its last sign of life counts.
+            extended = facts.lives[gone.group, gone.session].extensions[-1].offset
+            silent_ms = max(gone.ms, facts.evidence.appended_ms[extended])
+            if claimed_ms > silent_ms + 2 * gone.interval_ms + 1_000 + SLACK_MS:
+                yield Finding("V1", silent_ms, held.epoch, f"{key} of a dead owner waits {claimed_ms - silent_ms} ms")
+
+
+def _backlog(demands: Demands, facts: Facts) -> Iterator[Finding]:
+    """V3: nothing is left to do when producers have been silent for long enough."""
+    for key in _keys(demands):
+        group = facts.oracle.groups.get(key[0])
+        offsets = facts.evidence.topics[key[1], key[2]]
+        part = group.partitions.get((key[1], key[2])) if group is not None else None
+        if offsets and (part is None or part.position <= offsets[-1]):
+            at = -1 if part is None else part.position
+            yield Finding("V3", demands.end_ms, -1, f"{key} stands at {at}, its last message is {offsets[-1]}")
+
+
+def _claims(demands: Demands, facts: Facts) -> Iterator[Finding]:
+    """V4: no herd."""
+    counts: dict[Key, int] = {}
+    begin_ms = demands.healed_ms + demands.interval_ms
+    for ms, key in facts.claim_records:
+        if ms >= begin_ms:
+            counts[key] = counts.get(key, 0) + 1
+    intervals = 1 + (demands.end_ms - begin_ms) // demands.interval_ms
+    for key, count in counts.items():
+        if count > 3 * intervals:
+            yield Finding("V4", demands.end_ms, -1, f"{count} claim records of {key} in {intervals} intervals")
+
+
+def _spurious(demands: Demands, facts: Facts) -> Iterator[Finding]:
+    """V6: with outages alone nobody who holds a claim is evicted."""
+    first_ms = min((gone.ms for gone in demands.departures), default=demands.end_ms)
+    if demands.outages_only:
+        holders = {(key[0], tenure.end) for key, tenures in facts.by_key.items() for tenure in tenures}
+        for offset, group, fields in facts.evictions:
+            ms = facts.evidence.appended_ms[offset]
+            if ms < first_ms and (group, offset) in holders:
+                yield Finding("V6", ms, offset, f"session {fields['session']} of {group} was evicted by "
+                                                f"{fields['by']}")  # fmt: skip

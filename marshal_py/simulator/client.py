@@ -1,0 +1,343 @@
+"""The second driver of the shipped Member: one simulated consumer process, with its fetches and its handlers.
+
+It executes what Member.tick returns and makes no protocol decision. `Member.may_deliver` is the only gate before a
+handler, here as in client/loop.py. Everything a handler sees is written into the journal, which the auditor reads.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from copy import deepcopy
+from typing import Any, NamedTuple, Protocol
+
+from marshal_py.errors import CoordinationError
+from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, Run
+from marshal_py.protocol.holdings import Claim
+from marshal_py.protocol.holdings import Stage as ClaimStage
+from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.member import Member
+from marshal_py.protocol.ready import MemberOptions, Ready, Wanted
+from marshal_py.protocol.records import AT_LEAST_ONCE
+from marshal_py.protocol.verdict import Verdict
+from marshal_py.simulator.auditor import Delivery
+from marshal_py.simulator.clock import MachineClock
+from marshal_py.simulator.process import Process, Stage
+
+BATCH = 8  # messages per fetch: small, so that claims end in mid-batch often
+BUFFERED_MIN = 4  # fetch again when fewer wait
+CHUNKS = deque[tuple[Run, int]]
+
+
+class ClientStage(Stage, Protocol):
+    """What a client asks of the cluster beyond what any process does."""
+
+    def handler_ms(self, place: TopicPartition) -> int: ...
+    def delivered(self, delivery: Delivery) -> None: ...
+    def start_of(self, place: TopicPartition, earliest: bool) -> int: ...
+    def client_ended(self, client: Client) -> None: ...
+    def advised(self, kind: str) -> None: ...
+
+
+class Flight(NamedTuple):
+    """One message in a handler."""
+
+    delivery: Delivery
+    run: Run | None
+    index: int
+
+
+class Feed:
+    """What one claim has fetched and handed over."""
+
+    def __init__(self, claim: Claim) -> None:
+        self.claim = claim
+        tracker = claim.tracker
+        self.cursor = tracker.position() if isinstance(tracker, AtLeastOnce) else tracker.delivered_to
+        self.runs: deque[Run] = deque()  # at least once
+        self.buffer: deque[int] = deque()  # at most once
+        self.flying: dict[int, Flight] = {}
+        self.fetching = False
+        self.blocked = False
+
+    def copy(self, memo: dict[int, Any]) -> Feed:
+        """For a twin: what was fetched, without what is in handlers."""
+        twin = Feed.__new__(Feed)
+        twin.claim = deepcopy(self.claim, memo)
+        twin.cursor, twin.runs = self.cursor, deepcopy(self.runs, memo)
+        twin.buffer, twin.flying = deque(self.buffer), {}
+        twin.fetching, twin.blocked = False, self.blocked
+        return twin
+
+    def waiting(self) -> int:
+        """Messages fetched and not handed over."""
+        return sum(len(run.offsets) - run.delivered for run in self.runs) + len(self.buffer)
+
+
+class Client(Process):
+    """A consumer process: one Member, one group."""
+
+    def __init__(self, stage: ClientStage, number: int, group: str, options: MemberOptions, clock: MachineClock,
+                 concurrency: int) -> None:  # fmt: skip
+        super().__init__(stage, number, options.client_id, group, clock)
+        self.scene = stage
+        self.options = options
+        # At most once a handler that asks for more is done with what it had (AtMostOnce.returned): one at a time.
+        self.concurrency = concurrency if options.mode == AT_LEAST_ONCE else 1
+        self.member: Member | None = None
+        self.feeds: dict[int, Feed] = {}
+        self.counts: dict[str, int] = dict(stage.broker.counts)
+        self.twin_of = NONE
+        self._flights = 0
+        self._armed_ms = NONE  # true time of the pending timer
+        self._timer = 0
+
+    # --- reading and acting
+
+    def read(self, verdict: Verdict, now: Instant) -> None:
+        if self.member is not None:
+            self.member.receive(verdict, now)
+
+    def log_failed(self, error: CoordinationError) -> None:
+        if self.member is None:
+            self.dead = True
+            return
+        self.member.fail(error)
+        self.act(None)
+
+    def act(self, _: None) -> None:
+        """A tick, and what it asks for."""
+        if self.dead:
+            return
+        if self.member is None:
+            if self.world.genesis is None or self.world.next_offset < len(self.stage.broker.log):
+                self.wake_reader()
+                return
+            self.member = Member(self.world, self.group, self.options, self.stage.rng.randbytes)
+            self.member.intent.counts.update(self.counts)
+        self.stage.events += 1
+        now = self.clock.read(self.stage.now_ms)
+        ready = self.member.tick(now)
+        for claim, _reason in ready.lost:
+            self.feeds.pop(claim.epoch, None)
+        if ready.send or ready.ended:
+            if not self.stall(self._execute, (ready, 0)):
+                self._execute((ready, 0))
+        else:
+            self._after_sends(ready)
+
+    def _execute(self, state: tuple[Ready, int]) -> None:
+        """Sends one record after the other; the process may be stopped before each."""
+        ready, at = state
+        while at < len(ready.send):
+            if at and self.stall(self._execute, (ready, at)):
+                return
+            self.send(ready.send[at])
+            at += 1
+        self._after_sends(ready)
+
+    def _after_sends(self, ready: Ready) -> None:
+        stage, member = self.scene, self.member
+        assert member is not None
+        for advisory in ready.advisories:
+            stage.advised(advisory.kind)
+        if ready.ended:
+            self.dead = True
+            stage.client_ended(self)
+            return
+        for claim in ready.claimed:
+            if claim.stage is not ClaimStage.GONE:
+                self.feeds[claim.epoch] = feed = Feed(claim)
+                self._fetch(feed)
+        for tp, _position in ready.warm:
+            stage.at(2 + stage.weather.read_ms(stage.rng), self, self._warmed, tp)
+        for wanted in ready.resolve:
+            stage.at(1 + stage.weather.read_ms(stage.rng), self, self._resolved, wanted)
+        for feed in [feed for feed in self.feeds.values() if feed.blocked]:
+            self._pump(feed)
+        self._arm()
+
+    def _arm(self) -> None:
+        """One timer, moved lazily: it fires early at worst."""
+        assert self.member is not None
+        due_ms = max(self.clock.true_ms(self.member.deadline_ms), self.stage.now_ms + 1)
+        if self._armed_ms == NONE or due_ms < self._armed_ms:
+            self._armed_ms = due_ms
+            self._timer += 1
+            self.stage.at(due_ms - self.stage.now_ms, self, self._rang, self._timer)
+
+    def _rang(self, timer: int) -> None:
+        if timer != self._timer or self.member is None:
+            return
+        self._armed_ms = NONE
+        if self.now().mono_ms < self.member.deadline_ms:
+            self._arm()
+        elif not self.stall(self.act, None):
+            self.act(None)
+
+    def start(self, _: None = None) -> None:
+        """Reads the log for the first time."""
+        self.wake_reader()
+
+    def leave(self, wait_ms: int) -> None:
+        """The user stops the consumer."""
+        if self.member is None:
+            self.dead = True
+            return
+        self.member.leave(self.now(), "stopped", wait_ms)
+        self.act(None)
+
+    def topic_grew(self, topic: str) -> None:
+        """Metadata says so."""
+        self.counts[topic] = self.stage.broker.counts[topic]
+        if self.member is not None:
+            self.member.intent.counts[topic] = self.counts[topic]
+            self.act(None)
+
+    def _warmed(self, tp: TopicPartition) -> None:
+        if self.member is not None:
+            self.member.intent.warmed(tp)
+            self.act(None)
+
+    def _resolved(self, wanted: Wanted) -> None:
+        if self.member is not None:
+            start = self.scene.start_of(wanted.tp, wanted.earliest)
+            self.member.intent.start_resolved(wanted.tp, start, self.now())
+            self.act(None)
+
+    # --- fetching and delivering
+
+    def _fetch(self, feed: Feed) -> None:
+        if feed.fetching or feed.claim.stage is not ClaimStage.OPEN:
+            return
+        stage = self.stage
+        feed.fetching = True
+        if stage.broker.ends[feed.claim.tp] > feed.cursor:
+            stage.at(stage.weather.read_ms(stage.rng), self, self._fetched, feed)
+        else:
+            stage.broker.wait(feed.claim.tp, lambda: stage.at(stage.weather.read_ms(stage.rng), self, self._fetched,
+                                                              feed))  # fmt: skip
+
+    def _fetched(self, feed: Feed) -> None:
+        stage, claim = self.stage, feed.claim
+        if stage.broker.reads_down_until_ms > stage.now_ms:
+            stage.broker.held.append(lambda: stage.at(stage.weather.read_ms(stage.rng), self, self._fetched, feed))
+            return
+        feed.fetching = False
+        if claim.stage in (ClaimStage.RELEASING, ClaimStage.GONE):
+            return
+        claim.end_offset = stage.broker.ends[claim.tp]
+        offsets = stage.broker.fetch(claim.tp, feed.cursor, BATCH)
+        if not offsets:
+            self._fetch(feed)
+            return
+        feed.cursor = offsets[-1] + 1
+        if isinstance(claim.tracker, AtLeastOnce):
+            feed.runs.append(claim.tracker.add(offsets))
+            self._pump(feed)
+        else:
+            feed.buffer.extend(offsets)
+            claim.offer = (feed.buffer[0], feed.cursor)
+            feed.blocked = True  # the tick looks again
+            self.act(None)
+
+    def _pump(self, feed: Feed) -> None:
+        """Hands over what may be handed over."""
+        claim, stage, member = feed.claim, self.scene, self.member
+        assert member is not None
+        feed.blocked = False
+        while len(feed.flying) < self.concurrency:
+            offset = self._next_offset(feed)
+            if offset == NONE:
+                break
+            if not member.may_deliver(claim.epoch, self.clock.read(stage.now_ms)):
+                feed.blocked = True
+                return
+            held_ms = stage.weather.gate_ms(stage.rng)
+            if held_ms:
+                self.backlog.appendleft((self._call_late, (feed, offset, stage.now_ms)))
+                self.freeze(held_ms)
+                return
+            self._call(feed, offset, stage.now_ms)
+        if feed.waiting() < BUFFERED_MIN:
+            self._fetch(feed)
+
+    def _next_offset(self, feed: Feed) -> int:
+        """The next message that could be handed over, or NONE."""
+        tracker = feed.claim.tracker
+        if isinstance(tracker, AtLeastOnce):
+            while feed.runs and feed.runs[0].delivered >= len(feed.runs[0].offsets):
+                feed.runs.popleft()
+            return feed.runs[0].offsets[feed.runs[0].delivered] if feed.runs else NONE
+        while feed.buffer and feed.buffer[0] < tracker.delivered_to:
+            feed.buffer.popleft()  # granted, and dropped past the fence
+        if not feed.buffer:
+            return NONE
+        if not tracker.holds(feed.buffer[0]):
+            feed.blocked = True
+            return NONE
+        return feed.buffer[0]
+
+    def _call_late(self, state: tuple[Feed, int, int]) -> None:
+        self._call(*state)
+        self._pump(state[0])
+
+    def _call(self, feed: Feed, offset: int, gate_ms: int) -> None:
+        """The handler begins: from here on it is the user's."""
+        claim, stage, member = feed.claim, self.scene, self.member
+        assert member is not None
+        mono_ms = self.now().mono_ms
+        run, index = None, 0
+        if isinstance(claim.tracker, AtLeastOnce):
+            run = feed.runs[0]
+            index = run.deliver(1, mono_ms)
+        else:
+            feed.buffer.popleft()
+            claim.tracker.deliver(offset, mono_ms)
+        delivery = Delivery(self.group, self.number, member.pulse.newest_instance, claim.epoch, claim.tp.topic,
+                            claim.tp.partition, offset, self.world.next_offset, gate_ms, stage.now_ms)  # fmt: skip
+        stage.delivered(delivery)
+        self._fly(feed, Flight(delivery, run, index), stage.handler_ms(claim.tp))
+
+    def _fly(self, feed: Feed, flight: Flight, duration_ms: int) -> None:
+        self._flights += 1
+        feed.flying[self._flights] = flight
+        self.stage.at(duration_ms, self, self._finished, (feed, self._flights))
+
+    def _finished(self, state: tuple[Feed, int]) -> None:
+        """The handler is done, and acknowledges."""
+        feed, number = state
+        flight = feed.flying.pop(number)
+        claim, member, now_ms = feed.claim, self.member, self.stage.now_ms
+        assert member is not None
+        flight.delivery.end_ms = now_ms
+        self.stage.events += 1
+        if flight.run is None:
+            assert isinstance(claim.tracker, AtMostOnce)
+            if not feed.flying:
+                claim.tracker.returned()
+        elif not member.ack_is_late(claim):
+            flight.run.finish(flight.index)
+        if claim.stage is ClaimStage.OPEN:
+            self._pump(feed)
+        elif claim.stage is ClaimStage.DRAINING:
+            self.act(None)
+
+    # --- a cloned machine
+
+    def clone(self, number: int, clock: MachineClock) -> Client:
+        """The twin of this process: the same memory, other random bits (T18)."""
+        twin = Client(self.scene, number, self.group, self.options, clock, self.concurrency)
+        memo: dict[int, Any] = {id(self.stage.rng): self.stage.rng}
+        twin.world = deepcopy(self.world, memo)
+        twin.member = deepcopy(self.member, memo)
+        twin.counts, twin.twin_of = dict(self.counts), self.number
+        for epoch, feed in self.feeds.items():
+            copied = feed.copy(memo)
+            twin.feeds[epoch] = copied
+            for flight in feed.flying.values():
+                born = flight.delivery.inherited_by(number)
+                self.scene.delivered(born)
+                run = deepcopy(flight.run, memo)
+                twin._fly(copied, Flight(born, run, flight.index), self.scene.handler_ms(feed.claim.tp))
+            self.stage.at(0, twin, twin._pump, copied)
+        return twin

@@ -1,0 +1,40 @@
+"""The three clocks of one simulated machine, in whole ms. True time comes in; nothing here draws or schedules.
+
+The monotonic clock runs at its own rate and stands still while the machine sleeps; the boot clock sleeps not; the wall
+clock jumps when somebody sets it (PROTOCOL.md T7).
+"""
+
+from __future__ import annotations
+
+from marshal_py.protocol.identity import Instant
+
+MILLION = 1_000_000
+
+
+class MachineClock:
+    """Clocks of one machine. Every machine starts at its own zeros, so that nobody can compare them across machines."""
+
+    __slots__ = ("_asleep_ms", "_rate", "_start_ms", "_wall_shift_ms", "_zero_ms")
+
+    def __init__(self, now_ms: int, rate_ppm: int, zero_ms: int) -> None:
+        self._start_ms = now_ms
+        self._rate = MILLION + rate_ppm
+        self._zero_ms = zero_ms
+        self._asleep_ms = 0
+        self._wall_shift_ms = 7 * zero_ms
+
+    def read(self, now_ms: int) -> Instant:
+        boot_ms = self._zero_ms + (now_ms - self._start_ms) * self._rate // MILLION
+        return Instant(boot_ms - self._asleep_ms, boot_ms, boot_ms + self._wall_shift_ms)
+
+    def true_ms(self, mono_ms: int) -> int:
+        """The first true ms at which the monotonic clock shows at least `mono_ms`."""
+        run_ms = mono_ms - self._zero_ms + self._asleep_ms
+        return self._start_ms + -(-run_ms * MILLION // self._rate)
+
+    def sleep(self, duration_ms: int) -> None:
+        """The machine slept until now: the monotonic clock did not see it."""
+        self._asleep_ms += duration_ms * self._rate // MILLION
+
+    def set_wall(self, by_ms: int) -> None:
+        self._wall_shift_ms += by_ms

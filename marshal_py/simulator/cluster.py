@@ -1,0 +1,222 @@
+"""The stage of a run: virtual time, one broker, the processes on it, and the journal of what happened.
+
+One heap of events, ordered by (time, number); all chance comes from one random.Random(seed), all times are whole ms, and
+no order depends on a set or on hash(). So the same seed gives the same run on every machine. What goes wrong when is
+decided in strikes.py; here is only what happens then.
+"""
+
+from __future__ import annotations
+
+import heapq
+from copy import copy
+from hashlib import sha256
+from random import Random
+from struct import Struct as Pack
+from typing import Any
+
+from marshal_py.protocol import codec
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.ready import MemberOptions
+from marshal_py.protocol.records import Genesis
+from marshal_py.protocol.routing import HASH_NAME
+from marshal_py.simulator.auditor import Delivery, Evidence
+from marshal_py.simulator.broker import Broker
+from marshal_py.simulator.client import Client
+from marshal_py.simulator.clock import MachineClock
+from marshal_py.simulator.faults import RATE_PPM_MAX, Weather
+from marshal_py.simulator.process import Process, Step
+from marshal_py.simulator.scenario import GroupPlan, Scenario
+
+EVENTS_MAX = 5_000_000  # a run that needs more has gone round in a circle
+HANDLER_TIMEOUT_INTERVALS = 5  # short enough that a run sees it happen
+TRACE_BYTES_KEPT = 65_536
+
+_TRACE = Pack("<qqqq").pack
+
+
+class Runaway(Exception):
+    """The run does not come to its end: something sends or wakes without pause."""
+
+
+class Cluster:
+    """Everything that exists in one run."""
+
+    def __init__(self, scenario: Scenario, rng: Random) -> None:
+        self.scenario = scenario
+        self.rng = rng
+        self.now_ms = 0
+        self.events = 0
+        self.broker = Broker()
+        self.weather = Weather(rng, scenario.kinds, scenario.interval_ms)
+        self.incarnation = b"simulated" + rng.randbytes(7)
+        self.evidence = Evidence()
+        self.clients: list[Client] = []
+        self.processes: list[Process] = []  # everything that reads the log
+        self.advisories: dict[str, int] = {}
+        self.endings: dict[str, int] = {}
+        self.slow_until_ms = 0  # handlers are slow before this
+        self.stuck = 0  # how many of the next handlers hang
+        self.producing = True
+        self._heap: list[tuple[int, int, Process | None, Step, Any]] = []
+        self._number = 0
+        self._trace = sha256()
+        self._traced = bytearray()
+        self.broker.on_append = self._appended
+        for topic in sorted({topic for group in scenario.groups for topic in group.topics}):
+            self.broker.add_partitions(topic, scenario.partitions)
+        self.broker.append(codec.encode(Genesis(self.incarnation, 1, HASH_NAME, 1), "", self.incarnation), 0)
+        self.at(scenario.produce_gap_ms, None, self._produce)
+
+    # --- time
+
+    def at(self, delay_ms: int, who: Process | None, step: Step, argument: Any = None) -> None:
+        """`step(argument)` in `delay_ms`; held back while `who` is stopped, dropped when it is dead."""
+        self._number += 1
+        heapq.heappush(self._heap, (self.now_ms + delay_ms, self._number, who, step, argument))
+
+    def run_until(self, end_ms: int) -> None:
+        heap, pop = self._heap, heapq.heappop
+        while heap and heap[0][0] <= end_ms:
+            self.now_ms, _, who, step, argument = pop(heap)
+            if who is not None:
+                if who.dead:
+                    continue
+                if who.frozen:
+                    who.backlog.append((step, argument))
+                    continue
+            self.events += 1
+            step(argument)
+            if self.events > EVENTS_MAX:
+                raise Runaway(f"{EVENTS_MAX} events by {self.now_ms} ms")
+        self.now_ms = end_ms
+
+    # --- what happened
+
+    def trace(self, who: int, what: int, value: int) -> None:
+        traced = self._traced
+        traced += _TRACE(self.now_ms, who, what, value)
+        if len(traced) > TRACE_BYTES_KEPT:
+            self._trace.update(traced)
+            traced.clear()
+
+    def trace_hash(self) -> str:
+        self._trace.update(self._traced)
+        self._traced.clear()
+        return self._trace.hexdigest()
+
+    def sent(self, who: Process, value: bytes) -> None:
+        self.events += 1
+        known = self.evidence.sent.get(value)
+        self.evidence.sent[value] = (self.now_ms if known is None else known[0], self.now_ms, who.number)
+
+    def folded(self, who: Process, first: int, count: int) -> None:
+        self.events += count
+        self.trace(who.number, first, count)
+
+    def digest(self, who: Process) -> None:
+        """A checkpoint of `who`: what it holds there is compared with the oracle's."""
+        point = who.world.checkpoints.get(who.group)
+        if point is not None and point.at == who.world.next_offset:
+            self.evidence.digests.setdefault((who.group, point.at, point.state, point.chain), who.number)
+
+    def delivered(self, delivery: Delivery) -> None:
+        self.events += 1
+        self.evidence.deliveries.append(delivery)
+        self.trace(delivery.client, -delivery.epoch, delivery.offset)
+
+    def advised(self, kind: str) -> None:
+        self.advisories[kind] = self.advisories.get(kind, 0) + 1
+
+    def client_ended(self, client: Client) -> None:
+        """A client that ended with an error is started anew by its operator; one that was stopped is not."""
+        member = client.member
+        error = "stopped" if member is None or member.error is None else type(member.error).__name__
+        self.endings[error] = self.endings.get(error, 0) + 1
+        if error in ("SessionCloned", "DuplicateClientId") and client.twin_of < 0:
+            self.at(self.scenario.interval_ms, None, self._start_anew, client)
+
+    def _start_anew(self, old: Client) -> None:
+        self.add_client(old.group, old.options, old.clock)
+
+    # --- the world outside of the processes
+
+    def _appended(self, now_ms: int) -> None:
+        self.events += 1
+        self.evidence.appended_ms.append(now_ms)
+        for process in self.processes:
+            process.wake_reader()
+
+    def _produce(self, _: None) -> None:
+        """Messages for some partition, now and then with a gap before them."""
+        if not self.producing:
+            return
+        rng, places = self.rng, list(self.broker.topics)
+        place = places[int(rng.random() * len(places))]
+        self.broker.produce(place, 1 + int(rng.random() * 4), int(rng.random() * 5) if rng.random() < 0.1 else 0)
+        self.at(1 + int(rng.random() * 2 * self.scenario.produce_gap_ms), None, self._produce)
+
+    def handler_ms(self, place: TopicPartition) -> int:
+        """How long the handler takes for one message."""
+        if self.stuck:
+            self.stuck -= 1
+            return 8 * HANDLER_TIMEOUT_INTERVALS * self.scenario.interval_ms
+        slow = 20 if self.now_ms < self.slow_until_ms else 1
+        return int(self.rng.random() * self.scenario.handler_ms) * slow
+
+    def start_of(self, place: TopicPartition, earliest: bool) -> int:
+        """What Kafka answers to the question where to begin (D5)."""
+        return self.broker.ends[place] if self.scenario.start_latest and not earliest else 0
+
+    # --- processes
+
+    def new_clock(self) -> MachineClock:
+        rng = self.rng
+        rate_ppm = int((rng.random() * 2 - 1) * RATE_PPM_MAX) if "clock_rate" in self.scenario.kinds else 0
+        return MachineClock(self.now_ms, rate_ppm, int(rng.random() * 10**9))
+
+    def new_options(self, group: GroupPlan, name: str) -> MemberOptions:
+        """A consumer's settings, mostly the defaults."""
+        rng, scenario = self.rng, self.scenario
+        odd = not scenario.calm and rng.random() < 0.15
+        interval_ms = scenario.interval_ms // 2 if scenario.mixed and rng.random() < 0.5 else scenario.interval_ms
+        return MemberOptions(
+            client_id=name, mode=group.mode, topics=group.topics, interval_ms=interval_ms, policy=group.policy,
+            capacity=1 + int(rng.random() * 3) if odd else 1, rank=int(rng.random() * 3) if odd else 0,
+            priority=int(rng.random() * 3) if odd else 0, deliver_late=scenario.deliver_late,
+            handler_timeout_ms=HANDLER_TIMEOUT_INTERVALS * interval_ms,
+        )  # fmt: skip
+
+    def add_client(self, group: str, options: MemberOptions, clock: MachineClock | None = None) -> Client:
+        """A new process, which begins to read the log at once."""
+        client = Client(self, len(self.processes), group, options, clock or self.new_clock(),
+                        self.scenario.concurrency)  # fmt: skip
+        self.processes.append(client)
+        self.clients.append(client)
+        client.start()
+        return client
+
+    def add_twin(self, client: Client) -> Client:
+        """A cloned machine: both go on from here."""
+        twin = client.clone(len(self.processes), copy(client.clock))
+        self.processes.append(twin)
+        self.clients.append(twin)
+        self.evidence.forks.append((self.now_ms, client.number, twin.number))
+        twin.wake_reader()
+        self.at(0, twin, twin.act)
+        return twin
+
+    def kill(self, client: Process) -> None:
+        client.dead = True
+
+    def living(self) -> list[Client]:
+        return [client for client in self.clients if not client.dead]
+
+    def close(self) -> Evidence:
+        """The evidence, complete."""
+        evidence = self.evidence
+        evidence.log, evidence.topics = self.broker.log, self.broker.topics
+        for process in self.processes:
+            group = process.world.groups.get(process.group)
+            if group is not None:
+                evidence.finals.append((process.number, process.group, process.world.next_offset, group.digest()))
+        return evidence

@@ -1,0 +1,123 @@
+"""What goes wrong, drawn from the seed: the weather on the network, and the plan of faults that strike processes.
+
+Swarm testing: each seed switches a random subset of the kinds on, so that rare combinations occur without the rest
+drowning them. Nothing here touches a client; cluster.py executes what is drawn here.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final
+
+# Kinds that change every message, by probability.
+NETWORK_KINDS: Final = ("delay", "reorder", "duplicate", "drop", "retry", "partial_read")
+# Kinds that strike one process between or inside its steps.
+STALL_KINDS: Final = ("step_stop", "gate_stop")
+# Kinds that strike at a moment.
+STRIKE_KINDS: Final = (
+    "stop", "crash", "twin", "suspend", "wall_jump", "lag", "outage", "outage_writes", "outage_reads",
+    "grow", "admin", "two_admins", "slow_handler", "leave", "arrive", "step_down", "poison", "stuck_handler",
+)  # fmt: skip
+# Kinds that are a property of the whole run.
+RUN_KINDS: Final = ("clock_rate", "fast_reclaim")
+KINDS: Final = NETWORK_KINDS + STALL_KINDS + STRIKE_KINDS + RUN_KINDS
+
+LATE_MS_MAX: Final = 600_000  # invariants.md: delays and late copies up to 10 minutes
+STOP_MS_MAX: Final = 1_800_000  # invariants.md: a client is stopped for up to 30 minutes
+RATE_PPM_MAX: Final = 200
+
+
+def draw_kinds(rng: Random) -> frozenset[str]:
+    """The kinds of this seed: none, one of them, or each with one chance for all."""
+    shape = rng.random()
+    if shape < 0.06:
+        return frozenset()
+    if shape < 0.14:  # outages alone: nobody may lose a claim (V6)
+        return frozenset(kind for kind in ("outage", "outage_writes", "clock_rate") if rng.random() < 0.7)
+    chance = (0.15, 0.3, 0.6)[int(rng.random() * 3)]
+    return frozenset(kind for kind in KINDS if rng.random() < chance)
+
+
+def spread_ms(rng: Random, least: int, most: int) -> int:
+    """A duration between two bounds, every order of magnitude equally likely."""
+    if most <= least:
+        return least
+    doublings = (most // max(1, least)).bit_length()
+    low = max(1, least) << int(rng.random() * doublings)
+    return min(most, low + int(rng.random() * low))
+
+
+class Weather:
+    """Delays and losses on the way to the broker and back, and stops inside a process's steps."""
+
+    def __init__(self, rng: Random, kinds: frozenset[str], interval_ms: int) -> None:
+        self.late_ms_max = min(LATE_MS_MAX, 12 * interval_ms)
+        self.stop_ms_max = min(STOP_MS_MAX, 8 * interval_ms)
+        self.delay = self._chance(rng, kinds, "delay", 0.3)
+        self.reorder = self._chance(rng, kinds, "reorder", 0.3)
+        self.duplicate = self._chance(rng, kinds, "duplicate", 0.3)
+        self.drop = self._chance(rng, kinds, "drop", 0.2)
+        self.retry = self._chance(rng, kinds, "retry", 0.2)
+        self.partial = 0.5 if "partial_read" in kinds else 0.0
+        self.stop_step = self._chance(rng, kinds, "step_stop", 0.02)
+        self.stop_gate = self._chance(rng, kinds, "gate_stop", 0.05)
+        self.latency_ms = (1, 2, 5, 20)[int(rng.random() * 4)]
+        self.stormy = bool(self.delay or self.reorder or self.duplicate or self.drop or self.retry)
+        self.faults = 0
+
+    @staticmethod
+    def _chance(rng: Random, kinds: frozenset[str], kind: str, most: float) -> float:
+        return most * rng.random() if kind in kinds else 0.0
+
+    def heal(self) -> None:
+        self.delay = self.reorder = self.duplicate = self.drop = self.retry = self.partial = 0.0
+        self.stop_step = self.stop_gate = 0.0
+        self.stormy = False
+
+    def read_ms(self, rng: Random) -> int:
+        """How long a fetch takes."""
+        return 1 + int(rng.random() * self.latency_ms)
+
+    def write_ms(self, rng: Random) -> list[tuple[int, bool]]:
+        """Per copy that reaches the log: after how long, and whether the producer keeps its order."""
+        usual_ms = 1 + int(rng.random() * self.latency_ms)
+        if not self.stormy:
+            return [(usual_ms, True)]
+        if rng.random() < self.drop:
+            self.faults += 1
+            return []
+        late = rng.random() < self.delay
+        if late:
+            usual_ms = spread_ms(rng, 1, self.late_ms_max)
+        in_order = rng.random() >= self.reorder
+        copies = [(usual_ms, in_order)]
+        if rng.random() < self.retry:  # an error was reported, the record was written, the producer tries again
+            copies.append((usual_ms + spread_ms(rng, 1, self.late_ms_max // 10), True))
+        while len(copies) < 4 and rng.random() < self.duplicate:
+            copies.append((spread_ms(rng, 1, self.late_ms_max), False))
+        self.faults += late + (not in_order) + len(copies) - 1
+        return copies
+
+    def survives_outage(self, rng: Random) -> bool:
+        """Whether a record that met a broker outage is written after it, or given up."""
+        return rng.random() < 0.5
+
+    def cut(self, rng: Random, at: int, end: int) -> int:
+        """Up to where one fetch brings records."""
+        if self.partial and end > at and rng.random() < self.partial:
+            return at + int(rng.random() * (end - at + 1))
+        return end
+
+    def stall_ms(self, rng: Random) -> int:
+        """How long a process stops here, between two of its steps; mostly 0."""
+        if not self.stop_step or rng.random() >= self.stop_step:
+            return 0
+        self.faults += 1
+        return spread_ms(rng, 1, self.stop_ms_max)
+
+    def gate_ms(self, rng: Random) -> int:
+        """How long a process stops between the gate and the call of the handler; mostly 0 (X3)."""
+        if not self.stop_gate or rng.random() >= self.stop_gate:
+            return 0
+        self.faults += 1
+        return spread_ms(rng, 1, self.stop_ms_max)

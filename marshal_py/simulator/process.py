@@ -1,0 +1,174 @@
+"""One simulated operating system process: its machine's clocks, its reader of the log, its producer, how it is stopped.
+
+Client and Admin are such processes. Here lives only what any process on a bad network suffers; no protocol decision.
+Every event of a process goes through `Stage.at`, which holds events back while the process is stopped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import Any, Protocol
+
+from marshal_py.errors import CoordinationError
+from marshal_py.protocol import codec, rationalizer
+from marshal_py.protocol.identity import Instant
+from marshal_py.protocol.records import Record
+from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.world import World
+from marshal_py.simulator.broker import Broker
+from marshal_py.simulator.clock import MachineClock
+from marshal_py.simulator.faults import Weather
+
+Step = Callable[[Any], None]
+
+
+class Stage(Protocol):
+    """What a process knows of the cluster around it."""
+
+    now_ms: int
+    events: int
+    rng: Random
+    broker: Broker
+    weather: Weather
+    incarnation: bytes
+
+    def at(self, delay_ms: int, who: Process | None, step: Step, argument: Any = None) -> None: ...
+    def sent(self, who: Process, value: bytes) -> None: ...
+    def folded(self, who: Process, first: int, count: int) -> None: ...
+    def digest(self, who: Process) -> None: ...
+
+
+class Process:
+    """A process with one World, one reader and one producer."""
+
+    def __init__(self, stage: Stage, number: int, name: str, group: str, clock: MachineClock) -> None:
+        self.stage = stage
+        self.number = number
+        self.name = name
+        self.group = group
+        self.clock = clock
+        self.world = World()
+        self.dead = False
+        self.frozen = False
+        self.lagging = False  # the reader alone is cut off
+        self.backlog: deque[tuple[Step, Any]] = deque()
+        self._thaw_number = 0
+        self._fetching = False
+        self._newest_arrival_ms = 0
+        self._sleeping_ms = 0
+
+    def now(self) -> Instant:
+        return self.clock.read(self.stage.now_ms)
+
+    # --- stopped and started by the operating system
+
+    def freeze(self, duration_ms: int, asleep: bool = False) -> None:
+        """SIGSTOP, or with `asleep` the sleep of the whole machine: nothing runs until it is over."""
+        if self.frozen or self.dead:
+            return
+        self.frozen = True
+        self._thaw_number += 1
+        self._sleeping_ms = duration_ms if asleep else 0
+        self.stage.at(duration_ms, None, self._thaw, self._thaw_number)
+
+    def _thaw(self, number: int) -> None:
+        if number == self._thaw_number and self.frozen:
+            self.thaw(self._sleeping_ms)
+
+    def thaw(self, slept_ms: int = 0) -> None:
+        """Runs again, first where it stopped, then what waited."""
+        self.frozen = False
+        self.clock.sleep(slept_ms)
+        while self.backlog and not self.frozen and not self.dead:
+            step, argument = self.backlog.popleft()
+            step(argument)
+
+    def stall(self, step: Step, argument: Any) -> bool:
+        """Maybe stops this process here, to go on with `step` later; True if it did."""
+        duration_ms = self.stage.weather.stall_ms(self.stage.rng)
+        if not duration_ms:
+            return False
+        self.backlog.appendleft((step, argument))
+        self.freeze(duration_ms)
+        return True
+
+    # --- reading
+
+    def wake_reader(self) -> None:
+        """The log has grown, or may have."""
+        if self._fetching or self.dead:
+            return
+        self._fetching = True
+        self.stage.at(self.stage.weather.read_ms(self.stage.rng), self, self._arrived)
+
+    def _arrived(self, _: None) -> None:
+        """Records arrive: perhaps not all that the log holds by now."""
+        stage = self.stage
+        if stage.broker.reads_down_until_ms > stage.now_ms or self.lagging:
+            stage.broker.held.append(lambda: stage.at(stage.weather.read_ms(stage.rng), self, self._arrived))
+            return
+        self._fetching = False
+        end = len(stage.broker.log)
+        upto = stage.weather.cut(stage.rng, self.world.next_offset, end)
+        if upto < end:
+            self.wake_reader()
+        if self.world.next_offset < upto:
+            self.read_to(upto)
+
+    def read_to(self, upto: int) -> None:
+        """Folds the log up to `upto`, record by record, then acts."""
+        world, log, stage = self.world, self.stage.broker.log, self.stage
+        first = world.next_offset
+        now = self.clock.read(stage.now_ms)
+        for offset in range(first, upto):
+            try:
+                verdict = rationalizer.apply(world, offset, log[offset])
+            except CoordinationError as error:
+                self.log_failed(error)
+                return
+            if not world.next_offset & 15:
+                stage.digest(self)
+            self.read(verdict, now)
+            if self.dead:
+                break
+        stage.folded(self, first, world.next_offset - first)
+        if not self.dead and not self.stall(self.act, None):
+            self.act(None)
+
+    def read(self, verdict: Verdict, now: Instant) -> None:
+        """One record was folded."""
+        raise NotImplementedError
+
+    def act(self, _: None) -> None:
+        """Something was read, or a deadline came."""
+        raise NotImplementedError
+
+    def log_failed(self, error: CoordinationError) -> None:
+        """The log cannot be folded any further."""
+        raise NotImplementedError
+
+    # --- writing
+
+    def send(self, record: Record) -> None:
+        """Hands a record to the producer, which keeps its order unless the weather does not."""
+        stage, weather = self.stage, self.stage.weather
+        value = codec.encode(record, self.group, stage.incarnation)
+        stage.sent(self, value)
+        for delay_ms, in_order in weather.write_ms(stage.rng):
+            arrival_ms = stage.now_ms + delay_ms
+            if in_order:
+                arrival_ms = self._newest_arrival_ms = max(arrival_ms, self._newest_arrival_ms)
+            stage.at(arrival_ms - stage.now_ms, None, self._append, value)
+
+    def _append(self, value: bytes) -> None:
+        stage = self.stage
+        if stage.broker.writes_down_until_ms <= stage.now_ms:
+            stage.broker.append(value, stage.now_ms)
+        elif stage.weather.survives_outage(stage.rng):
+            stage.broker.held.append(lambda: stage.at(stage.weather.read_ms(stage.rng), None, self._append, value))
+
+    def forget_order(self) -> None:
+        """A new producer: what the old one still holds no longer delays what is sent now."""
+        self._newest_arrival_ms = 0

@@ -1,0 +1,91 @@
+"""What one run consists of: how many clients and partitions, which groups, how fast messages come; drawn from the seed.
+
+`Options` are the caller's wishes (None: the seed decides); `Scenario` is what was decided. Nothing runs here.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final, NamedTuple
+
+from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE
+from marshal_py.simulator.faults import draw_kinds
+
+INTERVALS_MS: Final = (1_000, 2_000, 2_000, 5_000, 10_000, 60_000)
+SAFETY_INTERVALS: Final = 24  # the faulty part of a run: room for some take-overs and their echoes
+TOPICS: Final = ("orders", "bills")
+
+
+class Options(NamedTuple):
+    """What the caller fixes; None leaves it to the seed."""
+
+    clients: int | None = None
+    partitions: int | None = None
+    interval_ms: int | None = None
+    mode: int | None = None
+    kinds: frozenset[str] | None = None  # of faults
+    intervals: int | None = None  # length of the safety phase
+    calm: bool = False  # no faults, few messages, nobody killed: for measuring
+    audit: bool = True
+
+
+class GroupPlan(NamedTuple):
+    """One group of the run."""
+
+    name: str
+    mode: int
+    topics: tuple[str, ...]
+    policy: str
+
+
+class Scenario(NamedTuple):
+    """What was decided."""
+
+    groups: tuple[GroupPlan, ...]
+    clients: int
+    partitions: int
+    interval_ms: int  # the longest
+    mixed: bool  # clients choose among this interval and half of it
+    kinds: frozenset[str]
+    safety_ms: int
+    produce_gap_ms: int
+    handler_ms: int
+    concurrency: int
+    start_latest: bool
+    deliver_late: bool
+    calm: bool
+
+
+def _few(rng: Random, most: int, usual: int) -> int:
+    """A number up to `most`, nearly always up to `usual`: bugs need few actors, and small runs are fast."""
+    return 1 + int(rng.random() * (most if rng.random() < 0.02 else usual))
+
+
+def draw(rng: Random, options: Options) -> Scenario:
+    kinds = options.kinds if options.kinds is not None else frozenset() if options.calm else draw_kinds(rng)
+    interval_ms = options.interval_ms or INTERVALS_MS[int(rng.random() * len(INTERVALS_MS))]
+    partitions = options.partitions or _few(rng, 64, 8)
+    clients = options.clients or _few(rng, 50 if partitions < 16 else 16, 5)
+    first_mode = options.mode or (AT_LEAST_ONCE if rng.random() < 0.5 else AT_MOST_ONCE)
+    policy = "greedy" if rng.random() < 0.2 else "balanced"
+    groups = [GroupPlan("billing", first_mode, TOPICS[:1], policy)]
+    if not options.calm and clients > 2 and rng.random() < 0.25:
+        other = AT_LEAST_ONCE + AT_MOST_ONCE - first_mode if options.mode is None else first_mode
+        groups.append(GroupPlan("audit", other, TOPICS[: 1 + int(rng.random() * 2)], "balanced"))
+    per_interval = 2 + int(rng.random() * 30)
+    produce_gap_ms = interval_ms if options.calm else interval_ms // per_interval
+    return Scenario(
+        groups=tuple(groups),
+        clients=clients,
+        partitions=partitions,
+        interval_ms=interval_ms,
+        mixed=not options.calm and interval_ms >= 2_000 and rng.random() < 0.3,
+        kinds=kinds,
+        safety_ms=interval_ms * (options.intervals or SAFETY_INTERVALS),
+        produce_gap_ms=produce_gap_ms,
+        handler_ms=1 + int(rng.random() * min(200, produce_gap_ms // 4)),  # one handler keeps up with all messages
+        concurrency=1 + int(rng.random() * 4),
+        start_latest=rng.random() < 0.2,
+        deliver_late=rng.random() < 0.1,
+        calm=options.calm,
+    )

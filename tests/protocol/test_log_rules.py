@@ -1,0 +1,398 @@
+"""Rules L and E as far as the fold and the codec decide them: the log, the envelope, the bodies.
+
+L1, L7 and L9 are kept by those who write and read the topic; their tests are with the transports and the client.
+"""
+
+from __future__ import annotations
+
+import inspect
+from zlib import crc32
+
+import mmh3
+import pytest
+
+from marshal_py.errors import EnvelopeUnknown, LogGap, ProtocolUnknown, TopicRecreated
+from marshal_py.protocol import codec
+from marshal_py.protocol.rationalizer import apply
+from marshal_py.protocol.records import (
+    Checkpoint,
+    ClaimState,
+    Genesis,
+    Heartbeat,
+    Join,
+    Leave,
+    Note,
+    Snapshot,
+)
+from marshal_py.protocol.routing import HASH_NAME, route
+from marshal_py.protocol.verdict import Outcome
+from tests.support import wire
+from tests.support.logbook import GROUP, INCARNATION, NEVER, OTHER_INCARNATION, Logbook, genesis
+
+LEAVE, NOTE = 3, 13
+
+
+def note(group: str = GROUP, incarnation: bytes = INCARNATION) -> bytes:
+    return codec.encode(Note(-1, "k"), group, incarnation)
+
+
+# --- the log
+
+
+def test_which_log() -> None:
+    """L2: MurmurHash3 x86-32, seed 0, of the utf-8 id, unsigned, modulo the root's partition count."""
+    assert [route(group, 16) for group in ("billing", "team.consumer", "a/b")] == [1, 3, 7]
+    # Published vectors of the hash; the second is negative when it is read signed.
+    assert route("hello", 2**32) == 0x248BFA47
+    assert route("The quick brown fox jumps over the lazy dog", 2**32) == 0x2E4FF723
+    assert route("aaaa", 10**10) == mmh3.hash("aaaa", seed=0, signed=False)
+    high = next(f"g{n}" for n in range(99) if mmh3.hash(f"g{n}".encode(), seed=0) < 0)
+    assert route(high, 7) == (mmh3.hash(high.encode(), seed=0) + 2**32) % 7
+    # In every log the root's count decides.
+    for log in range(4):
+        book = Logbook(log=log, root=genesis(4), start=False)
+        book.put(genesis(4))
+        assert (book.put(note()).reason == "misrouted") == (route(GROUP, 4) != log)
+
+
+def test_the_root() -> None:
+    """L3: the first valid Genesis; it names incarnation, partition count, hash and protocol version."""
+    book = Logbook(start=False)
+    broken = genesis(7)[:-1] + b"\x02"
+    assert [book.put(value).reason for value in (None, b"Mr", broken, note())] == ["garbage"] * 4
+    assert book.put(genesis(16)).record == Genesis(INCARNATION, 16, "murmur3-x86-32", 1)
+    assert book.world.genesis == Genesis(INCARNATION, 16, HASH_NAME, 1)
+    # The surplus of a topic that has grown is nobody's: no group hashes to a log beyond P.
+    assert all(route(f"group-{number}", 16) < 16 for number in range(500))
+
+
+def test_the_genesis_of_a_further_log() -> None:
+    """L4: the first whose fields equal the root's; what stands before it is part of the chain digest only."""
+    log = route(GROUP, 16)
+    book = Logbook(log=log, root=genesis(16), start=False)
+    others = (genesis(8), genesis(16, OTHER_INCARNATION), genesis(16, hash="md5"), genesis(16, protocol=2))
+    assert [book.put(value).reason for value in others] == ["genesis"] * 4
+    for value in (note(), note(incarnation=OTHER_INCARNATION), codec.encode(snapshot(), "", INCARNATION)):
+        assert book.put(value).reason == "garbage"
+    assert book.world.genesis is None
+    assert book.put(genesis(16)).accepted
+    assert book.put(note()).accepted
+    for _ in range(7):
+        book.put(None)
+    without = Logbook(log=log, root=genesis(16), start=False)
+    for value in (None, *book.values[1:16]):
+        without.put(value)
+    assert (book.world.chain_at, without.world.chain_at) == (16, 16)
+    assert book.world.chain != without.world.chain
+
+
+def test_a_further_genesis() -> None:
+    """L5: is ignored, whatever it says; losing the race to write one is no error."""
+    book = Logbook()
+    for value in (genesis(), genesis(5), genesis(incarnation=OTHER_INCARNATION), genesis(hash="md5"),
+                  genesis(protocol=9)):  # fmt: skip
+        verdict = book.put(value)
+        assert (verdict.outcome, verdict.reason) == (Outcome.IGNORED, "genesis")
+    assert book.world.genesis == Genesis(INCARNATION, 1, HASH_NAME, 1)
+
+
+def test_a_root_that_is_refused() -> None:
+    """L6: another incarnation than the known one, an unknown hash, a newer protocol version; nothing is consumed."""
+    book = Logbook(start=False, expected=OTHER_INCARNATION)
+    error = book.stops(genesis())
+    assert isinstance(error, TopicRecreated)
+    assert (error.known, error.found) == (OTHER_INCARNATION.hex(), INCARNATION.hex())
+    assert book.put(genesis(incarnation=OTHER_INCARNATION)).accepted
+    fresh = Logbook(start=False)
+    for value, what in ((genesis(hash="md5"), "hash"), (genesis(protocol=2), "protocol version")):
+        for _ in range(2):
+            error = fresh.stops(value)
+            assert isinstance(error, ProtocolUnknown)
+            assert error.what == what
+    assert (fresh.world.next_offset, fresh.world.genesis) == (0, None)
+    assert fresh.put(genesis()).accepted
+
+
+def test_a_gap() -> None:
+    """L8: the reader stops and names the error, also when an offset comes again; the next right one goes on."""
+    book = Logbook()
+    for offset in (0, 2, NEVER):
+        error = book.stops(note(), offset)
+        assert isinstance(error, LogGap)
+        assert (error.expected_offset, error.found_offset) == (1, offset)
+    assert book.put(note()).accepted
+
+
+# --- the envelope
+
+
+def test_garbage() -> None:
+    """E1: null, too short, magic, length, group id that is not utf-8, CRC; and all but a Genesis before the Genesis."""
+    good, body = note(), wire.pack([NOTE, -1, "k"])
+    bad: list[bytes | None] = [
+        None,
+        b"",
+        *(good[:size] for size in range(1, len(good))),
+        good + b"\x00",
+        wire.envelope(GROUP, NOTE, body, magic=b"mr"),
+        wire.envelope(GROUP, NOTE, body, magic=b"Mq"),
+        wire.envelope(GROUP, NOTE, body, length=len(good) - 1),
+        wire.envelope(GROUP, NOTE, body, length=0),
+        wire.envelope(b"\xff\xfe", NOTE, body),
+        wire.envelope(b"\xed\xa0\x80", NOTE, body),
+        wire.envelope(GROUP, NOTE, body, incarnation=OTHER_INCARNATION),
+        *(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :] for at in range(len(good))),
+    ]
+    book = Logbook()
+    before = book.world.next_offset
+    for value in bad:
+        verdict = book.put(value)
+        assert (verdict.outcome, verdict.reason, verdict.group) == (Outcome.IGNORED, "garbage", "")
+    assert book.world.counters["garbage"] == len(bad)
+    assert book.world.next_offset == before + len(bad)
+    assert book.put(good).accepted
+    young = Logbook(start=False)
+    for value in (good, codec.encode(snapshot(), "", INCARNATION), wire.snapshot(version=2),
+                  wire.envelope(GROUP, NOTE, body, version=2)):  # fmt: skip
+        assert young.put(value).reason == "garbage"
+
+
+def snapshot(incarnation: bytes = INCARNATION) -> Snapshot:
+    return Snapshot(Genesis(incarnation, 1, HASH_NAME, 1), bytes(16), 16, 0, 1, 2, 3, b"state")
+
+
+def test_records_of_the_log() -> None:
+    """E2: Genesis and Snapshot alone have an empty group id and are never misrouted; under a group id: `malformed`."""
+    book = Logbook(16)
+    for value in (
+        wire.record("", NOTE, -1, "k"),
+        wire.envelope("", 15, wire.pack([15])),
+        wire.envelope("", 0, b""),
+        wire.record("", 0, INCARNATION, 0, HASH_NAME, 1),
+        wire.envelope("", 0, wire.pack([14, INCARNATION, 1, HASH_NAME, 1])),
+        # A CRC seeded with another incarnation than the one that is named.
+        wire.record("", 0, OTHER_INCARNATION, 1, HASH_NAME, 1, incarnation=INCARNATION),
+        codec.encode(snapshot(), "", OTHER_INCARNATION),
+        codec.encode(snapshot(OTHER_INCARNATION), "", OTHER_INCARNATION),
+    ):
+        assert book.put(value).reason == "garbage"
+    assert book.put(codec.encode(snapshot(), "", INCARNATION)).accepted
+    assert book.put(genesis(16)).reason == "genesis"
+    for type_number, record in ((0, Genesis(INCARNATION, 1, HASH_NAME, 1)), (14, snapshot())):
+        log_record = codec.encode(record, "", INCARNATION)
+        verdict = Logbook().put(wire.envelope(GROUP, type_number, log_record[14:]))
+        assert (verdict.outcome, verdict.reason, verdict.group) == (Outcome.REJECTED, "malformed", GROUP)
+
+
+def with_the_same_crc(incarnation: bytes) -> bytes:
+    """Another incarnation with the same CRC-32. The CRC is linear: what cancels out in one place does so everywhere."""
+    zero = crc32(bytes(16))
+    basis: dict[int, tuple[int, int]] = {}
+    for bit in range(128):
+        change = 1 << bit
+        effect = crc32(change.to_bytes(16, "big")) ^ zero
+        while effect:
+            top = effect.bit_length()
+            if top not in basis:
+                basis[top] = (effect, change)
+                break
+            effect, change = effect ^ basis[top][0], change ^ basis[top][1]
+        else:
+            return (int.from_bytes(incarnation, "big") ^ change).to_bytes(16, "big")
+    raise AssertionError("32 bits cannot tell 128 apart")
+
+
+def test_a_snapshot_of_a_twin() -> None:
+    """E2: an incarnation is another although its CRC is the same; a Snapshot that names it is garbage."""
+    twin = with_the_same_crc(INCARNATION)
+    assert twin != INCARNATION
+    book = Logbook()
+    value = codec.encode(snapshot(twin), "", twin)
+    assert value[7:11] == codec.encode(snapshot(twin), "", INCARNATION)[7:11]
+    assert book.put(value).reason == "garbage"
+    assert book.put(wire.snapshot(twin, version=2)).reason == "garbage"
+
+
+def test_another_envelope_version() -> None:
+    """E3: after the CRC, before the routing: the whole log stops. Of another incarnation it does not."""
+    book = Logbook(16)
+    body = wire.pack([NOTE, -1, "k"])
+    for version in (0, 2, 255):
+        assert book.put(wire.envelope(GROUP, NOTE, body, version=version, incarnation=OTHER_INCARNATION)).reason == (
+            "garbage"
+        )
+        for value in (wire.envelope(GROUP, NOTE, body, version=version),
+                      wire.envelope(GROUP, 99, b"?", version=version, record_version=9)):  # fmt: skip
+            error = book.stops(value)
+            assert isinstance(error, EnvelopeUnknown)
+            assert (error.offset, error.version) == (book.world.next_offset, version)
+
+
+def test_another_version_of_a_log_record() -> None:
+    """E3: of a Genesis or Snapshot also another record version stops, if it names the incarnation held, or none is."""
+    own, other = (wire.pack([0, named, 1, HASH_NAME, 1]) for named in (INCARNATION, OTHER_INCARNATION))
+    for version, record_version in ((2, 1), (0, 1), (1, 2), (1, 0)):
+        versions = {"version": version, "record_version": record_version}
+        of_own = wire.envelope("", 0, own, **versions)
+        of_other = wire.envelope("", 0, other, incarnation=OTHER_INCARNATION, **versions)
+        young = Logbook(start=False)
+        for value in (of_own, of_other):
+            assert isinstance(young.stops(value), EnvelopeUnknown)
+        # None is held, and yet: a Snapshot before the Genesis is garbage (E1).
+        assert young.put(wire.snapshot(**versions)).reason == "garbage"
+        # In a further log the root's is held from the start.
+        for book in (Logbook(), Logbook(log=1, root=genesis(16), start=False)):
+            assert isinstance(book.stops(of_own), EnvelopeUnknown)
+            assert book.put(of_other).reason == "genesis"
+            assert book.put(wire.snapshot(OTHER_INCARNATION, **versions)).reason == "garbage"
+        assert isinstance(Logbook().stops(wire.snapshot(**versions)), EnvelopeUnknown)
+
+
+def test_misrouted() -> None:
+    """E4: ignored, before version, type and body are looked at; no state comes of it."""
+    book = Logbook(16)
+    for value in (note(), wire.envelope(GROUP, 99, b"?", record_version=9), wire.envelope(GROUP, 0, b"?")):
+        verdict = book.put(value)
+        assert (verdict.outcome, verdict.reason, verdict.group) == (Outcome.IGNORED, "misrouted", GROUP)
+    assert not book.world.groups
+
+
+@pytest.mark.parametrize(
+    "newer",
+    [
+        wire.record(GROUP, NOTE, -1, "k", record_version=2),
+        wire.record(GROUP, NOTE, -1, "k", record_version=255),
+        wire.envelope(GROUP, 15, b"?"),
+        wire.envelope(GROUP, 255, b"", record_version=0),
+        wire.envelope(GROUP, 0, b"", record_version=2),
+    ],
+)
+def test_opaque(newer: bytes) -> None:
+    """E5: this record and every later one of the group is ignored; other groups go on; version 0 is malformed."""
+    book = Logbook()
+    session = book.join()
+    assert book.put(wire.record(GROUP, LEAVE, session, record_version=0)).reason == "malformed"
+    before = book.digest()
+    verdict = book.put(newer)
+    assert (verdict.outcome, verdict.reason, verdict.group) == (Outcome.IGNORED, "opaque", GROUP)
+    at = book.last
+    assert (book.group.opaque_at, book.digest() != before) == (at, True)
+    opaque = book.digest()
+    for value in (newer, codec.encode(Leave(session), GROUP, INCARNATION), wire.envelope(GROUP, NOTE, b"?"),
+                  wire.envelope(GROUP, 16, b"")):  # fmt: skip
+        assert book.put(value).reason == "opaque"
+    assert (book.digest(), book.group.opaque_at) == (opaque, at)
+    assert book.say(Note(-1, "k"), "other") == "accepted"
+    # A group of which nothing was accepted yet has a state from there.
+    fresh = Logbook()
+    fresh.put(newer)
+    assert fresh.group.opaque_at == fresh.last
+    # Also a deleted one (F0 comes after).
+    gone = Logbook()
+    gone.delete()
+    assert gone.put(newer).reason == "opaque"
+
+
+def nested(depth: int, inner: bytes, shapes: bytes = b"\x91") -> wire.Raw:
+    """`inner` inside `depth` arrays or maps, each with one element."""
+    return wire.Raw(b"".join(bytes([s]) + b"\x01" * (s == 0x81) for s in (shapes * depth)[:depth]) + inner)
+
+
+def test_malformed_bodies() -> None:
+    """E6: does not decode, another type, something follows, out of bounds, other kinds of values; never clamped."""
+    book = Logbook()
+    session = book.join()
+    raw = wire.Raw
+    bad = [
+        b"", b"\xc1", b"\x92\x03", wire.pack(3), wire.pack({3: session}), wire.pack([]), wire.pack([LEAVE]),
+        wire.pack([4, session]), wire.pack([session, LEAVE]), wire.pack([LEAVE, session]) + b"\x00",
+        wire.pack([LEAVE, session]) + wire.pack([LEAVE, session]),
+        *(wire.pack([LEAVE, wrong]) for wrong in (-1, 2**63, 2**64 - 1, 1.0, float(session), True, None, str(session),
+                                                  bytes([session]), [session], {})),
+        *(wire.pack([wrong, session]) for wrong in (3.0, True, None, "3", raw(b"\xc4\x013"), -3, 259)),
+        *(wire.pack([LEAVE, session, wrong]) for wrong in ("x" * 256, "ü" * 128, b"x", 1, None, [], raw(b"\xa1\xff"),
+                                                           raw(b"\xa3\xed\xa0\x80"), raw(b"\xa2\xc0\x80"))),
+        wire.pack([LEAVE, session, raw(b"\xa5ab")]), wire.pack([LEAVE, session, "", raw(b"\xc1")]),
+        wire.pack([LEAVE, session, "", raw(b"\xd4\x01")]),
+    ]  # fmt: skip
+    before = book.digest()
+    for body in bad:
+        verdict = book.put(wire.envelope(GROUP, LEAVE, body))
+        assert (verdict.outcome, verdict.reason) == (Outcome.REJECTED, "malformed")
+    assert book.digest() == before
+
+
+@pytest.mark.parametrize(
+    "form",
+    [b"\xcc\x01", b"\xcd\x00\x01", b"\xce" + bytes(3) + b"\x01", b"\xcf" + bytes(7) + b"\x01", b"\xd0\x01",
+     b"\xd1\x00\x01", b"\xd2" + bytes(3) + b"\x01", b"\xd3" + bytes(7) + b"\x01"],
+)  # fmt: skip
+def test_integers_of_any_width(form: bytes) -> None:
+    """E6: in any MessagePack integer form, for the type as well as for a field; str and array in any form too."""
+    book = Logbook()
+    assert book.join() == 1
+    kind = wire.Raw(form[:-1] + b"\x03")
+    for array in (b"\x93", b"\xdc\x00\x03", b"\xdd\x00\x00\x00\x03"):
+        for text in (b"\xa1x", b"\xd9\x01x", b"\xda\x00\x01x", b"\xdb\x00\x00\x00\x01x"):
+            fork = Logbook()
+            assert fork.join() == 1
+            assert fork.put(wire.envelope(GROUP, LEAVE, array + kind + form + text)).record == Leave(1, "x")
+
+
+@pytest.mark.parametrize("shapes", [b"\x91", b"\x81", b"\x91\x81"])
+@pytest.mark.parametrize("inner", [b"\x01", b"\xa0", b"\xc4\x00"])
+def test_the_limit_of_nesting(shapes: bytes, inner: bytes) -> None:
+    """E6: 100 arrays or maps inside each other, the body's own among them, are read; 101 are malformed."""
+    for containers, expected in ((99, "accepted"), (100, "accepted"), (101, "malformed"), (5_000, "malformed")):
+        book = Logbook()
+        book.join()
+        body = wire.pack([LEAVE, 1, "", nested(containers - 1, inner, shapes)])
+        assert (book.put(wire.envelope(GROUP, LEAVE, body)).reason or "accepted") == expected
+
+
+@pytest.mark.parametrize("empty", [b"\x90", b"\x80", b"\xdc\x00\x00", b"\xdd" + bytes(4), b"\xde\x00\x00",
+                                   b"\xdf" + bytes(4)])  # fmt: skip
+def test_an_empty_array_is_a_level(empty: bytes) -> None:
+    """E6: an array or map without elements is one all the same."""
+    for containers, expected in ((100, "accepted"), (101, "malformed")):
+        book = Logbook()
+        book.join()
+        # Brothers do not add up, whatever they hold.
+        body = wire.pack([LEAVE, 1, "", [[]] * 150, nested(containers - 2, empty), {}])
+        assert (book.put(wire.envelope(GROUP, LEAVE, body)).reason or "accepted") == expected
+
+
+def test_unknown_and_missing_fields() -> None:
+    """E7: elements after the last known field are ignored, nested too; missing trailing fields take their default."""
+    raw = wire.Raw
+    extra = (None, 1.5, {"a": [1]}, raw(b"\xd4\x01a"), raw(b"\xa1\xff"), raw(b"\xc7\x00\x05"), [[]], True, 2**64 - 1)
+    book = Logbook()
+    joined = book.put(wire.record(GROUP, 1, "c", bytes(16), 1, 1_000, ["t"]))
+    assert joined.record == Join("c", bytes(16), 1, 1_000, ("t",))
+    beat = book.put(wire.record(GROUP, 2, 1, 0, [[5, 6, 7, 8, 9, *extra], [5, 6]], [3], None, [1, 2, 3, 1, *extra],
+                                *extra))  # fmt: skip
+    claims = (ClaimState(5, 6, 7, 8, 9), ClaimState(5, 6))
+    assert beat.record == Heartbeat(1, 0, claims, (3,), None, Checkpoint(1, 2, 3, 1))
+    assert book.put(wire.record(GROUP, 2, 1, 0)).record == Heartbeat(1, 0, (), (), None, None)
+    # A field in the middle has no default, and unknown elements must be MessagePack.
+    assert book.put(wire.record(GROUP, 2, 1)).reason == "malformed"
+    assert book.put(wire.record(GROUP, 2, 1, 0, [[5]])).reason == "malformed"
+    assert book.put(wire.record(GROUP, LEAVE, 1, "", raw(b"\xa5x"))).reason == "malformed"
+    assert book.put(wire.record(GROUP, LEAVE, 1, "", *extra)).accepted
+
+
+def test_versions_that_members_read() -> None:
+    """E8: Join carries the highest record version that its library reads; this one writes the only one there is."""
+    join = Join("c", bytes(16), 1, 1_000, ())
+    assert join.reads_version == codec.RECORD_VERSION == 1
+    value = codec.encode(join, GROUP, INCARNATION)
+    assert value[12 + len(GROUP)] == min(codec.RECORD_VERSION, join.reads_version)
+    # It is carried, never judged: a member that reads more is no reason to refuse it.
+    book = Logbook()
+    session = book.must(Join("c", bytes(16), 1, 1_000, (), reads_version=255))
+    assert book.session(session).join.reads_version == 255
+
+
+def test_what_the_fold_is_given() -> None:
+    """E9: an offset and a value; it cannot read a record's key or timestamp, for it never gets them."""
+    assert list(inspect.signature(apply).parameters) == ["world", "offset", "value"]
