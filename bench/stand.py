@@ -139,7 +139,8 @@ class Stand:
         """Pays for the first consumer group and for the first idempotent producer here, not in a measurement."""
         name = self.topic(1)
         self.fill(name, 1, 1)
-        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": name, "enable.auto.commit": False, **QUIET})
+        settings = {"bootstrap.servers": self.bootstrap, "group.id": name, "enable.auto.commit": False}
+        consumer = Consumer({**settings, **QUIET})
         try:
             consumer.subscribe([name])
 
@@ -186,6 +187,13 @@ def spread(values: Iterable[float], digits: int = 4) -> dict[str, float] | None:
         return None
     named = {"median": statistics.median(kept), "p99": percentile(kept, 0.99), "low": min(kept), "high": max(kept)}
     return {"n": len(kept), **{name: round(value, digits) for name, value in named.items()}}
+
+
+def ratio(values: Sequence[float], base: Sequence[float]) -> float | None:
+    """Median over median; None when one of them is nothing to divide by."""
+    if not values or not base or statistics.median(base) <= 0:
+        return None
+    return round(statistics.median(values) / statistics.median(base), 3)
 
 
 class Work:

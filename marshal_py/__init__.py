@@ -11,6 +11,7 @@ Rooms, each may use those before it (tests/test_architecture.py proves it):
   spark, cli  pipelines and the command line
 """
 
+from marshal_py.admin.group import Group, group
 from marshal_py.client.consumer import Consumer, ConsumerInfo
 from marshal_py.client.loop import ClaimInfo
 from marshal_py.client.marshal import Marshal, connect, stop_on_signals
@@ -31,6 +32,7 @@ __all__ = [
     "Consumer",
     "ConsumerInfo",
     "ConsumerOptions",
+    "Group",
     "Marshal",
     "MarshalError",
     "Message",
@@ -39,5 +41,6 @@ __all__ = [
     "TopicPartition",
     "__version__",
     "connect",
+    "group",
     "stop_on_signals",
 ]

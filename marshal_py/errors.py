@@ -10,6 +10,8 @@
     |   +-- UsedAfterFork         an object made before os.fork() was used in the child
     |   +-- ConsumerClosed        a Consumer or Marshal was used after stop / drain / close
     |   +-- UnsupportedPlatform   this system lacks what the feature needs
+    |   +-- GroupMissing          an admin named a group, a partition of it or a session that the log does not know
+    |   +-- PositionOutOfRange    an admin wanted a position that the partition does not have
     +-- PeerError                 another participant of the group made going on impossible
     |   +-- SessionCloned         somebody else writes with this consumer's session (fork, cloned machine)
     |   +-- DuplicateClientId     another process took this client id over (fast reclaim)
@@ -17,6 +19,12 @@
     |   +-- GroupDeleted          an admin deleted the group
     |   +-- GroupOpaque           the group holds records that only a newer library can read
     |   +-- KafkaGroupIsLive      ordinary Kafka consumers use the same group id
+    |   +-- AdminBusy             another admin holds the group's pause
+    |   +-- PauseNotDrained       consumers did not let go of their partitions in time; the pause was ended
+    |   +-- PositionNotMoved      a move of positions was given up; nothing moved, and nothing will
+    |   +-- PositionUnknown       a move was given up while its record may still land
+    |   +-- MembersAlive          consumers are alive where none may be
+    |   +-- AdminGaveUp           an operation was not read done in time
     +-- ClusterError              Kafka or its topics are not as they must be
         +-- ClusterUnreachable    no broker answered in time (retriable)
         +-- TopicMissing          a topic to consume does not exist (retriable once it is created)
@@ -130,6 +138,22 @@ class UnsupportedPlatform(CallerError):
         super().__init__(f"{feature} does not work on {platform}: {way_out}")
 
 
+class GroupMissing(CallerError):
+    """An admin named something that the group's log does not know."""
+
+    def __init__(self, group: str, what: str) -> None:
+        self.group, self.what = group, what
+        super().__init__(f"group {group!r} {what}")
+
+
+class PositionOutOfRange(CallerError):
+    """A wanted position lies outside what the partition holds. Nothing was moved."""
+
+    def __init__(self, topic: str, partition: int, position: int, first: int, end: int) -> None:
+        self.topic, self.partition, self.position, self.first, self.end = topic, partition, position, first, end
+        super().__init__(f"{topic}:{partition} has no position {position}: valid are {first} to {end}")
+
+
 # --- the peers
 
 
@@ -185,6 +209,67 @@ class KafkaGroupIsLive(PeerError):
         self.group, self.members = group, members
         super().__init__(f"{members} ordinary Kafka consumer(s) are alive in group {group!r}: stop them, use another "
                          f"group, or pass join_live_kafka_group=True if both shall read")
+
+
+class AdminBusy(PeerError):
+    """Another admin holds the group's pause (PROTOCOL.md M2). `left_s` is its own estimate; -1 if unknown."""
+
+    retriable: ClassVar[bool] = True
+
+    def __init__(self, group: str, by: str, reason: str, left_s: float, token: int) -> None:
+        self.group, self.by, self.reason, self.left_s, self.token = group, by, reason, left_s, token
+        why = f" ({reason})" if reason else ""
+        left = f", about {left_s:.0f} s left" if left_s >= 0 else ""
+        super().__init__(f"group {group!r} is paused by {by or 'somebody without a name'}{why}{left}: wait, name its "
+                         f"token, or take the pause over")
+
+
+class PauseNotDrained(PeerError):
+    """Partitions were not released in time, nor were their owners silent. The pause was ended (PROTOCOL.md M10)."""
+
+    retriable: ClassVar[bool] = True
+
+    def __init__(self, group: str, holders: tuple[str, ...], waited_s: float) -> None:
+        self.group, self.holders, self.waited_s = group, holders, waited_s
+        who = ", ".join(holders) or "nobody known: the pause itself was not read in time"
+        super().__init__(f"group {group!r} did not let go within {waited_s:g} s; held by {who}; it is not paused any "
+                         f"more")
+
+
+class PositionNotMoved(PeerError):
+    """No position moved, and none will (PROTOCOL.md M8)."""
+
+    def __init__(self, group: str, reason: str) -> None:
+        self.group, self.reason = group, reason
+        super().__init__(f"no position of group {group!r} moved: {reason}")
+
+
+class PositionUnknown(PeerError):
+    """The record was sent and its fate was not read: everything moved or nothing did (PROTOCOL.md M9)."""
+
+    def __init__(self, group: str, reason: str, command: str) -> None:
+        self.group, self.reason, self.command = group, reason, command
+        super().__init__(f"whether the positions of group {group!r} moved, all or none, is unknown ({reason}): "
+                         f"{command} finds out")
+
+
+class MembersAlive(PeerError):
+    """Consumers are alive where none may be."""
+
+    def __init__(self, group: str, what: str, members: tuple[str, ...]) -> None:
+        self.group, self.what, self.members = group, what, members
+        super().__init__(f"group {group!r}: {what}: {', '.join(members)} gave signs of life")
+
+
+class AdminGaveUp(PeerError):
+    """An operation was not read done in time. Its record may still land; doing it again is safe."""
+
+    retriable: ClassVar[bool] = True
+
+    def __init__(self, group: str, what: str, waited_s: float) -> None:
+        self.group, self.what, self.waited_s = group, what, waited_s
+        super().__init__(f"group {group!r}: {what} was not read done within {waited_s:g} s; it may still happen, and "
+                         f"to try again is safe")
 
 
 # --- the cluster

@@ -1,3 +1,106 @@
+"""`marshal consume`: a consumer of a group in the shell. Prints messages on stdout, what happens to it on stderr."""
+
+from __future__ import annotations
+
+import threading
+from typing import Annotated, Any, Final, Literal
+
 import typer
-EXAMPLE=""
-def consume() -> None: pass
+
+from marshal_py.cli import frame
+from marshal_py.client.consumer import Consumer
+from marshal_py.client.marshal import connect, stop_on_signals
+from marshal_py.client.message import Message
+from marshal_py.client.options import HEARTBEAT_INTERVAL_S
+from marshal_py.protocol.identity import NONE
+from marshal_py.protocol.ready import Advisory
+
+EXAMPLE: Final = frame.example("marshal consume orders --group billing --start earliest --max-messages 10")
+EVENTS_EVERY_S: Final = 0.25
+
+
+@frame.reports_errors
+def consume(
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="What to read.")],
+    group: Annotated[str, typer.Option(help="The group whose members share the topics.")],
+    delivery: Annotated[Literal["at_least_once", "at_most_once"], typer.Option(help="Which promise.")]
+    = "at_least_once",
+    client_id: Annotated[str | None, typer.Option(help="Unique per live process; made up if left out.")] = None,
+    start: Annotated[Literal["committed", "earliest", "latest"],
+                     typer.Option(help="Where partitions begin that the group has never read.")] = "committed",
+    heartbeat_interval: Annotated[float, typer.Option(metavar="SECONDS", help="Take-over takes about two of these.")]
+    = HEARTBEAT_INTERVAL_S,
+    max_messages: Annotated[int | None, typer.Option(min=1, help="Stop after so many.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Who tries which partition: balanced or greedy.")] = None,
+    bootstrap_servers: frame.Servers = None,
+    command_config: frame.CommandConfig = None,
+    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
+    as_json: frame.Json = False,
+) -> None:  # fmt: skip
+    """Consume topics as a member of a group, until ctrl-C.
+
+    Prints the value of each message as a line of text and acknowledges it then. With --json one object per message.
+    """
+    settings = frame.settings_of(bootstrap_servers, command_config)
+    options: dict[str, Any] = {"delivery": delivery, "start": start, "policy": policy,
+                               "heartbeat_interval_s": heartbeat_interval}  # fmt: skip
+    with (
+        connect(settings, client_id=client_id, coordination_topic=coordination_topic) as marshal,
+        marshal.consumer(group, topics, **options) as consumer,
+        Teller(consumer),
+    ):
+        stop_on_signals(consumer)
+        for count, message in enumerate(consumer, 1):
+            print_message(message, as_json)
+            message.ack()
+            if count == max_messages:
+                break
+
+
+def print_message(message: Message, as_json: bool) -> None:
+    if not as_json:
+        print(_text(message.value) or "", flush=True)
+        return
+    frame.print_json({
+        "topic": message.topic, "partition": message.partition, "offset": message.offset,
+        "key": _text(message.key), "value": _text(message.value), "timestamp": message.timestamp,
+        "token": str(message.token),
+    })  # fmt: skip
+
+
+def _text(content: bytes | None) -> str | None:
+    return None if content is None else content.decode(errors="replace")
+
+
+class Teller:
+    """Prints the consumer's events while it waits for messages and when it ends."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="teller", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._tell()
+
+    def _run(self) -> None:
+        while not self._stop.wait(EVENTS_EVERY_S):
+            self._tell()
+
+    def _tell(self) -> None:
+        for event in self._consumer.events():
+            frame.say(in_words(event))
+
+
+def in_words(event: Advisory) -> str:
+    """`claimed orders:3 from 120`, `lost orders:3: hand-over`, `fenced`."""
+    where = f" {event.topic}:{event.partition}" if event.topic else ""
+    span = f" from {event.offset}" if where and event.offset != NONE else ""
+    span += f" to {event.to}" if event.to != NONE else ""
+    why = f": {event.text}" if event.text else ""
+    return f"{event.kind}{where}{span}{why}"

@@ -46,7 +46,7 @@ class CommandFailed(MarshalError):
 
 def example(line: str) -> str:
     """The end of every help text. Each is run by a test (tests/cli/test_examples.py)."""
-    return f"Example: {line}"
+    return f"\b\nExample:\n  {line}"  # \b: not wrapped, so that it can be copied
 
 
 def reports_errors(command: Callable[P, None]) -> Callable[P, None]:

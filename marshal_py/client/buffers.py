@@ -6,8 +6,8 @@ Called with the Marshal's lock held, but for the acks, which take it. flow.py de
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
 from marshal_py.client.message import Message
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, Run
@@ -18,56 +18,47 @@ from marshal_py.transport.ports import RawMessage
 if TYPE_CHECKING:
     from marshal_py.client.flow import Flow
 
+_OPEN: Final = Stage.OPEN  # an enum looks its members up at every use
+
 
 class Delivered:
     """Where the acks of messages that were handed over together go."""
 
-    __slots__ = ("_flow", "claim", "run", "token")
+    __slots__ = ("_flow", "claim", "key_deserializer", "lock", "run", "token", "value_deserializer")
 
     def __init__(self, flow: Flow, claim: Claim, run: Run | None) -> None:
         self._flow, self.claim, self.run = flow, claim, run
+        self.lock = flow.lock
+        self.key_deserializer = flow.options.key_deserializer
+        self.value_deserializer = flow.options.value_deserializer
         self.token = Token(flow.incarnation, claim.epoch)
 
-    @property
-    def reads_raw_values(self) -> bool:
-        return self._flow.options.value_deserializer is None
+    def finish_late(self) -> bool:
+        """The ack of a message whose claim has been released or lost: counted, of no effect. The lock is held."""
+        return not self._flow.member.ack_is_late(self.claim)
 
-    def read_key(self, raw: RawMessage) -> Any:
-        return self._flow.read_key(raw)
-
-    def read_value(self, raw: RawMessage) -> Any:
-        return self._flow.read_value(raw)
-
-    def finish(self, index: int) -> bool:
-        flow = self._flow
-        with flow.lock:
-            if self.claim.stage >= Stage.RELEASING:
-                return not flow.member.ack_is_late(self.claim)
-            if self.run is not None:
-                self.run.finish(index)
-            elif isinstance(self.claim.tracker, AtMostOnce):
-                self.claim.tracker.returned()
-            return True
+    def returned(self) -> None:
+        """At most once an ack only tells that the handler has returned."""
+        if isinstance(self.claim.tracker, AtMostOnce):
+            self.claim.tracker.returned()
 
     def finish_range(self, first: int, stop: int) -> bool:
-        flow = self._flow
-        with flow.lock:
-            if self.claim.stage >= Stage.RELEASING:
-                return not flow.member.ack_is_late(self.claim)
+        with self.lock:
+            if self.claim.sealed:
+                return self.finish_late()
             if self.run is not None:
                 self.run.finish_range(first, stop)
-            elif isinstance(self.claim.tracker, AtMostOnce):
-                self.claim.tracker.returned()
+            else:
+                self.returned()
             return True
 
     def touch(self) -> None:
-        flow = self._flow
-        with flow.lock:
-            tracker = self.claim.tracker
+        with self.lock:
+            tracker, mono_ms = self.claim.tracker, self._flow.clock_now().mono_ms
             if isinstance(tracker, AtLeastOnce):
-                tracker.touch(flow.clock_now().mono_ms)
+                tracker.touch(mono_ms)
             elif tracker.in_flight_since_ms is not None:
-                tracker.in_flight_since_ms = flow.clock_now().mono_ms
+                tracker.in_flight_since_ms = mono_ms
 
 
 class Fetched:
@@ -85,43 +76,65 @@ class Fetched:
 class Reserved:
     """Messages of one partition that may be handed over one by one while the gate stays open.
 
-    `hand_over` is gate and delivery in one step, under the lock: the claim's stage says whether anything was read that
-    shuts the gate, the boot clock whether the checked time is over.
+    What is checked before every message: the claim's stage, which says whether anything was read that shuts the gate,
+    and the boot clock, which says whether the time is over that `Member.open_ms` gave.
     """
 
-    __slots__ = ("_buffer", "_claim", "_delivered", "_head", "_left", "_mono_ms", "_until_ms")
+    __slots__ = ("_buffer", "_count", "_delivered", "_head", "_mono_ms", "_until_ns")
 
     def __init__(self, buffer: Buffer, head: Fetched, delivered: Delivered, count: int, until_ms: int,
                  mono_ms: int) -> None:  # fmt: skip
-        self._buffer, self._head, self._delivered, self._claim = buffer, head, delivered, delivered.claim
-        self._left, self._until_ms, self._mono_ms = count, until_ms, mono_ms
+        self._buffer, self._head, self._delivered = buffer, head, delivered
+        self._count, self._until_ns, self._mono_ms = count, until_ms * 1_000_000, mono_ms
 
-    def hand_over(self, boot_ms: int) -> Message | None:
-        """The next message, or None when the reservation is over."""
-        head, claim = self._head, self._claim
-        if not self._left or boot_ms >= self._until_ms or claim.stage is not Stage.OPEN:
-            return None
-        fetched = self._buffer.fetched
-        if self._buffer.paused_by_user or not fetched or fetched[0] is not head:
-            return None  # the second: a fetch inside the iteration has taken the rest
-        at = head.at
-        raw = head.messages[at]
-        run = head.run
-        if run is not None:
-            index = run.deliver(1, self._mono_ms)
-        else:
-            assert isinstance(claim.tracker, AtMostOnce)
-            index = 0
-            offset = raw.offset() or 0
-            if not claim.tracker.holds(offset):
-                return None
-            claim.tracker.deliver(offset, self._mono_ms)
-        head.at = at + 1
-        self._left -= 1
-        self._buffer.size -= 1
-        if head.at == len(head.messages):
-            self._buffer.fetched.popleft()
-        return Message(raw, self._delivered, index)
+    def messages(self, boot_ns: Callable[[], int]) -> Iterator[Message]:
+        """The messages, until the gate shuts or they are over."""
+        run = self._head.run
+        return self._at_most_once(boot_ns) if run is None else self._at_least_once(run, boot_ns)
+
+    def _at_least_once(self, run: Run, boot_ns: Callable[[], int]) -> Iterator[Message]:
+        """Without the lock, for speed.
+
+        The message is put in flight first and the gate is asked then; the loop stops the claim first and looks then
+        whether anything is in flight. So one of the two sees the other: no Release goes out between them (T16).
+        """
+        buffer, head, delivered, until_ns = self._buffer, self._head, self._delivered, self._until_ns
+        claim, fetched, messages = delivered.claim, buffer.fetched, head.messages
+        run.deliver(0, self._mono_ms)
+        for at in range(head.at, len(messages)):
+            if head.at != at or not fetched or fetched[0] is not head or buffer.paused_by_user:
+                return  # a fetch inside the iteration has taken some, or the user has paused the partition
+            index = run.delivered
+            run.delivered = index + 1
+            if claim.stage is not _OPEN or boot_ns() >= until_ns:
+                run.delivered = index
+                return
+            head.at = at + 1
+            buffer.size -= 1
+            if at + 1 == len(messages):
+                fetched.popleft()
+            yield Message(messages[at], delivered, index)
+
+    def _at_most_once(self, boot_ns: Callable[[], int]) -> Iterator[Message]:
+        """Under the lock: a grant may be dropped at any time."""
+        buffer, head, delivered = self._buffer, self._head, self._delivered
+        claim, fetched = delivered.claim, buffer.fetched
+        tracker = claim.tracker
+        assert isinstance(tracker, AtMostOnce)
+        for _ in range(self._count):
+            with delivered.lock:
+                if not fetched or fetched[0] is not head or buffer.paused_by_user:
+                    return
+                raw = head.messages[head.at]
+                offset = raw.offset() or 0
+                if claim.stage is not _OPEN or boot_ns() >= self._until_ns or not tracker.holds(offset):
+                    return
+                tracker.deliver(offset, self._mono_ms)
+                head.at += 1
+                buffer.size -= 1
+                if head.at == len(head.messages):
+                    fetched.popleft()
+            yield Message(raw, delivered, 0)
 
 
 class Buffer:

@@ -18,6 +18,7 @@ from marshal_py.protocol.ready import Advisory
 
 WAIT_SLICE_S: Final = 0.1  # a waiting fetch looks up at least so often: for signals, errors, a stop from elsewhere
 GRANT_SLICE_S: Final = 0.005  # while a grant is on its way, messages are not
+LOOK_AHEAD: Final = 8  # prefetches kept in the buffers at most once: a grant takes about as long as some batches
 LEAVE_TIMEOUT_S: Final = 10.0
 FETCH_EXPIRES_S: Final = 30.0
 FETCH_MESSAGES: Final = 1_000
@@ -194,6 +195,8 @@ class Consumer:
                     self._pull(0.0)
                 with loop.lock:
                     parts = flow.take(max_messages, max_bytes, loop.clock.now())
+                if parts and flow.at_most_once:
+                    self._look_ahead()
                 if parts or over:
                     return Batch([part for part, _ in parts])
                 # Buffered, but the gate is shut: fenced, paused, or being handed over.
@@ -216,16 +219,22 @@ class Consumer:
             return
         with loop.changed:
             flow.add(chunks)
-            if flow.at_most_once and flow.offer():
-                loop.kick(self._station)
+            if flow.at_most_once:
+                self._station.ask_grants(loop.clock.now())
 
     def _asks_grants(self) -> bool:
         """At most once: whether something fetched waits for its grant; asks for it if nobody has."""
-        flow, loop = self._station.flow, self._loop
-        with loop.changed:
-            if flow.offer():
-                loop.kick(self._station)
+        with self._loop.changed:
+            self._station.ask_grants(self._loop.clock.now())
             return any(claim.offer is not None for claim in self._member.claims.values())
+
+    def _look_ahead(self) -> None:
+        """D2: the next range is fetched and claimed while the user handles this one."""
+        flow, loop = self._station.flow, self._loop
+        chunks = flow.pull(0.0) if flow.buffered() < LOOK_AHEAD * flow.options.prefetch_messages else []
+        with loop.lock:
+            flow.add(chunks)
+            self._station.ask_grants(loop.clock.now())
 
     def next(self, expires_s: float = FETCH_EXPIRES_S) -> Message | None:
         """The next message, or None if none came within `expires_s`. Raises as `fetch`."""
@@ -251,22 +260,17 @@ class Consumer:
 
     def _messages(self) -> Iterator[Message]:
         flow, loop = self._station.flow, self._loop
-        lock, now, boot_ms = loop.lock, loop.clock.now, loop.clock.boot_ms
+        lock, now, boot_ns = loop.lock, loop.clock.now, loop.clock.boot_ns
         while not self._stop_requested and not self._closed_because:
             if self._station.troubles:
                 self._raise_if_ended()
             with lock:
                 flow.user_returned()
                 reserved = flow.reserve(now())
-                if reserved is None and flow.at_most_once and flow.offer():
-                    loop.kick(self._station)
+                if flow.at_most_once:
+                    self._station.ask_grants(now())
             if reserved is not None:
-                while not self._stop_requested:
-                    with lock:
-                        message = reserved.hand_over(boot_ms())
-                    if message is None:
-                        break
-                    yield message
+                yield from reserved.messages(boot_ns)
                 continue
             if self._draining:
                 if not (flow.at_most_once and self._asks_grants()) or time.monotonic() >= self._drain_until:

@@ -39,18 +39,6 @@ class Flow:
         self._order: deque[TopicPartition] = deque()  # whose turn it is
         self.at_most_once = options.delivery == "at_most_once"
 
-    # --- deserializers
-
-    def read_key(self, raw: RawMessage) -> Any:
-        key = raw.key()
-        read = self.options.key_deserializer
-        return key if read is None else read(key, _context(raw, "key"))
-
-    def read_value(self, raw: RawMessage) -> Any:
-        value = raw.value()
-        read = self.options.value_deserializer
-        return value if read is None else read(value, _context(raw, "value"))
-
     # --- what the loop tells
 
     def warm(self, tp: TopicPartition, position: int) -> None:
@@ -167,6 +155,10 @@ class Flow:
                 total += buffer.size
         return total
 
+    def buffered(self) -> int:
+        """Messages that were fetched and not handed over."""
+        return sum(buffer.size for buffer in self.buffers.values())
+
     def suffices(self, max_messages: int, max_bytes: int | None) -> bool:
         """Whether waiting cannot make a batch fuller: by count, by bytes, or because a partition is at its bound."""
         there = size_bytes = 0
@@ -176,7 +168,8 @@ class Flow:
                 continue
             tracker = claim.tracker
             count = self._granted_count(buffer, tracker) if isinstance(tracker, AtMostOnce) else buffer.size
-            if count and (buffer.held_back or (isinstance(tracker, AtMostOnce) and len(tracker.grants) >= GRANTS_AHEAD)):
+            at_bound = len(tracker.grants) >= GRANTS_AHEAD if isinstance(tracker, AtMostOnce) else buffer.held_back
+            if count and at_bound:
                 return True
             there += count
             if max_bytes is not None:
@@ -334,17 +327,3 @@ def _fit(messages: Sequence[RawMessage], at: int, count: int, limit_bytes: int, 
         if total > limit_bytes and not (taken == 0 and at_least_one):
             return taken
     return count
-
-
-def _context(raw: RawMessage, what: str) -> Any:
-    """confluent-kafka's SerializationContext takes (topic, field, headers); deserializers get the like."""
-    return SerializationContext(raw.topic() or "", what, raw.headers())
-
-
-class SerializationContext:
-    """Twin of confluent_kafka.serialization.SerializationContext, which this room may not import."""
-
-    __slots__ = ("field", "headers", "topic")
-
-    def __init__(self, topic: str, field: str, headers: Any) -> None:
-        self.topic, self.field, self.headers = topic, field, headers

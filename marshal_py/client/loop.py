@@ -111,25 +111,23 @@ class Loop:
     def _turn(self, records: list[LogRecord]) -> None:
         """Folds, then steps whoever has something to do."""
         with self.changed:
-            touched = self._fold(records)
+            self._fold(records)
             now = self.clock.now()
             refused = self.log.refused()
             for station in list(self.stations):
                 if refused is not None:
                     station.member.fail(refused)
-                if refused is not None or station.log in touched or station.due(now):
+                if refused is not None or station.due(now):
                     self._step(station, now)
             if records or refused is not None:
                 self.changed.notify_all()
 
-    def _fold(self, records: list[LogRecord]) -> set[int]:
+    def _fold(self, records: list[LogRecord]) -> None:
         """Applies records to their worlds and shows the verdicts to the members of the group."""
-        touched: set[int] = set()
         now = self.clock.now()
         for number, offset, value, _ in records:
             if number in self.broken:
                 continue
-            touched.add(number)
             world = self.worlds[number]
             try:
                 verdict = rationalizer.apply(world, offset, value)
@@ -140,7 +138,6 @@ class Loop:
                 for station in self.stations:
                     if station.log == number:
                         station.member.receive(verdict, now)
-        return touched
 
     def _step(self, station: Station, now: object) -> None:
         try:

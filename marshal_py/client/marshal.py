@@ -71,7 +71,7 @@ class Marshal:
                  timeout_s: float) -> None:  # fmt: skip
         self.client_id = client_id
         self.coordination_topic = topic
-        self._door = door
+        self.door = door
         self._timeout_s = timeout_s
         self._consumers: list[Consumer] = []
         self._closed = False
@@ -118,7 +118,7 @@ class Marshal:
         counts = self._check(group, names, chosen)
         number = route(group, self.root.partitions)
         world = loop.open_world(number, None if number == 0 else self.root, deadline)
-        source = self._door.source(group, self.client_id, chosen.settings)
+        source = self.door.source(group, self.client_id, chosen.settings)
         source.learn(names)
         with loop.lock:
             member = Member(world, group, chosen.member_options(self.client_id, names, VERSION), secrets.token_bytes)

@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
-from marshal_py.protocol.delivery import AtLeastOnce, Run
+from msgspec import Struct
+
+from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import Token, TopicPartition
 from marshal_py.transport.ports import RawMessage
 
 if TYPE_CHECKING:
     from marshal_py.client.buffers import Delivered
 
-_VALUE = methodcaller("value")
 
 
-class Message:
+class SerializationContext:
+    """Twin of confluent_kafka.serialization.SerializationContext, which this room may not import."""
+
+    __slots__ = ("field", "headers", "topic")
+
+    def __init__(self, topic: str, field: str, headers: Any) -> None:
+        self.topic, self.field, self.headers = topic, field, headers
+
+
+def context_of(raw: RawMessage, field: str) -> SerializationContext:
+    """What deserializers get beside the bytes."""
+    return SerializationContext(raw.topic() or "", field, raw.headers())
+
+
+class Message(Struct, eq=False, gc=False):
     """One message, handed over under a claim. Attributes are read-only.
 
     `key` and `value` are bytes (None for a tombstone), or what the consumer's deserializers made of them. `timestamp`
     is ms since 1970, -1 if there is none. `token` fences writes to the outside (PROTOCOL.md K1).
     """
 
-    __slots__ = ("_delivered", "_index", "_raw")
-
-    def __init__(self, raw: RawMessage, delivered: Delivered, index: int) -> None:
-        self._raw = raw
-        self._delivered = delivered
-        self._index = index
+    # A Struct of msgspec, because one is made per message: four times as fast as a class of Python's.
+    _raw: RawMessage
+    _delivered: Delivered
+    _index: int
 
     @property
     def topic(self) -> str:
@@ -46,11 +58,13 @@ class Message:
 
     @property
     def key(self) -> Any:
-        return self._delivered.read_key(self._raw)
+        read = self._delivered.key_deserializer
+        return self._raw.key() if read is None else read(self._raw.key(), context_of(self._raw, "key"))
 
     @property
     def value(self) -> Any:
-        return self._delivered.read_value(self._raw)
+        read = self._delivered.value_deserializer
+        return self._raw.value() if read is None else read(self._raw.value(), context_of(self._raw, "value"))
 
     @property
     def headers(self) -> list[tuple[str, bytes]]:
@@ -77,7 +91,18 @@ class Message:
         False if the ack came too late: the claim has been released or lost, and the message will be delivered again.
         At most once needs no acks; there it tells that the handler has returned.
         """
-        return self._delivered.finish(self._index)
+        delivered, index = self._delivered, self._index
+        with delivered.lock:
+            if delivered.claim.sealed:
+                return delivered.finish_late()
+            run = delivered.run
+            if run is None:
+                delivered.returned()
+            elif index == run.low and not run.finished:
+                run.low = index + 1  # in order, as nearly always
+            else:
+                run.finish(index)
+            return True
 
     def in_progress(self) -> None:
         """The handler is still at work: begins its `handler_timeout_s` anew (D4)."""
@@ -107,15 +132,17 @@ class Part:
 
     @property
     def values(self) -> list[Any]:
-        if self._delivered.reads_raw_values:
-            return list(map(_VALUE, self.raw))
-        read = self._delivered.read_value
-        return [read(raw) for raw in self.raw]
+        read = self._delivered.value_deserializer
+        if read is None:
+            return [raw.value() for raw in self.raw]
+        return [read(raw.value(), context_of(raw, "value")) for raw in self.raw]
 
     @property
     def keys(self) -> list[Any]:
-        read = self._delivered.read_key
-        return [read(raw) for raw in self.raw]
+        read = self._delivered.key_deserializer
+        if read is None:
+            return [raw.key() for raw in self.raw]
+        return [read(raw.key(), context_of(raw, "key")) for raw in self.raw]
 
     @property
     def offsets(self) -> list[int]:
@@ -155,6 +182,3 @@ class Batch:
     def __iter__(self) -> Iterator[Message]:
         for part in self.parts:
             yield from part
-
-
-__all__ = ["Batch", "Message", "Part", "Run"]

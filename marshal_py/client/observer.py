@@ -75,13 +75,22 @@ class Observer:
 
     def _find_root(self) -> Genesis | None:
         world, end = World(0), self.bounds([0])[0].end
-        for record in self._records({0: end}):
-            self._ahead.append(record)
-            if world.genesis is None:
-                rationalizer.apply(world, record.offset, record.value)
-            if world.genesis is not None:
-                break
+        if end:
+            self._follow(0)
+        deadline = time.monotonic() + self._timeout_s
+        while world.genesis is None and world.next_offset < end:
+            records = self._log.poll(POLL_S)
+            self._ahead += records
+            for record in records:
+                if world.genesis is None:
+                    rationalizer.apply(world, record.offset, record.value)
+            if not records and time.monotonic() >= deadline:
+                raise self._unreachable(0)
         return world.genesis
+
+    def _unreachable(self, log: int) -> ClusterUnreachable:
+        reason = self._log.waiting_for() or "no answer in time"
+        return ClusterUnreachable("the cluster", f"the end of coordination partition {log}", reason)
 
     def bounds(self, logs: Iterable[int]) -> dict[int, Bounds]:
         """First and end offsets of these logs. Raises ClusterUnreachable."""
@@ -97,10 +106,13 @@ class Observer:
         return list(range(self.root.partitions)) if group is None else [route(group, self.root.partitions)]
 
     def read(self, group: str | None = None) -> Iterator[Judged]:
-        """Every record of the group's log, or of all logs, to the ends as of now; in order per log."""
+        """Every record of the group's log, or of all logs, to the ends as of now; in order per log.
+
+        A second call goes on where the first ended; run each to its end.
+        """
         logs = self.logs_of(group)
         ends = {log: bounds.end for log, bounds in self.bounds(logs).items()} if logs else {}
-        for record in self._records(ends):
+        for record in self._records({log: end for log, end in ends.items() if end > self._next_offset(log)}):
             yield self._judge(record)
 
     def fold(self, group: str | None = None) -> None:
@@ -110,15 +122,14 @@ class Observer:
 
     def follow(self, group: str | None = None) -> Iterator[Judged | None]:
         """What is there and what comes, without end; None when nothing came for a moment, so that callers can leave."""
+        yield from self.read(group)
         logs = self.logs_of(group)
         for log in logs:
-            self._follow(log)
-        ahead, self._ahead = self._ahead, []
+            self._follow(log)  # those that were empty
         while True:
-            for record in ahead or self._log.poll(POLL_S):
+            for record in self._log.poll(POLL_S):
                 if record.log in logs:
                     yield self._judge(record)
-            ahead = []
             yield None
 
     def _follow(self, log: int) -> None:
@@ -126,26 +137,28 @@ class Observer:
             self._followed.add(log)
             self._log.follow(log, 0)
 
-    def _records(self, ends: dict[int, int]) -> Iterator[LogRecord]:
+    def _next_offset(self, log: int) -> int:
+        return self.worlds[log].next_offset if log in self.worlds else 0
+
+    def _records(self, left: dict[int, int]) -> Iterator[LogRecord]:
         """Records of these logs up to these ends. Log 0 is read along for its root and is left out if not wanted."""
-        left = {log: end for log, end in ends.items() if end > 0}
         for log in left:
             self._follow(log)
+        wanted = dict(left)
         ahead, self._ahead = self._ahead, []
         deadline = time.monotonic() + self._timeout_s
         while left:
             for record in ahead or self._log.poll(POLL_S):
                 deadline = time.monotonic() + self._timeout_s
-                end = left.get(record.log)
+                end = wanted.get(record.log)
                 if end is None:
                     continue
                 if record.offset + 1 >= end:
-                    del left[record.log]
-                yield record
+                    left.pop(record.log, None)
+                yield record  # also behind the end: what has come with the rest would be lost otherwise
             ahead = []
             if time.monotonic() >= deadline:
-                waiting = self._log.waiting_for() or "no answer in time"
-                raise ClusterUnreachable("the cluster", f"the end of coordination partition {min(left)}", waiting)
+                raise self._unreachable(min(left))
 
     def _judge(self, record: LogRecord) -> Judged:
         world = self.worlds.get(record.log)

@@ -61,8 +61,13 @@ class Station:
         now = self.loop.clock.now()
         self.execute(self.member.tick(now), now)
 
+    def ask_grants(self, now: Instant) -> None:
+        """Asks for the grants of what was fetched (D2), without the rest of a step."""
+        if self.flow.offer():
+            self.execute(self.member.ask_grants(now), now)
+
     def due(self, now: Instant) -> bool:
-        return now.mono_ms >= self.member.deadline_ms or bool(self.cold)
+        return self.member.stirred or now.mono_ms >= self.member.deadline_ms or bool(self.cold)
 
     def _look_at_source(self, now: Instant) -> None:
         for tp in [tp for tp in self.cold if self.source.end_offset(tp) >= 0]:

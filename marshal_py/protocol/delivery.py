@@ -124,8 +124,9 @@ class AtLeastOnce:
 
     @property
     def tracked(self) -> int:
-        """Offsets that cost memory: everything from the position to the newest fetched one."""
-        return sum(len(run.offsets) - run.low for run in self.runs)
+        """Offsets that cost memory: everything from the position to the newest fetched one, finished or not (D1)."""
+        self.position()
+        return sum(len(run.offsets) for run in self.runs) - (self.runs[0].low if self.runs else 0)
 
     def attempts(self) -> int:
         """How often the lowest unfinished message was delivered, earlier owners included."""

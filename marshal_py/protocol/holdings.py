@@ -24,7 +24,7 @@ class Claim:
 
     __slots__ = (
         "drain_until_ms", "end_offset", "epoch", "generation", "offer", "reason", "release_sent_ms",
-        "released_position", "stage", "successor", "tp", "tracker",
+        "released_position", "sealed", "stage", "successor", "tp", "tracker",
     )  # fmt: skip
 
     def __init__(self, tp: TopicPartition, epoch: int, generation: int, tracker: AtLeastOnce | AtMostOnce) -> None:
@@ -33,6 +33,7 @@ class Claim:
         self.generation = generation
         self.tracker = tracker
         self.stage = Stage.OPEN
+        self.sealed = False  # RELEASING or GONE: acks come too late
         self.reason = ""
         self.successor = NONE
         self.drain_until_ms: int | None = None  # monotonic; None: until the handlers are done
@@ -50,6 +51,10 @@ class Claim:
             if self.drain_until_ms is None or drain_until_ms < self.drain_until_ms:
                 self.drain_until_ms = drain_until_ms
                 self.reason, self.successor = reason, successor
+
+    def seal(self, stage: Stage) -> None:
+        """RELEASING or GONE: from here on nothing is delivered and no ack counts (T16)."""
+        self.stage, self.sealed = stage, True
 
     def reopen(self) -> None:
         """The reason to let go went away before the Release was sent."""

@@ -48,6 +48,7 @@ class Intent:
         self._shunned: dict[TopicPartition, int] = {}  # not to be tried before this ms
         self._now_ms = 0
         self._target: Target = {}
+        self._taking: list[TopicPartition] = []  # what the target takes from a live owner for this member
         self._order: list[int] = []
         self._key: tuple[int, frozenset[int], str] = (-1, frozenset(), "")
 
@@ -110,6 +111,8 @@ class Intent:
             self._key = key
             self._order = candidates(group, waited_out)
             self._target = POLICIES.get(policy, POLICIES[DEFAULT_POLICY])(group, self._order)
+            me, owned = self.member.session, {p.tp: p.owner for p in group.claims.values()}
+            self._taking = [tp for tp, sid in self._target.items() if sid == me and owned.get(tp, me) != me]
 
     def rank(self, group: Group) -> int:
         """This member's place among those that may act now."""
@@ -149,7 +152,7 @@ class Intent:
         if self._key[2] in MOVES:
             self._give(group, now)
             self._warm(group, out)
-        self._ask_grants(group, now, out)
+        self.ask_grants(group, now, out)
 
     def _again(self, sent_ms: int | None, now: Instant) -> bool:
         """T17: one attempt until its fate is read or a third of an interval has passed."""
@@ -173,7 +176,7 @@ class Intent:
         """T4: sessions that this member evicts now, in rank order."""
         evicted: set[int] = set()
         rank_ms = self._order.index(self.member.session) * self.member.third_ms
-        for sid in self._key[1]:
+        for sid in sorted(self._key[1]):
             session = group.sessions[sid]
             waited_ms = self.member.watch.session_waited_ms(sid)
             if waited_ms < EVICT_INTERVALS * session.join.interval_ms + rank_ms:
@@ -255,12 +258,10 @@ class Intent:
 
     def _warm(self, group: Group, out: Ready) -> None:
         """A3, the successor's side: fetches ahead what the target takes from a live owner for this member."""
+        if not self._taking and not self._warming:
+            return
         me = self.member.session
-        wanted: dict[TopicPartition, int] = {}
-        for tp, sid in self._target.items():
-            known = group.partitions.get(tp)
-            if sid == me and known is not None and known.owner not in (NONE, me) and not self.shuns(tp):
-                wanted[tp] = known.position
+        wanted = {tp: group.partitions[tp].position for tp in self._taking if not self.shuns(tp)}
         for tp in [tp for tp in self._warming if tp not in wanted]:
             known = group.partitions.get(tp)
             if known is None or known.owner == NONE:
@@ -273,7 +274,7 @@ class Intent:
                 self._warming[tp] = False
                 out.warm.append((tp, position))
 
-    def _ask_grants(self, group: Group, now: Instant, out: Ready) -> None:
+    def ask_grants(self, group: Group, now: Instant, out: Ready) -> None:
         """D2: asks for the range that is fetched and not granted, one request per claim in flight."""
         for claim in self.member.claims.values():
             tracker = claim.tracker

@@ -63,6 +63,7 @@ class Member:
         self.fenced = True  # as last told to the user
         self.leaving = ""  # reason, once the user wants to stop
         self.urgent = False  # a heartbeat that must not wait for its third: a ready note, a flush
+        self.stirred = False  # something was read that a tick should look at before its deadline
         self.out = Ready()  # of the next tick
         self.ghosts: dict[int, int] = {}  # sessions of older own Joins -> when the Leave was sent (T14)
         self.leave_sent_ms: int | None = None
@@ -124,7 +125,7 @@ class Member:
 
     def lose(self, claim: Claim, reason: str) -> None:
         self.drop_grants(claim)
-        claim.stage = Stage.GONE
+        claim.seal(Stage.GONE)
         del self.claims[claim.epoch]
         self.out.lost.append((claim, reason))
         self.advise("lost", claim.tp, epoch=claim.epoch, text=reason)
@@ -163,10 +164,19 @@ class Member:
             self.out.send.append(Note(self.session, kind, tp.topic, tp.partition, from_, to, text))
         self.advise(kind, tp, offset=from_, to=to, text=text)
 
+    def ask_grants(self, now: Instant) -> Ready:
+        """The small tick of a user who waits at most once: asks for the grants of what was offered, nothing else (D2)."""
+        out, group = Ready(), self.group
+        able = self.session != NONE and not self.ended and not self.leaving and self.pulse.healthy(now)
+        if able and group is not None and not group.paused and self.pulse.lease.valid(now):
+            self.intent.ask_grants(group, now, out)
+        return out
+
     def tick(self, now: Instant) -> Ready:
         """Everything that is due at `now`. Call again at `deadline_ms` (monotonic) at the latest."""
         out = self.out
         group = self.group
+        self.stirred = False
         if not self.ended and group is not None and (group.deleted or group.opaque_at != NONE):
             self.end(GroupDeleted(self.name) if group.deleted else GroupOpaque(self.name, group.opaque_at))
         if not self.ended:
@@ -189,8 +199,10 @@ class Member:
             return now.mono_ms + self.third_ms
         nearest = self.watch.deadline_ms(group, now, self.session)
         for claim in self.claims.values():
-            if claim.stage is Stage.DRAINING and claim.drain_until_ms is not None:
-                nearest = min(nearest, max(claim.drain_until_ms, now.mono_ms + 1))
+            if claim.stage is Stage.DRAINING and claim.drained(now.mono_ms):
+                nearest = now.mono_ms + 1  # it became ready after this round's releases
+            elif claim.stage is Stage.DRAINING and claim.drain_until_ms is not None:
+                nearest = min(nearest, claim.drain_until_ms)
         return nearest
 
     def _leave_ghosts(self, now: Instant) -> None:
@@ -265,7 +277,7 @@ class Member:
         for claim in self.claims.values():
             if claim.stage is Stage.DRAINING and claim.drained(now.mono_ms):
                 self.drop_grants(claim)
-                claim.stage = Stage.RELEASING
+                claim.seal(Stage.RELEASING)
                 claim.released_position = claim.position()
                 if claim.successor == NONE and self.leaving:
                     claim.successor = self.intent.heir(group, claim.tp)
@@ -304,8 +316,8 @@ class Member:
             if len(entries) == HEARTBEAT_ENTRIES_MAX:
                 self._entries_first = at % len(claims)  # the rest goes first into the next one
                 break
-            if claim.stage is Stage.RELEASING or not isinstance(claim.tracker, AtLeastOnce):
-                continue
+            if not isinstance(claim.tracker, AtLeastOnce):
+                continue  # a claim whose Release is on its way is named like any other: the Release may be lost
             partition = group.partitions[claim.tp]
             position, attempts = claim.tracker.position(), claim.tracker.attempts()
             if position != partition.position or attempts != partition.attempts:
@@ -332,7 +344,7 @@ class Member:
 
     def ack_is_late(self, claim: Claim) -> bool:
         """Whether an ack on `claim` comes too late to count; it is then counted as such."""
-        if claim.stage in (Stage.RELEASING, Stage.GONE):
+        if claim.sealed:
             self.late_acks += 1
             return True
         return False

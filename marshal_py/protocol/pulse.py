@@ -182,7 +182,9 @@ class Pulse:
             self._send_revival(_Revival.FIRST, now)
             return Due.HEARTBEAT
         assert self._probe_sent is not None
-        return Due.PROBE if now.mono_ms - self._probe_sent.mono_ms >= self.interval_ms else Due.NOTHING
+        # As often as a heartbeat: who asks but once per interval learns of an outage's end later than its waiters (V6).
+        third_ms = self.interval_ms // HEARTBEATS_PER_INTERVAL
+        return Due.PROBE if now.mono_ms - self._probe_sent.mono_ms >= third_ms else Due.NOTHING
 
     def _send_revival(self, step: _Revival, now: Instant) -> None:
         self._revival, self._revival_sent = step, now

@@ -212,12 +212,12 @@ def _heartbeat(group: Group, offset: int, record: Heartbeat, body: bytes) -> str
     if not (group.pause_duration_ms and session.held):
         session.extended = offset
         dirty.add(session)
-    claims = group.claims
+    claims, owner, at_least_once = group.claims, record.session, group.mode == AT_LEAST_ONCE
     for entry in record.claims:
         partition = claims.get(entry.epoch)
-        if partition is None or partition.owner != record.session or partition.tp.partition < 0:
+        if partition is None or partition.owner != owner or partition.tp[1] < 0:
             continue
-        if group.mode == AT_LEAST_ONCE:
+        if at_least_once:
             if entry.position < partition.position:
                 continue
             partition.position = entry.position

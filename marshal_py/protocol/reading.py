@@ -49,6 +49,8 @@ class Reading:
         """A record of this group was folded into the world just now."""
         member = self.member
         record = verdict.record
+        if not verdict.accepted or not isinstance(record, ClaimingMessages):
+            member.stirred = True  # grants come by the thousand and change nothing that a tick would look at
         match record:
             case Heartbeat():
                 self._read_heartbeat(record, verdict)

@@ -63,10 +63,13 @@ class Watch:
 
     def waited_out(self, group: Group) -> set[int]:
         """Sessions that this client has waited out: twice their interval (T4)."""
+        counted, floor = self.clock.counted_ms, self.clock.floor_ms
+        waits = self._sessions
         return {
             session.id
             for session in group.sessions.values()
-            if self.session_waited_ms(session.id) >= EVICT_INTERVALS * session.join.interval_ms
+            if session.id in waits
+            and counted - max(waits[session.id][1], floor) > EVICT_INTERVALS * session.join.interval_ms
         }
 
     def pause_waited_ms(self) -> int:
@@ -80,11 +83,12 @@ class Watch:
 
     def deadline_ms(self, group: Group, now: Instant, own_session: int) -> int:
         """Monotonic ms of the next moment at which a wait may become due, or its step must end (T2)."""
-        step = self.clock.step_ms_max
-        nearest = step
+        nearest = self.clock.step_ms_max
+        counted, floor = self.clock.counted_ms, self.clock.floor_ms
         for session in group.sessions.values():
-            if session.id != own_session:
-                left = EVICT_INTERVALS * session.join.interval_ms - self.session_waited_ms(session.id)
+            wait = self._sessions.get(session.id)
+            if wait is not None and session.id != own_session:
+                left = EVICT_INTERVALS * session.join.interval_ms - (counted - max(wait[1], floor) - 1)
                 if 0 < left < nearest:
                     nearest = left
         return now.mono_ms + nearest

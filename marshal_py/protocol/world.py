@@ -26,6 +26,7 @@ CHECKPOINT_OFFSETS: Final = 16  # G1: digests cost little, and everybody has the
 U64: Final = 2**64 - 1
 NULL_LENGTH: Final = 2**32 - 1  # G2: no value has it
 
+_hash128 = mmh3.mmh3_x64_128_uintdigest
 _GROUP = Pack("<qQqqqqQq").pack
 _TOPIC = Pack("<qQqqq").pack
 _SESSION = Pack("<qqQqqQ").pack
@@ -35,7 +36,7 @@ _CHAIN = Pack("<Qq16I").pack
 
 def hash64(data: bytes) -> int:
     """H of PROTOCOL.md 6: the first word of MurmurHash3 x64-128, seed 0."""
-    return mmh3.mmh3_x64_128_uintdigest(data, 0) & U64
+    return _hash128(data, 0) & U64
 
 
 class Topic(Struct, gc=False, eq=False):
@@ -66,7 +67,7 @@ class Session(Struct, eq=False):
 
     def entry_hash(self) -> int:
         ready = hash64(Pack(f"<{len(self.ready)}q").pack(*self.ready)) if self.ready else 0
-        return hash64(_SESSION(3, self.id, self.join_hash, self.extended, self.mark, ready))
+        return _hash128(_SESSION(3, self.id, self.join_hash, self.extended, self.mark, ready), 0) & U64
 
 
 class Partition(Struct, gc=False, eq=False):
@@ -87,9 +88,9 @@ class Partition(Struct, gc=False, eq=False):
     part: int = 0
 
     def entry_hash(self) -> int:
-        return hash64(_PARTITION(4, self.name_hash, self.tp.partition, self.owner, self.epoch, self.position,
-                                 self.generation, self.version, self.last_owner, self.successor, self.lag,
-                                 self.in_flight, self.attempts))  # fmt: skip
+        return _hash128(_PARTITION(4, self.name_hash, self.tp[1], self.owner, self.epoch, self.position,
+                                   self.generation, self.version, self.last_owner, self.successor, self.lag,
+                                   self.in_flight, self.attempts), 0) & U64  # fmt: skip
 
 
 class Group:
@@ -142,7 +143,7 @@ class Group:
         """State digest of the group as of now (G3). Costs what changed since the last call."""
         total = self.digest_sum
         for entry in self.dirty:
-            fresh = entry.entry_hash()
+            fresh = entry.entry_hash()  # nearly all of the cost of digests
             total += fresh - entry.part
             entry.part = fresh
         self.dirty.clear()

@@ -119,7 +119,7 @@ class Admin(Process):
 
     def _move(self, group: Group, now: Instant) -> None:
         """Waits until all is free, evicting who does not let go; then moves."""
-        holders = sorted({p.owner for p in group.partitions.values() if p.owner != NONE and p.tp in self.plan.moves})
+        holders = self.holders(group)
         if not holders:
             moves = []
             for tp, position in self.plan.moves.items():
@@ -133,6 +133,10 @@ class Admin(Process):
                 self._write(f"evict {sid}", Evict(sid, group.sessions[sid].extended, waited_ms, self.name))
         if self.watch.pause_waited_ms() > self.plan.duration_ms // 3:
             self._write("renew", ReleaseGroup(self.token, self.token, self.plan.duration_ms, by=self.name))
+
+    def holders(self, group: Group) -> list[int]:
+        """Sessions that still own what is to be moved."""
+        return sorted({p.owner for p in group.partitions.values() if p.owner != NONE and p.tp in self.plan.moves})
 
     def _finish(self, group: Group) -> None:
         """Ends its own pause; says what it knows once the pause is read over."""

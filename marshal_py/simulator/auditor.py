@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from marshal_py.simulator.oracle import Oracle, Verdict
@@ -169,7 +170,8 @@ class _History:
     def _note(self, offset: int, value: bytes, verdict: Verdict) -> None:
         """What one accepted record did."""
         group, record = verdict.group, verdict.record
-        assert group is not None and record is not None
+        assert group is not None
+        assert record is not None
         fields, kind = record.fields, record.type
         sent_ms = self.evidence.sent.get(value, (self.evidence.appended_ms[offset],))[0]
         if kind == "Heartbeat":
@@ -303,7 +305,7 @@ def _owners_and_leases(history: _History, counted: dict[str, int]) -> Iterator[V
             counted["S4"] += 1  # the store refuses it: its token is older
         greatest[d.key] = max(d.epoch, greatest.get(d.key, -1))
         if tenure is None or tenure.key != d.key or not d.epoch < d.read_to <= tenure.end:
-            yield Violation("S2", d.gate_ms, d.epoch, f"client {d.client} delivers {d.key} {d.offset} without owning it")
+            yield Violation("S2", d.gate_ms, d.epoch, f"client {d.client} delivers {d.key} {d.offset}, not its own")
             continue
         life = history.lives[d.group, tenure.session]
         if life.instance != d.instance:
@@ -365,9 +367,8 @@ def _at_most_once(history: _History, counted: dict[str, int]) -> Iterator[Violat
         if known is d:
             continue
         life = history.lives[d.group, tenure.session]
-        if d.client != known.client and (
-            max(known.gate_ms, d.gate_ms) <= _separated_ms(history, known.client, d.client) + life.interval_ms + SLACK_MS
-        ):
+        one_ms = _separated_ms(history, known.client, d.client) if d.client != known.client else -1
+        if one_ms >= 0 and max(known.gate_ms, d.gate_ms) <= one_ms + life.interval_ms + SLACK_MS:
             counted["S5"] += 1
         else:
             yield Violation("S5", d.begin_ms, d.epoch, f"{d.key} {d.offset} is delivered twice, by {known.client} "
@@ -401,7 +402,7 @@ def _redelivery(history: _History) -> Iterator[Violation]:
     for key, tenures in history.by_key.items():
         if history.oracle.groups[key[0]].mode != 1:
             continue
-        for old, new in zip(tenures, tenures[1:], strict=False):
+        for old, new in pairwise(tenures):
             if old.ended_by != "Evict" or old.generation != new.generation:
                 continue
             sent_ms = history.lives[key[0], old.session].heartbeat_sent_ms

@@ -25,7 +25,6 @@ from marshal_py.simulator.process import Process, Stage
 
 BATCH = 8  # messages per fetch: small, so that claims end in mid-batch often
 BUFFERED_MIN = 4  # fetch again when fewer wait
-CHUNKS = deque[tuple[Run, int]]
 
 
 class ClientStage(Stage, Protocol):
@@ -43,7 +42,7 @@ class Flight(NamedTuple):
 
     delivery: Delivery
     run: Run | None
-    index: int
+    place: int  # its index in the run
 
 
 class Feed:
@@ -316,10 +315,10 @@ class Client(Process):
             if not feed.flying:
                 claim.tracker.returned()
         elif not member.ack_is_late(claim):
-            flight.run.finish(flight.index)
-        if claim.stage is ClaimStage.OPEN:
-            self._pump(feed)
-        elif claim.stage is ClaimStage.DRAINING:
+            flight.run.finish(flight.place)
+        if claim.stage is not ClaimStage.GONE:
+            self._pump(feed)  # the gate alone decides
+        if claim.stage is ClaimStage.DRAINING and not self.frozen:
             self.act(None)
 
     # --- a cloned machine
@@ -338,6 +337,6 @@ class Client(Process):
                 born = flight.delivery.inherited_by(number)
                 self.scene.delivered(born)
                 run = deepcopy(flight.run, memo)
-                twin._fly(copied, Flight(born, run, flight.index), self.scene.handler_ms(feed.claim.tp))
+                twin._fly(copied, Flight(born, run, flight.place), self.scene.handler_ms(feed.claim.tp))
             self.stage.at(0, twin, twin._pump, copied)
         return twin

@@ -1,8 +1,8 @@
 """The stage of a run: virtual time, one broker, the processes on it, and the journal of what happened.
 
-One heap of events, ordered by (time, number); all chance comes from one random.Random(seed), all times are whole ms, and
-no order depends on a set or on hash(). So the same seed gives the same run on every machine. What goes wrong when is
-decided in strikes.py; here is only what happens then.
+One heap of events, ordered by (time, number); all chance comes from one random.Random(seed), all times are whole ms,
+and no order depends on a set or on hash(). So the same seed gives the same run on every machine. What goes wrong when
+is decided in strikes.py; here is only what happens then.
 """
 
 from __future__ import annotations
@@ -210,6 +210,10 @@ class Cluster:
 
     def living(self) -> list[Client]:
         return [client for client in self.clients if not client.dead]
+
+    def staying(self) -> list[Client]:
+        """The living, without those that are on their way out."""
+        return [client for client in self.living() if client.member is None or not client.member.leaving]
 
     def close(self) -> Evidence:
         """The evidence, complete."""

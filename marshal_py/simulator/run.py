@@ -6,6 +6,7 @@ move, a leaver's partitions move, the backlog falls. The judges read only what t
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 from typing import Final, NamedTuple
 
@@ -88,15 +89,15 @@ def _run(cluster: AdminCluster, striker: Striker) -> Demands:
     for process in cluster.processes:
         process.world.check()
     topics = {group.name: group.topics for group in scenario.groups}
-    calm = not (set(scenario.kinds) - V6_KINDS)
+    calm = not (set(scenario.kinds) - V6_KINDS) and not scenario.mixed  # T2 counts in the waiter's own interval
     return Demands(scenario.kinds, interval_ms, healed_ms, cluster.now_ms, tuple(departures),
                    tuple(sorted(cluster.broker.topics)), topics, faults_before, calm)  # fmt: skip
 
 
 def _depart(cluster: AdminCluster, clean: bool) -> list[Departure]:
     """One client that is not alone in its group and owns something goes, with or without a word."""
-    for client in cluster.living():
-        others = [other for other in cluster.living() if other.group == client.group]
+    for client in cluster.staying():
+        others = [other for other in cluster.staying() if other.group == client.group]
         member = client.member
         if len(others) > 1 and member is not None and member.session >= 0 and member.claims:
             gone = Departure(cluster.now_ms, client.group, member.session, member.options.interval_ms, clean)
@@ -112,7 +113,7 @@ def _moves(judgement: Judgement | None) -> tuple[int, int]:
     """Take-overs and hand-overs: claims that follow an eviction, and those that follow a release to another session."""
     takeovers = handovers = 0
     for tenures in judgement.history.by_key.values() if judgement else ():
-        for old, new in zip(tenures, tenures[1:], strict=False):
+        for old, new in pairwise(tenures):
             takeovers += old.ended_by == "Evict"
             handovers += old.ended_by in ("ReleasingPartition", "Leave") and old.session != new.session
     return takeovers, handovers

@@ -6,6 +6,7 @@ out.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
@@ -20,15 +21,16 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported
     ResourceType,
 )
 
-from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing
+from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, UnsupportedPlatform, WrongTopicSetting
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport import embedded, settings
 from marshal_py.transport.ports import CAPABILITIES, Bounds
-from marshal_py.transport.soundness import FOREVER, SAFE_BROKERS, SAFE_ISR, check_sound
+from marshal_py.transport.soundness import FOREVER, SAFE_BROKERS, SAFE_ISR, wrong_settings
 
 T = TypeVar("T")
 
 CREATED_TIMEOUT_S: Final = 15.0
+CREATED_POLL_S: Final = 0.05  # metadata spreads within tens of ms
 _DENIED: Final = frozenset({
     KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.POLICY_VIOLATION,
     KafkaError.INVALID_REPLICATION_FACTOR, KafkaError.INVALID_CONFIG,
@@ -104,11 +106,18 @@ class KafkaAdmin:
         found = self.partition_count(topic)
         if found is None:
             self._create(topic, partitions)
-            found = self.partition_count(topic)
-            if found is None:
-                raise CoordinationTopicMissing(topic, "it did not appear after it was created", self._command(topic, 1))
+            found = self._appeared(topic)
         if "describe_config" in self.capabilities:
             self._check(topic)
+        return found
+
+    def _appeared(self, topic: str) -> int:
+        """Its partition count once the brokers show it: the one that is asked may learn of it after its creator."""
+        deadline = time.monotonic() + CREATED_TIMEOUT_S
+        while (found := self.partition_count(topic)) is None:
+            if time.monotonic() >= deadline:
+                raise ClusterUnreachable(self._servers, f"{topic} to appear", "it was created and is not shown")
+            time.sleep(CREATED_POLL_S)
         return found
 
     def _command(self, topic: str, replicas: int) -> str:
@@ -139,9 +148,13 @@ class KafkaAdmin:
             raise ClusterUnreachable(self._servers, f"creation of {topic}", _text(error)) from error
 
     def _check(self, topic: str) -> None:
-        """L1: every setting that could lose history, by name."""
+        for error in self.wrong_settings(topic):
+            raise error
+
+    def wrong_settings(self, topic: str) -> list[WrongTopicSetting]:
+        """L1: every setting of the coordination topic that could lose history, by name."""
         replicas = min(len(p.replicas) for p in self._metadata(topic).topics[topic].partitions.values())
-        check_sound(topic, self.settings(topic), len(self._metadata(None).brokers), replicas, self._servers)
+        return list(wrong_settings(topic, self.settings(topic), len(self.brokers()), replicas, self._servers))
 
     def _metadata(self, topic: str | None) -> Any:
         # The embedded broker creates a topic that is asked for by name, so there all are listed.
@@ -160,7 +173,7 @@ class KafkaAdmin:
         request = NewTopic(topic, num_partitions=partitions, replication_factor=replicas)
         try:
             self._client.create_topics([request], operation_timeout=self._timeout_s)[topic].result(CREATED_TIMEOUT_S)
-        except KafkaException as error:
+        except (KafkaException, TimeoutError) as error:
             raise ClusterUnreachable(self._servers, f"creation of {topic}", _text(error)) from error
 
     def brokers(self) -> dict[int, str]:
@@ -189,6 +202,14 @@ class KafkaAdmin:
 
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
         return list_bounds(self._client, tps, self._timeout_s, self._servers)
+
+    def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
+        if "time_lookup" not in self.capabilities:  # the embedded broker would answer that there is no such record
+            raise UnsupportedPlatform("a position by time", "the embedded broker", "name an offset, or use Kafka")
+        spec = OffsetSpec.for_timestamp(time_ms)
+        futures = self._client.list_offsets({KafkaPartition(*tp): spec for tp in tps}, request_timeout=self._timeout_s)
+        found = {tp: self._wait(f"the offset of {tp.topic} at a time", future).offset for tp, future in futures.items()}
+        return {TopicPartition(tp.topic, tp.partition): offset for tp, offset in found.items() if offset >= 0}
 
     def _group(self, group: str) -> Consumer:
         found = self._groups.get(group)

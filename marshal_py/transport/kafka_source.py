@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from itertools import groupby
+from types import NoneType
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
@@ -39,6 +41,7 @@ class KafkaSource:
         self._polling = threading.Lock()  # librdkafka frees a client while another thread is inside it: close waits
         self._rounds: dict[TopicPartition, int] = {}
         self._positions: dict[TopicPartition, int] = {}
+        self._paused: set[TopicPartition] = set()
         self._round = 0
         self._topics: dict[str, int] = {}  # topic -> assigned partitions of it
         self._out: list[OutOfRange] = []
@@ -79,13 +82,19 @@ class KafkaSource:
             self._topics[tp.topic] -= 1
             if not self._topics[tp.topic]:
                 del self._topics[tp.topic]
+        # librdkafka remembers a pause beyond the assignment: the partition would stay silent when it is assigned again.
+        paused = [KafkaPartition(*tp) for tp in tps if tp in self._paused]
+        if paused:
+            self._consumer.resume(paused)
+            self._paused.difference_update(tps)
         self._consumer.incremental_unassign([KafkaPartition(*tp) for tp in tps])
 
     def pause(self, tps: Iterable[TopicPartition]) -> None:
         with self._lock:
-            assigned = [KafkaPartition(*tp) for tp in tps if tp in self._rounds]
+            assigned = [tp for tp in tps if tp in self._rounds]
             if assigned and not self._closed:
-                self._consumer.pause(assigned)
+                self._consumer.pause([KafkaPartition(*tp) for tp in assigned])
+                self._paused.update(assigned)
 
     def resume(self, positions: Mapping[TopicPartition, int]) -> None:
         # A paused partition lost what librdkafka had fetched of it, so a fresh assignment costs nothing more.
@@ -101,7 +110,8 @@ class KafkaSource:
             messages = [] if self._closed else self._consume(timeout_s, max_messages)
         if not messages:
             return []
-        if list(map(Message.error, messages)).count(None) != len(messages):
+        # By type: KafkaError compared to None leaves an exception behind that the next call into C raises (2.16).
+        if set(map(type, map(Message.error, messages))) != {NoneType}:
             messages = self._take_errors(messages)
         return self._chunks(messages, rounds)
 
@@ -124,10 +134,15 @@ class KafkaSource:
         topics = list(map(Message.topic, messages)) if many_topics else [messages[0].topic()]
         if partitions.count(partitions[0]) == count and (not many_topics or topics.count(topics[0]) == count):
             return [self._chunk(topics[0], partitions[0], messages, rounds)]
-        parts: dict[tuple[str | None, int | None], list[Message]] = {}
-        for at, message in enumerate(messages):
-            parts.setdefault((topics[at] if many_topics else topics[0], partitions[at]), []).append(message)
-        return [self._chunk(topic, partition, part, rounds) for (topic, partition), part in parts.items()]
+        keys = zip(topics, partitions, strict=True) if many_topics else partitions
+        chunks: list[Chunk] = []
+        at = 0
+        for _, same in groupby(keys):
+            until = at + sum(1 for _ in same)
+            topic = topics[at] if many_topics else topics[0]
+            chunks.append(self._chunk(topic, partitions[at], messages[at:until], rounds))
+            at = until
+        return chunks
 
     def _chunk(self, topic: str | None, partition: int | None, messages: list[Message],
                rounds: Mapping[TopicPartition, int]) -> Chunk:  # fmt: skip

@@ -287,7 +287,7 @@ class MemoryAdmin:
         with self.broker.changed:
             if topic not in self.broker.topics:
                 if not self.broker.may_create:
-                    raise CoordinationTopicMissing(topic, "not allowed", "create_topic")
+                    raise CoordinationTopicMissing(topic, "not allowed", f"create_topic({topic!r}, {partitions})")
                 self.broker.create_topic(topic, partitions)
             check_sound(topic, self.broker.settings[topic], self.broker.brokers, self.broker.brokers, "memory")
             return len(self.broker.topics[topic])
@@ -302,6 +302,17 @@ class MemoryAdmin:
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
         with self.broker.changed:
             return {tp: self.broker.bounds(tp) for tp in tps}
+
+    def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
+        found: dict[TopicPartition, int] = {}
+        with self.broker.changed:
+            for tp in tps:
+                bounds = self.broker.bounds(tp)
+                messages = self.broker.read(tp, bounds.first, bounds.end - bounds.first)
+                later = [message.offset() for message in messages if message.timestamp()[1] >= time_ms]
+                if later:
+                    found[tp] = later[0]
+        return found
 
     def committed(self, group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         with self.broker.changed:

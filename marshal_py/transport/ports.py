@@ -67,8 +67,8 @@ class Clock(Protocol):
     def now(self) -> Instant:
         """The three clocks of this machine, now."""
 
-    def boot_ms(self) -> int:
-        """The boot clock alone: what is asked before every message."""
+    def boot_ns(self) -> int:
+        """The boot clock alone, in ns from the same zero as `Instant.boot_ms`: what is asked before every message."""
 
 
 class CoordinationLog(Protocol):
@@ -155,6 +155,12 @@ class ClusterAdmin(Protocol):
         """None if there is no such topic."""
 
     def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]: ...
+
+    def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
+        """First offset whose message is not older than `time_ms`; partitions without one are left out.
+
+        Raises UnsupportedPlatform where the capability `time_lookup` is missing.
+        """
 
     def committed(self, group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """Kafka's committed offsets; partitions without one are left out."""

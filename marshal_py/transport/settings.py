@@ -25,7 +25,7 @@ _CONNECTION: Final[Mapping[str, Any]] = {
     # Stale leaders are asked anew; the default waits up to 5 minutes between looks.
     "topic.metadata.refresh.interval.ms": 30_000,
     # Errors come as values and events, not as lines on stderr.
-    "log_level": 3,
+    "log_level": 2,  # 3 would print every attempt to reconnect
 }
 
 _LOG_READER: Final[Mapping[str, Any]] = {

@@ -13,7 +13,14 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from marshal_py.errors import ClusterUnreachable, InvalidOption, MarshalError, MessageTooLarge, PartitionError, TopicMissing
+from marshal_py.errors import (
+    ClusterUnreachable,
+    InvalidOption,
+    MarshalError,
+    MessageTooLarge,
+    PartitionError,
+    TopicMissing,
+)
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport import settings
 from marshal_py.transport.embedded import LogGuard, record_bytes_max

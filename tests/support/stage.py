@@ -49,7 +49,7 @@ class Client:
     def __init__(self, stage: Stage, name: str, options: MemberOptions, counts: dict[str, int]) -> None:
         self.stage = stage
         self.name = name
-        self.rng = random.Random(f"client {name}")
+        self.rng = random.Random(f"client {len(stage.clients)} {name}")
         self.alive = True
         self.suspended_at: int | None = None
         self.slept_ms = 0

@@ -101,7 +101,6 @@ class Stage:
         self._until_s(plan.join_at_s)
         marks.joiner, marks.joiner_started_at = JOINER, time.monotonic()
         self._start_consumer(JOINER)
-        self._event(f"{JOINER} starts")
 
         self._until_s(plan.stop_at_s)
         self._producer.end()
@@ -152,7 +151,9 @@ class Stage:
         task = Task(name, plan.settings, plan.topic, plan.group, plan.coordination_topic, plan.delivery,
                     HEARTBEAT_INTERVAL_S, RATE_PER_S, str(self.folder / f"{name}.journal"))  # fmt: skip
         self._readers.append((name, JournalReader(Path(task.journal))))
-        return Child(module, task, self.folder / f"{name}.stderr")
+        child = Child(module, task, self.folder / f"{name}.stderr")
+        self._event(f"{name} starts (pid {child.pid})")
+        return child
 
     # --- looking
 
@@ -195,25 +196,20 @@ class Stage:
         return entries
 
     def _tell(self, name: str, entries: list[Entry]) -> None:
-        """Claims and losses of one look in one line each."""
-        claimed = sorted(entry.partition for entry in entries if isinstance(entry, Claimed))
-        lost: dict[str, list[int]] = defaultdict(list)
+        """Claims and losses of one look in one line each, in the order in which they began."""
+        groups: dict[str, list[int]] = defaultdict(list)
         for entry in entries:
-            if isinstance(entry, Lost):
-                lost[entry.reason].append(entry.partition)
+            if isinstance(entry, Claimed):
+                groups[f"{name} took {{}}"].append(entry.partition)
+            elif isinstance(entry, Lost):
+                groups[f"{name} let go of {{}} ({entry.reason})"].append(entry.partition)
             elif isinstance(entry, Told):
                 self._event(f"{name}: {entry.kind} {entry.text}".rstrip())
-        for reason, partitions in lost.items():
-            self._event(f"{name} let go of {_numbers(sorted(partitions))} ({reason})")
-        if claimed:
-            self._event(f"{name} took {_numbers(claimed)}")
+        for words, partitions in groups.items():
+            self._event(words.format(", ".join(map(str, sorted(partitions)))))
 
     def _event(self, text: str) -> None:
         self.view.event(time.monotonic() - self._began, text)
-
-
-def _numbers(partitions: list[int]) -> str:
-    return ", ".join(map(str, partitions))
 
 
 def play(plan: Plan, admin: ClusterAdmin, view: View) -> tuple[Judgement, Tally]:

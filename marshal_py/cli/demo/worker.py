@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from marshal_py.cli.demo.journal import Claimed, Delivered, Failed, Joined, Journal, Lost, Started, Told, now
 from marshal_py.cli.demo.orders import sound
@@ -26,10 +26,11 @@ def consume(task: Task, journal: Journal) -> None:
     def lost(info: ClaimInfo, reason: str) -> None:
         journal.write(Lost(now(), info.partition, reason))
 
+    # From the beginning: messages that are there before a partition's first claim count too.
+    options: dict[str, Any] = {"delivery": task.delivery, "start": "earliest", "on_claim": claimed, "on_lost": lost,
+                               "heartbeat_interval_s": task.interval_s}  # fmt: skip
     with connect(task.settings, client_id=task.name, coordination_topic=task.coordination_topic) as marshal:
-        # From the beginning: messages that are there before a partition's first claim count too.
-        with marshal.consumer(task.group, [task.topic], delivery=task.delivery, start="earliest",
-                              heartbeat_interval_s=task.interval_s, on_claim=claimed, on_lost=lost) as consumer:  # fmt: skip
+        with marshal.consumer(task.group, [task.topic], **options) as consumer:
             stop_on_signals(consumer)
             journal.write(Joined(now()))
             for message in consumer:

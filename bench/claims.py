@@ -1,0 +1,99 @@
+"""How long does one consumer need until it owns all partitions of a topic that nobody owns?
+
+Contestants: marshal_py, Kafka's groups: eager (range), cooperative-sticky, KIP-848 (`group.protocol=consumer`). One
+consumer, alone in a fresh group, 256 and 1,000 partitions (empty), defaults.
+
+Measured, in this process, side by side in turns: from the consumer() or subscribe() call, connected before (connect(),
+list_topics()), to the callback (`on_claim`, `on_assign`) that tells of the last partition. For marshal_py that is one
+record per partition written, read back and folded, its start position looked up before. For Kafka's groups it is the
+assignment alone, made by the group's only member or by the broker; they look positions up afterwards.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from confluent_kafka import Consumer, TopicPartition
+
+import marshal_py
+from bench.contestant import KAFKA_KINDS, KINDS, METADATA_TIMEOUT_S, kafka_settings
+from bench.stand import Result, Stand, Work, ratio, spread
+
+SIZES = (256, 1_000)
+TINY_SIZES = (32,)
+REPEATS = {"marshal": 5, "eager": 3, "cooperative": 3, "consumer": 3}
+TIMEOUT_S = 60.0
+POLL_S = 0.01
+GOAL = "Goal for marshal: 256 free partitions in < 1 s."
+
+
+def run(stand: Stand, tiny: bool) -> Result:
+    rows: list[list[Any]] = []
+    raw: dict[str, list[float]] = {}
+    for partitions in TINY_SIZES if tiny else SIZES:
+        stand.say(f"claims of {partitions} partitions")
+        topic, coordination = stand.topic(partitions), stand.coordination()
+        taken: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        work = {kind: Work() for kind in KINDS}
+        for turn in range(1 if tiny else max(REPEATS.values())):
+            for kind in KINDS:
+                if turn < REPEATS[kind]:
+                    found = _claim(stand, kind, topic, coordination, partitions, work[kind])
+                    taken[kind].append(found)
+        stand.drop(topic, coordination)
+        for kind in KINDS:
+            rows.append([kind, partitions, len(taken[kind]), spread(taken[kind]), ratio(taken[kind], taken["marshal"]),
+                         str(work[kind])])  # fmt: skip
+            raw[f"{kind}, {partitions}"] = taken[kind]
+    return Result("claims", ["contestant", "partitions", "runs", "all claimed after, s", "x marshal", "claims"], rows,
+                  [GOAL], raw)  # fmt: skip
+
+
+def _claim(stand: Stand, kind: str, topic: str, coordination: str, partitions: int, work: Work) -> float:
+    measure = _kafka if kind in KAFKA_KINDS else _marshal
+    return measure(stand, kind, topic, coordination, partitions, work)
+
+
+def _marshal(stand: Stand, kind: str, topic: str, coordination: str, partitions: int, work: Work) -> float:
+    told: list[tuple[float, int]] = []
+    whole = threading.Event()
+
+    def on_claim(claim: marshal_py.ClaimInfo) -> None:
+        told.append((time.monotonic(), claim.partition))
+        if len(told) == partitions:
+            whole.set()
+
+    with marshal_py.connect(stand.bootstrap, coordination_topic=coordination) as marshal:
+        began = time.monotonic()
+        with marshal.consumer(stand.group(kind), [topic], on_claim=on_claim) as consumer:
+            if not whole.wait(TIMEOUT_S):
+                raise TimeoutError(f"{len(told)} of {partitions} claimed within {TIMEOUT_S:g} s")
+            assert len(consumer.claims()) == partitions
+    for _, partition in told:
+        work.add(partition, 0)
+    return told[-1][0] - began
+
+
+def _kafka(stand: Stand, kind: str, topic: str, coordination: str, partitions: int, work: Work) -> float:
+    told: list[int] = []
+
+    def on_assign(_: Consumer, assigned: list[TopicPartition]) -> None:
+        told.extend(found.partition for found in assigned)
+
+    consumer = Consumer(kafka_settings(kind, stand.bootstrap, stand.group(kind)))
+    try:
+        consumer.list_topics(topic, timeout=METADATA_TIMEOUT_S)
+        began = time.monotonic()
+        consumer.subscribe([topic], on_assign=on_assign)
+        while len(told) < partitions:
+            consumer.poll(POLL_S)
+            if time.monotonic() - began > TIMEOUT_S:
+                raise TimeoutError(f"{kind}: {len(told)} of {partitions} assigned within {TIMEOUT_S:g} s")
+        taken = time.monotonic() - began
+    finally:
+        consumer.close()
+    for partition in told:
+        work.add(partition, 0)
+    return taken

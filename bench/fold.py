@@ -1,0 +1,91 @@
+"""How fast does a reader that starts anew fold the history of a log, digests on?
+
+One process, no broker: a log as 20 consumers of one group with 100 partitions write it (heartbeats with one and with
+four changed claims, digests in them), folded from the first record. Beside it, in the same run, a bare loop that
+decodes the bodies of the same records and does nothing else. CPU time, so that other processes do not count.
+"""
+
+from __future__ import annotations
+
+import time
+from random import Random
+from typing import Any, Final
+
+from bench.stand import Result, Stand, spread
+from marshal_py.protocol import codec, rationalizer
+from marshal_py.protocol.records import (
+    Checkpoint,
+    ClaimingPartition,
+    ClaimState,
+    Genesis,
+    Heartbeat,
+    Join,
+    Record,
+    Topology,
+)
+from marshal_py.protocol.routing import HASH_NAME
+from marshal_py.protocol.world import World
+
+RECORDS: Final = 200_000
+RECORDS_TINY: Final = 4_000
+ROUNDS: Final = 5
+MEMBERS: Final = 20
+PARTITIONS: Final = 100
+GROUP: Final = "billing"
+INCARNATION: Final = bytes(range(16))
+
+
+def history(records: int, claims: int) -> list[bytes]:
+    """The log's values: joins, topology, claims, then heartbeats in turn."""
+    random = Random(1)
+    opening: list[Record] = [Join(f"client-{m}", random.randbytes(16), 1, 2_000, ("orders",)) for m in range(MEMBERS)]
+    opening.append(Topology("orders", PARTITIONS, -1))
+    epochs = range(MEMBERS + 2, MEMBERS + 2 + PARTITIONS)
+    opening += [ClaimingPartition(1 + p % MEMBERS, "orders", p, -1, 0) for p in range(PARTITIONS)]
+    values = [codec.encode(Genesis(INCARNATION, 1, HASH_NAME, 1), "", INCARNATION)]
+    values += [codec.encode(record, GROUP, INCARNATION) for record in opening]
+    for beat in range(records - len(values)):
+        member, turn = beat % MEMBERS, beat // MEMBERS
+        own = [epochs[(member + MEMBERS * ((turn + k) % (PARTITIONS // MEMBERS))) % PARTITIONS] for k in range(claims)]
+        changed = tuple(ClaimState(epoch, beat, 3, 1) for epoch in own)
+        digest = Checkpoint(len(values) // 16 * 16, random.getrandbits(64), random.getrandbits(64), 1)
+        values.append(codec.encode(Heartbeat(1 + member, beat, changed, (), None, digest), GROUP, INCARNATION))
+    return values
+
+
+def fold(values: list[bytes]) -> tuple[float, int]:
+    """CPU seconds of a cold fold with the group watched, and the digest that it ends with."""
+    world = World()
+    world.watched.add(GROUP)
+    apply = rationalizer.apply
+    began = time.process_time()
+    for offset, value in enumerate(values):
+        apply(world, offset, value)
+    took_s = time.process_time() - began
+    world.check()
+    return took_s, world.checkpoints[GROUP].state
+
+
+def decode(values: list[bytes]) -> float:
+    """CPU seconds of decoding the bodies alone."""
+    bodies = [(value[13 + value[11]], value[14 + value[11] :]) for value in values]
+    began = time.process_time()
+    for kind, body in bodies:
+        codec.decode_body(kind, body)
+    return time.process_time() - began
+
+
+def run(stand: Stand, tiny: bool) -> Result:
+    rows: list[list[Any]] = []
+    for claims, goal in ((1, 300), (4, 200)):
+        values = history(RECORDS_TINY if tiny else RECORDS, claims)
+        folds, decodes, digest = [], [], 0
+        for _ in range(1 if tiny else ROUNDS):
+            took_s, digest = fold(values)
+            folds.append(len(values) / took_s / 1000)
+            decodes.append(len(values) / decode(values) / 1000)
+        ratio = spread([f / d for f, d in zip(folds, decodes, strict=True)])
+        rows.append([f"{claims} changed claim(s) per heartbeat", spread(folds), spread(decodes), ratio, goal,
+                     f"{len(values):,} #{digest >> 32:08x}"])  # fmt: skip
+    columns = ["history", "fold, thousand records/s", "bare decode, thousand/s", "ratio", "goal", "work"]
+    return Result("fold", columns, rows, ["one process, CPU time, digests of the group at every checkpoint"])

@@ -1,0 +1,44 @@
+"""A third member joins two: how soon does it work, and what do the others' partitions notice?
+
+Contestants: marshal_py; Kafka's groups: eager (range), cooperative-sticky, KIP-848 (`group.protocol=consumer`). All
+with their defaults, three processes, 12 partitions, 1,000 messages per second. The 3 s by which brokers by default
+delay the start of an empty group are switched off in the harness; no join here meets them.
+
+Measured, per join:
+  first message  from the joiner's consumer() or subscribe() call to its first delivery, and from the start of its
+                 process (interpreter, imports and connection included) to the same
+  moved          per partition that changed its owner: last delivery of the old to first of the new, less the normal
+                 spacing of that partition (12 ms)
+  stayed         per partition that did not: the longest gap from the call until half a second after the last move,
+                 less the normal spacing
+  noise          the longest gap less the normal spacing of every partition in the steady time before: what this machine
+                 does by itself
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from bench.moves import measured
+from bench.stand import Result, Stand, percentile, ratio, spread
+
+
+def run(stand: Stand, tiny: bool) -> Result:
+    found = measured(stand, tiny)
+    ours = found["marshal"]
+    rows = [
+        [kind, moves.joins, spread(moves.from_call_s), ratio(moves.from_call_s, ours.from_call_s),
+         spread(moves.from_spawn_s), spread(moves.join_moved_ms), percentile(moves.join_moved_ms, 0.99),
+         len(moves.join_moved_ms) / moves.joins, spread(moves.join_stayed_ms), spread(moves.join_noise_ms),
+         moves.tally["missing"], moves.tally["again"], moves.tally["delivered"]]
+        for kind, moves in found.items()
+    ]  # fmt: skip
+    columns = ["contestant", "joins", "first message after the call, s", "x marshal", "after process start, s",
+               "moved: gap, ms", "p99, ms", "moved of 12", "stayed: gap, ms", "noise, ms", "missing", "delivered again",
+               "messages"]  # fmt: skip
+    notes = [
+        "Goals for marshal: first message <= 0.3 s after the call; moved: median <= 10 ms, p99 <= 50 ms; stayed: no gap"
+        " beyond the noise + 10 ms.",
+        "Gaps are over the normal spacing of 12 ms. Missing and delivered again count joins and leaves together.",
+    ]
+    return Result("join", columns, rows, notes, {kind: asdict(moves) for kind, moves in found.items()})

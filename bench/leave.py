@@ -1,0 +1,37 @@
+"""One of three members stops cleanly: how long do its partitions wait, and what do the others' notice?
+
+Contestants: marshal_py (`stop()`); Kafka's groups (`close()`): eager (range), cooperative-sticky, KIP-848
+(`group.protocol=consumer`). All with their defaults, three processes, 12 partitions, 1,000 messages per second.
+
+Measured, per stop:
+  its     per partition of the leaver: its last delivery to the first of the heir, less the normal spacing (12 ms)
+  others  per other partition: the longest gap from the request to stop until half a second after the last move, less
+          the normal spacing
+  noise   the longest gap less the normal spacing of every partition in the steady time before
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from bench.moves import measured
+from bench.stand import Result, Stand, percentile, ratio, spread
+
+
+def run(stand: Stand, tiny: bool) -> Result:
+    found = measured(stand, tiny)
+    ours = found["marshal"]
+    rows = [
+        [kind, moves.leaves, spread(moves.leave_its_ms), percentile(moves.leave_its_ms, 0.99),
+         ratio(moves.leave_its_ms, ours.leave_its_ms), spread(moves.leave_others_ms),
+         percentile(moves.leave_others_ms, 0.99), spread(moves.leave_noise_ms), moves.tally["missing"],
+         moves.tally["again"], moves.tally["delivered"]]
+        for kind, moves in found.items()
+    ]  # fmt: skip
+    columns = ["contestant", "stops", "its partitions: gap, ms", "p99, ms", "x marshal", "others: gap, ms",
+               "p99, ms", "noise, ms", "missing", "delivered again", "messages"]  # fmt: skip
+    notes = [
+        "Goals for marshal: its partitions: median <= 10 ms, p99 <= 50 ms; others: no gap beyond the noise + 10 ms.",
+        "Gaps are over the normal spacing of 12 ms. Missing and delivered again count joins and leaves together.",
+    ]
+    return Result("leave", columns, rows, notes, {kind: asdict(moves) for kind, moves in found.items()})

@@ -1,0 +1,161 @@
+"""A member is killed (kill -9): how long until somebody else delivers of its partitions?
+
+Contestants: marshal_py at its defaults (heartbeat interval 2 s); Kafka's groups, eager (range), cooperative-sticky and
+KIP-848 (`group.protocol=consumer`), once at their defaults (session timeout 45 s) and once at 6 s. 6 s is the least
+that a broker's default settings allow to classic groups (`group.min.session.timeout.ms`). They allow no KIP-848 group
+less than 45 s; here the broker's floor was lowered for it, which on many clusters only an operator can do.
+
+Measured: three processes share 12 partitions at 1,000 messages per second; one gets SIGKILL at a drawn moment of its
+heartbeat's phase. Per partition of it: its last delivery to the first of whoever takes over. Every delivery is written
+down with one system call before the next message is taken, so the kill hides none. Marshal's kills come first and
+alone; Kafka's three kinds then run beside each other, which figures of seconds do not notice.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+from bench.contestant import KAFKA_KINDS
+from bench.crew import Crew
+from bench.stand import ADMIN_TIMEOUT_S, Result, Stand, percentile, ratio, spread
+
+MARSHAL_KILLS = 12
+FLOOR_KILLS = 3
+DEFAULT_KILLS = 1  # each takes its 45 s
+MEMBERS = 3
+DEFAULT_SESSION_S = 45.0
+FLOOR_SESSION_S = 6.0
+FLOOR_HEARTBEAT_S = 1.0  # KIP-848 groups at 6 s only: with their default of 5 s one lost heartbeat would end a member
+PATIENCE_S = 30.0  # beyond the session timeout, before a take-over counts as failed
+TINY_INTERVAL_S = 1.0
+TINY_HOLD_S = 0.7
+
+
+@dataclass
+class Plan:
+    """What is done to one group."""
+
+    label: str
+    kind: str
+    kills: int
+    phase_s: float  # the moment of a kill is drawn from this time
+    give_up_s: float
+    hold_s: float | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    lowered: bool = False  # needs the broker's leave to have so short a session
+
+
+@dataclass
+class Kills:
+    """What came of it."""
+
+    label: str
+    takeover_s: list[float] = field(default_factory=list)
+    kills: int = 0
+    tally: dict[str, Any] = field(default_factory=dict)
+
+
+def run(stand: Stand, tiny: bool) -> Result:
+    done: list[Kills] = []
+    notes = ["Goal for marshal at its defaults: median <= 4.2 s, p99 <= 5 s."]
+    if tiny:
+        batches = [[_marshal(1, TINY_INTERVAL_S, TINY_HOLD_S), _classic("eager", 1, FLOOR_SESSION_S, TINY_HOLD_S)]]
+    else:
+        batches = [
+            [_marshal(MARSHAL_KILLS, 2.0, None)],
+            [_classic("eager", FLOOR_KILLS, FLOOR_SESSION_S, None),
+             _classic("cooperative", FLOOR_KILLS, FLOOR_SESSION_S, None), _lowered(FLOOR_KILLS)],
+            [_classic(kind, DEFAULT_KILLS, DEFAULT_SESSION_S, None) for kind in KAFKA_KINDS],
+        ]  # fmt: skip
+    for batch in batches:
+        stand.say("take-overs: " + "; ".join(f"{plan.label}, {plan.kills} kills" for plan in batch))
+        with ThreadPoolExecutor(len(batch)) as pool:
+            for plan, kills in zip(batch, pool.map(lambda plan: _measure(stand, plan), batch), strict=True):
+                if kills is None:
+                    notes.append(f"{plan.label}: not measured, the broker's floor is 45 s and it is not ours to lower")
+                else:
+                    done.append(kills)
+    ours = done[0].takeover_s
+    rows = [
+        [kills.label, kills.kills, len(kills.takeover_s), spread(kills.takeover_s), percentile(kills.takeover_s, 0.99),
+         ratio(kills.takeover_s, ours), kills.tally["missing"], kills.tally["again"], kills.tally["delivered"]]
+        for kills in done
+    ]  # fmt: skip
+    columns = ["contestant", "kills", "partitions", "fail-over, s", "p99, s", "x marshal", "missing", "delivered again",
+               "messages"]  # fmt: skip
+    return Result("takeover", columns, rows, notes, {kills.label: asdict(kills) for kills in done})
+
+
+def _marshal(kills: int, interval_s: float, hold_s: float | None) -> Plan:
+    options = {"heartbeat_interval_s": interval_s} if interval_s != 2.0 else {}
+    label = f"marshal, interval {interval_s:g} s" + ("" if options else " (default)")
+    return Plan(label, "marshal", kills, interval_s / 3, 2 * interval_s + PATIENCE_S, hold_s, options=options)
+
+
+def _classic(kind: str, kills: int, session_s: float, hold_s: float | None) -> Plan:
+    default = session_s == DEFAULT_SESSION_S
+    settings = {} if default else {"session.timeout.ms": round(session_s * 1000)}
+    label = f"{kind}, session {session_s:g} s" + (" (default)" if default else "")
+    return Plan(label, kind, kills, 3.0, session_s + PATIENCE_S, hold_s, settings)
+
+
+def _lowered(kills: int) -> Plan:
+    label = f"consumer, session {FLOOR_SESSION_S:g} s (broker's floor lowered)"
+    return Plan(label, "consumer", kills, FLOOR_HEARTBEAT_S, FLOOR_SESSION_S + PATIENCE_S, 3.5, lowered=True)
+
+
+def _lower(stand: Stand, group: str) -> bool:
+    """Gives one KIP-848 group the short session, as an operator would. False if the broker does not allow it."""
+    wanted = {"consumer.session.timeout.ms": FLOOR_SESSION_S, "consumer.heartbeat.interval.ms": FLOOR_HEARTBEAT_S}
+    entries = [ConfigEntry(name, str(round(value_s * 1000)), incremental_operation=AlterConfigOpType.SET)
+               for name, value_s in wanted.items()]  # fmt: skip
+    resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=entries)
+    try:
+        stand.admin.incremental_alter_configs([resource])[resource].result(ADMIN_TIMEOUT_S)
+    except KafkaException:
+        return False
+    return True
+
+
+def _measure(stand: Stand, plan: Plan) -> Kills | None:
+    group = stand.group(plan.kind)
+    if plan.lowered and not _lower(stand, group):
+        return None
+    kills, rng = Kills(plan.label), random.Random(plan.label)
+    with Crew(stand, plan.kind, hold_s=plan.hold_s, settings=plan.settings, options=plan.options, group=group) as crew:
+        crew.feed()
+        for _ in range(MEMBERS):
+            crew.start()
+        while True:
+            kills.takeover_s += _kill(crew, plan, rng)
+            kills.kills += 1
+            if kills.kills == plan.kills:
+                break
+            crew.start()
+        kills.tally = crew.tally()
+    return kills
+
+
+def _kill(crew: Crew, plan: Plan, rng: random.Random) -> list[float]:
+    """Kills one member; per partition of it, the seconds without a delivery."""
+    span = crew.steady(rng.random() * plan.phase_s)
+    victim = rng.choice(crew.members)
+    its = [partition for partition, member in crew.owners(span).items() if member == victim.number]
+    crew.kill(victim)
+    killed_ns = time.monotonic_ns()
+    crew.wait_delivered(killed_ns, its, victim.number, plan.give_up_s)
+    found = []
+    for partition in its:
+        deliveries = crew.deliveries[partition]
+        last = max(d.ns for d in deliveries if d.member == victim.number)
+        found.append((min(d.ns for d in deliveries if d.ns > last) - last) / 1e9)
+    return found

@@ -1,0 +1,196 @@
+"""How fast are messages handed over, beside bare clients with the same and with default settings?
+
+Contestants, each in a fresh process, one after the other, in turn: marshal_py in batches (at least once, at most
+once) and message by message with an ack each; confluent-kafka's `consume(1000)` and `poll()`, bare, with librdkafka's
+defaults and with the settings that marshal_py ships; aiokafka's `getmany` and `getone`. Each reads a filled topic
+(page cache warm) from the first to the last message and looks at every value. The clock runs from the first message
+to the last, so that connecting and joining do not count: join.py measures these.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from bench.stand import Result, Stand, spread
+
+MESSAGES: Final = 2_000_000
+MESSAGES_TINY: Final = 20_000
+MESSAGES_SLOW: Final = 400_000  # for contestants below 300 k/s: seconds enough to measure
+SIZE_BYTES: Final = 100
+PARTITIONS: Final = 4
+BATCH: Final = 1_000
+ROUNDS: Final = 5
+IDLE_LIMIT_S: Final = 60.0  # without a message for so long a contestant has failed
+
+Batches = Iterator[list[Any]]
+
+
+# --- contestants: each yields the values of what it was handed, and returns after `count`
+
+
+def bare(bootstrap: str, topic: str, count: int, tuned: bool, single: bool) -> Batches:
+    from confluent_kafka import Consumer, TopicPartition
+
+    from marshal_py.transport import settings
+
+    given = {"bootstrap.servers": bootstrap}
+    if tuned:
+        configuration = settings.data_reader(given, "bench", topic, None)
+    else:
+        configuration = {**given, "group.id": topic, "enable.auto.commit": False}
+    consumer = Consumer(configuration)
+    consumer.assign([TopicPartition(topic, p, 0) for p in range(PARTITIONS)])
+    seen = 0
+    while seen < count:
+        if single:
+            message = consumer.poll(IDLE_LIMIT_S)
+            if message is None:
+                raise TimeoutError("no message")
+            seen += 1
+            yield [message.value()]
+        else:
+            values = [message.value() for message in consumer.consume(BATCH, 1.0)]
+            seen += len(values)
+            yield values
+    consumer.close()
+
+
+def marshal_batches(bootstrap: str, topic: str, count: int, delivery: str) -> Batches:
+    import marshal_py
+
+    with (
+        marshal_py.connect(bootstrap, coordination_topic=f"{topic}-m") as marshal,
+        marshal.consumer(f"g-{time.time_ns()}", [topic], start="earliest", delivery=delivery) as consumer,
+    ):
+        seen = 0
+        while seen < count:
+            batch = consumer.fetch(BATCH, expires_s=1.0)
+            for part in batch.parts:
+                values = part.values
+                seen += len(values)
+                yield values
+            batch.ack()
+
+
+def marshal_single(bootstrap: str, topic: str, count: int) -> Batches:
+    import marshal_py
+
+    with (
+        marshal_py.connect(bootstrap, coordination_topic=f"{topic}-m") as marshal,
+        marshal.consumer(f"g-{time.time_ns()}", [topic], start="earliest") as consumer,
+    ):
+        for seen, message in enumerate(consumer, 1):
+            yield [message.value]
+            message.ack()
+            if seen == count:
+                return
+
+
+def aiokafka(bootstrap: str, topic: str, count: int, single: bool) -> Batches:
+    import asyncio
+
+    from aiokafka import AIOKafkaConsumer, TopicPartition
+
+    loop = asyncio.new_event_loop()
+
+    async def make() -> Any:
+        consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False)
+        await consumer.start()
+        consumer.assign([TopicPartition(topic, p) for p in range(PARTITIONS)])
+        return consumer
+
+    consumer = loop.run_until_complete(make())
+
+    async def many() -> list[Any]:
+        found = await consumer.getmany(max_records=BATCH, timeout_ms=1000)
+        return [message.value for messages in found.values() for message in messages]
+
+    async def one_by_one() -> list[Any]:
+        # One event-loop entry for many messages: `getone` is what is measured, not the entry.
+        return [(await consumer.getone()).value for _ in range(min(BATCH, count - seen))]
+
+    seen = 0
+    while seen < count:
+        values = loop.run_until_complete(one_by_one() if single else many())
+        seen += len(values)
+        yield values
+    loop.run_until_complete(consumer.stop())
+
+
+CONTESTANTS: Final[dict[str, Callable[[str, str, int], Batches]]] = {
+    "bare consume(1000), default settings": lambda b, t, n: bare(b, t, n, False, False),
+    "bare consume(1000), our settings": lambda b, t, n: bare(b, t, n, True, False),
+    "marshal fetch(1000), at least once": lambda b, t, n: marshal_batches(b, t, n, "at_least_once"),
+    "marshal fetch(1000), at most once": lambda b, t, n: marshal_batches(b, t, n, "at_most_once"),
+    "aiokafka getmany(1000)": lambda b, t, n: aiokafka(b, t, n, False),
+    "bare poll(), default settings": lambda b, t, n: bare(b, t, n, False, True),
+    "bare poll(), our settings": lambda b, t, n: bare(b, t, n, True, True),
+    "marshal iteration with ack": marshal_single,
+    "aiokafka getone()": lambda b, t, n: aiokafka(b, t, n, True),
+}
+SLOW: Final = frozenset(name for name in CONTESTANTS if "default" in name or "aiokafka" in name)
+# (contestant, against, goal): the figures of merit.
+RATIOS: Final = (
+    ("marshal fetch(1000), at least once", "bare consume(1000), our settings", ">= 0.95"),
+    ("marshal fetch(1000), at least once", "bare consume(1000), default settings", ">= 3"),
+    ("marshal fetch(1000), at most once", "bare consume(1000), our settings", ">= 0.85"),
+    ("marshal iteration with ack", "bare poll(), our settings", ">= 1.0"),
+    ("marshal iteration with ack", "bare poll(), default settings", ">= 3"),
+)
+
+
+def one(name: str, bootstrap: str, topic: str, count: int) -> dict[str, Any]:
+    """Runs one contestant in this process: rate in messages per second, and how much it read."""
+    seen = size = first = 0
+    began = 0.0
+    for values in CONTESTANTS[name](bootstrap, topic, count):
+        if not seen and values:
+            began, first = time.perf_counter(), len(values)
+        seen += len(values)
+        size += sum(map(len, values))
+        ended = time.perf_counter()
+        if seen >= count:
+            break
+    rate = (seen - first) / max(ended - began, 1e-9)
+    return {"rate": rate, "seen": seen, "bytes": size, "cpu_s": time.process_time()}
+
+
+def run(stand: Stand, tiny: bool) -> Result:
+    """Fills a topic once, then lets every contestant read it, round after round."""
+    import marshal_py
+
+    count = MESSAGES_TINY if tiny else MESSAGES
+    topic = stand.topic(PARTITIONS)
+    stand.say(f"filling {topic} with {count:,} messages of {SIZE_BYTES} bytes")
+    stand.fill(topic, PARTITIONS, count, SIZE_BYTES)
+    marshal_py.connect(stand.bootstrap, coordination_topic=f"{topic}-m").close()
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTESTANTS}
+    for round_ in range(1 if tiny else ROUNDS):
+        for name in CONTESTANTS:
+            stand.say(f"round {round_ + 1}: {name}")
+            messages = min(count, MESSAGES_SLOW) if name in SLOW else count
+            command = [sys.executable, "-m", "bench.throughput", name, stand.bootstrap, topic, str(messages)]
+            answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+            found[name].append(json.loads(answer.stdout.splitlines()[-1]))
+    stand.drop(topic, f"{topic}-m")
+    rates = {name: spread([run_["rate"] / 1000 for run_ in runs]) for name, runs in found.items()}
+    rows: list[list[Any]] = [[name, rates[name], runs[0]["seen"], spread([r["cpu_s"] for r in runs])]
+                             for name, runs in found.items()]  # fmt: skip
+    notes = []
+    for name, against, goal in RATIOS:
+        pairs = [a["rate"] / b["rate"] for a, b in zip(found[name], found[against], strict=True)]
+        ratio = spread(pairs)
+        assert ratio is not None
+        span = f"{ratio['median']:.2f} ({ratio['low']:.2f} - {ratio['high']:.2f})"
+        notes.append(f"{name} / {against}: {span}, goal {goal}")
+    columns = ["contestant", "thousand messages/s", "messages read", "CPU s of the process"]
+    return Result("throughput", columns, rows, notes, {"runs": found})
+
+
+if __name__ == "__main__":
+    print(json.dumps(one(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))))

@@ -1,0 +1,166 @@
+"""What does the coordination cost: how many records and bytes does a consumer write per third of its interval?
+
+Contestants: none; Kafka's groups keep alive by requests that leave no record. marshal_py at its defaults (interval 2 s),
+two consumer processes, 12 and 256 partitions, idle and with every partition getting a message more often than a third.
+
+Measured: the group's coordination log, read raw by a consumer of its own over a steady time and decoded. `heartbeats per
+third` is (n - 1) heartbeats over the time between the first and the last of a session, in thirds: the rate without the
+error of a cut window. `records` counts everything that was written in the window. Bytes are key and value as the library
+made them; Kafka's batch adds about 70 to a record that travels alone. `bytes per changed claim` is what heartbeats are
+longer under load than idle, over the claims that they carry.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from zlib import crc32
+
+from confluent_kafka import Consumer, TopicPartition
+
+from bench.crew import Crew
+from bench.stand import QUIET, Result, Stand, spread
+from marshal_py.protocol import codec
+from marshal_py.protocol.records import Genesis, Heartbeat, Record
+from marshal_py.protocol.routing import route
+
+SIZES = (12, 256)
+TINY_SIZES = (12,)
+CONSUMERS = 2
+INTERVAL_S, TINY_INTERVAL_S = 2.0, 1.0
+PERIOD_S, TINY_PERIOD_S = 0.2, 0.1  # between two messages of a partition: less than a third of the interval
+WINDOW_S, TINY_WINDOW_S = 20.0, 2.5
+SETTLE_THIRDS = 3  # after the load has changed: what was under way is reported then
+READ_TIMEOUT_S = 30.0
+GOAL = "Goals: 1 heartbeat per consumer and third, whatever the number of partitions; <= 20 B per changed claim."
+
+
+@dataclass
+class Window:
+    """What was written in a steady time."""
+
+    partitions: int
+    load: str
+    thirds: float = 0.0  # of all consumers together
+    records: int = 0
+    bytes: int = 0
+    rates: list[float] = field(default_factory=list)  # heartbeats per third, one per session
+    heartbeats: int = 0
+    heartbeat_bytes: int = 0
+    changed: int = 0
+    others: dict[str, int] = field(default_factory=dict)
+
+
+def run(stand: Stand, tiny: bool) -> Result:
+    rows: list[list[Any]] = []
+    found: list[Window] = []
+    for partitions in TINY_SIZES if tiny else SIZES:
+        stand.say(f"traffic with {partitions} partitions")
+        idle, loaded = _measure(stand, partitions, tiny)
+        found += [idle, loaded]
+        for window in (idle, loaded):
+            rows.append([
+                partitions, window.load, spread(window.rates), window.records / window.thirds,
+                window.bytes / window.thirds, window.heartbeat_bytes / window.heartbeats,
+                window.changed / window.heartbeats,
+                _bytes_per_claim(idle, loaded) if window is loaded else None,
+                f"{window.records:,}: " + ", ".join(f"{n} {name}" for name, n in sorted(window.others.items())),
+            ])  # fmt: skip
+    columns = ["partitions", "load", "heartbeats per consumer and third", "records", "bytes", "bytes of a heartbeat",
+               "claims in it", "bytes per changed claim", "records in all"]  # fmt: skip
+    return Result("traffic", columns, rows, [GOAL], {f"{w.partitions} {w.load}": asdict(w) for w in found})
+
+
+def _bytes_per_claim(idle: Window, loaded: Window) -> float | None:
+    if not loaded.changed:
+        return None
+    extra = loaded.heartbeat_bytes - loaded.heartbeats * idle.heartbeat_bytes / idle.heartbeats
+    return round(extra / loaded.changed, 2)
+
+
+def _measure(stand: Stand, partitions: int, tiny: bool) -> tuple[Window, Window]:
+    interval_s = TINY_INTERVAL_S if tiny else INTERVAL_S
+    options = {"heartbeat_interval_s": interval_s} if tiny else {}
+    settle_s, window_s = SETTLE_THIRDS * interval_s / 3, TINY_WINDOW_S if tiny else WINDOW_S
+    period_s, hold_s = TINY_PERIOD_S if tiny else PERIOD_S, 1.0 if tiny else None
+    with Crew(stand, "marshal", partitions=partitions, period_s=period_s, hold_s=hold_s, options=options) as crew:
+        log = _Log(stand, crew)
+        crew.feed()
+        for _ in range(CONSUMERS):
+            crew.start()
+        crew.steady()
+        crew.starve()
+        idle = Window(partitions, "idle")
+        loaded = Window(partitions, f"every partition each {period_s:g} s")
+        for window in (idle, loaded):
+            if window is loaded:
+                crew.feed()
+            time.sleep(settle_s)
+            log.read()
+            time.sleep(window_s)
+            _judge(window, log.read(), window_s, interval_s / 3)
+        crew.read()
+        log.close()
+    return idle, loaded
+
+
+class _Log:
+    """The group's coordination log, read raw."""
+
+    def __init__(self, stand: Stand, crew: Crew) -> None:
+        self._consumer = Consumer({"bootstrap.servers": stand.bootstrap, "group.id": "unused", **QUIET})
+        topics = self._consumer.list_topics(crew.coordination, timeout=READ_TIMEOUT_S).topics
+        number = route(crew.group, len(topics[crew.coordination].partitions))
+        self._at = TopicPartition(crew.coordination, number, 0)
+        self._consumer.assign([self._at])
+        self._next = 0
+        self._seed = -1
+
+    def read(self) -> list[tuple[int, int, Record | None]]:
+        """Everything up to the log's end as of now: (timestamp ms, bytes, record)."""
+        _, end = self._consumer.get_watermark_offsets(self._at, READ_TIMEOUT_S)
+        found: list[tuple[int, int, Record | None]] = []
+        deadline = time.monotonic() + READ_TIMEOUT_S
+        while self._next < end:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the coordination log was not read to {end} within {READ_TIMEOUT_S:g} s")
+            message = self._consumer.poll(0.1)
+            if message is None or message.error() is not None:
+                continue
+            self._next = (message.offset() or 0) + 1
+            value = message.value() or b""
+            found.append((message.timestamp()[1], len(message.key() or b"") + len(value), self._decode(value)))
+        return found
+
+    def _decode(self, value: bytes) -> Record | None:
+        opened = codec.open_envelope(value, self._seed)
+        if opened is None:
+            return None
+        kind, body, record = opened[3], opened[4], opened[5]
+        record = record or codec.decode_body(kind, body)
+        if isinstance(record, Genesis):
+            self._seed = crc32(record.incarnation)
+        return record
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+def _judge(window: Window, found: list[tuple[int, int, Record | None]], window_s: float, third_s: float) -> None:
+    window.thirds = CONSUMERS * window_s / third_s
+    window.records, window.bytes = len(found), sum(size for _, size, _ in found)
+    window.others = dict(Counter("foreign" if r is None else type(r).__name__ for _, _, r in found))
+    beats: dict[int, list[int]] = defaultdict(list)
+    for at_ms, size, record in found:
+        if isinstance(record, Heartbeat):
+            beats[record.session].append(at_ms)
+            window.heartbeats += 1
+            window.heartbeat_bytes += size
+            window.changed += len(record.claims)
+    for times in beats.values():
+        if len(times) > 1:
+            window.rates.append((len(times) - 1) * third_s * 1000 / (times[-1] - times[0]))
+
+

@@ -1,0 +1,32 @@
+"""Who an admin is, in the records that it writes (`by`). A value; asks no system: the edge hands the names in."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+BY_BYTES_MAX: Final = 255  # of a text in a record (PROTOCOL.md 4.2)
+RUN_BYTES: Final = 4  # two runs of one person at one moment must tell their records apart
+
+
+class Author(NamedTuple):
+    """One run of an admin tool. `who` is the same for every run of one person on one machine, `by` is this run's own."""
+
+    who: str
+    by: str
+
+    @classmethod
+    def of(cls, user: str, host: str, tool: str, random: bytes) -> Author:
+        """`random`: RUN_BYTES of it. A text that is too long loses its middle, never the part that is unique."""
+        tail = f" {tool} run {random.hex()}"
+        who = f"{user}@{host}".replace(" ", "_")
+        room = BY_BYTES_MAX - len(tail.encode())
+        who = who.encode()[:room].decode(errors="ignore")
+        return cls(who, who + tail)
+
+    def wrote(self, by: str) -> bool:
+        """Whether a record is of this very run (M1)."""
+        return by == self.by
+
+    def is_also(self, by: str) -> bool:
+        """Whether a record is of the same person on the same machine (M2)."""
+        return by.partition(" ")[0] == self.who

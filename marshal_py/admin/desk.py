@@ -1,0 +1,192 @@
+"""Drives one errand over a real log, in the caller's thread: reads, folds, steps, sends, looks positions up.
+
+Strategy: a connection of its own per operation, folded to the log's end before anything is judged or written (L7). It
+creates nothing: not the topic, not a Genesis, not a group. It makes no protocol decision.
+"""
+
+from __future__ import annotations
+
+import getpass
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from marshal_py.admin.author import RUN_BYTES, Author
+from marshal_py.admin.errand import Errand, Progress, Scene
+from marshal_py.admin.ledger import Ledger
+from marshal_py.client.marshal import VERSION
+from marshal_py.errors import (
+    AdminGaveUp,
+    ClusterUnreachable,
+    CoordinationTopicMissing,
+    GroupMissing,
+    MarshalError,
+    TopicRecreated,
+)
+from marshal_py.protocol import codec, rationalizer
+from marshal_py.protocol.identity import TopicPartition, check_id
+from marshal_py.protocol.records import Genesis, Record
+from marshal_py.protocol.routing import route
+from marshal_py.protocol.world import World
+from marshal_py.transport.clock import SystemClock
+from marshal_py.transport.ports import ClusterAdmin, Door, LogRecord
+
+POLL_S_MAX: Final = 0.1  # a waiting desk looks up so often, for ctrl-C
+FLUSH_S: Final = 5.0  # what a desk that closes may wait for its last records
+
+Watcher = Callable[[Progress], None]
+Aim = Callable[[], Mapping[TopicPartition, int]]
+
+
+def author_here() -> Author:
+    """This run, named after the person and the machine."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container's user without a name
+        user = "unknown"
+    return Author.of(user, socket.gethostname(), VERSION, secrets.token_bytes(RUN_BYTES))
+
+
+class Desk:
+    """A connection to one group's log. A context manager."""
+
+    def __init__(self, door: Door, topic: str, group: str, timeout_s: float, author: Author | None = None) -> None:
+        """Folds the group's log to its end. Raises CoordinationTopicMissing, CoordinationError, ClusterUnreachable.
+
+        A group that has never been used is no error here: `scene.group` is None then.
+        """
+        check_id("group", group)
+        self.topic, self.timeout_s = topic, timeout_s
+        self.admin: ClusterAdmin = door.admin()
+        self._clock = SystemClock()
+        self._number = 0
+        self._world = World()
+        self._ledger = Ledger(group)
+        self._name = group
+        self._interrupted = False
+        try:
+            count = self.admin.partition_count(topic)
+            if count is None:
+                raise CoordinationTopicMissing(topic, "an admin creates nothing", "start a consumer, which creates it, "
+                                               "or name the right topic")  # fmt: skip
+            self._log = door.log(topic, f"admin-{door.name}")
+        except BaseException:
+            self.admin.close()
+            raise
+        try:
+            root = self._find_root(count)
+            self._number = route(group, root.partitions)
+            if self._number:  # log 0 comes along from here on and is left out
+                self._world = World(self._number, root)
+                self._log.follow(self._number, 0)
+            self._fold_to_end()
+        except BaseException:
+            self.close()
+            raise
+        self.scene = Scene(self._world, group, self._ledger, author or author_here(), secrets.token_bytes)
+
+    def __enter__(self) -> Desk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._log.close(FLUSH_S)
+        self.admin.close()
+
+    # --- reading
+
+    def _find_root(self, count: int) -> Genesis:
+        """L3. Log 0 is folded on from here if it is the group's; otherwise what comes of it is left out."""
+        self._log.follow(0, 0)
+        end = self._log.bounds(0, self.timeout_s).end
+        deadline = time.monotonic() + self.timeout_s
+        while self._world.genesis is None and self._world.next_offset < end:
+            self._fold(self._poll(POLL_S_MAX, deadline, 0))
+        root = self._world.genesis
+        if root is None:
+            raise GroupMissing(self._name, f"has never been used: no consumer has run with topic {self.topic!r}")
+        if root.partitions > count:
+            raise TopicRecreated(0, f"{root.partitions} partitions", str(count))
+        return root
+
+    def _fold_to_end(self) -> None:
+        end = self._log.bounds(self._number, self.timeout_s).end
+        deadline = time.monotonic() + self.timeout_s
+        while self._world.next_offset < end:
+            records = self._poll(POLL_S_MAX, deadline, self._number)
+            if records:
+                deadline = time.monotonic() + self.timeout_s
+            self._fold(records)
+
+    def _poll(self, wait_s: float, deadline: float, log: int) -> list[LogRecord]:
+        records = self._log.poll(wait_s)
+        if not records and time.monotonic() >= deadline:
+            reason = self._log.waiting_for() or "no answer in time"
+            raise ClusterUnreachable("the cluster", f"the end of coordination partition {log}", reason)
+        return records
+
+    def _fold(self, records: list[LogRecord], errand: Errand | None = None) -> None:
+        """What has come of the group's log. Of log 0, on the way to the root, too."""
+        now = self._clock.now()
+        for record in records:
+            if record.log != self._number:
+                continue
+            verdict = rationalizer.apply(self._world, record.offset, record.value)
+            self._ledger.read(verdict)
+            if errand is not None:
+                errand.receive(verdict, now)
+
+    def refresh(self) -> None:
+        """Folds what has come since."""
+        self._fold_to_end()
+
+    # --- driving
+
+    def run(self, errand: Errand, watcher: Watcher | None = None, aim: Aim | None = None) -> None:
+        """Until the errand ends; raises its error. Ctrl-C makes it give up in order; a second one leaves it as it is."""
+        try:
+            while not errand.ended:
+                self._turn(errand, watcher, aim)
+        except KeyboardInterrupt:
+            if self._interrupted:
+                raise
+            self._interrupted = True
+            errand.give_up(AdminGaveUp(self._name, "what was interrupted", 0.0))
+            self.run(errand, watcher, aim)
+        if errand.error is not None:
+            raise errand.error
+
+    def _turn(self, errand: Errand, watcher: Watcher | None, aim: Aim | None) -> None:
+        refused = self._log.refused()
+        if refused is not None:
+            raise refused
+        step = errand.tick(self._clock.now())
+        for record in step.send:
+            self._append(record)
+        for event in step.events:
+            if watcher is not None:
+                watcher(event)
+        if step.ended:
+            return
+        if step.aim and aim is not None:
+            self._aim(errand, aim)
+            return
+        left_s = (errand.deadline_ms - self._clock.now().mono_ms) / 1000
+        self._fold(self._log.poll(min(max(left_s, 0.0), POLL_S_MAX)), errand)
+
+    def _aim(self, errand: Errand, aim: Aim) -> None:
+        try:
+            errand.aimed(aim())
+        except MarshalError as error:
+            errand.give_up(error)
+
+    def _append(self, record: Record) -> None:
+        genesis = self._world.genesis
+        if genesis is None:  # the group's log has not begun, so no group is in it
+            raise GroupMissing(self._name, "has never been used")
+        value = codec.encode(record, self._name, genesis.incarnation)
+        self._log.append(self._number, self._name.encode(), value)

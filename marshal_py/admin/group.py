@@ -1,0 +1,239 @@
+"""The front for programs: one live group, and what an operator does with it.
+
+    with marshal_py.connect("localhost:9092") as marshal:
+        token = marshal_py.group(marshal, "billing").pause(60, "deploy")
+
+Each call opens a connection of its own and reads the group's log to its end; none needs a consumer in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+from marshal_py.admin import overview
+from marshal_py.admin.author import Author
+from marshal_py.admin.desk import Desk, Watcher
+from marshal_py.admin.pause import PausePlan, ResumePlan
+from marshal_py.admin.position import PositionPlan, check_size, check_topology
+from marshal_py.admin.preview import Row, preview, rows_of
+from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
+from marshal_py.admin.targets import COMMITTED, TABLE, TIME, Facts, Target, parse, resolve, shift
+from marshal_py.client.marshal import CONNECT_TIMEOUT_S, Marshal
+from marshal_py.errors import GroupMissing, InvalidOption
+from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.world import Group as GroupState
+from marshal_py.transport.ports import Door
+
+TIMEOUT_S: Final = CONNECT_TIMEOUT_S
+
+
+class Moved(NamedTuple):
+    """What a move did, or with `dry_run` would do. `token`: of the pause that stays, `offset`: of the record; -1: none."""
+
+    rows: list[Row]
+    offset: int = NONE
+    token: int = NONE
+
+
+class Paused(NamedTuple):
+    """A pause in which everybody has let go. `evicted`: sessions that were silent and were waited out."""
+
+    token: int
+    duration_s: float
+    released: list[TopicPartition]
+    evicted: list[int]
+
+
+class Group:
+    """A group as its operator sees it. Every method may be called from any thread and waits until the thing is done.
+
+    Ctrl-C while a method waits makes it take back what it began; a second one leaves it.
+    """
+
+    def __init__(self, door: Door, name: str, coordination_topic: str, *, timeout_s: float = TIMEOUT_S,
+                 author: Author | None = None) -> None:  # fmt: skip
+        self.name = name
+        self._door, self._topic, self._timeout_s, self._author = door, coordination_topic, timeout_s, author
+
+    @contextmanager
+    def desk(self) -> Iterator[Desk]:
+        """A connection to the group's log; raises GroupMissing if nobody ever used the group."""
+        with Desk(self._door, self._topic, self.name, self._timeout_s, self._author) as desk:
+            if desk.scene.group is None:
+                raise GroupMissing(self.name, "has never been used: start a consumer once, or mend the name")
+            yield desk
+
+    # --- looking
+
+    def info(self) -> dict[str, Any]:
+        """Topics, members, positions, pause, as of now."""
+        with self.desk() as desk:
+            return overview.info(_state(desk))
+
+    def members(self) -> list[dict[str, Any]]:
+        """Live sessions."""
+        with self.desk() as desk:
+            return overview.members(_state(desk))
+
+    # --- pausing
+
+    def pause(self, duration_s: float | None = None, reason: str = "", *, token: int | None = None,
+              take_over: bool = False, keep: bool = False, watcher: Watcher | None = None) -> Paused:  # fmt: skip
+        """Pauses the group and waits until every partition is let go; its owners go on by themselves afterwards.
+
+        Without `resume` members end the pause when they have waited `duration_s` (default: 60 s and twice the longest
+        interval). `keep`: stays and renews until ctrl-C. Raises AdminBusy unless `token` or `take_over` allows it,
+        PauseNotDrained, GroupMissing, InvalidOption, CoordinationError, ClusterUnreachable.
+        """
+        with self.desk() as desk:
+            duration_ms = None if duration_s is None else round(duration_s * 1000)
+            plan = PausePlan(desk.scene, reason=reason, duration_ms=duration_ms, token=token, take_over=take_over,
+                             keep=keep)  # fmt: skip
+            desk.run(plan, watcher)
+            return Paused(plan.token, plan.hold.duration_ms / 1000, plan.drain.released, plan.drain.evicted)
+
+    def resume(self, *, token: int | None = None, take_over: bool = False, reason: str = "") -> bool:
+        """Ends the pause; False if there was none. Raises AdminBusy if it is another's."""
+        with self.desk() as desk:
+            plan = ResumePlan(desk.scene, token=token, take_over=take_over, reason=reason)
+            desk.run(plan)
+            return plan.was_paused
+
+    # --- positions
+
+    def set_position(self, topics: str | Sequence[str | TopicPartition] = (), to: str | int | Target | None = None, *,
+                     shift_by: int | None = None, stay_paused: bool = False, dry_run: bool = False, reason: str = "",
+                     token: int | None = None, take_over: bool = False,
+                     watcher: Watcher | None = None) -> Moved:  # fmt: skip
+        """Moves positions while the group's consumers stay up: all that are named, or none of them.
+
+        `topics`: "orders" (every partition), "orders:3", or TopicPartitions. `to`: earliest, latest, latest-N, an
+        offset, an ISO-8601 time, committed, or a table (targets.parse_table). Raises PositionOutOfRange before anything
+        is paused, AdminBusy, PositionNotMoved (nothing moved, and nothing will), PositionUnknown.
+        """
+        target = _target(to, shift_by)
+        with self.desk() as desk:
+            tps = partitions_of(desk, topics, target)
+            check_topology(desk.scene, tps)
+            check_size(desk.scene, tps)
+            facts = _Lookup(desk, tps, target)
+            first = facts.positions()
+            if dry_run:
+                return Moved(preview(desk.scene, first))
+            plan = PositionPlan(desk.scene, tps, stay_paused=stay_paused, reason=reason, token=token,
+                                take_over=take_over)  # fmt: skip
+            desk.run(plan, watcher, facts.positions)
+            assert plan.moved is not None  # the desk raises what it did not do
+            after = {TopicPartition(move.topic, move.partition): move.position for move in plan.moved.moves}
+            return Moved(rows_of(None, plan.before, after), plan.moved_at, plan.token)
+
+    def positions(self) -> dict[TopicPartition, int]:
+        """Every position that the group has: what `targets.print_table` writes down."""
+        with self.desk() as desk:
+            return overview.positions(_state(desk))
+
+    # --- sessions
+
+    def step_down(self, session: int, reason: str = "") -> int:
+        """Marks a session as the last candidate for everything; returns the mark."""
+        with self.desk() as desk:
+            plan = StepDownPlan(desk.scene, session, reason)
+            desk.run(plan)
+            return plan.mark
+
+    def evict(self, session: int, *, watcher: Watcher | None = None) -> str:
+        """Ends a session that is silent for twice its interval, watched from now; returns who ended it.
+
+        Raises MembersAlive if it gives a sign of life. There is no way to end a live one from outside.
+        """
+        with self.desk() as desk:
+            plan = EvictPlan(desk.scene, {session})
+            desk.run(plan, watcher)
+            return plan.ended_by.get(session, "")
+
+    def delete(self, *, watcher: Watcher | None = None) -> bool:
+        """Deletes the group and its positions; False if it was deleted already. Raises MembersAlive."""
+        with self.desk() as desk:
+            plan = RemovePlan(desk.scene)
+            desk.run(plan, watcher)
+            return plan.deleted_at != NONE
+
+
+def group(marshal: Marshal, name: str) -> Group:
+    """The operator's side of a group, over a connection that is there.
+
+    A function and no method of Marshal: the room `client` does not know the room `admin` (CONTRIBUTING.md).
+    """
+    return Group(marshal.door, name, marshal.coordination_topic)
+
+
+def _state(desk: Desk) -> GroupState:
+    state = desk.scene.group
+    assert state is not None  # Group.desk has looked
+    return state
+
+
+def _target(to: str | int | Target | None, shift_by: int | None) -> Target:
+    if (to is None) == (shift_by is None):
+        raise InvalidOption("to", to, "give either `to` or `shift_by`")
+    if shift_by is not None:
+        return shift(shift_by)
+    if isinstance(to, Target):
+        return to
+    return parse(str(to))
+
+
+def partitions_of(desk: Desk, topics: str | Sequence[str | TopicPartition], target: Target) -> list[TopicPartition]:
+    """The partitions that are meant. Raises InvalidOption, GroupMissing."""
+    state = _state(desk)
+    found: list[TopicPartition] = []
+    table = [tp for tp, _ in target.table]
+    for given in [topics] if isinstance(topics, str) else topics:
+        if isinstance(given, TopicPartition):
+            found.append(given)
+            continue
+        topic, colon, number = given.rpartition(":")
+        if colon and number.isdigit():
+            found.append(TopicPartition(topic, int(number)))
+        elif target.kind == TABLE:
+            found += [tp for tp in table if tp.topic == given]
+        elif given in state.topics:
+            found += [TopicPartition(given, partition) for partition in range(state.topics[given].count)]
+        else:
+            raise GroupMissing(desk.scene.name, f"has never consumed topic {given!r}")
+    if target.kind == TABLE:
+        found = found if topics else table
+        missing = sorted(set(found) - set(table))
+        if missing:
+            raise InvalidOption("to", "the file", f"it does not name {missing[0]}")
+    if not found:
+        raise InvalidOption("topics", topics, "name at least one topic")
+    return sorted(set(found))
+
+
+class _Lookup:
+    """What the cluster says about these partitions, asked anew for every aim: ends move while a group drains."""
+
+    def __init__(self, desk: Desk, tps: Sequence[TopicPartition], target: Target) -> None:
+        self._desk, self._tps, self._target = desk, tps, target
+        admin = desk.admin
+        for topic in {tp.topic for tp in tps}:
+            if admin.partition_count(topic) is None:
+                raise GroupMissing(desk.scene.name, f"consumed {topic!r}, which does not exist any more")
+        # What the group itself commits while it lets go must not move the aim.
+        self._committed = admin.committed(desk.scene.name, tps) if target.kind == COMMITTED else {}
+
+    def positions(self) -> dict[TopicPartition, int]:
+        admin, state = self._desk.admin, _state(self._desk)
+        bounds = admin.bounds(self._tps)
+        at_time = admin.offsets_at(self._tps, self._target.number) if self._target.kind == TIME else {}
+        facts = Facts(
+            {tp: state.partitions[tp].position if tp in state.partitions else NONE for tp in self._tps},
+            {tp: bounds[tp].first for tp in self._tps},
+            {tp: bounds[tp].end for tp in self._tps},
+            self._committed,
+            at_time,
+        )
+        return resolve(self._target, self._tps, facts)

@@ -1,0 +1,127 @@
+"""One admin's pause of a group: getting it, keeping it, and leaving nothing of it behind (PROTOCOL.md M1-M4, M7, M10).
+
+Strategy: whose pause it is stands in the log (`by` of the accepted ReleaseGroup), so a late copy, a lost answer and a
+second run of the same person need no thought of their own. `asked` remembers what a copy of ours may still do.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from marshal_py.admin.errand import Errand, Scene
+from marshal_py.errors import AdminBusy, InvalidOption, MarshalError, PositionNotMoved
+from marshal_py.protocol.identity import NONE, Instant
+from marshal_py.protocol.records import PAUSE_MS_MAX, ReleaseGroup
+from marshal_py.protocol.world import Group
+
+DEFAULT_MS: Final = 60_000  # plus twice the longest interval: enough to wait a dead owner out with room to spare
+RENEWALS_PER_DURATION: Final = 3  # two may be lost before members end the pause
+
+
+class Hold:
+    """The pause that an errand works in."""
+
+    def __init__(self, errand: Errand, reason: str, duration_ms: int | None, token: int | None,
+                 take_over: bool) -> None:  # fmt: skip
+        """`duration_ms`: None means the default. `token` or `take_over` allow taking another's pause (M2)."""
+        if duration_ms is not None and not 0 < duration_ms <= PAUSE_MS_MAX:
+            raise InvalidOption("duration", f"{duration_ms / 1000:g} s", "more than 0, at most 24 h")
+        self.errand = errand
+        self.reason = reason
+        self.duration_ms = duration_ms if duration_ms is not None else default_ms(errand.scene.group)
+        self.given_token = token
+        self.take_over = take_over
+        self.asked: set[int] = set()  # what our ReleaseGroups observed: a copy may still pause a group that stands there
+        self.token = NONE  # of our pause, as last read
+        self._read_ms = 0
+
+    def mine(self, group: Group) -> bool:
+        """Whether the running pause is this run's (M1)."""
+        pause = self.errand.scene.ledger.running(group)
+        return pause is not None and self.errand.scene.author.wrote(pause.by)
+
+    def seize(self, group: Group, now: Instant) -> bool:
+        """Whether the group is in our pause; asks for it if not, renews it in time. Gives the errand up if it may not."""
+        if self.mine(group):
+            if self.token != group.pause_change:
+                self.errand.tell("paused" if self.token == NONE else "renewed", offset=group.pause_change)
+                self.token, self._read_ms = group.pause_change, now.mono_ms
+            self._renew(group, now)
+            return True
+        refused = self._refusal(group, now)
+        if refused is not None:
+            self.errand.give_up(refused)
+        else:
+            self._ask(group, now)
+        return False
+
+    def _refusal(self, group: Group, now: Instant) -> MarshalError | None:
+        held_before = self.token != NONE
+        ledger = self.errand.scene.ledger
+        if held_before and not group.paused and not ledger.waited_out:
+            # M7: somebody wanted the group to run. To pause it again would be a quarrel.
+            return PositionNotMoved(group.name, f"the pause was ended by {ledger.ended_by or 'somebody'}")
+        if not group.paused or (not held_before and may_take(self.errand.scene, group, self.given_token,
+                                                             self.take_over)):  # fmt: skip
+            return None
+        return busy(self.errand.scene, group, now)
+
+    def _ask(self, group: Group, now: Instant) -> None:
+        token = group.pause_change if group.paused else NONE
+        self._send(group, token, now)
+
+    def _renew(self, group: Group, now: Instant) -> None:
+        """M4. Also when a renewal is on its way already: it is then the same record, sent again until read."""
+        if group.pause_change in self.asked or (
+            now.mono_ms - self._read_ms >= self.duration_ms // RENEWALS_PER_DURATION
+        ):
+            self._send(group, group.pause_change, now)
+
+    def _send(self, group: Group, token: int, now: Instant) -> None:
+        self.asked.add(group.pause_change)
+        # Sent again it is the same record, its words included: one key for all copies.
+        expires_ms = now.wall_ms + self.duration_ms
+        last = next((r for r in self.errand.sent(ReleaseGroup)
+                     if r.duration_ms and (r.observed, r.token) == (group.pause_change, token)), None)  # fmt: skip
+        self.errand.send(last or ReleaseGroup(group.pause_change, token, self.duration_ms, 0, expires_ms, self.reason,
+                                              self.errand.scene.author.by), now)  # fmt: skip
+
+    def settled(self, group: Group) -> bool:
+        """Whether no ReleaseGroup of ours can still be accepted: then the token stays what it is (M10)."""
+        return group.pause_change not in self.asked
+
+    def finish(self, group: Group, now: Instant) -> bool:
+        """M10: ends our pause; True once it is read over and nothing of ours can pause the group again."""
+        if group.deleted or group.opaque_at != NONE:
+            return True  # the fold takes no ReleaseGroup there
+        if not self.mine(group) and self.settled(group):
+            return True
+        token = group.pause_change if group.paused else NONE
+        self.errand.send(end_of(group, token, self.errand.scene.author.by), now)
+        return False
+
+
+def end_of(group: Group, token: int, by: str, reason: str = "") -> ReleaseGroup:
+    """The record that ends the running pause; on a group that is not paused it kills a ReleaseGroup in flight (F7.3)."""
+    return ReleaseGroup(group.pause_change, token, 0, reason=reason, by=by)
+
+
+def may_take(scene: Scene, group: Group, token: int | None, take_over: bool) -> bool:
+    """M2: a running pause of somebody else may be taken by its token, on demand, or by the same person's next run."""
+    if take_over or token == group.pause_change:
+        return True
+    pause = scene.ledger.running(group)
+    return token is None and pause is not None and scene.author.is_also(pause.by)
+
+
+def busy(scene: Scene, group: Group, now: Instant) -> AdminBusy:
+    """Who holds the pause, why, and for how long yet."""
+    pause = scene.ledger.running(group)
+    by, reason = (pause.by, pause.reason) if pause is not None else ("", "")
+    return AdminBusy(group.name, by, reason, scene.ledger.left_s(now.wall_ms), group.pause_change)
+
+
+def default_ms(group: Group | None) -> int:
+    """M3."""
+    longest = max((s.join.interval_ms for s in group.sessions.values()), default=0) if group is not None else 0
+    return min(DEFAULT_MS + 2 * longest, PAUSE_MS_MAX)

@@ -1,0 +1,121 @@
+"""Pausing a group until everybody has let go, and ending a pause (PROTOCOL.md M1-M5, M10). Decides; sends nothing."""
+
+from __future__ import annotations
+
+from marshal_py.admin.errand import Errand, Scene, holders
+from marshal_py.admin.hold import Hold, busy, end_of, may_take
+from marshal_py.errors import AdminGaveUp, MarshalError, PauseNotDrained
+from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.records import Evict, ReleaseGroup
+from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.world import Group
+
+
+class Drain:
+    """Who still holds what in our pause: tells of every partition that is let go, and waits the silent owners out."""
+
+    def __init__(self, errand: Errand, tps: set[TopicPartition] | None = None) -> None:
+        """`tps`: None means every partition of the group."""
+        self.errand = errand
+        self.tps = tps
+        self.held: dict[TopicPartition, int] = {}
+        self.released: list[TopicPartition] = []
+        self.evicted: list[int] = []
+        self._begun = False
+
+    def empty(self, group: Group, now: Instant) -> bool:
+        """Whether nobody holds any of it. Call only in the own pause: nobody can claim there (F4.1)."""
+        held = holders(group, self.tps)
+        if not self._begun:
+            self._begun = True
+            for tp, session in sorted(held.items()):
+                self.errand.tell("draining", name_of(group, session), tp, session)
+        for tp, session in sorted(self.held.items()):
+            if tp not in held:
+                self.released.append(tp)
+                self.errand.tell("released", name_of(group, session), tp, session)
+        self.held = held
+        self.errand.wait_out(group, set(held.values()), now)
+        return not held
+
+    def read(self, verdict: Verdict) -> None:
+        if isinstance(verdict.record, Evict) and verdict.accepted:
+            if verdict.record.session in self.held.values():
+                self.evicted.append(verdict.record.session)
+                self.errand.tell("evicted", verdict.record.by, session=verdict.record.session)
+
+    def names(self, group: Group | None) -> tuple[str, ...]:
+        if group is None:
+            return ()
+        return tuple(sorted({name_of(group, session) for session in holders(group, self.tps).values()}))
+
+
+def name_of(group: Group, session: int) -> str:
+    """A session in words."""
+    known = group.sessions.get(session)
+    return f"{known.join.client_id} (session {session})" if known is not None else f"session {session}"
+
+
+class PausePlan(Errand):
+    """Pauses a group. Ends once every partition is let go; one that keeps it stays and renews until it is stopped."""
+
+    def __init__(self, scene: Scene, *, reason: str = "", duration_ms: int | None = None, token: int | None = None,
+                 take_over: bool = False, keep: bool = False, patience_ms: int | None = None) -> None:  # fmt: skip
+        super().__init__(scene, patience_ms)
+        self.hold = Hold(self, reason, duration_ms, token, take_over)
+        self.drain = Drain(self)
+        self.keep = keep
+        self.drained = False
+        self.token = NONE  # of the pause, once everybody has let go
+
+    def read(self, verdict: Verdict, now: Instant) -> None:
+        self.drain.read(verdict)
+
+    def act(self, group: Group, now: Instant) -> None:
+        if not self.hold.seize(group, now) or not self.drain.empty(group, now):
+            return
+        if not self.drained:
+            self.drained = True
+            self.tell("drained", offset=group.pause_change)
+        self.token = group.pause_change
+        if self.keep:
+            self.began = now  # patience is for waiting; this one stays because it was asked to
+        elif self.hold.settled(group):
+            self.end()
+
+    def late(self) -> MarshalError:
+        return PauseNotDrained(self.scene.name, self.drain.names(self.scene.group), self.patience_ms / 1000)
+
+    def close(self, group: Group, now: Instant) -> bool:
+        return self.hold.finish(group, now)
+
+    def stop(self) -> None:
+        """Ends a kept pause (the user has had enough); the errand ends when that is read."""
+        self.give_up(AdminGaveUp(self.scene.name, "the pause", 0.0))
+
+
+class ResumePlan(Errand):
+    """Ends a pause: the own one, that of a token, or on demand anybody's."""
+
+    def __init__(self, scene: Scene, *, token: int | None = None, take_over: bool = False, reason: str = "",
+                 patience_ms: int | None = None) -> None:  # fmt: skip
+        super().__init__(scene, patience_ms)
+        self.token, self.take_over, self.reason = token, take_over, reason
+        self.was_paused = False
+
+    def read(self, verdict: Verdict, now: Instant) -> None:
+        record = verdict.record
+        if isinstance(record, ReleaseGroup) and verdict.accepted and not record.duration_ms:
+            self.was_paused = self.was_paused or self.scene.author.wrote(record.by)
+
+    def act(self, group: Group, now: Instant) -> None:
+        if not group.paused:
+            self.tell("resumed" if self.was_paused else "running", offset=group.pause_change)
+            self.end()
+        elif may_take(self.scene, group, self.token, self.take_over):
+            self.send(end_of(group, group.pause_change, self.scene.author.by, self.reason), now)
+        else:
+            self.give_up(busy(self.scene, group, now))
+
+    def late(self) -> MarshalError:
+        return AdminGaveUp(self.scene.name, "the end of the pause", self.patience_ms / 1000)

@@ -1,0 +1,167 @@
+"""Moving positions of a live group: pause, wait until it is free, one atomic record, resume (PROTOCOL.md M1-M10).
+
+States, all read from the world: not paused by us -> held by owners -> free and aimed -> moved. The run says *moved* after
+reading any of its own records accepted, *not moved* only when no copy can land any more, else *unknown*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from marshal_py.admin.errand import Errand, Scene
+from marshal_py.admin.hold import Hold
+from marshal_py.admin.pause import Drain
+from marshal_py.errors import (
+    AdminBusy,
+    GroupMissing,
+    MarshalError,
+    PauseNotDrained,
+    PositionNotMoved,
+    PositionUnknown,
+)
+from marshal_py.protocol import codec
+from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.records import OFFSET_MAX, Move, SetPosition
+from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.world import Group
+
+MOVED: Final = "moved"
+NOT_MOVED: Final = "not_moved"
+UNKNOWN: Final = "unknown"
+
+
+class PositionPlan(Errand):
+    """One move of some partitions of a group, all or nothing."""
+
+    def __init__(self, scene: Scene, tps: Iterable[TopicPartition], *, stay_paused: bool = False, reason: str = "",
+                 duration_ms: int | None = None, token: int | None = None, take_over: bool = False,
+                 patience_ms: int | None = None) -> None:  # fmt: skip
+        """Raises InvalidRecord if the record would be too large, GroupMissing for a partition that is not there."""
+        super().__init__(scene, patience_ms)
+        self.tps = sorted(set(tps))
+        self.resume = not stay_paused
+        check_topology(scene, self.tps)
+        check_size(scene, self.tps)
+        self.hold = Hold(self, reason or "set-position", duration_ms, token, take_over)
+        self.drain = Drain(self, set(self.tps))
+        self.moved: SetPosition | None = None  # as read accepted
+        self.moved_at = NONE
+        self.before: dict[TopicPartition, int] = {}  # positions as they were when the move was sent
+        self.token = NONE  # of the pause that stays behind, if one does
+        self._aims: Mapping[TopicPartition, int] | None = None
+        self._aimed_at: tuple[tuple[int, int], ...] = ()
+        self._told_moving = False
+
+    # --- reading
+
+    def read(self, verdict: Verdict, now: Instant) -> None:
+        self.drain.read(verdict)
+        record = verdict.record
+        if isinstance(record, SetPosition) and verdict.accepted and self.scene.author.wrote(record.by):
+            self.moved, self.moved_at = record, verdict.offset  # M7: any of our attempts
+            self.tell("moved", offset=verdict.offset)
+
+    @property
+    def outcome(self) -> str:
+        """What is true now, for a run that is over."""
+        if self.moved is not None:
+            return MOVED
+        return UNKNOWN if self._may_land(self.scene.group) else NOT_MOVED
+
+    def _may_land(self, group: Group | None) -> bool:
+        """M8: a copy can be accepted only while its token is the running pause's (F8.1), and that only grows."""
+        if group is None or group.deleted or group.opaque_at != NONE:
+            return False
+        return any(record.token == group.pause_change for record in self.sent(SetPosition))
+
+    # --- acting
+
+    def aimed(self, positions: Mapping[TopicPartition, int]) -> None:
+        """The driver has looked up what Step.aim asked for."""
+        self._aims = positions
+
+    def act(self, group: Group, now: Instant) -> None:
+        if self.moved is not None:
+            self._leave_moved(group, now)
+            return
+        try:
+            check_topology(self.scene, self.tps)
+        except GroupMissing as error:
+            self.give_up(PositionNotMoved(group.name, str(error)))
+            return
+        if not self.hold.seize(group, now) or not self.drain.empty(group, now):
+            return
+        states = tuple(_state(group, tp) for tp in self.tps)
+        if self._aims is None or self._aimed_at != states:
+            self._aims, self._aimed_at = None, states
+            self.step.aim = True  # positions that stand still now: nobody owns them, and nobody can claim
+            return
+        if not self._told_moving:
+            self._told_moving = True
+            self.tell("moving", f"{len(self.tps)} partitions", offset=group.pause_change)
+        self.before = {tp: position for tp, (_, position) in zip(self.tps, states, strict=True)}
+        moves = tuple(
+            Move(*tp, version, self._aims[tp]) for tp, (version, _) in zip(self.tps, states, strict=True)
+        )
+        self.send(SetPosition(group.pause_change, moves, self.resume, self.scene.author.by), now)
+
+    def _leave_moved(self, group: Group, now: Instant) -> None:
+        """The move resumed the group, which killed all of ours (F8.4); or its pause stays, with a token that is final."""
+        if self.resume or not self.hold.mine(group) or self.hold.settled(group):
+            self.token = group.pause_change if self.hold.mine(group) else NONE
+            self.end()
+        else:
+            self.hold.seize(group, now)
+
+    # --- giving up
+
+    def late(self) -> MarshalError:
+        names, waited_s = self.drain.names(self.scene.group), self.patience_ms / 1000
+        return PositionNotMoved(self.scene.name, str(PauseNotDrained(self.scene.name, names, waited_s)))
+
+    def close(self, group: Group, now: Instant) -> bool:
+        if self.moved is not None and self.resume:
+            return True
+        return self.hold.finish(group, now)
+
+    def end(self, error: MarshalError | None = None) -> None:
+        """An error says why it was given up; the outcome says what became of it."""
+        if self.outcome == MOVED:
+            error = None  # it landed while the end was on its way
+        elif self.outcome == UNKNOWN:
+            error = PositionUnknown(self.scene.name, str(error), self.command())
+        elif error is not None and not isinstance(error, PositionNotMoved | AdminBusy):
+            error = PositionNotMoved(self.scene.name, str(error))
+        super().end(error)
+
+    def command(self) -> str:
+        """What finds out later."""
+        return f"marshal explain {self.scene.name} {self.tps[0]}"
+
+
+def _state(group: Group, tp: TopicPartition) -> tuple[int, int]:
+    """(version, position) of a partition; none for one that nobody ever claimed."""
+    known = group.partitions.get(tp)
+    return (NONE, NONE) if known is None else (known.version, known.position)
+
+
+def check_topology(scene: Scene, tps: Iterable[TopicPartition]) -> None:
+    """F8.2, before anything is paused: the log must know the partitions."""
+    group = scene.group
+    if group is None:
+        raise GroupMissing(scene.name, "has never been used: start a consumer once, or mend the name")
+    for tp in tps:
+        topic = group.topics.get(tp.topic)
+        if topic is None:
+            raise GroupMissing(scene.name, f"has never consumed topic {tp.topic!r}")
+        if not 0 <= tp.partition < topic.count:
+            raise GroupMissing(scene.name, f"knows {topic.count} partitions of {tp.topic!r}, not {tp}")
+
+
+def check_size(scene: Scene, tps: Iterable[TopicPartition]) -> None:
+    """The record of the move with the longest numbers that it could hold. Raises InvalidRecord."""
+    moves = tuple(Move(*tp, OFFSET_MAX, OFFSET_MAX) for tp in tps)
+    record = SetPosition(OFFSET_MAX, moves, True, scene.author.by)
+    genesis = scene.world.genesis
+    codec.encode(record, scene.name, b"" if genesis is None else genesis.incarnation)

@@ -1,0 +1,79 @@
+"""What a move would do, without writing: the record folded onto a copy of the world (`--dry-run`), as a table. Pure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from marshal_py.admin.errand import Scene
+from marshal_py.errors import PositionNotMoved
+from marshal_py.protocol import codec, rationalizer
+from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.records import PAUSE_MS_MAX, Move, Record, ReleaseGroup, ReleasingPartition, SetPosition
+from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.world import Group, World
+
+
+class Row(NamedTuple):
+    """One partition of a move. `skipped` messages will not be read, `repeated` ones will be read again."""
+
+    topic: str
+    partition: int
+    owner: str  # client id, "" if nobody owns it
+    position: int
+    target: int
+    skipped: int
+    repeated: int
+
+
+def rows_of(group: Group | None, before: Mapping[TopicPartition, int],
+            after: Mapping[TopicPartition, int]) -> list[Row]:  # fmt: skip
+    """`before`: NONE where the partition had no position; then nothing is known to be skipped or repeated."""
+    rows = []
+    for tp, target in sorted(after.items()):
+        position = before.get(tp, NONE)
+        moved = target - position if position != NONE else 0
+        rows.append(Row(*tp, _owner(group, tp), position, target, max(0, moved), max(0, -moved)))
+    return rows
+
+
+def _owner(group: Group | None, tp: TopicPartition) -> str:
+    known = group.partitions.get(tp) if group is not None else None
+    if group is None or known is None or known.owner == NONE:
+        return ""
+    return group.sessions[known.owner].join.client_id
+
+
+def preview(scene: Scene, targets: Mapping[TopicPartition, int]) -> list[Row]:
+    """The rows as the fold itself makes them. Raises PositionNotMoved with the fold's reason."""
+    world = twin(scene.world, scene.name)
+    group = scene.group
+    assert group is not None  # position.check_topology has looked
+    before = {tp: p.position for tp, p in group.partitions.items()}
+    _write(world, scene.name, ReleaseGroup(group.pause_change, group.pause_change, PAUSE_MS_MAX, by=scene.author.by))
+    there = world.groups[scene.name]
+    for partition in list(there.claims.values()):
+        _write(world, scene.name, ReleasingPartition(partition.owner, partition.epoch, partition.position))
+    versions = {tp: p.version for tp, p in there.partitions.items()}
+    moves = tuple(Move(*tp, versions.get(tp, NONE), position) for tp, position in sorted(targets.items()))
+    verdict = _write(world, scene.name, SetPosition(there.pause_change, moves, True, scene.author.by))
+    if not verdict.accepted:
+        raise PositionNotMoved(scene.name, f"the fold would reject it: {verdict.reason}")
+    return rows_of(group, before, {tp: there.partitions[tp].position for tp in targets})
+
+
+def twin(world: World, name: str) -> World:
+    """A copy of one group in a world of its own, which stands where the world stands."""
+    found = World(world.log, world.root)
+    found.genesis, found.crc_seed = world.genesis, world.crc_seed
+    found.groups[name] = copy.deepcopy(world.groups[name])
+    found.next_offset = world.next_offset
+    found.pending = list(world.pending)
+    found.chain, found.chain_at = world.chain, world.chain_at
+    return found
+
+
+def _write(world: World, group: str, record: Record) -> Verdict:
+    assert world.genesis is not None  # a group exists, so its log has begun
+    return rationalizer.apply(world, world.next_offset, codec.encode(record, group, world.genesis.incarnation))

@@ -1,0 +1,132 @@
+"""Operations on sessions and on the group as a whole: step down, evict, delete (PROTOCOL.md M5, M11, M12)."""
+
+from __future__ import annotations
+
+from marshal_py.admin.errand import Errand, Scene
+from marshal_py.admin.pause import name_of
+from marshal_py.errors import AdminGaveUp, GroupMissing, MarshalError, MembersAlive
+from marshal_py.protocol.identity import NONE, Instant
+from marshal_py.protocol.records import Evict, GroupConfig, Leave, StepDown
+from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.world import Group
+
+
+def find_session(scene: Scene, session: int) -> None:
+    """Raises GroupMissing for a session that is not live."""
+    if scene.group is None or session not in scene.group.sessions:
+        raise GroupMissing(scene.name, f"has no live session {session}")
+
+
+class StepDownPlan(Errand):
+    """Marks a session as the last candidate for everything (F9.8). It stays in the group."""
+
+    def __init__(self, scene: Scene, session: int, reason: str = "", patience_ms: int | None = None) -> None:
+        super().__init__(scene, patience_ms)
+        find_session(scene, session)
+        self.session, self.reason = session, reason
+        self.mark = NONE
+
+    def read(self, verdict: Verdict, now: Instant) -> None:
+        record = verdict.record
+        if isinstance(record, StepDown) and verdict.accepted and self.scene.author.wrote(record.by):
+            self.mark = verdict.offset
+            self.tell("stepped_down", session=record.session, offset=verdict.offset)
+
+    def act(self, group: Group, now: Instant) -> None:
+        if self.mark != NONE:
+            self.end()
+        elif self.session not in group.sessions:
+            self.give_up(GroupMissing(group.name, f"has no live session {self.session} any more"))
+        else:
+            observed = group.sessions[self.session].mark
+            self.send(StepDown(self.session, observed, self.reason, self.scene.author.by), now)
+
+    def late(self) -> MarshalError:
+        return AdminGaveUp(self.scene.name, f"the step-down of session {self.session}", self.patience_ms / 1000)
+
+
+class EvictPlan(Errand):
+    """Ends sessions that are silent, after waiting for each as long as a member must (M5). A sign of life refuses it."""
+
+    what = "nobody is evicted"
+
+    def __init__(self, scene: Scene, sessions: set[int], patience_ms: int | None = None) -> None:
+        super().__init__(scene, patience_ms)
+        for session in sessions:
+            find_session(scene, session)
+        self.left = set(sessions)
+        self.ended_by: dict[int, str] = {}
+        self._extended: dict[int, int] = {}
+
+    def read(self, verdict: Verdict, now: Instant) -> None:
+        group = self.scene.group
+        for session in [s for s in self.left if group is None or s not in group.sessions]:
+            self.left.discard(session)
+            match verdict.record:
+                case Evict() as record:
+                    self.ended_by[session] = record.by
+                    self.tell("evicted", record.by, session=session, offset=verdict.offset)
+                case Leave() as record:
+                    self.ended_by[session] = "left"
+                    self.tell("left", record.reason, session=session, offset=verdict.offset)
+                case _:
+                    self.ended_by[session] = "ended"
+                    self.tell("ended", session=session, offset=verdict.offset)
+
+    def act(self, group: Group, now: Instant) -> None:
+        self.wait(group, now)
+        if not self.left:
+            self.end()
+
+    def wait(self, group: Group, now: Instant) -> None:
+        alive = []
+        for session in sorted(self.left):
+            extended = group.sessions[session].extended
+            if self._extended.setdefault(session, extended) != extended:
+                alive.append(name_of(group, session))
+        if alive:
+            self.give_up(MembersAlive(group.name, self.what, tuple(alive)))
+        else:
+            self.wait_out(group, self.left, now)
+
+    def late(self) -> MarshalError:
+        return AdminGaveUp(self.scene.name, f"the end of sessions {sorted(self.left)}", self.patience_ms / 1000)
+
+
+class RemovePlan(EvictPlan):
+    """Deletes a group (F9.5): nobody may live in it; sessions that died without a word are waited out first."""
+
+    what = "a group with live members is not deleted"
+
+    def __init__(self, scene: Scene, patience_ms: int | None = None) -> None:
+        if scene.group is None:
+            raise GroupMissing(scene.name, "has never been used")
+        super().__init__(scene, set(scene.group.sessions), patience_ms)
+        self.deleted_at = NONE
+
+    def read(self, verdict: Verdict, now: Instant) -> None:
+        super().read(verdict, now)
+        if isinstance(verdict.record, GroupConfig) and verdict.accepted and verdict.record.deleted:
+            self.deleted_at = verdict.offset
+            self.tell("deleted", verdict.record.by, offset=verdict.offset)
+
+    def act(self, group: Group, now: Instant) -> None:
+        late = set(group.sessions) - self.left
+        if late:  # it joined while we looked: that is a sign of life
+            names = tuple(name_of(group, session) for session in sorted(late))
+            self.give_up(MembersAlive(group.name, self.what, names))
+            return
+        self.wait(group, now)
+        if not self.left and self.giving_up is None:
+            self.send(GroupConfig(group.config_offset, deleted=True, by=self.scene.author.by), now)
+
+    def give_up(self, error: MarshalError) -> None:
+        """A deleted group ends every other errand; this one has what it wanted."""
+        group = self.scene.group
+        if group is not None and group.deleted:
+            self.end()
+        else:
+            super().give_up(error)
+
+    def late(self) -> MarshalError:
+        return AdminGaveUp(self.scene.name, "the deletion", self.patience_ms / 1000)

@@ -1,0 +1,235 @@
+"""Planted bugs of the fold: each replaces one rule of rationalizer.py by a weaker one. Called by mutants.py alone.
+
+A replaced rule has the shape of a rule: (group, offset, record, body) -> reason. `MUTANTS` names for each the number of
+the record type whose rule it wraps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.records import ClaimingMessages, ClaimingPartition, Evict, Heartbeat, ReleaseGroup, SetPosition
+from marshal_py.protocol.world import Group, Partition
+from marshal_py.simulator.admins import Admin
+
+Rule = Callable[[Group, int, Any, bytes], str]
+
+HEARTBEAT, EVICT, CLAIM, RELEASE, GRANT, PAUSE, MOVE = 2, 4, 5, 6, 7, 8, 9
+
+
+def _x6(rule: Rule) -> Rule:
+    def move(group: Group, offset: int, record: SetPosition, body: bytes) -> str:
+        kept = [move.position for move in record.moves]
+        for at, item in enumerate(record.moves):
+            known = group.partitions.get(TopicPartition(item.topic, item.partition))
+            kept[at] = max(item.position, NONE if known is None else known.position)
+        moves = tuple(replace(item, position=position) for item, position in zip(record.moves, kept, strict=True))
+        return rule(group, offset, replace(record, moves=moves), body)
+
+    return move
+
+
+def _x7(rule: Rule) -> Rule:
+    def move(group: Group, offset: int, record: SetPosition, body: bytes) -> str:
+        change, duration_ms = group.pause_change, group.pause_duration_ms
+        group.pause_change, group.pause_duration_ms = record.token, max(1, duration_ms)
+        reason = rule(group, offset, replace(record, resume=False), body)
+        group.pause_change, group.pause_duration_ms = change, duration_ms
+        return reason
+
+    return move
+
+
+def _x8(rule: Rule) -> Rule:
+    def grant(group: Group, offset: int, record: ClaimingMessages, body: bytes) -> str:
+        reason = rule(group, offset, record, body)
+        if not reason:
+            group.claims[record.epoch].position = record.from_  # the next heartbeat would tell
+        return reason
+
+    return grant
+
+
+def _x9(rule: Rule) -> Rule:
+    def grant(group: Group, offset: int, record: ClaimingMessages, body: bytes) -> str:
+        claim = group.claims.get(record.epoch)
+        if claim is not None:
+            record = replace(record, from_=claim.position, start=max(record.start, 0))
+            record = replace(record, start=max(record.start, claim.position))
+        return rule(group, offset, record, body)
+
+    return grant
+
+
+def _x10(rationalizer: Any) -> list[tuple[Any, str, Any]]:
+    """A record of an older claim of the same session counts for its newer claim of the same partition."""
+    epochs: dict[tuple[int, int], Partition] = {}
+    exact = rationalizer._claim_of
+
+    def claim_of(group: Group, session: int, epoch: int) -> Partition | None:
+        for live, partition in group.claims.items():
+            epochs[id(group), live] = partition
+        found: Partition | None = exact(group, session, epoch)
+        if found is None:
+            found = epochs.get((id(group), epoch))
+        return found if found is not None and found.owner == session else None
+
+    return [(rationalizer, "_claim_of", claim_of)]
+
+
+def _x11(rationalizer: Any) -> list[tuple[Any, str, Any]]:
+    """What a session leaves behind belongs to another process of the same name."""
+    end = rationalizer._end_session
+
+    def end_session(group: Group, session: Any) -> None:
+        for other in group.sessions.values():
+            if other is not session and other.join.client_id == session.join.client_id:
+                for epoch in sorted(session.epochs):
+                    group.claims[epoch].owner = other.id
+                    other.epochs.add(epoch)
+                    other.held += 1
+                session.epochs.clear()
+                break
+        end(group, session)
+
+    return [(rationalizer, "_end_session", end_session)]
+
+
+def _x13(rule: Rule) -> Rule:
+    def heartbeat(group: Group, offset: int, record: Heartbeat, body: bytes) -> str:
+        for entry in record.claims:
+            claim = group.claims.get(entry.epoch)
+            if claim is not None and claim.owner == record.session:
+                claim.position = min(claim.position, entry.position)
+        return rule(group, offset, record, body)
+
+    return heartbeat
+
+
+def _x19(rule: Rule) -> Rule:
+    def evict(group: Group, offset: int, record: Evict, body: bytes) -> str:
+        session = group.sessions.get(record.session)
+        if session is not None:
+            record = replace(record, observed=session.extended)
+        return rule(group, offset, record, body)
+
+    return evict
+
+
+def _x20(rule: Rule) -> Rule:
+    def move(group: Group, offset: int, record: SetPosition, body: bytes) -> str:
+        reasons = [rule(group, offset, replace(record, moves=(item,), resume=False), body) for item in record.moves]
+        return "" if "" in reasons else reasons[0] if reasons else "empty"
+
+    return move
+
+
+def _x21(rationalizer: Any) -> list[tuple[Any, str, Any]]:
+    """No check that all is free; and a tool that does not wait until it is."""
+    rules, rule = list(rationalizer._RULES), rationalizer._RULES[MOVE]
+
+    def move(group: Group, offset: int, record: SetPosition, body: bytes) -> str:
+        owners = {p.tp: p.owner for p in group.partitions.values()}
+        for partition in group.partitions.values():
+            partition.owner = NONE
+        reason: str = rule(group, offset, record, body)
+        for partition in group.partitions.values():
+            partition.owner = owners.get(partition.tp, NONE)
+        return reason
+
+    rules[MOVE] = move
+    return [(rationalizer, "_RULES", tuple(rules)), (Admin, "holders", lambda self, group: [])]
+
+
+def _x22(rule: Rule) -> Rule:
+    def heartbeat(group: Group, offset: int, record: Heartbeat, body: bytes) -> str:
+        reason = rule(group, offset, record, body)
+        if not reason:
+            group.sessions[record.session].extended = offset
+            group.dirty.add(group.sessions[record.session])
+        return reason
+
+    return heartbeat
+
+
+def _x28(rule: Rule) -> Rule:
+    def pause(group: Group, offset: int, record: ReleaseGroup, body: bytes) -> str:
+        token = group.pause_change
+        reason = rule(group, offset, record, body)
+        if not reason and record.token == token != NONE:
+            group.pause_change = token
+        return reason
+
+    return pause
+
+
+def _x29(rule: Rule) -> Rule:
+    def move(group: Group, offset: int, record: SetPosition, body: bytes) -> str:
+        token = group.pause_change
+        reason = rule(group, offset, record, body)
+        group.pause_change = token
+        return reason
+
+    return move
+
+
+def _x32(rule: Rule) -> Rule:
+    def claim(group: Group, offset: int, record: ClaimingPartition, body: bytes) -> str:
+        reason = rule(group, offset, record, body)
+        if not reason and group.partitions[TopicPartition(record.topic, record.partition)].generation == 0:
+            group.partitions[TopicPartition(record.topic, record.partition)].position = max(0, record.start)
+        return reason
+
+    return claim
+
+
+def _g2(rule: Rule) -> Rule:
+    def claim(group: Group, offset: int, record: ClaimingPartition, body: bytes) -> str:
+        reason = rule(group, offset, record, body)
+        known = group.partitions.get(TopicPartition(record.topic, record.partition))
+        if reason and known is not None:
+            known.position = 0
+            group.dirty.add(known)
+        return reason
+
+    return claim
+
+
+def _g4(rule: Rule) -> Rule:
+    def heartbeat(group: Group, offset: int, record: Heartbeat, body: bytes) -> str:
+        for entry in record.claims:
+            for partition in group.partitions.values():
+                if partition.version == entry.epoch and partition.owner == NONE and record.session in group.sessions:
+                    partition.owner, partition.epoch = record.session, entry.epoch
+                    group.claims[entry.epoch] = partition
+                    group.sessions[record.session].epochs.add(entry.epoch)
+                    group.sessions[record.session].held += 1
+                    group.shape += 1
+        return rule(group, offset, record, body)
+
+    return heartbeat
+
+
+# name -> (what it breaks, number of the record type or -1, how)
+MUTANTS: Final[dict[str, tuple[str, int, Callable[[Any], Any]]]] = {
+    "X6": ("a rewind is swallowed by a global max", MOVE, _x6),
+    "X7": ("SetPosition is accepted outside its live pause", MOVE, _x7),
+    "X8": ("the position at most once is what heartbeats say", GRANT, _x8),
+    "X9": ("ClaimingMessages without `from`", GRANT, _x9),
+    "X10": ("no epoch on records", -1, _x10),
+    "X11": ("ownership by client id", -1, _x11),
+    "X13": ("the last heartbeat wins", HEARTBEAT, _x13),
+    "X19": ("Evict without compare-and-set", EVICT, _x19),
+    "X20": ("SetPosition entry by entry", MOVE, _x20),
+    "X21": ("SetPosition under a live owner", -1, _x21),
+    "X22": ("heartbeats extend a session that keeps claims through a pause", HEARTBEAT, _x22),
+    "X28": ("a renewal keeps the token", PAUSE, _x28),
+    "X29": ("a resume by SetPosition is no pause change", MOVE, _x29),
+    "X32": ("the log's position does not count for a start", CLAIM, _x32),
+    "G2": ("a failed claim sets the position to 0", CLAIM, _g2),
+    "G4": ("a heartbeat takes ownership", HEARTBEAT, _g4),
+}

@@ -1,0 +1,276 @@
+"""produce, consume, state, log and doctor over the embedded broker: results, JSON shapes, exit codes."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from marshal_py.client.marshal import VERSION, connect
+from tests.cli.shell import DEADLINE_S, Shell
+
+COMMANDS = [["demo"], ["consume"], ["produce"], ["state"], ["log"], ["log", "tail"], ["log", "dump"], ["doctor"]]
+
+
+# --- the frame
+
+
+def test_version(shell: Shell) -> None:
+    assert shell.run("--version").stdout.strip() == VERSION
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(shell: Shell, command: list[str]) -> None:
+    result = shell.run(*command, "--help")
+    assert result.exit_code == 0
+    if command != ["log"]:
+        for option in ("--bootstrap-servers", "--command-config", "--coordination-topic", "--json", "Example:"):
+            assert option in result.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nothing"],
+        ["consume", "orders"],  # no group
+        ["consume", "orders", "--group", "g", "--delivery", "exactly_once"],
+        ["produce"],
+        ["produce", "orders", "--header", "no equals sign"],
+        ["produce", "orders", "--key-separator", ""],
+        ["state", "--command-config", "/does/not/exist"],
+        ["demo", "--seconds", "1"],
+        ["log", "tail", "-n", "-1"],
+    ],
+)
+def test_wrong_usage_is_2(shell: Shell, arguments: list[str]) -> None:
+    assert shell.run(*arguments).exit_code == 2
+
+
+def test_no_cluster_named_is_wrong_usage() -> None:
+    assert Shell("").run("state").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["produce", "missing"], "topic 'missing' does not exist"),
+        (["produce", "__marshal"], "is the coordination topic"),
+        (["produce", "orders", "--partition", "4"], "has the partitions 0 to 3"),
+        (["consume", "missing", "--group", "g"], "topic 'missing' does not exist"),
+        (["consume", "orders", "--group", "g", "--heartbeat-interval", "0.1"], "heartbeat_interval_s=0.1"),
+        (["consume", "orders", "--group", "g", "--policy", "magic"], "policy='magic'"),
+        (["state", "missing"], "group 'missing' is not in __marshal"),
+        (["state", "--coordination-topic", "missing"], "coordination topic 'missing' is missing"),
+        (["log", "dump", "--coordination-topic", "missing"], "coordination topic 'missing' is missing"),
+        (["demo"], "embedded broker, where clients cannot create topics"),
+    ],
+)
+@pytest.mark.usefixtures("billing")
+def test_a_refusal_is_1_and_one_line(shell: Shell, arguments: list[str], reason: str) -> None:
+    result = shell.run(*arguments, stdin=b"line\n")
+    assert result.exit_code == 1
+    assert reason in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert result.stdout == ""
+
+
+def test_looking_creates_no_topic(shell: Shell) -> None:
+    assert shell.run("state", "--coordination-topic", "never").exit_code == 1
+    assert shell.run("produce", "never", stdin=b"line\n").exit_code == 1
+    assert shell.run("produce", "never", stdin=b"line\n").exit_code == 1
+
+
+def test_the_file_names_the_cluster(shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text(f"# ours\n\nbootstrap.servers = {shell.servers}\nclient.id=shell\n", encoding="utf-8")
+    assert Shell("").run("doctor", "--command-config", str(file)).exit_code == 0
+    file.write_text("no equals sign\n", encoding="utf-8")
+    assert shell.run("doctor", "--command-config", str(file)).exit_code == 2
+    file.write_text("group.id=mine\n", encoding="utf-8")
+    assert shell.run("state", "--command-config", str(file)).exit_code == 1  # refused by name: InvalidOption
+
+
+# --- produce
+
+
+def test_produce_writes_keys_and_headers_to_a_partition(shell: Shell) -> None:
+    result = shell.json("produce", "empty", "--key-separator", ":", "--header", "a=1", "--header", "b=", "--partition",
+                        "1", stdin=b"k:v:w\n:\r\nlast:line")  # fmt: skip
+    assert result == {"topic": "empty", "written": 3}
+    with (
+        connect({"bootstrap.servers": shell.servers, "log_level": 0}) as marshal,
+        marshal.consumer("reader", ["empty"], start="earliest") as consumer,
+    ):
+        got = list(consumer.fetch(3))
+    assert [(message.key, message.value, message.partition) for message in got] == [
+        (b"k", b"v:w", 1), (b"", b"", 1), (b"last", b"line", 1)
+    ]  # fmt: skip
+    assert got[0].headers == [("a", b"1"), ("b", b"")]
+
+
+def test_a_line_without_separator_is_named(shell: Shell) -> None:
+    result = shell.run("produce", "orders", "--key-separator", "|", stdin=b"no separator\n")
+    assert result.exit_code == 1
+    assert "line 1 has no '|'" in result.stderr
+
+
+def test_a_message_too_large_is_named(shell: Shell) -> None:
+    result = shell.run("produce", "full", stdin=b"x" * 1_100_000)
+    assert result.exit_code == 1
+    assert "too large" in result.stderr
+
+
+def test_the_embedded_broker_is_not_overfilled(shell: Shell) -> None:
+    """It would drop the oldest records without a word."""
+    result = shell.run("produce", "full", stdin=(b"x" * 900_000 + b"\n") * 5)
+    assert result.exit_code == 1
+    assert "embedded broker" in result.stderr
+
+
+# --- consume
+
+
+def test_consume_prints_json_lines_and_leaves(shell: Shell, billing: str) -> None:
+    child = shell.start("consume", "orders", "--group", "json", "--start", "earliest", "--max-messages", "20", "--json")
+    stdout, stderr = child.communicate(timeout=DEADLINE_S)
+    assert child.returncode == 0, stderr
+    messages = [json.loads(line) for line in stdout.splitlines()]
+    assert {message["value"] for message in messages} == {str(number) for number in range(20)}
+    assert list(messages[0]) == ["topic", "partition", "offset", "key", "value", "timestamp", "token"]
+    assert "claimed orders:0 from 0" in stderr
+    found = shell.json("state", "json")["groups"][0]
+    assert found["sessions"] == []
+    assert sum(partition["position"] for partition in found["partitions"]) == 20
+
+
+def test_consume_stops_at_sigterm_and_releases(shell: Shell, billing: str) -> None:
+    child = shell.start("consume", "orders", "--group", "sigterm", "--start", "earliest", "--client-id", "me",
+                        "--delivery", "at_most_once")  # fmt: skip
+    assert child.stdout is not None
+    first = child.stdout.readline().strip()
+    assert first.isdigit()
+
+    live = shell.json("state", "sigterm")["groups"][0]
+    assert live["delivery"] == "at_most_once"
+    assert [(session["client_id"], session["state"], session["claims"]) for session in live["sessions"]] == [
+        ("me", "live", 4)
+    ]
+    assert {partition["owner"] for partition in live["partitions"]} == {"me"}
+
+    child.send_signal(signal.SIGTERM)
+    child.communicate(timeout=DEADLINE_S)
+    assert child.returncode == 0
+    assert shell.json("state", "sigterm")["groups"][0]["sessions"] == []
+
+
+def test_the_reader_of_a_pipe_may_go(shell: Shell, billing: str) -> None:
+    child = shell.start("log", "dump")
+    assert child.stdout is not None
+    assert child.stderr is not None
+    child.stdout.close()
+    assert child.wait(DEADLINE_S) == 141
+    assert "Traceback" not in child.stderr.read()
+    child.stderr.close()
+
+
+# --- state
+
+
+def test_state_shows_positions_and_lag(shell: Shell, billing: str) -> None:
+    found = shell.json("state", billing)
+    assert list(found) == ["coordination_topic", "incarnation", "groups"]
+    (group,) = found["groups"]
+    assert (group["group"], group["delivery"], group["pause"]) == ("billing", "at_least_once", None)
+    assert [partition["partition"] for partition in group["partitions"]] == [0, 1, 2, 3]
+    for partition in group["partitions"]:
+        assert partition["owner"] is None
+        assert partition["lag"] == partition["end"] - partition["position"]
+    table = shell.run("state").stdout
+    assert "group billing  (at least once; log 1)" in table
+    assert "no live session" in table
+
+
+def test_an_unused_topic_is_no_error(shell: Shell) -> None:
+    for command in (["state"], ["log", "tail"], ["log", "tail", "--follow"], ["log", "dump"]):
+        result = shell.run(*command, "--coordination-topic", "__unused")
+        assert result.exit_code == 0
+        assert result.stderr.strip() == "no consumer has ever run here"
+    assert shell.json("state", "--coordination-topic", "__unused")["groups"] == []
+
+
+# --- log
+
+
+def test_log_dump_has_every_record_with_its_verdict(shell: Shell, billing: str) -> None:
+    result = shell.run("log", "dump", billing, "--json")
+    records = [json.loads(line) for line in result.stdout.splitlines()]
+    assert list(records[0]) == ["log", "time", "offset", "group", "type", "fields", "verdict", "reason"]
+    assert records[0]["type"] == "Join"
+    assert records[-1]["type"] == "Leave"
+    assert {record["group"] for record in records} == {billing}
+    assert {record["verdict"] for record in records} == {"accepted"}
+    assert [record["offset"] for record in records] == sorted(record["offset"] for record in records)
+
+    everything = shell.run("log", "dump", "--json").stdout.splitlines()
+    assert len(everything) > len(records)
+    assert "Genesis" in {json.loads(line)["type"] for line in everything}
+
+
+def test_log_tail_shows_the_newest(shell: Shell, billing: str) -> None:
+    dumped = shell.run("log", "dump", billing).stdout.splitlines()
+    assert shell.run("log", "tail", billing, "-n", "3").stdout.splitlines() == dumped[-3:]
+    assert shell.run("log", "tail", billing, "-n", "0").stdout == ""
+    assert "leaves (stopped)" in dumped[-1]
+
+
+def test_log_tail_follows(shell: Shell, billing: str) -> None:
+    """What comes after the command was started is shown, and ctrl-C is a clean end."""
+    child = shell.start("log", "tail", "followed", "--follow", "--json", "-n", "1000")
+    try:
+        with (
+            connect({"bootstrap.servers": shell.servers, "log_level": 0}, client_id="newcomer") as marshal,
+            marshal.consumer("followed", ["orders"]),
+        ):
+            assert child.stdout is not None
+            first = json.loads(child.stdout.readline())
+        assert (first["type"], first["fields"]["client_id"]) == ("Join", "newcomer")
+    finally:
+        child.send_signal(signal.SIGINT)
+        child.communicate(timeout=DEADLINE_S)
+    assert child.returncode == 0
+
+
+# --- doctor
+
+
+def test_doctor_names_the_embedded_broker_and_what_it_lacks(shell: Shell, billing: str) -> None:
+    found = shell.json("doctor")
+    assert found["ok"] is True
+    assert {"name", "level", "found", "advice"} == set(found["checks"][0])
+    levels = {check["name"]: check["level"] for check in found["checks"]}
+    assert levels == {
+        "cluster": "ok", "broker": "warn", "coordination topic": "ok", "settings": "warn", "root": "ok", "size": "ok",
+        "content": "ok",
+    }  # fmt: skip
+    lacks = next(check["found"] for check in found["checks"] if check["name"] == "broker")
+    assert "describe_config" in lacks
+    assert "warn  broker: embedded broker" in shell.run("doctor").stdout
+
+
+def test_doctor_finds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marshal_py.cli.frame.CONNECT_TIMEOUT_S", 0.5)
+    result = Shell("127.0.0.1:1").run("doctor")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("fail  cluster: no answer from 127.0.0.1:1")
+    assert result.stderr.strip() == "marshal: failed: cluster"
+
+
+def test_doctor_does_not_mind_an_unused_topic(shell: Shell) -> None:
+    for topic, sentence in (("__unused", "no consumer has ever run here"), ("nowhere", "does not exist yet")):
+        result = shell.run("doctor", "--coordination-topic", topic)
+        assert result.exit_code == 0
+        assert sentence in result.stdout
+
+

@@ -1,0 +1,182 @@
+"""The demo as a person runs it, and its judge on made-up journals. Promises are asserted, never times."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from marshal_py.cli.demo.journal import Claimed, Delivered, Entry, Journal, JournalReader, Lost, Started, Written
+from marshal_py.cli.demo.judge import Judgement, Milestones, judge, sentence
+from marshal_py.cli.demo.orders import order, sound
+from marshal_py.cli.demo.tally import Tally
+from tests.cli.shell import DEADLINE_S, MODULE, REPOSITORY, Shell, wait_until
+
+KEYS = ["produced", "handled", "lost", "redelivered", "doubled", "dropped", "failover_s", "join_gap_s", "moved_on_join",
+        "delivery", "seconds", "ok"]  # fmt: skip
+
+
+# --- the whole
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in Shell("").environment().items() if name != "MARSHAL_BOOTSTRAP_SERVERS"}
+
+
+def run_demo(delivery: str) -> dict[str, object]:
+    done = subprocess.run([*MODULE, "demo", "--seconds", "12", "--json", "--delivery", delivery], text=True,
+                          timeout=2 * DEADLINE_S, env=environment(), capture_output=True, cwd=REPOSITORY)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert list(result) == KEYS
+    assert result["delivery"] == delivery
+    assert result["ok"] is True
+    assert "killed by SIGKILL" in done.stderr
+    return result
+
+
+def test_the_demo_loses_nothing_at_least_once() -> None:
+    result = run_demo("at_least_once")
+    assert result["lost"] == result["doubled"] == result["dropped"] == 0
+    assert result["handled"] == result["produced"] != 0
+
+
+def test_the_demo_doubles_nothing_at_most_once() -> None:
+    result = run_demo("at_most_once")
+    assert result["doubled"] == result["lost"] == result["redelivered"] == 0
+    assert result["handled"] + result["dropped"] == result["produced"] != 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_demo_that_ends_early_leaves_no_process(number: signal.Signals) -> None:
+    """On ctrl-C it ends its children; when it is killed itself, they notice and end."""
+    demo = subprocess.Popen([*MODULE, "demo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env=environment(), cwd=REPOSITORY)  # fmt: skip
+    assert demo.stdout is not None
+    alarm = threading.Timer(DEADLINE_S, demo.kill)  # a demo that says nothing would be read from for ever
+    alarm.start()
+    pids = []
+    for line in demo.stdout:
+        pids += [int(found) for found in re.findall(r"starts \(pid (\d+)\)", line)]
+        if "the group is complete" in line:
+            break
+    demo.send_signal(number)
+    demo.communicate(timeout=DEADLINE_S)
+    alarm.cancel()
+    assert len(pids) == 4
+    wait_until(lambda: not any(map(is_running, pids)), "the end of the demo's processes")
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process exists and is no zombie: in a container without an init, orphans stay zombies."""
+    if Path("/proc/self/stat").exists():
+        stat = Path(f"/proc/{pid}/stat")
+        try:
+            return stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# --- the judge
+
+
+def tally_of(*entries: tuple[str, Entry]) -> Tally:
+    tally = Tally(2)
+    for worker, entry in entries:
+        tally.add(worker, entry)
+    return tally
+
+
+def delivered(at: float, partition: int, offset: int, is_sound: bool = True) -> Delivered:
+    return Delivered(at, partition, offset, "key", is_sound, "token")
+
+
+SOUND = (
+    ("p", Written(0, 0)), ("p", Written(0, 1)), ("p", Written(1, 0)),
+    ("a", Claimed(0.0, 0, 10)), ("b", Claimed(0.0, 1, 11)),
+    ("a", delivered(1.0, 0, 0)), ("b", delivered(1.0, 1, 0)),
+    ("b", Claimed(4.0, 0, 12)), ("b", delivered(5.5, 0, 1)),
+    ("c", Claimed(7.0, 1, 13)), ("b", Lost(7.0, 1, "hand-over")),
+)  # fmt: skip
+MARKS = Milestones(killed="a", killed_at=2.0, joiner="c", joiner_started_at=6.0, production_ended_at=9.0)
+ENDS = {0: 2, 1: 1}
+
+
+def judged(*more: tuple[str, Entry], ends: dict[int, int] = ENDS, delivery: str = "at_least_once") -> Judgement:
+    return judge(tally_of(*SOUND, *more), ends, MARKS, delivery, 10.04)
+
+
+def test_a_sound_run_is_ok() -> None:
+    assert list(msgspec.to_builtins(judged()).values()) == [3, 3, 0, 0, 0, 0, 4.5, None, 1, "at_least_once", 10.0, True]
+
+
+def test_a_message_that_nobody_got_is_lost_or_dropped() -> None:
+    assert (judged(ends={0: 2, 1: 2}).lost, judged(ends={0: 2, 1: 2}).ok) == (1, False)
+    once = judged(ends={0: 2, 1: 2}, delivery="at_most_once")
+    assert (once.lost, once.dropped, once.ok) == (0, 1, True)
+
+
+def test_an_acknowledged_message_that_the_topic_does_not_have_is_lost() -> None:
+    assert judged(("p", Written(1, 7))).lost == 1
+
+
+def test_a_second_delivery_is_redelivered_or_doubled() -> None:
+    again = ("b", delivered(6.0, 0, 0))
+    assert (judged(again).redelivered, judged(again).doubled, judged(again).ok) == (1, 0, True)
+    once = judged(again, delivery="at_most_once")
+    assert (once.redelivered, once.doubled, once.ok) == (0, 1, False)
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+def test_a_wrong_checksum_or_a_message_from_nowhere_breaks_it(delivery: str) -> None:
+    assert not judged(("c", delivered(8.0, 1, 1, is_sound=False)), ends={0: 2, 1: 2}, delivery=delivery).ok
+    assert not judged(("c", delivered(8.0, 1, 5)), delivery=delivery).ok
+
+
+def test_times_and_moves_come_from_the_journals() -> None:
+    result = judged(("c", delivered(6.75, 1, 1)), ends={0: 2, 1: 2})
+    assert (result.failover_s, result.join_gap_s, result.moved_on_join) == (4.5, 0.75, 1)
+
+
+def test_the_last_line_says_whether_the_promise_was_kept() -> None:
+    assert sentence(judged(), 0).startswith("Kept: no message lost. 3 produced, 3 handled, 0 lost")
+    assert sentence(judged(ends={0: 9}), 0).startswith("BROKEN: no message lost. ")
+    assert "1 with a wrong checksum" in sentence(judged(), 1)
+
+
+# --- journals and orders
+
+
+def test_a_journal_is_read_as_it_grows(tmp_path: Path) -> None:
+    path = tmp_path / "x.journal"
+    reader, journal = JournalReader(path), Journal(path)
+    assert list(reader.news()) == []
+    journal.write(Started(1.0, 2))
+    with path.open("ab") as file:
+        file.write(b'{"type":"written","partition":1')
+    assert list(reader.news()) == [Started(1.0, 2)]
+    with path.open("ab") as file:
+        file.write(b',"offset":5}\n')
+    assert list(reader.news()) == [Written(1, 5)]
+    journal.close()
+
+
+def test_a_checksum_covers_key_and_number() -> None:
+    key, value = order(7)
+    assert sound(key, value)
+    assert not sound(b"other", value)
+    assert not sound(key, order(8)[1])
+    assert not sound(None, None)
+    assert not sound(key, b"{}")

@@ -1,0 +1,56 @@
+"""Every example of a help text is run as it stands there, in a shell, with `marshal` on the path."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from marshal_py.cli import consume, demo, doctor, log, produce, state
+from tests.cli.shell import DEADLINE_S, REPOSITORY, Shell
+
+EXAMPLES = [consume.EXAMPLE, produce.EXAMPLE, state.EXAMPLE, log.TAIL_EXAMPLE, log.DUMP_EXAMPLE, doctor.EXAMPLE]
+
+
+@pytest.fixture
+def path_with_marshal(tmp_path: Path) -> str:
+    script = tmp_path / "marshal"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m marshal_py.cli "$@"\n', encoding="utf-8")
+    script.chmod(0o755)
+    return f"{tmp_path}:/usr/bin:/bin"
+
+
+def command_of(example: str) -> str:
+    """The line that a person copies."""
+    return example.splitlines()[-1].strip()
+
+
+@pytest.mark.usefixtures("billing")
+@pytest.mark.parametrize("example", EXAMPLES, ids=command_of)
+def test_an_example_runs(shell: Shell, path_with_marshal: str, example: str) -> None:
+    # The one address in an example is what people will have; here the broker has another.
+    line = command_of(example).replace("localhost:9092", shell.servers)
+    if "--group billing" in line:
+        line = line.replace("billing", "example")  # `billing` has read everything and would wait for more
+    done = subprocess.run(line, shell=True, cwd=REPOSITORY, timeout=DEADLINE_S, capture_output=True, text=True,
+                          env=shell.environment({"PATH": path_with_marshal}))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_the_example_of_the_demo_runs(shell: Shell, path_with_marshal: str) -> None:
+    environment = shell.environment({"PATH": path_with_marshal})
+    del environment["MARSHAL_BOOTSTRAP_SERVERS"]
+    done = subprocess.run(command_of(demo.EXAMPLE), shell=True, cwd=REPOSITORY, timeout=2 * DEADLINE_S, text=True,
+                          env=environment, capture_output=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("Kept: no message delivered twice. ")
+
+
+@pytest.mark.parametrize("example", [*EXAMPLES, demo.EXAMPLE], ids=command_of)
+def test_the_help_text_shows_it_in_one_line(shell: Shell, example: str) -> None:
+    words = command_of(example).split("marshal ", 1)[1].split()
+    command = words[:2] if words[0] == "log" else words[:1]
+    assert command_of(example) in shell.run(*command, "--help").stdout

@@ -1,0 +1,178 @@
+"""At least once: acks in any order, redelivery, handlers that raise or hang."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+
+from marshal_py.protocol.records import Note, ReleasingPartition
+from tests.support.fronts import Ground, Keeper, MemoryGround, collect, joined, owns, places, positions, until
+
+
+def test_acks_in_any_order_move_the_position_to_the_lowest_unfinished(ground: Ground) -> None:
+    topic = ground.topic()
+    ground.fill(topic, 0, 5)
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+        messages = collect(consumer, 5, ack=False)
+        for done, position in ((4, 0), (1, 0), (0, 2), (3, 2), (2, 5)):
+            assert messages[done].ack() is True
+            assert positions(consumer) == {0: position}
+
+
+def test_an_ack_from_another_thread_counts(ground: Ground) -> None:
+    topic = ground.topic()
+    ground.fill(topic, 0, 3)
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+        messages = collect(consumer, 3, ack=False)
+        answers: list[bool] = []
+        threads = [threading.Thread(target=lambda m=m: answers.append(m.ack())) for m in messages]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert answers == [True] * 3
+        consumer.flush()
+        assert positions(consumer) == {0: 3}
+
+
+def test_an_ack_twice_is_an_ack_once(ground: Ground) -> None:
+    topic = ground.topic()
+    ground.fill(topic, 0, 3)
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+        messages = collect(consumer, 3, ack=False)
+        assert [messages[0].ack(), messages[0].ack()] == [True, True]
+        assert [messages[2].ack(), messages[2].ack()] == [True, True]
+        assert positions(consumer) == {0: 1}
+        assert consumer.cached_info().late_acks == 0
+
+
+def test_an_ack_after_the_claim_is_lost_is_late(ground: Ground) -> None:
+    topic = ground.topic()
+    ground.fill(topic, 0, 2)
+    group = ground.group()
+    with ground.connect() as marshal:
+        consumer = joined(marshal, group, [topic])
+        batch = consumer.fetch(2, expires_s=30)
+        first = next(iter(batch))
+        consumer.stop()
+        assert first.ack() is False
+        assert batch.ack() is False
+        assert consumer.cached_info().late_acks == 2
+        with joined(marshal, group, [topic]) as heir:
+            assert places(collect(heir, 2)) == [(0, 0), (0, 1)]
+
+
+def test_what_was_not_acked_comes_again_after_stop(ground: Ground) -> None:
+    topic = ground.topic()
+    ground.fill(topic, 0, 6)
+    group = ground.group()
+    with ground.connect() as marshal:
+        with joined(marshal, group, [topic]) as consumer:
+            messages = collect(consumer, 5, ack=False)
+            for number in (0, 1, 4):
+                messages[number].ack()
+        with joined(marshal, group, [topic]) as heir:
+            again = collect(heir, 4)
+            assert places(again) == [(0, 2), (0, 3), (0, 4), (0, 5)]
+            assert again[0].token > messages[0].token
+            assert [m.delivery_count for m in again][1:] == [1, 1, 1]
+
+
+def test_a_redelivery_that_the_log_knows_of_is_counted(ground: Ground) -> None:
+    topic = ground.topic()
+    ground.fill(topic, 0, 1)
+    group = ground.group()
+    with ground.connect() as marshal:
+        with joined(marshal, group, [topic]) as consumer:
+            collect(consumer, 1, ack=False)
+            consumer.flush()
+            station = consumer._station
+            until(lambda: _attempts(station) == [1], "a heartbeat that tells of the attempt")
+        with joined(marshal, group, [topic]) as heir:
+            assert collect(heir, 1)[0].delivery_count == 2
+
+
+def _attempts(station: object) -> list[int]:
+    group = station.member.group  # type: ignore[attr-defined]
+    return [partition.attempts for partition in group.partitions.values()]
+
+
+def test_a_handler_that_raises_ends_the_block_and_its_message_comes_again(ground: Ground) -> None:
+    topic = ground.topic()
+    ground.fill(topic, 0, 5)
+    group = ground.group()
+    with ground.connect() as marshal:
+        with pytest.raises(RuntimeError, match="offset 2"), joined(marshal, group, [topic]) as consumer:
+            for message in consumer:
+                if message.offset == 2:
+                    raise RuntimeError(f"offset {message.offset}")
+                message.ack()
+        assert consumer.closed
+        assert [record.position for record in ground.accepted(group, ReleasingPartition)] == [2]
+        with joined(marshal, group, [topic]) as heir:
+            assert places(collect(heir, 3)) == [(0, 2), (0, 3), (0, 4)]
+
+
+def test_a_handler_that_hangs_loses_its_partition_and_no_other(ground: Ground) -> None:
+    """D4: the heartbeat of a process that lives must not keep the partition of a handler that hangs."""
+    topic = ground.topic()
+    ground.fill(topic, 0, 3)
+    group = ground.group()
+    with contextlib.ExitStack() as stack:
+        marshal, other = (stack.enter_context(ground.connect()) for _ in range(2))
+        hung = stack.enter_context(joined(marshal, group, [topic], handler_timeout_s=1.0))
+        message = collect(hung, 1, ack=False)[0]
+        heir = stack.enter_context(joined(other, group, [topic]))
+        assert places(collect(heir, 3)) == [(0, 0), (0, 1), (0, 2)]
+        assert message.ack() is False
+        assert hung.cached_info().late_acks == 1
+        stuck = [event for event in hung.events() if event.kind == "handler_stuck"]
+        assert [(event.partition, event.offset) for event in stuck] == [(0, 0)]
+        notes = [note for note in ground.accepted(group, Note) if note.kind == "handler_stuck"]
+        assert [(note.topic, note.partition, note.from_) for note in notes] == [(topic, 0, 0)]
+        reasons = [record.reason for record in ground.accepted(group, ReleasingPartition)]
+        assert reasons == ["handler stuck"]
+
+
+def test_a_handler_that_says_it_is_at_work_keeps_its_partition(memory: MemoryGround) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 1)
+    group = memory.group()
+    with memory.connect() as marshal, joined(marshal, group, [topic], handler_timeout_s=1.0) as consumer:
+        message = collect(consumer, 1, ack=False)[0]
+        station = consumer._station
+        began = station.loop.clock.now().mono_ms
+
+        def worked_for_longer() -> bool:
+            message.in_progress()
+            return station.loop.clock.now().mono_ms - began > 2_500
+
+        until(worked_for_longer, "two and a half times the handler timeout")
+        assert message.ack() is True
+        assert owns(consumer, 0)()
+
+
+def test_two_members_split_and_nothing_is_lost_or_skipped(ground: Ground) -> None:
+    """A hand-over between live members: every offset is delivered, acked ones are not delivered again."""
+    topic = ground.topic(4)
+    for partition in range(4):
+        ground.fill(topic, partition, 10)
+    group = ground.group()
+    with contextlib.ExitStack() as stack:
+        first, second = (stack.enter_context(ground.connect()) for _ in range(2))
+        one = stack.enter_context(joined(first, group, [topic]))
+        seen = places(collect(one, 40))
+        with Keeper(one) as keeper:
+            two = stack.enter_context(joined(second, group, [topic]))
+            with Keeper(two) as other:
+                until(lambda: len(one.claims()) == len(two.claims()) == 2, "two partitions each")
+                for partition in range(4):
+                    ground.fill(topic, partition, 5, first=10)
+                until(lambda: len(keeper.seen) + len(other.seen) >= 20, "the second half")
+        assert keeper.error is None
+        assert other.error is None
+        seen += places(keeper.seen) + places(other.seen)
+        assert sorted(seen) == sorted((p, o) for p in range(4) for o in range(15))
+        assert {r.reason for r in ground.accepted(group, ReleasingPartition)} == {"hand-over"}

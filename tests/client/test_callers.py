@@ -1,0 +1,317 @@
+"""Calls that cannot be: names, options, two threads, a fork. Each is refused by name, before anything is sent."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import pytest
+
+import marshal_py
+from marshal_py import Marshal, TopicPartition, stop_on_signals
+from marshal_py.errors import CallerError, ClusterUnreachable, ConcurrentUse, InvalidName, InvalidOption, UsedAfterFork
+from marshal_py.transport.memory import MemoryBroker
+from tests.support.fronts import EmbeddedGround, Ground, MemoryGround, collect, joined, places, until
+
+WRONG_IDS: list[Any] = ["", "x" * 256, "ä" * 128, 5, None, b"bytes", "\ud800"]
+ODD_IDS = ["a/b", "team.consumer", "a b", "a:b,c;d", "grüße", "消费者", "🙂", "x" * 255, "ä" * 127, "'\"\\", "-", "a\tb\nc"]
+
+
+@pytest.fixture
+def marshal(memory: MemoryGround) -> Marshal:
+    memory.create("t", 1)
+    return memory.connect()
+
+
+@pytest.mark.parametrize("wrong", WRONG_IDS, ids=repr)
+def test_a_group_needs_a_name(marshal: Marshal, wrong: Any) -> None:
+    with pytest.raises(InvalidName, match="group"):
+        marshal.consumer(wrong, ["t"])
+
+
+@pytest.mark.parametrize("wrong", [w for w in WRONG_IDS if w is not None], ids=repr)
+def test_a_client_needs_a_name(wrong: Any) -> None:
+    with pytest.raises(InvalidName, match="client_id"):
+        marshal_py.connect(MemoryBroker().door(), client_id=wrong)
+
+
+def test_without_a_client_id_one_is_drawn() -> None:
+    broker = MemoryBroker()
+    with marshal_py.connect(broker.door()) as one, marshal_py.connect(broker.door()) as two:
+        assert one.client_id != two.client_id
+        assert str(os.getpid()) in one.client_id
+
+
+@pytest.mark.parametrize("wrong", ["", "x" * 256, 5], ids=repr)
+def test_a_member_name_is_a_name(marshal: Marshal, wrong: Any) -> None:
+    with pytest.raises(InvalidName, match="member"):
+        marshal.consumer("g", ["t"], member=wrong)
+
+
+@pytest.mark.parametrize("wrong", ["", "a/b", "a b", "ä", "x" * 250, 5, None], ids=repr)
+def test_a_topic_is_named_as_kafka_names_it(marshal: Marshal, wrong: Any) -> None:
+    with pytest.raises(InvalidName, match="topic"):
+        marshal.consumer("g", [wrong])
+
+
+@pytest.mark.parametrize("wrong", ["", "a/b"], ids=repr)
+def test_so_is_the_coordination_topic(wrong: str) -> None:
+    with pytest.raises(InvalidName, match="topic"):
+        marshal_py.connect(MemoryBroker().door(), coordination_topic=wrong)
+
+
+@pytest.mark.parametrize("wrong", ["t", [], ()], ids=repr)
+def test_topics_are_a_sequence_of_some(marshal: Marshal, wrong: Any) -> None:
+    with pytest.raises(InvalidOption, match="topics"):
+        marshal.consumer("g", wrong)
+
+
+def test_so_many_topics_fit_into_a_join(marshal: Marshal) -> None:
+    with pytest.raises(InvalidOption, match="at most 1000"):
+        marshal.consumer("g", [f"t{i}" for i in range(1_001)])
+
+
+@pytest.mark.parametrize("odd", ODD_IDS, ids=ascii)
+def test_odd_names_work_from_end_to_end(memory: MemoryGround, odd: str) -> None:
+    _works(memory, odd)
+
+
+def test_odd_names_work_on_a_broker(embedded: EmbeddedGround) -> None:
+    for odd in ("a/b, c:d", "grüße/消费者🙂", "ä" * 127):
+        _works(embedded, odd)
+
+
+def _works(ground: Ground, odd: str) -> None:
+    topic = ground.topic()
+    ground.fill(topic, 0, 3)
+    tp = TopicPartition(topic, 0)
+    with ground.connect(odd) as marshal:
+        with joined(marshal, odd, [topic], member=odd) as consumer:
+            assert consumer.group == consumer.client_id == odd
+            collect(consumer, 2)
+            assert consumer.info().client_id == odd
+        with joined(marshal, odd, [topic]) as consumer:
+            assert places(collect(consumer, 1)) == [(0, 2)]
+        until(lambda: marshal._loop.admin.committed(odd, [tp]) == {tp: 3}, "the mirror")
+
+
+@pytest.mark.parametrize(
+    ("option", "wrong"),
+    [
+        *(("delivery", w) for w in ("exactly_once", "", None, 1)),
+        *(("policy", w) for w in ("fair", "", 1)),
+        *(("start", w) for w in ("first", "", None)),
+        *(("start_fallback", w) for w in ("committed", None)),
+        *(("heartbeat_interval_s", w) for w in (0, 0.999, 600.001, -1, "2", None, True, float("nan"), float("inf"))),
+        *(("handler_timeout_s", w) for w in (0, 0.5, 86_400.1, None, "1")),
+        *(("max_claims", w) for w in (0, -1, 100_001, 1.5, "1", True)),
+        *(("capacity", w) for w in (0, -1, 1_000_001, 1.5, None)),
+        *(("unacked_max", w) for w in (0, -1, 10_000_001, 2.0, None)),
+        *(("prefetch_messages", w) for w in (0, -1, 1_000_001, 2.0, None)),
+        *(("grant_messages", w) for w in (0, -1, 1_000_001, 2.0, None)),
+    ],
+)  # fmt: skip
+def test_options_have_bounds(marshal: Marshal, option: str, wrong: Any) -> None:
+    with pytest.raises(InvalidOption) as raised:
+        marshal.consumer("g", ["t"], **{option: wrong})
+    assert raised.value.option == option
+    assert isinstance(raised.value, CallerError)
+    assert marshal._loop.stations == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("heartbeat_interval_s", 600), ("handler_timeout_s", 1), ("handler_timeout_s", 86_400), ("max_claims", 1),
+     ("max_claims", 100_000), ("capacity", 1_000_000), ("unacked_max", 1), ("prefetch_messages", 1),
+     ("grant_messages", 1), ("policy", "greedy"), ("policy", "balanced")],
+)  # fmt: skip
+def test_the_bounds_themselves_are_allowed(marshal: Marshal, option: str, value: Any) -> None:
+    marshal.consumer("g", ["t"], **{option: value}).stop()
+
+
+def test_an_option_that_does_not_exist(marshal: Marshal) -> None:
+    with pytest.raises(InvalidOption, match="hearbeat"):
+        marshal.consumer("g", ["t"], hearbeat_interval_s=1)
+
+
+@pytest.mark.parametrize(
+    ("option", "wrong"),
+    [*(("coordination_partitions", w) for w in (0, -1, 100_000, 1.5, "16", True)),
+     *(("timeout_s", w) for w in (0, -1, float("nan")))],
+)  # fmt: skip
+def test_options_of_connect(option: str, wrong: Any) -> None:
+    with pytest.raises(InvalidOption) as raised:
+        marshal_py.connect(MemoryBroker().door(), **{option: wrong})
+    assert raised.value.option == option
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["enable.auto.commit", "auto.offset.reset", "group.id", "enable.idempotence", "acks", "transactional.id",
+     "partition.assignment.strategy"],
+)  # fmt: skip
+def test_settings_that_the_protocol_would_not_survive(embedded: EmbeddedGround, key: str) -> None:
+    with pytest.raises(InvalidOption) as raised:
+        marshal_py.connect({"bootstrap.servers": embedded.target, key: "x"})
+    assert raised.value.option == key
+    topic = embedded.topic()
+    with embedded.connect() as marshal, pytest.raises(InvalidOption) as raised:
+        marshal.consumer("g", [topic], settings={key: "x"})
+    assert raised.value.option == key
+
+
+@pytest.mark.parametrize("servers", ["", {}, {"bootstrap.servers": ""}], ids=repr)
+def test_servers_are_needed(servers: Any) -> None:
+    with pytest.raises(InvalidOption, match="bootstrap"):
+        marshal_py.connect(servers)
+
+
+def test_a_setting_that_librdkafka_does_not_know(embedded: EmbeddedGround) -> None:
+    with pytest.raises(InvalidOption, match="no.such.setting"):
+        marshal_py.connect({"bootstrap.servers": embedded.target, "no.such.setting": "1"})
+    topic = embedded.topic()
+    with embedded.connect() as marshal, pytest.raises(InvalidOption, match="fetch.min.bytes"):
+        marshal.consumer("g", [topic], settings={"fetch.min.bytes": "many"})
+
+
+def test_servers_that_do_not_exist() -> None:
+    with pytest.raises(ClusterUnreachable, match="127.0.0.1:1") as raised:
+        marshal_py.connect("127.0.0.1:1", timeout_s=0.5)
+    assert raised.value.retriable
+    assert raised.value.waiting_for == "the cluster's metadata"
+
+
+# --- threads
+
+
+def test_two_threads_in_one_consumer(ground: Ground) -> None:
+    topic = ground.topic()
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+        inside = threading.Event()
+        ended: list[object] = []
+
+        def wait_in_fetch() -> None:
+            inside.set()
+            ended.append(consumer.fetch(1, expires_s=40))
+
+        thread = threading.Thread(target=wait_in_fetch)
+        thread.start()
+        inside.wait()
+        until(lambda: consumer._user is not None, "the other thread is inside")
+        for verb in (consumer.fetch, consumer.next, consumer.flush, lambda: next(iter(consumer))):
+            with pytest.raises(ConcurrentUse, match="another thread"):
+                verb()
+        ground.fill(topic, 0, 1)
+        thread.join()
+        assert len(ended) == 1
+        assert consumer.next(expires_s=0) is None
+
+
+def test_an_iteration_belongs_to_its_thread(memory: MemoryGround) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 2)
+    errors: list[BaseException] = []
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        for message in consumer:
+
+            def intrude() -> None:
+                try:
+                    consumer.next()
+                except ConcurrentUse as error:
+                    errors.append(error)
+
+            thread = threading.Thread(target=intrude)
+            thread.start()
+            thread.join()
+            message.ack()
+            if message.offset == 1:
+                break
+        assert len(errors) == 2
+        with pytest.raises(ConcurrentUse):
+            for _ in _two_at_once(memory, consumer, topic):
+                pass
+
+
+def _two_at_once(memory: MemoryGround, consumer: Any, topic: str) -> Any:
+    memory.fill(topic, 0, 2, first=2)
+    for outer in consumer:
+        yield outer
+        yield from consumer
+
+
+def test_stop_from_another_thread_ends_a_waiting_fetch(ground: Ground) -> None:
+    """librdkafka would free its client under the thread that waits in it."""
+    topic = ground.topic()
+    for _ in range(5):
+        with ground.connect() as marshal:
+            consumer = joined(marshal, ground.group(), [topic])
+            ended: list[BaseException] = []
+
+            def wait_in_fetch(consumer: marshal_py.Consumer = consumer, ended: list[BaseException] = ended) -> None:
+                try:
+                    while True:
+                        consumer.fetch(1, expires_s=40)
+                except Exception as error:
+                    ended.append(error)
+
+            thread = threading.Thread(target=wait_in_fetch)
+            thread.start()
+            until(lambda consumer=consumer: consumer._user is not None, "the thread is inside")  # type: ignore[misc]
+            consumer.stop()
+            thread.join()
+            assert [type(error).__name__ for error in ended] == ["ConsumerClosed"]
+
+
+# --- fork
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_fork_is_told_to_connect_again(ground: Ground) -> None:
+    topic = ground.topic()
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(writer, _in_the_child(marshal, consumer, topic).encode())
+            os._exit(0)
+        os.close(writer)
+        told = b"".join(iter(lambda: os.read(reader, 4096), b"")).decode()
+        os.close(reader)
+        os.waitpid(child, 0)
+        assert told == "UsedAfterFork " * 11
+        ground.fill(topic, 0, 1)
+        assert places(collect(consumer, 1)) == [(0, 0)], "the parent goes on"
+
+
+def _in_the_child(marshal: Marshal, consumer: marshal_py.Consumer, topic: str) -> str:
+    told = ""
+    verbs: list[Any] = [
+        consumer.fetch, consumer.next, consumer.flush, consumer.stop, consumer.drain, consumer.claims, consumer.info,
+        consumer.cached_info, lambda: next(iter(consumer)), marshal.close, lambda: marshal.consumer("g", [topic]),
+    ]  # fmt: skip
+    for verb in verbs:
+        try:
+            verb()
+            told += "nothing "
+        except UsedAfterFork:
+            told += "UsedAfterFork "
+        except BaseException as error:
+            told += f"{error!r} "
+    return told
+
+
+def test_signal_handlers_are_installed_from_the_main_thread_only() -> None:
+    errors: list[BaseException] = []
+
+    def install() -> None:
+        try:
+            stop_on_signals()
+        except InvalidOption as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=install)
+    thread.start()
+    thread.join()
+    assert len(errors) == 1

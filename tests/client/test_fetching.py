@@ -1,0 +1,292 @@
+"""The verbs that hand messages over, over memory and the embedded broker."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from marshal_py import Consumer
+from marshal_py.client.flow import message_bytes
+from marshal_py.errors import ConsumerClosed, InvalidOption
+from tests.support.fronts import Ground, MemoryGround, collect, joined, owns, places, positions, until
+
+
+def test_iteration_hands_over_everything_in_order(ground: Ground) -> None:
+    topic = ground.topic(2)
+    ground.fill(topic, 0, 20)
+    ground.fill(topic, 1, 20)
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+        seen = []
+        for message in consumer:
+            seen.append(message)
+            message.ack()
+            if len(seen) == 40:
+                break
+        for partition in (0, 1):
+            assert [m.offset for m in seen if m.partition == partition] == list(range(20))
+            assert [m.value for m in seen if m.partition == partition] == [b"%d" % i for i in range(20)]
+
+
+def test_leaving_the_iteration_leaves_the_consumer_running(ground: Ground) -> None:
+    topic = ground.topic()
+    ground.fill(topic, 0, 3)
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+        for message in consumer:
+            message.ack()
+            break
+        for message in consumer:
+            assert message.offset == 1
+            message.ack()
+            break
+        assert places(collect(consumer, 1)) == [(0, 2)]
+        assert not consumer.closed
+
+
+def test_fetch_ends_by_count(ground: Ground) -> None:
+    topic = ground.topic()
+    ground.fill(topic, 0, 10)
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+        batch = consumer.fetch(4, expires_s=30)
+        assert places(batch) == [(0, 0), (0, 1), (0, 2), (0, 3)]
+        assert batch.ack() is True
+        assert len(consumer.fetch(6, expires_s=30)) == 6
+
+
+def test_fetch_ends_by_bytes_but_brings_at_least_one(ground: Ground) -> None:
+    topic = ground.topic()
+    for _ in range(10):
+        ground.put(topic, 0, b"x" * 100)
+    each = 100 + len(topic)
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+        assert len(consumer.fetch(10, max_bytes=3 * each, expires_s=30)) == 3
+        assert len(consumer.fetch(10, max_bytes=3 * each + 1, expires_s=30)) == 3
+        assert len(consumer.fetch(10, max_bytes=1, expires_s=30)) == 1
+        assert len(consumer.fetch(3, max_bytes=10**9, expires_s=30)) == 3
+
+
+def test_fetch_with_bytes_waits_for_the_rest(memory: MemoryGround) -> None:
+    """A batch is not cut short because something is there already: it ends by count, bytes or expiry."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 1)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        late = threading.Timer(0.2, lambda: memory.fill(topic, 0, 4, first=1))
+        late.start()
+        assert len(consumer.fetch(5, max_bytes=10**6, expires_s=30)) == 5
+        late.join()
+
+
+def test_the_size_of_a_message_counts_all_its_parts(memory: MemoryGround) -> None:
+    topic = memory.topic()
+    memory.put(topic, 0, b"12345", b"key", [("head", b"12"), ("none", b"")])
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        part = consumer.fetch(1).parts[0]
+        assert message_bytes(part.raw[0]) == 5 + 3 + (4 + 2) + 4 + len(topic)
+
+
+def test_fetch_with_no_expiry_takes_what_is_there(ground: Ground) -> None:
+    topic = ground.topic()
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+        assert len(consumer.fetch(10, expires_s=0)) == 0
+        ground.fill(topic, 0, 3)
+        got = until(lambda: list(consumer.fetch(10, expires_s=0)), "what is there comes without waiting")
+        until(lambda: got.extend(consumer.fetch(10, expires_s=0)) or len(got) == 3, "and the rest too")
+        assert places(got) == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_fetch_that_expires_brings_what_came(ground: Ground) -> None:
+    topic = ground.topic()
+    ground.fill(topic, 0, 2)
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+        until(owns(consumer, 0), "the partition is ours")
+        assert len(consumer.fetch(10, expires_s=0.5)) == 2
+        assert len(consumer.fetch(10, expires_s=0.05)) == 0
+
+
+def test_next(ground: Ground) -> None:
+    topic = ground.topic()
+    ground.fill(topic, 0, 2)
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+        first, second = consumer.next(), consumer.next()
+        assert first is not None
+        assert second is not None
+        assert (first.offset, second.offset) == (0, 1)
+        assert consumer.next(expires_s=0.05) is None
+        assert consumer.next(expires_s=0) is None
+
+
+def test_a_fetch_inside_the_iteration_takes_no_message_twice(ground: Ground) -> None:
+    topic = ground.topic()
+    ground.fill(topic, 0, 9)
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+        offsets: list[int] = []
+        for message in consumer:
+            offsets.append(message.offset)
+            offsets += [m.offset for m in consumer.fetch(2, expires_s=1)]
+            if len(offsets) >= 9:
+                break
+        assert offsets == list(range(9))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_messages": 0}, {"max_messages": -1}, {"max_bytes": 0}, {"expires_s": -0.1}],
+)
+def test_fetch_refuses_what_cannot_be(memory: MemoryGround, wrong: dict[str, int]) -> None:
+    topic = memory.topic()
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        with pytest.raises(InvalidOption, match=next(iter(wrong))):
+            consumer.fetch(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_message_has_all_its_parts(ground: Ground) -> None:
+    topic = ground.topic()
+    ground.put(topic, 0, b"value", b"key", [("a", b"1"), ("a", b"2")])
+    ground.put(topic, 0, None, b"key")
+    group = ground.group()
+    with ground.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        message, tombstone = collect(consumer, 2)
+        assert (message.topic, message.partition, message.offset) == (topic, 0, 0)
+        assert (message.key, message.value) == (b"key", b"value")
+        assert message.headers == [("a", b"1"), ("a", b"2")]
+        assert message.timestamp == 1_000
+        assert message.delivery_count == 1
+        claim = next(iter(consumer.claims().values()))
+        assert message.token == claim.token
+        assert str(message.token) in repr(message)
+        assert tombstone.value is None
+        assert tombstone.headers == []
+
+
+def test_deserializers_are_given_where_it_came_from(memory: MemoryGround) -> None:
+    topic = memory.topic()
+    memory.put(topic, 0, b"7", b"k")
+    with memory.connect() as marshal, joined(
+        marshal, memory.group(), [topic],
+        value_deserializer=lambda value, where: (int(value), where.topic, where.field),
+        key_deserializer=lambda key, where: (key.decode(), where.field),
+    ) as consumer:  # fmt: skip
+        batch = consumer.fetch(1)
+        assert [(m.key, m.value) for m in batch] == [(("k", "key"), (7, topic, "value"))]
+        assert batch.parts[0].values == [(7, topic, "value")]
+
+
+def test_pause_and_resume_here_keep_the_claim(ground: Ground) -> None:
+    topic = ground.topic(2)
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+        until(owns(consumer, 0, 1), "both partitions are ours")
+        ground.fill(topic, 0, 3)
+        ground.fill(topic, 1, 3)
+        consumer.pause([(topic, 0)])
+        assert {m.partition for m in collect(consumer, 3)} == {1}
+        assert len(consumer.fetch(3, expires_s=0.1)) == 0
+        assert owns(consumer, 0, 1)()
+        ground.fill(topic, 0, 2, first=3)
+        consumer.resume([(topic, 0)])
+        assert places(collect(consumer, 5)) == [(0, i) for i in range(5)]
+
+
+def test_pause_of_what_is_buffered_hands_nothing_over(ground: Ground) -> None:
+    topic = ground.topic()
+    ground.fill(topic, 0, 5)
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+        collect(consumer, 1)
+        consumer.pause([(topic, 0)])
+        assert consumer.next(expires_s=0.05) is None
+        consumer.resume([(topic, 0)])
+        assert places(collect(consumer, 4)) == [(0, i) for i in range(1, 5)]
+
+
+def test_a_partition_may_be_paused_before_it_is_ours(ground: Ground) -> None:
+    topic = ground.topic()
+    ground.fill(topic, 0, 2)
+    group = ground.group()
+    with ground.connect() as marshal, joined(marshal, group, [topic], max_claims=1) as consumer:
+        consumer.pause([(topic, 0)])
+        until(owns(consumer, 0), "the partition is ours")
+        assert consumer.next(expires_s=0.1) is None
+        consumer.resume([(topic, 0)])
+        assert places(collect(consumer, 2)) == [(0, 0), (0, 1)]
+
+
+def test_fetching_stops_at_the_bound_of_unacked_messages_and_goes_on(ground: Ground) -> None:
+    """D1: with the bound at one, every message waits for the ack of the one before."""
+    topic = ground.topic()
+    ground.fill(topic, 0, 6)
+    with ground.connect() as marshal, joined(
+        marshal, ground.group(), [topic], unacked_max=1, prefetch_messages=1
+    ) as consumer:
+        for offset in range(6):
+            batch = consumer.fetch(2, expires_s=30 if offset < 5 else 0.5)
+            assert places(batch) == [(0, offset)]
+            assert consumer.next(expires_s=0) is None
+            batch.ack()
+
+
+def test_acks_of_another_thread_let_a_waiting_fetch_go_on(memory: MemoryGround) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 4)
+    with memory.connect() as marshal, joined(
+        marshal, memory.group(), [topic], unacked_max=2, prefetch_messages=2
+    ) as consumer:
+        first = consumer.fetch(2)
+        threading.Timer(0.2, first.ack).start()
+        assert places(consumer.fetch(2, expires_s=30)) == [(0, 2), (0, 3)]
+
+
+def test_info_is_asked_and_cached_info_is_not(ground: Ground) -> None:
+    topic = ground.topic(2)
+    ground.fill(topic, 0, 5)
+    group = ground.group()
+    with ground.connect("client") as marshal, joined(marshal, group, [topic]) as consumer:
+        until(owns(consumer, 0, 1), "both partitions are ours")
+        collect(consumer, 3)
+        consumer.flush()
+        info = consumer.info()
+        assert (info.group, info.client_id, info.delivery, info.paused) == (group, "client", "at_least_once", False)
+        assert info.waiting_for == ""
+        assert {tp.partition: claim.position for tp, claim in info.claims.items()} == {0: 3, 1: 0}
+        assert info.session == consumer.cached_info().session >= 0
+        collect(consumer, 2, ack=False)
+        assert consumer.cached_info().in_flight == 2
+        until(lambda: consumer.cached_info().lag == 2, "two messages behind the end")
+
+
+def test_events_come_once(ground: Ground) -> None:
+    topic = ground.topic()
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+        until(owns(consumer, 0), "the partition is ours")
+        kinds = [event.kind for event in consumer.events()]
+        assert kinds.index("joined") < kinds.index("claimed")
+        assert [event.kind for event in consumer.events()] == []
+
+
+def test_flush_returns_when_the_log_has_the_positions(ground: Ground) -> None:
+    topic = ground.topic()
+    ground.fill(topic, 0, 7)
+    group = ground.group()
+    with ground.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        collect(consumer, 7)
+        consumer.flush()
+        assert positions(consumer) == {0: 7}
+        partition = marshal._loop.worlds[consumer._station.log].groups[group].partitions
+        assert [p.position for p in partition.values()] == [7]
+
+
+def test_a_closed_consumer_says_so(ground: Ground) -> None:
+    topic = ground.topic()
+    with ground.connect() as marshal:
+        consumer: Consumer = joined(marshal, ground.group(), [topic])
+        assert not consumer.closed
+        consumer.stop()
+        consumer.stop()
+        consumer.drain()
+        assert consumer.closed
+        for verb in (consumer.fetch, consumer.next, consumer.flush, lambda: next(iter(consumer))):
+            with pytest.raises(ConsumerClosed, match="it was stopped"):
+                verb()
+        assert consumer.claims() == {}
+        assert consumer.cached_info().claims == {}
+    with pytest.raises(ConsumerClosed, match="Marshal"):
+        marshal.consumer("g", [topic])
+    marshal.close()

@@ -1,0 +1,596 @@
+"""The judge itself: a clean run is clean, and for each kind of violation a planted one is found. Needs no broker.
+
+The runs are written by hand: bytes from tests/support/wire.py, times and deliveries as a perfect recorder and perfect
+workers would have written them. A plant is one small change to such a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marshal_py.simulator import oracle
+from marshal_py.simulator.oracle import Oracle
+from tests.support import wire
+from tests.support.evidence import NEVER, Delivery, Diary, Evidence, Failure, Fault, Life, Record, Report
+from tests.support.journal import Journal, Tail
+from tests.support.judge import Judgement, judge
+
+MS = 1_000_000
+GROUP, TOPIC = "g", "t"
+INTERVAL_MS = 1_000
+JOIN, HEARTBEAT, LEAVE, EVICT, CLAIM, RELEASE, GRANT, PAUSE, MOVE, TOPOLOGY, NOTE = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13
+
+
+class Play:
+    """A run under construction. Times are ms; a record is read by the recorder 2 ms after its send."""
+
+    def __init__(self, mode: int) -> None:
+        self.mode = mode
+        self.oracle = Oracle()
+        self.evidence = Evidence(logs={0: []})
+        self.records = self.evidence.logs[0]
+        self.checkpoints: dict[int, tuple[int, int]] = {}
+        self.write_raw(0, wire.genesis())
+
+    def write_raw(self, ms: int, value: bytes | None) -> int:
+        offset = len(self.records)
+        self.records.append(Record(offset, value, (ms + 2) * MS, ms * MS))
+        self.oracle.apply(offset, value)
+        if (offset + 1) % 16 == 0:
+            self.checkpoints[offset + 1] = (self.oracle.state_digest(GROUP), self.oracle.chain_digest()[1])
+        return offset
+
+    def write(self, ms: int, number: int, *fields: object) -> int:
+        return self.write_raw(ms, wire.record(GROUP, number, *fields))
+
+    def join(self, ms: int, client: str) -> int:
+        life = Life(client, client, 1, GROUP, "", ms * MS, (ms + 5) * MS)
+        self.evidence.lives[client] = life
+        return self.write(ms, JOIN, client, client.encode().ljust(16, b"-"), self.mode, INTERVAL_MS, [TOPIC])
+
+    def heartbeat(self, ms: int, session: int, *claims: tuple[int, int]) -> int:
+        at = max(self.checkpoints, default=0)
+        digest = [at, *self.checkpoints[at], 1] if at else None
+        return self.write(ms, HEARTBEAT, session, ms, [list(claim) for claim in claims], [], None, digest)
+
+    def claim(self, ms: int, session: int, partition: int, observed: int = -1, start: int = 0) -> int:
+        return self.write(ms, CLAIM, session, TOPIC, partition, observed, start)
+
+    def deliver(self, client: str, epoch: int, partition: int, offset: int, begin_ms: int,
+                end_ms: int = NEVER) -> Delivery:  # fmt: skip
+        token = f"{wire.INCARNATION.hex()}-{epoch:016x}"
+        end_ns = end_ms * MS if end_ms < NEVER else NEVER
+        delivery = Delivery(client, token, TOPIC, partition, offset, begin_ms * MS, begin_ms * MS, end_ns,
+                            end_ns + 1_000 if end_ms < NEVER else NEVER)  # fmt: skip
+        self.evidence.deliveries.append(delivery)
+        return delivery
+
+    def fault(self, ms: int, kind: str, who: str = "") -> None:
+        self.evidence.faults.append(Fault(ms * MS, kind, who))
+
+    def ends(self, client: str, ms: int, code: int = 0) -> None:
+        life = self.evidence.lives[client]
+        life.exit_code, life.end_ns = code, ms * MS
+        life.beats = [at * MS for at in range(life.start_ns // MS, ms, 200)]
+
+    def settle(self) -> None:
+        self.evidence.settled = {0: len(self.records)}
+
+    def judge(self) -> Judgement:
+        return judge(self.evidence, takeovers_min=1, deliveries_min=10)
+
+    def invariants(self) -> set[str]:
+        return {violation.invariant for violation in self.judge().violations}
+
+
+@dataclasses.dataclass
+class Run:
+    """A clean run and the places in it that plants change."""
+
+    play: Play
+    a: int  # sessions
+    b: int
+    a0: int  # epochs: a's claim of partition 0, b's of 1, b's of 0 after the eviction
+    b1: int
+    b0: int
+    evicted_at: int
+
+
+def alo() -> Run:
+    """A and b own a partition each; a is killed in the middle of a message; b evicts it and goes on from there."""
+    play = Play(1)
+    a, b = play.join(100, "a"), play.join(110, "b")
+    play.write(120, TOPOLOGY, TOPIC, 2, -1)
+    a0, b1 = play.claim(130, a, 0), play.claim(140, b, 1)
+    for offset in range(6):  # a finishes 0 to 5 before its last heartbeat, and 6 begins just before it
+        play.deliver("a", a0, 0, offset, 200 + 50 * offset, 220 + 50 * offset)
+    play.deliver("a", a0, 0, 6, 590)
+    play.heartbeat(400, a, (a0, 3))
+    play.heartbeat(420, b, (b1, 0))
+    extended = play.heartbeat(600, a, (a0, 6))
+    play.deliver("a", a0, 0, 7, 650, 660)  # finished, and nobody knows
+    play.fault(700, "kill", "a")
+    play.ends("a", 700, -9)
+    for number in range(30):
+        play.heartbeat(750 + 100 * number, b, (b1, number))
+        play.deliver("b", b1, 1, number, 700 + 100 * number, 710 + 100 * number)
+        if number == 20:
+            evicted_at = play.write(2_810, EVICT, a, extended, 2_001)
+            b0 = play.claim(2_815, b, 0, observed=a0)
+    for offset in range(6, 12):
+        play.deliver("b", b0, 0, offset, 2_900 + 10 * offset, 2_905 + 10 * offset)
+    play.heartbeat(3_700, b, (b0, 12), (b1, 30))
+    play.settle()
+    play.write(3_900, RELEASE, b, b0, 12)
+    play.write(3_900, RELEASE, b, b1, 30)
+    play.write(3_901, LEAVE, b)
+    play.ends("b", 4_000)
+    play.evidence.topics = {(TOPIC, 0): list(range(12)), (TOPIC, 1): list(range(30))}
+    return Run(play, a, b, a0, b1, b0, evicted_at)
+
+
+def amo() -> Run:
+    """The same at most once: grants of four."""
+    play = Play(2)
+    a, b = play.join(100, "a"), play.join(110, "b")
+    play.write(120, TOPOLOGY, TOPIC, 1, -1)
+    a0 = play.claim(130, a, 0)
+    play.write(150, GRANT, a, a0, 0, 0, 4)
+    play.write(160, GRANT, a, a0, 4, 4, 8)
+    for offset in range(6):
+        play.deliver("a", a0, 0, offset, 200 + 10 * offset, 205 + 10 * offset)
+    extended = play.heartbeat(400, a)
+    play.fault(500, "kill", "a")
+    play.ends("a", 500, -9)
+    for number in range(10):
+        play.heartbeat(420 + 300 * number, b)
+    evicted_at = play.write(3_300, EVICT, a, extended, 2_001)
+    b0 = play.claim(3_310, b, 0, observed=a0)
+    play.write(3_320, GRANT, b, b0, 8, 8, 16)
+    for offset in range(8, 16):
+        play.deliver("b", b0, 0, offset, 3_330 + offset, 3_331 + offset)
+    play.settle()
+    play.ends("b", 3_600)
+    play.evidence.topics = {(TOPIC, 0): list(range(16))}
+    return Run(play, a, b, a0, -1, b0, evicted_at)
+
+
+def test_clean_runs_have_no_violation() -> None:
+    for make in (alo, amo):
+        found = make().play.judge()
+        assert [str(violation) for violation in found.violations] == []
+        assert found.void == ""
+        assert found.counters["takeovers"] == 1
+    assert alo().play.judge().counters["redelivered"] == 2
+
+
+def test_a_run_without_enough_take_overs_or_deliveries_is_void() -> None:
+    evidence = alo().play.evidence
+    assert "take-overs" in judge(evidence).void
+    assert "deliveries" in judge(evidence, takeovers_min=1).void
+    assert not judge(evidence, takeovers_min=1).ok
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Plants: each changes a clean run, and its invariant must be named
+
+Plant = Callable[[Run], Any]
+ALO_PLANTS: list[tuple[str, str, Plant]] = []
+AMO_PLANTS: list[tuple[str, str, Plant]] = []
+
+
+def plant(invariant: str, mode: list[tuple[str, str, Plant]]) -> Callable[[Plant], Plant]:
+    def add(change: Plant) -> Plant:
+        mode.append((invariant, change.__name__, change))
+        return change
+
+    return add
+
+
+def delivery(run: Run, client: str, partition: int, offset: int) -> Delivery:
+    wanted = (client, partition, offset)
+    return next(d for d in run.play.evidence.deliveries if (d.client, d.partition, d.offset) == wanted)
+
+
+@plant("S1", ALO_PLANTS)
+def a_reader_folds_another_state(run: Run) -> None:
+    at, (state, chain) = max(run.play.checkpoints.items())
+    run.play.write(3_950, HEARTBEAT, run.b, 99, [], [], None, [at, state ^ 1, chain, 1])
+
+
+@plant("S1", ALO_PLANTS)
+def a_reader_reads_other_bytes(run: Run) -> None:
+    at, (state, chain) = max(run.play.checkpoints.items())
+    run.play.write(3_950, HEARTBEAT, run.b, 99, [], [], None, [at, state, chain ^ 1, 1])
+
+
+@plant("V5", ALO_PLANTS)
+def a_divergence_goes_unnoticed(run: Run) -> None:
+    a_reader_folds_another_state(run)
+
+
+@plant("S2", ALO_PLANTS)
+def a_token_names_no_claim(run: Run) -> None:
+    run.play.deliver("b", run.b0 + 1, 0, 13, 3_800, 3_801)
+
+
+@plant("S2", ALO_PLANTS)
+def a_token_of_another_partition(run: Run) -> None:
+    run.play.deliver("b", run.b1, 0, 13, 3_800, 3_801)
+
+
+@plant("S2", ALO_PLANTS)
+def a_token_of_another_client(run: Run) -> None:
+    run.play.evidence.lives["c"] = Life("c", "c", 3, GROUP, "", 0)
+    run.play.deliver("c", run.b0, 0, 12, 3_800, 3_801)
+
+
+@plant("S2", ALO_PLANTS)
+def a_delivery_before_the_claim(run: Run) -> None:
+    run.play.deliver("b", run.b0, 0, 6, 2_790, 2_795)
+
+
+@plant("S3", ALO_PLANTS)
+def a_delivery_after_somebody_elses_claim_was_read(run: Run) -> None:
+    run.play.deliver("a", run.a0, 0, 8, 2_818, 2_820)
+
+
+@plant("S3", ALO_PLANTS)
+def a_delivery_after_the_lease(run: Run) -> None:
+    run.play.deliver("a", run.a0, 0, 8, 1_620, 1_630)
+
+
+@plant("S3", ALO_PLANTS)
+def a_delivery_after_the_own_release_was_sent(run: Run) -> None:
+    run.play.deliver("b", run.b0, 0, 12, 3_920, 3_930)
+
+
+@plant("S4", ALO_PLANTS)
+def a_token_of_another_incarnation(run: Run) -> None:
+    delivery(run, "b", 0, 8).token = f"{wire.OTHER_INCARNATION.hex()}-{run.b0:016x}"
+
+
+@plant("S4", ALO_PLANTS)
+def a_write_with_an_older_token(run: Run) -> None:
+    run.play.deliver("a", run.a0, 0, 8, 3_400, 3_401)
+
+
+@plant("S7", ALO_PLANTS)
+def a_message_nobody_finished(run: Run) -> None:
+    run.play.evidence.deliveries.remove(delivery(run, "a", 0, 2))
+
+
+@plant("S7", ALO_PLANTS)
+def a_message_begun_and_not_finished(run: Run) -> None:
+    delivery(run, "b", 0, 9).end_ns = NEVER
+
+
+@plant("S8", ALO_PLANTS)
+def a_message_finished_after_the_position_passed_it(run: Run) -> None:
+    delivery(run, "a", 0, 2).end_ns = 450 * MS
+
+
+@plant("S9", ALO_PLANTS)
+def a_message_finished_long_ago_comes_again(run: Run) -> None:
+    run.play.deliver("b", run.b0, 0, 4, 2_850, 2_860)
+
+
+@plant("S10", ALO_PLANTS)
+def an_heir_begins_too_late(run: Run) -> None:
+    run.play.evidence.deliveries.remove(delivery(run, "b", 0, 6))
+
+
+@plant("S10", ALO_PLANTS)
+def a_claim_is_delivered_backwards(run: Run) -> None:
+    run.play.deliver("b", run.b0, 0, 7, 3_800, 3_801)
+
+
+@plant("S12", ALO_PLANTS)
+def a_tool_says_moved_and_nothing_did(run: Run) -> None:
+    run.play.evidence.reports.append(Report("admin", "moved", ((TOPIC, 0, 3),)))
+
+
+@plant("S13", ALO_PLANTS)
+def a_process_crashes(run: Run) -> None:
+    run.play.evidence.lives["b"].exit_code = 1
+
+
+@plant("S13", ALO_PLANTS)
+def a_process_gives_a_sound_log_up(run: Run) -> None:
+    names = ("LogGap", "CoordinationError", "ClusterError", "MarshalError")
+    run.play.evidence.failures.append(Failure(3_950 * MS, "b", names, "offsets are missing", True))
+
+
+@plant("S14", ALO_PLANTS)
+def a_delivery_after_the_own_error(run: Run) -> None:
+    run.play.evidence.failures.append(Failure(3_000 * MS, "b", ("SessionCloned",), "twice", True))
+
+
+@plant("S14", ALO_PLANTS)
+def nobody_names_an_error_when_the_topic_is_recreated(run: Run) -> None:
+    run.play.fault(3_800, "recreated")
+
+
+@plant("S14", ALO_PLANTS)
+def deliveries_go_on_when_the_log_has_stopped(run: Run) -> None:
+    run.play.fault(1_000, "recreated")
+    run.play.evidence.failures.append(Failure(3_960 * MS, "b", ("TopicRecreated", "CoordinationError"), "", True))
+
+
+@plant("S14", ALO_PLANTS)
+def nobody_minds_an_opaque_group(run: Run) -> None:
+    run.play.write_raw(3_902, wire.record(GROUP, NOTE, -1, "future", record_version=2))
+
+
+@plant("S14", ALO_PLANTS)
+def nobody_minds_an_unknown_envelope(run: Run) -> None:
+    value = wire.envelope(GROUP, NOTE, wire.pack([NOTE, -1, "future"]), version=2)
+    run.play.records.append(Record(len(run.play.records), value, 3_904 * MS, 3_902 * MS))
+
+
+@plant("S14", ALO_PLANTS)
+def nobody_minds_a_gap(run: Run) -> None:
+    run.play.records.append(Record(len(run.play.records) + 1, b"later", 3_904 * MS, 3_902 * MS))
+
+
+@plant("S15", ALO_PLANTS)
+def an_eviction_without_the_wait(run: Run) -> None:
+    record = run.play.records[run.evicted_at]
+    run.play.records[run.evicted_at] = record._replace(sent_ns=2_500 * MS)
+
+
+@plant("V1", ALO_PLANTS)
+def a_dead_owners_partition_stays_alone(run: Run) -> None:
+    run.play.evidence.settled = {0: run.evicted_at + 1}
+
+
+@plant("V2", ALO_PLANTS)
+def a_released_partition_stays_alone(run: Run) -> None:
+    run.play.settle()
+
+
+@plant("V3", ALO_PLANTS)
+def a_partition_is_never_claimed(run: Run) -> None:
+    run.play.evidence.topics[TOPIC, 2] = []
+
+
+@plant("V3", ALO_PLANTS)
+def messages_are_left(run: Run) -> None:
+    run.play.evidence.topics[TOPIC, 0].append(12)
+
+
+@plant("V4", ALO_PLANTS)
+def a_herd_of_claims(run: Run) -> None:
+    for ms in range(3_950, 3_957):
+        run.play.claim(ms, run.b, 0)
+
+
+@plant("V6", ALO_PLANTS)
+def a_live_owner_is_evicted(run: Run) -> None:
+    run.play.evidence.faults.clear()
+    run.play.ends("a", 4_000, 0)
+
+
+@plant("S5", AMO_PLANTS)
+def a_message_twice(run: Run) -> None:
+    run.play.write(3_400, GRANT, run.b, run.b0, 16, 16, 20)
+    run.play.deliver("b", run.b0, 0, 5, 3_410, 3_411)
+
+
+@plant("S5", AMO_PLANTS)
+def the_dead_owners_message_twice(run: Run) -> None:
+    again = delivery(run, "a", 0, 5)
+    run.play.evidence.deliveries.append(dataclasses.replace(again, begin_ns=300 * MS, gate_ns=300 * MS))
+
+
+@plant("S6", AMO_PLANTS)
+def a_message_outside_of_every_grant(run: Run) -> None:
+    run.play.deliver("b", run.b0, 0, 16, 3_400, 3_401)
+
+
+@plant("S6", AMO_PLANTS)
+def a_message_inside_the_dead_owners_grant(run: Run) -> None:
+    run.play.deliver("b", run.b0, 0, 7, 3_325, 3_326)
+
+
+@plant("S6", AMO_PLANTS)
+def a_message_before_its_grant_was_sent(run: Run) -> None:
+    first = delivery(run, "a", 0, 4)
+    first.begin_ns = first.gate_ns = 140 * MS
+
+
+def _cases(make: Callable[[], Run], plants: list[tuple[str, str, Plant]]) -> list[Any]:
+    return [pytest.param(make, invariant, change, id=f"{invariant} {name}") for invariant, name, change in plants]
+
+
+@pytest.mark.parametrize(("make", "invariant", "change"), _cases(alo, ALO_PLANTS) + _cases(amo, AMO_PLANTS))
+def test_a_planted_fault_is_found(make: Callable[[], Run], invariant: str, change: Plant) -> None:
+    run = make()
+    change(run)
+    assert invariant in run.play.invariants()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Plants that no log can show while the oracle follows its rules: here the oracle itself is weakened
+
+
+def weaken(monkeypatch: pytest.MonkeyPatch, record: str, rule: Callable[..., str]) -> None:
+    monkeypatch.setitem(oracle.RULES, record, rule)
+
+
+def test_two_owners_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    strict = oracle.RULES["ClaimingPartition"]
+
+    def greedy(group: Any, fields: dict[str, Any], offset: int, body: bytes) -> str:
+        part = group.partitions.get((fields["topic"], fields["partition"]))
+        if part is not None:
+            part.owner = -1
+        return strict(group, fields, offset, body)
+
+    weaken(monkeypatch, "ClaimingPartition", greedy)
+    play = Play(1)
+    a, b = play.join(100, "a"), play.join(110, "b")
+    play.write(120, TOPOLOGY, TOPIC, 1, -1)
+    a0 = play.claim(130, a, 0)
+    play.claim(140, b, 0, observed=a0)
+    assert "S2" in play.invariants()
+
+
+def test_a_position_that_falls_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(group: Any, fields: dict[str, Any], offset: int, _body: bytes) -> str:
+        for entry in fields["claims"]:
+            group.claim(fields["session"], entry["epoch"])[1].position = entry["position"]
+        group.sessions[fields["session"]].extended = offset
+        return ""
+
+    weaken(monkeypatch, "Heartbeat", careless)
+    play = Play(1)
+    a = play.join(100, "a")
+    play.write(120, TOPOLOGY, TOPIC, 1, -1)
+    a0 = play.claim(130, a, 0)
+    play.heartbeat(200, a, (a0, 5))
+    play.heartbeat(300, a, (a0, 4))
+    assert "S10" in play.invariants()
+
+
+@pytest.mark.parametrize("record", ["ClaimingPartition", "ClaimingMessages"])
+def test_a_claim_in_a_pause_is_found(monkeypatch: pytest.MonkeyPatch, record: str) -> None:
+    strict = oracle.RULES[record]
+
+    def restless(group: Any, fields: dict[str, Any], offset: int, body: bytes) -> str:
+        duration, group.pause_duration_ms = group.pause_duration_ms, 0
+        reason = strict(group, fields, offset, body)
+        group.pause_duration_ms = duration
+        return reason
+
+    weaken(monkeypatch, record, restless)
+    play = Play(2)
+    a = play.join(100, "a")
+    play.write(120, TOPOLOGY, TOPIC, 2, -1)
+    a0 = play.claim(130, a, 0)
+    play.write(140, PAUSE, -1, -1, 60_000)
+    if record == "ClaimingPartition":
+        play.claim(150, a, 1)
+    else:
+        play.write(150, GRANT, a, a0, 0, 0, 4)
+    assert "S11" in play.invariants()
+
+
+def test_deliveries_in_a_pause_end_with_the_lease() -> None:
+    """In a pause a heartbeat of an owner extends nothing, so the fence falls whatever it sends."""
+    play = Play(1)
+    a = play.join(100, "a")
+    play.write(120, TOPOLOGY, TOPIC, 1, -1)
+    a0 = play.claim(130, a, 0)
+    play.write(200, PAUSE, -1, -1, 60_000)
+    for ms in range(300, 1_500, 300):
+        play.heartbeat(ms, a, (a0, 0))
+    play.deliver("a", a0, 0, 0, 1_000, 1_010)
+    assert play.invariants() == set()
+    play.deliver("a", a0, 0, 1, 1_200, 1_210)
+    assert "S3" in play.invariants()
+
+
+def test_a_move_that_was_denied_or_did_not_arrive_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def moved(position: int) -> Play:
+        play = Play(1)
+        a = play.join(100, "a")
+        play.write(120, TOPOLOGY, TOPIC, 1, -1)
+        token = play.write(130, PAUSE, -1, -1, 60_000)
+        play.write(140, MOVE, token, [[TOPIC, 0, -1, position]], True, "admin")
+        play.claim(150, a, 0, observed=play.oracle.groups[GROUP].partitions[TOPIC, 0].version)
+        return play
+
+    play = moved(7)
+    play.evidence.reports = [Report("admin", "moved", ((TOPIC, 0, 7),))]
+    assert play.invariants() == set()
+    play.evidence.reports = [Report("admin", "not moved", ((TOPIC, 0, 7),))]
+    assert "S12" in play.invariants()
+    play.evidence.reports = [Report("admin", "moved", ((TOPIC, 0, 8),))]
+    assert "S12" in play.invariants()
+
+
+def test_a_rejected_record_that_changes_something_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    strict = oracle.RULES["Evict"]
+
+    def leaky(group: Any, fields: dict[str, Any], offset: int, body: bytes) -> str:
+        reason = strict(group, fields, offset, body)
+        if reason == "observed":
+            group.sessions[fields["session"]].extended = offset
+        return reason
+
+    weaken(monkeypatch, "Evict", leaky)
+    play = Play(1)
+    a = play.join(100, "a")
+    play.evidence.forged.add((0, play.write(200, EVICT, a, 0, 2_000)))
+    assert "S13" in play.invariants()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is counted, not judged
+
+
+def test_a_stop_between_gate_and_call_is_counted() -> None:
+    run = alo()
+    late = run.play.deliver("a", run.a0, 0, 8, 2_990, 2_991)
+    late.gate_ns = 900 * MS
+    found = run.play.judge()
+    assert found.violations == []
+    assert found.counters["late_calls"] == 1
+    assert found.counters["stale_writes"] == 1
+
+
+def test_an_owner_that_got_no_time_is_counted() -> None:
+    run = alo()
+    run.play.evidence.faults.clear()
+    run.play.ends("a", 4_000, 0)
+    life = run.play.evidence.lives["a"]
+    life.beats = [ns for ns in life.beats if not 700 * MS < ns < 2_000 * MS]
+    found = run.play.judge()
+    assert found.violations == []
+    assert found.counters["starved"] == 1
+
+
+def test_a_lost_range_excuses_what_it_names() -> None:
+    run = alo()
+    run.play.evidence.deliveries.remove(delivery(run, "a", 0, 2))
+    run.play.write(3_950, NOTE, run.a, "offset_lost", TOPIC, 0, 2, 3)
+    assert run.play.judge().violations == []
+
+
+def test_unsound_logs_excuse_a_named_end() -> None:
+    run = alo()
+    run.play.evidence.settled = {}
+    run.play.fault(3_990, "recreated")
+    run.play.evidence.failures.append(Failure(3_995 * MS, "b", ("TopicRecreated", "CoordinationError"), "", True))
+    assert run.play.judge().violations == []
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Journals
+
+
+def test_a_journal_is_read_back_without_its_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "w.jsonl"
+    journal = Journal(path)
+    place = {"tok": "x", "t": TOPIC, "p": 0, "o": [1, 2]}
+    journal.write("start", name="w", pid=1, client="w-1", group=GROUP, delivery="at_least_once")
+    journal.write("begin", gate=5, **place)
+    journal.write("end", **{**place, "o": [2]})
+    with path.open("ab") as file:
+        file.write(b'{"e":"end","ns"')
+    tail, diary = Tail(path), Diary(Evidence())
+    diary.take("w", tail.read())
+    first, second = diary.evidence.deliveries
+    assert (first.offset, first.gate_ns, first.end_ns) == (1, 5, NEVER)
+    assert second.begin_ns <= second.end_ns < NEVER
+    assert tail.read() == []
+    with path.open("ab") as file:
+        file.write(b':7,"tok":"x","t":"t","p":0,"o":[1]}\n')
+    diary.take("w", tail.read())
+    assert first.end_ns == 7

@@ -1,0 +1,134 @@
+"""Every benchmark runs, at its smallest: what it answers has the promised shape and shows that work was done.
+
+Never asserted: a time. The judges of losses and of doubles are elsewhere; here only that the contestants' tallies are
+whole, because a benchmark that loses messages measures nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.__main__ import NAMES, machine, measure, versions
+from bench.stand import Result, Stand, Work, cell_text, percentile, ratio, show, spread
+from tests.support.kafka import Cluster
+
+ROOT = Path(__file__).parents[2]
+HELPERS = {"__init__", "__main__", "stand", "contestant", "feeder", "crew", "moves"}
+
+
+@pytest.fixture(scope="module")
+def stand(kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    yield Stand(kafka.bootstrap, kafka.description, tmp_path_factory.mktemp("bench"))
+
+
+def column(result: Result, name: str) -> list[Any]:
+    """The cells of the column with this name."""
+    return [row[result.columns.index(name)] for row in result.rows]
+
+
+def test_each_benchmark_is_in_the_list() -> None:
+    assert {path.stem for path in (ROOT / "bench").glob("*.py")} == HELPERS | set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tiny_run_gives_a_whole_result(stand: Stand, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module = importlib.import_module(f"bench.{name}")
+    assert module.__doc__.partition("\n")[0].endswith("?"), "a benchmark's first line is its question"
+    result: Result = module.run(stand, tiny=True)
+    assert result.name == name
+    assert result.rows
+    for row in result.rows:
+        assert len(row) == len(result.columns)
+    assert json.loads(json.dumps(result.as_json()))["rows"] == result.rows
+    show(result, "what?")
+    assert name in capsys.readouterr().out
+    CHECKS[name](result)
+
+
+def check_moves(result: Result) -> None:
+    assert {"marshal", "eager"} <= set(column(result, "contestant"))
+    check_tally(result)
+
+
+def check_tally(result: Result) -> None:
+    assert column(result, "missing") == [0] * len(result.rows)
+    assert all(count(cell) > 100 for cell in column(result, "messages"))
+
+
+def check_takeover(result: Result) -> None:
+    assert all(kills >= 1 for kills in column(result, "kills"))
+    assert all(partitions >= 4 for partitions in column(result, "partitions")), "a third of 12 for each kill"
+    check_tally(result)
+
+
+def check_claims(result: Result) -> None:
+    assert column(result, "contestant") == ["marshal", "eager", "cooperative", "consumer"]
+    assert all(count(cell) == partitions for cell, partitions in
+               zip(column(result, "claims"), column(result, "partitions"), strict=True))  # fmt: skip
+
+
+def check_traffic(result: Result) -> None:
+    assert all(rate["n"] == 2 for rate in column(result, "heartbeats per consumer and third")), "one for each consumer"
+    idle, loaded = column(result, "claims in it")
+    assert idle == 0
+    assert loaded > 0
+
+
+def check_memory(result: Result) -> None:
+    assert all(tracked > 0 for tracked in column(result, "offsets, messages or records"))
+    assert all(column(result, "work"))
+
+
+def check_any_work(result: Result) -> None:
+    assert result.rows
+
+
+CHECKS = {"join": check_moves, "leave": check_moves, "takeover": check_takeover, "claims": check_claims,
+          "traffic": check_traffic, "memory": check_memory, "throughput": check_any_work, "fold": check_any_work}  # fmt: skip
+
+
+def count(cell: str) -> int:
+    """The number in front of a work cell."""
+    return int(cell.partition(" ")[0].replace(",", ""))
+
+
+def test_a_benchmark_that_fails_does_not_hide_the_others(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(stand: Stand, tiny: bool) -> Result:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr("bench.claims.run", fail)
+    monkeypatch.setattr("bench.fold.run", lambda stand, tiny: Result("fold", ["a"], [[1]], []))
+    results, failed = measure(stand, ["claims", "fold"], tiny=True)
+    assert failed == ["claims"]
+    assert [result["name"] for result in results] == ["fold"]
+
+
+def test_machine_and_versions_are_named(stand: Stand) -> None:
+    assert {"date", "cores", "processor"} <= set(machine())
+    assert {"marshal_py", "Python", "confluent-kafka", "librdkafka", "Kafka", "aiokafka"} <= set(versions(stand))
+
+
+def test_statistics() -> None:
+    assert spread([3, 1, 2]) == {"n": 3, "median": 2, "p99": 3, "low": 1, "high": 3}
+    assert spread([]) is None
+    assert percentile(range(1, 1001), 0.99) == 990
+    assert percentile([5.0], 0.99) == 5.0
+    assert ratio([4, 6], [2]) == 2.5
+    assert ratio([1], [0]) is None
+    assert cell_text(spread([1, 2, 3])) == "2.00 (1.00 – 3.00)"
+    assert cell_text(None) == "–"
+
+
+def test_work_tells_what_was_read() -> None:
+    first, second = Work(), Work()
+    for partition, offset in ((0, 1), (1, 0)):
+        first.add(partition, offset)
+        second.add(partition, offset + 1)
+    assert str(first).startswith("2 #")
+    assert str(first) != str(second)

@@ -1,0 +1,160 @@
+"""The promises of the ports over Apache Kafka, which must keep every one; tests/transport runs them over the others."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+
+import pytest
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported, but not by name
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from marshal_py.errors import WrongTopicSetting
+from marshal_py.transport.kafka import KafkaDoor
+from tests.support import conformance
+from tests.support.conformance import DEADLINE_S, KafkaRig, Rig, until
+from tests.support.kafka import Cluster, start_cluster
+
+
+class ApacheRig(KafkaRig):
+    """A cluster of the harness; topics are made, changed and deleted through the admin protocol."""
+
+    def __init__(self, bootstrap: str) -> None:
+        super().__init__(bootstrap)
+        self.admin = AdminClient({"bootstrap.servers": bootstrap})
+
+    def topic(self, partitions: int = 1) -> str:
+        name = f"c-{uuid.uuid4().hex[:12]}"
+        self._create(name, partitions, {"retention.ms": "-1"})
+        return name
+
+    def _create(self, name: str, partitions: int, config: dict[str, str], replicas: int = -1) -> None:
+        new = NewTopic(name, num_partitions=partitions, replication_factor=replicas, config=config)
+        self.admin.create_topics([new])[name].result(DEADLINE_S)
+        until(lambda: self._usable(name, partitions), f"{name} has leaders")
+
+    def _usable(self, name: str, partitions: int) -> bool:
+        found = self.admin.list_topics(timeout=DEADLINE_S).topics.get(name)
+        return found is not None and [p.leader > 0 for p in found.partitions.values()] == [True] * partitions
+
+    def truncate(self, topic: str, partition: int, before: int) -> None:
+        for future in self.admin.delete_records([KafkaPartition(topic, partition, before)]).values():
+            future.result(DEADLINE_S)
+
+    def recreate(self, topic: str, partitions: int) -> None:
+        self.admin.delete_topics([topic])[topic].result(DEADLINE_S)
+        until(lambda: topic not in self.admin.list_topics(timeout=DEADLINE_S).topics, f"{topic} is gone")
+        self._create(topic, partitions, {})
+
+    def grow(self, topic: str, partitions: int) -> None:
+        self.admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(DEADLINE_S)
+
+    def configure(self, topic: str, settings: Mapping[str, str]) -> None:
+        entries = [ConfigEntry(k, v, incremental_operation=AlterConfigOpType.SET) for k, v in settings.items()]
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+        self.admin.incremental_alter_configs([resource])[resource].result(DEADLINE_S)
+        until(lambda: self._described(topic).items() >= settings.items(), f"the settings of {topic}")
+
+    def _described(self, topic: str) -> dict[str, str]:
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        found = self.admin.describe_configs([resource])[resource].result(DEADLINE_S)
+        return {name: str(entry.value) for name, entry in found.items()}
+
+
+@pytest.fixture
+def rig(kafka: Cluster) -> Iterator[Rig]:
+    rig = ApacheRig(kafka.bootstrap)
+    yield rig
+    rig.close()
+
+
+class TestLog(conformance.LogPromises):
+    pass
+
+
+class TestSource(conformance.SourcePromises):
+    pass
+
+
+class TestAdmin(conformance.AdminPromises):
+    pass
+
+
+class TestTruncate(conformance.TruncatePromises):
+    pass
+
+
+class TestGrow(conformance.GrowPromises):
+    pass
+
+
+class TestDescribe(conformance.DescribePromises):
+    pass
+
+
+class TestCreate(conformance.CreatePromises):
+    pass
+
+
+class TestLongLog(conformance.LongLogPromises):
+    pass
+
+
+class TestLookup(conformance.LookupPromises):
+    pass
+
+
+class TestCannotCreate(conformance.CannotCreatePromises):
+    def test_a_client_without_the_right(self) -> None:
+        """Everybody may do everything that no rule speaks of; one rule forbids to create topics."""
+        authorizer = {
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "allow.everyone.if.no.acl.found": "true",
+        }
+        with start_cluster(1, authorizer) as cluster:
+            admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+            rules = [
+                AclBinding(kind, name, ResourcePatternType.LITERAL, "User:*", "*", operation, permission)
+                for kind, name, operation, permission in (
+                    (ResourceType.BROKER, "kafka-cluster", AclOperation.ALL, AclPermissionType.ALLOW),
+                    (ResourceType.BROKER, "kafka-cluster", AclOperation.CREATE, AclPermissionType.DENY),
+                    (ResourceType.TOPIC, "__marshal", AclOperation.CREATE, AclPermissionType.DENY),
+                )
+            ]
+            for future in admin.create_acls(rules).values():
+                future.result(DEADLINE_S)
+            self.refuses_with_the_command_that_mends_it(KafkaDoor(cluster.bootstrap, DEADLINE_S), "__marshal")
+
+
+def test_three_brokers_must_be_safe_ones(kafka3: Cluster) -> None:
+    """L1: with three brokers the topic is made safe, and one that is not is refused by the setting's name."""
+    rig = ApacheRig(kafka3.bootstrap)
+    admin = rig.door().admin()
+    made = f"made-{uuid.uuid4().hex[:12]}"
+    assert admin.prepare_coordination(made, 2) == 2
+    settings = admin.settings(made)
+    assert (settings["min.insync.replicas"], settings["unclean.leader.election.enable"]) == ("2", "false")
+
+    for setting, value in (("min.insync.replicas", "1"), ("unclean.leader.election.enable", "true")):
+        name = f"bad-{uuid.uuid4().hex[:12]}"
+        rig._create(name, 1, {"retention.ms": "-1", setting: value}, replicas=3)
+        with pytest.raises(WrongTopicSetting) as raised:
+            admin.prepare_coordination(name, 1)
+        assert (raised.value.setting, raised.value.value) == (setting, value)
+
+    lonely = f"lonely-{uuid.uuid4().hex[:12]}"
+    rig._create(lonely, 1, {"retention.ms": "-1", "min.insync.replicas": "1"}, replicas=1)
+    with pytest.raises(WrongTopicSetting, match="replication factor=1"):
+        admin.prepare_coordination(lonely, 1)

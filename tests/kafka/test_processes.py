@@ -1,0 +1,402 @@
+"""Consumers as processes on a real Kafka, killed, stopped, cut short and lied to; every run is judged from outside.
+
+Each scenario has its own data topic, group and coordination topic, and ends with the judge of tests/support/judge.py:
+no violation, and enough deliveries and take-overs to prove something. Nothing here asserts how fast something was; the
+report of a run prints it (pytest -rP shows it for those that passed).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]  # re-exported, unnamed
+from confluent_kafka.cimpl import NewTopic
+
+from marshal_py.simulator.oracle import Oracle
+from tests.support.evidence import Record
+from tests.support.judge import Judgement
+from tests.support.kafka import Cluster, TopicFactory, wait_until
+from tests.support.recorder import delete_records, plain_consumer
+from tests.support.troupe import DEADLINE_S, Troupe
+
+ADMIN_TIMEOUT_S = 30.0
+MIXED_TIMEOUT_S = 400.0  # pytest's own limit for the long run; a machine with other work needs a multiple of 75 s
+MIXED_TAKEOVERS = 26  # what the long run goes on for: more than the 20 that the judge asks for
+MIXED_DELIVERIES = 4_000
+
+MakeTroupe = Callable[..., Troupe]
+
+
+@pytest.fixture
+def troupe(tmp_path: Path) -> Iterator[MakeTroupe]:
+    """Makes troupes and ends what is left of them after the test."""
+    with contextlib.ExitStack() as stack:
+
+        def make(cluster: Cluster, topics: list[str], **settings: Any) -> Troupe:
+            return stack.enter_context(Troupe(cluster.bootstrap, tmp_path, topics, **settings))
+
+        yield make
+
+
+def passed(judgement: Judgement) -> None:
+    print(judgement)
+    assert judgement.ok, str(judgement)
+
+
+def opened(troupe: Troupe, workers: int, partitions: int, **settings: Any) -> list[str]:
+    """A producer and workers, all partitions owned, messages flowing."""
+    producing = {key: settings.pop(key) for key in ("per_second",) if key in settings}
+    troupe.produce(**producing)
+    names = troupe.cast(workers, **settings)
+    troupe.wait(lambda: troupe.all_owned(partitions), "every partition has an owner")
+    troupe.await_begun(100)
+    return names
+
+
+def ended(troupe: Troupe, session: int) -> bool:
+    group = troupe.world()
+    return group is not None and session not in group.sessions
+
+
+def holder(troupe: Troupe, names: list[str]) -> str:
+    """The worker that owns most."""
+    owned = list(troupe.owned().values())
+    return max(names, key=lambda name: owned.count(troupe.actors[name].client))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What befalls consumers
+
+
+@pytest.mark.parametrize("style", ["single", "batch"])
+def test_kill_9(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe, style: str) -> None:
+    run = troupe(kafka, [topic(6)], style=style)
+    names = opened(run, 3, 6)
+    victim = holder(run, names)
+    session = run.session_of(victim)
+    run.kill(victim)
+    run.wait(lambda: ended(run, session) and run.all_owned(6), "the survivors own what the dead one had")
+    run.await_begun(200)
+    run.hire(victim)
+    run.await_joined(victim)
+    run.await_begun(50, victim)
+    passed(run.finish(takeovers=1, deliveries=300))
+
+
+def test_sigstop_past_the_lease_and_sigcont(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
+    run = troupe(kafka, [topic(6)])
+    names = opened(run, 3, 6)
+    for victim in names[:2]:
+        session = run.session_of(victim)
+        run.stop(victim)
+        run.wait(lambda session=session: ended(run, session), "the stopped one is evicted")
+        run.await_begun(100)
+        run.cont(victim)
+        run.wait(lambda session=session, victim=victim: run.session_of(victim) > session, "it joins again")
+        run.await_begun(20, victim)
+    passed(run.finish(takeovers=2, deliveries=300))
+
+
+def test_sigterm(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
+    run = troupe(kafka, [topic(6)])
+    names = opened(run, 3, 6)
+    for victim in names[:2]:
+        run.term(victim)
+        assert run.await_gone(victim) == 0
+        run.wait(lambda: run.all_owned(6), "those who stay own everything")
+        run.await_begun(100)
+    judgement = run.finish(deliveries=300)
+    passed(judgement)
+    assert judgement.counters["takeovers"] == 0
+    assert judgement.counters["redelivered"] == 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What befalls brokers
+
+
+@pytest.mark.node_control
+def test_the_only_broker_dies_and_comes_back(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
+    run = troupe(kafka, [topic(4)])
+    opened(run, 3, 4)
+    run.fault("broker_kill", "1")
+    try:
+        kafka.kill(1)
+    finally:
+        kafka.restart(1)
+    run.fault("broker_up", "1")
+    run.await_begun(300)
+    judgement = run.finish(deliveries=300)
+    passed(judgement)
+
+
+@pytest.mark.node_control
+def test_the_leader_of_the_groups_log_dies(kafka3: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
+    run = troupe(kafka3, [topic(4, cluster=kafka3)])
+    opened(run, 3, 4)
+    for _ in range(2):
+        log = run.recorder.log_of(run.group)
+        assert log is not None
+        admin = AdminClient({"bootstrap.servers": kafka3.bootstrap})
+        described = admin.list_topics(run.coordination_topic, timeout=ADMIN_TIMEOUT_S).topics[run.coordination_topic]
+        leader = described.partitions[log].leader
+        run.fault("broker_kill", str(leader))
+        kafka3.kill(leader)
+        run.await_begun(200)
+        kafka3.restart(leader)
+        run.fault("broker_up", str(leader))
+        run.await_begun(100)
+    epochs = {record.leader_epoch for record in run.recorder.logs[log]}
+    passed(run.finish(deliveries=500))
+    assert len(epochs) > 1, "the log had one leader only, so nothing was shown"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What befalls topics
+
+
+def test_the_coordination_topic_is_deleted_and_recreated(
+    kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe
+) -> None:
+    run = troupe(kafka, [topic(4)])
+    names = opened(run, 2, 4)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    run.fault("recreated")
+    admin.delete_topics([run.coordination_topic])[run.coordination_topic].result(ADMIN_TIMEOUT_S)
+    settings = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+
+    def created() -> bool:
+        request = NewTopic(run.coordination_topic, num_partitions=2, config=settings)
+        with contextlib.suppress(Exception):  # Kafka deletes in the background: until then the name is taken.
+            admin.create_topics([request])[run.coordination_topic].result(ADMIN_TIMEOUT_S)
+            return True
+        return False
+
+    wait_until(created, DEADLINE_S, "the topic exists again")
+    for name in names:
+        assert run.await_gone(name, DEADLINE_S) == 3
+    judgement = run.finish(deliveries=100, expect_settled=False)
+    passed(judgement)
+    for name in names:
+        said = [f for f in run.evidence.failures if f.client == run.actors[name].client and f.closed]
+        assert said
+        assert "CoordinationError" in said[0].names
+    assert accepted_in(kafka, run.coordination_topic) == []
+
+
+def accepted_in(cluster: Cluster, topic: str) -> list[str]:
+    """Types of the records that the oracle accepts in a coordination topic of its own."""
+    consumer = plain_consumer(cluster.bootstrap)
+    found: list[str] = []
+    try:
+        from confluent_kafka import TopicPartition
+
+        for log in range(2):
+            low, high = consumer.get_watermark_offsets(TopicPartition(topic, log), ADMIN_TIMEOUT_S)
+            oracle = Oracle()
+            if low == high:
+                continue
+            consumer.assign([TopicPartition(topic, log, 0)])
+            values: list[Record] = []
+
+            def enough(values: list[Record] = values, high: int = high) -> bool:
+                values.extend(Record(m.offset() or 0, m.value(), 0, 0) for m in consumer.consume(100, 0.2)
+                              if m.error() is None)  # type: ignore[arg-type]  # fmt: skip
+                return len(values) >= high
+
+            wait_until(enough, ADMIN_TIMEOUT_S, f"{topic}:{log} is read")
+            for record in values:
+                verdict = oracle.apply(record.offset, record.value)
+                if verdict.outcome == "accepted" and verdict.record is not None:
+                    found.append(verdict.record.type)
+    finally:
+        consumer.close()
+    return found
+
+
+def test_topics_grow(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
+    data = topic(2)
+    run = troupe(kafka, [data])
+    opened(run, 3, 2)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    growth = [NewPartitions(data, 5), NewPartitions(run.coordination_topic, 7)]
+    for future in admin.create_partitions(growth).values():
+        future.result(ADMIN_TIMEOUT_S)
+    run.wait(lambda: len(run.evidence.topics) == 5, "the producer writes to the new partitions")
+    run.wait(lambda: run.all_owned(5), "the new partitions have owners")
+    run.hire("late")
+    run.await_joined("late")
+    run.await_begun(300)
+    passed(run.finish(deliveries=500))
+
+
+def test_records_are_deleted_under_a_slow_consumer(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
+    data = topic(1)
+    run = troupe(kafka, [data], style="single", handler_ms=[20], fails=0.0)
+    # It may hold fifty messages; so it must fetch again, from an offset that is gone by then.
+    run.hire("slow", options={"unacked_max": 50, "prefetch_messages": 20})
+    run.await_joined("slow")
+    run.produce(per_second=2_000, count=3_000)
+    run.wait(lambda: len(run.evidence.topics.get((data, 0), ())) == 3_000, "everything is produced")
+    run.await_begun(20)
+    delete_records(kafka.bootstrap, data, 0, 2_000)
+    judgement = run.finish(deliveries=900)
+    passed(judgement)
+    lost = judgement.history.lost_ranges[run.group, data, 0]
+    assert lost
+    assert lost[-1][1] == 2_000
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What befalls the log
+
+
+def test_garbage_and_replayed_records(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
+    seed = secrets.randbelow(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    run = troupe(kafka, [topic(4)])
+    names = opened(run, 3, 4)
+    run.kill(names[0])
+    run.await_begun(100)
+    log = run.recorder.log_of(run.group)
+    assert log is not None
+    for _ in range(6):
+        old = [record.value for record in run.recorder.logs[log] if record.value]
+        values = [forged(chance, old) for _ in range(250)]
+        write_raw(run, kafka, values, chance)
+        run.await_begun(50)
+    run.hire(names[0])
+    run.await_joined(names[0])
+    run.await_begun(100)
+    judgement = run.finish(takeovers=1, deliveries=500)
+    passed(judgement)
+    assert judgement.counters["garbage"] >= 300
+    assert judgement.counters["rejected"] >= 300
+
+
+def forged(chance: random.Random, old: list[bytes]) -> bytes | None:
+    """Garbage of several kinds, or an old record once more."""
+    value = chance.choice(old)
+    match chance.randrange(8):
+        case 0:
+            return None
+        case 1:
+            return chance.randbytes(chance.randrange(200))
+        case 2:
+            return value[: chance.randrange(len(value))]
+        case 3:
+            at = chance.randrange(len(value))
+            return value[:at] + bytes([value[at] ^ (1 << chance.randrange(8))]) + value[at + 1 :]
+        case 4:
+            return b"Mr\x01" + chance.randbytes(60)
+        case _:
+            return value
+
+
+def write_raw(run: Troupe, cluster: Cluster, values: list[bytes | None], chance: random.Random) -> None:
+    """Writes to all logs of the coordination topic and notes where it landed, before anybody is judged by it."""
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all"})
+
+    def landed(error: KafkaError | None, message: Message) -> None:
+        assert error is None, error
+        run.evidence.forged.add((message.partition() or 0, message.offset() or 0))
+
+    log = run.recorder.log_of(run.group)
+    for value in values:
+        number = log if chance.random() < 0.8 else chance.randrange(2)
+        producer.produce(run.coordination_topic, value, partition=number, on_delivery=landed)
+    assert producer.flush(ADMIN_TIMEOUT_S) == 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# At most once
+
+
+@pytest.mark.parametrize("written", [True, False], ids=["in the log", "on its way"])
+def test_at_most_once_killed_between_the_grant_and_its_reading(
+    kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe, written: bool
+) -> None:
+    run = troupe(kafka, [topic(4)], delivery="at_most_once", options={"grant_messages": 40})
+    run.produce(per_second=600)
+    for number in range(3):
+        name = f"w{number}"
+        run.hire(name, die_at_grant=0 if number == 0 else 5 * number, die_after_write=written)
+        run.await_joined(name)
+    for name in ("w1", "w2"):
+        run.wait(lambda name=name: not run.actors[name].running, f"{name} has died with its grant")
+        assert run.actors[name].process.returncode == -9
+        run.fault("kill", run.actors[name].client)
+    run.wait(lambda: run.all_owned(4), "the survivor owns everything")
+    run.await_begun(300)
+    passed(run.finish(takeovers=2, deliveries=300))
+
+
+def test_at_most_once_killed_at_random(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
+    seed = secrets.randbelow(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    run = troupe(kafka, [topic(6)], delivery="at_most_once", seed=seed % 1_000)
+    names = opened(run, 3, 6, per_second=600)
+    for _ in range(4):
+        victim = chance.choice(names)
+        session = run.session_of(victim)
+        run.await_begun(chance.randrange(1, 80), victim)
+        run.kill(victim)
+        run.hire(victim)
+        run.await_joined(victim)
+        run.wait(lambda session=session: ended(run, session), "the dead one is evicted")
+    passed(run.finish(takeovers=4, deliveries=1_000))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# All together
+
+
+@pytest.mark.timeout(MIXED_TIMEOUT_S)
+def test_a_mixed_run(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
+    """Kills, stops, restarts and clean ends from a seed, until there is enough to judge."""
+    seed = secrets.randbelow(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    run = troupe(kafka, [topic(10), topic(2)], seed=seed % 1_000)
+    names = opened(run, 5, 12, per_second=400)
+    taken = 0
+    while taken < MIXED_TAKEOVERS or run.begun() < MIXED_DELIVERIES:
+        victim = chance.choice(names)
+        run.wait(lambda victim=victim: run.session_of(victim) >= 0, f"{victim} is in the group")
+        run.await_begun(chance.randrange(1, 150))
+        session, client = run.session_of(victim), run.actors[victim].client
+        held = list(run.owned().values()).count(client)
+        match chance.choice(["kill", "kill", "kill", "stop", "stop", "term"]):
+            case "kill":
+                run.kill(victim)
+                if chance.random() < 0.5:
+                    run.hire(victim)
+                run.wait(lambda session=session: ended(run, session), f"{victim} is evicted")
+                taken += held
+                if not run.actors[victim].running:
+                    run.hire(victim)
+                run.await_joined(victim)
+            case "stop":
+                run.stop(victim)
+                # Sometimes it comes back before it is missed, sometimes long after.
+                if chance.random() < 0.7:
+                    run.wait(lambda session=session: ended(run, session), f"{victim} is evicted")
+                    taken += held
+                else:
+                    run.await_begun(chance.randrange(1, 400))
+                run.cont(victim)
+            case "term":
+                run.term(victim)
+                assert run.await_gone(victim) == 0
+                run.hire(victim)
+                run.await_joined(victim)
+    passed(run.finish(takeovers=20, deliveries=1_000))

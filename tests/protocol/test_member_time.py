@@ -1,0 +1,644 @@
+"""Members over one log in virtual time: PROTOCOL.md section 7, each rule as several clients live it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from marshal_py.errors import DuplicateClientId, SessionCloned
+from marshal_py.protocol.holdings import Stage as ClaimStage
+from marshal_py.protocol.records import (
+    HEARTBEAT_ENTRIES_MAX,
+    ClaimingPartition,
+    Evict,
+    Heartbeat,
+    Join,
+    Leave,
+    Note,
+    ReleaseGroup,
+    ReleasingPartition,
+    SetPosition,
+)
+from tests.support.stage import INTERVAL_MS, READ_MS, THIRD_MS, TOPIC, WRITE_MS, Client, Stage, tp
+
+I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
+STEP = I // 10
+TRIP = WRITE_MS + READ_MS  # from a send to its reading
+
+
+def last_sign(client: Client) -> int:
+    """When it last sent what shows that it lives."""
+    return max(at for at, record in client.sent if isinstance(record, Heartbeat | Join))
+
+
+def pause(stage: Stage, duration_ms: int, token: int | None = None) -> int:
+    """An admin begins or renews a pause; its token."""
+    change = stage.group.pause_change
+    return stage.must(ReleaseGroup(change, change if token is None else token, duration_ms))
+
+
+# --- the beginning
+
+
+def test_three_members_share_twelve_partitions() -> None:
+    """T9, D8: all own four, all may deliver, all send a heartbeat every third and not more often."""
+    stage = Stage()
+    team = stage.team("a", "b", "c")
+    assert sorted(map(len, (c.owned for c in team))) == [4, 4, 4]
+    assert set(stage.owners()) == set(range(12))
+    for client in team:
+        assert all(client.may(claim) for claim in client.member.claims.values())
+        assert not client.told("fenced")
+        begun = stage.now_ms
+    stage.run(10 * I)
+    for client in team:
+        beats = [at for at, _ in client.sends(Heartbeat, begun)]
+        assert len(beats) == pytest.approx(30, abs=1)
+        assert all(THIRD_MS <= later - earlier <= THIRD_MS + STEP for earlier, later in pairwise(beats))
+    assert not list(stage.records(Evict))
+
+
+# --- waiting
+
+
+def test_an_eviction_after_two_intervals_and_not_earlier() -> None:
+    """T1, T4: counted from the reading of the last extension; the first in rank sends, with the claims that follow."""
+    stage = Stage()
+    a, b, c = stage.team("a", "b", "c")
+    stage.kill(b)
+    had = b.owned
+    read_ms = last_sign(b) + TRIP
+    stage.run_until(lambda: list(stage.records(Evict)))
+    ((at, evict),) = a.sends(Evict)
+    assert not c.sends(Evict), "rank 1 leaves it to rank 0"
+    assert 2 * I <= at - read_ms <= 2 * I + STEP
+    assert evict.observed == stage.verdicts[evict.observed].offset
+    assert 2 * I <= evict.waited_ms <= at - read_ms, "never more than it really was"
+    claims = {record.partition for when, record in a.sends(ClaimingPartition) if when == at}
+    assert claims, "its own share goes into the same breath"
+    assert claims < had
+    stage.run(I)
+    assert set(stage.owners()) == set(range(12))
+    assert {len(a.owned), len(c.owned)} == {6}
+    takers = [record for at_, record in c.sends(ClaimingPartition, at)]
+    assert {record.partition for record in takers} == had - claims
+
+
+def test_rank_orders_the_evictions() -> None:
+    """T4, T13: rank k waits k thirds of an interval more; dead ones do not count."""
+    stage = Stage()
+    a, b, c, d = stage.team("a", "b", "c", "d")
+    for client in (a, c):
+        stage.kill(client)
+    begun = max(last_sign(a), last_sign(c)) + TRIP
+    stage.run(2 * I + STEP)
+    assert {record.session for _, record in b.sends(Evict)} == {a.session, c.session}, "b is the first that lives"
+    assert not d.sends(Evict)
+    assert all(at - begun <= 2 * I + STEP for at, _ in b.sends(Evict))
+    # Who comes second, because the first can read and wait but its records are held, waits a third more.
+    stage = Stage()
+    a, b, c = stage.team("a", "b", "c")
+    stage.kill(c)
+    read_ms = last_sign(c) + TRIP
+    a.write_ms = 2_000  # proven still, but late
+    stage.run_until(lambda: b.sends(Evict))
+    assert stage.now_ms - read_ms >= 2 * I + THIRD_MS
+    assert stage.now_ms - read_ms <= 2 * I + THIRD_MS + STEP
+    assert a.sends(Evict)[0][0] < stage.now_ms
+
+
+def test_a_dead_successor_costs_a_third() -> None:
+    """A2: the named successor has the first third; when it does not come, the next one takes it."""
+    stage = Stage(partitions=1)
+    a, b, c = stage.team("a", "b", "c")
+    stage.kill(b)
+    a.member.leave(a.now, "bye", 0)
+    stage.run_until(lambda: not a.alive)
+    assert stage.partition(0).successor == b.session
+    freed = stage.now_ms
+    stage.run_until(lambda: c.owned)
+    assert THIRD_MS <= stage.now_ms - freed <= THIRD_MS + STEP + 2 * TRIP
+
+
+def test_an_outage_of_all_writes_evicts_nobody() -> None:
+    """T2, T3: for 60 s nobody's writes arrive: waits start anew, all stop delivering, and every claim survives."""
+    stage = Stage()
+    team = stage.team("a", "b", "c")
+    before = {number: stage.partition(number).epoch for number in range(12)}
+    for client in team:
+        client.hold_writes()
+    stage.run(I + THIRD_MS + STEP)
+    for client in team:
+        assert client.told("fenced")
+        assert not any(client.may(claim) for claim in client.member.claims.values())
+    stage.run(60_000)
+    for client in team:
+        client.release_writes()
+    stage.run(2 * I)
+    assert not list(stage.records(Evict))
+    assert {number: stage.partition(number).epoch for number in range(12)} == before
+    for client in team:
+        assert len(client.told("joined")) == 1
+        assert client.member.pulse.healthy(client.now)
+        assert all(client.may(claim) for claim in client.member.claims.values())
+    stage.run(4 * I)
+    assert not list(stage.records(Evict))
+
+
+def test_an_outage_that_ends_for_one_after_the_other_evicts_nobody_at_once() -> None:
+    """T3: the first that writes again counts from there, so the rest has two intervals to come back."""
+    stage = Stage()
+    a, b, c = stage.team("a", "b", "c")
+    for client in (a, b, c):
+        client.hold_writes()
+    stage.run(30_000)
+    a.release_writes()
+    stage.run(2 * I - STEP)
+    assert not a.sends(Evict)
+    b.release_writes()
+    c.release_writes()
+    stage.run(3 * I)
+    assert not list(stage.records(Evict))
+
+
+def test_who_writes_and_does_not_read_dies() -> None:
+    """T10: it stops its heartbeats after an interval without reading one, and is evicted; it cannot revive itself."""
+    stage = Stage()
+    _a, b, _c = stage.team("a", "b", "c")
+    b.reads_held = True
+    session = b.session
+    begun = stage.now_ms
+    stage.run(I + 2 * THIRD_MS)
+    beats = len(b.sends(Heartbeat))
+    assert b.sends(Heartbeat)[-1][0] <= begun + I + THIRD_MS
+    stage.run(3 * I)
+    assert len(b.sends(Heartbeat)) == beats
+    assert [note for _, note in b.sends(Note) if note.kind == "probe"]
+    assert [record.session for _, record in stage.records(Evict)] == [session]
+    assert not any(b.may(claim) for claim in b.member.claims.values())
+    assert set(stage.owners().values()) == {"a", "c"}
+    b.reads_held = False
+    stage.run(2 * I)
+    assert b.session != session, "it begins again as a new session"
+    assert len(b.told("joined")) == 2
+    assert len(b.told("evicted")) == 1
+    assert set(stage.owners().values()) == {"a", "b", "c"}
+
+
+def test_who_is_too_slow_does_not_revive_for_ever() -> None:
+    """T10: a client whose records come back only after more than an interval is evicted (X40)."""
+    stage = Stage()
+    _a, b, _c = stage.team("a", "b", "c")
+    b.read_ms = I + THIRD_MS
+    session = b.session
+    stage.run(8 * I)
+    assert session in {record.session for verdict, record in stage.records(Evict) if verdict.accepted}
+    revivals = [at for at, _ in b.sends(Heartbeat)][-6:]
+    assert "b" not in stage.owners().values()
+    assert revivals
+
+
+def test_a_short_outage_costs_no_claim() -> None:
+    """T10: probe, read back, one heartbeat, a second; then it delivers again. In between it claims nothing."""
+    stage = Stage()
+    _a, b, _c = stage.team("a", "b", "c")
+    epochs = {claim.epoch for claim in b.member.claims.values()}
+    b.cut()
+    begun = stage.now_ms
+    stage.run(I + THIRD_MS)
+    assert b.told("fenced")
+    assert not any(b.may(claim) for claim in b.member.claims.values())
+    assert not b.sends(ClaimingPartition, begun)
+    b.heal()
+    stage.run(THIRD_MS)
+    assert {claim.epoch for claim in b.member.claims.values()} == epochs
+    assert all(b.may(claim) for claim in b.member.claims.values())
+    assert not list(stage.records(Evict))
+
+
+# --- leases
+
+
+def test_delivery_ends_one_interval_after_the_send() -> None:
+    """T6, T8: counted from just before the send of the newest extension that was read, whatever is in flight."""
+    stage = Stage(partitions=1)
+    (a,) = stage.team("a")
+    stage.run_until(lambda: a.sends(Heartbeat)[-1][0] == stage.now_ms)
+    sent_ms = stage.now_ms
+    stage.run(TRIP)
+    a.reads_held = True
+    stage.run(sent_ms + I - stage.now_ms)
+    assert a.may(a.claim(0))
+    stage.run(1)
+    assert not a.may(a.claim(0))
+
+
+@pytest.mark.parametrize("slept_ms", [I - 2 * TRIP, I + 1, 20 * I])
+def test_a_suspended_machine(slept_ms: int) -> None:
+    """T7: mono stood still; boot and wall time went on, so it does not wake up as owner."""
+    stage = Stage()
+    _a, b = stage.team("a", "b")
+    stage.run_until(lambda: b.sends(Heartbeat)[-1][0] == stage.now_ms - TRIP)
+    claim = min(b.member.claims.values(), key=lambda one: one.tp)
+    assert b.may(claim)
+    b.suspend()
+    stage.run(slept_ms)
+    b.resume()
+    assert b.may(claim) == (slept_ms <= I - TRIP)
+    stage.run(3 * I)
+    assert set(stage.owners().values()) == {"a", "b"}
+    if slept_ms > 2 * I:
+        assert [advisory.kind for _, advisory in b.advisories].count("evicted") == 1
+
+
+def test_a_wall_clock_that_jumps_costs_delivery_and_no_claim() -> None:
+    """T7: an hour forward fences until the next heartbeat is read; backward changes nothing."""
+    stage = Stage()
+    _a, b = stage.team("a", "b")
+    epochs = {claim.epoch for claim in b.member.claims.values()}
+    b.wall_skew_ms = -3_600_000
+    assert all(b.may(claim) for claim in b.member.claims.values())
+    stage.run(I)
+    b.wall_skew_ms = 0
+    assert not any(b.may(claim) for claim in b.member.claims.values())
+    stage.run(THIRD_MS)
+    assert all(b.may(claim) for claim in b.member.claims.values())
+    assert {claim.epoch for claim in b.member.claims.values()} == epochs
+
+
+# --- heartbeats
+
+
+def test_an_entry_is_what_differs_from_the_folded_world() -> None:
+    """T11: an acked position goes into heartbeats until it was read back, not only into the next one."""
+    stage = Stage(partitions=2)
+    (a,) = stage.team("a")
+    run = a.deliver(a.claim(0), 0, 1, 2)
+    run.finish(0)
+    a.hold_writes()
+    begun = stage.now_ms + 1
+    stage.run(2 * THIRD_MS + STEP)
+    beats = a.sends(Heartbeat, begun)
+    assert len(beats) >= 2
+    for _, beat in beats:
+        (entry,) = beat.claims
+        assert (entry.epoch, entry.position, entry.in_flight, entry.attempts) == (a.claim(0).epoch, 1, 2, 1)
+    a.release_writes()
+    stage.run(TRIP)
+    assert stage.partition(0).position == 1
+    begun = stage.now_ms + 1
+    stage.run(2 * THIRD_MS)
+    assert all(beat.claims == () for _, beat in a.sends(Heartbeat, begun)), "the world knows it now"
+
+
+def test_a_heartbeat_of_too_many_claims_goes_on_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T11: no more than the limit in one; the rest follow in the next even while the first ones change again."""
+    assert HEARTBEAT_ENTRIES_MAX == 10_000
+    monkeypatch.setattr("marshal_py.protocol.member.HEARTBEAT_ENTRIES_MAX", 4)
+    stage = Stage(partitions=10)
+    (a,) = stage.team("a")
+    runs = {claim.epoch: a.deliver(claim, *range(50)) for claim in a.member.claims.values()}
+    begun = stage.now_ms + 1
+    seen: list[set[int]] = []
+    for index in range(3):
+        for run in runs.values():
+            run.finish(index)
+        stage.run(THIRD_MS)
+        for _, beat in a.sends(Heartbeat, begun)[len(seen) :]:
+            assert len(beat.claims) <= 4
+            seen.append({entry.epoch for entry in beat.claims})
+    assert set().union(*seen[:3]) == set(runs), "nobody waits while others are told twice"
+
+
+# --- pauses
+
+
+def test_a_pause_is_drained_within_one_interval() -> None:
+    """T12: delivery stops, all is released at its position, also what a hanging handler holds."""
+    stage = Stage(partitions=4)
+    a, b = stage.team("a", "b")
+    first, second = sorted(a.member.claims.values(), key=lambda one: one.tp)
+    hung = a.deliver(first, 0, 1, 2)
+    hung.finish(0)
+    begun = stage.now_ms
+    pause(stage, 20 * I)
+    stage.run(READ_MS)
+    assert not any(c.may(claim) for c in (a, b) for claim in c.member.claims.values())
+    stage.run(TRIP)
+    assert set(stage.owners()) == {first.tp.partition}, "what no handler holds is released at once"
+    assert second.stage is ClaimStage.GONE
+    stage.run_until(lambda: not stage.owners())
+    assert I <= stage.now_ms - begun <= I + 2 * TRIP
+    assert stage.partition(first.tp.partition).position == 1, "at the lowest unfinished offset"
+    assert [r.reason for _, r in stage.records(ReleasingPartition)] == ["paused"] * 4
+    hung.finish(1)
+    assert a.member.ack_is_late(first)
+    assert a.member.late_acks == 1
+    stage.run(5 * I)
+    assert not stage.owners(), "nobody claims in a pause"
+    assert not list(stage.records(Evict)), "nor is anybody evicted who lives"
+
+
+def test_a_release_is_sent_again_until_it_is_read() -> None:
+    """T12, T16: every third; and delivery under that epoch never resumes."""
+    stage = Stage(partitions=1)
+    (a,) = stage.team("a")
+    claim = a.claim(0)
+    pause(stage, 20 * I)
+    a.hold_writes()
+    begun = stage.now_ms
+    stage.run(I)
+    again = a.sends(ReleasingPartition, begun)
+    assert len(again) in (3, 4)
+    assert len({record for _, record in again}) == 1
+    a.release_writes(lose=True)
+    stage.run(2 * THIRD_MS)
+    assert not stage.owners()
+    count = len(a.sends(ReleasingPartition))
+    stage.run(I)
+    assert len(a.sends(ReleasingPartition)) == count
+    assert not a.may(claim)
+
+
+def test_a_lapsed_owner_releases_too() -> None:
+    """T12: it reads the pause late, has no lease, and lets go all the same."""
+    stage = Stage(partitions=2)
+    (a,) = stage.team("a")
+    a.cut()
+    stage.run(3 * I)
+    assert a.member.pulse.lease.lapsed(a.now)
+    pause(stage, 20 * I)
+    stage.run(I)
+    assert len(stage.owners()) == 2
+    a.heal()
+    begun = stage.now_ms
+    stage.run_until(lambda: a.sends(ReleasingPartition, begun))
+    assert a.member.pulse.lease.lapsed(a.now)
+    stage.run(TRIP)
+    assert not stage.owners()
+
+
+def test_a_pause_that_nobody_ends_is_ended_by_rank() -> None:
+    """T13: after its duration of own waiting by rank 0, by rank 1 a third later, and not earlier."""
+    for dead in (0, 1):
+        stage = Stage()
+        team = stage.team("a", "b", "c")
+        pause(stage, 3 * I)
+        begun = stage.now_ms
+        stage.run(2 * I + THIRD_MS)
+        for client in team[:dead]:
+            client.hold_writes()  # it waits and sends, and nothing of it arrives
+        stage.run_until(lambda s=stage: not s.group.paused)
+        late = stage.now_ms - begun - 3 * I
+        assert dead * THIRD_MS <= late <= dead * THIRD_MS + STEP + 2 * TRIP
+        (end,) = [r for v, r in stage.records(ReleaseGroup) if v.accepted and r.duration_ms == 0]
+        assert end.by == team[dead].name
+        assert end.token == -1
+        assert 3 * I <= end.waited_ms <= stage.now_ms - begun
+
+
+def test_after_a_pause_all_is_claimed_again() -> None:
+    """T12, T13: from the positions that the admin set; with resume nobody needs to wait it out."""
+    stage = Stage()
+    team = stage.team("a", "b", "c")
+    token = pause(stage, 20 * I)
+    stage.run(I)
+    stage.must(SetPosition(token, ((TOPIC, 3, stage.partition(3).version, 77),), True))  # type: ignore[arg-type]
+    stage.run(I)
+    assert set(stage.owners()) == set(range(12))
+    (claim,) = [c for client in team for c in client.member.claims.values() if c.tp == tp(3)]
+    assert claim.position() == 77
+    assert claim.generation == 1
+    assert not [r for v, r in stage.records(ReleaseGroup) if r.duration_ms == 0]
+
+
+def test_pause_credit() -> None:
+    """T5: a newcomer goes on where others stood, if the pause is the same; a renewed pause begins anew."""
+    stage = Stage()
+    (a,) = stage.team("a")
+    token = pause(stage, 10 * I)
+    begun = stage.now_ms
+    stage.run(6 * I)
+    (beat,) = [beat for _, beat in a.sends(Heartbeat)][-1:]
+    assert beat.pause is not None
+    assert beat.pause.pause_change == token
+    assert 5 * I < beat.pause.waited_ms <= stage.now_ms - begun
+    b = stage.add("b")
+    stage.run(THIRD_MS + STEP)
+    stage.kill(a)
+    assert 5 * I < b.member.watch.pause_waited_ms() <= stage.now_ms - begun
+    stage.run_until(lambda: not stage.group.paused)
+    assert 10 * I <= stage.now_ms - begun <= 11 * I, "although nobody was there all the time"
+    stage = Stage()
+    (a,) = stage.team("a")
+    pause(stage, 10 * I)
+    stage.run(6 * I)
+    pause(stage, 10 * I)
+    begun = stage.now_ms
+    stage.run(STEP)
+    assert a.member.watch.pause_waited_ms() <= STEP
+    stage.run_until(lambda: not stage.group.paused)
+    assert stage.now_ms - begun >= 10 * I
+
+
+# --- sessions
+
+
+def test_every_join_has_an_instance_of_its_own_and_ghosts_are_left() -> None:
+    """T14: Joins held up by an outage all arrive; the newest one's session is adopted, the others end with a Leave."""
+    stage = Stage()
+    a = stage.add("a")
+    a.hold_writes()
+    stage.run(3 * I + STEP)
+    joins = [record for _, record in a.sends(Join)]
+    assert len(joins) == 4, "one per interval until one is read"
+    assert len({join.instance_id for join in joins}) == 4
+    a.release_writes()
+    stage.run(THIRD_MS)
+    (live,) = stage.group.sessions.values()
+    assert live.id == a.session
+    assert live.join.instance_id == joins[-1].instance_id
+    left = {record.session for _, record in a.sends(Leave)}
+    assert left == {v.offset for v, _ in stage.records(Join)} - {a.session}
+    assert len(a.told("joined")) == 1
+    assert not a.member.ghosts
+
+
+def test_a_ghost_that_comes_later_is_left_too() -> None:
+    """T14: a copy of an older Join, accepted when the session is long another one."""
+    stage = Stage()
+    _a, b = stage.team("a", "b")
+    first = next(v.offset for v, r in stage.records(Join) if r.client_id == "b")
+    b.reads_held = True
+    stage.run(4 * I)
+    b.reads_held = False
+    stage.run(I)
+    session = b.session
+    assert session != first
+    ghost = stage.replay(first)
+    assert ghost.accepted
+    stage.run(THIRD_MS)
+    assert ghost.offset not in stage.group.sessions
+    assert b.session == session
+    assert b.alive
+
+
+def test_leaving() -> None:
+    """T16: no delivery after leave(), Releases before the Leave, at their positions, and the heirs come at once."""
+    stage = Stage()
+    _a, b, _c = stage.team("a", "b", "c")
+    numbers = sorted(b.owned)
+    hung, done = b.claim(numbers[0]), b.claim(numbers[1])
+    b.deliver(hung, 0)
+    b.deliver(done, 0, 1).finish_range(0, 2)
+    b.member.leave(b.now, "deploy", I)
+    assert not any(b.may(claim) for claim in b.member.claims.values()), "at once, before any tick"
+    begun = len(stage.values)
+    stage.run(THIRD_MS)
+    assert b.alive, "a handler is still at work"
+    stage.run_until(lambda: not b.alive)
+    assert b.member.error is None
+    records = [r for v, r in stage.records(object, begun) if isinstance(r, ReleasingPartition | Leave)]
+    assert [type(r).__name__ for r in records] == ["ReleasingPartition"] * 4 + ["Leave"]
+    assert {r.reason for r in records} == {"deploy"}
+    assert stage.partition(numbers[0]).position == 0
+    assert stage.partition(numbers[1]).position == 2
+    left_ms = stage.now_ms
+    stage.run_until(lambda: set(stage.owners()) == set(range(12)))
+    assert stage.now_ms - left_ms < THIRD_MS
+    assert not [r for _, r in stage.records(Evict)]
+
+
+def test_fast_reclaim() -> None:
+    """T15, T18: opt-in; it names the session of its own client_id, whose owner ends and does not fight back."""
+    stage = Stage()
+    _a, old = stage.team("a", "b")
+    had = old.owned
+    session = old.session
+    new = stage.add("b", fast_reclaim=True)
+    stage.run(THIRD_MS)
+    assert [record.predecessor for _, record in new.sends(Join)] == [session]
+    assert isinstance(old.member.error, DuplicateClientId)
+    assert not old.alive
+    assert {reason for _, _, reason in old.lost} == {"session ended"}
+    stage.run(2 * I)
+    assert len(new.owned) == len(had)
+    assert session not in stage.group.sessions
+    sent = len(old.sent)
+    stage.run(I)
+    assert len(old.sent) == sent
+
+
+def test_without_the_option_nobody_is_displaced() -> None:
+    """T15: two clients of one name live side by side; only its own client_id is ever named."""
+    stage = Stage()
+    a, b = stage.team("a", "b")
+    second = stage.add("b")
+    other = stage.add("c", fast_reclaim=True)
+    stage.run(2 * I)
+    assert all(client.alive for client in (a, b, second, other))
+    assert {record.predecessor for _, record in stage.records(Join)} == {-1}
+
+
+# --- own records
+
+
+@pytest.mark.parametrize("kind", [Heartbeat, ClaimingPartition, ReleasingPartition, Join, Leave])
+def test_late_copies_of_own_records_are_no_clones(kind: type) -> None:
+    """T18: every record of a living session once more, long afterwards: nobody ends."""
+    stage = Stage()
+    a, b = stage.team("a", "b")
+    c = stage.add("c")  # so that partitions were released and claimed anew
+    stage.run(2 * I)
+    if kind is Leave:
+        c.member.leave(c.now, "bye", 0)
+        stage.run(I)
+    offsets = [v.offset for v, _ in stage.records(kind)]
+    assert offsets
+    owners = stage.owners()
+    for offset in offsets:
+        stage.replay(offset)
+    stage.run(I)
+    assert a.alive
+    assert b.alive
+    assert stage.owners() == owners
+
+
+def test_a_twin_is_recognised_by_its_heartbeat() -> None:
+    """T18: a machine that was copied while it ran: both have one session; both fence and end with SessionCloned."""
+    stage = Stage(twins=True)
+    a, b = stage.team("a", "b")
+    twin = stage.fork(b, "b2")
+    stage.run(THIRD_MS + STEP)
+    for client in (b, twin):
+        assert isinstance(client.member.error, SessionCloned)
+        assert not client.alive
+        assert not client.member.claims
+    stage.run(3 * I)
+    assert a.alive
+    assert set(stage.owners().values()) == {"a"}
+
+
+def test_any_record_of_a_twin_is_recognised() -> None:
+    """T18: a claim, a release, a Leave, a heartbeat in the own session's name that was not sent here."""
+    for kind in ("claim", "release", "leave", "heartbeat"):
+        stage = Stage()
+        a, b = stage.team("a", "b")
+        taken = min(a.owned)
+        record = {
+            "claim": ClaimingPartition(b.session, TOPIC, taken, stage.partition(taken).version),
+            "release": ReleasingPartition(b.session, b.claim(min(b.owned)).epoch, 0),
+            "leave": Leave(b.session),
+            "heartbeat": Heartbeat(b.session, 1 << 60),
+        }[kind]
+        stage.inject(record)
+        stage.run(READ_MS)
+        assert isinstance(b.member.error, SessionCloned), kind
+        assert a.alive
+
+
+def test_somebody_elses_records_are_no_clones() -> None:
+    """T18: only the own session counts: the same records for another session end nobody here."""
+    stage = Stage()
+    a, b = stage.team("a", "b")
+    stage.kill(a)
+    for record in (Heartbeat(a.session, 1 << 60), ReleasingPartition(a.session, a.claim(min(a.owned)).epoch, 0),
+                   ClaimingPartition(a.session, TOPIC, 3, 1), Leave(a.session)):  # fmt: skip
+        stage.inject(record)
+        stage.run(READ_MS)
+    assert b.alive
+
+
+def test_fate_is_learnt_by_reading() -> None:
+    """T17: one claim per (partition, observed) until it is read or a third has passed; an unread one is no claim."""
+    stage = Stage(partitions=1)
+    a = stage.add("a")
+    stage.run_until(lambda: a.resolved)
+    a.hold_writes()
+    begun = stage.now_ms
+    stage.run(2 * THIRD_MS)
+    claims = a.sends(ClaimingPartition, begun)
+    assert 2 <= len(claims) <= 3
+    assert all(later - earlier >= THIRD_MS for (earlier, _), (later, _) in pairwise(claims))
+    assert not a.member.claims
+    a.release_writes()
+    stage.run(READ_MS)
+    assert list(a.member.claims) == [stage.partition(0).epoch], "the first that arrived"
+    stage.run(2 * I)
+    assert a.alive, "and the others, rejected, were its own"
+    assert len(a.sends(ClaimingPartition)) == len(claims)
+
+
+def test_a_late_claim_that_wins_after_leave_is_released() -> None:
+    """T16, T17: a claim in flight may still be accepted; it is let go at once and never delivered."""
+    stage = Stage(partitions=1)
+    a = stage.add("a")
+    stage.run_until(lambda: a.sends(ClaimingPartition))
+    a.member.leave(a.now, "bye", 10 * I)
+    stage.run(I)
+    assert not a.alive
+    assert a.member.error is None
+    assert not a.claimed
+    assert not stage.owners()
+    assert not stage.group.sessions

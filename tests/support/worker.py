@@ -1,0 +1,289 @@
+"""A consumer as a process: handles messages with seeded durations, journals every delivery, dies when it is told to.
+
+    python -m tests.support.worker '{"name": "w1", "journal": "/tmp/x/w1.jsonl", "bootstrap": "...", ...}'
+
+The settings are those of `Settings`. SIGTERM stops it cleanly. Exit code 0 after a clean stop, 3 after an error of the
+library that ended the consumer, 1 for everything that nobody foresaw.
+
+At least once, messages go to a small pool of threads, so that acks come late and out of order, and a handler that
+raises is called again later. At most once, they are handled where they are fetched.
+
+Three things here look into the library: the clock is watched (the journal's `gate`: how long before the handler the
+library looked at the clock for the last time), and `die_at` ends the process inside the library, which nobody outside
+could time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import random
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import marshal_py
+from marshal_py.client import marshal as front
+from marshal_py.transport.clock import SystemClock
+from marshal_py.transport.kafka import KafkaLog
+from tests.support.journal import Journal
+
+POOL_THREADS = 3
+POOL_QUEUE_MAX = 40  # hand-overs that wait for a thread; more would only make a stop slow
+FETCH_EXPIRES_S = 0.3
+FLUSH_TIMEOUT_S = 20.0
+TRIES_AFTER_ERROR = 5  # a consumer that has failed closed is asked for more, and must not give any (S14)
+CLAIMING_MESSAGES = 7  # record type, PROTOCOL.md 4.2
+
+
+@dataclass
+class Settings:
+    """What a worker is told. Times in ms."""
+
+    name: str
+    journal: str
+    bootstrap: str
+    group: str
+    topics: list[str]
+    coordination_topic: str
+    coordination_partitions: int = 2
+    seed: int = 0
+    delivery: str = "at_least_once"
+    style: str = "single"  # or batch
+    batch_max: int = 50
+    handler_ms: list[int] = field(default_factory=lambda: [0, 0, 1, 1, 2, 5, 20])
+    fails: float = 0.01  # how likely a handler raises
+    beat_ms: int = 200
+    die_at_grant: int = 0  # 1 = kill -9 between sending the first ClaimingMessages and reading it back; 0 = never
+    die_after_write: bool = True  # and the record is in the log when the process dies
+    options: dict[str, Any] = field(default_factory=dict)  # of Marshal.consumer
+
+
+class WatchedClock(SystemClock):
+    """The library's clock; remembers for each thread when it looked last."""
+
+    seen = threading.local()
+
+    def boot_ns(self) -> int:  # type: ignore[override]
+        self.seen.ns = time.monotonic_ns()
+        return SystemClock.boot_ns()
+
+    def now(self) -> Any:
+        self.seen.ns = time.monotonic_ns()
+        return super().now()
+
+
+class HandlerError(Exception):
+    """What a seeded handler raises now and then. The worker survives it."""
+
+
+class Chunk:
+    """Messages of one partition that are handled together."""
+
+    def __init__(self, messages: list[marshal_py.Message]) -> None:
+        self.messages = messages
+        self.first_try = True
+        first = messages[0]
+        self.place = {"tok": str(first.token), "t": first.topic, "p": first.partition}
+
+    def line(self, messages: list[marshal_py.Message] | None = None) -> dict[str, Any]:
+        return {**self.place, "o": [message.offset for message in (self.messages if messages is None else messages)]}
+
+
+class Worker:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.journal = Journal(Path(settings.journal))
+        self.random = random.Random(settings.seed)
+        self.client = f"{settings.name}-{os.getpid()}"
+        self.jobs: queue.Queue[Chunk | None] = queue.Queue(POOL_QUEUE_MAX)
+        self.consumer: marshal_py.Consumer | None = None
+        self._over = threading.Event()
+
+    def run(self) -> int:
+        settings = self.settings
+        self.journal.write("start", name=settings.name, pid=os.getpid(), client=self.client, group=settings.group,
+                           delivery=settings.delivery, seed=settings.seed)  # fmt: skip
+        beat = threading.Thread(target=self._beat, name="beat", daemon=True)
+        beat.start()
+        code = 0
+        try:
+            self._consume()
+        except marshal_py.MarshalError as error:
+            self._note_error(error, True)
+            code = 3
+        self._over.set()
+        beat.join()
+        self.journal.write("gone", code=code)
+        return code
+
+    def _consume(self) -> None:
+        settings = self.settings
+        with marshal_py.connect(settings.bootstrap, client_id=self.client,
+                                coordination_topic=settings.coordination_topic,
+                                coordination_partitions=settings.coordination_partitions) as marshal:  # fmt: skip
+            options = {"heartbeat_interval_s": 1.0, "start": "earliest", **settings.options}
+            with marshal.consumer(settings.group, settings.topics, delivery=settings.delivery, **options) as consumer:
+                self.consumer = consumer
+                marshal_py.stop_on_signals(consumer)
+                self.journal.write("joined")
+                if settings.delivery == "at_most_once":
+                    self._fetch_all(consumer, self._handle_here)
+                    return
+                pool = [threading.Thread(target=self._work, args=(settings.seed * 31 + i,), name=f"pool-{i}")
+                        for i in range(POOL_THREADS)]  # fmt: skip
+                for thread in pool:
+                    thread.start()
+                try:
+                    self._fetch_all(consumer, self.jobs.put)
+                finally:
+                    for _ in pool:
+                        self.jobs.put(None)
+                    for thread in pool:
+                        thread.join()
+
+    def _beat(self) -> None:
+        while not self._over.wait(self.settings.beat_ms / 1000):
+            self.journal.write("beat")
+            if self.consumer is not None:
+                for event in self.consumer.events():
+                    place = {"t": event.topic, "p": event.partition, "epoch": event.epoch}
+                    span = {"from": event.offset, "to": event.to, "text": event.text}
+                    self.journal.write("event", kind=event.kind, **place, **span)
+
+    # --- fetching
+
+    def _fetch_all(self, consumer: marshal_py.Consumer, handle: Any) -> None:
+        while not consumer.stopping:
+            try:
+                if self.settings.style == "batch":
+                    self._fetch_batches(consumer, handle)
+                else:
+                    for message in consumer:
+                        self._begin([message], handle)
+            except marshal_py.MarshalError as error:
+                self._note_error(error, consumer.closed)
+                if consumer.closed:
+                    self._try_again(consumer, handle)
+                    raise
+
+    def _fetch_batches(self, consumer: marshal_py.Consumer, handle: Any) -> None:
+        while not consumer.stopping:
+            batch = consumer.fetch(self.random.randint(1, self.settings.batch_max), expires_s=FETCH_EXPIRES_S)
+            gate_ns = WatchedClock.seen.ns
+            for part in batch.parts:
+                self._begin(list(part), handle, gate_ns)
+
+    def _begin(self, messages: list[marshal_py.Message], handle: Any, gate_ns: int | None = None) -> None:
+        begin_ns = time.monotonic_ns()
+        chunk = Chunk(messages)
+        self.journal.write("begin", gate=gate_ns or min(WatchedClock.seen.ns, begin_ns), **chunk.line())
+        handle(chunk)
+
+    def _try_again(self, consumer: marshal_py.Consumer, handle: Any) -> None:
+        for _ in range(TRIES_AFTER_ERROR):
+            with contextlib.suppress(marshal_py.MarshalError):
+                for part in consumer.fetch(1, expires_s=0).parts:
+                    self._begin(list(part), handle)
+
+    def _note_error(self, error: marshal_py.MarshalError, closed: bool) -> None:
+        names = [kind.__name__ for kind in type(error).__mro__]
+        self.journal.write("error", name=names[0], names=names, text=str(error), closed=closed)
+
+    # --- handling
+
+    def _handler(self, chance: random.Random, first_try: bool) -> None:
+        time.sleep(chance.choice(self.settings.handler_ms) / 1000)  # The work itself; nothing waits for it to be over.
+        if first_try and chance.random() < self.settings.fails:
+            raise HandlerError
+
+    def _handle_here(self, chunk: Chunk) -> None:
+        try:
+            self._handler(self.random, True)
+        except HandlerError:
+            self.journal.write("fail", **chunk.line())  # At most once it is not tried again.
+            return
+        self.journal.write("end", **chunk.line())
+        for message in chunk.messages:
+            message.ack()
+
+    def _work(self, seed: int) -> None:
+        chance = random.Random(seed)
+        later: list[Chunk] = []
+        while True:
+            try:
+                chunk = self.jobs.get(timeout=0.05) if later else self.jobs.get()
+            except queue.Empty:
+                chunk = later.pop(0)
+            if chunk is None:
+                break
+            if not self._try(chunk, chance):
+                later.append(chunk)
+        for chunk in later:
+            self._try(chunk, chance)
+
+    def _try(self, chunk: Chunk, chance: random.Random) -> bool:
+        """Handles a chunk in one to three pieces, in any order."""
+        messages = chunk.messages[:]
+        chance.shuffle(messages)
+        pieces = chance.randint(1, 3) if chunk.first_try else 1
+        for at in range(pieces):
+            piece = messages[at::pieces]
+            if not piece:
+                continue
+            try:
+                self._handler(chance, chunk.first_try)
+            except HandlerError:
+                self.journal.write("fail", **chunk.line(piece))
+                chunk.messages = [message for rest in range(at, pieces) for message in messages[rest::pieces]]
+                chunk.first_try = False
+                return False
+            self.journal.write("end", **chunk.line(piece))
+            done = [message for message in piece if message.ack()]
+            if done:
+                self.journal.write("ack", **chunk.line(done))
+        return True
+
+
+def die_at_grant(settings: Settings) -> None:
+    """Makes the producing half of the coordination log end this process at the n-th ClaimingMessages."""
+    append, count = KafkaLog.append, 0
+
+    def deadly(log: KafkaLog, number: int, key: bytes, value: bytes) -> bool:
+        nonlocal count
+        done = append(log, number, key, value)
+        if value[13 + value[11]] == CLAIMING_MESSAGES:
+            count += 1
+            if count == settings.die_at_grant:
+                if settings.die_after_write:
+                    log._producer.flush(FLUSH_TIMEOUT_S)
+                os.kill(os.getpid(), signal.SIGKILL)
+        return done
+
+    KafkaLog.append = deadly  # type: ignore[method-assign]
+
+
+def end_loudly(arguments: threading.ExceptHookArgs) -> None:
+    """No thread of this process, the library's among them, dies in silence (S13)."""
+    sys.__excepthook__(arguments.exc_type, arguments.exc_value or arguments.exc_type(), arguments.exc_traceback)
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def main() -> None:
+    threading.excepthook = end_loudly
+    settings = Settings(**json.loads(sys.argv[1]))
+    front.SystemClock = WatchedClock  # type: ignore[misc]
+    if settings.die_at_grant:
+        die_at_grant(settings)
+    sys.exit(Worker(settings).run())
+
+
+if __name__ == "__main__":
+    main()
