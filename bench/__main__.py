@@ -1,8 +1,8 @@
 """Runs benchmarks: `python -m bench [NAME...] [--tiny] [--json FILE] [--bootstrap-servers HOST:PORT,...]`.
 
 Prints machine, date and versions, a table per benchmark with its notes, and writes everything as JSON. Without
-`--bootstrap-servers` (or MARSHAL_TEST_BOOTSTRAP) it starts an Apache Kafka of one node for itself. A benchmark that fails
-is reported, the others go on, and the exit code is 1.
+`--bootstrap-servers` (or MARSHAL_TEST_BOOTSTRAP) it starts an Apache Kafka of one node for itself. A benchmark that
+fails is reported, the others go on, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def versions(stand: Stand) -> dict[str, str]:
         "marshal_py": marshal_py.__version__,
         "Python": platform.python_version(),
         "confluent-kafka": confluent_kafka.__version__,
-        "librdkafka": confluent_kafka.libversion()[0],
+        "librdkafka": str(confluent_kafka.libversion()[0]),
         "Kafka": stand.description,
     }
     for package in ("aiokafka", "msgspec"):

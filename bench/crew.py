@@ -236,10 +236,9 @@ class Crew:
     def steady(self, extra_s: float = 0.0) -> Span:
         """Waits until all partitions are shared evenly and nothing has moved for `hold_s`; that time is returned."""
         hold_ns = int((self.hold_s + extra_s) * 1e9)
-        began_ns = time.monotonic_ns()
 
         def quiet() -> bool:
-            return time.monotonic_ns() - began_ns >= hold_ns and self._shared(time.monotonic_ns() - hold_ns)
+            return self._shared(time.monotonic_ns() - hold_ns)
 
         self._wait(quiet, STEADY_TIMEOUT_S + extra_s, "the group is steady")
         end_ns = time.monotonic_ns()
@@ -249,6 +248,9 @@ class Crew:
         fresh_ns = time.monotonic_ns() - int(max(0.5, 4 * self.period_s) * 1e9)
         held = {player.number: 0 for player in self.members}
         for partition in range(self.partitions):
+            known = self.deliveries[partition]
+            if not known or known[0].ns > since_ns:
+                return False  # not delivered for so long yet
             recent = self._recent(partition, since_ns)
             members = {delivery.member for delivery in recent}
             if len(members) != 1 or recent[-1].ns < fresh_ns or not members <= held.keys():

@@ -1,13 +1,14 @@
 """What does the coordination cost: how many records and bytes does a consumer write per third of its interval?
 
-Contestants: none; Kafka's groups keep alive by requests that leave no record. marshal_py at its defaults (interval 2 s),
-two consumer processes, 12 and 256 partitions, idle and with every partition getting a message more often than a third.
+Contestants: none; Kafka's groups keep alive by requests that leave no record. marshal_py at its defaults (interval
+2 s), two consumer processes, 12 and 256 partitions, idle and with every partition getting a message more often than a
+third.
 
-Measured: the group's coordination log, read raw by a consumer of its own over a steady time and decoded. `heartbeats per
-third` is (n - 1) heartbeats over the time between the first and the last of a session, in thirds: the rate without the
-error of a cut window. `records` counts everything that was written in the window. Bytes are key and value as the library
-made them; Kafka's batch adds about 70 to a record that travels alone. `bytes per changed claim` is what heartbeats are
-longer under load than idle, over the claims that they carry.
+Measured: the group's coordination log, read raw by a consumer of its own over a steady time and decoded. `heartbeats
+per third` is (n - 1) heartbeats over the time between the first and the last of a session, in thirds: the rate without
+the error of a cut window. `records` counts everything that was written in the window. Bytes are key and value as the
+library made them; Kafka's batch adds about 70 to a record that travels alone. `bytes per changed claim` is what
+heartbeats are longer under load than idle, over the claims that they carry.
 """
 
 from __future__ import annotations
@@ -138,8 +139,7 @@ class _Log:
         opened = codec.open_envelope(value, self._seed)
         if opened is None:
             return None
-        kind, body, record = opened[3], opened[4], opened[5]
-        record = record or codec.decode_body(kind, body)
+        record: Record | None = opened[5] or codec.decode_body(opened[3], opened[4])
         if isinstance(record, Genesis):
             self._seed = crc32(record.incarnation)
         return record

@@ -225,7 +225,7 @@ class AdminBusy(PeerError):
 
 
 class PauseNotDrained(PeerError):
-    """Partitions were not released in time, nor were their owners silent. The pause was ended (PROTOCOL.md M10)."""
+    """Partitions were not released in time, nor were their owners silent. The pause was ended (PROTOCOL.md M9)."""
 
     retriable: ClassVar[bool] = True
 
@@ -237,7 +237,7 @@ class PauseNotDrained(PeerError):
 
 
 class PositionNotMoved(PeerError):
-    """No position moved, and none will (PROTOCOL.md M8)."""
+    """No position moved, and none will (PROTOCOL.md M7)."""
 
     def __init__(self, group: str, reason: str) -> None:
         self.group, self.reason = group, reason
@@ -245,7 +245,7 @@ class PositionNotMoved(PeerError):
 
 
 class PositionUnknown(PeerError):
-    """The record was sent and its fate was not read: everything moved or nothing did (PROTOCOL.md M9)."""
+    """The record was sent and its fate was not read: everything moved or nothing did (PROTOCOL.md M8)."""
 
     def __init__(self, group: str, reason: str, command: str) -> None:
         self.group, self.reason, self.command = group, reason, command

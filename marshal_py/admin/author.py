@@ -9,7 +9,7 @@ RUN_BYTES: Final = 4  # two runs of one person at one moment must tell their rec
 
 
 class Author(NamedTuple):
-    """One run of an admin tool. `who` is the same for every run of one person on one machine, `by` is this run's own."""
+    """One run of an admin tool. `who`: the same for every run of one person on one machine. `by`: this run's own."""
 
     who: str
     by: str

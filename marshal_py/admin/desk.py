@@ -147,7 +147,7 @@ class Desk:
     # --- driving
 
     def run(self, errand: Errand, watcher: Watcher | None = None, aim: Aim | None = None) -> None:
-        """Until the errand ends; raises its error. Ctrl-C makes it give up in order; a second one leaves it as it is."""
+        """Until the errand ends; raises its error. Ctrl-C makes it give up in order, a second one leaves it."""
         try:
             while not errand.ended:
                 self._turn(errand, watcher, aim)

@@ -1,8 +1,8 @@
 """What every admin operation is: a reader without a session that sends, waits, evicts and gives up in bounded time.
 
-The driver folds each record into the world, then calls `receive`; calls `tick` when `deadline_ms` comes or something was
-received; sends what the Step says. An errand never learns of an acknowledgement: it learns by reading (T17), and while
-it does not read its record's fate it sends the record again.
+The driver folds each record into the world, then calls `receive`; calls `tick` when `deadline_ms` comes or something
+was received; sends what the Step says. An errand never learns of an acknowledgement: it learns by reading (T17), and
+while it does not read its record's fate it sends the record again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from marshal_py.protocol.world import Group, Session, World
 
 INTERVAL_MS: Final = 2_000  # of an admin's own waits (T2): the same as a consumer's default
 THIRD_MS: Final = INTERVAL_MS // 3  # between two probes, and before a record is sent again
-GRACE_INTERVALS: Final = 10  # of giving up: for the end of the own pause to be read (M10)
+GRACE_INTERVALS: Final = 10  # of giving up: for the end of the own pause to be read (M9)
 PATIENCE_MS: Final = 60_000  # plus what waiting out the slowest session takes
 
 R = TypeVar("R")
@@ -175,7 +175,7 @@ class Errand:
         self.step.events.append(Progress(kind, text, tp, session, offset))
 
     def wait_out(self, group: Group, sessions: set[int], now: Instant) -> None:
-        """Evicts those of these sessions that fell silent; only after this reader's own wait (T4, M5)."""
+        """Evicts those of these sessions that fell silent; only after this reader's own wait (T4, M4)."""
         for session in sorted(sessions):
             held = group.sessions[session]
             waited_ms = self.watch.session_waited_ms(session)

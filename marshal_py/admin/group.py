@@ -17,9 +17,9 @@ from marshal_py.admin.author import Author
 from marshal_py.admin.desk import Desk, Watcher
 from marshal_py.admin.pause import PausePlan, ResumePlan
 from marshal_py.admin.position import PositionPlan, check_size, check_topology
-from marshal_py.admin.preview import Row, preview, rows_of
+from marshal_py.admin.preview import Row, owners_of, preview, rows_of
 from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
-from marshal_py.admin.targets import COMMITTED, TABLE, TIME, Facts, Target, parse, resolve, shift
+from marshal_py.admin.targets import COMMITTED, SHIFT, TABLE, TIME, Facts, Target, parse, resolve, shift
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S, Marshal
 from marshal_py.errors import GroupMissing, InvalidOption
 from marshal_py.protocol.identity import NONE, TopicPartition
@@ -30,7 +30,7 @@ TIMEOUT_S: Final = CONNECT_TIMEOUT_S
 
 
 class Moved(NamedTuple):
-    """What a move did, or with `dry_run` would do. `token`: of the pause that stays, `offset`: of the record; -1: none."""
+    """What a move did, or with `dry_run` would do. `token`: of a pause that stays. `offset`: of the record. -1: no."""
 
     rows: list[Row]
     offset: int = NONE
@@ -119,15 +119,16 @@ class Group:
             check_topology(desk.scene, tps)
             check_size(desk.scene, tps)
             facts = _Lookup(desk, tps, target)
-            first = facts.positions()
             if dry_run:
-                return Moved(preview(desk.scene, first))
+                return Moved(preview(desk.scene, facts.positions()))
+            facts.check()
+            owners = owners_of(_state(desk))
             plan = PositionPlan(desk.scene, tps, stay_paused=stay_paused, reason=reason, token=token,
                                 take_over=take_over)  # fmt: skip
             desk.run(plan, watcher, facts.positions)
             assert plan.moved is not None  # the desk raises what it did not do
             after = {TopicPartition(move.topic, move.partition): move.position for move in plan.moved.moves}
-            return Moved(rows_of(None, plan.before, after), plan.moved_at, plan.token)
+            return Moved(rows_of(owners, plan.before, after), plan.moved_at, plan.token)
 
     def positions(self) -> dict[TopicPartition, int]:
         """Every position that the group has: what `targets.print_table` writes down."""
@@ -225,15 +226,29 @@ class _Lookup:
         # What the group itself commits while it lets go must not move the aim.
         self._committed = admin.committed(desk.scene.name, tps) if target.kind == COMMITTED else {}
 
+    def check(self) -> None:
+        """What can be refused is refused before anything is paused (M3). Raises as `resolve`.
+
+        A shift from an owned partition is judged once it is free: its owner is further than the log says.
+        """
+        owned = _state(self._desk).claims.values()
+        moving = {partition.tp for partition in owned} if self._target.kind == SHIFT else set()
+        self._resolve([tp for tp in self._tps if tp not in moving])
+
     def positions(self) -> dict[TopicPartition, int]:
+        return self._resolve(self._tps)
+
+    def _resolve(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        if not tps:
+            return {}
         admin, state = self._desk.admin, _state(self._desk)
-        bounds = admin.bounds(self._tps)
-        at_time = admin.offsets_at(self._tps, self._target.number) if self._target.kind == TIME else {}
+        bounds = admin.bounds(tps)
+        at_time = admin.offsets_at(tps, self._target.number) if self._target.kind == TIME else {}
         facts = Facts(
-            {tp: state.partitions[tp].position if tp in state.partitions else NONE for tp in self._tps},
-            {tp: bounds[tp].first for tp in self._tps},
-            {tp: bounds[tp].end for tp in self._tps},
+            {tp: state.partitions[tp].position if tp in state.partitions else NONE for tp in tps},
+            {tp: bounds[tp].first for tp in tps},
+            {tp: bounds[tp].end for tp in tps},
             self._committed,
             at_time,
         )
-        return resolve(self._target, self._tps, facts)
+        return resolve(self._target, tps, facts)

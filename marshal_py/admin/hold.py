@@ -1,4 +1,4 @@
-"""One admin's pause of a group: getting it, keeping it, and leaving nothing of it behind (PROTOCOL.md M1-M4, M7, M10).
+"""One admin's pause of a group: getting it, keeping it, and leaving nothing of it behind (PROTOCOL.md M1-M3, M9, M10).
 
 Strategy: whose pause it is stands in the log (`by` of the accepted ReleaseGroup), so a late copy, a lost answer and a
 second run of the same person need no thought of their own. `asked` remembers what a copy of ours may still do.
@@ -31,7 +31,7 @@ class Hold:
         self.duration_ms = duration_ms if duration_ms is not None else default_ms(errand.scene.group)
         self.given_token = token
         self.take_over = take_over
-        self.asked: set[int] = set()  # what our ReleaseGroups observed: a copy may still pause a group that stands there
+        self.asked: set[int] = set()  # what our ReleaseGroups observed: a copy may pause a group that stands there
         self.token = NONE  # of our pause, as last read
         self._read_ms = 0
 
@@ -41,7 +41,7 @@ class Hold:
         return pause is not None and self.errand.scene.author.wrote(pause.by)
 
     def seize(self, group: Group, now: Instant) -> bool:
-        """Whether the group is in our pause; asks for it if not, renews it in time. Gives the errand up if it may not."""
+        """Whether the group is in our pause; asks for it if not, renews it in time. Gives up if it may do neither."""
         if self.mine(group):
             if self.token != group.pause_change:
                 self.errand.tell("paused" if self.token == NONE else "renewed", offset=group.pause_change)
@@ -59,7 +59,7 @@ class Hold:
         held_before = self.token != NONE
         ledger = self.errand.scene.ledger
         if held_before and not group.paused and not ledger.waited_out:
-            # M7: somebody wanted the group to run. To pause it again would be a quarrel.
+            # M2: somebody wanted the group to run. To pause it again would be a quarrel.
             return PositionNotMoved(group.name, f"the pause was ended by {ledger.ended_by or 'somebody'}")
         if not group.paused or (not held_before and may_take(self.errand.scene, group, self.given_token,
                                                              self.take_over)):  # fmt: skip
@@ -71,7 +71,7 @@ class Hold:
         self._send(group, token, now)
 
     def _renew(self, group: Group, now: Instant) -> None:
-        """M4. Also when a renewal is on its way already: it is then the same record, sent again until read."""
+        """M3. Also when a renewal is on its way already: it is then the same record, sent again until read."""
         if group.pause_change in self.asked or (
             now.mono_ms - self._read_ms >= self.duration_ms // RENEWALS_PER_DURATION
         ):
@@ -91,7 +91,7 @@ class Hold:
         return group.pause_change not in self.asked
 
     def finish(self, group: Group, now: Instant) -> bool:
-        """M10: ends our pause; True once it is read over and nothing of ours can pause the group again."""
+        """M9: ends our pause; True once it is read over and nothing of ours can pause the group again."""
         if group.deleted or group.opaque_at != NONE:
             return True  # the fold takes no ReleaseGroup there
         if not self.mine(group) and self.settled(group):
@@ -102,7 +102,7 @@ class Hold:
 
 
 def end_of(group: Group, token: int, by: str, reason: str = "") -> ReleaseGroup:
-    """The record that ends the running pause; on a group that is not paused it kills a ReleaseGroup in flight (F7.3)."""
+    """The record that ends the running pause; without one it kills a ReleaseGroup in flight (F7.3)."""
     return ReleaseGroup(group.pause_change, token, 0, reason=reason, by=by)
 
 

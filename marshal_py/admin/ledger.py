@@ -1,6 +1,6 @@
 """What an admin must know of a group beyond its world: whose the running pause is, and how it last ended.
 
-The fold keeps only what decides; these are words for people and the ground for M2 and M7. Pure; fed with every verdict.
+The fold keeps only what decides; these are words for people and the ground for M2. Pure; fed with every verdict.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pausing a group until everybody has let go, and ending a pause (PROTOCOL.md M1-M5, M10). Decides; sends nothing."""
+"""Pausing a group until everybody has let go, and ending a pause (PROTOCOL.md M1-M4, M9, M10)."""
 
 from __future__ import annotations
 

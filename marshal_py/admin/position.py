@@ -1,7 +1,7 @@
 """Moving positions of a live group: pause, wait until it is free, one atomic record, resume (PROTOCOL.md M1-M10).
 
-States, all read from the world: not paused by us -> held by owners -> free and aimed -> moved. The run says *moved* after
-reading any of its own records accepted, *not moved* only when no copy can land any more, else *unknown*.
+States, all read from the world: not paused by us -> held by owners -> free and aimed -> moved. The run says *moved*
+after reading any of its own records accepted, *not moved* only when no copy can land any more, else *unknown*.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PositionPlan(Errand):
         self.drain.read(verdict)
         record = verdict.record
         if isinstance(record, SetPosition) and verdict.accepted and self.scene.author.wrote(record.by):
-            self.moved, self.moved_at = record, verdict.offset  # M7: any of our attempts
+            self.moved, self.moved_at = record, verdict.offset  # M6: any of our attempts
             self.tell("moved", offset=verdict.offset)
 
     @property
@@ -70,7 +70,7 @@ class PositionPlan(Errand):
         return UNKNOWN if self._may_land(self.scene.group) else NOT_MOVED
 
     def _may_land(self, group: Group | None) -> bool:
-        """M8: a copy can be accepted only while its token is the running pause's (F8.1), and that only grows."""
+        """M7: a copy can be accepted only while its token is the running pause's (F8.1), and that only grows."""
         if group is None or group.deleted or group.opaque_at != NONE:
             return False
         return any(record.token == group.pause_change for record in self.sent(SetPosition))
@@ -107,7 +107,7 @@ class PositionPlan(Errand):
         self.send(SetPosition(group.pause_change, moves, self.resume, self.scene.author.by), now)
 
     def _leave_moved(self, group: Group, now: Instant) -> None:
-        """The move resumed the group, which killed all of ours (F8.4); or its pause stays, with a token that is final."""
+        """The move resumed the group, which killed all of ours (F8.4); or its pause stays, its token final."""
         if self.resume or not self.hold.mine(group) or self.hold.settled(group):
             self.token = group.pause_change if self.hold.mine(group) else NONE
             self.end()

@@ -1,4 +1,4 @@
-"""What a move would do, without writing: the record folded onto a copy of the world (`--dry-run`), as a table. Pure."""
+"""What a move would do: the record folded onto a copy of the world, as a table (PROTOCOL.md M12). Writes nothing."""
 
 from __future__ import annotations
 
@@ -27,22 +27,20 @@ class Row(NamedTuple):
     repeated: int
 
 
-def rows_of(group: Group | None, before: Mapping[TopicPartition, int],
+def owners_of(group: Group) -> dict[TopicPartition, str]:
+    """Client id of every partition's owner."""
+    return {p.tp: group.sessions[p.owner].join.client_id for p in group.claims.values()}
+
+
+def rows_of(owners: Mapping[TopicPartition, str], before: Mapping[TopicPartition, int],
             after: Mapping[TopicPartition, int]) -> list[Row]:  # fmt: skip
     """`before`: NONE where the partition had no position; then nothing is known to be skipped or repeated."""
     rows = []
     for tp, target in sorted(after.items()):
         position = before.get(tp, NONE)
         moved = target - position if position != NONE else 0
-        rows.append(Row(*tp, _owner(group, tp), position, target, max(0, moved), max(0, -moved)))
+        rows.append(Row(*tp, owners.get(tp, ""), position, target, max(0, moved), max(0, -moved)))
     return rows
-
-
-def _owner(group: Group | None, tp: TopicPartition) -> str:
-    known = group.partitions.get(tp) if group is not None else None
-    if group is None or known is None or known.owner == NONE:
-        return ""
-    return group.sessions[known.owner].join.client_id
 
 
 def preview(scene: Scene, targets: Mapping[TopicPartition, int]) -> list[Row]:
@@ -60,7 +58,7 @@ def preview(scene: Scene, targets: Mapping[TopicPartition, int]) -> list[Row]:
     verdict = _write(world, scene.name, SetPosition(there.pause_change, moves, True, scene.author.by))
     if not verdict.accepted:
         raise PositionNotMoved(scene.name, f"the fold would reject it: {verdict.reason}")
-    return rows_of(group, before, {tp: there.partitions[tp].position for tp in targets})
+    return rows_of(owners_of(group), before, {tp: there.partitions[tp].position for tp in targets})
 
 
 def twin(world: World, name: str) -> World:

@@ -1,4 +1,4 @@
-"""Operations on sessions and on the group as a whole: step down, evict, delete (PROTOCOL.md M5, M11, M12)."""
+"""Operations on sessions and on the group as a whole: step down, evict, delete (PROTOCOL.md M4, M11)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StepDownPlan(Errand):
 
 
 class EvictPlan(Errand):
-    """Ends sessions that are silent, after waiting for each as long as a member must (M5). A sign of life refuses it."""
+    """Ends sessions that are silent, after waiting for each as a member must (M4). A sign of life refuses it (M11)."""
 
     what = "nobody is evicted"
 

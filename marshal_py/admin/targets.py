@@ -1,8 +1,8 @@
 """Where positions shall move to: what people write, as values, and those values as offsets. Pure.
 
-`earliest | latest | latest-N | OFFSET | ISO-8601 time | committed | file.csv`, or a shift of the position by N. The file
-has the lines of `kafka-consumer-groups --reset-offsets --export`: topic,partition,offset (with the group first, if it
-was exported for several).
+`earliest | latest | latest-N | OFFSET | ISO-8601 time | committed | file.csv`, or a shift of the position by N. The
+file has the lines of `kafka-consumer-groups --reset-offsets --export`: topic,partition,offset (with the group first, if
+it was exported for several).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from marshal_py.protocol.identity import Token, TopicPartition
 from marshal_py.protocol.records import Genesis
 from marshal_py.protocol.routing import HASH_NAME
 from marshal_py.protocol.world import World
-from marshal_py.transport.ports import Clock, ClusterAdmin, CoordinationLog, LogRecord
+from marshal_py.transport.ports import MISSING, Clock, ClusterAdmin, CoordinationLog, LogRecord
 
 log = logging.getLogger("marshal_py")
 
@@ -93,8 +93,13 @@ class Loop:
                     return
                 log.exception("the coordination log could not be read; trying again")
                 time.sleep(POLL_S_MAX)
-            for at in range(0, len(records), FOLD_RECORDS_LOCKED) or (0,):
-                self._turn(records[at : at + FOLD_RECORDS_LOCKED])
+            try:
+                for at in range(0, len(records), FOLD_RECORDS_LOCKED) or (0,):
+                    self._turn(records[at : at + FOLD_RECORDS_LOCKED])
+            except Exception as error:  # a bug of ours: worlds may be half folded, so nobody may go on with them
+                log.exception("the records could not be folded")
+                for number in list(self.worlds):
+                    self._break(number, CoordinationError(f"this process cannot fold the log: {error!r}"))
             self._call_back()
             self._refresh_metadata()
 
@@ -190,6 +195,8 @@ class Loop:
     def _check_topic(self) -> None:
         """L8: a deleted or recreated topic, or one that shrank, is noticed even where offsets still fit."""
         found = self.admin.topic_id(self.topic)
+        if not self._topic_id and found != MISSING:
+            self._topic_id = found
         if found != self._topic_id and self._topic_id:
             for number in list(self.worlds):
                 self._break(number, TopicRecreated(number, f"topic id {self._topic_id}", found))
@@ -200,7 +207,8 @@ class Loop:
         """The root Genesis (L3), written if the topic is new. Raises CoordinationError, ClusterUnreachable."""
         deadline = time.monotonic() + timeout_s
         count = self.admin.prepare_coordination(self.topic, partitions)
-        self._topic_id = self.admin.topic_id(self.topic)
+        found = self.admin.topic_id(self.topic)
+        self._topic_id = "" if found == MISSING else found  # just created, and the broker that answered is behind
         world = self.open_world(0, None, deadline)
         if world.genesis is None:
             created_ms = self.clock.now().wall_ms

@@ -200,15 +200,24 @@ def _g2(rule: Rule) -> Rule:
 
 
 def _g4(rule: Rule) -> Rule:
+    """An entry of a claim that is over takes the partition from whoever owns it now."""
+    epochs: dict[tuple[int, int], Partition] = {}
+
     def heartbeat(group: Group, offset: int, record: Heartbeat, body: bytes) -> str:
-        for entry in record.claims:
-            for partition in group.partitions.values():
-                if partition.version == entry.epoch and partition.owner == NONE and record.session in group.sessions:
-                    partition.owner, partition.epoch = record.session, entry.epoch
-                    group.claims[entry.epoch] = partition
-                    group.sessions[record.session].epochs.add(entry.epoch)
-                    group.sessions[record.session].held += 1
-                    group.shape += 1
+        for live, partition in group.claims.items():
+            epochs[id(group), live] = partition
+        session = group.sessions.get(record.session)
+        for entry in record.claims if session is not None else ():
+            taken = epochs.get((id(group), entry.epoch))
+            if taken is None or session is None or taken.owner in (NONE, session.id):
+                continue
+            loser = group.sessions[taken.owner]
+            loser.epochs.discard(taken.epoch)
+            loser.held -= 1
+            session.epochs.add(taken.epoch)
+            session.held += 1
+            taken.owner = session.id
+            group.shape += 1
         return rule(group, offset, record, body)
 
     return heartbeat

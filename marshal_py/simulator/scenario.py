@@ -12,7 +12,7 @@ from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE
 from marshal_py.simulator.faults import draw_kinds
 
 INTERVALS_MS: Final = (1_000, 2_000, 2_000, 5_000, 10_000, 60_000)
-SAFETY_INTERVALS: Final = 24  # the faulty part of a run: room for some take-overs and their echoes
+SAFETY_INTERVALS: Final = 20  # the faulty part of a run: room for some take-overs and their echoes
 TOPICS: Final = ("orders", "bills")
 
 
@@ -72,7 +72,7 @@ def draw(rng: Random, options: Options) -> Scenario:
     if not options.calm and clients > 2 and rng.random() < 0.25:
         other = AT_LEAST_ONCE + AT_MOST_ONCE - first_mode if options.mode is None else first_mode
         groups.append(GroupPlan("audit", other, TOPICS[: 1 + int(rng.random() * 2)], "balanced"))
-    per_interval = 2 + int(rng.random() * 30)
+    per_interval = 2 + int(rng.random() * 10)
     produce_gap_ms = interval_ms if options.calm else interval_ms // per_interval
     return Scenario(
         groups=tuple(groups),

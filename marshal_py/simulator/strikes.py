@@ -21,7 +21,7 @@ from marshal_py.simulator.faults import LATE_MS_MAX, STRIKE_KINDS, spread_ms
 from marshal_py.simulator.scenario import GroupPlan
 
 STRIKE_GAP_INTERVALS: Final = 3  # at most, between two strikes
-QUIET_INTERVALS: Final = 12  # before the healing no pause begins and no handler hangs: these outlast a heal
+QUIET_INTERVALS: Final = 11  # before the healing no pause begins and no handler hangs: these outlast a heal
 LONG_KINDS: Final = frozenset({"admin", "two_admins", "stuck_handler"})
 WALL_JUMP_MS: Final = 3_600_000
 NEVER: Final = 1_000_000
@@ -197,6 +197,11 @@ class Striker:
 
     def _stuck(self) -> None:
         self.cluster.stuck = 1
+        self.cluster.at(self.interval_ms, None, self._unstuck)
+
+    def _unstuck(self, _: None) -> None:
+        """If no handler was called meanwhile, none hangs: it would hang too late."""
+        self.cluster.stuck = 0
 
     # --- people
 

@@ -106,19 +106,25 @@ class KafkaAdmin:
         found = self.partition_count(topic)
         if found is None:
             self._create(topic, partitions)
-            found = self._appeared(topic)
+            found = self._shown(topic, lambda: self.partition_count(topic))
         if "describe_config" in self.capabilities:
             self._check(topic)
         return found
 
-    def _appeared(self, topic: str) -> int:
-        """Its partition count once the brokers show it: the one that is asked may learn of it after its creator."""
+    def _shown(self, topic: str, question: Callable[[], T | None]) -> T:
+        """The answer once there is one: a broker that is asked may learn of a new topic after the one that made it."""
         deadline = time.monotonic() + CREATED_TIMEOUT_S
-        while (found := self.partition_count(topic)) is None:
+        while True:
+            failed = ClusterUnreachable(self._servers, f"{topic} to appear", "it was created and is not shown")
+            try:
+                answer = question()
+            except ClusterUnreachable as error:
+                answer, failed = None, error
+            if answer is not None:
+                return answer
             if time.monotonic() >= deadline:
-                raise ClusterUnreachable(self._servers, f"{topic} to appear", "it was created and is not shown")
+                raise failed
             time.sleep(CREATED_POLL_S)
-        return found
 
     def _command(self, topic: str, replicas: int) -> str:
         extra = f" --config min.insync.replicas={SAFE_ISR}" if replicas >= SAFE_BROKERS else ""
@@ -153,8 +159,14 @@ class KafkaAdmin:
 
     def wrong_settings(self, topic: str) -> list[WrongTopicSetting]:
         """L1: every setting of the coordination topic that could lose history, by name."""
-        replicas = min(len(p.replicas) for p in self._metadata(topic).topics[topic].partitions.values())
-        return list(wrong_settings(topic, self.settings(topic), len(self.brokers()), replicas, self._servers))
+        found = self._shown(topic, lambda: self.settings(topic))
+        replicas = self._shown(topic, lambda: self._replicas(topic))
+        return list(wrong_settings(topic, found, len(self.brokers()), replicas, self._servers))
+
+    def _replicas(self, topic: str) -> int | None:
+        """Of the partition that has the fewest."""
+        found = self._metadata(topic).topics.get(topic)
+        return min((len(p.replicas) for p in found.partitions.values()), default=None) if found is not None else None
 
     def _metadata(self, topic: str | None) -> Any:
         # The embedded broker creates a topic that is asked for by name, so there all are listed.

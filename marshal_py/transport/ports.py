@@ -16,6 +16,7 @@ from marshal_py.protocol.identity import Instant, TopicPartition
 
 CAPABILITIES = frozenset({"truncate", "grow", "time_lookup", "describe_config", "create_topic", "long_log"})
 
+MISSING = "missing"  # the id of a topic that is not there
 EARLIEST = "earliest"
 LATEST = "latest"
 
@@ -149,7 +150,7 @@ class ClusterAdmin(Protocol):
         """
 
     def topic_id(self, topic: str) -> str:
-        """Something that differs when the topic was recreated; "" where that cannot be known."""
+        """Something that differs when the topic was recreated, MISSING if there is none; "" where nobody can know."""
 
     def partition_count(self, topic: str) -> int | None:
         """None if there is no such topic."""

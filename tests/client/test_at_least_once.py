@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from marshal_py import Consumer
 from marshal_py.protocol.records import Note, ReleasingPartition
 from tests.support.fronts import Ground, Keeper, MemoryGround, collect, joined, owns, places, positions, until
 
@@ -104,15 +105,21 @@ def test_a_handler_that_raises_ends_the_block_and_its_message_comes_again(ground
     ground.fill(topic, 0, 5)
     group = ground.group()
     with ground.connect() as marshal:
-        with pytest.raises(RuntimeError, match="offset 2"), joined(marshal, group, [topic]) as consumer:
-            for message in consumer:
-                if message.offset == 2:
-                    raise RuntimeError(f"offset {message.offset}")
-                message.ack()
+        consumer = joined(marshal, group, [topic])
+        with pytest.raises(RuntimeError, match="offset 2"):
+            _fail_at(consumer, 2)
         assert consumer.closed
         assert [record.position for record in ground.accepted(group, ReleasingPartition)] == [2]
         with joined(marshal, group, [topic]) as heir:
             assert places(collect(heir, 3)) == [(0, 2), (0, 3), (0, 4)]
+
+
+def _fail_at(consumer: Consumer, offset: int) -> None:
+    with consumer:
+        for message in consumer:
+            if message.offset == offset:
+                raise RuntimeError(f"offset {message.offset}")
+            message.ack()
 
 
 def test_a_handler_that_hangs_loses_its_partition_and_no_other(ground: Ground) -> None:

@@ -134,9 +134,12 @@ def test_a_fetch_inside_the_iteration_takes_no_message_twice(ground: Ground) -> 
 )
 def test_fetch_refuses_what_cannot_be(memory: MemoryGround, wrong: dict[str, int]) -> None:
     topic = memory.topic()
-    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
-        with pytest.raises(InvalidOption, match=next(iter(wrong))):
-            consumer.fetch(**wrong)  # type: ignore[arg-type]
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic]) as consumer,
+        pytest.raises(InvalidOption, match=next(iter(wrong))),
+    ):
+        consumer.fetch(**wrong)  # type: ignore[arg-type]
 
 
 def test_a_message_has_all_its_parts(ground: Ground) -> None:

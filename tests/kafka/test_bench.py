@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,8 @@ HELPERS = {"__init__", "__main__", "stand", "contestant", "feeder", "crew", "mov
 
 
 @pytest.fixture(scope="module")
-def stand(kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
-    yield Stand(kafka.bootstrap, kafka.description, tmp_path_factory.mktemp("bench"))
+def stand(kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Stand:
+    return Stand(kafka.bootstrap, kafka.description, tmp_path_factory.mktemp("bench"))
 
 
 def column(result: Result, name: str) -> list[Any]:
@@ -85,12 +84,25 @@ def check_memory(result: Result) -> None:
     assert all(column(result, "work"))
 
 
-def check_any_work(result: Result) -> None:
-    assert result.rows
+def check_throughput(result: Result) -> None:
+    assert all(read >= 1_000 for read in column(result, "messages read"))
+    assert len(set(column(result, "messages read"))) == 1, "a tiny run lets all read the same"
 
 
-CHECKS = {"join": check_moves, "leave": check_moves, "takeover": check_takeover, "claims": check_claims,
-          "traffic": check_traffic, "memory": check_memory, "throughput": check_any_work, "fold": check_any_work}  # fmt: skip
+def check_fold(result: Result) -> None:
+    assert all(count(cell) >= 1_000 for cell in column(result, "work"))
+
+
+CHECKS = {
+    "join": check_moves,
+    "leave": check_moves,
+    "takeover": check_takeover,
+    "claims": check_claims,
+    "traffic": check_traffic,
+    "memory": check_memory,
+    "throughput": check_throughput,
+    "fold": check_fold,
+}
 
 
 def count(cell: str) -> int:

@@ -115,6 +115,25 @@ def test_who_is_not_warm_gets_nothing() -> None:
     assert epochs == {claim.epoch for _, claim, _ in a.lost}, "it named the claim's epoch"
 
 
+def test_nothing_is_fetched_ahead_in_vain() -> None:
+    """A3, T10: who may try nothing now, in a pause or past its fence, stops fetching ahead, and begins again later."""
+    for outage in (True, False):
+        stage = Stage(partitions=2)
+        (a,) = stage.team("a")
+        a.deliver(a.claim(1), 0)  # so that the hand-over takes its time
+        b = stage.add("b")
+        stage.run(THIRD_MS)
+        assert [partition for partition, _ in b.warmed] == [tp(1)]
+        assert not b.cooled
+        if outage:
+            b.hold_writes()
+            stage.run(I + STEP)
+        else:
+            stage.must(ReleaseGroup(stage.group.pause_change, -1, 20 * I))
+            stage.run(TRIP)
+        assert b.cooled == [tp(1)]
+
+
 def test_a_successor_that_fell_silent_gets_nothing() -> None:
     """A3: the owner hands over only to who spoke within one interval, and takes back when the successor is gone."""
     stage = Stage(partitions=2)
@@ -196,7 +215,8 @@ def join_like(client: Client) -> Join:
 def test_head_starts() -> None:
     """A2: the successor or target at once; then the former owner, then the rest, a third of an interval apart."""
     stage = Stage(partitions=1)
-    a, b, c = stage.team("a", "b", "c", policy="greedy")
+    (a,) = stage.team("a", policy="greedy", rank=5)  # the last in the order of F9.9
+    b, c = stage.team("b", "c", policy="greedy")
     assert stage.owners() == {0: "a"}
     epoch = a.claim(0).epoch
     # An onlooker cannot release for a; a's own Release names c, who is cut off, and a itself is the former owner.
@@ -498,7 +518,11 @@ def test_accepted_positions_are_mirrored() -> None:
     stage.run(2 * MIRROR_MS)
     assert [what for _, what in a.mirrored] == [{tp(0): 0}, {tp(0): 4}]
     assert all(later - earlier >= MIRROR_MS for (earlier, _), (later, _) in pairwise(a.mirrored))
-    run.finish_range(4, 7)
+    for index in range(4, 7):
+        run.finish(index)
+        stage.run(THIRD_MS)
+    times = [at for at, _ in a.mirrored]
+    assert all(later - earlier >= MIRROR_MS for earlier, later in pairwise(times)), "not at every heartbeat"
     a.member.leave(a.now, "bye", 0)
     stage.run(THIRD_MS)
     assert a.mirrored[-1][1] == {tp(0): 7}, "the released position, for whoever comes after Marshal"

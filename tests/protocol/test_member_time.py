@@ -217,6 +217,22 @@ def test_a_short_outage_costs_no_claim() -> None:
     assert not list(stage.records(Evict))
 
 
+def test_who_is_not_healthy_claims_nothing() -> None:
+    """T10: it reads that partitions became free, has not read its own signs back, and leaves them to others."""
+    stage = Stage()
+    a, b = stage.team("a", "b")
+    b.hold_writes()
+    stage.run(I + STEP)
+    begun = stage.now_ms
+    a.member.leave(a.now, "bye", 0)
+    stage.run(I)
+    assert len(b.group.claims) == len(b.owned) == 6, "it has read that"
+    assert not b.sends(ClaimingPartition, begun)
+    b.release_writes()
+    stage.run(I)
+    assert len(b.owned) == 12
+
+
 # --- leases
 
 

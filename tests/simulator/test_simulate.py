@@ -19,7 +19,7 @@ from marshal_py.simulator.run import Result, simulate
 from marshal_py.simulator.scenario import Options
 from tests.support import wire
 
-SEEDS = range(60)
+SEEDS = range(120)
 I = 2_000
 GROUP = "billing"
 JOIN, HEARTBEAT, LEAVE, EVICT, CLAIM, RELEASE, GRANT, PAUSE, MOVE, TOPOLOGY = range(1, 11)
@@ -146,9 +146,7 @@ def test_a_clean_take_over_is_clean() -> None:
     book.deliver(1, 11, 12)
     heir = book.takeover(10 + 2 * I)
     book.deliver(1, 4_100, 4_101, epoch=heir, instance=TWO, client=1)
-    assert book.found() == {"S3"}, "the heir delivers long after its only extension"
-    book.evidence.deliveries[-1].gate_ms = book.evidence.deliveries[-1].begin_ms = 4_012
-    assert book.found() <= {"S3"}
+    assert book.found() == set()
 
 
 def plant_s1(book: Book) -> None:
@@ -286,8 +284,8 @@ def test_progress_that_is_missing_is_found() -> None:
     book.say(20, HEARTBEAT, book.one, 1, [[book.epoch, 10]])
     assert progress(book) == set()
     assert progress(book, departures=(Departure(30, GROUP, book.one, I, False),)) == {"V1"}
-    assert progress(book, places=(("t", 0), ("t", 1)), topics={GROUP: ("t",)}) == {"V3"} if (
-        book.evidence.topics.setdefault(("t", 1), []) == []) else False  # fmt: skip
+    book.evidence.topics["t", 1] = []
+    assert progress(book, places=(("t", 0), ("t", 1))) == {"V3"}, "a partition that nobody owns"
     book.evidence.topics["t", 0].append(10)
     assert progress(book) == {"V3"}, "a message that nobody reads"
     book.evidence.topics["t", 0].pop()

@@ -10,12 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import threading
 
 import marshal_py
 
+TALKING = threading.Lock()
+
 
 def say(event: str, **fields: object) -> None:
-    print(json.dumps({"event": event, **fields}), flush=True)
+    with TALKING:  # callbacks come from another thread
+        print(json.dumps({"event": event, **fields}), flush=True)
 
 
 def main() -> None:
@@ -35,12 +39,10 @@ def main() -> None:
     )  # fmt: skip
     marshal_py.stop_on_signals(consumer)
     say("joined", session=consumer.cached_info().session)
-    seen = 0
-    for message in consumer:
+    for seen, message in enumerate(consumer, 1):
         say("message", partition=message.partition, offset=message.offset, epoch=message.token.epoch)
         if not given.hold:
             message.ack()
-        seen += 1
         if seen == given.exit_after:
             say("exits")
             sys.exit(0)

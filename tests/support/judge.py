@@ -55,12 +55,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from tests.support.evidence import NEVER, Delivery, Evidence
-from tests.support.history import MS, History, Key, Tenure, Violation
+from tests.support.history import MS, History, Key, Stay, Tenure, Violation
 
 SLACK_NS = 12 * MS
 TOKEN = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})")
 TAKEOVERS_MIN, DELIVERIES_MIN = 20, 1_000
 CLAIMS_MAX = 3
+QUIET_INTERVALS = 7  # T10's four, the two of the eviction, and one to be stopped in
 AT_LEAST_ONCE, AT_MOST_ONCE = 1, 2
 CLEAN, FAILED_CLOSED = 0, 3  # exit codes that a worker foresees
 
@@ -454,9 +455,8 @@ def spurious(case: Case) -> Iterator[Violation]:
         life = case.evidence.lives.get(stay.client)
         if not eviction.held or life is None:
             continue
-        hurt = {fault.kind for fault in case.evidence.faults
-                if fault.who == stay.client and fault.ns < eviction.record.sent_ns}  # fmt: skip
-        if hurt - {"start", "cont"} or life.exit_code == -9 or life.end_ns < eviction.record.sent_ns:
+        ended = life.exit_code == -9 or life.end_ns < eviction.record.sent_ns
+        if ended or _was_hurt(case, stay, eviction.record.sent_ns):
             continue
         begin_ns, end_ns = eviction.observed.sent_ns, eviction.record.sent_ns
         beats = [begin_ns, *(ns for ns in life.beats if begin_ns < ns < end_ns), end_ns]
@@ -466,6 +466,21 @@ def spurious(case: Case) -> Iterator[Violation]:
             continue
         yield Violation("V6", end_ns, f"{stay.client} was evicted with {eviction.held} partitions, though it ran: its "
                                       f"longest silence was {gap_ns // MS} ms")  # fmt: skip
+
+
+def _was_hurt(case: Case, stay: Stay, ns: int) -> bool:
+    """Whether the process was ended, or stopped shortly before: who comes back may be silent for a while (T10)."""
+    stopped_ns = -NEVER
+    for fault in case.evidence.faults:
+        if fault.who != stay.client or fault.ns > ns:
+            continue
+        if fault.kind in ("kill", "term"):
+            return True
+        if fault.kind == "stop":
+            stopped_ns = NEVER
+        elif fault.kind == "cont":
+            stopped_ns = fault.ns
+    return stopped_ns + QUIET_INTERVALS * stay.interval_ns > ns
 
 
 CHECKS: tuple[Callable[[Case], Iterator[Violation]], ...] = (

@@ -31,6 +31,7 @@ JOINER: Final = "consumer-4"
 RATE_PER_S: Final = 300  # visible traffic, and minutes of it fit into the embedded broker
 LOOK_S: Final = 0.25  # as often as the view is drawn
 JOIN_TIMEOUT_S: Final = 60.0  # three interpreters on a busy machine; usually a second
+SLOW_JOIN_S: Final = 15.0  # added to the schedule at most, so that the fourth consumer is seen at work
 STALL_TIMEOUT_S: Final = 30.0  # at the end: so long without one delivery, and the rest will not come
 
 
@@ -103,6 +104,7 @@ class Stage:
         self._start_consumer(JOINER)
 
         self._until_s(plan.stop_at_s)
+        self._give_time(lambda: any(h.worker == JOINER for hs in self.tally.handlings.values() for h in hs))
         self._producer.end()
         self._look()
         marks.production_ended_at = time.monotonic()
@@ -166,6 +168,12 @@ class Stage:
         while not condition():
             if time.monotonic() >= deadline:
                 raise CommandFailed(f"the demo waited {timeout_s:g} s for {what}")
+            self._wait_a_look()
+
+    def _give_time(self, condition: Callable[[], bool]) -> None:
+        """Goes on producing until the joiner has had its share, on a machine that is slow to start it."""
+        deadline = time.monotonic() + SLOW_JOIN_S
+        while not condition() and time.monotonic() < deadline:
             self._wait_a_look()
 
     def _wait_a_look(self) -> None:

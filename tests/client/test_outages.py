@@ -1,0 +1,267 @@
+"""The broker goes away: at the start, in the middle, at the end. Nothing is lost; everybody says what it waits for."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+import marshal_py
+from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, MessageTooLarge
+from marshal_py.protocol.records import Evict, Leave
+from marshal_py.protocol.routing import route
+from tests.support.fronts import (
+    LOG,
+    LOGS,
+    EmbeddedGround,
+    Keeper,
+    MemoryGround,
+    collect,
+    joined,
+    owns,
+    places,
+    until,
+)
+
+IMPATIENT = {"reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 100}
+
+
+def impatient(ground: EmbeddedGround, client_id: str | None = None, timeout_s: float = 20.0) -> marshal_py.Marshal:
+    """A connection that comes back quickly, so that the tests do."""
+    return marshal_py.connect({"bootstrap.servers": ground.target, **IMPATIENT}, client_id=client_id,
+                              timeout_s=timeout_s)  # fmt: skip
+
+
+def test_away_at_the_start(embedded: EmbeddedGround) -> None:
+    embedded.broker.broker_down()
+    with pytest.raises(ClusterUnreachable) as raised:
+        impatient(embedded, timeout_s=0.5)
+    assert raised.value.servers == embedded.target
+    assert raised.value.waiting_for == "the cluster's metadata"
+    assert raised.value.retriable
+    embedded.broker.broker_up()
+    impatient(embedded).close()
+
+
+def test_away_between_connect_and_consumer(embedded: EmbeddedGround) -> None:
+    topic = embedded.topic()
+    marshal = impatient(embedded, timeout_s=1.0)
+    embedded.broker.broker_down()
+    with pytest.raises(ClusterUnreachable) as raised:
+        joined(marshal, "g", [topic])
+    assert raised.value.waiting_for
+    embedded.broker.broker_up()
+
+    def joins() -> bool:
+        try:
+            joined(marshal, "g", [topic]).stop()
+        except ClusterUnreachable:
+            return False
+        return True
+
+    until(joins, "the same Marshal joins when the broker is back")
+    marshal.close()
+
+
+def test_away_in_the_middle_costs_no_claim_and_loses_nothing(embedded: EmbeddedGround) -> None:
+    topic = embedded.topic(2)
+    group = embedded.group()
+    with impatient(embedded) as marshal, joined(marshal, group, [topic]) as consumer:
+        until(owns(consumer, 0, 1), "both partitions")
+        embedded.fill(topic, 0, 10)
+        before = {claim.token for claim in consumer.claims().values()}
+        seen = places(collect(consumer, 10))
+        embedded.broker.broker_down()
+        until(lambda: [e for e in consumer.events() if e.kind == "fenced"], "the fence falls")
+        until(lambda: marshal.waiting_for, "it says what it waits for")
+        assert consumer.cached_info().waiting_for == marshal.waiting_for
+        with pytest.raises(ClusterUnreachable):
+            consumer.info(timeout_s=0.5)
+        assert len(consumer.fetch(10, expires_s=0)) == 0
+        embedded.broker.broker_up()
+        embedded.fill(topic, 1, 10)
+        seen += places(collect(consumer, 10))
+        consumer.flush()
+        assert sorted(seen) == [(p, o) for p in (0, 1) for o in range(10)]
+        assert {claim.token for claim in consumer.claims().values()} == before
+        until(lambda: not marshal.waiting_for, "all is well again")
+    assert embedded.accepted(group, Evict) == []
+
+
+def _fenced(consumer: marshal_py.Consumer) -> bool:
+    return "fenced" in [event.kind for event in consumer.events()]
+
+
+def test_two_members_survive_an_outage_without_evicting_each_other(embedded: EmbeddedGround) -> None:
+    """T3: who cannot write waits nobody out, however long."""
+    topic = embedded.topic(4)
+    group = embedded.group()
+    with (
+        impatient(embedded) as marshal,
+        impatient(embedded) as other,
+        joined(marshal, group, [topic]) as one,
+        joined(other, group, [topic]) as two,
+    ):
+        until(lambda: len(one.claims()) == len(two.claims()) == 2, "two partitions each")
+        with Keeper(one) as first, Keeper(two) as second:
+            for partition in range(4):
+                embedded.fill(topic, partition, 5)
+            embedded.broker.broker_down()
+            until(lambda: _fenced(one), "the fence falls")
+            until(lambda: _fenced(two), "for the other too")
+            embedded.broker.broker_up()
+            for partition in range(4):
+                embedded.fill(topic, partition, 5, first=5)
+            until(lambda: len({*places(first.seen), *places(second.seen)}) == 40, "everything came")
+        assert first.error is None
+        assert second.error is None
+    assert embedded.accepted(group, Evict) == []
+
+
+def test_away_at_the_end(embedded: EmbeddedGround) -> None:
+    topic = embedded.topic()
+    embedded.fill(topic, 0, 3)
+    marshal = impatient(embedded)
+    consumer = joined(marshal, embedded.group(), [topic])
+    collect(consumer, 3)
+    embedded.broker.broker_down()
+    consumer.stop(timeout_s=0.5)
+    assert consumer.closed
+    marshal.close(timeout_s=0.5)
+    embedded.broker.broker_up()
+
+
+def test_away_at_the_end_of_a_marshal_with_many_consumers(embedded: EmbeddedGround) -> None:
+    topic = embedded.topic()
+    marshal = impatient(embedded)
+    consumers = [joined(marshal, embedded.group(), [topic]) for _ in range(5)]
+    embedded.broker.broker_down()
+    marshal.close(timeout_s=0.5)
+    assert all(consumer.closed for consumer in consumers)
+    assert not [t for t in threading.enumerate() if t.name == "marshal-loop" and t is marshal._loop._thread]
+    embedded.broker.broker_up()
+
+
+def test_a_coordination_topic_that_is_missing_is_named(embedded: EmbeddedGround) -> None:
+    with pytest.raises(CoordinationTopicMissing) as raised:
+        marshal_py.connect(embedded.target, coordination_topic="other")
+    assert raised.value.topic == "other"
+    assert "create_topic('other'" in raised.value.command
+
+
+def test_a_full_producer_queue_passes(memory: MemoryGround) -> None:
+    """Records that could not be queued are sent by a later tick; the claim may lapse meanwhile, nothing is lost."""
+    topic = memory.topic()
+    group = memory.group()
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        until(owns(consumer, 0), "the partition is ours")
+        memory.fill(topic, 0, 3)
+        memory.broker.queue_full = True
+        until(lambda: [e for e in consumer.events() if e.kind == "fenced"], "the fence falls")
+        memory.broker.queue_full = False
+        assert places(collect(consumer, 3)) == [(0, 0), (0, 1), (0, 2)]
+    assert memory.accepted(group, Evict) == []
+
+
+def test_records_that_are_lost_on_the_way_are_sent_again(memory: MemoryGround) -> None:
+    topic = memory.topic()
+    group = memory.group()
+    with memory.connect() as marshal:
+        consumer = joined(marshal, group, [topic])
+        memory.fill(topic, 0, 3)
+        collect(consumer, 3)
+        memory.broker.writable = False
+        stopping = threading.Thread(target=consumer.stop)
+        stopping.start()
+        until(lambda: consumer._member.leaving, "it wants to leave")
+        memory.broker.writable = True
+        stopping.join()
+        assert len(memory.accepted(group, Leave)) == 1
+
+
+def test_a_record_that_is_too_large_for_the_client_is_named(embedded: EmbeddedGround) -> None:
+    """A Join with many topics against a small message.max.bytes."""
+    topics = [f"{'x' * 200}-{number}" for number in range(40)]
+    for topic in topics:
+        embedded.create(topic, 1)
+    with marshal_py.connect({"bootstrap.servers": embedded.target, "message.max.bytes": 2_000}) as marshal:
+        with pytest.raises(MessageTooLarge, match=r"message\.max\.bytes") as raised:
+            joined(marshal, "g", topics)
+        assert raised.value.size_bytes > 2_000
+        joined(marshal, "g", topics[:1]).stop()
+
+
+def test_a_record_that_the_broker_finds_too_large_is_named(embedded: EmbeddedGround) -> None:
+    topic = embedded.topic()
+    with embedded.connect() as marshal:
+        embedded.broker.fail_requests("Produce", 10, 10)
+        with pytest.raises(MessageTooLarge):
+            joined(marshal, "g", [topic])
+
+
+def test_a_client_that_may_not_write_is_told(embedded: EmbeddedGround) -> None:
+    topic = embedded.topic()
+    with embedded.connect() as marshal:
+        embedded.broker.fail_requests("Produce", *[29] * 5)
+        with pytest.raises(marshal_py.ClusterError, match="refuses"):
+            joined(marshal, "g", [topic])
+
+
+def test_a_look_at_the_cluster_that_fails_does_no_harm(
+    memory: MemoryGround, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The worker thread outlives whatever a question raises."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 2)
+    with memory.connect() as marshal:
+        calls: list[str] = []
+        bounds = marshal._loop.admin.bounds
+
+        def fails(tps: object) -> object:
+            calls.append("asked")
+            if len(calls) == 1:
+                raise RuntimeError("not ours")
+            if len(calls) == 2:
+                raise ClusterUnreachable("memory", "bounds", "test")
+            return bounds(tps)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(marshal._loop.admin, "bounds", fails)
+        with caplog.at_level(logging.CRITICAL), joined(marshal, memory.group(), [topic]) as consumer:
+            assert places(collect(consumer, 2)) == [(0, 0), (0, 1)]
+        assert len(calls) == 3
+
+
+def test_a_refused_position_is_asked_for_until_the_cluster_answers(
+    memory: MemoryGround, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = memory.topic()
+    group = memory.group()
+    memory.fill(topic, 0, 5)
+    with memory.connect() as marshal:
+        with joined(marshal, group, [topic]) as consumer:
+            collect(consumer, 1)
+        memory.truncate(topic, 0, 3)
+        calls: list[str] = []
+        bounds = marshal._loop.admin.bounds
+
+        def fails_once(tps: object) -> object:
+            calls.append("asked")
+            if len(calls) == 1:
+                raise ClusterUnreachable("memory", "bounds", "test")
+            return bounds(tps)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(marshal._loop.admin, "bounds", fails_once)
+        with caplog.at_level(logging.CRITICAL), joined(marshal, group, [topic]) as consumer:
+            assert places(collect(consumer, 2)) == [(0, 3), (0, 4)]
+
+
+def test_groups_in_different_logs_of_one_marshal(embedded: EmbeddedGround) -> None:
+    topic = embedded.topic()
+    embedded.fill(topic, 0, 2)
+    groups = {number: next(f"g{i}" for i in range(100) if route(f"g{i}", LOGS) == number) for number in range(LOGS)}
+    with embedded.connect() as marshal:
+        consumers = [joined(marshal, group, [topic]) for group in groups.values()]
+        for consumer in consumers:
+            assert places(collect(consumer, 2)) == [(0, 0), (0, 1)]
+    assert LOG in embedded.broker.topics()
