@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from marshal_py.embedded import Broker
+from marshal_py.transport.kafka import KafkaDoor
 from marshal_py.transport.sink import KafkaSink
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,10 +29,17 @@ def broker() -> Iterator[Broker]:
 
 
 def fill(broker: Broker, topic: str, count: int) -> None:
-    sink = KafkaSink(broker.bootstrap_servers, "test")
+    sink = KafkaSink(KafkaDoor(broker.bootstrap_servers, DEADLINE_S))
     for number in range(count):
-        sink.produce(topic, f"message {number}".encode(), key=str(number).encode())
-    sink.flush(30.0)
+        sink.write(topic, f"message {number}".encode(), key=str(number).encode())
+    sink.flush(DEADLINE_S)
+    sink.close()
+
+
+def from_the_start(block: str, broker: Broker) -> str:
+    """The block, against this broker, reading what is there already."""
+    code = block.replace("localhost:9092", broker.bootstrap_servers)
+    return code.replace('["orders"]', '["orders"], start="earliest"')
 
 
 class Enough(Exception):
@@ -54,7 +62,7 @@ def test_first_example_charges_every_order(broker: Broker) -> None:
         if len(charged) == 50:
             raise Enough
 
-    code = BLOCKS[0].replace("localhost:9092", broker.bootstrap_servers).replace('["orders"]', '["orders"], start="earliest"')
+    code = from_the_start(BLOCKS[0], broker)
     with pytest.raises(Enough):
         exec(compile(code, "README.md", "exec"), {"charge": charge})
     assert sorted(charged) == sorted(f"message {number}".encode() for number in range(50))
@@ -70,7 +78,7 @@ def test_batch_example_stores_every_order_once(broker: Broker) -> None:
         if len(stored) >= 50:
             raise Enough
 
-    code = BLOCKS[1].replace("localhost:9092", broker.bootstrap_servers).replace('["orders"]', '["orders"], start="earliest"')
+    code = from_the_start(BLOCKS[1], broker)
     with pytest.raises(Enough):
         exec(compile(code, "README.md", "exec"), {"store": store})
     assert sorted(stored) == sorted(f"message {number}".encode() for number in range(50))
@@ -82,12 +90,11 @@ def test_batch_example_stores_every_order_once(broker: Broker) -> None:
 def test_example_program(broker: Broker, name: str, topic: str, word: str) -> None:
     """Each program under examples/ handles what is there and ends cleanly on SIGTERM."""
     fill(broker, topic, 20)
-    program = subprocess.Popen(
-        [sys.executable, str(ROOT / "examples" / name), broker.bootstrap_servers, topic],
-        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert program.stdout is not None
-    lines = [program.stdout.readline() for _ in range(20)]
+    command = [sys.executable, str(ROOT / "examples" / name), broker.bootstrap_servers, topic]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as program:
+        assert program.stdout is not None
+        lines = [program.stdout.readline() for _ in range(20)]
+        program.send_signal(signal.SIGTERM)
+        assert program.wait(DEADLINE_S) == 0
     assert all(line.startswith(word) for line in lines), lines
-    program.send_signal(signal.SIGTERM)
-    assert program.wait(DEADLINE_S) == 0

@@ -89,10 +89,6 @@ class PausePlan(Errand):
     def close(self, group: Group, now: Instant) -> bool:
         return self.hold.finish(group, now)
 
-    def stop(self) -> None:
-        """Ends a kept pause (the user has had enough); the errand ends when that is read."""
-        self.give_up(AdminGaveUp(self.scene.name, "the pause", 0.0))
-
 
 class ResumePlan(Errand):
     """Ends a pause: the own one, that of a token, or on demand anybody's."""

@@ -39,7 +39,7 @@ class Intent:
         self._claiming: dict[TopicPartition, tuple[int, int]] = {}  # in flight: (observed, sent ms)
         self._claimed_observed: dict[TopicPartition, int] = {}  # greatest `observed` ever sent, to know copies (T18)
         self._granted_to: dict[int, int] = {}  # epoch -> greatest `to` ever sent, to know copies (T18)
-        self._asked: dict[int, set[tuple[int, int, int]]] = {}  # epoch -> (from, start, to) that may still be accepted
+        self._asked: dict[int, set[tuple[int, ...]]] = {}  # epoch -> (from, start, to, nonce), may still be accepted
         self._evicting: dict[tuple[int, int], int] = {}  # (session, extended) -> sent ms
         self._topology_sent: dict[str, tuple[int, int]] = {}  # topic -> (count, sent ms)
         self._starts: dict[TopicPartition, tuple[int, int]] = {}  # looked-up start -> (offset, when ms)
@@ -75,10 +75,10 @@ class Intent:
     def grant_read(self, record: ClaimingMessages, accepted: bool) -> bool:
         """An own ClaimingMessages was read; False if this client never sent it (T18).
 
-        Of an accepted one every field must fit: a twin's grant must not be delivered here too (D2).
+        Of an accepted one every field must fit, the nonce too: a clone's grant must not be delivered here as well (D2).
         """
         if accepted:  # what else was asked for names a position that is gone
-            return (record.from_, record.start, record.to) in self._asked.pop(record.epoch, ())
+            return (record.from_, record.start, record.to, record.nonce) in self._asked.pop(record.epoch, ())
         return record.to <= self._granted_to.get(record.epoch, NONE)
 
     def shun(self, tp: TopicPartition, until_ms: int) -> None:
@@ -290,6 +290,7 @@ class Intent:
             if start >= to:
                 continue
             tracker.asked, tracker.asked_ms = (from_, start, to), now.mono_ms
-            self._asked.setdefault(claim.epoch, set()).add(tracker.asked)
+            nonce = self.member.pulse.new_nonce()
+            self._asked.setdefault(claim.epoch, set()).add((from_, start, to, nonce))
             self._granted_to[claim.epoch] = max(to, self._granted_to.get(claim.epoch, NONE))
-            out.send.append(ClaimingMessages(self.member.session, claim.epoch, from_, start, to))
+            out.send.append(ClaimingMessages(self.member.session, claim.epoch, from_, start, to, nonce))

@@ -79,6 +79,10 @@ class Pulse:
             self._revival_sequence = sequence
         return sequence
 
+    def new_nonce(self) -> int:
+        """Fresh random bits for a ClaimingMessages: a cloned machine draws others (D2)."""
+        return int.from_bytes(self._draw(8), "big") >> 1
+
     def new_probe(self, now: Instant) -> str:
         """The text of a probe Note that is about to be sent."""
         nonce = self._draw(8).hex()

@@ -198,6 +198,7 @@ class ClaimingMessages(Struct, array_like=True, frozen=True, tag=7, gc=False):
     from_: Offset
     start: Offset
     to: Offset
+    nonce: Offset = 0
 
 
 class ReleaseGroup(Struct, array_like=True, frozen=True, tag=8):

@@ -242,7 +242,8 @@ _FOLD_BIAS: Final = {
 NOT_YET: Final = {
     "X1": "no broker clock enters", "X3": "counted", "X12": "counted", "X14": "no log clock", "X15": "to add",
     "X16": "the log is never compacted", "X17": "no snapshots yet", "X18": "one log per run",
-    "X26": "one Genesis per run", "X30": "pending", "X31": "needs a reader that never heals", "X33": "all of a group's clients bring one mode", "X35": "no timestamps",
+    "X26": "one Genesis per run", "X30": "pending", "X31": "needs a reader that never heals",
+    "X33": "all of a group's clients bring one mode", "X35": "no timestamps",
     "X38": "no change of mode yet", "X39": "needs an onlooker without a session", "X40": "needs a slow session",
     "X41": "one Genesis per run", "X42": "needs the product's admin tool", "G3": "the fold has no clock to read",
 }  # fmt: skip
@@ -282,7 +283,8 @@ def switched_on(mutant: Mutant) -> Iterator[None]:
 def find(name: str, schedules: int) -> Hunt:
     """Runs up to `schedules` seeds with the mutant switched on, until the auditor objects.
 
-    A seed in which the shipped code is not clean either proves nothing. Of what is found in a run the first that is not S1 is named: that the worlds differ is only the beginning.
+    A seed in which the shipped code is not clean either proves nothing. Of what is found in a run the first that is not
+    S1 is named: that the worlds differ is only the beginning.
     """
     mutant = MUTANTS[name]
     for number in range(schedules):

@@ -285,6 +285,7 @@ RECORDS: dict[int, tuple[str, tuple[Field, ...]]] = {
     )),
     7: ("ClaimingMessages", (
         SESSION, Field("epoch", OFFSET), Field("from", OFFSET), Field("start", OFFSET), Field("to", OFFSET),
+        Field("nonce", OFFSET, (0,)),
     )),
     8: ("ReleaseGroup", (
         OBSERVED, Field("token", OFFSET_OR_NONE), Field("duration_ms", integer(0, 86_400_000)),

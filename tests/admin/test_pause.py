@@ -15,10 +15,6 @@ from tests.support.stage import INTERVAL_MS, Stage
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
 
 
-def pause(**options: object) -> object:
-    return lambda scene: PausePlan(scene, **options)  # type: ignore[arg-type]
-
-
 def start(stage: Stage, name: str = "tool", who: str = "alice@desk", crash_after: int = 10**9,
           **options: object) -> Tool:  # fmt: skip
     def make(scene: Scene) -> PausePlan:
@@ -195,8 +191,7 @@ def test_a_kept_pause_ends_when_its_user_has_had_enough() -> None:
     stage.team("a")
     tool = start(stage, keep=True)
     stage.run(I)
-    assert isinstance(tool.errand, PausePlan)
-    tool.errand.stop()
+    tool.give_up()
     finish(stage, tool)
     assert not stage.group.paused
     assert play_copies(stage, tool) == []
@@ -238,8 +233,7 @@ def test_a_tool_that_gives_up_leaves_nothing_behind(after_ms: int) -> None:
     tool = start(stage, keep=True, duration_ms=9_000)
     tool.write_ms = 15
     stage.run(after_ms)
-    assert isinstance(tool.errand, PausePlan)
-    tool.errand.stop()
+    tool.give_up()
     finish(stage, tool)
     stage.run(100)
     assert not stage.group.paused
@@ -255,8 +249,7 @@ def test_a_renewal_that_comes_before_the_end_is_ended_too() -> None:
     stage.run(1_000)
     tool.write_ms = 50
     stage.run_until(lambda: sum(isinstance(r, ReleaseGroup) for r in tool.records) == 2)
-    assert isinstance(tool.errand, PausePlan)
-    tool.errand.stop()
+    tool.give_up()
     finish(stage, tool)
     fates = [(record.duration_ms > 0, verdict.reason) for verdict, record in stage.records(ReleaseGroup)]
     assert fates[:4] == [(True, ""), (True, ""), (False, "observed"), (False, "")]

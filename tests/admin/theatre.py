@@ -14,6 +14,7 @@ from typing import Any
 from marshal_py.admin.author import Author
 from marshal_py.admin.errand import Errand, Progress, Scene
 from marshal_py.admin.ledger import Ledger
+from marshal_py.errors import AdminGaveUp
 from marshal_py.protocol import codec
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.rationalizer import apply
@@ -75,8 +76,9 @@ class Tool(Client):
             self.alive = False
         return step
 
-    def give_up(self, error: Exception) -> None:
-        self.errand.give_up(error)  # type: ignore[arg-type]
+    def give_up(self) -> None:
+        """Its user has had enough."""
+        self.errand.give_up(AdminGaveUp(GROUP, "the test's wish", 0.0))
         self.due_ms = self.stage.now_ms
 
     @property

@@ -1,4 +1,7 @@
-"""The promises of the ports over Apache Kafka, which must keep every one; tests/transport runs them over the others."""
+"""The promises of the ports over Apache Kafka, which must keep every one; tests/transport runs them over the others.
+
+At the end: what the fronts say to that which only a real cluster can do.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported, but not by name
     AclBinding,
@@ -21,7 +25,15 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported
     ResourceType,
 )
 
-from marshal_py.errors import WrongTopicSetting
+from marshal_py import Consumer, TopicPartition, connect
+from marshal_py.errors import (
+    HistoryTruncated,
+    KafkaGroupIsLive,
+    LogGap,
+    MarshalError,
+    TopicRecreated,
+    WrongTopicSetting,
+)
 from marshal_py.transport.kafka import KafkaDoor
 from tests.support import conformance
 from tests.support.conformance import DEADLINE_S, KafkaRig, Rig, until
@@ -60,6 +72,9 @@ class ApacheRig(KafkaRig):
 
     def grow(self, topic: str, partitions: int) -> None:
         self.admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(DEADLINE_S)
+        # The rig's own producer must learn of them too, or it refuses to write there.
+        look = self._producer.list_topics
+        until(lambda: len(look(topic, DEADLINE_S).topics[topic].partitions) == partitions, "the producer sees growth")
 
     def configure(self, topic: str, settings: Mapping[str, str]) -> None:
         entries = [ConfigEntry(k, v, incremental_operation=AlterConfigOpType.SET) for k, v in settings.items()]
@@ -158,3 +173,90 @@ def test_three_brokers_must_be_safe_ones(kafka3: Cluster) -> None:
     rig._create(lonely, 1, {"retention.ms": "-1", "min.insync.replicas": "1"}, replicas=1)
     with pytest.raises(WrongTopicSetting, match="replication factor=1"):
         admin.prepare_coordination(lonely, 1)
+
+
+# --- what only a real cluster can do to the fronts
+
+
+def coordination(rig: ApacheRig) -> str:
+    """A coordination topic of this test alone."""
+    name = f"coordination-{uuid.uuid4().hex[:12]}"
+    rig._create(name, 1, {"retention.ms": "-1"})
+    return name
+
+
+def ends_with(consumer: Consumer, kind: type[MarshalError]) -> str:
+    with pytest.raises(kind) as raised:
+        until(lambda: consumer.fetch(1, expires_s=0.05), "an error")
+    return str(raised.value)
+
+
+@pytest.fixture
+def apache(kafka: Cluster) -> ApacheRig:
+    return ApacheRig(kafka.bootstrap)
+
+
+def test_a_transaction_in_the_coordination_log_is_a_gap(apache: ApacheRig) -> None:
+    """Its marker takes an offset that no reader sees (L8)."""
+    log, topic = coordination(apache), apache.topic(1)
+    with connect(apache.bootstrap, coordination_topic=log) as marshal:
+        consumer = marshal.consumer("g", [topic], heartbeat_interval_s=1.0)
+        producer = Producer({"bootstrap.servers": apache.bootstrap, "transactional.id": log})
+        producer.init_transactions(DEADLINE_S)
+        producer.begin_transaction()
+        producer.produce(log, b"x", partition=0)
+        producer.commit_transaction(DEADLINE_S)
+        ends_with(consumer, LogGap)
+
+
+def test_a_coordination_topic_that_was_recreated(apache: ApacheRig) -> None:
+    log, topic = coordination(apache), apache.topic(1)
+    with connect(apache.bootstrap, coordination_topic=log) as marshal:
+        consumer = marshal.consumer("g", [topic], heartbeat_interval_s=1.0)
+        apache.recreate(log, 1)
+        marshal._loop._metadata_due = 0.0
+        ends_with(consumer, TopicRecreated)
+
+
+def test_truncated_history_is_refused(apache: ApacheRig) -> None:
+    log, topic = coordination(apache), apache.topic(1)
+    with connect(apache.bootstrap, coordination_topic=log) as marshal:
+        marshal.consumer("g", [topic], heartbeat_interval_s=1.0).stop()
+    apache.truncate(log, 0, 2)
+    with pytest.raises(HistoryTruncated):
+        connect(apache.bootstrap, coordination_topic=log)
+
+
+def test_live_ordinary_consumers_keep_their_group(apache: ApacheRig) -> None:
+    log, topic = coordination(apache), apache.topic(1)
+    group = f"g-{uuid.uuid4().hex}"
+    leave = apache.join_kafka_group(group, topic)
+    with connect(apache.bootstrap, coordination_topic=log) as marshal:
+        with pytest.raises(KafkaGroupIsLive):
+            marshal.consumer(group, [topic])
+        leave()
+        until(lambda: marshal._loop.admin.live_kafka_members(group) == 0, "the group is empty")
+        marshal.consumer(group, [topic]).stop()
+
+
+def test_a_lost_range_a_new_partition_and_the_mirror(apache: ApacheRig) -> None:
+    log, topic = coordination(apache), apache.topic(1)
+    group = f"g-{uuid.uuid4().hex}"
+    apache.produce(topic, 0, conformance.numbered(0, 10))
+    apache.truncate(topic, 0, 4)
+    tp = TopicPartition(topic, 0)
+    with connect(apache.bootstrap, coordination_topic=log) as marshal:
+        marshal._loop.admin.commit(group, {tp: 1})
+        with marshal.consumer(group, [topic], heartbeat_interval_s=1.0) as consumer:
+            batch = consumer.fetch(6, expires_s=DEADLINE_S)
+            assert [m.offset for m in batch] == list(range(4, 10))
+            batch.ack()
+            assert [(e.offset, e.to) for e in consumer.events() if e.kind == "offset_lost"] == [(1, 4)]
+            apache.grow(topic, 2)
+            apache.produce(topic, 1, [b"early"])
+            marshal._loop._metadata_due = 0.0
+            late = consumer.fetch(1, expires_s=DEADLINE_S)
+            assert [(m.partition, m.offset, m.value) for m in late] == [(1, 0, b"early")]
+            late.ack()
+        tps = [tp, TopicPartition(topic, 1)]
+        until(lambda: marshal._loop.admin.committed(group, tps) == {tps[0]: 10, tps[1]: 1}, "the mirror")

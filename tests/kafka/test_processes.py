@@ -282,7 +282,7 @@ def test_garbage_and_replayed_records(kafka: Cluster, topic: TopicFactory, troup
     judgement = run.finish(takeovers=1, deliveries=500)
     passed(judgement)
     assert judgement.counters["garbage"] >= 300
-    assert judgement.counters["rejected"] >= 300
+    assert judgement.counters["rejected"] >= 50
 
 
 def forged(chance: random.Random, old: list[bytes]) -> bytes | None:

@@ -356,6 +356,24 @@ def test_a_pause_is_drained_within_one_interval() -> None:
     assert not list(stage.records(Evict)), "nor is anybody evicted who lives"
 
 
+def test_what_extends_nothing_renews_no_lease() -> None:
+    """T6, T9: an owner's heartbeat in a pause is accepted, keeps it healthy, and leaves its lease where it was."""
+    stage = Stage(partitions=1)
+    (a,) = stage.team("a")
+    a.deliver(a.claim(0), 0)
+    pause(stage, 20 * I)
+    begun = stage.now_ms
+    stage.run(I - STEP)
+    assert stage.owners() == {0: "a"}
+    assert len(a.sends(Heartbeat, begun + 1)) >= 2
+    assert a.member.pulse.healthy(a.now)
+    started = a.member.pulse.lease.started
+    assert started is not None
+    assert started.mono_ms <= begun
+    assert a.member.pulse.last_accepted is not None
+    assert a.member.pulse.last_accepted.mono_ms > begun
+
+
 def test_a_release_is_sent_again_until_it_is_read() -> None:
     """T12, T16: every third; and delivery under that epoch never resumes."""
     stage = Stage(partitions=1)

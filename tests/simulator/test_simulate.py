@@ -20,7 +20,7 @@ from marshal_py.simulator.scenario import Options
 from tests.support import wire
 
 SEEDS = range(120)
-I = 2_000
+INTERVAL = 2_000
 GROUP = "billing"
 JOIN, HEARTBEAT, LEAVE, EVICT, CLAIM, RELEASE, GRANT, PAUSE, MOVE, TOPOLOGY = range(1, 11)
 ONE, TWO = b"1" * 16, b"2" * 16
@@ -106,7 +106,7 @@ class Book:
         return self.put(ms, wire.record(GROUP, number, *fields))
 
     def join(self, ms: int, instance: bytes) -> int:
-        return self.say(ms, JOIN, "c", instance, self.mode, I, ["t"])
+        return self.say(ms, JOIN, "c", instance, self.mode, INTERVAL, ["t"])
 
     def deliver(self, offset: int, ms: int, end_ms: int, epoch: int = -1, instance: bytes = ONE, client: int = 0,
                 gate_ms: int = -1, read_to: int = -1) -> None:  # fmt: skip
@@ -120,7 +120,7 @@ class Book:
         """The first session is evicted at `ms`, having been silent since 3; a second one claims."""
         two = self.join(ms - 1, TWO)
         extended = max(i for i, v in enumerate(self.evidence.log) if v in self.beats()) if self.beats() else self.one
-        self.say(ms, EVICT, self.one, extended, 2 * I)
+        self.say(ms, EVICT, self.one, extended, 2 * INTERVAL)
         return self.say(ms + 1, CLAIM, two, "t", 0, self.epoch)
 
     def beats(self) -> list[bytes]:
@@ -144,7 +144,7 @@ def test_a_clean_take_over_is_clean() -> None:
     book.deliver(0, 5, 6)
     book.say(10, HEARTBEAT, book.one, 1, [[book.epoch, 1]])
     book.deliver(1, 11, 12)
-    heir = book.takeover(10 + 2 * I)
+    heir = book.takeover(10 + 2 * INTERVAL)
     book.deliver(1, 4_100, 4_101, epoch=heir, instance=TWO, client=1)
     assert book.found() == set()
 
@@ -181,7 +181,7 @@ def plant_s3(book: Book) -> None:
 
 
 def plant_s3_lease(book: Book) -> None:
-    book.deliver(0, 2 * I, 2 * I + 1)
+    book.deliver(0, 2 * INTERVAL, 2 * INTERVAL + 1)
 
 
 def plant_s5(book: Book) -> None:
@@ -208,7 +208,7 @@ def plant_s8(book: Book) -> None:
 def plant_s9(book: Book) -> None:
     book.deliver(0, 5, 6)
     book.say(10, HEARTBEAT, book.one, 1)  # and names no position
-    heir = book.takeover(10 + 2 * I)
+    heir = book.takeover(10 + 2 * INTERVAL)
     book.deliver(0, 4_012, 4_013, epoch=heir, instance=TWO, client=1)
 
 
@@ -239,7 +239,7 @@ def plant_s12_elsewhere(book: Book) -> None:
 
 
 def plant_s15(book: Book) -> None:
-    book.takeover(I)
+    book.takeover(INTERVAL)
 
 
 PLANTED: list[tuple[str, int, Callable[[Book], None]]] = [
@@ -274,7 +274,7 @@ def test_a_stop_between_gate_and_call_is_counted() -> None:
 
 
 def progress(book: Book, **changed: Any) -> set[str]:
-    demands = Demands(frozenset(), I, 10, 60_000, (), (("t", 0),), {GROUP: ("t",)}, 0, False)._replace(**changed)
+    demands = Demands(frozenset(), INTERVAL, 10, 60_000, (), (("t", 0),), {GROUP: ("t",)}, 0, False)._replace(**changed)
     return {finding.invariant for finding in judge_progress(demands, judge(book.evidence).history)}
 
 
@@ -283,7 +283,7 @@ def test_progress_that_is_missing_is_found() -> None:
     book = Book()
     book.say(20, HEARTBEAT, book.one, 1, [[book.epoch, 10]])
     assert progress(book) == set()
-    assert progress(book, departures=(Departure(30, GROUP, book.one, I, False),)) == {"V1"}
+    assert progress(book, departures=(Departure(30, GROUP, book.one, INTERVAL, False),)) == {"V1"}
     book.evidence.topics["t", 1] = []
     assert progress(book, places=(("t", 0), ("t", 1))) == {"V3"}, "a partition that nobody owns"
     book.evidence.topics["t", 0].append(10)
@@ -295,9 +295,9 @@ def test_progress_that_is_missing_is_found() -> None:
     left = Book()
     left.say(20, HEARTBEAT, left.one, 1, [[left.epoch, 10]])
     left.say(40, RELEASE, left.one, left.epoch, 10)
-    assert "V2" in progress(left, departures=(Departure(30, GROUP, left.one, I, True),))
+    assert "V2" in progress(left, departures=(Departure(30, GROUP, left.one, INTERVAL, True),))
     lost = Book()
-    lost.takeover(3 + 2 * I)
+    lost.takeover(3 + 2 * INTERVAL)
     assert "V6" in progress(lost, outages_only=True)
 
 

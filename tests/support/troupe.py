@@ -291,8 +291,17 @@ class Troupe:
             read = self.recorder.read_to_the_end()
             self.wait(read, "the recorder has read the log to its end")
         self.scan()
+        self._keep_log()
         evidence = dataclasses.replace(self.evidence, logs={log: list(r) for log, r in self.recorder.logs.items()})
         there = self.topic_contents()
         evidence.topics = {place: sorted({*there.get(place, ()), *self.evidence.topics.get(place, ())})
                            for place in {*there, *self.evidence.topics}}  # fmt: skip
         return judge(evidence, takeovers_min=takeovers, deliveries_min=deliveries)
+
+    def _keep_log(self) -> None:
+        """The raw log beside the journals, for the one who looks into a violation."""
+        with (self.folder / "log.jsonl").open("w") as file:
+            for log, records in self.recorder.logs.items():
+                for record in records:
+                    value = None if record.value is None else record.value.hex()
+                    file.write(json.dumps({"log": log, **record._asdict(), "value": value}) + "\n")

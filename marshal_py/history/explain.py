@@ -1,0 +1,265 @@
+"""Why a partition is where it is: its owner and position at some point of the log, and the records that led there.
+
+Strategy: the caller hands in the raw records of the group's log from its beginning, live or from a dump; they are folded
+onto a world of our own up to the cut, and a record belongs to the story if it changed the partition or wanted to. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple, Protocol
+
+from marshal_py.history.describe import as_dict, describe
+from marshal_py.protocol import rationalizer
+from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.records import (
+    MODE_NAMES,
+    ClaimingMessages,
+    ClaimingPartition,
+    Genesis,
+    GroupConfig,
+    Heartbeat,
+    Note,
+    ReleaseGroup,
+    ReleasingPartition,
+    SetPosition,
+    Topology,
+)
+from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.world import Group, World
+
+LINES_MAX: Final = 20  # of a story; older ones are counted
+
+
+class RawRecord(Protocol):
+    """A record as it stands in a log; transport.ports.LogRecord is one."""
+
+    @property
+    def offset(self) -> int: ...
+    @property
+    def value(self) -> bytes | None: ...
+    @property
+    def timestamp_ms(self) -> int: ...
+
+
+class Cut(NamedTuple):
+    """As of when: after the record at `offset`, or before the first record that is younger than `time_ms`.
+
+    Neither means the end. Timestamps are the writers' or the broker's, so a time is as good as their clocks.
+    """
+
+    offset: int | None = None
+    time_ms: int | None = None
+
+    def excludes(self, record: RawRecord) -> bool:
+        if self.offset is not None and record.offset > self.offset:
+            return True
+        return self.time_ms is not None and record.timestamp_ms > self.time_ms
+
+
+class Line(NamedTuple):
+    """One record of a story."""
+
+    offset: int
+    time_ms: int
+    text: str
+    verdict: dict[str, Any]
+
+
+class Standing(NamedTuple):
+    """How a partition stands. `owner`: session; `client_id`: its name."""
+
+    owner: int = NONE
+    client_id: str = ""
+    epoch: int = NONE
+    position: int = NONE
+    generation: int = 0
+    version: int = NONE
+
+
+class Explanation(NamedTuple):
+    """`at_offset`: of the last record that was looked at, whatever its group. `left_out`: older lines of the story."""
+
+    group: str
+    tp: TopicPartition
+    at_offset: int
+    at_ms: int
+    standing: Standing
+    paused: bool
+    deleted: bool
+    lines: list[Line]
+    left_out: int
+
+
+def fold(world: World, records: Iterable[RawRecord], cut: Cut) -> Iterator[tuple[RawRecord, Verdict]]:
+    """Folds up to the cut."""
+    for record in records:
+        if cut.excludes(record):
+            return
+        yield record, rationalizer.apply(world, record.offset, record.value)
+
+
+def explain(world: World, records: Iterable[RawRecord], name: str, tp: TopicPartition, cut: Cut,
+            lines_max: int = LINES_MAX) -> Explanation:  # fmt: skip
+    """`world`: a fresh one of the group's log. Raises CoordinationError if the log cannot be folded."""
+    story = _Story(name, tp, lines_max)
+    at_offset, at_ms = NONE, NONE
+    for record, verdict in fold(world, records, cut):
+        at_offset, at_ms = record.offset, record.timestamp_ms
+        if verdict.group == name:
+            story.read(world.groups.get(name), verdict, record.timestamp_ms)
+    group = world.groups.get(name)
+    paused, deleted = (group.paused, group.deleted) if group is not None else (False, False)
+    return Explanation(name, tp, at_offset, at_ms, story.standing, paused, deleted, story.lines, story.left_out)
+
+
+def standing_of(group: Group | None, tp: TopicPartition) -> Standing:
+    partition = group.partitions.get(tp) if group is not None else None
+    if group is None or partition is None:
+        return Standing()
+    owner = group.sessions.get(partition.owner)
+    return Standing(partition.owner, owner.join.client_id if owner is not None else "", partition.epoch,
+                    partition.position, partition.generation, partition.version)  # fmt: skip
+
+
+class _Story:
+    """The records that changed one partition, or wanted to."""
+
+    def __init__(self, name: str, tp: TopicPartition, lines_max: int) -> None:
+        self.tp, self.lines_max = tp, lines_max
+        self.standing = Standing()
+        self.lines: list[Line] = []
+        self.left_out = 0
+        self._epochs: set[int] = set()  # claims on this partition, ended ones too
+        self._heartbeat = NONE  # index of a last line that is a heartbeat: the next one takes its place
+
+    def read(self, group: Group | None, verdict: Verdict, time_ms: int) -> None:
+        before, self.standing = self.standing, standing_of(group, self.tp)
+        if self.standing.epoch != NONE:
+            self._epochs.add(self.standing.epoch)
+        if before == self.standing and not self._concerns(verdict):
+            return
+        text = describe(verdict) + _change(before, self.standing)
+        line = Line(verdict.offset, time_ms, text, as_dict(verdict))
+        beats = isinstance(verdict.record, Heartbeat | ClaimingMessages) and verdict.accepted
+        if beats and self._heartbeat == len(self.lines) - 1 >= 0:
+            self.lines[-1] = line  # a hundred small steps forward tell no more than the last of them
+        else:
+            self.lines.append(line)
+        self._heartbeat = len(self.lines) - 1 if beats else NONE
+        if len(self.lines) > self.lines_max:
+            del self.lines[0]
+            self.left_out += 1
+            self._heartbeat -= 1
+
+    def _concerns(self, verdict: Verdict) -> bool:
+        """Records that left the partition as it was and still belong to its story."""
+        match verdict.record:
+            case ClaimingPartition() as record:
+                return (record.topic, record.partition) == self.tp
+            case ReleasingPartition() | ClaimingMessages() as record:
+                return record.epoch in self._epochs
+            case SetPosition() as record:
+                return any((move.topic, move.partition) == self.tp for move in record.moves)
+            case ReleaseGroup() | GroupConfig():
+                return verdict.accepted
+            case Topology() as record:
+                return verdict.accepted and record.topic == self.tp.topic
+            case Note() as record:
+                return (record.topic, record.partition) == self.tp
+        return False
+
+
+def _change(before: Standing, after: Standing) -> str:
+    """What a record did to the partition, as the end of a sentence."""
+    told = []
+    if before.owner != after.owner:
+        told.append("nobody owns it now" if after.owner == NONE else f"{after.client_id} owns it now")
+    if before.position != after.position:
+        told.append("its position is forgotten" if after.position == NONE else f"its position is {after.position}")
+    if before.generation != after.generation:
+        told.append("a new generation begins")
+    return f" -> {', '.join(told)}" if told else ""
+
+
+# --- two points of the log
+
+
+class Difference(NamedTuple):
+    """What changed in a group. Each list and map holds only what differs."""
+
+    group: str
+    from_offset: int
+    to_offset: int
+    joined: list[tuple[int, str]]
+    ended: list[tuple[int, str]]
+    partitions: dict[TopicPartition, tuple[Standing, Standing]]
+    settings: dict[str, tuple[Any, Any]]
+    records: dict[str, int]  # "Heartbeat accepted" -> how many
+    notable: list[Line]  # what admins did
+
+
+class _Snapshot(NamedTuple):
+    at_offset: int
+    sessions: dict[int, str]
+    standings: dict[TopicPartition, Standing]
+    settings: dict[str, Any]
+
+
+def diff(world: World, records: Iterable[RawRecord], name: str, a: Cut, b: Cut) -> Difference:
+    """`a` must not lie behind `b`. `world`: a fresh one of the group's log."""
+    first: _Snapshot | None = None
+    counts: dict[str, int] = {}
+    notable: list[Line] = []
+    for record in records:
+        if first is None and a.excludes(record):
+            first = _snapshot(world, name)
+        if b.excludes(record):
+            break
+        verdict = rationalizer.apply(world, record.offset, record.value)
+        if first is None or verdict.group != name:
+            continue
+        kind = type(verdict.record).__name__ if verdict.record is not None else "unreadable"
+        key = f"{kind} {verdict.outcome.name.lower()}"
+        counts[key] = counts.get(key, 0) + 1
+        if isinstance(verdict.record, ReleaseGroup | SetPosition | GroupConfig | Topology):
+            notable.append(Line(record.offset, record.timestamp_ms, describe(verdict), as_dict(verdict)))
+    last = _snapshot(world, name)
+    first = first or last
+    tps = sorted(first.standings.keys() | last.standings.keys())
+    pairs = {tp: (first.standings.get(tp, Standing()), last.standings.get(tp, Standing())) for tp in tps}
+    return Difference(
+        name,
+        first.at_offset,
+        last.at_offset,
+        sorted(last.sessions.items() - first.sessions.items()),
+        sorted(first.sessions.items() - last.sessions.items()),
+        {tp: pair for tp, pair in pairs.items() if pair[0] != pair[1]},
+        {key: (first.settings[key], value) for key, value in last.settings.items() if first.settings[key] != value},
+        dict(sorted(counts.items())),
+        notable,
+    )
+
+
+def _snapshot(world: World, name: str) -> _Snapshot:
+    group = world.groups.get(name)
+    if group is None:
+        blank = {"mode": MODE_NAMES[0], "paused": False, "deleted": False, "policy": "", "topics": {}}
+        return _Snapshot(world.next_offset - 1, {}, {}, blank)
+    return _Snapshot(
+        world.next_offset - 1,
+        {session.id: session.join.client_id for session in group.sessions.values()},
+        {tp: standing_of(group, tp) for tp in group.partitions},
+        {
+            "mode": MODE_NAMES[group.mode],
+            "paused": group.paused,
+            "deleted": group.deleted,
+            "policy": group.config.policy if group.config is not None else "",
+            "topics": {topic: state.count for topic, state in sorted(group.topics.items())},
+        },
+    )
+
+
+def fresh_world(log: int, root: Genesis | None) -> World:
+    """A world to fold a log from its beginning (L3, L4)."""
+    return World(log, None if log == 0 else root)

@@ -1,0 +1,346 @@
+"""Moving positions of a live group: PROTOCOL.md 14 on plans in virtual time, beside real members.
+
+What every test of this file must not see: a position moved although the tool said that it did not, one of several moved
+without the others, a pause that nobody ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from marshal_py.admin.author import Author
+from marshal_py.admin.errand import Scene
+from marshal_py.admin.ledger import Ledger
+from marshal_py.admin.pause import PausePlan
+from marshal_py.admin.position import MOVED, NOT_MOVED, UNKNOWN, PositionPlan
+from marshal_py.admin.preview import preview
+from marshal_py.errors import AdminBusy, GroupMissing, InvalidRecord, PositionNotMoved, PositionUnknown
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.records import ReleaseGroup, ReleasingPartition, SetPosition, Topology
+from tests.admin.theatre import NEVER, Tool, finish, hire, play_copies
+from tests.support.stage import GROUP, INTERVAL_MS, Client, Stage, tp
+
+I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
+WANTED = {tp(0): 500, tp(1): 700}
+
+
+def move(stage: Stage, name: str = "tool", who: str = "alice@desk", aims: Any = WANTED, crash_after: int = NEVER,
+         **options: Any) -> Tool:  # fmt: skip
+    def make(scene: Scene) -> PositionPlan:
+        return PositionPlan(scene, list(WANTED), **options)
+
+    return hire(stage, make, name, who, aims, crash_after)
+
+
+def plan_of(tool: Tool) -> PositionPlan:
+    assert isinstance(tool.errand, PositionPlan)
+    return tool.errand
+
+
+def positions(stage: Stage) -> dict[TopicPartition, int]:
+    return {where: stage.group.partitions[where].position for where in WANTED}
+
+
+def company(partitions: int = 3, handling: bool = False) -> tuple[Stage, list[Client]]:
+    """Two consumers at work; `handling`: with a message in hand that does not get done."""
+    stage = Stage(partitions=partitions)
+    team = stage.team("a", "b")
+    if handling:
+        for client in team:
+            for claim in client.member.claims.values():
+                client.deliver(claim, 0)
+    return stage, team
+
+
+def all_or_nothing(stage: Stage, tool: Tool, was: dict[TopicPartition, int]) -> bool:
+    """Whether it moved; that the tool's last word is true, now and after late copies of all that it sent."""
+    moved = positions(stage) == WANTED
+    assert moved or positions(stage) == was, "half a move"
+    outcome = plan_of(tool).outcome
+    if tool.errand.ended:
+        assert outcome in ((MOVED, UNKNOWN) if moved else (NOT_MOVED, UNKNOWN))
+    return moved
+
+
+def test_positions_move_while_the_consumers_stay() -> None:
+    """M6: and every consumer goes on from the wanted position; the partition that was not named stays where it was."""
+    stage, (a, b) = company()
+    sessions = {a.session, b.session}
+    tool = finish(stage, move(stage))
+    plan = plan_of(tool)
+    assert plan.error is None
+    assert plan.outcome == MOVED
+    assert positions(stage) == WANTED
+    assert not stage.group.paused, "the move itself resumes"
+    assert plan.before == {tp(0): 0, tp(1): 0}
+    stage.run(2 * I)
+    assert {a.session, b.session} == sessions
+    assert len(stage.owners()) == 3
+    for client in (a, b):
+        for claim in client.member.claims.values():
+            assert claim.position() == WANTED.get(claim.tp, 0)
+    assert tool.kinds[-1] == "moved"
+    assert play_copies(stage, tool) == []
+
+
+def test_a_move_waits_until_all_of_it_is_free() -> None:
+    """M5: no SetPosition is sent before the last Release of its partitions was read, in the pause of its own token."""
+    stage, _ = company(handling=True)
+    tool = finish(stage, move(stage))
+    (sent_ms,) = [at for at, record in tool.sent if isinstance(record, SetPosition)]
+    releases = [v.offset for v, r in stage.records(ReleasingPartition) if v.accepted]
+    assert stage.appended_ms[max(releases)] + tool.read_ms <= sent_ms
+    ((verdict, record),) = list(stage.records(SetPosition))
+    assert verdict.accepted
+    assert record.resume
+    pause = stage.verdicts[record.token].record
+    assert isinstance(pause, ReleaseGroup)
+    assert plan_of(tool).scene.author.wrote(pause.by)
+
+
+def test_what_depends_on_the_end_is_looked_up_in_the_pause() -> None:
+    """M5: a position that was looked up before the group drained would be an old one."""
+    stage, (a, b) = company()
+    looked: list[bool] = []
+
+    def aims() -> dict[TopicPartition, int]:
+        looked.append(stage.group.paused and not stage.owners())
+        return WANTED
+
+    finish(stage, move(stage, aims=aims))
+    assert looked == [True]
+
+
+def test_a_dead_owner_delays_a_move_and_does_not_stop_it() -> None:
+    """M4: it is waited out, also with nobody else in the group."""
+    stage = Stage(partitions=2)
+    (victim,) = stage.team("victim")
+    stage.kill(victim)
+    tool = finish(stage, move(stage))
+    assert plan_of(tool).outcome == MOVED
+    assert "evicting" in tool.kinds
+
+
+@pytest.mark.parametrize("records", range(8))
+@pytest.mark.parametrize("written", [True, False])
+def test_a_tool_that_dies_at_any_step_moves_all_or_nothing(records: int, written: bool) -> None:
+    """M9: whatever its last record was, and whether that was written. The members end its pause and go on."""
+    stage, _ = company(handling=True)
+    was = positions(stage)
+    tool = move(stage, crash_after=records + 1, duration_ms=9_000)
+    if not written:
+        stage.run_until(lambda: not tool.alive or tool.errand.ended)
+        stage._flying = [flight for flight in stage._flying if flight[2] is not tool]
+    stage.run(9_000 + 4 * I)
+    moved = all_or_nothing(stage, tool, was)
+    assert not stage.group.paused
+    assert len(stage.owners()) == 3
+    play_copies(stage, tool)
+    stage.run(9_000 + 4 * I)  # a copy of its pause may begin it anew: members end that too
+    assert all_or_nothing(stage, tool, was) == moved
+    assert not stage.group.paused
+
+
+@pytest.mark.parametrize("after_ms", [*range(0, 60), *range(2_990, 3_060)])
+@pytest.mark.parametrize("write_ms", [4, 23])
+def test_what_a_tool_says_when_it_gives_up_stays_true(after_ms: int, write_ms: int) -> None:
+    """M7: interrupted at every ms; its last word holds after late copies of everything it sent, and no pause is left."""
+    stage, _ = company(handling=after_ms > 1_000)
+    was = positions(stage)
+    tool = move(stage, duration_ms=9_000)
+    tool.write_ms = write_ms
+    stage.run(after_ms)
+    if tool.errand.ended:
+        return
+    tool.give_up()
+    finish(stage, tool)
+    plan = plan_of(tool)
+    assert plan.outcome != UNKNOWN
+    assert (plan.error is None) == (plan.outcome == MOVED)
+    assert isinstance(plan.error, PositionNotMoved | None)
+    moved = all_or_nothing(stage, tool, was)
+    assert moved == (plan.outcome == MOVED)
+    assert not stage.group.paused
+    assert play_copies(stage, tool) == []
+    stage.run(I)
+    play_copies(stage, tool)
+    assert all_or_nothing(stage, tool, was) == moved
+    assert not stage.group.paused
+
+
+def test_both_ends_of_a_move_are_seen_when_it_is_interrupted() -> None:
+    """The test above would prove nothing if every interruption came too early or too late."""
+    outcomes = set()
+    for after_ms in range(0, 60):
+        stage, _ = company()
+        tool = move(stage)
+        stage.run(after_ms)
+        tool.give_up()
+        finish(stage, tool)
+        outcomes.add(plan_of(tool).outcome)
+    assert outcomes == {MOVED, NOT_MOVED}
+
+
+def test_held_is_no_answer() -> None:
+    """M7: X36: a copy that was rejected by `held` is not dead; the tool says nothing before its token is."""
+    stage, (a, _) = company(handling=True)
+    tool = move(stage, duration_ms=60_000)
+    stage.run_until(lambda: stage.group.paused)
+    plan = plan_of(tool)
+    stage.run(20)
+    # As if the tool had sent it too early: the record is its own, the partition still held.
+    early = SetPosition(stage.group.pause_change, plan_moves(stage), True, plan.scene.author.by)
+    assert stage.inject(early).reason == "held"
+    plan._sent_ms[early] = 0
+    stage.run(20)
+    assert plan.outcome == UNKNOWN, "while its token lives it may still land"
+    tool.give_up()
+    finish(stage, tool)
+    assert plan.outcome == NOT_MOVED
+    assert stage.inject(early).reason in ("paused", "token")
+    assert a.alive
+
+
+def plan_moves(stage: Stage) -> Any:
+    from marshal_py.protocol.records import Move
+
+    return tuple(Move(*where, stage.group.partitions[where].version, to) for where, to in WANTED.items())
+
+
+def test_a_tool_that_cannot_read_says_unknown() -> None:
+    """M8: with the command that finds out. It did not hear that everything moved."""
+    stage, _ = company()
+    tool = move(stage, patience_ms=10_000)
+    stage.run_until(lambda: any(isinstance(r, SetPosition) for r in tool.records))
+    tool.reads_held = True
+    finish(stage, tool)
+    plan = plan_of(tool)
+    assert plan.outcome == UNKNOWN
+    assert isinstance(plan.error, PositionUnknown)
+    assert plan.error.command == f"marshal explain {GROUP} orders:0"
+    assert positions(stage) == WANTED
+
+
+def test_a_tool_that_never_sent_the_move_knows_that_nothing_moved() -> None:
+    """M7: without reading, too."""
+    stage, _ = company()
+    tool = move(stage, patience_ms=10_000)
+    tool.cut()
+    finish(stage, tool)
+    assert isinstance(plan_of(tool).error, PositionNotMoved)
+
+
+def test_a_lost_record_is_sent_again() -> None:
+    stage, _ = company()
+    tool = move(stage)
+    tool.hold_writes()
+    stage.run(100)
+    tool.release_writes(lose=True)
+    finish(stage, tool)
+    assert plan_of(tool).outcome == MOVED
+
+
+def test_a_short_pause_is_asked_for_again() -> None:
+    """M2: members may wait a pause out before everybody has let go; the tool asks again and says the truth."""
+    stage, team = company(handling=True)
+    tool = move(stage, duration_ms=1_000)
+    tool.cut()  # it cannot renew
+    tool.heal()
+    stage.run_until(lambda: stage.group.paused)
+    tool.cut()
+    stage.run(4 * I)
+    assert not stage.group.paused, "waited out by the members"
+    tool.heal()
+    finish(stage, tool)
+    assert plan_of(tool).outcome == MOVED
+    assert positions(stage) == WANTED
+    assert team[0].alive
+
+
+def test_two_admins_move_one_after_the_other() -> None:
+    """M2: whoever comes second is told of the first; a take-over ends the first one's hope, and it says so."""
+    stage, _ = company(handling=True)
+    first = move(stage, "first", "bob@office")
+    stage.run(200)
+    second = finish(stage, move(stage, "second"))
+    assert isinstance(plan_of(second).error, AdminBusy)
+    third = move(stage, "third", aims={tp(0): 1, tp(1): 2}, take_over=True)
+    finish(stage, first)
+    finish(stage, third)
+    assert isinstance(plan_of(first).error, AdminBusy)
+    assert plan_of(first).outcome == NOT_MOVED
+    assert plan_of(third).outcome == MOVED
+    assert positions(stage) == {tp(0): 1, tp(1): 2}
+    assert play_copies(stage, first) == []
+    assert positions(stage) == {tp(0): 1, tp(1): 2}
+
+
+def test_a_move_adopts_the_pause_of_the_same_person() -> None:
+    """M2: release, look around, then move; the pause ends with the move, or stays if that is asked for."""
+    stage, _ = company()
+    pause = finish(stage, hire(stage, lambda scene: PausePlan(scene, reason="look"), "pauser"))
+    tool = finish(stage, move(stage, stay_paused=True))
+    plan = plan_of(tool)
+    assert plan.outcome == MOVED
+    assert stage.group.paused
+    assert plan.token == stage.group.pause_change
+    assert play_copies(stage, pause) == play_copies(stage, tool) == []
+    assert positions(stage) == WANTED
+    assert plan_of(finish(stage, move(stage, "again", aims={tp(0): 1, tp(1): 2}))).outcome == MOVED
+    assert not stage.group.paused
+
+
+def test_what_can_be_refused_is_refused_before_the_pause() -> None:
+    """M3: an unknown topic or partition, and a record that no broker takes."""
+    stage, _ = company(partitions=2)
+
+    def refused(error: type[Exception], *tps: TopicPartition) -> None:
+        with pytest.raises(error):
+            hire(stage, lambda scene: PositionPlan(scene, tps))
+
+    refused(GroupMissing, TopicPartition("other", 0))
+    refused(GroupMissing, tp(0), tp(2))
+    stage.must(Topology("large" * 40, 90_000, -1))
+    refused(InvalidRecord, *(TopicPartition("large" * 40, number) for number in range(90_000)))
+    assert not list(stage.records(ReleaseGroup))
+
+
+def test_the_dry_run_writes_nothing_and_tells_the_truth() -> None:
+    """M12: the rows of the preview are what the move then does."""
+    stage, (a, b) = company()
+    stage.run(I)
+    scene = Scene(a.world, GROUP, Ledger(GROUP), Author.of("alice", "desk", "test", b"1234"), a.rng.randbytes)
+    digest, values = a.group.digest(), len(stage.values)
+    rows = preview(scene, {tp(0): 500, tp(1): 0})
+    assert (a.group.digest(), len(stage.values)) == (digest, values)
+    a.world.check()
+    assert [(row.partition, row.position, row.target, row.skipped, row.repeated) for row in rows] == [
+        (0, 0, 500, 500, 0),
+        (1, 0, 0, 0, 0),
+    ]
+    assert {row.owner for row in rows} <= {"a", "b"}
+    with pytest.raises(PositionNotMoved, match="topology"):
+        preview(scene, {tp(99): 1})
+    tool = finish(stage, move(stage, aims={tp(0): 500, tp(1): 0}))
+    assert plan_of(tool).outcome == MOVED
+    assert {row.partition: row.target for row in rows} == {
+        where.partition: position for where, position in positions(stage).items()
+    }
+    assert b.alive
+
+
+def test_a_move_under_late_copies_of_another_run() -> None:
+    """M1: a copy of yesterday's run is not today's answer."""
+    stage, _ = company()
+    yesterday = finish(stage, move(stage, "yesterday"))
+    stage.run(I)
+    today = move(stage, "today", aims={tp(0): 1, tp(1): 2})
+    check: list[Callable[[], object]] = [lambda: play_copies(stage, yesterday)]
+    stage.run_until(lambda: stage.group.paused)
+    assert check[0]() == []
+    finish(stage, today)
+    assert positions(stage) == {tp(0): 1, tp(1): 2}
+    assert play_copies(stage, yesterday) == []
