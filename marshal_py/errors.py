@@ -268,8 +268,8 @@ class AdminGaveUp(PeerError):
 
     def __init__(self, group: str, what: str, waited_s: float) -> None:
         self.group, self.what, self.waited_s = group, what, waited_s
-        super().__init__(f"group {group!r}: {what} was not read done within {waited_s:g} s; it may still happen, and "
-                         f"to try again is safe")
+        told = f"was not read done within {waited_s:g} s; it may still happen, and to try again is safe"
+        super().__init__(f"group {group!r}: {what} {told if waited_s else 'was interrupted and taken back'}")
 
 
 # --- the cluster

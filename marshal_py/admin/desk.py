@@ -155,7 +155,7 @@ class Desk:
             if self._interrupted:
                 raise
             self._interrupted = True
-            errand.give_up(AdminGaveUp(self._name, "what was interrupted", 0.0))
+            errand.give_up(AdminGaveUp(self._name, "the operation", 0.0))
             self.run(errand, watcher, aim)
         if errand.error is not None:
             raise errand.error

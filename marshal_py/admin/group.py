@@ -21,7 +21,7 @@ from marshal_py.admin.preview import Row, owners_of, preview, rows_of
 from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
 from marshal_py.admin.targets import COMMITTED, SHIFT, TABLE, TIME, Facts, Target, parse, resolve, shift
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S, Marshal
-from marshal_py.errors import GroupMissing, InvalidOption
+from marshal_py.errors import AdminGaveUp, GroupMissing, InvalidOption
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.world import Group as GroupState
 from marshal_py.transport.ports import Door
@@ -91,7 +91,12 @@ class Group:
             duration_ms = None if duration_s is None else round(duration_s * 1000)
             plan = PausePlan(desk.scene, reason=reason, duration_ms=duration_ms, token=token, take_over=take_over,
                              keep=keep)  # fmt: skip
-            desk.run(plan, watcher)
+            try:
+                desk.run(plan, watcher)
+            except AdminGaveUp as error:
+                if not keep or not plan.drained or error.waited_s:
+                    raise
+                # Ctrl-C is how a kept pause ends: it is over now.
             return Paused(plan.token, plan.hold.duration_ms / 1000, plan.drain.released, plan.drain.evicted)
 
     def resume(self, *, token: int | None = None, take_over: bool = False, reason: str = "") -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marshal_py.admin.errand import Errand, Scene, holders
+from marshal_py.admin.errand import GRACE_INTERVALS, INTERVAL_MS, Errand, Scene, holders
 from marshal_py.admin.hold import Hold, busy, end_of, may_take
 from marshal_py.errors import AdminGaveUp, MarshalError, PauseNotDrained
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
@@ -88,6 +88,9 @@ class PausePlan(Errand):
 
     def close(self, group: Group, now: Instant) -> bool:
         return self.hold.finish(group, now)
+
+    def unclosed(self, error: MarshalError) -> MarshalError:
+        return AdminGaveUp(self.scene.name, "the end of the own pause", GRACE_INTERVALS * INTERVAL_MS / 1000)
 
 
 class ResumePlan(Errand):

@@ -9,7 +9,19 @@ from typing import Annotated
 
 import typer
 
-from marshal_py.cli import consume, demo, doctor, log, produce, state
+from marshal_py.cli import (
+    consume,
+    demo,
+    doctor,
+    explain,
+    groups,
+    log,
+    members,
+    position,
+    produce,
+    release,
+    state,
+)
 from marshal_py.client.marshal import VERSION
 
 app = typer.Typer(
@@ -26,6 +38,14 @@ app.command("produce", epilog=produce.EXAMPLE)(produce.produce)
 app.command("state", epilog=state.EXAMPLE)(state.state)
 app.add_typer(log.app, name="log")
 app.command("doctor", epilog=doctor.EXAMPLE)(doctor.doctor)
+app.command("release", epilog=release.EXAMPLE)(release.release)
+app.command("resume", epilog=release.RESUME_EXAMPLE)(release.resume)
+app.command("set-position", epilog=position.EXAMPLE)(position.set_position)
+app.add_typer(groups.app, name="groups")
+app.add_typer(members.app, name="members")
+app.command("evict", epilog=members.EVICT_EXAMPLE)(members.evict)
+app.command("explain", epilog=explain.EXAMPLE)(explain.explain)
+app.command("diff", epilog=explain.DIFF_EXAMPLE)(explain.diff)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,7 +1,8 @@
 """Why a partition is where it is: its owner and position at some point of the log, and the records that led there.
 
-Strategy: the caller hands in the raw records of the group's log from its beginning, live or from a dump; they are folded
-onto a world of our own up to the cut, and a record belongs to the story if it changed the partition or wanted to. Pure.
+Strategy: the caller hands in the raw records of the group's log from its beginning, live or from a dump; they are
+folded onto a world of our own up to the cut, and a record belongs to the story if it changed the partition or wanted
+to. Pure.
 """
 
 from __future__ import annotations
@@ -148,9 +149,16 @@ class _Story:
             self.lines.append(line)
         self._heartbeat = len(self.lines) - 1 if beats else NONE
         if len(self.lines) > self.lines_max:
-            del self.lines[0]
-            self.left_out += 1
-            self._heartbeat -= 1
+            self._forget_one()
+
+    def _forget_one(self) -> None:
+        """The oldest line goes, but not the move of positions that everything since rests on."""
+        moves = [line for line in self.lines if line.verdict["type"] == SetPosition.__name__
+                 and line.offset <= self.standing.version and line.verdict["verdict"] == "accepted"]  # fmt: skip
+        at = next((at for at, line in enumerate(self.lines[:-1]) if not moves or line is not moves[-1]), 0)
+        del self.lines[at]
+        self.left_out += 1
+        self._heartbeat -= 1
 
     def _concerns(self, verdict: Verdict) -> bool:
         """Records that left the partition as it was and still belong to its story."""

@@ -58,7 +58,7 @@ class Instant(NamedTuple):
 
 
 def check_id(kind: str, value: object) -> str:
-    """`value` as an id of PROTOCOL.md 4.2 (1-255 bytes of utf-8, any character), or InvalidName."""
+    """`value` as an id that people may choose: 1-255 bytes of utf-8 (PROTOCOL.md 4.2), any character but NUL."""
     if not isinstance(value, str):
         raise InvalidName(kind, value, f"it must be a str, not {type(value).__name__}")
     try:
@@ -67,4 +67,6 @@ def check_id(kind: str, value: object) -> str:
         raise InvalidName(kind, value, "it must be encodable as utf-8") from error
     if not 1 <= size_bytes <= ID_BYTES_MAX:
         raise InvalidName(kind, value, f"it must be 1 to {ID_BYTES_MAX} bytes of utf-8, this is {size_bytes}")
+    if "\0" in value:
+        raise InvalidName(kind, value, "NUL would cut it short in Kafka's C client, and name another group there")
     return value

@@ -165,7 +165,7 @@ class Member:
         self.advise(kind, tp, offset=from_, to=to, text=text)
 
     def ask_grants(self, now: Instant) -> Ready:
-        """The small tick of a user who waits at most once: asks for the grants of what was offered, nothing else (D2)."""
+        """The small tick of a user who waits at most once: asks for the grants of what was offered, no more (D2)."""
         out, group = Ready(), self.group
         able = self.session != NONE and not self.ended and not self.leaving and self.pulse.healthy(now)
         if able and group is not None and not group.paused and self.pulse.lease.valid(now):

@@ -56,7 +56,7 @@ class Report(NamedTuple):
 
 @dataclass
 class Evidence:
-    """All that a run leaves behind. `sent`: value -> (first send, last send, sender)."""
+    """All that a run leaves behind. `sent`: value -> (first send, last send, first sender)."""
 
     log: list[bytes] = field(default_factory=list)
     appended_ms: list[int] = field(default_factory=list)
@@ -100,7 +100,7 @@ class Life:
     def __init__(self, instance: bytes, interval_ms: int, group: str) -> None:
         self.instance, self.interval_ms, self.group = instance, interval_ms, group
         self.extensions: list[Extension] = []
-        self.heartbeat_sent_ms = -1  # the newest send of an accepted heartbeat
+        self.heartbeats: dict[int, int] = {}  # client (a cloned one is another) -> newest send of an accepted one
 
 
 class Advance(NamedTuple):
@@ -176,7 +176,8 @@ class _History:
         sent_ms = self.evidence.sent.get(value, (self.evidence.appended_ms[offset],))[0]
         if kind == "Heartbeat":
             life = self.lives[group, fields["session"]]
-            life.heartbeat_sent_ms = max(life.heartbeat_sent_ms, sent_ms)
+            sender = self.evidence.sent.get(value, (0, 0, -1))[2]
+            life.heartbeats[sender] = max(life.heartbeats.get(sender, -1), sent_ms)
             if self.oracle.groups[group].sessions[fields["session"]].extended == offset:
                 self._extend(life, offset, sent_ms)
             for entry in fields["claims"]:
@@ -314,9 +315,8 @@ def _owners_and_leases(history: _History, counted: dict[str, int]) -> Iterator[V
         after = bisect_right(tenures, d.epoch, key=lambda t: t.epoch)
         if after < len(tenures) and tenures[after].session != tenure.session:
             if tenures[after].ms < d.gate_ms:
-                yield Violation("S3", d.gate_ms, tenures[after].epoch,
-                                f"client {d.client} delivers {d.key} {d.offset}, owned by another since "
-                                f"{tenures[after].ms}")  # fmt: skip
+                yield Violation("S3", d.gate_ms, tenures[after].epoch, f"client {d.client} delivers {d.key} {d.offset}"
+                                f", owned by another since {tenures[after].ms}")  # fmt: skip
             elif tenures[after].ms < d.begin_ms:
                 counted["S3"] += 1  # stopped between gate and call (X3)
         yield from _lease(d, life)
@@ -352,8 +352,7 @@ def _separated_ms(history: _History, a: int, b: int) -> int:
 def _at_most_once(history: _History, counted: dict[str, int]) -> Iterator[Violation]:
     """S5, S6.
 
-    A cloned machine holds the grants of the original, and until it meets the original's heartbeat asks with the very
-    same bytes: counted within one interval of the cloning, a violation afterwards.
+    A cloned machine holds the grants that the original asked for before the cloning: counted, nobody can mend that.
     """
     seen: dict[tuple[Key, int, int], Delivery] = {}
     for d in history.evidence.deliveries:
@@ -366,9 +365,8 @@ def _at_most_once(history: _History, counted: dict[str, int]) -> Iterator[Violat
         known = seen.setdefault((d.key, tenure.generation, d.offset), d)
         if known is d:
             continue
-        life = history.lives[d.group, tenure.session]
         one_ms = _separated_ms(history, known.client, d.client) if d.client != known.client else -1
-        if one_ms >= 0 and max(known.gate_ms, d.gate_ms) <= one_ms + life.interval_ms + SLACK_MS:
+        if inside and inside[0].sent_ms <= one_ms:
             counted["S5"] += 1
         else:
             yield Violation("S5", d.begin_ms, d.epoch, f"{d.key} {d.offset} is delivered twice, by {known.client} "
@@ -390,8 +388,7 @@ def _at_least_once(history: _History) -> Iterator[Violation]:
             if end_ms is None:
                 yield Violation("S7", step.sent_ms, step.offset, f"{step.key} {offset} is skipped")
             elif end_ms > step.sent_ms:
-                yield Violation("S8", step.sent_ms, step.offset, f"{step.key} {offset} was unfinished when it was "
-                                                                 f"reported finished")  # fmt: skip
+                yield Violation("S8", step.sent_ms, step.offset, f"{step.key} {offset} was unfinished when reported")
 
 
 def _redelivery(history: _History) -> Iterator[Violation]:
@@ -405,13 +402,13 @@ def _redelivery(history: _History) -> Iterator[Violation]:
         for old, new in pairwise(tenures):
             if old.ended_by != "Evict" or old.generation != new.generation:
                 continue
-            sent_ms = history.lives[key[0], old.session].heartbeat_sent_ms
-            before = {d.offset: d for d in by_epoch.get((key[0], old.epoch), ()) if d.begin_ms <= sent_ms}
-            low = min((o for o, d in before.items() if d.end_ms < 0 or d.end_ms >= sent_ms), default=2**63)
-            for d in by_epoch.get((key[0], new.epoch), ()):
-                if d.offset in before and d.offset < low and not d.inherited:
-                    yield Violation("S9", d.begin_ms, new.epoch, f"{key} {d.offset} was finished in good time and is "
-                                                                 f"delivered again")  # fmt: skip
+            for client, sent_ms in history.lives[key[0], old.session].heartbeats.items():
+                begun = [d for d in by_epoch.get((key[0], old.epoch), ()) if d.client == client]
+                before = {d.offset: d for d in begun if d.begin_ms <= sent_ms}
+                low = min((o for o, d in before.items() if d.end_ms < 0 or d.end_ms >= sent_ms), default=2**63)
+                for d in by_epoch.get((key[0], new.epoch), ()):
+                    if d.offset in before and d.offset < low and not d.inherited:
+                        yield Violation("S9", d.begin_ms, new.epoch, f"{key} {d.offset}, finished in time, comes again")
 
 
 def _reports(history: _History) -> Iterator[Violation]:

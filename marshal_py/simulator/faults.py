@@ -64,6 +64,7 @@ class Weather:
         self.latency_ms = (1, 2, 5, 20)[int(rng.random() * 4)]
         self.stormy = bool(self.delay or self.reorder or self.duplicate or self.drop or self.retry)
         self.faults = 0
+        self.survival = 0.5  # of records that meet a broker outage; each outage draws its own
 
     @staticmethod
     def _chance(rng: Random, kinds: frozenset[str], kind: str, most: float) -> float:
@@ -100,7 +101,7 @@ class Weather:
 
     def survives_outage(self, rng: Random) -> bool:
         """Whether a record that met a broker outage is written after it, or given up."""
-        return rng.random() < 0.5
+        return rng.random() < self.survival
 
     def cut(self, rng: Random, at: int, end: int) -> int:
         """Up to where one fetch brings records."""

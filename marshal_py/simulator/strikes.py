@@ -176,6 +176,7 @@ class Striker:
         broker = self.cluster.broker
         if self.cluster.now_ms < max(broker.reads_down_until_ms, broker.writes_down_until_ms) + self.interval_ms:
             return  # outages in a row can cut one client off and spare another: that client is not connected (V6)
+        self.cluster.weather.survival = (0.0, 0.5, 1.0)[int(self.rng.random() * 3)]
         if reads:
             broker.reads_down_until_ms = max(until_ms, broker.reads_down_until_ms)
         if writes:

@@ -82,7 +82,7 @@ def test_a_dead_owner_is_waited_out() -> None:
     stage.run(I)
     assert not list(stage.records(Evict)), "the wait began anew"
     finish(stage, tool)
-    ((verdict, evict),) = [(v, r) for v, r in stage.records(Evict) if v.accepted]
+    (evict,) = [record for verdict, record in stage.records(Evict) if verdict.accepted]
     assert evict.waited_ms >= 2 * I
     assert evict.by.startswith("alice@desk")
     assert stage.now_ms - begun >= 7 * I

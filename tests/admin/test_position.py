@@ -103,7 +103,7 @@ def test_a_move_waits_until_all_of_it_is_free() -> None:
 
 def test_what_depends_on_the_end_is_looked_up_in_the_pause() -> None:
     """M5: a position that was looked up before the group drained would be an old one."""
-    stage, (a, b) = company()
+    stage, _ = company()
     looked: list[bool] = []
 
     def aims() -> dict[TopicPartition, int]:
@@ -147,7 +147,7 @@ def test_a_tool_that_dies_at_any_step_moves_all_or_nothing(records: int, written
 @pytest.mark.parametrize("after_ms", [*range(0, 60), *range(2_990, 3_060)])
 @pytest.mark.parametrize("write_ms", [4, 23])
 def test_what_a_tool_says_when_it_gives_up_stays_true(after_ms: int, write_ms: int) -> None:
-    """M7: interrupted at every ms; its last word holds after late copies of everything it sent, and no pause is left."""
+    """M7: interrupted at every ms; its last word holds after late copies of all that it sent, and no pause is left."""
     stage, _ = company(handling=after_ms > 1_000)
     was = positions(stage)
     tool = move(stage, duration_ms=9_000)

@@ -14,7 +14,7 @@ from marshal_py.errors import CallerError, ClusterUnreachable, ConcurrentUse, In
 from marshal_py.transport.memory import MemoryBroker
 from tests.support.fronts import EmbeddedGround, Ground, MemoryGround, collect, joined, places, until
 
-WRONG_IDS: list[Any] = ["", "x" * 256, "ä" * 128, 5, None, b"bytes", "\ud800"]
+WRONG_IDS: list[Any] = ["", "a\0b", "x" * 256, "ä" * 128, 5, None, b"bytes", "\ud800"]
 ODD_IDS = [
     "a/b", "team.consumer", "a b", "a:b,c;d", "grüße", "消费者", "🙂", "x" * 255, "ä" * 127, "'\"\\", "-", "a\tb\nc"
 ]  # fmt: skip

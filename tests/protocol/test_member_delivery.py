@@ -395,8 +395,9 @@ def test_a_grant_is_read_before_anything_is_delivered() -> None:
     assert take_all(a, claim) == []
 
 
-def test_a_grant_is_of_the_process_that_sent_it() -> None:
-    """D2, T18: a copy grants nothing again, and a grant that a twin won is not delivered here."""
+@pytest.mark.parametrize("to", [7, 9])
+def test_a_grant_is_of_the_process_that_sent_it(to: int) -> None:
+    """D2, T18: a copy grants nothing again, and one that a twin won is not delivered here, whatever its range."""
     stage = Stage(partitions=1, mode=AT_MOST_ONCE)
     (a,) = stage.team("a")
     claim = a.claim(0)
@@ -407,11 +408,11 @@ def test_a_grant_is_of_the_process_that_sent_it() -> None:
     stage.run(TRIP)
     assert a.alive
     assert take_all(a, claim) == []
-    # It asks for [5, 9); its twin's [5, 7) comes first.
+    # It asks for [5, 9); its twin's [5, 7), or the very same range with another nonce, comes first.
     claim.offer = (5, 9)
     a.due_ms = stage.now_ms
     stage.run(1)
-    stage.must(ClaimingMessages(a.session, claim.epoch, 5, 5, 7))
+    stage.must(ClaimingMessages(a.session, claim.epoch, 5, 5, to, 12345))
     stage.run(TRIP)
     assert isinstance(a.member.error, SessionCloned)
     assert a.take(claim) is None

@@ -1,0 +1,155 @@
+"""`marshal explain` and `marshal diff`: what happened to a partition or a group, from the log itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from marshal_py.admin.targets import OFFSET, TIME, parse
+from marshal_py.cli import frame, operate
+from marshal_py.client.observer import Observer
+from marshal_py.errors import InvalidOption
+from marshal_py.history import explain as history
+from marshal_py.history.explain import LINES_MAX, Cut, Line, Standing
+from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.world import World
+from marshal_py.transport.ports import LogRecord
+
+EXAMPLE: Final = frame.example("marshal explain billing orders:0 --json")
+DIFF_EXAMPLE: Final = frame.example("marshal diff billing --at 5 --at 20")
+
+
+@frame.reports_errors
+def explain(
+    group: operate.Name,
+    partition: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION", help="Which partition.")],
+    at: Annotated[str | None, typer.Option("--at", metavar="TIME", help="As of then: ISO-8601, UTC if it names no "
+                                           "zone.")] = None,
+    offset: Annotated[int | None, typer.Option("--offset", min=0, help="As of this offset of the group's log.")] = None,
+    count: Annotated[int, typer.Option("-n", min=1, help="At most so many records.")] = LINES_MAX,
+    bootstrap_servers: frame.Servers = None,
+    command_config: frame.CommandConfig = None,
+    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
+    as_json: frame.Json = False,
+) -> None:  # fmt: skip
+    """Say who owns a partition, where it stands, and which records led there."""
+    if at is not None and offset is not None:
+        raise typer.BadParameter("give --at or --offset, not both")
+    cut = _cut(at) if at is not None else Cut(offset)
+    if at is not None and cut.time_ms is None:
+        raise typer.BadParameter(f"--at takes a time; for an offset use --offset {at}")
+    topic, colon, number = partition.rpartition(":")
+    if not colon or not number.isdigit():
+        raise typer.BadParameter(f"{partition!r} is not TOPIC:PARTITION")
+    with _history(group, bootstrap_servers, command_config, coordination_topic) as (world, records):
+        found = history.explain(world, records, group, TopicPartition(topic, int(number)), cut, count)
+    if found.standing.version == NONE and not found.lines:
+        raise frame.CommandFailed(f"group {group!r} has no record about {partition} up to there")
+    if as_json:
+        frame.print_json({
+            "group": group, "topic": topic, "partition": int(number), "at_offset": found.at_offset,
+            "at": _time(found.at_ms), **_standing(found.standing), "paused": found.paused, "deleted": found.deleted,
+            "records": [_line(line) for line in found.lines], "left_out": found.left_out,
+        })  # fmt: skip
+        return
+    now = found.standing
+    owner = f"owned by {now.client_id} (session {now.owner})" if now.owner != NONE else "owned by nobody"
+    position = f"position {now.position}" if now.position != NONE else "without a position"
+    paused = ", the group is paused" if found.paused else ", the group is deleted" if found.deleted else ""
+    when = f"at offset {found.at_offset}, {_time(found.at_ms)}"
+    print(f"{partition} of group {group!r} {when}: {owner}, {position}{paused}")
+    if found.left_out:
+        print(f"({found.left_out} older records left out)")
+    for line in found.lines:
+        print(_text(line))
+
+
+@frame.reports_errors
+def diff(
+    group: operate.Name,
+    at: Annotated[list[str], typer.Option("--at", metavar="TIME|OFFSET", help="Give it twice: from, to.")],
+    bootstrap_servers: frame.Servers = None,
+    command_config: frame.CommandConfig = None,
+    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
+    as_json: frame.Json = False,
+) -> None:
+    """Show what changed in a group between two times or offsets of its log."""
+    if len(at) != 2:
+        raise typer.BadParameter("give --at twice: from, to")
+    with _history(group, bootstrap_servers, command_config, coordination_topic) as (world, records):
+        found = history.diff(world, records, group, _cut(at[0]), _cut(at[1]))
+    if as_json:
+        frame.print_json({
+            "group": group, "from_offset": found.from_offset, "to_offset": found.to_offset,
+            "joined": [{"session": session, "client_id": name} for session, name in found.joined],
+            "ended": [{"session": session, "client_id": name} for session, name in found.ended],
+            "partitions": [{"topic": tp.topic, "partition": tp.partition, "from": _standing(old), "to": _standing(new)}
+                           for tp, (old, new) in found.partitions.items()],
+            "settings": {key: {"from": old, "to": new} for key, (old, new) in found.settings.items()},
+            "records": found.records, "notable": [_line(line) for line in found.notable],
+        })  # fmt: skip
+        return
+    print(f"group {group!r} from offset {found.from_offset} to {found.to_offset}")
+    for session, name in found.joined:
+        print(f"+ {name} joined (session {session})")
+    for session, name in found.ended:
+        print(f"- {name} ended (session {session})")
+    for key, (old, new) in found.settings.items():
+        print(f"{key}: {old} -> {new}")
+    for tp, (was, now) in found.partitions.items():
+        print(f"{tp}: {was.client_id or 'nobody'} at {was.position} -> {now.client_id or 'nobody'} at {now.position}")
+    for line in found.notable:
+        print(_text(line))
+    for kind, count in found.records.items():
+        print(f"{count} x {kind}")
+
+
+@contextmanager
+def _history(group: str, servers: str | None, config: Path | None,
+             topic: str) -> Iterator[tuple[World, Iterator[LogRecord]]]:  # fmt: skip
+    """A fresh world of the group's log, and the log's records to its end as of now."""
+    with Observer(frame.open_door(servers, config), topic) as observer:
+        if observer.root is None:
+            raise frame.CommandFailed(f"no consumer has ever run with {topic}")
+        (log,) = observer.logs_of(group)
+        yield history.fresh_world(log, observer.root), (judged.record for judged in observer.read(group))
+
+
+def _cut(text: str) -> Cut:
+    try:
+        found = parse(text)
+    except InvalidOption as error:
+        raise typer.BadParameter(f"{text!r} is no ISO-8601 time and no offset") from error
+    if found.kind == OFFSET:
+        return Cut(offset=found.number)
+    if found.kind == TIME:
+        return Cut(time_ms=found.number)
+    raise typer.BadParameter(f"{text!r} is no ISO-8601 time and no offset")
+
+
+def _standing(standing: Standing) -> dict[str, Any]:
+    owner = {"session": standing.owner, "client_id": standing.client_id} if standing.owner != NONE else None
+    return {
+        "owner": owner,
+        "epoch": operate.number_or_none(standing.epoch),
+        "position": operate.number_or_none(standing.position),
+        "generation": standing.generation,
+    }
+
+
+def _line(line: Line) -> dict[str, Any]:
+    return {**line.verdict, "time": _time(line.time_ms), "text": line.text}
+
+
+def _text(line: Line) -> str:
+    mark = " " if line.verdict["verdict"] == "accepted" else "x"
+    return f"{_time(line.time_ms)}  {line.offset:<6} {mark} {line.verdict['type'] or '?'}  {line.text}"
+
+
+def _time(time_ms: int) -> str | None:
+    return None if time_ms == NONE else datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")

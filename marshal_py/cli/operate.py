@@ -1,0 +1,87 @@
+"""What the commands that change a live group share: the group, questions before, and news while they wait."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from marshal_py.admin.errand import Progress
+from marshal_py.admin.group import Group
+from marshal_py.cli import frame
+from marshal_py.protocol.identity import NONE
+
+Name = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
+Session = Annotated[str, typer.Argument(metavar="SESSION", help="Its number, or its client id.")]
+Reason = Annotated[str, typer.Option("--reason", help="For people; it stands in the log.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+TakeOver = Annotated[bool, typer.Option("--take-over", help="Take another admin's pause; its operation then fails.")]
+TokenOption = Annotated[int | None, typer.Option("--token", min=0, help="Of the pause, as `marshal release` printed.")]
+
+_UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
+WORDS: Final = {
+    "paused": "paused, token {offset}",
+    "renewed": "renewed, token {offset}",
+    "draining": "{tp} is held by {text}",
+    "released": "{tp} is free",
+    "evicting": "{text} (session {session}) is silent: waited out",
+    "evicted": "session {session} is evicted",
+    "drained": "everybody has let go",
+    "moving": "{text} are free: moving",
+    "moved": "moved at offset {offset}",
+}
+
+
+def open_group(name: str, servers: str | None, config: Path | None, topic: str) -> Group:
+    return Group(frame.open_door(servers, config), name, topic)
+
+
+def seconds(text: str) -> float:
+    """`90s`, `10m`, `1.5h`, `500ms`. Wrong usage for anything else."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is no duration: 90s, 10m, 1.5h")
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def ask(question: str, yes: bool) -> None:
+    """Ends the command with exit code 1 unless the answer is yes. On stderr: stdout belongs to the result."""
+    if not yes:
+        typer.confirm(question, abort=True, err=True)
+
+
+def ask_twice(group: str, take_over: bool, yes: bool) -> None:
+    """Taking a pause over makes another admin's operation fail, so one hasty yes is not enough."""
+    if take_over:
+        ask(f"Take the pause of {group!r} over from whoever holds it, if anybody does?", yes)
+        ask("Their operation will fail. Do they know?", yes)
+
+
+def watcher(quiet: bool) -> Callable[[Progress], None]:
+    """Tells what happens while a command waits."""
+
+    def tell(event: Progress) -> None:
+        words = WORDS.get(event.kind)
+        if words is not None and not quiet:
+            frame.say(words.format(**event._asdict()))
+
+    return tell
+
+
+def find_session(group: Group, given: str) -> int:
+    """A live session by its number or its client id."""
+    members = group.members()
+    found = [m["session"] for m in members if given in (str(m["session"]), m["client_id"], m["member"])]
+    if len(found) != 1:
+        there = ", ".join(f"{m['session']} ({m['client_id']})" for m in members) or "nobody"
+        many = "no live session is" if not found else f"{len(found)} live sessions are"
+        raise frame.CommandFailed(f"{many} {given!r} in group {group.name!r}; there is {there}")
+    return int(found[0])
+
+
+def number_or_none(value: int) -> int | None:
+    return None if value == NONE else value

@@ -1,0 +1,109 @@
+"""`marshal set-position`: moving the positions of a live group, all or nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from marshal_py.admin.group import Group, Moved
+from marshal_py.admin.preview import Row
+from marshal_py.admin.targets import WORDS, Target, parse, parse_table
+from marshal_py.cli import frame, operate
+from marshal_py.errors import AdminBusy, InvalidOption, PositionNotMoved, PositionUnknown
+from marshal_py.protocol.identity import NONE
+
+EXAMPLE: Final = frame.example("marshal set-position billing orders --to earliest --dry-run")
+
+
+@frame.reports_errors
+def set_position(
+    group: operate.Name,
+    topics: Annotated[list[str] | None, typer.Argument(metavar="TOPIC[:PARTITION]...", help="What to move; with a .csv "
+                                                       "file all that it names, if left out.")] = None,
+    to: Annotated[str | None, typer.Option("--to", metavar="POSITION", help=f"{WORDS} (topic,partition,offset).")]
+    = None,
+    shift_by: Annotated[int | None, typer.Option("--shift-by", metavar="N", help="So many messages on, or back.")]
+    = None,
+    stay_paused: Annotated[bool, typer.Option("--stay-paused", help="Leave the group paused.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would move; write nothing.")] = False,
+    reason: operate.Reason = "",
+    token: operate.TokenOption = None,
+    take_over: operate.TakeOver = False,
+    yes: operate.Yes = False,
+    bootstrap_servers: frame.Servers = None,
+    command_config: frame.CommandConfig = None,
+    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
+    as_json: frame.Json = False,
+) -> None:  # fmt: skip
+    """Move a live group to other positions: pause, wait until everybody has let go, move, go on.
+
+    Either all that is named moves or nothing does. The positions as they are: `marshal groups info GROUP --csv`.
+    """
+    target = _target(to, shift_by, group)
+    if not topics and not target.table:
+        raise typer.BadParameter("name at least one topic")
+    where = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
+    options: dict[str, Any] = {"stay_paused": stay_paused, "reason": reason, "token": token, "take_over": take_over}
+    if dry_run or not yes:
+        preview = where.set_position(topics or (), target, dry_run=True)
+        if dry_run:
+            _print(group, preview, "dry_run", as_json)
+            return
+        _print_rows(preview.rows, Console(stderr=True))
+        operate.ask(f"Move {len(preview.rows)} positions of group {group!r}?", yes)
+    operate.ask_twice(group, take_over, yes)
+    _print(group, _move(where, topics or [], target, options, as_json), "moved", as_json)
+
+
+def _target(to: str | None, shift_by: int | None, group: str) -> Target:
+    if (to is None) == (shift_by is None):
+        raise typer.BadParameter("give either --to or --shift-by")
+    try:
+        if to is None:
+            return Target("shift", shift_by or 0)
+        if to.endswith(".csv"):
+            return parse_table(Path(to).read_text(encoding="utf-8"), group)
+        return parse(to)
+    except InvalidOption as error:
+        raise typer.BadParameter(str(error)) from error
+    except OSError as error:
+        raise typer.BadParameter(f"{to}: {error.strerror}") from error
+
+
+def _move(where: Group, topics: list[str], target: Target, options: dict[str, Any], as_json: bool) -> Moved:
+    """An outcome that is not `moved` is an error, and with --json a document too."""
+    try:
+        return where.set_position(topics, target, watcher=operate.watcher(as_json), **options)
+    except (AdminBusy, PositionNotMoved, PositionUnknown) as error:
+        if as_json:
+            outcome = "unknown" if isinstance(error, PositionUnknown) else "not_moved"
+            frame.print_json({"group": where.name, "outcome": outcome, "reason": str(error)})
+        raise
+
+
+def _print(group: str, moved: Moved, outcome: str, as_json: bool) -> None:
+    if as_json:
+        rows = [{**row._asdict(), "owner": row.owner or None, "position": operate.number_or_none(row.position)}
+                for row in moved.rows]  # fmt: skip
+        frame.print_json({"group": group, "outcome": outcome, "offset": operate.number_or_none(moved.offset),
+                          "token": operate.number_or_none(moved.token), "partitions": rows})  # fmt: skip
+        return
+    _print_rows(moved.rows, Console())
+    if outcome == "moved":
+        stays = f"; the group stays paused, token {moved.token}" if moved.token != NONE else ""
+        print(f"moved at offset {moved.offset}{stays}")
+
+
+def _print_rows(rows: list[Row], console: Console) -> None:
+    table = Table(box=None)
+    for column in ("partition", "owner", "position", "target", "skipped", "repeated"):
+        table.add_column(column, justify="left" if column in ("partition", "owner") else "right")
+    for row in rows:
+        position = "none" if row.position == NONE else str(row.position)
+        table.add_row(f"{row.topic}:{row.partition}", row.owner or "-", position, str(row.target), str(row.skipped),
+                      str(row.repeated))  # fmt: skip
+    console.print(table)
