@@ -181,6 +181,11 @@ class Buffer:
         return total
 
     def add(self, messages: Sequence[RawMessage]) -> None:
+        """Takes what was fetched, from `next_offset` on: a claim may begin above where fetching ahead began (A3)."""
+        if (messages[0].offset() or 0) < self.next_offset:
+            messages = [message for message in messages if (message.offset() or 0) >= self.next_offset]
+            if not messages:
+                return
         part = Fetched(messages)
         if self.claim is not None and isinstance(self.claim.tracker, AtLeastOnce):
             part.run = self.claim.tracker.add(offsets_of(messages))

@@ -206,8 +206,8 @@ class Client(Process):
     # --- fetching and delivering
 
     def _fetch(self, feed: Feed) -> None:
-        if feed.fetching or feed.claim.stage is not ClaimStage.OPEN:
-            return
+        if feed.fetching or feed.claim.stage is ClaimStage.GONE:
+            return  # a claim that drains may fetch: the gate alone keeps messages from handlers
         stage = self.stage
         feed.fetching = True
         if stage.broker.ends[feed.claim.tp] > feed.cursor:
@@ -222,7 +222,7 @@ class Client(Process):
             stage.broker.held.append(lambda: stage.at(stage.weather.read_ms(stage.rng), self, self._fetched, feed))
             return
         feed.fetching = False
-        if claim.stage in (ClaimStage.RELEASING, ClaimStage.GONE):
+        if claim.stage is ClaimStage.GONE:
             return
         claim.end_offset = stage.broker.ends[claim.tp]
         offsets = stage.broker.fetch(claim.tp, feed.cursor, BATCH)

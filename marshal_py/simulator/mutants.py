@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from marshal_py.protocol import intent, lease, rationalizer, watch
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.holdings import Claim, Stage
-from marshal_py.protocol.identity import Instant, TopicPartition
+from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.lease import Lease, WaitClock
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.pulse import Pulse
@@ -204,7 +204,8 @@ def _bias(*kinds: str, mode: int | None = None, clients: int | None = 3) -> Opti
 _MEMBER: Final = (
     Mutant("X2", "the lease counts from the read-back", _x2, _bias("lag", "delay", "stop")),
     Mutant("X4", "a heartbeat that extends nothing renews the lease", _x4, _bias("admin", "slow_handler")),
-    Mutant("X5", "delivery goes on until the Release is read", _x5, _bias("arrive", "leave", "lag", clients=2)),
+    Mutant("X5", "delivery goes on until the Release is read", _x5,
+           _bias("arrive", "leave", "partial_read", "slow_handler")),  # fmt: skip
     Mutant("X23", "a Leave does not stop delivery first", _x23, _bias("leave", "lag", "arrive", clients=2)),
     Mutant("X24", "evicted after one interval, fenced after two", _x24, _bias("lag", "delay", "stop")),
     Mutant("X25", "a second Join has the same instance id", _x25, _bias("drop", "duplicate", "delay", "lag")),

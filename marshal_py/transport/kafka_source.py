@@ -43,7 +43,7 @@ class KafkaSource:
         self._positions: dict[TopicPartition, int] = {}
         self._paused: set[TopicPartition] = set()
         self._round = 0
-        self._topics: dict[str, int] = {}  # topic -> assigned partitions of it
+        self._topics: set[str] = set()  # every topic that was ever assigned: messages of it may still be on their way
         self._out: list[OutOfRange] = []
         self._broken: list[tuple[TopicPartition, str]] = []
         self._closed = False
@@ -66,7 +66,7 @@ class KafkaSource:
                 self._round += 1
                 self._rounds[tp] = self._round
                 self._positions[tp] = offset
-                self._topics[tp.topic] = self._topics.get(tp.topic, 0) + 1
+                self._topics.add(tp.topic)
             self._consumer.incremental_assign([KafkaPartition(*tp, offset) for tp, offset in positions.items()])
 
     def unassign(self, tps: Iterable[TopicPartition]) -> None:
@@ -79,9 +79,6 @@ class KafkaSource:
             return
         for tp in tps:
             del self._rounds[tp], self._positions[tp]
-            self._topics[tp.topic] -= 1
-            if not self._topics[tp.topic]:
-                del self._topics[tp.topic]
         # librdkafka remembers a pause beyond the assignment: the partition would stay silent when it is assigned again.
         paused = [KafkaPartition(*tp) for tp in tps if tp in self._paused]
         if paused:

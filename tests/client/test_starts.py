@@ -77,7 +77,7 @@ def _look_again(marshal: Marshal) -> None:
 
 
 def test_a_lost_range_is_reported_and_the_rest_goes_on(ground: Ground) -> None:
-    """D6, below the beginning: the group's position was deleted while nobody read."""
+    """D6: below the beginning; the group's position was deleted while nobody read."""
     topic = ground.topic()
     group = ground.group()
     ground.fill(topic, 0, 10)
@@ -108,6 +108,7 @@ def test_a_range_that_is_lost_while_reading_begins_behind_what_was_read(ground: 
 
 
 def test_beyond_the_end_stops_that_partition_and_no_other(ground: Ground) -> None:
+    """D6: beyond the end."""
     topic = ground.topic(2)
     group = ground.group()
     ground.fill(topic, 0, 2)

@@ -1,7 +1,7 @@
 """Operating live groups on Apache Kafka: each command as a person runs it, while real consumers are at work.
 
-The last test kills `marshal set-position` at random moments, under load, again and again: whatever the moment, either
-all positions of that run moved or none, every message since is delivered, and the group comes back by itself.
+The last test kills `marshal set-position` at random steps, under load, again and again: whatever the step, either all
+positions of that run moved or none, and every message since is delivered.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +26,6 @@ import pytest
 from confluent_kafka import Producer
 
 from marshal_py.client.observer import Judged, Observer
-from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import ReleaseGroup, SetPosition
 from marshal_py.transport.kafka import KafkaDoor
 from tests.support.kafka import Cluster, TopicFactory, wait_until
@@ -35,8 +34,9 @@ ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 90.0  # nothing here takes ten seconds on an idle machine
 PARTITIONS = 3
 MESSAGES = 300
-KILLS = 24
+RUNS = 30
 MODULE = (sys.executable, "-m", "marshal_py.cli")
+DEADLY = (sys.executable, "-m", "tests.support.admin_tool")
 
 
 class Shell:
@@ -46,8 +46,8 @@ class Shell:
         self.environment = {**os.environ, "PYTHONPATH": str(ROOT), "MARSHAL_BOOTSTRAP_SERVERS": cluster.bootstrap,
                             "PYTHONUNBUFFERED": "1"}  # fmt: skip
 
-    def start(self, *arguments: str, **streams: Any) -> subprocess.Popen[str]:
-        return subprocess.Popen([*MODULE, *arguments], env=self.environment, cwd=ROOT, text=True, **streams)
+    def start(self, *arguments: str, module: tuple[str, ...] = MODULE, **streams: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen([*module, *arguments], env=self.environment, cwd=ROOT, text=True, **streams)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*MODULE, *arguments], env=self.environment, cwd=ROOT, text=True, capture_output=True,
@@ -64,8 +64,6 @@ class Workers:
 
     def __init__(self, shell: Shell, group: str, topic: str, count: int) -> None:
         self.seen: Counter[tuple[int, int]] = Counter()
-        self.last: dict[int, int] = {}
-        self.jumps: list[tuple[int, int, int]] = []  # (partition, from, to): deliveries that are not the next offset
         self._lock = threading.Lock()
         self.processes = [
             shell.start("consume", topic, "--group", group, "--start", "earliest", "--heartbeat-interval", "1",
@@ -322,13 +320,11 @@ def test_positions_move_under_load_while_admins_are_killed_at_random_steps(kafka
         scene.await_owned()
         load = Load(kafka, scene.topic)
         try:
-            runs = [one_run(scene, number, chance) for number in range(KILLS)]
+            runs = [one_run(scene, number, chance) for number in range(RUNS)]
             final = scene.shell.json("set-position", scene.group, scene.topic, "--to", "0", "--take-over", "--yes")
             assert final["outcome"] == "moved"
         finally:
             sent = load.stop()
-        times = scene.workers.seen.copy()
-        assert times
         per = (MESSAGES + sent) // PARTITIONS
 
         def all_read() -> bool:
@@ -338,30 +334,20 @@ def test_positions_move_under_load_while_admins_are_killed_at_random_steps(kafka
         judge(scene, runs, final["offset"], per)
 
 
+STEPS = [*((how, number) for how in ("write", "written") for number in (1, 2)), *(("tick", n) for n in range(2, 9))]
+
+
 def one_run(scene: Scene, number: int, chance: random.Random) -> Run:
-    """A move to a position that no other run names; most are killed, somewhere between pause and report."""
-    target = number + 1
-    run = Run(target, scene.shell.start("set-position", scene.group, scene.topic, "--to", str(target), "--take-over",
-                                        "--yes", "--json", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL))  # fmt: skip
-    before = len([one for one in scene.judged() if isinstance(one.verdict.record, ReleaseGroup)])
+    """A move to a position that no other run names. It kills itself at a step that is drawn; one in six may live."""
+    move = ("set-position", scene.group, scene.topic, "--to", str(number + 1), "--take-over", "--yes", "--json")
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     if number % 6 == 5:
-        run.end()  # one in six may end by itself
-        assert run.said == "moved"
-        return run
-
-    def paused() -> bool:
-        if run.process.poll() is not None:
-            return True
-        return len([one for one in scene.judged() if isinstance(one.verdict.record, ReleaseGroup)]) > before
-
-    if number % 2:
-        wait_until(paused, DEADLINE_S, "the tool has begun")
+        run = Run(number + 1, scene.shell.start(*move, **streams))
     else:
-        # Somewhere in its life: this draws the step, it waits for nothing.
-        with suppress(subprocess.TimeoutExpired):
-            run.process.wait(chance.uniform(0.2, 1.6))
-    run.process.kill()
+        how, step = chance.choice(STEPS)
+        run = Run(number + 1, scene.shell.start(how, str(step), *move, module=DEADLY, **streams))
     run.end()
+    assert run.said == "moved" or number % 6 != 5
     return run
 
 
@@ -378,11 +364,11 @@ def judge(scene: Scene, runs: list[Run], last: int, per: int) -> None:
         assert len(landed) <= 1, "a copy moved it a second time"
         assert run.said in ("", "moved")  # "": killed before it could say
         assert not run.said or landed, "it said that it moved"
-    assert len([run for run in runs if not run.said]) >= 15, "too few were killed for this to mean anything"
+    killed = [run for run in runs if run.process.returncode == -signal.SIGKILL]
+    assert len(killed) >= 15, "too few were killed for this to mean anything"
+    landed_dead = [run for run in killed if run.target in moves]
+    assert 0 < len(landed_dead) < len(killed), "killed both before and after the move"
     everything = {(partition, offset) for partition in range(PARTITIONS) for offset in range(per)}
     assert everything <= set(scene.workers.seen), "every message was delivered, since the last move went to 0"
     assert moves[0][-1].record.offset == last
 
-
-Condition = Callable[[], bool]
-_ = (NONE, TopicPartition)

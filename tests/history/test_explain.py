@@ -1,0 +1,131 @@
+"""What the log says about the past: standings, stories and differences, from raw records alone."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+import pytest
+
+from marshal_py.history.explain import Cut, Difference, Explanation, diff, explain, fresh_world
+from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.records import ClaimingPartition, ClaimState, Heartbeat, Leave, Move, SetPosition
+from tests.support.logbook import GROUP, TOPIC, Logbook
+
+ONE = TopicPartition(TOPIC, 0)
+
+
+class Raw(NamedTuple):
+    offset: int
+    value: bytes | None
+    timestamp_ms: int
+
+
+def raw(book: Logbook) -> list[Raw]:
+    """The log, a record per second."""
+    return [Raw(offset, value, 1_000 * offset) for offset, value in enumerate(book.values)]
+
+
+def story(book: Logbook, cut: Cut = Cut(), tp: TopicPartition = ONE, lines_max: int = 20) -> Explanation:  # noqa: B008
+    return explain(fresh_world(0, None), raw(book), GROUP, tp, cut, lines_max)
+
+
+def change(book: Logbook, a: Cut, b: Cut) -> Difference:
+    return diff(fresh_world(0, None), raw(book), GROUP, a, b)
+
+
+@pytest.fixture
+def book() -> Logbook:
+    """An owner, progress, a pause, a move, another owner."""
+    book = Logbook()
+    session, epoch = book.owner()
+    for number in range(30):
+        book.must(Heartbeat(session, number, (ClaimState(epoch, 101 + number),)))
+    book.put(b"garbage")
+    token = book.pause()
+    book.release(session, epoch, 140)
+    book.must(SetPosition(token, (Move(*ONE, book.partition().version, 7),), True, "alice@desk tool run 1"))
+    book.must(Leave(session, "bye"))
+    book.claim(book.join("d"))
+    return book
+
+
+def test_the_end_of_the_story(book: Logbook) -> None:
+    found = story(book)
+    assert found.at_offset == book.last
+    assert found.at_ms == 1_000 * book.last
+    assert (found.standing.client_id, found.standing.position, found.standing.generation) == ("d", 7, 1)
+    assert not found.paused
+    kinds = [line.verdict["type"] for line in found.lines]
+    assert kinds == ["Topology", "ClaimingPartition", "Heartbeat", "ReleaseGroup", "ReleasingPartition", "SetPosition",
+                     "ClaimingPartition"]  # fmt: skip
+    move = found.lines[-2]
+    assert "by alice@desk" in move.text
+    assert move.text.endswith("-> its position is 7, a new generation begins")
+    assert found.lines[2].text.endswith("-> its position is 130"), "of thirty small steps the last one"
+    json.dumps([line.verdict for line in found.lines])
+
+
+def test_every_cut_tells_what_the_fold_held_there(book: Logbook) -> None:
+    """As of each offset, and as of each time: the same standing as a reader's who stopped there."""
+    for offset in range(len(book.values)):
+        part = Logbook(start=False)
+        for value in book.values[: offset + 1]:
+            part.put(value)
+        group = part.world.groups.get(GROUP)
+        known = group.partitions.get(ONE) if group is not None else None
+        for cut in (Cut(offset), Cut(time_ms=1_000 * offset), Cut(time_ms=1_000 * offset + 999)):
+            found = story(book, cut)
+            assert found.at_offset == offset
+            assert found.standing.owner == (NONE if known is None else known.owner)
+            assert found.standing.position == (NONE if known is None else known.position)
+            assert found.paused == (group is not None and group.paused)
+
+
+def test_what_was_refused_belongs_to_the_story(book: Logbook) -> None:
+    session = book.join("late")
+    book.refuses(ClaimingPartition(session, TOPIC, 0, -1, 0), "held")
+    line = story(book).lines[-1]
+    assert (line.verdict["verdict"], line.verdict["reason"]) == ("rejected", "held")
+    assert "somebody owns it" in line.text
+
+
+def test_other_partitions_and_groups_do_not(book: Logbook) -> None:
+    before = story(book).lines
+    book.join("elsewhere")
+    book.claim(book.join("other"), 1)
+    book.must(book.new_join("x"), group="another")
+    assert story(book).lines == before
+    assert story(book, tp=TopicPartition("nothing", 5)).standing.version == NONE
+
+
+def test_a_long_story_keeps_the_move_it_rests_on(book: Logbook) -> None:
+    for _ in range(30):
+        session = book.join("again")
+        book.refuses(ClaimingPartition(session, TOPIC, 0, -1, 0), "held")
+    found = story(book, lines_max=5)
+    assert len(found.lines) == 5
+    assert found.left_out == 7 + 30 - 5
+    assert [line.verdict["type"] for line in found.lines].count("SetPosition") == 1
+
+
+def test_a_difference(book: Logbook) -> None:
+    found = change(book, Cut(4), Cut())
+    assert (found.from_offset, found.to_offset) == (4, book.last)
+    assert [name for _, name in found.joined] == ["d"]
+    assert [name for _, name in found.ended] == ["c"]
+    (pair,) = found.partitions.values()
+    assert (pair[0].client_id, pair[0].position) == ("c", 101)
+    assert (pair[1].client_id, pair[1].position) == ("d", 7)
+    assert found.settings == {}
+    assert found.records["Heartbeat accepted"] == 29
+    assert [line.verdict["type"] for line in found.notable] == ["ReleaseGroup", "SetPosition"]
+
+
+def test_a_difference_of_settings(book: Logbook) -> None:
+    pause = next(line.offset for line in story(book).lines if line.verdict["type"] == "ReleaseGroup")
+    assert change(book, Cut(pause - 1), Cut(pause)).settings == {"paused": (False, True)}
+    nothing = change(book, Cut(), Cut())
+    assert (nothing.partitions, nothing.records, nothing.joined) == ({}, {}, [])
+    begun = change(book, Cut(0), Cut(3))
+    assert begun.settings["topics"] == ({}, {TOPIC: 4})

@@ -1,0 +1,63 @@
+"""`marshal` as a process that kills itself at a chosen step of an admin operation.
+
+    python -m tests.support.admin_tool tick 3 set-position billing orders --to 0 --yes
+    python -m tests.support.admin_tool write 2 ...      dies with its 2nd record handed to the producer, not flushed
+    python -m tests.support.admin_tool written 2 ...    dies when its 2nd record is written
+
+Probes are no steps. Kill -9: no handler, no flush, no goodbye.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+from marshal_py.admin.desk import Desk
+from marshal_py.admin.errand import Errand
+from marshal_py.cli import main
+from marshal_py.protocol.records import Note
+
+FLUSH_TIMEOUT_S = 30.0
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_at_tick(number: int) -> None:
+    tick, count = Errand.tick, 0
+
+    def deadly(errand: Errand, now: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == number:
+            die()
+        return tick(errand, now)
+
+    Errand.tick = deadly  # type: ignore[method-assign]
+
+
+def die_at_record(number: int, written: bool) -> None:
+    append, count = Desk._append, 0
+
+    def deadly(desk: Desk, record: Any) -> None:
+        nonlocal count
+        append(desk, record)
+        count += not isinstance(record, Note)
+        if count == number:
+            if written:
+                desk._log._producer.flush(FLUSH_TIMEOUT_S)  # type: ignore[attr-defined]
+            die()
+
+    Desk._append = deadly  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    how, which = sys.argv.pop(1), int(sys.argv.pop(1))
+    if how == "tick":
+        die_at_tick(which)
+    else:
+        die_at_record(which, how == "written")
+    main()

@@ -1,0 +1,66 @@
+"""How the coordination log is written and read: rules L1, L7 and L9 as far as they are settings and order of writes."""
+
+from __future__ import annotations
+
+import pytest
+
+import marshal_py
+from marshal_py.errors import InvalidOption
+from marshal_py.protocol import codec
+from marshal_py.protocol.routing import route
+from marshal_py.transport import settings
+from marshal_py.transport.memory import MemoryBroker, MemoryLog
+from marshal_py.transport.ports import LogRecord
+
+GIVEN = {"bootstrap.servers": "127.0.0.1:1", "fetch.wait.max.ms": 7}
+
+
+def test_readers_and_writers_of_the_log() -> None:
+    """L9: readers read uncommitted and never reset; writers use acks=all and idempotence; callers cannot change it."""
+    reader = settings.log_reader(settings.from_user(GIVEN), "me", 100)
+    assert reader["isolation.level"] == "read_uncommitted"
+    assert reader["auto.offset.reset"] == "error"
+    assert reader["enable.auto.commit"] is False
+    writer = settings.log_writer(settings.from_user(GIVEN), "me")
+    assert writer["acks"] == "all"
+    assert writer["enable.idempotence"] is True
+    for key, value in (("acks", "1"), ("enable.idempotence", False), ("auto.offset.reset", "latest"),
+                       ("transactional.id", "t")):  # fmt: skip
+        with pytest.raises(InvalidOption):
+            settings.from_user({**GIVEN, key: value})
+
+
+def test_what_the_caller_says_of_the_data_does_not_reach_the_log() -> None:
+    """L9: `read_committed` is right for data and wrong for the log; both come from one mapping of the caller."""
+    reader = settings.log_reader(settings.from_user({**GIVEN, "isolation.level": "read_committed"}), "me", 100)
+    assert reader["isolation.level"] == "read_uncommitted"
+
+
+def test_nobody_writes_before_the_genesis_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L7: in each log the first record of a client that is no Genesis is written after it has read one."""
+    broker = MemoryBroker()
+    broker.create_topic("orders", 1)
+    group = next(g for g in map(str, range(100)) if route(g, 4) != 0)
+    known: set[int] = set()  # logs whose Genesis was handed to a reader
+    wrote: list[tuple[int, bool]] = []
+    plain_poll, plain_append = MemoryLog.poll, MemoryLog.append
+
+    def poll(self: MemoryLog, timeout_s: float) -> list[LogRecord]:
+        records = plain_poll(self, timeout_s)
+        known.update(r.log for r in records if r.value is not None and r.value[11] == 0)
+        return records
+
+    def append(self: MemoryLog, log: int, key: bytes, value: bytes) -> bool:
+        if value[11]:  # a group id: no Genesis
+            wrote.append((log, log in known))
+        return plain_append(self, log, key, value)
+
+    monkeypatch.setattr(MemoryLog, "poll", poll)
+    monkeypatch.setattr(MemoryLog, "append", append)
+    with marshal_py.connect(broker.door(), coordination_partitions=4) as marshal:
+        marshal.consumer(group, ["orders"]).stop()
+    assert wrote
+    assert all(after for _, after in wrote)
+    first = [records[0].value() for records in broker.topics["__marshal"] if records]
+    assert len(first) == 2, "the root and the group's log"
+    assert all(value is not None and codec.open_envelope(value, -1) is not None for value in first)
