@@ -36,7 +36,7 @@ ADMIN_TIMEOUT_S = 60.0  # 1,000 partitions take some seconds on one small broker
 WARM_UP_TIMEOUT_S = 60.0  # The first group on a cluster waits 2 to 4 s for its coordinator's topic.
 FILL_TIMEOUT_S = 300.0
 FILL_POLL_EVERY = 10_000  # messages between two looks at acknowledgements: few enough for the producer's queue
-PIPE_WIDTH = 200  # columns of a table when nobody watches: a log file needs no wrapping
+PIPE_WIDTH = 240  # columns of a table when nobody watches: a log file needs no wrapping
 # Only the least allowed values: a group that asks for nothing keeps Kafka's defaults (45 s and 5 s). With them
 # takeover.py can give a KIP-848 group the 6 s that classic groups may have anyway.
 BROKER_SETTINGS = {
@@ -74,6 +74,9 @@ class Stand:
 
     def __post_init__(self) -> None:
         self.admin = AdminClient({"bootstrap.servers": self.bootstrap, **QUIET})
+
+    def close(self) -> None:
+        del self.admin
 
     def topic(self, partitions: int, config: Mapping[str, str] | None = None) -> str:
         """A fresh topic; returns when each partition has a leader. Replication is the broker's default."""
@@ -166,6 +169,8 @@ def open_stand(bootstrap: str | None = None) -> Iterator[Stand]:
             cluster = stack.enter_context(start_cluster(1, BROKER_SETTINGS if own else None))
             bootstrap, description = cluster.bootstrap, cluster.description
         stand = Stand(bootstrap, description, folder)
+        # Before the cluster ends: a client that loses its broker complains.
+        stack.callback(stand.close)
         stand.warm_up()
         yield stand
 
@@ -239,7 +244,8 @@ def show(result: Result, title: str = "") -> None:
     """Prints the result as a table with its notes."""
     console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
     # Text everywhere: brackets are no markup.
-    table = Table(title=Text(f"{result.name}: {title}" if title else result.name), title_justify="left")
+    console.print(Text(f"{result.name}: {title}" if title else result.name, style="bold"))
+    table = Table()
     for number, column in enumerate(result.columns):
         table.add_column(Text(column), justify="left" if number == 0 else "right", overflow="fold")
     for row in result.rows:

@@ -98,6 +98,7 @@ def _measure(stand: Stand, partitions: int, tiny: bool) -> tuple[Window, Window]
         for window in (idle, loaded):
             if window is loaded:
                 crew.feed()
+                crew.steady()
             time.sleep(settle_s)
             log.read()
             time.sleep(window_s)

@@ -1,4 +1,4 @@
-"""Drives one errand over a real log, in the caller's thread: reads, folds, steps, sends, looks positions up.
+"""Drives one errand over a real log: reads, folds, steps, sends, looks positions up.
 
 Strategy: a connection of its own per operation, folded to the log's end before anything is judged or written (L7). It
 creates nothing: not the topic, not a Genesis, not a group. It makes no protocol decision.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import getpass
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -34,6 +35,7 @@ from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.ports import ClusterAdmin, Door, LogRecord
 
 POLL_S_MAX: Final = 0.1  # a waiting desk looks up so often, for ctrl-C
+ABANDON_S: Final = 1.0  # a desk that is left alone looks up every POLL_S_MAX
 FLUSH_S: Final = 5.0  # what a desk that closes may wait for its last records
 
 Watcher = Callable[[Progress], None]
@@ -65,7 +67,7 @@ class Desk:
         self._world = World()
         self._ledger = Ledger(group)
         self._name = group
-        self._interrupted = False
+        self._interrupted = self._abandoned = False
         try:
             count = self.admin.partition_count(topic)
             if count is None:
@@ -147,18 +149,37 @@ class Desk:
     # --- driving
 
     def run(self, errand: Errand, watcher: Watcher | None = None, aim: Aim | None = None) -> None:
-        """Until the errand ends; raises its error. Ctrl-C makes it give up in order, a second one leaves it."""
-        try:
-            while not errand.ended:
-                self._turn(errand, watcher, aim)
-        except KeyboardInterrupt:
-            if self._interrupted:
-                raise
-            self._interrupted = True
-            errand.give_up(AdminGaveUp(self._name, "the operation", 0.0))
-            self.run(errand, watcher, aim)
+        """Until the errand ends; raises its error. Ctrl-C makes it give up in order, a second one leaves it.
+
+        It works in a thread of its own while the caller's waits: a KeyboardInterrupt comes between any two steps of
+        Python, and a record that was polled and not folded would be a gap.
+        """
+        failed: list[BaseException] = []
+        thread = threading.Thread(target=self._work, args=(errand, watcher, aim, failed), name="marshal-desk")
+        thread.daemon = True
+        thread.start()
+        while thread.is_alive():
+            try:
+                thread.join()
+            except KeyboardInterrupt:
+                if self._interrupted:
+                    self._abandoned = True
+                    thread.join(ABANDON_S)
+                    raise
+                self._interrupted = True
+        if failed:
+            raise failed[0]
         if errand.error is not None:
             raise errand.error
+
+    def _work(self, errand: Errand, watcher: Watcher | None, aim: Aim | None, failed: list[BaseException]) -> None:
+        try:
+            while not errand.ended and not self._abandoned:
+                if self._interrupted:
+                    errand.give_up(AdminGaveUp(self._name, "the operation", 0.0))  # the first reason counts
+                self._turn(errand, watcher, aim)
+        except BaseException as error:
+            failed.append(error)
 
     def _turn(self, errand: Errand, watcher: Watcher | None, aim: Aim | None) -> None:
         refused = self._log.refused()

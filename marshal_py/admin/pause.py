@@ -23,13 +23,18 @@ class Drain:
         self.evicted: list[int] = []
         self._begun = False
 
-    def empty(self, group: Group, now: Instant) -> bool:
-        """Whether nobody holds any of it. Call only in the own pause: nobody can claim there (F4.1)."""
-        held = holders(group, self.tps)
+    def _begin(self, group: Group) -> None:
+        """Who held what when the pause began; some are quick enough to have let go before the next tick."""
         if not self._begun:
             self._begun = True
-            for tp, session in sorted(held.items()):
+            self.held = holders(group, self.tps)
+            for tp, session in sorted(self.held.items()):
                 self.errand.tell("draining", name_of(group, session), tp, session)
+
+    def empty(self, group: Group, now: Instant) -> bool:
+        """Whether nobody holds any of it. Call only in the own pause: nobody can claim there (F4.1)."""
+        self._begin(group)
+        held = holders(group, self.tps)
         for tp, session in sorted(self.held.items()):
             if tp not in held:
                 self.released.append(tp)
@@ -39,10 +44,14 @@ class Drain:
         return not held
 
     def read(self, verdict: Verdict) -> None:
-        if isinstance(verdict.record, Evict) and verdict.accepted:
-            if verdict.record.session in self.held.values():
-                self.evicted.append(verdict.record.session)
-                self.errand.tell("evicted", verdict.record.by, session=verdict.record.session)
+        group, record = self.errand.scene.group, verdict.record
+        if group is None or not verdict.accepted:
+            return
+        if isinstance(record, ReleaseGroup) and record.duration_ms and self.errand.scene.author.wrote(record.by):
+            self._begin(group)
+        elif isinstance(record, Evict) and record.session in self.held.values():
+            self.evicted.append(record.session)
+            self.errand.tell("evicted", record.by, session=record.session)
 
     def names(self, group: Group | None) -> tuple[str, ...]:
         if group is None:

@@ -48,8 +48,8 @@ def explain(
         raise typer.BadParameter(f"{partition!r} is not TOPIC:PARTITION")
     with _history(group, bootstrap_servers, command_config, coordination_topic) as (world, records):
         found = history.explain(world, records, group, TopicPartition(topic, int(number)), cut, count)
-    if found.standing.version == NONE and not found.lines:
-        raise frame.CommandFailed(f"group {group!r} has no record about {partition} up to there")
+    if not found.known:
+        raise frame.CommandFailed(f"group {group!r} has no partition {partition} up to there")
     if as_json:
         frame.print_json({
             "group": group, "topic": topic, "partition": int(number), "at_offset": found.at_offset,

@@ -231,10 +231,14 @@ class Consumer:
     def _look_ahead(self) -> None:
         """D2: the next range is fetched and claimed while the user handles this one."""
         flow, loop = self._station.flow, self._loop
-        chunks = flow.pull(0.0) if flow.buffered() < LOOK_AHEAD * flow.options.prefetch_messages else []
-        with loop.lock:
-            flow.add(chunks)
-            self._station.ask_grants(loop.clock.now())
+        for _ in range(LOOK_AHEAD):
+            full = flow.buffered() >= LOOK_AHEAD * flow.options.prefetch_messages
+            chunks = [] if full else flow.pull(0.0)
+            with loop.lock:
+                flow.add(chunks)
+                self._station.ask_grants(loop.clock.now())
+            if not chunks:
+                return
 
     def next(self, expires_s: float = FETCH_EXPIRES_S) -> Message | None:
         """The next message, or None if none came within `expires_s`. Raises as `fetch`."""

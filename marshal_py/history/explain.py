@@ -79,7 +79,10 @@ class Standing(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """`at_offset`: of the last record that was looked at, whatever its group. `left_out`: older lines of the story."""
+    """`at_offset`: of the last record that was looked at, whatever its group. `left_out`: older lines of the story.
+
+    `known`: the group had the partition by then.
+    """
 
     group: str
     tp: TopicPartition
@@ -90,6 +93,7 @@ class Explanation(NamedTuple):
     deleted: bool
     lines: list[Line]
     left_out: int
+    known: bool
 
 
 def fold(world: World, records: Iterable[RawRecord], cut: Cut) -> Iterator[tuple[RawRecord, Verdict]]:
@@ -111,7 +115,8 @@ def explain(world: World, records: Iterable[RawRecord], name: str, tp: TopicPart
             story.read(world.groups.get(name), verdict, record.timestamp_ms)
     group = world.groups.get(name)
     paused, deleted = (group.paused, group.deleted) if group is not None else (False, False)
-    return Explanation(name, tp, at_offset, at_ms, story.standing, paused, deleted, story.lines, story.left_out)
+    known = group is not None and (tp in group.partitions or group.partition_exists(tp))
+    return Explanation(name, tp, at_offset, at_ms, story.standing, paused, deleted, story.lines, story.left_out, known)
 
 
 def standing_of(group: Group | None, tp: TopicPartition) -> Standing:

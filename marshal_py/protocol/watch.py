@@ -19,16 +19,25 @@ class Watch:
         self._pause: tuple[int, int, int] = (NONE, 0, 0)  # (pause_change, wait, credit_ms)
         self._free: dict[TopicPartition, tuple[int, int]] = {}  # partition -> (version, wait)
         self._shape = -1
+        self._waited_out: set[int] = set()
+        self._nearest_ms = self.clock.step_ms_max  # until the next session is waited out, a step at most
 
     def refresh(self, group: Group, now: Instant, proven: bool) -> None:
         """Ends a step and looks at the world: what changed begins a new wait."""
         self.clock.advance(now, proven)
         counted = self.clock.counted_ms
-        waits = self._sessions
+        floor, waits = self.clock.floor_ms, self._sessions
+        self._waited_out.clear()
+        self._nearest_ms = self.clock.step_ms_max
         for session in group.sessions.values():
             known = waits.get(session.id)
             if known is None or known[0] != session.extended:
-                waits[session.id] = (session.extended, counted)
+                known = waits[session.id] = (session.extended, counted)
+            left_ms = EVICT_INTERVALS * session.join.interval_ms - (counted - max(known[1], floor) - 1)
+            if left_ms <= 0:
+                self._waited_out.add(session.id)
+            elif left_ms < self._nearest_ms:
+                self._nearest_ms = left_ms
         if len(waits) > len(group.sessions):
             for gone in waits.keys() - group.sessions.keys():
                 del waits[gone]
@@ -62,15 +71,8 @@ class Watch:
         return 0 if known is None else self.clock.waited_ms(known[1])
 
     def waited_out(self, group: Group) -> set[int]:
-        """Sessions that this client has waited out: twice their interval (T4)."""
-        counted, floor = self.clock.counted_ms, self.clock.floor_ms
-        waits = self._sessions
-        return {
-            session.id
-            for session in group.sessions.values()
-            if session.id in waits
-            and counted - max(waits[session.id][1], floor) > EVICT_INTERVALS * session.join.interval_ms
-        }
+        """Sessions that this client has waited out as of the last refresh: twice their interval (T4)."""
+        return {session for session in self._waited_out if session in group.sessions}
 
     def pause_waited_ms(self) -> int:
         """How long this client, or one that it read (T5), has waited on the running pause."""
@@ -83,12 +85,4 @@ class Watch:
 
     def deadline_ms(self, group: Group, now: Instant, own_session: int) -> int:
         """Monotonic ms of the next moment at which a wait may become due, or its step must end (T2)."""
-        nearest = self.clock.step_ms_max
-        counted, floor = self.clock.counted_ms, self.clock.floor_ms
-        for session in group.sessions.values():
-            wait = self._sessions.get(session.id)
-            if wait is not None and session.id != own_session:
-                left = EVICT_INTERVALS * session.join.interval_ms - (counted - max(wait[1], floor) - 1)
-                if 0 < left < nearest:
-                    nearest = left
-        return now.mono_ms + nearest
+        return now.mono_ms + self._nearest_ms

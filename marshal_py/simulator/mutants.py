@@ -197,16 +197,15 @@ def _d8() -> list[Patch]:
     return [(Member, "open_ms", open_ms)]
 
 
-def _bias(*kinds: str, mode: int | None = None, clients: int | None = 3) -> Options:
-    return Options(clients=clients, partitions=3, interval_ms=2_000, mode=mode, kinds=frozenset(kinds))
+def _bias(*kinds: str, mode: int | None = None, clients: int = 3, rate: int | None = None) -> Options:
+    return Options(clients=clients, partitions=3, interval_ms=2_000, mode=mode, kinds=frozenset(kinds), rate=rate)
 
 
 _MEMBER: Final = (
     Mutant("X2", "the lease counts from the read-back", _x2, _bias("lag", "delay", "stop")),
     Mutant("X4", "a heartbeat that extends nothing renews the lease", _x4, _bias("admin", "slow_handler")),
-    Mutant("X5", "delivery goes on until the Release is read", _x5,
-           _bias("arrive", "leave", "partial_read", "slow_handler")),  # fmt: skip
-    Mutant("X23", "a Leave does not stop delivery first", _x23, _bias("leave", "lag", "arrive", clients=2)),
+    Mutant("X5", "delivers until a Release is read", _x5, _bias("arrive", "leave", "partial_read", rate=99)),
+    Mutant("X23", "a Leave stops nothing first", _x23, _bias("leave", "lag", "partial_read", "arrive", rate=99)),
     Mutant("X24", "evicted after one interval, fenced after two", _x24, _bias("lag", "delay", "stop")),
     Mutant("X25", "a second Join has the same instance id", _x25, _bias("drop", "duplicate", "delay", "lag")),
     Mutant("X27", "entries against what was last sent", _x27, _bias("drop", "crash", mode=AT_LEAST_ONCE)),

@@ -25,6 +25,7 @@ class Options(NamedTuple):
     mode: int | None = None
     kinds: frozenset[str] | None = None  # of faults
     intervals: int | None = None  # length of the safety phase
+    rate: int | None = None  # productions per interval
     calm: bool = False  # no faults, few messages, nobody killed: for measuring
     audit: bool = True
 
@@ -72,7 +73,7 @@ def draw(rng: Random, options: Options) -> Scenario:
     if not options.calm and clients > 2 and rng.random() < 0.25:
         other = AT_LEAST_ONCE + AT_MOST_ONCE - first_mode if options.mode is None else first_mode
         groups.append(GroupPlan("audit", other, TOPICS[: 1 + int(rng.random() * 2)], "balanced"))
-    per_interval = 2 + int(rng.random() * 10)
+    per_interval = options.rate or 2 + int(rng.random() * 10)
     produce_gap_ms = interval_ms if options.calm else interval_ms // per_interval
     return Scenario(
         groups=tuple(groups),

@@ -1,0 +1,354 @@
+"""The front and the commands over an embedded broker, with real consumers at work in threads and processes.
+
+What needs a look-up by time or a kill is in tests/kafka/test_admin.py.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+import marshal_py
+from marshal_py.admin.author import Author
+from marshal_py.admin.errand import Progress
+from marshal_py.admin.group import Group
+from marshal_py.errors import (
+    AdminBusy,
+    CoordinationTopicMissing,
+    GroupDeleted,
+    GroupMissing,
+    InvalidOption,
+    MembersAlive,
+    PositionOutOfRange,
+    UnsupportedPlatform,
+)
+from marshal_py.transport.embedded import Broker
+from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.memory import MemoryBroker
+from tests.cli.shell import DEADLINE_S, Shell, wait_until
+
+PARTITIONS = 4
+EACH = 25
+QUIET = {"log_level": 0}
+
+
+class Worker:
+    """A consumer in a thread that counts what it is handed."""
+
+    def __init__(self, door: Any, name: str, group: str, topic: str, seen: Counter[tuple[int, int]],
+                 lost: list[str], **options: Any) -> None:  # fmt: skip
+        self.error: BaseException | None = None
+        self.consumer: marshal_py.Consumer | None = None
+        self._arguments = (door, name, group, topic, seen, lost, options)
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        door, name, group, topic, seen, lost, options = self._arguments
+        try:
+            with (
+                marshal_py.connect(door, client_id=name) as marshal,
+                marshal.consumer(group, [topic], start="earliest", heartbeat_interval_s=1.0,
+                                 on_lost=lambda _, reason: lost.append(reason), **options) as consumer,
+            ):  # fmt: skip
+                self.consumer = consumer
+                for message in consumer:
+                    seen[message.partition, message.offset] += 1
+                    message.ack()
+        except marshal_py.MarshalError as error:
+            self.error = error
+
+    def stop(self) -> None:
+        if self.consumer is not None:
+            self.consumer.request_stop()
+        self.thread.join(DEADLINE_S)
+
+
+class Scene:
+    def __init__(self, door: Any, topic: str, **options: Any) -> None:
+        self.group, self.topic = f"g-{uuid.uuid4().hex[:8]}", topic
+        self.seen: Counter[tuple[int, int]] = Counter()
+        self.lost: list[str] = []
+        self.workers = [Worker(door, f"{self.group}-{n}", self.group, topic, self.seen, self.lost, **options)
+                        for n in "ab"]  # fmt: skip
+
+    def await_total(self, count: int) -> None:
+        wait_until(lambda: self.seen.total() >= count, f"{count} deliveries")
+
+    def stop(self) -> None:
+        for worker in self.workers:
+            worker.stop()
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with Broker(topics={"__marshal": 4, "orders": PARTITIONS, "bare": 1}) as running:
+        producer = Producer({"bootstrap.servers": running.bootstrap_servers})
+        for number in range(PARTITIONS * EACH):
+            producer.produce("orders", b"%d" % number, partition=number % PARTITIONS)
+        assert producer.flush(DEADLINE_S) == 0
+        yield running
+
+
+@pytest.fixture
+def servers(broker: Broker) -> dict[str, Any]:
+    return {"bootstrap.servers": broker.bootstrap_servers, **QUIET}
+
+
+@pytest.fixture
+def shell(broker: Broker) -> Shell:
+    return Shell(broker.bootstrap_servers)
+
+
+@contextmanager
+def at_work(door: Any, **options: Any) -> Iterator[Scene]:
+    """Two consumers that have seen everything and own everything."""
+    scene = Scene(door, "orders", **options)
+    try:
+        scene.await_total(PARTITIONS * EACH)
+        yield scene
+    finally:
+        scene.stop()
+
+
+def front(servers: dict[str, Any], group: str, user: str = "alice") -> Group:
+    author = Author.of(user, "desk", "test", uuid.uuid4().bytes[:4])
+    return Group(KafkaDoor(servers, DEADLINE_S), group, "__marshal", author=author)
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+def test_a_live_group_is_moved_and_sees_everything_again(servers: dict[str, Any], delivery: str) -> None:
+    with at_work(servers, delivery=delivery) as scene, marshal_py.connect(servers) as marshal:
+        group = marshal_py.group(marshal, scene.group)
+        told: list[Progress] = []
+        moved = group.set_position("orders", "earliest", watcher=told.append)
+        assert [(row.partition, row.target) for row in moved.rows] == [(p, 0) for p in range(PARTITIONS)]
+        assert {row.owner for row in moved.rows} <= {f"{scene.group}-a", f"{scene.group}-b"}
+        assert told[-1].kind == "moved"
+        scene.await_total(2 * PARTITIONS * EACH)
+        assert set(scene.seen.values()) == {2}
+        assert scene.lost.count("paused") == PARTITIONS
+        assert len(group.members()) == 2, "they stayed"
+        shifted = group.set_position(["orders:1"], shift_by=-5)
+        assert [(row.position, row.target, row.repeated) for row in shifted.rows] == [(EACH, EACH - 5, 5)]
+        scene.await_total(2 * PARTITIONS * EACH + 5)
+        assert all(worker.error is None for worker in scene.workers)
+
+
+def test_a_pause_and_its_rights(servers: dict[str, Any]) -> None:
+    with at_work(servers) as scene:
+        alice, bob = front(servers, scene.group), front(servers, scene.group, "bob")
+        paused = alice.pause(60, "lunch")
+        assert len(paused.released) == PARTITIONS
+        assert alice.info()["owned"] == 0
+        for refused in (bob.resume, bob.pause, lambda: bob.set_position("orders", 0)):
+            with pytest.raises(AdminBusy, match=r"alice@desk test run \w+ \(lunch\), about \d+ s left"):
+                refused()  # type: ignore[operator]
+        again = front(servers, scene.group).set_position("orders", 0, stay_paused=True)
+        assert again.token > paused.token
+        assert bob.resume(token=again.token)
+        assert not bob.resume()
+        scene.await_total(2 * PARTITIONS * EACH)
+
+
+def test_what_is_refused_writes_nothing(servers: dict[str, Any]) -> None:
+    with at_work(servers) as scene:
+        group = front(servers, scene.group)
+        before = group.info()
+        with pytest.raises(PositionOutOfRange, match=f"valid are 0 to {EACH}"):
+            group.set_position("orders", EACH + 1)
+        with pytest.raises(GroupMissing, match="never consumed topic 'bare'"):
+            group.set_position("bare", 0)
+        with pytest.raises(GroupMissing, match="knows 4 partitions"):
+            group.set_position("orders:4", 0)
+        with pytest.raises(UnsupportedPlatform, match="a position by time does not work on the embedded broker"):
+            group.set_position("orders", "2024-01-01")
+        with pytest.raises(InvalidOption):
+            group.set_position("orders", "earliest", shift_by=1)
+        with pytest.raises(InvalidOption):
+            group.pause(100_000)
+        with pytest.raises(MembersAlive):
+            group.delete()
+        with pytest.raises(MembersAlive):
+            group.evict(before["members"][0]["session"])
+        assert group.info()["pause"] is None
+        assert [m["session"] for m in group.members()] == [m["session"] for m in before["members"]]
+
+
+def test_a_group_that_was_deleted_ends_its_past_and_its_consumers(servers: dict[str, Any]) -> None:
+    with at_work(servers) as scene:
+        pass
+    group = front(servers, scene.group)
+    assert group.positions()
+    assert group.delete()
+    assert not group.delete()
+    assert group.positions() == {}
+    with pytest.raises(GroupDeleted), marshal_py.connect(servers) as marshal:
+        marshal.consumer(scene.group, ["orders"])
+
+
+def test_a_group_or_a_topic_that_is_not_there(servers: dict[str, Any]) -> None:
+    with pytest.raises(GroupMissing, match="has never been used"):
+        front(servers, "nobody").info()
+    with pytest.raises(CoordinationTopicMissing, match="an admin creates nothing"):
+        Group(KafkaDoor(servers, DEADLINE_S), "g", "elsewhere").pause()
+    with pytest.raises(GroupMissing, match="no consumer has run with topic 'bare'"):
+        Group(KafkaDoor(servers, DEADLINE_S), "g", "bare").pause()
+
+
+def test_the_same_over_the_memory_transport() -> None:
+    broker = MemoryBroker()
+    broker.create_topic("orders", PARTITIONS)
+    for number in range(PARTITIONS * EACH):
+        broker.produce("orders", number % PARTITIONS, b"x", timestamp_ms=1_000 * number)
+    with at_work(broker.door()) as scene, marshal_py.connect(broker.door()) as marshal:
+        group = marshal_py.group(marshal, scene.group)
+        when = "1970-01-01T00:00:40Z"
+        moved = group.set_position("orders", when)
+        assert [row.target for row in moved.rows] == [10] * PARTITIONS
+        scene.await_total(PARTITIONS * (EACH + EACH - 10))
+
+
+# --- the commands
+
+
+def test_the_commands_do_what_they_say(servers: dict[str, Any], shell: Shell, tmp_path: Path) -> None:
+    with at_work(servers) as scene:
+        group = scene.group
+        preview = shell.run("set-position", group, "orders", "--to", "latest-5", "--dry-run")
+        assert preview.exit_code == 0
+        assert "orders:3" in preview.stdout
+        released = shell.json("release", group, "--for", "60s", "--reason", "test", "--yes")
+        assert sorted(released["released"]) == [f"orders:{p}" for p in range(PARTITIONS)]
+        moved = shell.json("set-position", group, "orders", "--to", "earliest", "--yes")
+        assert moved["outcome"] == "moved"
+        scene.await_total(2 * PARTITIONS * EACH)
+        story = shell.json("explain", group, "orders:0")
+        (record,) = [one for one in story["records"] if one["type"] == "SetPosition"]
+        assert record["offset"] == moved["offset"]
+        told = shell.run("explain", group, "orders:0")
+        assert "positions move" in told.stdout
+        assert "of group" in told.stdout.splitlines()[0]
+        difference = shell.json("diff", group, "--at", "0", "--at", str(moved["offset"]))
+        assert "SetPosition accepted" in difference["records"]
+        assert shell.run("diff", group, "--at", "0", "--at", str(moved["offset"])).exit_code == 0
+
+        file = tmp_path / "back.csv"
+        file.write_text("orders,0,3\norders,2,4\n", encoding="utf-8")
+        rows = shell.json("set-position", group, "--to", str(file), "--yes")["partitions"]
+        assert [(row["partition"], row["target"]) for row in rows] == [(0, 3), (2, 4)]
+        scene.await_total(2 * PARTITIONS * EACH + (EACH - 3) + (EACH - 4))
+
+        assert {m["client_id"] for m in shell.json("members", "ls", group)} == {f"{group}-a", f"{group}-b"}
+        assert shell.json("members", "step-down", group, f"{group}-a")["mark"] > 0
+        assert shell.json("members", "ls", group)[-1]["client_id"] == f"{group}-a"
+        assert "yes" in shell.run("members", "ls", group).stdout
+        assert group in [one["group"] for one in shell.json("groups", "ls")]
+        assert shell.json("groups", "info", group)["topics"] == {"orders": PARTITIONS}
+        assert group in shell.run("groups", "ls").stdout
+        assert "position: orders:0" in shell.run("groups", "info", group).stdout
+        exported = shell.run("groups", "info", group, "--csv").stdout
+        assert [line.split(",")[:2] for line in exported.splitlines()] == [["orders", str(p)] for p in range(PARTITIONS)]
+    assert shell.json("groups", "rm", group, "--yes")["deleted"]
+    assert group not in [one["group"] for one in shell.json("groups", "ls")]
+    assert group in [one["group"] for one in shell.json("groups", "ls", "--deleted")]
+
+
+def test_a_refusal_is_one_line_and_exit_code_1(servers: dict[str, Any], shell: Shell) -> None:
+    with at_work(servers) as scene:
+        group = scene.group
+        front(servers, group, "bob").pause(60, "mine")
+        busy = shell.run("set-position", group, "orders", "--to", "0", "--yes", "--json")
+        assert busy.exit_code == 1
+        assert json.loads(busy.stdout)["outcome"] == "not_moved"
+        (line,) = busy.stderr.splitlines()
+        assert "bob@desk" in line
+        for arguments in (
+            ("release", group, "--yes"),
+            ("resume", group),
+            ("resume", group, "--token", "1"),
+            ("groups", "rm", group, "--yes"),
+            ("evict", group, "nobody", "--yes"),
+            ("members", "step-down", group, "nobody"),
+            ("explain", group, "orders:77"),
+            ("explain", "nobody", "orders:0"),
+            ("groups", "info", "nobody"),
+            ("set-position", group, "orders", "--to", "1000000", "--yes"),
+            ("set-position", group, "orders", "--to", "2024-01-01", "--yes"),
+        ):
+            refused = shell.run(*arguments)
+            assert refused.exit_code == 1, (arguments, refused.output)
+            assert len(refused.stderr.splitlines()) == 1, refused.stderr
+        assert shell.json("release", group, "--take-over", "--yes")["token"] > 0
+        assert shell.json("resume", group)["resumed"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("release", "g", "--for", "soon"),
+        ("release", "g", "--for", "25h"),
+        ("release", "g", "--for", "0s"),
+        ("set-position", "g", "orders"),
+        ("set-position", "g", "--to", "0"),
+        ("set-position", "g", "orders", "--to", "0", "--shift-by", "1"),
+        ("set-position", "g", "orders", "--to", "sometime"),
+        ("set-position", "g", "--to", "missing.csv"),
+        ("explain", "g", "orders"),
+        ("explain", "g", "orders:0", "--at", "noon"),
+        ("explain", "g", "orders:0", "--at", "17"),
+        ("explain", "g", "orders:0", "--at", "2024-01-01", "--offset", "1"),
+        ("diff", "g", "--at", "1"),
+        ("diff", "g", "--at", "1", "--at", "never"),
+        ("members",),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(shell: Shell, arguments: tuple[str, ...]) -> None:
+    assert shell.run(*arguments).exit_code == 2
+
+
+def test_a_destructive_command_asks(servers: dict[str, Any], shell: Shell) -> None:
+    with at_work(servers) as scene:
+        group = scene.group
+        for arguments in (
+            ("release", group),
+            ("set-position", group, "orders", "--to", "0"),
+            ("groups", "rm", group),
+            ("evict", group, f"{group}-a"),
+        ):
+            declined = shell.run(*arguments, stdin=b"n\n")
+            assert declined.exit_code == 1, arguments
+            assert "[y/N]" in declined.stderr
+        info = shell.json("groups", "info", group)
+        assert (info["pause"], info["sessions"], info["owned"]) == (None, 2, PARTITIONS)
+        once = shell.run("release", group, "--take-over", stdin=b"y\ny\nn\n")
+        assert once.exit_code == 1, "taking over asks a second time"
+        assert shell.json("groups", "info", group)["pause"] is None
+        agreed = shell.run("release", group, stdin=b"y\n")
+        assert agreed.exit_code == 0
+        assert "is paused for" in agreed.stdout
+        assert "orders:0 is free" in agreed.stderr
+        assert shell.run("resume", group).exit_code == 0
+
+
+def test_a_held_pause_ends_with_ctrl_c(servers: dict[str, Any], shell: Shell) -> None:
+    with at_work(servers) as scene:
+        holder = shell.start("release", scene.group, "--hold", "--yes", "--json")
+        assert holder.stdout is not None
+        assert json.loads(holder.stdout.readline())["event"] == "drained"
+        assert shell.json("groups", "info", scene.group)["pause"] is not None
+        holder.send_signal(signal.SIGINT)
+        out, trouble = holder.communicate(timeout=DEADLINE_S)
+        assert holder.returncode == 0, trouble
+        assert json.loads(out)["held"] is True
+        assert shell.json("groups", "info", scene.group)["pause"] is None
