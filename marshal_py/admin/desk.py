@@ -178,6 +178,8 @@ class Desk:
                 if self._interrupted:
                     errand.give_up(AdminGaveUp(self._name, "the operation", 0.0))  # the first reason counts
                 self._turn(errand, watcher, aim)
+        except MarshalError as error:
+            errand.end(error)  # the log cannot be read on: what is true now, the errand knows (M8)
         except BaseException as error:
             failed.append(error)
 

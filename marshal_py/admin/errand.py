@@ -104,6 +104,10 @@ class Errand:
     def read(self, verdict: Verdict, now: Instant) -> None:
         """A record of the group was folded."""
 
+    def waits(self) -> bool:
+        """Whether it may have to wait somebody out, so that its waits must be proven by probes (T2)."""
+        return True
+
     def aimed(self, positions: Mapping[TopicPartition, int]) -> None:
         """The driver has looked up what Step.aim asked for."""
 
@@ -131,7 +135,7 @@ class Errand:
                 self.act(group, now)
             if self.giving_up is not None and not self.ended:
                 self._finish(group, now)
-        if not self.ended and (self._probe_ms is None or now.mono_ms - self._probe_ms >= THIRD_MS):
+        if not self.ended and self.waits() and (self._probe_ms is None or now.mono_ms - self._probe_ms >= THIRD_MS):
             self._probe_ms = now.mono_ms
             step.send.append(Note(NONE, PROBE, text=self.pulse.new_probe(now)))
         step.ended = self.ended

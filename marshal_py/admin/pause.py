@@ -80,6 +80,10 @@ class PausePlan(Errand):
     def read(self, verdict: Verdict, now: Instant) -> None:
         self.drain.read(verdict)
 
+    def waits(self) -> bool:
+        """A pause that is kept for hours leaves renewals in the log, no probes."""
+        return not self.drained
+
     def act(self, group: Group, now: Instant) -> None:
         if not self.hold.seize(group, now) or not self.drain.empty(group, now):
             return

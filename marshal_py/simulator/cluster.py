@@ -14,6 +14,8 @@ from random import Random
 from struct import Struct as Pack
 from typing import Any
 
+from msgspec.structs import replace
+
 from marshal_py.protocol import codec
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.ready import MemberOptions
@@ -132,11 +134,12 @@ class Cluster:
         member = client.member
         error = "stopped" if member is None or member.error is None else type(member.error).__name__
         self.endings[error] = self.endings.get(error, 0) + 1
-        if error in ("SessionCloned", "DuplicateClientId") and client.twin_of < 0:
+        if error == "SessionCloned" and client.twin_of < 0:
             self.at(self.scenario.interval_ms, None, self._start_anew, client)
 
     def _start_anew(self, old: Client) -> None:
-        self.add_client(old.group, old.options, old.clock)
+        # Two processes that both claim the other to be dead would displace each other for ever: the operator's fault.
+        self.add_client(old.group, replace(old.options, fast_reclaim=False), old.clock)
 
     # --- the world outside of the processes
 

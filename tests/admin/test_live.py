@@ -6,6 +6,7 @@ What needs a look-up by time or a kill is in tests/kafka/test_admin.py.
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import threading
 import uuid
@@ -22,6 +23,7 @@ import marshal_py
 from marshal_py.admin.author import Author
 from marshal_py.admin.errand import Progress
 from marshal_py.admin.group import Group
+from marshal_py.cli import explain, groups, members, position, release
 from marshal_py.errors import (
     AdminBusy,
     CoordinationTopicMissing,
@@ -258,7 +260,7 @@ def test_the_commands_do_what_they_say(servers: dict[str, Any], shell: Shell, tm
         assert group in shell.run("groups", "ls").stdout
         assert "position: orders:0" in shell.run("groups", "info", group).stdout
         exported = shell.run("groups", "info", group, "--csv").stdout
-        assert [line.split(",")[:2] for line in exported.splitlines()] == [["orders", str(p)] for p in range(PARTITIONS)]
+        assert [line.rsplit(",", 1)[0] for line in exported.splitlines()] == [f"orders,{p}" for p in range(PARTITIONS)]
     assert shell.json("groups", "rm", group, "--yes")["deleted"]
     assert group not in [one["group"] for one in shell.json("groups", "ls")]
     assert group in [one["group"] for one in shell.json("groups", "ls", "--deleted")]
@@ -339,6 +341,25 @@ def test_a_destructive_command_asks(servers: dict[str, Any], shell: Shell) -> No
         assert "is paused for" in agreed.stdout
         assert "orders:0 is free" in agreed.stderr
         assert shell.run("resume", group).exit_code == 0
+
+
+EXAMPLES = [release.EXAMPLE, release.RESUME_EXAMPLE, position.EXAMPLE, explain.EXAMPLE, explain.DIFF_EXAMPLE,
+            groups.LS_EXAMPLE, groups.INFO_EXAMPLE, members.LS_EXAMPLE, members.STEP_DOWN_EXAMPLE]  # fmt: skip
+
+
+def test_every_example_of_a_help_text_runs(servers: dict[str, Any], shell: Shell) -> None:
+    with at_work(servers) as scene:
+        for example in EXAMPLES:
+            words = shlex.split(example.splitlines()[-1])[1:]
+            names = {"billing": scene.group, "worker-1": f"{scene.group}-a"}
+            done = shell.run(*[names.get(word, word) for word in words])
+            assert done.exit_code == 0, (words, done.output)
+    rm = shlex.split(groups.RM_EXAMPLE.splitlines()[-1])[1:]
+    assert shell.run(*[scene.group if word == "billing" else word for word in rm]).exit_code == 0
+    for example in [*EXAMPLES, groups.RM_EXAMPLE, members.EVICT_EXAMPLE]:
+        words = example.splitlines()[-1].split()[1:]
+        command = words[:2] if words[0] in ("groups", "members") else words[:1]
+        assert example.splitlines()[-1].strip() in shell.run(*command, "--help").stdout
 
 
 def test_a_held_pause_ends_with_ctrl_c(servers: dict[str, Any], shell: Shell) -> None:

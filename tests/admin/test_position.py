@@ -17,7 +17,7 @@ from marshal_py.admin.ledger import Ledger
 from marshal_py.admin.pause import PausePlan
 from marshal_py.admin.position import MOVED, NOT_MOVED, UNKNOWN, PositionPlan
 from marshal_py.admin.preview import preview
-from marshal_py.errors import AdminBusy, GroupMissing, InvalidRecord, PositionNotMoved, PositionUnknown
+from marshal_py.errors import AdminBusy, GroupMissing, InvalidRecord, LogGap, PositionNotMoved, PositionUnknown
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import ReleaseGroup, ReleasingPartition, SetPosition, Topology
 from tests.admin.theatre import NEVER, Tool, finish, hire, play_copies
@@ -222,6 +222,16 @@ def test_a_tool_that_cannot_read_says_unknown() -> None:
     assert isinstance(plan.error, PositionUnknown)
     assert plan.error.command == f"marshal explain {GROUP} orders:0"
     assert positions(stage) == WANTED
+
+
+@pytest.mark.parametrize(("sent", "error"), [(False, PositionNotMoved), (True, PositionUnknown)])
+def test_a_log_that_breaks_leaves_no_lie_behind(sent: bool, error: type[Exception]) -> None:
+    """M8: also when the log itself cannot be read on, it says what is true: nothing sent, nothing moved."""
+    stage, _ = company()
+    tool = move(stage)
+    stage.run_until(lambda: any(isinstance(r, SetPosition if sent else ReleaseGroup) for r in tool.records))
+    tool.errand.end(LogGap(0, 10, 12))
+    assert type(plan_of(tool).error) is error
 
 
 def test_a_tool_that_never_sent_the_move_knows_that_nothing_moved() -> None:

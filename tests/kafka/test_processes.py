@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]  # re-exported, unnamed
 from confluent_kafka.cimpl import NewTopic
 
@@ -23,7 +23,7 @@ from marshal_py.simulator.oracle import Oracle
 from tests.support.evidence import Record
 from tests.support.judge import Judgement
 from tests.support.kafka import Cluster, TopicFactory, wait_until
-from tests.support.recorder import delete_records, plain_consumer
+from tests.support.recorder import bounds, delete_records, plain_consumer
 from tests.support.troupe import DEADLINE_S, Troupe
 
 ADMIN_TIMEOUT_S = 30.0
@@ -32,6 +32,9 @@ MIXED_TAKEOVERS = 55  # what the long run goes on for: more than the 20 and 1,00
 MIXED_DELIVERIES = 15_000
 
 MakeTroupe = Callable[..., Troupe]
+
+# Every wait inside has a deadline of its own and says what was missing; this is only the last resort.
+pytestmark = pytest.mark.timeout(4 * DEADLINE_S)
 
 
 @pytest.fixture
@@ -196,10 +199,8 @@ def accepted_in(cluster: Cluster, topic: str) -> list[str]:
     consumer = plain_consumer(cluster.bootstrap)
     found: list[str] = []
     try:
-        from confluent_kafka import TopicPartition
-
         for log in range(2):
-            low, high = consumer.get_watermark_offsets(TopicPartition(topic, log), ADMIN_TIMEOUT_S)
+            low, high = bounds(consumer, topic, log)
             oracle = Oracle()
             if low == high:
                 continue

@@ -19,7 +19,7 @@ from marshal_py.simulator.run import Result, simulate
 from marshal_py.simulator.scenario import Options
 from tests.support import wire
 
-SEEDS = range(120)
+SEEDS = range(100)
 INTERVAL = 2_000
 GROUP = "billing"
 JOIN, HEARTBEAT, LEAVE, EVICT, CLAIM, RELEASE, GRANT, PAUSE, MOVE, TOPOLOGY = range(1, 11)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -17,9 +18,12 @@ from marshal_py.simulator.oracle import Oracle, OracleStop
 from marshal_py.simulator.oracle_state import Group
 from tests.support.evidence import Record
 
+Answer = TypeVar("Answer")
+
 POLL_S = 0.1
 DRAIN_MAX = 2_000
-ASK_TIMEOUT_S = 10.0
+ASK_TIMEOUT_S = 10.0  # one question; a broker that has just come back may leave it without an answer
+ASKING_S = 60.0  # the same question again and again
 
 
 def plain_consumer(bootstrap: str) -> Consumer:
@@ -28,6 +32,24 @@ def plain_consumer(bootstrap: str) -> Consumer:
         "auto.offset.reset": "error", "isolation.level": "read_uncommitted", "reconnect.backoff.max.ms": 500,
         "fetch.error.backoff.ms": 50, "fetch.wait.max.ms": 100, "log_level": 2,
     })  # fmt: skip
+
+
+def asked(question: Callable[[], Answer]) -> Answer:
+    """The answer to a question to Kafka, asked until there is one."""
+    deadline = time.monotonic() + ASKING_S
+    while True:
+        try:
+            return question()
+        except KafkaException:
+            if time.monotonic() > deadline:
+                raise
+
+
+def bounds(consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
+    """Where a partition begins and ends."""
+    place = TopicPartition(topic, partition)
+    low, high = asked(lambda: consumer.get_watermark_offsets(place, ASK_TIMEOUT_S))
+    return int(low), int(high)
 
 
 class Recorder:
@@ -60,8 +82,7 @@ class Recorder:
         """Asks Kafka where the logs end now; the answer says whether they have been read up to there."""
         consumer = plain_consumer(self._bootstrap)
         try:
-            wanted = {log: consumer.get_watermark_offsets(TopicPartition(self.topic, log), ASK_TIMEOUT_S)[1]
-                      for log in list(self.logs)}  # fmt: skip
+            wanted = {log: bounds(consumer, self.topic, log)[1] for log in list(self.logs)}
         finally:
             consumer.close()
         return lambda: all(self.ends()[log] >= end for log, end in wanted.items())
@@ -159,8 +180,9 @@ def contents(bootstrap: str, topic: str) -> dict[tuple[str, int], list[int]]:
     found: dict[tuple[str, int], list[int]] = {}
     try:
         ends: dict[int, int] = {}
-        for number in consumer.list_topics(topic, timeout=ASK_TIMEOUT_S).topics[topic].partitions:
-            low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), ASK_TIMEOUT_S)
+        described = asked(lambda: consumer.list_topics(topic, timeout=ASK_TIMEOUT_S))
+        for number in described.topics[topic].partitions:
+            low, high = bounds(consumer, topic, number)
             found[topic, number] = []
             if low < high:
                 ends[number] = high
