@@ -101,8 +101,9 @@ class Reserved:
         buffer, head, delivered, until_ns = self._buffer, self._head, self._delivered, self._until_ns
         claim, fetched, messages = delivered.claim, buffer.fetched, head.messages
         run.deliver(0, self._mono_ms)
-        for at in range(head.at, len(messages)):
-            if head.at != at or not fetched or fetched[0] is not head or buffer.paused_by_user:
+        last = len(messages) - 1
+        for at in range(head.at, last + 1):
+            if head.at != at or buffer.paused_by_user:
                 return  # a fetch inside the iteration has taken some, or the user has paused the partition
             index = run.delivered
             run.delivered = index + 1
@@ -110,8 +111,7 @@ class Reserved:
                 run.delivered = index
                 return
             head.at = at + 1
-            buffer.size -= 1
-            if at + 1 == len(messages):
+            if at == last:
                 fetched.popleft()
             yield Message(messages[at], delivered, index)
 
@@ -131,7 +131,6 @@ class Reserved:
                     return
                 tracker.deliver(offset, self._mono_ms)
                 head.at += 1
-                buffer.size -= 1
                 if head.at == len(head.messages):
                     fetched.popleft()
             yield Message(raw, delivered, 0)
@@ -140,16 +139,20 @@ class Reserved:
 class Buffer:
     """Messages of one partition that were fetched and not handed over."""
 
-    __slots__ = ("claim", "fetched", "held_back", "next_offset", "paused_by_user", "size", "tp")
+    __slots__ = ("claim", "fetched", "held_back", "next_offset", "paused_by_user", "tp")
 
     def __init__(self, tp: TopicPartition, position: int) -> None:
         self.tp = tp
         self.claim: Claim | None = None  # None while warming
         self.fetched: deque[Fetched] = deque()
-        self.size = 0
         self.next_offset = position  # where fetching goes on
         self.held_back = False  # the source is told not to fetch it: full, or paused by the user
         self.paused_by_user = False
+
+    @property
+    def size(self) -> int:
+        """Messages that are here and not handed over."""
+        return sum(len(part.messages) - part.at for part in self.fetched)
 
     def open(self, claim: Claim, position: int) -> None:
         """The partition is ours: what was fetched ahead becomes deliverable from `position` on."""
@@ -159,7 +162,6 @@ class Buffer:
                 part.at += 1
             part.messages, part.at = part.messages[part.at :], 0
         self.fetched = deque(part for part in self.fetched if part.messages)
-        self.size = sum(len(part.messages) for part in self.fetched)
         if isinstance(claim.tracker, AtLeastOnce):
             for part in self.fetched:
                 part.run = claim.tracker.add(offsets_of(part.messages))
@@ -190,7 +192,6 @@ class Buffer:
         if self.claim is not None and isinstance(self.claim.tracker, AtLeastOnce):
             part.run = self.claim.tracker.add(offsets_of(messages))
         self.fetched.append(part)
-        self.size += len(messages)
         self.next_offset = (messages[-1].offset() or 0) + 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
@@ -250,19 +251,24 @@ class Consumer:
 
         Raises what ended the consumer. Leaving the loop leaves the consumer running.
         """
+        # Chained in C: a generator that delegates to others would be entered once more per message.
+        return chain.from_iterable(self._runs())
+
+    def _runs(self) -> Iterator[Iterator[Message]]:
+        """The iteration in pieces: what was reserved at once."""
         self._enter("iteration")
         if self._iterating:
             raise ConcurrentUse("iteration")
         self._iterating = True
         try:
-            yield from self._messages()
+            yield from self._reservations()
         finally:
             self._iterating = False
             self._user = None
             if self._draining:
                 self._finish_drain()
 
-    def _messages(self) -> Iterator[Message]:
+    def _reservations(self) -> Iterator[Iterator[Message]]:
         flow, loop = self._station.flow, self._loop
         lock, now, boot_ns = loop.lock, loop.clock.now, loop.clock.boot_ns
         while not self._stop_requested and not self._closed_because:
@@ -274,7 +280,7 @@ class Consumer:
                 if flow.at_most_once:
                     self._station.ask_grants(now())
             if reserved is not None:
-                yield from reserved.messages(boot_ns)
+                yield reserved.messages(boot_ns)
                 continue
             if self._draining:
                 if not (flow.at_most_once and self._asks_grants()) or time.monotonic() >= self._drain_until:

@@ -221,7 +221,6 @@ class Flow:
             claim.tracker.deliver(raw[-1].offset() or 0, now.mono_ms)
         delivered = Delivered(self, claim, head.run)
         head.at += count
-        buffer.size -= count
         if head.at == len(head.messages):
             buffer.fetched.popleft()
         return Part(raw, delivered, first), delivered
@@ -255,7 +254,6 @@ class Flow:
             head = buffer.fetched[0]
             while head.at < len(head.messages) and (head.messages[head.at].offset() or 0) < tracker.delivered_to:
                 head.at += 1
-                buffer.size -= 1
             if head.at == len(head.messages):
                 buffer.fetched.popleft()
                 continue

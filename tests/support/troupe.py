@@ -59,7 +59,6 @@ class Troupe:
         self._worker = worker
         self._diary = Diary(self.evidence)
         self._births = 0
-        self._settle_missed = ""
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
