@@ -20,6 +20,7 @@ from marshal_py.cli import (
     position,
     produce,
     release,
+    simulate,
     state,
 )
 from marshal_py.client.marshal import VERSION
@@ -46,6 +47,7 @@ app.add_typer(members.app, name="members")
 app.command("evict", epilog=members.EVICT_EXAMPLE)(members.evict)
 app.command("explain", epilog=explain.EXAMPLE)(explain.explain)
 app.command("diff", epilog=explain.DIFF_EXAMPLE)(explain.diff)
+app.command("simulate", epilog=simulate.EXAMPLE)(simulate.simulate)
 
 
 def _print_version(wanted: bool) -> None:

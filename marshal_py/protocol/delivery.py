@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+RUN_MERGED_MAX = 1_000  # offsets; bounds the set of what is finished out of order
 MARK_MS = 1_000  # delivery times are kept to this grain: a handler timeout is many seconds, a mark costs memory
 
 
@@ -96,6 +97,12 @@ class AtLeastOnce:
         self.runs: deque[Run] = deque()
 
     def add(self, offsets: Sequence[int]) -> Run:
+        """The run that holds them. A trickle, fetched one by one, goes on in the newest run: a run costs 500 bytes."""
+        last = self.runs[-1] if self.runs else None
+        if last is not None and isinstance(last.offsets, range) and isinstance(offsets, range):
+            if last.offsets.stop == offsets.start and len(last.offsets) + len(offsets) <= RUN_MERGED_MAX:
+                last.offsets = range(last.offsets.start, offsets.stop)
+                return last
         run = Run(offsets)
         self.runs.append(run)
         return run
@@ -111,12 +118,6 @@ class AtLeastOnce:
             self._base = run.offsets[-1] + 1
             runs.popleft()
         return self._base
-
-    def drop_undelivered(self) -> None:
-        """Forgets what was fetched and not handed over: its buffer is gone."""
-        for run in self.runs:
-            run.offsets = run.offsets[: run.delivered]
-        self.runs = deque(run for run in self.runs if len(run.offsets))
 
     @property
     def in_flight(self) -> int:

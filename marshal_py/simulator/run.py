@@ -6,6 +6,7 @@ move, a leaver's partitions move, the backlog falls. The judges read only what t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from random import Random
 from typing import Final, NamedTuple
@@ -40,12 +41,13 @@ class Result(NamedTuple):
     scenario: Scenario
 
 
-def simulate(seed: int, options: Options | None = None) -> Result:
-    """Runs one seed. The same seed and options give the same Result on every machine."""
+def simulate(seed: int, options: Options | None = None,
+             stage: Callable[[Scenario, Random], AdminCluster] = AdminCluster) -> Result:  # fmt: skip
+    """Runs one seed. The same seed and options give the same Result on every machine; a `stage` may only watch."""
     options = options or Options()
     rng = Random(seed)
     scenario = draw(rng, options)
-    cluster = AdminCluster(scenario, rng)
+    cluster = stage(scenario, rng)
     striker = Striker(cluster)
     striker.begin()
     crashed: list[Violation] = []

@@ -31,6 +31,10 @@ T = TypeVar("T")
 
 CREATED_TIMEOUT_S: Final = 15.0
 CREATED_POLL_S: Final = 0.05  # metadata spreads within tens of ms
+LIST_TIMEOUT_S_MIN: Final = 1.0  # the last attempt still gets this long
+_MOVING: Final = frozenset({
+    KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE,
+})  # fmt: skip
 _DENIED: Final = frozenset({
     KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.POLICY_VIOLATION,
     KafkaError.INVALID_REPLICATION_FACTOR, KafkaError.INVALID_CONFIG,
@@ -55,14 +59,21 @@ def asker(given: settings.Settings, client_id: str) -> AdminClient:
 def list_bounds(client: AdminClient, tps: Sequence[TopicPartition], timeout_s: float,
                 servers: str) -> dict[TopicPartition, Bounds]:  # fmt: skip
     """First and end offsets of partitions, in two requests for all. Raises ClusterUnreachable."""
+    deadline = time.monotonic() + timeout_s
     found: list[dict[TopicPartition, int]] = []
-    for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):  # type: ignore[no-untyped-call]
+    while len(found) < 2:
+        spec = (OffsetSpec.earliest, OffsetSpec.latest)[len(found)]()  # type: ignore[no-untyped-call]
         wanted = {KafkaPartition(*tp): spec for tp in tps}
+        left_s = max(LIST_TIMEOUT_S_MIN, deadline - time.monotonic())
         try:
-            futures = client.list_offsets(wanted, request_timeout=timeout_s)
-            found.append({TopicPartition(tp.topic, tp.partition): future.result(timeout_s).offset
+            futures = client.list_offsets(wanted, request_timeout=left_s)
+            found.append({TopicPartition(tp.topic, tp.partition): future.result(left_s).offset
                           for tp, future in futures.items()})  # fmt: skip
         except (KafkaException, TimeoutError) as error:
+            # A topic that is new or changes its leader: the broker that is asked does not lead it, yet or any more.
+            if _code(error) in _MOVING and time.monotonic() < deadline:
+                time.sleep(CREATED_POLL_S)
+                continue
             names = ", ".join(map(str, tps[:3]))
             raise ClusterUnreachable(servers, f"the ends of {names}", _text(error)) from error
     return {tp: Bounds(found[0][tp], found[1][tp]) for tp in tps}

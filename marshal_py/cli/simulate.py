@@ -1,0 +1,206 @@
+"""`marshal simulate`: the shipped protocol code in simulated clusters with faults. Needs no Kafka; prints what ran."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Final
+
+import typer
+
+from marshal_py.cli import frame
+from marshal_py.simulator import sweep
+from marshal_py.simulator.auditor import Violation
+from marshal_py.simulator.mutants import MUTANTS, NOT_YET, SEEDS_BASE
+from marshal_py.simulator.run import Result
+
+EXAMPLE: Final = frame.example("marshal simulate --seeds 0:20 --json")
+SEEDS: Final = "0:200"
+SCHEDULES: Final = 10_000
+
+
+@frame.reports_errors
+def simulate(
+    seeds: Annotated[str | None, typer.Option("--seeds", metavar="A:B", show_default=SEEDS,
+                                              help="Runs these seeds, B not among them.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Runs this one.")] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Of one seed, also all that happened in it.")] = False,
+    mutants: Annotated[bool, typer.Option("--mutants", help="Searches every planted protocol bug.")] = False,
+    mutant: Annotated[str | None, typer.Option("--mutant", metavar="NAME",
+                                               help="Plants one bug; 1 when it is found.")] = None,
+    schedules: Annotated[int, typer.Option("--schedules", min=1, help="Most seeds that are run to find a planted bug.")
+                         ] = SCHEDULES,
+    processes: Annotated[int | None, typer.Option("--processes", min=1, show_default="cores")] = None,
+    as_json: frame.Json = False,
+) -> None:  # fmt: skip
+    """Run the protocol in simulated clusters with faults, and judge each run by the promises.
+
+    Exit code 1: a promise was violated (with --mutants: a planted bug was not found), or the search was void, because
+    nobody took over from anybody or nothing was delivered. The same seed gives the same run everywhere.
+    """
+    if (seeds is not None) + (seed is not None and mutant is None) + mutants + (mutant is not None) > 1:
+        raise typer.BadParameter("one of --seeds, --seed, --mutants, --mutant; --seed goes with --mutant")
+    if trace and seed is None:
+        raise typer.BadParameter("--trace needs --seed")
+    processes = processes or sweep.cores()
+    if mutants:
+        _mutants(schedules, processes, as_json)
+    elif mutant is not None:
+        _mutant(mutant, seed, schedules, trace, as_json)
+    elif seed is not None:
+        _one(seed, trace, as_json)
+    else:
+        _many(_range(seeds or SEEDS), processes, as_json)
+
+
+def _range(text: str) -> range:
+    found = re.fullmatch(r"([0-9]+):([0-9]+)", text)
+    seeds = range(0) if found is None else range(int(found[1]), int(found[2]))
+    if not seeds:
+        raise typer.BadParameter(f"--seeds {text!r}: expected A:B with A < B")
+    return seeds
+
+
+def _many(seeds: range, processes: int, as_json: bool) -> None:
+    found = sweep.total(_watched(sweep.sweep(seeds, processes), len(seeds)))
+    if as_json:
+        frame.print_json(found._asdict())
+    else:
+        _figures(found._asdict())
+        for seed in found.failing:
+            print(f"again: {_again(seed)}")
+    if found.void:
+        frame.say("marshal: void: nobody took over, or nothing was delivered; this search proves nothing")
+    if found.violations or found.void:
+        raise typer.Exit(frame.FAILED)
+
+
+def _watched(results: Iterable[Result], count: int) -> Iterator[Result]:
+    """Says on stderr what a person who waits wants to know: violations at once, and on a terminal how far it is."""
+    terminal = sys.stderr.isatty()
+    for number, result in enumerate(results, 1):
+        for violation in result.violations:
+            frame.say(f"seed {result.seed}: {_violation(violation)}")
+        if terminal:
+            print(f"\r{number} of {count} seeds", end="\n" if number == count else "", file=sys.stderr, flush=True)
+        yield result
+
+
+def _one(seed: int, trace: bool, as_json: bool) -> None:
+    result = _run(seed, None, trace, as_json)
+    if as_json:
+        frame.print_json(_result(result))
+    else:
+        _print(result, _again(seed))
+    if result.violations:
+        raise typer.Exit(frame.FAILED)
+
+
+def _mutants(schedules: int, processes: int, as_json: bool) -> None:
+    missed = False
+    for found in sweep.hunt_all(schedules, processes):
+        missed |= found.found is False
+        if as_json:
+            frame.print_json({key: value for key, value in found._asdict().items() if value is not None})
+        else:
+            word = found.found if isinstance(found.found, str) else "found" if found.found else "not found"
+            how = found.reason or f"{found.invariant or 'no violation'} after {found.schedules} schedules"
+            again = f": {_again(found.seed, found.mutant)}" if found.found is True and found.seed is not None else ""
+            print(f"{found.mutant:<4} {word:<10} {how}{again}", flush=True)
+    if missed:
+        raise typer.Exit(frame.FAILED)
+
+
+def _mutant(name: str, seed: int | None, schedules: int, trace: bool, as_json: bool) -> None:
+    if name in NOT_YET:
+        raise typer.BadParameter(f"{name} is not planted: {NOT_YET[name]}")
+    if name not in MUTANTS:
+        raise typer.BadParameter(f"{name!r} is none of {', '.join(n for n in sweep.all_mutants() if n in MUTANTS)}")
+    ran = 1
+    if seed is None:
+        hunt = sweep.hunt(name, schedules)
+        ran, seed = hunt.schedules, hunt.seed
+    if seed is None:
+        if as_json:
+            frame.print_json({"mutant": name, "found": False, "schedules": ran})
+        else:
+            print(f"{name} ({MUTANTS[name].says}): not found in {ran} schedules from seed {SEEDS_BASE} on")
+        return
+    result = _run(seed, name, trace, as_json)
+    anyway = sweep.violated_anyway(seed, name) if result.violations else ()
+    found = bool(result.violations) and not anyway
+    if as_json:
+        frame.print_json({"mutant": name, "found": found, "schedules": ran, **_result(result),
+                          "again": _again(seed, name)})  # fmt: skip
+    else:
+        print(f"{name} ({MUTANTS[name].says}): {'found' if found else 'not found'}")
+        _print(result, _again(seed, name))
+    if anyway:
+        frame.say(f"marshal: at seed {seed} the shipped code violates {anyway[0].invariant} without {name}")
+    if result.violations:
+        raise typer.Exit(frame.FAILED)
+
+
+def _run(seed: int, mutant: str | None, trace: bool, as_json: bool) -> Result:
+    """One seed; its trace is printed at once."""
+    if not trace:
+        return sweep.run_one(seed, mutant)
+    result, moments = sweep.tell(seed, mutant)
+    for moment in moments:
+        if as_json:
+            frame.print_json(moment._asdict())
+        else:
+            at = f"@{moment.offset}" if moment.what == "record" else ""
+            print(f"{moment.ms:>9} ms  {moment.who:<10} {at:<6} {moment.verdict or moment.what:<9} {moment.text}")
+    return result
+
+
+# --- as JSON's types, and for people
+
+
+def _result(result: Result) -> dict[str, Any]:
+    plain = result._asdict()
+    scenario = result.scenario._asdict()
+    scenario["groups"] = [group._asdict() for group in result.scenario.groups]
+    scenario["kinds"] = sorted(result.scenario.kinds)
+    return {**plain, "violations": [v._asdict() for v in result.violations], "scenario": scenario,
+            "again": _again(result.seed)}  # fmt: skip
+
+
+def _print(result: Result, again: str) -> None:
+    figures = result._asdict()
+    for name in ("violations", "scenario"):
+        del figures[name]
+    figures["kinds"] = dict.fromkeys(sorted(result.scenario.kinds), "")
+    _figures(figures)
+    for violation in result.violations:
+        print(_violation(violation))
+    print(f"again: {again}")
+
+
+def _figures(figures: dict[str, Any]) -> None:
+    for name, value in figures.items():
+        match value:
+            case dict():
+                text = ", ".join(f"{key} {count}".strip() for key, count in value.items()) or "none"
+            case list():
+                text = ", ".join(map(str, value)) or "none"
+            case bool():
+                text = "yes" if value else "no"
+            case float():
+                text = f"{value:,.2f}"
+            case int() if name != "seed":
+                text = f"{value:,}"
+            case _:
+                text = str(value)
+        print(f"{name.replace('_', ' '):<16} {text}")
+
+
+def _violation(violation: Violation) -> str:
+    at = f", log offset {violation.offset}" if violation.offset >= 0 else ""
+    return f"{violation.invariant} violated at {violation.ms} ms{at}: {violation.text}"
+
+
+def _again(seed: int, mutant: str | None = None) -> str:
+    return f"marshal simulate {'' if mutant is None else f'--mutant {mutant} '}--seed {seed} --trace"

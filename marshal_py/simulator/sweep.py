@@ -1,0 +1,265 @@
+"""What `marshal simulate` runs: many seeds in processes, one seed told as moments, a search for each planted bug.
+
+Results come in the order of the seeds, so that sums and hashes do not depend on the number of processes. Judges nothing:
+verdicts are run.py's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from hashlib import sha256
+from multiprocessing import get_context
+from random import Random
+from typing import Final, NamedTuple, TypeVar
+from zlib import crc32
+
+from msgspec.structs import replace
+
+from marshal_py.history.describe import describe
+from marshal_py.protocol import codec
+from marshal_py.protocol.identity import NONE
+from marshal_py.protocol.ready import MemberOptions
+from marshal_py.protocol.verdict import Outcome, Verdict
+from marshal_py.simulator.auditor import Violation
+from marshal_py.simulator.client import Client
+from marshal_py.simulator.clock import MachineClock
+from marshal_py.simulator.faults import STRIKE_KINDS
+from marshal_py.simulator.mutants import MUTANTS, NOT_YET, SEEDS_BASE, find, switched_on
+from marshal_py.simulator.oracle import Oracle, OracleStop
+from marshal_py.simulator.process import Process
+from marshal_py.simulator.run import Result, simulate
+from marshal_py.simulator.scenario import Options, Scenario
+from marshal_py.simulator.strikes import AdminCluster
+
+CHUNK_MAX: Final = 16  # seeds per errand to a process: few enough that all processes end at about the same time
+NOBODY: Final = "-"
+
+# The honest limits: nothing is weakened and nothing fails, the auditor counts. name -> (what makes it likely, counter)
+COUNTED: Final = {"X3": (Options(clients=3, partitions=3, interval_ms=2_000, kinds=frozenset({"gate_stop"})), "S3")}
+
+Task = TypeVar("Task")
+Done = TypeVar("Done")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Many
+
+
+class Total(NamedTuple):
+    """The sum over many seeds."""
+
+    seeds: int
+    violations: int
+    void: bool  # nobody took over or nothing was delivered: such a search proves nothing
+    takeovers: int
+    handovers: int
+    deliveries: int
+    faults: int
+    events: int
+    simulated_hours: float
+    trace_hash: str
+    failing: list[int]
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def sweep(seeds: range, processes: int) -> Iterator[Result]:
+    """Runs every seed; yields in their order."""
+    return _each(simulate, seeds, len(seeds), processes)
+
+
+def total(results: Iterable[Result]) -> Total:
+    """`results` in the order of their seeds: the hash is over that order."""
+    traces, failing, hours = sha256(), [], 0.0
+    seeds = violations = takeovers = handovers = deliveries = faults = events = 0
+    for result in results:
+        traces.update(f"{result.seed}:{result.trace_hash}\n".encode())
+        failing += [result.seed] if result.violations else []
+        hours += result.simulated_hours
+        seeds += 1
+        violations += len(result.violations)
+        takeovers += result.takeovers
+        handovers += result.handovers
+        deliveries += result.deliveries
+        faults += result.faults
+        events += result.events
+    void = not takeovers or not deliveries
+    return Total(seeds, violations, void, takeovers, handovers, deliveries, faults, events, hours, traces.hexdigest(),
+                 failing)  # fmt: skip
+
+
+def _each(work: Callable[[Task], Done], tasks: Iterable[Task], count: int, processes: int) -> Iterator[Done]:
+    """Each task in some process, results in the tasks' order."""
+    if processes == 1 or count <= 1:
+        yield from map(work, tasks)
+        return
+    # spawn, not fork: whoever calls may have threads.
+    pool = ProcessPoolExecutor(min(processes, count), get_context("spawn"), _leave_interrupts_to_the_parent)
+    try:
+        yield from pool.map(work, tasks, chunksize=max(1, min(CHUNK_MAX, count // (4 * processes))))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Planted bugs
+
+
+class Found(NamedTuple):
+    """What the search for one planted bug gave."""
+
+    mutant: str
+    found: bool | str  # also "counted", and "pending" where no run can show it yet
+    invariant: str | None
+    schedules: int  # how many were run
+    seed: int | None  # which one showed it
+    reason: str | None  # why it is pending
+
+
+def all_mutants() -> list[str]:
+    """Every name, planted or not, in the order of the counter-examples."""
+    return sorted({*MUTANTS, *NOT_YET}, key=lambda name: ("XGD".index(name[0]), int(name[1:])))
+
+
+def hunt_all(schedules: int, processes: int) -> Iterator[Found]:
+    names = all_mutants()
+    return _each(partial(hunt, schedules=schedules), names, len(names), processes)
+
+
+def hunt(name: str, schedules: int) -> Found:
+    """Up to `schedules` seeds, until this planted bug is found."""
+    if name in COUNTED:
+        options, counter = COUNTED[name]
+        for number in range(schedules):
+            if simulate(SEEDS_BASE + number, options).counted[counter]:
+                return Found(name, "counted", counter, number + 1, SEEDS_BASE + number, None)
+        return Found(name, False, None, schedules, None, None)
+    if name in NOT_YET:
+        reason = "no run counts it yet" if NOT_YET[name] == "counted" else NOT_YET[name]
+        return Found(name, "pending", None, 0, None, reason)
+    mutant, found, invariant, ran, seed = find(name, schedules)
+    return Found(mutant, found, invariant or None, ran, seed if found else None, None)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One
+
+
+class Moment(NamedTuple):
+    """Something that happened in a run."""
+
+    ms: int
+    who: str
+    what: str  # process, fault, record, delivery
+    offset: int | None  # of the record in the log; of the message in its partition
+    verdict: str | None  # on a record, by the oracle
+    text: str
+
+
+class _Watched(AdminCluster):
+    """A cluster that remembers. It draws nothing and decides nothing, so the run is the same."""
+
+    def __init__(self, scenario: Scenario, rng: Random) -> None:
+        self.noted: list[Moment] = []
+        super().__init__(scenario, rng)
+
+    def note(self, who: Process | None, what: str, text: str) -> None:
+        self.noted.append(Moment(self.now_ms, NOBODY if who is None else _title(who), what, None, None, text))
+
+    def trace(self, who: int, what: int, value: int) -> None:
+        if who == NONE:
+            self.note(None, "fault", STRIKE_KINDS[what])
+        super().trace(who, what, value)
+
+    def add_client(self, group: str, options: MemberOptions, clock: MachineClock | None = None) -> Client:
+        client = super().add_client(group, options, clock)
+        self.note(client, "process", f"starts, for group {group}")
+        return client
+
+    def add_twin(self, client: Client) -> Client:
+        twin = super().add_twin(client)
+        self.note(twin, "process", f"begins as a clone of {_title(client)}")
+        return twin
+
+    def kill(self, client: Process) -> None:
+        self.note(client, "process", "is killed")
+        super().kill(client)
+
+    def client_ended(self, client: Client) -> None:
+        error = None if client.member is None else client.member.error
+        self.note(client, "process", "ends" if error is None else f"ends with {type(error).__name__}")
+        super().client_ended(client)
+
+
+def run_one(seed: int, mutant: str | None = None) -> Result:
+    """One seed of the search; with a planted bug, under the conditions that make this bug likely."""
+    return _run(seed, mutant, AdminCluster)
+
+
+def tell(seed: int, mutant: str | None = None) -> tuple[Result, list[Moment]]:
+    """The same, with everything that happened in it in the order of time."""
+    stages: list[_Watched] = []
+
+    def stage(scenario: Scenario, rng: Random) -> AdminCluster:
+        stages.append(_Watched(scenario, rng))
+        return stages[0]
+
+    result = _run(seed, mutant, stage)
+    (cluster,) = stages
+    moments = [*cluster.noted, *_records(cluster), *_deliveries(cluster)]
+    return result, sorted(moments, key=lambda moment: moment.ms)
+
+
+def _run(seed: int, mutant: str | None, stage: Callable[[Scenario, Random], AdminCluster]) -> Result:
+    if mutant is None:
+        return simulate(seed, stage=stage)
+    with switched_on(MUTANTS[mutant]):
+        return simulate(seed, MUTANTS[mutant].bias, stage)
+
+
+def violated_anyway(seed: int, mutant: str) -> tuple[Violation, ...]:
+    """What the shipped code itself violates under the same conditions: then the planted bug was not what was found."""
+    return simulate(seed, MUTANTS[mutant].bias).violations
+
+
+def _title(process: Process) -> str:
+    """A restarted client has the name of the old one: the number tells them apart."""
+    return f"{process.name}#{process.number}"
+
+
+def _records(cluster: _Watched) -> Iterator[Moment]:
+    """The log with the oracle's verdicts. A copy that came twice has the sender of the newest."""
+    evidence, oracle, root = cluster.evidence, Oracle(), crc32(cluster.incarnation)
+    for offset, (ms, value) in enumerate(zip(evidence.appended_ms, cluster.broker.log, strict=True)):
+        sender = evidence.sent.get(value)
+        who = NOBODY if sender is None else _title(cluster.processes[sender[2]])
+        try:
+            outcome, reason, group, _ = oracle.apply(offset, value)
+        except OracleStop as stop:
+            yield Moment(ms, who, "record", offset, "stop", stop.reason)
+            return
+        verdict = Verdict(offset, Outcome[outcome.upper()], reason, group or "", None)
+        envelope = codec.open_envelope(value, root)
+        if envelope is not None:
+            verdict = replace(verdict, record=envelope[5] or codec.decode_body(envelope[3], envelope[4]))
+        yield Moment(ms, who, "record", offset, outcome, f"{group}: {describe(verdict)}" if group else describe(verdict))
+
+
+def _deliveries(cluster: _Watched) -> Iterator[Moment]:
+    for delivery in cluster.evidence.deliveries:
+        if not delivery.inherited:
+            until = f"until {delivery.end_ms}" if delivery.end_ms >= 0 else "and never ends"
+            where = f"{delivery.group}: message {delivery.topic}:{delivery.partition} {delivery.offset}"
+            yield Moment(delivery.begin_ms, _title(cluster.processes[delivery.client]), "delivery", delivery.offset, None,
+                         f"{where} of claim {delivery.epoch} is handled {until}")  # fmt: skip
