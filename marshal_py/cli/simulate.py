@@ -80,6 +80,8 @@ def _watched(results: Iterable[Result], count: int) -> Iterator[Result]:
     """Says on stderr what a person who waits wants to know: violations at once, and on a terminal how far it is."""
     terminal = sys.stderr.isatty()
     for number, result in enumerate(results, 1):
+        if terminal and result.violations:
+            frame.say("")  # off the line that counts
         for violation in result.violations:
             frame.say(f"seed {result.seed}: {_violation(violation)}")
         if terminal:
@@ -114,7 +116,7 @@ def _mutants(schedules: int, processes: int, as_json: bool) -> None:
 
 def _mutant(name: str, seed: int | None, schedules: int, trace: bool, as_json: bool) -> None:
     if name in NOT_YET:
-        raise typer.BadParameter(f"{name} is not planted: {NOT_YET[name]}")
+        raise typer.BadParameter(f"{name} is not planted: {sweep.why_not(name)}")
     if name not in MUTANTS:
         raise typer.BadParameter(f"{name!r} is none of {', '.join(n for n in sweep.all_mutants() if n in MUTANTS)}")
     ran = 1
@@ -198,8 +200,9 @@ def _figures(figures: dict[str, Any]) -> None:
 
 
 def _violation(violation: Violation) -> str:
-    at = f", log offset {violation.offset}" if violation.offset >= 0 else ""
-    return f"{violation.invariant} violated at {violation.ms} ms{at}: {violation.text}"
+    when = f" at {violation.ms} ms" if violation.ms >= 0 else ""  # what an admin's tool said has no time
+    where = f", log offset {violation.offset}" if violation.offset >= 0 else ""
+    return f"{violation.invariant} violated{when}{where}: {violation.text}"
 
 
 def _again(seed: int, mutant: str | None = None) -> str:

@@ -5,6 +5,7 @@ Called with the Marshal's lock held, but for the acks, which take it. flow.py de
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
@@ -64,13 +65,22 @@ class Delivered:
 class Fetched:
     """One chunk in a buffer: `at` is the first message that was not handed over."""
 
-    __slots__ = ("at", "messages", "run", "size_bytes")
+    __slots__ = ("at", "last_offset", "messages", "run", "size_bytes")
 
     def __init__(self, messages: Sequence[RawMessage]) -> None:
         self.messages = messages
+        self.last_offset = messages[-1].offset() or 0
         self.at = 0
         self.size_bytes = -1  # of the whole chunk, once somebody has asked
         self.run: Run | None = None
+
+    def below(self, offset: int) -> int:
+        """Index of the first message that is not handed over and not below `offset`; the length if there is none."""
+        if self.last_offset < offset:
+            return len(self.messages)
+        if (self.messages[self.at].offset() or 0) >= offset:
+            return self.at
+        return bisect_left(self.messages, offset, self.at, key=lambda message: message.offset() or 0)
 
 
 class Reserved:

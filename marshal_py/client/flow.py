@@ -7,7 +7,6 @@ else a Release could go out between them.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -259,15 +258,14 @@ class Flow:
                 continue
             if not tracker.holds(head.messages[head.at].offset() or 0):
                 return 0
-            to = tracker.grants[0].to
-            return bisect_left(head.messages, to, head.at, key=lambda m: m.offset() or 0) - head.at
+            return head.below(tracker.grants[0].to) - head.at
         return 0
 
     def _granted_count(self, buffer: Buffer, tracker: AtMostOnce) -> int:
         if not buffer.fetched or not tracker.grants:
             return 0
         to = tracker.granted_to()
-        return sum(bisect_left(p.messages, to, p.at, key=lambda m: m.offset() or 0) - p.at for p in buffer.fetched)
+        return sum(part.below(to) - part.at for part in buffer.fetched)
 
     def offer(self) -> bool:
         """Tells the member what could be granted next (D2). True if there is something to ask for."""
@@ -287,7 +285,7 @@ class Flow:
         start: int | None = None
         to = 0
         for part in buffer.fetched:
-            at = bisect_left(part.messages, granted_to, part.at, key=lambda m: m.offset() or 0)
+            at = part.below(granted_to)
             count = min(left, len(part.messages) - at)
             if count > 0:
                 start = part.messages[at].offset() if start is None else start

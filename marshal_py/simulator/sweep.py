@@ -1,7 +1,7 @@
 """What `marshal simulate` runs: many seeds in processes, one seed told as moments, a search for each planted bug.
 
-Results come in the order of the seeds, so that sums and hashes do not depend on the number of processes. Judges nothing:
-verdicts are run.py's.
+Results come in the order of the seeds, so that sums and hashes do not depend on the number of processes. Nothing is
+judged here: verdicts are run.py's.
 """
 
 from __future__ import annotations
@@ -146,10 +146,14 @@ def hunt(name: str, schedules: int) -> Found:
                 return Found(name, "counted", counter, number + 1, SEEDS_BASE + number, None)
         return Found(name, False, None, schedules, None, None)
     if name in NOT_YET:
-        reason = "no run counts it yet" if NOT_YET[name] == "counted" else NOT_YET[name]
-        return Found(name, "pending", None, 0, None, reason)
+        return Found(name, "pending", None, 0, None, why_not(name))
     mutant, found, invariant, ran, seed = find(name, schedules)
     return Found(mutant, found, invariant or None, ran, seed if found else None, None)
+
+
+def why_not(name: str) -> str:
+    """Why this counter-example is no planted bug. That one is counted is said only where a run counts it."""
+    return "no run counts it yet" if NOT_YET[name] == "counted" and name not in COUNTED else NOT_YET[name]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -253,7 +257,8 @@ def _records(cluster: _Watched) -> Iterator[Moment]:
         envelope = codec.open_envelope(value, root)
         if envelope is not None:
             verdict = replace(verdict, record=envelope[5] or codec.decode_body(envelope[3], envelope[4]))
-        yield Moment(ms, who, "record", offset, outcome, f"{group}: {describe(verdict)}" if group else describe(verdict))
+        text = describe(verdict)
+        yield Moment(ms, who, "record", offset, outcome, f"{group}: {text}" if group else text)
 
 
 def _deliveries(cluster: _Watched) -> Iterator[Moment]:
@@ -261,5 +266,6 @@ def _deliveries(cluster: _Watched) -> Iterator[Moment]:
         if not delivery.inherited:
             until = f"until {delivery.end_ms}" if delivery.end_ms >= 0 else "and never ends"
             where = f"{delivery.group}: message {delivery.topic}:{delivery.partition} {delivery.offset}"
-            yield Moment(delivery.begin_ms, _title(cluster.processes[delivery.client]), "delivery", delivery.offset, None,
-                         f"{where} of claim {delivery.epoch} is handled {until}")  # fmt: skip
+            text = f"{where} of claim {delivery.epoch} is handled {until}"
+            who = _title(cluster.processes[delivery.client])
+            yield Moment(delivery.begin_ms, who, "delivery", delivery.offset, None, text)

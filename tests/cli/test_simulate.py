@@ -1,0 +1,219 @@
+"""`marshal simulate`: one result for any number of processes, a trace that changes nothing, exit codes, mutants."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from marshal_py.cli import app, simulate
+from marshal_py.simulator import sweep
+from marshal_py.simulator.auditor import Violation
+from marshal_py.simulator.mutants import MUTANTS, NOT_YET, SEEDS_BASE
+from marshal_py.simulator.run import Result as Ran
+from marshal_py.simulator.run import simulate as run_seed
+from tests.cli.shell import DEADLINE_S, REPOSITORY, Shell
+
+SEEDS = 6  # not void: their take-overs are asserted below
+QUICK = "X9"  # a mutant that few schedules show
+TOTALS = {"seeds", "violations", "void", "takeovers", "handovers", "deliveries", "faults", "events", "simulated_hours",
+          "trace_hash", "failing"}  # fmt: skip
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["simulate", *arguments])
+
+
+def objects(result: Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+# --- many seeds
+
+
+def test_the_sum_is_the_same_with_one_process_and_with_two() -> None:
+    """Also with other hash seeds: the spawned processes draw their own."""
+    one, two = (run("--seeds", f"0:{SEEDS}", "--processes", number, "--json") for number in ("1", "2"))
+    assert one.exit_code == two.exit_code == 0, one.output + two.output
+    assert objects(one) == objects(two)
+    (found,) = objects(one)
+    assert set(found) == TOTALS
+    assert found["seeds"] == SEEDS
+    assert (found["violations"], found["void"], found["failing"]) == (0, False, [])
+    ran = [run_seed(seed) for seed in range(SEEDS)]
+    for name in ("takeovers", "handovers", "deliveries", "faults", "events", "simulated_hours"):
+        assert found[name] == sum(getattr(result, name) for result in ran) > 0
+
+
+def test_every_seed_counts_in_the_hash() -> None:
+    hashes = {run("--seeds", seeds, "--processes", "1", "--json").stdout for seeds in ("0:2", "0:3", "1:3")}
+    assert len(hashes) == 3
+
+
+def test_the_results_come_in_the_order_of_the_seeds() -> None:
+    assert [result.seed for result in sweep.sweep(range(4, 8), 2)] == [4, 5, 6, 7]
+
+
+@contextmanager
+def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[Ran], Ran]) -> Iterator[None]:
+    """Each run's result as `change` says: the shipped code gives no violation to report."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "simulate", lambda seed, *_, **__: change(run_seed(seed)))
+        yield
+
+
+def violated(result: Ran) -> Ran:
+    return result._replace(violations=(Violation("S2", 17, 4, "planted"),)) if result.seed == 1 else result
+
+
+def test_a_violation_is_1_and_names_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with changed(monkeypatch, violated):
+        as_json = run("--seeds", "0:3", "--processes", "1", "--json")
+        plain = run("--seeds", "0:3", "--processes", "1")
+    assert as_json.exit_code == plain.exit_code == 1
+    (found,) = objects(as_json)
+    assert (found["violations"], found["failing"]) == (1, [1])
+    assert "seed 1: S2 violated at 17 ms, log offset 4: planted" in plain.stderr
+    assert "again: marshal simulate --seed 1 --trace" in plain.stdout
+
+
+@pytest.mark.parametrize("figure", ["takeovers", "deliveries"])
+def test_a_void_search_is_1(monkeypatch: pytest.MonkeyPatch, figure: str) -> None:
+    with changed(monkeypatch, lambda result: result._replace(**{figure: 0})):
+        result = run("--seeds", "0:3", "--processes", "1", "--json")
+    assert result.exit_code == 1
+    assert objects(result)[0]["void"] is True
+    assert "void" in result.stderr
+
+
+# --- one seed
+
+
+def test_one_seed_prints_its_counters() -> None:
+    (found,) = objects(run("--seed", "3", "--json"))
+    ran = run_seed(3)
+    for name in ("seed", "verdict", "takeovers", "deliveries", "events", "trace_hash", "strikes", "counted"):
+        assert found[name] == getattr(ran, name)
+    assert found["scenario"]["kinds"] == sorted(ran.scenario.kinds)
+    plain = run("--seed", "3")
+    assert plain.exit_code == 0
+    assert ran.trace_hash in plain.stdout
+    assert plain.stdout.splitlines()[-1] == "again: marshal simulate --seed 3 --trace"
+
+
+def test_a_trace_tells_everything_and_changes_nothing() -> None:
+    *moments, found = objects(run("--seed", "3", "--trace", "--json"))
+    ran = run_seed(3)
+    assert found["trace_hash"] == ran.trace_hash
+    times = [moment["ms"] for moment in moments]
+    assert times == sorted(times)
+    records = [moment for moment in moments if moment["what"] == "record"]
+    assert [moment["offset"] for moment in records] == list(range(len(records)))
+    assert {moment["verdict"] for moment in records} <= {"accepted", "rejected", "ignored"}
+    assert sum(moment["what"] == "delivery" for moment in moments) == ran.deliveries
+    assert sum(moment["what"] == "fault" for moment in moments) == sum(ran.strikes.values())
+    plain = run("--seed", "3", "--trace").stdout.splitlines()
+    assert plain[0].split()[:5] == ["0", "ms", "-", "@0", "accepted"]
+
+
+@pytest.mark.parametrize("kind", ["twin", "crash", "poison"])
+def test_watching_a_run_leaves_it_as_it_is(kind: str) -> None:
+    seed = next(seed for seed in range(100) if kind in run_seed(seed).strikes)
+    result, moments = sweep.tell(seed)
+    assert result == run_seed(seed)
+    assert any(moment.what == "fault" and moment.text == kind for moment in moments)
+
+
+def test_a_seed_with_a_violation_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    with changed(monkeypatch, violated):
+        result = run("--seed", "1")
+    assert result.exit_code == 1
+    assert "S2 violated at 17 ms, log offset 4: planted" in result.stdout
+
+
+# --- planted bugs
+
+
+def test_a_mutant_is_found_and_its_seed_shows_it_again() -> None:
+    searched = run("--mutant", QUICK, "--json")
+    assert searched.exit_code == 1
+    (found,) = objects(searched)
+    assert found["found"] is True
+    assert found["seed"] == SEEDS_BASE + found["schedules"] - 1
+    again = run("--mutant", QUICK, "--seed", str(found["seed"]))
+    assert again.exit_code == 1
+    assert f"{found['violations'][0]['invariant']} violated" in again.stdout
+    assert again.stdout.splitlines()[-1] == f"again: {found['again']}"
+
+
+def test_a_mutant_that_is_not_found_is_0() -> None:
+    first = next(seed for seed in range(100) if not sweep.run_one(seed, QUICK).violations)
+    result = run("--mutant", QUICK, "--seed", str(first), "--json")
+    assert result.exit_code == 0
+    assert objects(result)[0]["found"] is False
+
+
+def test_all_mutants_are_named_and_none_is_claimed_without_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["X1", "X3", QUICK]
+    monkeypatch.setattr(sweep, "all_mutants", lambda: names)
+    result = run("--mutants", "--json", "--processes", "1", "--schedules", "40")
+    assert result.exit_code == 0, result.output
+    pending, counted, found = objects(result)
+    assert pending == {"mutant": "X1", "found": "pending", "schedules": 0, "reason": NOT_YET["X1"]}
+    assert (counted["found"], counted["invariant"]) == ("counted", "S3")
+    assert found["found"] is True
+    assert found["invariant"]
+    assert [line.split()[:2] for line in run("--mutants", "--processes", "1", "--schedules", "40").stdout.splitlines()
+            ] == [["X1", "pending"], ["X3", "counted"], [QUICK, "found"]]  # fmt: skip
+
+
+def test_a_mutant_that_escapes_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "all_mutants", lambda: [QUICK])
+    monkeypatch.setattr(sweep, "find", lambda name, schedules: (name, False, "", schedules, -1))
+    result = run("--mutants", "--json", "--schedules", "7")
+    assert result.exit_code == 1
+    assert objects(result) == [{"mutant": QUICK, "found": False, "schedules": 7}]
+
+
+def test_the_list_of_mutants_is_complete() -> None:
+    names = sweep.all_mutants()
+    assert set(names) == set(MUTANTS) | set(NOT_YET)
+    assert names[:2] == ["X1", "X2"]
+    assert names.index("X9") < names.index("X10")
+
+
+# --- usage
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--seeds", "5"],
+        ["--seeds", "5:5"],
+        ["--seeds", "-1:5"],
+        ["--seeds", "0:5", "--seed", "1"],
+        ["--seeds", "0:5", "--mutants"],
+        ["--mutants", "--seed", "1"],
+        ["--trace"],
+        ["--mutant", "X99"],
+        ["--mutant", "X1"],
+        ["--processes", "0"],
+    ],
+)
+def test_wrong_usage_is_2(arguments: list[str]) -> None:
+    assert run(*arguments).exit_code == 2
+
+
+def test_the_example_of_the_help_text_runs() -> None:
+    line = simulate.EXAMPLE.splitlines()[-1].strip()
+    assert line in run("--help").stdout
+    done = subprocess.run([sys.executable, "-m", "marshal_py.cli", *line.split()[1:]], cwd=REPOSITORY, text=True,
+                          env=Shell("").environment(), timeout=DEADLINE_S, capture_output=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["violations"] == 0
