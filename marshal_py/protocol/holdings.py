@@ -23,7 +23,7 @@ class Claim:
     """A claim that was read accepted."""
 
     __slots__ = (
-        "drain_until_ms", "end_offset", "epoch", "generation", "offer", "reason", "release_sent_ms",
+        "closing_ms", "drain_until_ms", "end_offset", "epoch", "generation", "offer", "reason", "release_sent_ms",
         "released_position", "sealed", "stage", "successor", "tp", "tracker",
     )  # fmt: skip
 
@@ -36,6 +36,7 @@ class Claim:
         self.sealed = False  # RELEASING or GONE: acks come too late
         self.reason = ""
         self.successor = NONE
+        self.closing_ms: int | None = None  # since when no more grants are asked for: it will be handed over (A3)
         self.drain_until_ms: int | None = None  # monotonic; None: until the handlers are done
         self.release_sent_ms: int | None = None
         self.released_position = NONE

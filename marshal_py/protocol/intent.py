@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from marshal_py.protocol.assignment import DEFAULT_POLICY, MOVES, POLICIES, Target, candidates
 from marshal_py.protocol.delivery import AtMostOnce
-from marshal_py.protocol.holdings import Stage
+from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.lease import EVICT_INTERVALS
 from marshal_py.protocol.ready import Ready, Wanted
@@ -252,9 +252,22 @@ class Intent:
             fresh = session is not None and to != me and claim.epoch in session.ready and (
                 self.member.watch.session_waited_ms(to) < session.join.interval_ms)  # fmt: skip
             if claim.stage is Stage.OPEN and fresh:
-                claim.stop("hand-over", None, to)
+                if not self._grants_left(claim, now):
+                    claim.stop("hand-over", None, to)
+            elif claim.stage is Stage.OPEN:
+                claim.closing_ms = None
             elif claim.stage is Stage.DRAINING and claim.reason == "hand-over" and claim.successor not in self._order:
                 claim.reopen()
+
+    def _grants_left(self, claim: Claim, now: Instant) -> bool:
+        """A3, at most once: what was granted is handed over before the partition is, for an interval at most."""
+        tracker = claim.tracker
+        if not isinstance(tracker, AtMostOnce):
+            return False
+        if claim.closing_ms is None:
+            claim.closing_ms = now.mono_ms
+        left = tracker.asked is not None or tracker.holds(tracker.delivered_to)
+        return left and now.mono_ms - claim.closing_ms < self.member.options.interval_ms
 
     def _warm(self, group: Group, out: Ready) -> None:
         """A3, the successor's side: fetches ahead what the target takes from a live owner for this member."""
@@ -279,6 +292,8 @@ class Intent:
         for claim in self.member.claims.values():
             tracker = claim.tracker
             if not isinstance(tracker, AtMostOnce) or claim.stage is not Stage.OPEN or claim.offer is None:
+                continue
+            if claim.closing_ms is not None:
                 continue
             if tracker.asked is not None and not self._again(tracker.asked_ms, now):
                 continue

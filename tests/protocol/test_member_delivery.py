@@ -626,3 +626,29 @@ def test_endings_from_outside(what: str) -> None:
     late = stage.add("late", mode=AT_LEAST_ONCE)
     stage.run(I)
     assert isinstance(late.member.error, error)
+
+
+@pytest.mark.parametrize("prompt", [True, False])
+def test_what_was_granted_is_handed_over_before_the_partition_is(prompt: bool) -> None:
+    """A3: at most once, a planned move drops nothing of a prompt user, and waits one interval for a slow one."""
+    stage = Stage(partitions=2, mode=AT_MOST_ONCE)
+    (a,) = stage.team("a")
+    claims = [a.claim(0), a.claim(1)]
+    for claim in claims:
+        granted(stage, a, claim, (0, 10))
+        assert a.take(claim) == 0
+    b = stage.add("b")
+    stage.run(THIRD_MS)
+    assert set(stage.owners().values()) == {"a"}, "the rest of the grants is still to come"
+    moving = next(claim for claim in claims if claim.closing_ms is not None)
+    moving.offer = (10, 20)
+    stage.run(TRIP)
+    assert not any(r.to > 10 for _, r in a.sends(ClaimingMessages) if r.epoch == moving.epoch), "it asks for no more"
+    if prompt:
+        assert take_all(a, moving) == list(range(1, 10))
+    moving.tracker.returned()  # type: ignore[union-attr]
+    took_ms = stage.run_until(lambda: "b" in stage.owners().values())
+    assert (took_ms < THIRD_MS) == prompt
+    stage.run(TRIP)
+    assert a.member.amo_dropped == (0 if prompt else 9)
+    assert b.claim(moving.tp.partition).tracker.delivered_to == 10  # type: ignore[union-attr]
