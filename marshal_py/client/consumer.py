@@ -233,7 +233,8 @@ class Consumer:
         """D2: the next range is fetched and claimed while the user handles this one."""
         flow, loop = self._station.flow, self._loop
         for _ in range(LOOK_AHEAD):
-            full = flow.buffered() >= LOOK_AHEAD * flow.options.prefetch_messages
+            with loop.lock:
+                full = flow.buffered() >= LOOK_AHEAD * flow.options.prefetch_messages
             chunks = [] if full else flow.pull(0.0)
             with loop.lock:
                 flow.add(chunks)

@@ -1,7 +1,7 @@
 """Buffers between the data source and the user, and the gate before every delivery (PROTOCOL.md D1-D3, D8).
 
 One Flow per Consumer. Everything but `pull` is called with the Marshal's lock held: gate and delivery must be one step,
-else a Release could go out between them.
+else a Release could go out between them. (Reserved, in buffers.py, reaches the same without the lock and says how.)
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ class Flow:
             if claim is None or not isinstance(claim.tracker, AtMostOnce) or claim.stage is not Stage.OPEN:
                 continue
             claim.offer = self._ungranted(buffer, claim.tracker)
-            if claim.offer is not None and claim.tracker.asked is None and len(claim.tracker.grants) < 2:
+            if claim.offer is not None and claim.tracker.asked is None and len(claim.tracker.grants) < GRANTS_AHEAD:
                 something = True
         return something
 
