@@ -140,7 +140,7 @@ class Errand:
             step.send.append(Note(NONE, PROBE, text=self.pulse.new_probe(now)))
         step.ended = self.ended
         self.step = Step()
-        self.deadline_ms = now.mono_ms + THIRD_MS if group is None else self.watch.deadline_ms(group, now, NONE)
+        self.deadline_ms = now.mono_ms + THIRD_MS if group is None else self.watch.deadline_ms(now)
         return step
 
     def give_up(self, error: MarshalError) -> None:

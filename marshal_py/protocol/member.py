@@ -197,7 +197,7 @@ class Member:
     def _next_ms(self, group: Group | None, now: Instant) -> int:
         if group is None:
             return now.mono_ms + self.third_ms
-        nearest = self.watch.deadline_ms(group, now, self.session)
+        nearest = self.watch.deadline_ms(now)
         for claim in self.claims.values():
             if claim.stage is Stage.DRAINING and claim.drained(now.mono_ms):
                 nearest = now.mono_ms + 1  # it became ready after this round's releases

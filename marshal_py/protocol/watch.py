@@ -83,6 +83,6 @@ class Watch:
         if self._pause[0] == pause_change and waited_ms > self.pause_waited_ms():
             self._pause = (pause_change, self.clock.counted_ms, waited_ms)
 
-    def deadline_ms(self, group: Group, now: Instant, own_session: int) -> int:
+    def deadline_ms(self, now: Instant) -> int:
         """Monotonic ms of the next moment at which a wait may become due, or its step must end (T2)."""
         return now.mono_ms + self._nearest_ms
