@@ -28,11 +28,11 @@ lint: $(TEST_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Two calls: tests of the real broker share one broker and must not run beside each other; everything else may.
-# pytest fails when tests/kafka holds no test: a missing broker test is never passed over.
+# Two calls: tests of the real broker and of Spark share one broker and one Spark session and must not run beside each
+# other; everything else may. pytest fails when a named folder holds no test: a missing one is never passed over.
 test: lint
-	$(BIN)/python -m pytest --ignore=tests/kafka -n 2 --dist loadfile $(ARGS)
-	$(BIN)/python -m pytest tests/kafka $(ARGS)
+	$(BIN)/python -m pytest --ignore=tests/kafka --ignore=tests/spark -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest tests/kafka tests/spark $(ARGS)
 
 bench: $(TEST_STAMP)
 	$(BIN)/python -m bench $(ARGS)

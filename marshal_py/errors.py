@@ -10,6 +10,7 @@
     |   +-- UsedAfterFork         an object made before os.fork() was used in the child
     |   +-- ConsumerClosed        a Consumer or Marshal was used after stop / drain / close
     |   +-- UnsupportedPlatform   this system lacks what the feature needs
+    |   +-- MissingSpark          a part of Spark is not installed: pyspark, pyarrow, pandas, a Java
     |   +-- GroupMissing          an admin named a group, a partition of it or a session that the log does not know
     |   +-- PositionOutOfRange    an admin wanted a position that the partition does not have
     +-- PeerError                 another participant of the group made going on impossible
@@ -136,6 +137,14 @@ class UnsupportedPlatform(CallerError):
     def __init__(self, feature: str, platform: str, way_out: str) -> None:
         self.feature, self.platform, self.way_out = feature, platform, way_out
         super().__init__(f"{feature} does not work on {platform}: {way_out}")
+
+
+class MissingSpark(CallerError):
+    """A part of Spark that the call needs is not there. `way_out` is the command or setting that brings it."""
+
+    def __init__(self, what: str, found: str, way_out: str) -> None:
+        self.what, self.found, self.way_out = what, found, way_out
+        super().__init__(f"Spark needs {what}, {found}: {way_out}")
 
 
 class GroupMissing(CallerError):

@@ -16,6 +16,8 @@ import hypothesis
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["tests.support.clusters"]  # a real Kafka, started by the first test that asks for it
+
 PROVE_EXAMPLES_MAX = 20_000  # per property: hours for the whole folder on two cores, and two hundred times the default
 
 # No deadline and no complaint about slow generation: both measure the machine, and test machines are shared.

@@ -1,71 +1,17 @@
-"""Fixtures for tests that need a real Kafka, and the line at the end of a run that says which Kafka it was.
+"""What only these tests need: three nodes that are whole again after each test.
 
-A cluster lives as long as the session; with pytest-xdist each worker has its own, so these tests are best run with at
-most one worker. Where no Kafka can be had, tests fail: nothing in this folder may skip, and the last line counts it.
+The fixtures that make clusters and topics are in tests/support/clusters.py.
 """
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import Consumer, KafkaException
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic  # confluent_kafka.admin has it too, but its types do not export it
 
-from tests.support.jars import FETCH_TIMEOUT_S
-from tests.support.kafka import Cluster, TopicFactory, brokers_seen_by, start_cluster, wait_until
+from tests.support.kafka import Cluster, brokers_seen_by, wait_until
 
-HERE = Path(__file__).parent
-DESCRIPTIONS = pytest.StashKey[list[str]]()
-ADMIN_TIMEOUT_S = 30.0  # Creating a topic takes 0.1 s on a whole cluster, some seconds while a broker is being lost.
-WARM_UP_TIMEOUT_S = 60.0  # The first group on a cluster waits 2 to 4 s for its coordinator's topic.
 HEAL_TIMEOUT_S = 30.0  # A broker that comes back is listed after a second or two.
-FIRST_TEST_TIMEOUT_S = FETCH_TIMEOUT_S + 120.0  # The first test of all pays for fetching the jars, once per machine.
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[DESCRIPTIONS] = []
-    config.addinivalue_line("markers", "node_control: kills or freezes brokers; needs a cluster that the harness owns")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let the first test here wait for the jars. pytest-timeout counts its fixtures as part of it."""
-    first = next((item for item in items if item.path.is_relative_to(HERE)), None)
-    if first is not None and config.pluginmanager.hasplugin("timeout"):
-        first.add_marker(pytest.mark.timeout(FIRST_TEST_TIMEOUT_S))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    ran, skipped = set(), set()
-    for category, reports in terminalreporter.stats.items():
-        for report in reports:
-            # Other plugins put other things into these lists; only reports of tests and files below here count.
-            path = getattr(report, "fspath", None)
-            if path is None or not (config.rootpath / path).is_relative_to(HERE):
-                continue
-            if category == "skipped":
-                skipped.add(report.nodeid)
-            elif getattr(report, "when", None) == "call":
-                ran.add(report.nodeid)
-    started: list[str] = config.stash[DESCRIPTIONS]
-    which = " and ".join(dict.fromkeys(started)) or "no cluster was started in this process"
-    terminalreporter.write_line(f"kafka: {which}, {len(ran)} tests, {len(skipped)} skipped")
-
-
-@pytest.fixture(scope="session")
-def kafka(pytestconfig: pytest.Config) -> Iterator[Cluster]:
-    """One node, warmed up, shared by all tests. Use fresh topics and groups."""
-    yield from _session_cluster(pytestconfig, nodes=1)
-
-
-@pytest.fixture(scope="session")
-def kafka3(pytestconfig: pytest.Config) -> Iterator[Cluster]:
-    """Three nodes, warmed up, replication 3 and acks=all needs 2. Whole again at the start of each test."""
-    yield from _session_cluster(pytestconfig, nodes=3)
 
 
 @pytest.fixture(autouse=True)
@@ -84,67 +30,3 @@ def _whole_again(request: pytest.FixtureRequest) -> Iterator[None]:
             return all(brokers_seen_by(address) == everyone for address in addresses)
 
         wait_until(whole, HEAL_TIMEOUT_S, "the three nodes know each other again")
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest) -> Iterator[TopicFactory]:
-    """Makes topics, on the one-node cluster unless another is named, and deletes them after the test."""
-    made: list[tuple[Cluster, str]] = []
-
-    def make(partitions: int = 1, *, cluster: Cluster | None = None, config: Mapping[str, str] | None = None) -> str:
-        where: Cluster = request.getfixturevalue("kafka") if cluster is None else cluster
-        name = f"test-{uuid.uuid4().hex[:12]}"
-        _create_topic(where, name, partitions, config or {})
-        made.append((where, name))
-        return name
-
-    yield make
-    for where, name in made:
-        # Not waited for: nobody uses the name again. A request that fails costs disk space in a temporary folder.
-        _admin(where).delete_topics([name])
-
-
-def _session_cluster(config: pytest.Config, nodes: int) -> Iterator[Cluster]:
-    with start_cluster(nodes) as cluster:
-        config.stash[DESCRIPTIONS].append(cluster.description)
-        _warm_up(cluster)
-        yield cluster
-
-
-def _admin(cluster: Cluster) -> AdminClient:
-    return AdminClient({"bootstrap.servers": cluster.bootstrap})
-
-
-def _create_topic(cluster: Cluster, name: str, partitions: int, config: Mapping[str, str]) -> None:
-    """Replication is the broker's default. Returns when each partition has a leader and all its replicas in sync."""
-    admin = _admin(cluster)  # Kept in a name: without it the client is destroyed while its request runs.
-    new = NewTopic(name, num_partitions=partitions, config=dict(config))
-    admin.create_topics([new], request_timeout=ADMIN_TIMEOUT_S)[name].result(ADMIN_TIMEOUT_S)
-
-    def usable() -> bool:
-        try:
-            found = admin.list_topics(name, timeout=ADMIN_TIMEOUT_S).topics[name].partitions.values()
-        except KafkaException:
-            return False
-        whole = [p for p in found if p.leader > 0 and p.error is None and len(p.isrs) == len(p.replicas)]
-        return len(whole) == partitions
-
-    wait_until(usable, ADMIN_TIMEOUT_S, f"topic {name} has {partitions} partitions with leaders")
-
-
-def _warm_up(cluster: Cluster) -> None:
-    """Pay for the first consumer group here: the brokers make the offsets topic for it, which takes seconds."""
-    name = f"warm-up-{uuid.uuid4().hex[:12]}"
-    _create_topic(cluster, name, 1, {})
-    consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": name, "enable.auto.commit": False})
-    try:
-        consumer.subscribe([name])
-
-        def assigned() -> bool:
-            consumer.poll(0.1)
-            return bool(consumer.assignment())
-
-        wait_until(assigned, WARM_UP_TIMEOUT_S, "the first consumer group gets its partition")
-    finally:
-        consumer.close()
-    _admin(cluster).delete_topics([name])

@@ -10,7 +10,7 @@ Nodes are numbered from 1, as Kafka's own node ids; on a cluster that we started
 i. Start clusters from a thread that outlives them (brokers.py says why). Whatever goes wrong is a KafkaUnavailable
 with the log's tail: nothing here skips.
 
-Not allowed here: pytest (tests/kafka/conftest.py has the fixtures), the package under test, names of registries.
+Not allowed here: pytest (clusters.py has the fixtures), the package under test, names of registries.
 
     python -m tests.support.kafka --nodes 1        prints one JSON line and runs until stdin ends or SIGTERM
 """

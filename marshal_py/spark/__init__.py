@@ -1,0 +1,44 @@
+"""Pipelines on PySpark: claimed streams and batches, the coordination log as tables, sweeps on a cluster.
+
+Spark is an extra (`pip install 'marshal_py[spark]'`), and importing it takes a second, so nothing here imports it
+before a name is asked for; without it that name raises MissingSpark, which says what to install.
+
+`spark.read.format("marshal-...")` needs no call: Spark looks for top-level packages called `pyspark_*` and registers
+the class `DefaultSource` of each, so every format has such a package of a few lines beside this one. They are imported
+in every look-up process of every job: they import Spark's own base class and nothing else before they are used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata, util
+from typing import Any, Final
+
+from marshal_py.errors import MissingSpark
+
+PYSPARK_MIN: Final = (4, 2)  # the first whose Python sources know ReadLimit and Trigger.AvailableNow
+INSTALL: Final = "pip install 'marshal_py[spark]'"
+
+# Public name -> file of this room that has it.
+_HOMES: Final = {
+    "local_session": "session",
+}
+
+__all__ = ["local_session"]  # __getattr__ has them
+
+
+def require_spark() -> None:
+    """Raises MissingSpark unless pyspark, pyarrow and pandas are there and new enough. Imports none of them."""
+    for package in ("pyspark", "pyarrow", "pandas"):
+        if util.find_spec(package) is None:
+            raise MissingSpark(package, "which is not installed here", INSTALL)
+    found = metadata.version("pyspark")
+    if tuple(int(part) for part in found.split(".")[:2]) < PYSPARK_MIN:
+        wanted = ".".join(map(str, PYSPARK_MIN))
+        raise MissingSpark(f"pyspark {wanted} or newer", f"and {found} is installed here", INSTALL)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require_spark()
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

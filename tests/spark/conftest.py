@@ -1,0 +1,29 @@
+"""Fixtures for the tests of pipelines: one Spark session for all of them. No test stops it, and none is skipped.
+
+The broker is the one of tests/kafka: `make test` runs both folders in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from marshal_py.spark import local_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Local Spark on two cores. Its warehouse is a temporary folder: nothing is left in the tree."""
+    folder = tmp_path_factory.mktemp("spark")
+    session = local_session("local[2]", settings={
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.local.dir": str(folder / "local"),
+    })  # fmt: skip
+    session.sparkContext.setLogLevel("ERROR")  # Spark's own warnings on stderr would hide a test's failure
+    yield session
+    session.stop()
