@@ -13,6 +13,8 @@
     |   +-- MissingSpark          a part of Spark is not installed: pyspark, pyarrow, pandas, a Java
     |   +-- GroupMissing          an admin named a group, a partition of it or a session that the log does not know
     |   +-- PositionOutOfRange    an admin wanted a position that the partition does not have
+    |   +-- DumpDamaged           a dump file of a log is not as it was written
+    |   +-- LoadRefused           a dump cannot be loaded into this topic
     +-- PeerError                 another participant of the group made going on impossible
     |   +-- SessionCloned         somebody else writes with this consumer's session (fork, cloned machine)
     |   +-- DuplicateClientId     another process took this client id over (fast reclaim)
@@ -161,6 +163,22 @@ class PositionOutOfRange(CallerError):
     def __init__(self, topic: str, partition: int, position: int, first: int, end: int) -> None:
         self.topic, self.partition, self.position, self.first, self.end = topic, partition, position, first, end
         super().__init__(f"{topic}:{partition} has no position {position}: valid are {first} to {end}")
+
+
+class DumpDamaged(CallerError):
+    """A dump file is not as it was written. `log` and `offset`: of the nearest record; `line` counts from 1."""
+
+    def __init__(self, path: str, line: int, log: int, offset: int, reason: str) -> None:
+        self.path, self.line, self.log, self.offset, self.reason = path, line, log, offset, reason
+        super().__init__(f"dump {path!r} is damaged in line {line}, at offset {offset} of log {log}: {reason}")
+
+
+class LoadRefused(CallerError):
+    """A dump cannot be loaded into this topic. Nothing was written, unless the reason says so."""
+
+    def __init__(self, topic: str, reason: str) -> None:
+        self.topic, self.reason = topic, reason
+        super().__init__(f"the dump was not loaded into {topic!r}: {reason}")
 
 
 # --- the peers

@@ -12,7 +12,6 @@ import typer
 
 from marshal_py.admin.targets import OFFSET, TIME, parse
 from marshal_py.cli import frame, operate
-from marshal_py.client.observer import Observer
 from marshal_py.errors import InvalidOption
 from marshal_py.history import explain as history
 from marshal_py.history.explain import LINES_MAX, Cut, Line, Standing
@@ -32,6 +31,7 @@ def explain(
                                            "zone.")] = None,
     offset: Annotated[int | None, typer.Option("--offset", min=0, help="As of this offset of the group's log.")] = None,
     count: Annotated[int, typer.Option("-n", min=1, help="At most so many records.")] = LINES_MAX,
+    dump: frame.DumpFile = None,
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
@@ -46,7 +46,7 @@ def explain(
     topic, colon, number = partition.rpartition(":")
     if not colon or not number.isdigit():
         raise typer.BadParameter(f"{partition!r} is not TOPIC:PARTITION")
-    with _history(group, bootstrap_servers, command_config, coordination_topic) as (world, records):
+    with _history(group, bootstrap_servers, command_config, coordination_topic, dump) as (world, records):
         found = history.explain(world, records, group, TopicPartition(topic, int(number)), cut, count)
     if not found.known:
         raise frame.CommandFailed(f"group {group!r} has no partition {partition} up to there")
@@ -73,6 +73,7 @@ def explain(
 def diff(
     group: operate.Name,
     at: Annotated[list[str], typer.Option("--at", metavar="TIME|OFFSET", help="Give it twice: from, to.")],
+    dump: frame.DumpFile = None,
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
@@ -81,7 +82,7 @@ def diff(
     """Show what changed in a group between two times or offsets of its log."""
     if len(at) != 2:
         raise typer.BadParameter("give --at twice: from, to")
-    with _history(group, bootstrap_servers, command_config, coordination_topic) as (world, records):
+    with _history(group, bootstrap_servers, command_config, coordination_topic, dump) as (world, records):
         found = history.diff(world, records, group, _cut(at[0]), _cut(at[1]))
     if as_json:
         frame.print_json({
@@ -110,14 +111,14 @@ def diff(
 
 
 @contextmanager
-def _history(group: str, servers: str | None, config: Path | None,
-             topic: str) -> Iterator[tuple[World, Iterator[LogRecord]]]:  # fmt: skip
+def _history(group: str, servers: str | None, config: Path | None, topic: str,
+             dump: Path | None) -> Iterator[tuple[World, Iterator[LogRecord]]]:  # fmt: skip
     """A fresh world of the group's log, and the log's records to its end as of now."""
-    with Observer(frame.open_door(servers, config), topic) as observer:
+    with frame.look(servers, config, topic, dump) as observer:
         if observer.root is None:
             raise frame.CommandFailed(f"no consumer has ever run with {topic}")
         (log,) = observer.logs_of(group)
-        yield history.fresh_world(log, observer.root), (judged.record for judged in observer.read(group))
+        yield history.fresh_world(log, observer.root), observer.records([log])
 
 
 def _cut(text: str) -> Cut:

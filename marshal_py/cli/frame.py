@@ -13,8 +13,10 @@ from typing import Annotated, Any, Final, ParamSpec
 import typer
 
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
+from marshal_py.client.observer import Observer
 from marshal_py.client.options import COORDINATION_TOPIC
 from marshal_py.errors import MarshalError
+from marshal_py.transport.dump import memory_door
 from marshal_py.transport.kafka import KafkaDoor
 
 P = ParamSpec("P")
@@ -36,6 +38,10 @@ CoordinationTopic = Annotated[
     str, typer.Option("--coordination-topic", metavar="TOPIC", help="The topic through which consumers coordinate.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+DumpFile = Annotated[
+    Path | None,
+    typer.Option("--dump", metavar="FILE", help="Look into this dump (`marshal log dump`) instead of a cluster."),
+]
 
 DEFAULT_COORDINATION_TOPIC: Final = COORDINATION_TOPIC
 
@@ -97,6 +103,14 @@ def read_properties(path: Path) -> dict[str, str]:
 
 def open_door(servers: str | None, config: Path | None) -> KafkaDoor:
     return KafkaDoor(settings_of(servers, config), CONNECT_TIMEOUT_S)
+
+
+def look(servers: str | None, config: Path | None, topic: str, dump: Path | None) -> Observer:
+    """An observer of the cluster's coordination topic, or of a dump, which names its topic itself."""
+    if dump is None:
+        return Observer(open_door(servers, config), topic)
+    header, door = memory_door(dump)
+    return Observer(door, header.topic)
 
 
 def say(line: str) -> None:

@@ -1,21 +1,26 @@
-"""`marshal log tail` and `marshal log dump`: the records of the coordination topic with their verdicts."""
+"""`marshal log tail / dump / load`: the records of the coordination topic, for people, as JSON, and as files."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import sys
 from collections import defaultdict, deque
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from pathlib import Path
+from typing import Annotated, Final
 
 import typer
 
+from marshal_py.admin import archive
 from marshal_py.cli import frame
 from marshal_py.cli.state import NOBODY
 from marshal_py.client.observer import Judged, Observer
 from marshal_py.history.describe import as_dict, describe
 
 TAIL_EXAMPLE: Final = frame.example("marshal log tail billing -n 20")
-DUMP_EXAMPLE: Final = frame.example("marshal log dump --json")
+DUMP_EXAMPLE: Final = frame.example("marshal log dump --output billing.dump")
+LOAD_EXAMPLE: Final = frame.example("marshal log load billing.dump --coordination-topic __restored")
 
 Group = Annotated[str | None, typer.Argument(help="One group; all if left out.")]
 
@@ -28,48 +33,92 @@ def tail(
     group: Group = None,
     count: Annotated[int, typer.Option("-n", min=0, help="So many of the last records.")] = 10,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until ctrl-C.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="The records as they stand there: log, offset, time in ms, key "
+                                      "and value in base64.")] = False,
+    dump: frame.DumpFile = None,
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
     as_json: frame.Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Show the newest records and what the fold says about each. All logs are ordered by their timestamps."""
-    with _observer(bootstrap_servers, command_config, coordination_topic) as observer:
+    if raw and as_json:
+        raise typer.BadParameter("give --raw or --json, not both")
+    form = "raw" if raw else "json" if as_json else "human"
+    with frame.look(bootstrap_servers, command_config, coordination_topic, dump) as observer:
+        if observer.root is None:
+            frame.say(NOBODY)
         newest: dict[int, deque[Judged]] = defaultdict(lambda: deque(maxlen=count))
         for judged in observer.read(group):
             if _concerns(judged, group):
                 newest[judged.record.log].append(judged)
         merged = sorted((judged for kept in newest.values() for judged in kept), key=_moment)
         for judged in merged[max(0, len(merged) - count) :]:
-            _print(judged, as_json)
-        if follow and observer.root is not None:
+            _print(judged, form)
+        if follow and observer.root is not None and dump is None:
             with contextlib.suppress(KeyboardInterrupt):
                 for news in observer.follow(group):
                     if news is not None and _concerns(news, group):
-                        _print(news, as_json)
+                        _print(news, form)
 
 
 @app.command("dump", epilog=DUMP_EXAMPLE)
 @frame.reports_errors
 def dump(
     group: Group = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", dir_okay=False,
+                                                help="Write there; stdout if left out.")] = None,
+    human: Annotated[bool, typer.Option("--human", help="Sentences for people, which cannot be loaded again.")] = False,
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
     as_json: frame.Json = False,
-) -> None:
-    """Show every record, in order within each log."""
-    with _observer(bootstrap_servers, command_config, coordination_topic) as observer:
-        for judged in observer.read(group):
-            if _concerns(judged, group):
-                _print(judged, as_json)
+) -> None:  # fmt: skip
+    """Write every record as a line of JSON with a checksum; with --json each also says what the fold thinks of it.
+
+    Such a file can be loaded, verified, and looked into by every command that takes --dump. A dump of one group has its
+    whole log, and log 0, where the root stands: only whole logs can be folded.
+    """
+    if human and (as_json or output is not None):
+        raise typer.BadParameter("--human goes to stdout, and not together with --json")
+    with Observer(frame.open_door(bootstrap_servers, command_config), coordination_topic) as observer:
+        if observer.root is None:
+            frame.say(NOBODY)
+        if human:
+            for judged in observer.read(group):
+                if _concerns(judged, group):
+                    _print(judged, "human")
+        elif output is None:
+            archive.dump(observer, sys.stdout.buffer, group, as_json)
+        else:
+            with output.open("wb") as file:
+                count = archive.dump(observer, file, group, as_json)
+            if as_json:
+                frame.print_json({"file": str(output), "records": count})
+            else:
+                print(f"{count} records in {output}")
 
 
-def _observer(servers: str | None, config: Any, topic: str) -> Observer:
-    observer = Observer(frame.open_door(servers, config), topic)
-    if observer.root is None:
-        frame.say(NOBODY)
-    return observer
+@app.command("load", epilog=LOAD_EXAMPLE)
+@frame.reports_errors
+def load(
+    file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, readable=True,
+                                         help="What `marshal log dump` wrote.")],
+    bootstrap_servers: frame.Servers = None,
+    command_config: frame.CommandConfig = None,
+    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
+    as_json: frame.Json = False,
+) -> None:  # fmt: skip
+    """Write a dump into a fresh coordination topic, every record at its offset. Refused if the topic holds anything.
+
+    Consumers that use that topic go on where the dump ends. To look only, give --dump to the other commands instead.
+    """
+    door = frame.open_door(bootstrap_servers, command_config)
+    count = archive.load(file, door, coordination_topic)
+    if as_json:
+        frame.print_json({"topic": coordination_topic, "records": count})
+    else:
+        print(f"{count} records in {coordination_topic}")
 
 
 def _concerns(judged: Judged, group: str | None) -> bool:
@@ -80,13 +129,21 @@ def _moment(judged: Judged) -> tuple[int, int, int]:
     return judged.record.timestamp_ms, judged.record.log, judged.record.offset
 
 
-def _print(judged: Judged, as_json: bool) -> None:
+def _print(judged: Judged, form: str) -> None:
     record, verdict = judged
+    if form == "raw":
+        print(record.log, record.offset, record.timestamp_ms, _base64(record.key), _base64(record.value), flush=True)
+        return
     time = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
     fields = as_dict(verdict)
-    if as_json:
+    if form == "json":
         frame.print_json({"log": record.log, "time": time, **fields})
         return
     mark = {"accepted": " ", "rejected": "x", "ignored": "-"}[fields["verdict"]]
     print(f"{time}  {record.log}:{record.offset:<6} {mark} {fields['group'] or '-'}  {fields['type'] or '?'}  "
           f"{describe(verdict)}", flush=True)  # fmt: skip
+
+
+def _base64(content: bytes | None) -> str:
+    """`-` is no base64: it stands for none at all."""
+    return "-" if content is None else base64.b64encode(content).decode()

@@ -130,7 +130,7 @@ class Loop:
     def _fold(self, records: list[LogRecord]) -> None:
         """Applies records to their worlds and shows the verdicts to the members of the group."""
         now = self.clock.now()
-        for number, offset, value, _ in records:
+        for number, offset, value, _, _ in records:
             if number in self.broken:
                 continue
             world = self.worlds[number]

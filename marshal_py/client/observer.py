@@ -1,7 +1,7 @@
 """Reading the coordination topic without taking part: worlds and verdicts for people's tools. Writes nothing, ever.
 
-Strategy: find the root in log 0, then fold the wanted logs from their beginnings to their ends as of now, and hand out
-each record with its verdict. Nothing is created: not the topic, not a Genesis, not a group.
+Strategy: find the root in log 0, then read the wanted logs from their beginnings to their ends as of now, and hand out
+each record, with its verdict where the fold is asked for. Nothing is created: no topic, no Genesis, no group.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Observer:
             raise CoordinationTopicMissing(topic, "looking creates nothing", "start a consumer, which creates it, or "
                                            "name the right topic")  # fmt: skip
         self._log = door.log(topic, f"observer-{door.name}")
-        self._followed: set[int] = set()
-        self._ahead: list[LogRecord] = []  # of log 0: read while looking for the root, not judged yet
+        self._next: dict[int, int] = {}  # where the next read of a log goes on
+        self._passed: dict[int, int] = {}  # where the connection stands in a log that it follows
         try:
             self.root = self._find_root()
             if self.root is not None and self.root.partitions > count:
@@ -80,8 +80,8 @@ class Observer:
         deadline = time.monotonic() + self._timeout_s
         while world.genesis is None and world.next_offset < end:
             records = self._log.poll(POLL_S)
-            self._ahead += records
             for record in records:
+                self._passed[0] = record.offset + 1
                 if world.genesis is None:
                     rationalizer.apply(world, record.offset, record.value)
             if not records and time.monotonic() >= deadline:
@@ -110,10 +110,14 @@ class Observer:
 
         A second call goes on where the first ended; run each to its end.
         """
-        logs = self.logs_of(group)
-        ends = {log: bounds.end for log, bounds in self.bounds(logs).items()} if logs else {}
-        for record in self._records({log: end for log, end in ends.items() if end > self._next_offset(log)}):
+        for record in self.records(self.logs_of(group)):
             yield self._judge(record)
+
+    def records(self, logs: Iterable[int]) -> Iterator[LogRecord]:
+        """The same for these logs, without folding them: what was read so is not in `worlds`."""
+        wanted = list(logs)
+        ends = {log: bounds.end for log, bounds in self.bounds(wanted).items()} if wanted else {}
+        yield from self._records({log: end for log, end in ends.items() if end > self._next.get(log, 0)})
 
     def fold(self, group: str | None = None) -> None:
         """As `read`, for the worlds alone."""
@@ -128,35 +132,36 @@ class Observer:
             self._follow(log)  # those that were empty
         while True:
             for record in self._log.poll(POLL_S):
+                self._passed[record.log] = record.offset + 1
                 if record.log in logs:
+                    self._next[record.log] = record.offset + 1
                     yield self._judge(record)
             yield None
 
     def _follow(self, log: int) -> None:
-        if log not in self._followed:
-            self._followed.add(log)
-            self._log.follow(log, 0)
-
-    def _next_offset(self, log: int) -> int:
-        return self.worlds[log].next_offset if log in self.worlds else 0
+        """Reads on where the last read of this log ended: what was passed over meanwhile is read again."""
+        at = self._next.get(log, 0)
+        if self._passed.get(log) != at:
+            self._passed[log] = at
+            self._log.follow(log, at)
 
     def _records(self, left: dict[int, int]) -> Iterator[LogRecord]:
-        """Records of these logs up to these ends. Log 0 is read along for its root and is left out if not wanted."""
+        """Records of these logs up to these ends. Others that are followed are passed over."""
         for log in left:
             self._follow(log)
         wanted = dict(left)
-        ahead, self._ahead = self._ahead, []
         deadline = time.monotonic() + self._timeout_s
         while left:
-            for record in ahead or self._log.poll(POLL_S):
+            for record in self._log.poll(POLL_S):
                 deadline = time.monotonic() + self._timeout_s
+                self._passed[record.log] = record.offset + 1
                 end = wanted.get(record.log)
                 if end is None:
                     continue
                 if record.offset + 1 >= end:
                     left.pop(record.log, None)
+                self._next[record.log] = record.offset + 1
                 yield record  # also behind the end: what has come with the rest would be lost otherwise
-            ahead = []
             if time.monotonic() >= deadline:
                 raise self._unreachable(min(left))
 

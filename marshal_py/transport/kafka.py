@@ -104,7 +104,7 @@ class KafkaLog:
             assert offset is not None
             self._followed[log] = offset + 1
             value = message.value()
-            records.append(LogRecord(log, offset, value, message.timestamp()[1]))
+            records.append(LogRecord(log, offset, value, message.timestamp()[1], message.key()))
         if records:
             self._trouble = ""
         return records

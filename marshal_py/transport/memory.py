@@ -154,7 +154,7 @@ class MemoryLog:
                 del self._at[log]
                 raise error
             for message in self.broker.read(tp, at, 10_000):
-                found.append(LogRecord(log, message.offset(), message.value(), message.timestamp()[1]))
+                found.append(LogRecord(log, message.offset(), message.value(), message.timestamp()[1], message.key()))
                 self._at[log] = message.offset() + 1
         return found
 

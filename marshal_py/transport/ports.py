@@ -22,12 +22,13 @@ LATEST = "latest"
 
 
 class LogRecord(NamedTuple):
-    """One record of a coordination partition. `timestamp_ms` is for history only: the fold reads no time."""
+    """One record of a coordination partition. The fold reads neither `timestamp_ms` nor `key`: they are for people."""
 
     log: int
     offset: int
     value: bytes | None
     timestamp_ms: int
+    key: bytes | None = None
 
 
 class RawMessage(Protocol):

@@ -55,8 +55,8 @@ class KafkaSink:
         self._producer = Producer({**settings.admin(door.given, door.client_id), **_WRITER})
 
     def write(self, topic: str, value: bytes | None, key: bytes | None = None, headers: Headers = (),
-              partition: int | None = None) -> None:  # fmt: skip
-        """Hands one message to the producer; waits while its queue is full.
+              partition: int | None = None, timestamp_ms: int = 0) -> None:  # fmt: skip
+        """Hands one message to the producer; waits while its queue is full. `timestamp_ms` 0 means now.
 
         Raises TopicMissing, InvalidOption, MessageTooLarge, EmbeddedLogFull; and what became of earlier messages.
         """
@@ -66,7 +66,7 @@ class KafkaSink:
         if self._guard is not None:
             partition = self._place(key, count) if partition is None else partition
             self._guard.reserve(topic, partition, record_bytes_max(key, value, headers))
-        self._hand_over(topic, value, key, list(headers), -1 if partition is None else partition)
+        self._hand_over(topic, value, key, list(headers), -1 if partition is None else partition, timestamp_ms)
 
     def _partitions(self, topic: str) -> int:
         """How many partitions the topic has. Asked before anything is sent: the embedded broker would create it."""
@@ -86,12 +86,13 @@ class KafkaSink:
         return self._turn % count
 
     def _hand_over(self, topic: str, value: bytes | None, key: bytes | None, headers: list[Any],
-                   partition: int) -> None:  # fmt: skip
+                   partition: int, timestamp_ms: int) -> None:  # fmt: skip
         while True:
             self._producer.poll(0)
             self._raise_refused()
             try:
-                self._producer.produce(topic, value, key, partition, headers=headers, on_delivery=self._on_delivery)
+                self._producer.produce(topic, value, key, partition, headers=headers, timestamp=timestamp_ms,
+                                       on_delivery=self._on_delivery)  # fmt: skip
                 return
             except BufferError:
                 self._producer.poll(FULL_POLL_S)

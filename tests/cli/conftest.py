@@ -13,7 +13,9 @@ from tests.cli.shell import Shell
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[Broker]:
-    with Broker(topics={"orders": 4, "empty": 2, "full": 1, "__marshal": 16, "__unused": 16}) as running:
+    topics = {"orders": 4, "empty": 2, "full": 1, "__marshal": 16, "__unused": 16, "__copy": 16, "__small": 2,
+              "__restored": 16}  # fmt: skip
+    with Broker(topics=topics) as running:
         yield running
 
 

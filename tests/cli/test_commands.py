@@ -193,7 +193,7 @@ def test_state_shows_positions_and_lag(shell: Shell, billing: str) -> None:
 
 
 def test_an_unused_topic_is_no_error(shell: Shell) -> None:
-    for command in (["state"], ["log", "tail"], ["log", "tail", "--follow"], ["log", "dump"]):
+    for command in (["state"], ["log", "tail"], ["log", "tail", "--follow"], ["log", "dump", "--human"]):
         result = shell.run(*command, "--coordination-topic", "__unused")
         assert result.exit_code == 0
         assert result.stderr.strip() == "no consumer has ever run here"
@@ -204,22 +204,27 @@ def test_an_unused_topic_is_no_error(shell: Shell) -> None:
 
 
 def test_log_dump_has_every_record_with_its_verdict(shell: Shell, billing: str) -> None:
-    result = shell.run("log", "dump", billing, "--json")
-    records = [json.loads(line) for line in result.stdout.splitlines()]
-    assert list(records[0]) == ["log", "time", "offset", "group", "type", "fields", "verdict", "reason"]
+    header, *lines, end = [json.loads(line) for line in shell.run("log", "dump", billing, "--json").stdout.splitlines()]
+    assert (header["dump"], header["version"], header["group"]) == ("marshal", 1, billing)
+    assert end["records"] == len(lines)
+    assert list(lines[0]) == ["log", "offset", "time_ms", "key", "value", "group", "type", "fields", "verdict",
+                              "reason", "sum"]  # fmt: skip
+    assert {line["log"] for line in lines} == {0, 1}, "the group's log, and log 0, where the root stands"
+    assert lines[0]["type"] == "Genesis"
+    records = [line for line in lines if line["group"] == billing]
     assert records[0]["type"] == "Join"
     assert records[-1]["type"] == "Leave"
-    assert {record["group"] for record in records} == {billing}
     assert {record["verdict"] for record in records} == {"accepted"}
     assert [record["offset"] for record in records] == sorted(record["offset"] for record in records)
 
-    everything = shell.run("log", "dump", "--json").stdout.splitlines()
-    assert len(everything) > len(records)
-    assert "Genesis" in {json.loads(line)["type"] for line in everything}
+    everything = [json.loads(line) for line in shell.run("log", "dump").stdout.splitlines()]
+    assert len(everything) > len(lines)
+    assert [span["log"] for span in everything[0]["logs"]] == list(range(16))
+    assert list(everything[1]) == ["log", "offset", "time_ms", "key", "value", "sum"]
 
 
 def test_log_tail_shows_the_newest(shell: Shell, billing: str) -> None:
-    dumped = shell.run("log", "dump", billing).stdout.splitlines()
+    dumped = shell.run("log", "dump", billing, "--human").stdout.splitlines()
     assert shell.run("log", "tail", billing, "-n", "3").stdout.splitlines() == dumped[-3:]
     assert shell.run("log", "tail", billing, "-n", "0").stdout == ""
     assert "leaves (stopped)" in dumped[-1]

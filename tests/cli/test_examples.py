@@ -11,7 +11,11 @@ import pytest
 from marshal_py.cli import consume, demo, doctor, log, produce, state
 from tests.cli.shell import DEADLINE_S, REPOSITORY, Shell
 
-EXAMPLES = [consume.EXAMPLE, produce.EXAMPLE, state.EXAMPLE, log.TAIL_EXAMPLE, log.DUMP_EXAMPLE, doctor.EXAMPLE]
+EXAMPLES = [
+    consume.EXAMPLE, produce.EXAMPLE, state.EXAMPLE, log.TAIL_EXAMPLE, log.DUMP_EXAMPLE, log.LOAD_EXAMPLE,
+    doctor.EXAMPLE,
+]  # fmt: skip
+DUMP = "billing.dump"  # what examples write and read
 
 
 @pytest.fixture
@@ -29,12 +33,14 @@ def command_of(example: str) -> str:
 
 @pytest.mark.usefixtures("billing")
 @pytest.mark.parametrize("example", EXAMPLES, ids=command_of)
-def test_an_example_runs(shell: Shell, path_with_marshal: str, example: str) -> None:
+def test_an_example_runs(shell: Shell, path_with_marshal: str, tmp_path: Path, example: str) -> None:
     # The one address in an example is what people will have; here the broker has another.
     line = command_of(example).replace("localhost:9092", shell.servers)
     if "--group billing" in line:
         line = line.replace("billing", "example")  # `billing` has read everything and would wait for more
-    done = subprocess.run(line, shell=True, cwd=REPOSITORY, timeout=DEADLINE_S, capture_output=True, text=True,
+    if DUMP in line and "--output" not in line:
+        assert shell.run("log", "dump", "--output", str(tmp_path / DUMP)).exit_code == 0
+    done = subprocess.run(line, shell=True, cwd=tmp_path, timeout=DEADLINE_S, capture_output=True, text=True,
                           env=shell.environment({"PATH": path_with_marshal}))  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()

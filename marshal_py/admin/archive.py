@@ -1,0 +1,103 @@
+"""Coordination logs out of a cluster into dump files, and back into a fresh topic. The format is transport/dump.py's.
+
+A dump holds whole logs, for only those can be folded: of a group its log, and log 0, where the root stands. A load
+writes every record at the offset that it had, or nothing: sessions and epochs are offsets.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+from marshal_py.client.marshal import VERSION
+from marshal_py.client.observer import Observer
+from marshal_py.errors import LoadRefused
+from marshal_py.history.describe import as_dict
+from marshal_py.protocol import rationalizer
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.world import World
+from marshal_py.transport.dump import Header, Reader, Span, Writer
+from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.sink import KafkaSink
+
+
+def dump(observer: Observer, out: BinaryIO, group: str | None = None, verdicts: bool = False) -> int:
+    """Writes the whole logs, or a group's, as they stand now; returns how many records that are.
+
+    `verdicts`: each line also says what the fold thinks of its record. Raises ClusterUnreachable, CoordinationError.
+    """
+    logs = sorted({0, *observer.logs_of(group)})  # log 0 also where there is no root: what is there may tell why
+    bounds = observer.bounds(logs)
+    spans = tuple(Span(log, bounds[log].first, bounds[log].end) for log in logs)
+    root = observer.root
+    header = Header(topic=observer.topic, incarnation=None if root is None else root.incarnation.hex(),
+                    partitions=None if root is None else root.partitions, logs=spans, group=group or "",
+                    time_ms=time.time_ns() // 1_000_000, by=VERSION)  # fmt: skip
+    writer = Writer(out, header)
+    for span in spans:
+        world = World(span.log, None if span.log == 0 else root)
+        for record in observer.records([span.log]):
+            if record.offset >= span.end:
+                break
+            more = as_dict(rationalizer.apply(world, record.offset, record.value)) if verdicts else {}
+            writer.write(record, {name: value for name, value in more.items() if name != "offset"})
+    writer.finish()
+    return writer.records
+
+
+def load(path: Path, door: KafkaDoor, topic: str) -> int:
+    """Writes a dump into a coordination topic that holds nothing; creates it if it is missing. Returns the records.
+
+    The whole file is checked before anything is written. Raises DumpDamaged, LoadRefused, CoordinationTopicMissing,
+    WrongTopicSetting, ClusterUnreachable.
+    """
+    with Reader(path) as reader:
+        header = reader.header
+        for _ in reader:
+            pass
+    cut = [span.log for span in header.logs if span.first > 0]
+    if cut:
+        raise LoadRefused(topic, f"log {cut[0]} of the dump does not begin at offset 0, and a topic's offsets do; read "
+                                 f"the dump with --dump instead")  # fmt: skip
+    if header.partitions is None:
+        raise LoadRefused(topic, "the dump holds no record")
+    _prepare(door, topic, header.partitions)
+    misplaced: list[str] = []
+    expected: dict[int, int] = dict.fromkeys(range(header.partitions), 0)
+
+    def on_written(tp: TopicPartition, offset: int) -> None:
+        if offset != expected[tp.partition]:
+            misplaced.append(f"record {tp.partition}:{expected[tp.partition]} was written at offset {offset}")
+        expected[tp.partition] += 1
+
+    sink = KafkaSink(door, on_written)
+    try:
+        with Reader(path) as reader:
+            for record in reader:
+                sink.write(topic, record.value, record.key, partition=record.log,
+                           timestamp_ms=max(0, record.timestamp_ms))  # fmt: skip
+                if misplaced:
+                    break
+        sink.flush()
+    finally:
+        sink.close()
+    if misplaced:
+        raise LoadRefused(topic, f"{misplaced[0]}: somebody else writes to it; delete the topic and load it anew")
+    return sum(expected.values())
+
+
+def _prepare(door: KafkaDoor, topic: str, partitions: int) -> None:
+    """The topic is there, large enough and empty."""
+    admin = door.admin()
+    try:
+        count = admin.prepare_coordination(topic, partitions)
+        if count < partitions:
+            raise LoadRefused(topic, f"it has {count} partitions, the dump's root names {partitions}")
+        bounds = admin.bounds([TopicPartition(topic, log) for log in range(count)])
+        used = next((tp for tp, found in bounds.items() if found.end > 0), None)
+        if used is not None:
+            raise LoadRefused(topic, f"it is not empty: partition {used.partition} ends at offset {bounds[used].end}; "
+                                     f"name a fresh topic by --coordination-topic")  # fmt: skip
+    finally:
+        admin.close()

@@ -1,0 +1,233 @@
+"""Dump files: coordination logs as JSON lines, so that a log can be kept, sent, read by other tools and folded again.
+
+The first line is a header, the last one an end mark, between them stands one line per record, log after log:
+
+    {"dump":"marshal","version":1,"topic":"__marshal","incarnation":"...","partitions":16,"group":"","logs":[...],...}
+    {"log":0,"offset":0,"time_ms":1763700000000,"key":"","value":"TXIB...","sum":"0f3c..."}
+    {"dump":"end","records":1,"sum":"..."}
+
+Key and value are base64, or null where the record has none. Lines may have more fields; readers skip them. `sum` is the
+hash of everything from the file's first byte to that place, so one changed byte anywhere is noticed in its own line.
+That guards against accidents; against intent stand the digests inside the log itself (PROTOCOL.md 6).
+
+No cluster is spoken to here, and nothing is folded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Final, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from marshal_py.errors import DumpDamaged
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.transport.memory import MemoryBroker, MemoryDoor, MemoryMessage
+from marshal_py.transport.ports import LogRecord
+
+T = TypeVar("T")
+
+VERSION: Final = 1
+SUM_BYTES: Final = 8  # of the hash: chance overlooks a change once in 2^64
+PLACE_BYTES: Final = 100  # of a record's line: log and offset stand at its beginning
+_TAIL_BYTES: Final = len(b',"sum":""}\n') + 2 * SUM_BYTES
+
+_PLACE = re.compile(rb'"log":(\d{1,6}),"offset":(\d{1,19})')
+
+
+class Span(Struct, frozen=True):
+    """One log of a dump: offsets `first` to `end` - 1."""
+
+    log: int
+    first: int
+    end: int
+
+
+class Header(Struct, frozen=True, kw_only=True):
+    """What a dump holds. `group` is "" for a dump of all logs; `by` names the library, for people."""
+
+    topic: str
+    incarnation: str | None  # hex; None if the topic has no root yet
+    partitions: int | None
+    logs: tuple[Span, ...]
+    group: str = ""
+    time_ms: int = 0
+    by: str = ""
+    version: int = VERSION
+    dump: str = "marshal"
+
+
+class _Line(Struct, frozen=True):
+    """A record's line, as far as readers need it."""
+
+    log: int
+    offset: int
+    time_ms: int
+    key: bytes | None
+    value: bytes | None
+
+
+class _End(Struct, frozen=True):
+    dump: str
+    records: int
+
+
+_header_of: Final = msgspec.json.Decoder(Header)
+_line_of: Final = msgspec.json.Decoder(_Line)
+_end_of: Final = msgspec.json.Decoder(_End)
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class _Chain:
+    """The running sum."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=SUM_BYTES)
+
+    def tail(self, body: bytes) -> bytes:
+        """The end of the line that begins with `body`."""
+        self._hash.update(body)
+        return b',"sum":"%s"}\n' % self._hash.hexdigest().encode()
+
+
+class Writer:
+    """Writes one dump into an open file. Call `finish` at the end: a dump without its end mark counts as cut off."""
+
+    def __init__(self, out: BinaryIO, header: Header) -> None:
+        self.records = 0
+        self._out, self._chain = out, _Chain()
+        # What the file is stands first, for people and for tools that look at the first bytes.
+        fields = {"dump": header.dump, "version": header.version}
+        fields |= {name: value for name, value in msgspec.to_builtins(header).items() if name not in fields}
+        self._put(fields)
+
+    def _put(self, fields: Mapping[str, Any]) -> None:
+        body = _encode(fields)[:-1]
+        self._out.write(body + self._chain.tail(body))
+
+    def write(self, record: LogRecord, more: Mapping[str, Any] | None = None) -> None:
+        """The next record. `more`: fields of JSON's types for people and other tools, after those of the record."""
+        self._put({"log": record.log, "offset": record.offset, "time_ms": record.timestamp_ms, "key": record.key,
+                   "value": record.value, **(more or {})})  # fmt: skip
+        self.records += 1
+
+    def finish(self) -> None:
+        self._put({"dump": "end", "records": self.records})
+
+
+class Reader:
+    """A dump that is read once, line by line. Every method raises DumpDamaged, which names the nearest offset."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads the header."""
+        self._path = path
+        self._chain = _Chain()
+        self._number = 1
+        self._log, self._next = 0, 0  # where the next record should be
+        try:
+            self._file = path.open("rb")
+        except OSError as error:
+            raise DumpDamaged(str(path), 0, 0, 0, f"it cannot be read: {error.strerror}") from error
+        try:
+            self.header = self._read_header()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def _read_header(self) -> Header:
+        line = self._file.readline()
+        if not line.startswith(b'{"dump":"marshal",'):
+            # Another kind of file, most likely; a damaged header is told from it by what follows.
+            self._look_ahead(line)
+            raise self._damage('line 1 is no header of a dump: `marshal log dump` writes {"dump":"marshal",...}')
+        if line[-_TAIL_BYTES:] != self._chain.tail(line[:-_TAIL_BYTES]):
+            self._look_ahead(line)
+            raise self._damage("the header's sum does not fit")
+        header = self._decoded(_header_of, line)
+        if header.version > VERSION:
+            raise self._damage(f"its format has version {header.version}, this library reads {VERSION}: upgrade")
+        self._spans = {span.log: span for span in header.logs}
+        self._begin_log(-1)
+        return header
+
+    def _look_ahead(self, line: bytes) -> None:
+        """The header cannot be trusted: the nearest offset is that of the line behind it, or grown together with it."""
+        found = _PLACE.search(line) or _PLACE.search(self._file.readline(PLACE_BYTES))
+        if found is not None:
+            self._log, self._next = int(found[1]), int(found[2])
+
+    def _begin_log(self, after: int) -> None:
+        """The next record should open the next log that has any."""
+        for log in sorted(self._spans):
+            span = self._spans[log]
+            if log > after and span.first < span.end:
+                self._log, self._next = log, span.first
+                return
+
+    def _damage(self, reason: str) -> DumpDamaged:
+        return DumpDamaged(str(self._path), self._number, self._log, self._next, reason)
+
+    def _decoded(self, decoder: msgspec.json.Decoder[T], line: bytes) -> T:
+        try:
+            return decoder.decode(line)
+        except msgspec.DecodeError as error:  # the sum fits: somebody wrote it so
+            raise self._damage(f"the line is not of the format: {error}") from error
+
+    def __iter__(self) -> Iterator[LogRecord]:
+        """The records, log after log in the order of their offsets, and the check that nothing is missing."""
+        for count, line in enumerate(self._file):
+            self._number += 1
+            body = line[:-_TAIL_BYTES]
+            if line[-_TAIL_BYTES:] != self._chain.tail(body):
+                raise self._damage("the line's sum does not fit: something in it was changed, or lines are missing")
+            if body.startswith(b'{"dump":"end"'):
+                self._end(line, count)
+                return
+            found = self._decoded(_line_of, line)
+            self._pass(found)
+            yield LogRecord(found.log, found.offset, found.value, found.time_ms, found.key)
+        self._number += 1
+        raise self._damage("it is cut off: its end mark is missing")
+
+    def _pass(self, found: _Line) -> None:
+        span = self._spans.get(found.log)
+        if span is None or not span.first <= found.offset < span.end:
+            raise self._damage(f"the header knows no record {found.log}:{found.offset}")
+        if (found.log, found.offset) < (self._log, self._next):
+            raise self._damage(f"record {found.log}:{found.offset} stands behind a later one")
+        self._log, self._next = found.log, found.offset + 1
+        if self._next == span.end:
+            self._begin_log(found.log)
+
+    def _end(self, line: bytes, count: int) -> None:
+        if self._decoded(_end_of, line).records != count:
+            raise self._damage(f"its end mark counts other records than the {count} that are there")
+        if self._file.readline():
+            self._number += 1
+            raise self._damage("something follows its end mark")
+
+
+def memory_door(path: Path) -> tuple[Header, MemoryDoor]:
+    """A cluster in memory that holds a dump's logs, for tools that read a log. Raises DumpDamaged."""
+    broker = MemoryBroker()
+    with Reader(path) as reader:
+        header = reader.header
+        last = max((span.log for span in header.logs), default=0)
+        broker.create_topic(header.topic, max(header.partitions or 0, last + 1))
+        broker.base |= {TopicPartition(header.topic, span.log): span.first for span in header.logs}
+        logs = broker.topics[header.topic]
+        for record in reader:
+            logs[record.log].append(MemoryMessage(header.topic, record.log, record.offset, record.key, record.value,
+                                                  None, record.timestamp_ms))  # fmt: skip
+    return header, broker.door()
+

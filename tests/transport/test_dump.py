@@ -1,0 +1,148 @@
+"""Dump files: what is written is read again, and no byte of a file can change unnoticed."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from marshal_py.errors import DumpDamaged, HistoryTruncated
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.transport.dump import Header, Reader, Span, Writer, memory_door
+from marshal_py.transport.ports import Bounds, LogRecord
+
+RECORDS = [
+    LogRecord(0, 0, b"root", 1_000, b""),
+    LogRecord(0, 1, None, 1_001, None),
+    LogRecord(2, 7, bytes(range(256)), 1_002, b"billing"),
+    LogRecord(2, 8, b"", -1, "grüße".encode()),
+    LogRecord(2, 9, b"last", 1_004, b"billing"),
+]
+SPANS = (Span(0, 0, 2), Span(1, 0, 0), Span(2, 7, 10))
+
+
+def header(**fields: object) -> Header:
+    given = {"topic": "__marshal", "incarnation": "00" * 16, "partitions": 3, "logs": SPANS, "time_ms": 5, **fields}
+    return Header(**given)  # type: ignore[arg-type]
+
+
+def written(records: list[LogRecord] = RECORDS, **fields: object) -> bytes:
+    out = io.BytesIO()
+    writer = Writer(out, header(**fields))
+    for record in records:
+        writer.write(record)
+    writer.finish()
+    return out.getvalue()
+
+
+def read(path: Path, content: bytes) -> list[LogRecord]:
+    path.write_bytes(content)
+    with Reader(path) as reader:
+        return list(reader)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "log.dump"
+
+
+def test_what_is_written_is_read_again(path: Path) -> None:
+    assert read(path, written()) == RECORDS
+    with Reader(path) as reader:
+        assert reader.header == header()
+    assert read(path, written([], logs=())) == []
+
+
+def test_lines_are_json_with_the_promised_names(path: Path) -> None:
+    """Other tools read these lines: names, order and types stay."""
+    lines = [json.loads(line) for line in written().splitlines()]
+    assert list(lines[0])[:3] == ["dump", "version", "topic"]
+    assert [list(line) for line in lines[1:-1]] == [["log", "offset", "time_ms", "key", "value", "sum"]] * len(RECORDS)
+    assert lines[2] == {"log": 0, "offset": 1, "time_ms": 1_001, "key": None, "value": None, "sum": lines[2]["sum"]}
+    assert lines[3]["key"] == "YmlsbGluZw=="
+    assert (lines[-1]["dump"], lines[-1]["records"]) == ("end", len(RECORDS))
+
+
+def test_further_fields_are_for_others(path: Path) -> None:
+    out = io.BytesIO()
+    writer = Writer(out, header())
+    for record in RECORDS:
+        writer.write(record, {"verdict": "accepted", "fields": {"value": 1}})
+    writer.finish()
+    assert read(path, out.getvalue()) == RECORDS
+
+
+def test_every_changed_byte_is_noticed_in_its_line(path: Path) -> None:
+    """Header, record, end mark, structure, checksum, line end: whatever the byte, the nearest offset is named."""
+    whole = written()
+    places = [(0, 0), *((record.log, record.offset) for record in RECORDS), (2, 10)]
+    line = 0
+    for at, byte in enumerate(whole):
+        for other in {byte ^ 1, byte ^ 0x20, 0x0A} - {byte}:
+            with pytest.raises(DumpDamaged) as caught:
+                read(path, whole[:at] + bytes((other,)) + whole[at + 1 :])
+            assert caught.value.line in (line + 1, line + 2), f"byte {at}"
+            assert (caught.value.log, caught.value.offset) == places[line], f"byte {at} became {other}"
+        line += byte == 0x0A
+    assert line == len(places)
+
+
+def test_every_missing_or_added_byte_is_noticed(path: Path) -> None:
+    whole = written()
+    for at in range(len(whole)):
+        with pytest.raises(DumpDamaged):
+            read(path, whole[:at])
+    for at in range(0, len(whole) + 1, 7):
+        with pytest.raises(DumpDamaged):
+            read(path, whole[:at] + b" " + whole[at:])
+    lines = whole.splitlines(keepends=True)
+    for at in range(len(lines)):
+        with pytest.raises(DumpDamaged):
+            read(path, b"".join(lines[:at] + lines[at + 1 :]))
+        if at + 1 < len(lines):
+            with pytest.raises(DumpDamaged):
+                read(path, b"".join([*lines[:at], lines[at + 1], lines[at], *lines[at + 2 :]]))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "line 1 is no header"),
+        (b'{"log":1}\n', "line 1 is no header"),
+        (b"\xff" * 500, "line 1 is no header"),
+        (written(version=2), "version 2, this library reads 1"),
+        (written([LogRecord(5, 0, b"", 0)]), "the header knows no record 5:0"),
+        (written([LogRecord(2, 10, b"", 0)]), "the header knows no record 2:10"),
+        (written([RECORDS[2], RECORDS[2]]), "record 2:7 stands behind a later one"),
+        (written([RECORDS[2], RECORDS[0]]), "record 0:0 stands behind a later one"),
+    ],
+)
+def test_what_is_no_dump_says_so(path: Path, content: bytes, reason: str) -> None:
+    with pytest.raises(DumpDamaged, match=re.escape(reason)):
+        read(path, content)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(DumpDamaged, match="it cannot be read: No such file"):
+        Reader(tmp_path / "missing")
+
+
+def test_a_dump_as_a_cluster(path: Path) -> None:
+    """Offsets, times and keys are those of the dump; a log that was cut says so as a real one would."""
+    path.write_bytes(written())
+    found, door = memory_door(path)
+    assert found == header()
+    admin, log = door.admin(), door.log("__marshal", "me")
+    assert admin.partition_count("__marshal") == 3
+    tps = [TopicPartition("__marshal", number) for number in range(3)]
+    assert list(admin.bounds(tps).values()) == [Bounds(0, 2), Bounds(0, 0), Bounds(7, 10)]
+    log.follow(0, 0)
+    assert log.poll(0.0) == RECORDS[:2]
+    log.follow(2, 7)
+    assert log.poll(0.0) == RECORDS[2:]
+    log.follow(2, 6)
+    with pytest.raises(HistoryTruncated):
+        log.poll(0.0)
