@@ -1,0 +1,356 @@
+"""One pass over a log that turns its records into the rows of tables.py. Pure; decides nothing.
+
+Strategy: every record goes through the rationalizer; then the verdict and the world as it stands tell what happened.
+Kept beside the world is only what the world forgets (tracks.py). Timestamps are put beside what happened and decide
+nothing. The rows do not depend on where a reader paused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, Final
+
+from marshal_py.errors import InvalidOption
+from marshal_py.history.tables import (
+    TABLES,
+    DigestRow,
+    GapRow,
+    IntervalRow,
+    LostRow,
+    MoveRow,
+    PauseRow,
+    PositionRow,
+    RaceRow,
+    RecordRow,
+    Row,
+    SessionRow,
+    StandingRow,
+)
+from marshal_py.history.tracks import Claim, Open, Pause, Span, Stay, Track, appeared, open_in, some_offset
+from marshal_py.protocol import rationalizer
+from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.records import (
+    ClaimingMessages,
+    ClaimingPartition,
+    Evict,
+    GroupConfig,
+    Heartbeat,
+    Join,
+    Leave,
+    Note,
+    Record,
+    ReleaseGroup,
+    ReleasingPartition,
+    SetPosition,
+    Topology,
+)
+from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.world import CHECKPOINT_OFFSETS, Group, Partition, World
+
+NAMES_MAX: Final = 10_000  # ended sessions per group whose names are kept for late records; the oldest go first
+OUTCOMES: Final = ("accepted", "rejected", "ignored")
+LOST_NOTE: Final = "offset_lost"
+
+
+class Timeline:
+    """Folds a log onto `world` and collects rows. `take` hands out what has come since the last call."""
+
+    def __init__(self, world: World, wanted: Collection[str] = tuple(TABLES),
+                 known: Open | None = None) -> None:  # fmt: skip
+        """`world`: as far as the log was folded already; a fresh one for a log from its beginning.
+
+        `known`: the `open` of another Timeline of this log at the same offset. Without it, what is open in the world
+        began at a time that nobody knows. Raises InvalidOption if a wanted table does not exist.
+        """
+        for name in wanted:
+            if name not in TABLES:
+                raise InvalidOption("tables", name, f"one of {', '.join(TABLES)}")
+        self.world = world
+        self.open = open_in(world) if known is None else known
+        self._wanted = frozenset(wanted)
+        self._rows: dict[str, list[Row]] = {name: [] for name in TABLES if name in self._wanted}
+        self._digested: set[str] = set()  # groups whose digest was told at the last checkpoint
+        self._tells: dict[type[Record], Callable[[Group, Track, int, int, Any], None]] = {
+            Heartbeat: self._heartbeat, Join: self._join, Leave: self._leave, Evict: self._evict,
+            ClaimingPartition: self._claim, ReleasingPartition: self._release, ClaimingMessages: self._grant,
+            ReleaseGroup: self._release_group, SetPosition: self._set_position, Topology: self._topology,
+            GroupConfig: self._group_config, Note: self._note,
+        }  # fmt: skip
+
+    def read(self, offset: int, time_ms: int, value: bytes | None) -> Verdict:
+        """Folds one record. Raises a CoordinationError, having changed nothing, where the fold does."""
+        verdict = rationalizer.apply(self.world, offset, value)
+        name, record = verdict.group, verdict.record
+        if name:
+            track = self.open.tracks.get(name) or Track()
+            if "records" in self._wanted:
+                self._tell_record(track, time_ms, verdict)
+            if record is not None:
+                if not verdict.outcome:
+                    tell = self._tells.get(type(record))
+                    if tell is not None:
+                        self.open.tracks[name] = track
+                        tell(self.world.groups.get(name) or Group(name), track, offset, time_ms, record)
+                elif verdict.reason in ("held", "observed") and isinstance(record, ClaimingPartition):
+                    self._race(track, offset, time_ms, record, verdict)
+            self.open.touched.add(name)
+        elif "records" in self._wanted:
+            self._tell_record(Track(), time_ms, verdict)
+        if offset % CHECKPOINT_OFFSETS == CHECKPOINT_OFFSETS - 1:
+            self._checkpoint()
+        return verdict
+
+    def take(self) -> dict[str, list[Row]]:
+        """The rows since the last call, by table, each in the order of the log."""
+        taken, self._rows = self._rows, {name: [] for name in self._rows}
+        return taken
+
+    @property
+    def pending(self) -> int:
+        """How many rows wait for `take`."""
+        return sum(map(len, self._rows.values()))
+
+    def finish(self) -> dict[str, list[Row]]:
+        """As `take`, and what is open at the end: without an end. The Timeline can still go on."""
+        log, end = self.world.log, self.world.next_offset
+        for name, group in sorted(self.world.groups.items()):
+            track = self.open.tracks.get(name) or Track()
+            for session, stay in track.stays.items():
+                if stay.alive:
+                    self._tell_stay(name, session, stay, None, None, None, "")
+            for epoch, claim in track.claims.items():
+                self._tell_claim(group, epoch, claim, None, None, None)
+            for topic, spans in track.spans.items():
+                for partition, span in spans.items():
+                    if partition >= 0:
+                        self._tell_span(name, topic, partition, span, None, None, None, None)
+            if track.pause is not None:
+                self._tell_pause(name, track.pause, None, None, None)
+            for tp, part in sorted(group.partitions.items()):
+                owner = some_offset(part.owner)
+                self._tell(StandingRow(log, end, name, tp.topic, tp.partition, owner, track.client(owner),
+                                       some_offset(part.epoch), some_offset(part.position), part.generation, part.lag,
+                                       part.in_flight, part.attempts))  # fmt: skip
+            if end % CHECKPOINT_OFFSETS or name not in self._digested:
+                chain = None if end % CHECKPOINT_OFFSETS else f"{self.world.chain:016x}"
+                self._tell(DigestRow(log, end, name, f"{group.digest():016x}", chain))
+        return self.take()
+
+    # --- rows
+
+    def _tell(self, row: Row) -> None:
+        rows = self._rows.get(_NAMES[type(row)])
+        if rows is not None:
+            rows.append(row)
+
+    def _checkpoint(self) -> None:
+        """G1: the world has just closed a block."""
+        if "digests" in self._wanted:
+            at, chain = self.world.next_offset, f"{self.world.chain:016x}"
+            for name in sorted(self.open.touched):
+                group = self.world.groups.get(name)
+                if group is not None:
+                    self._tell(DigestRow(self.world.log, at, name, f"{group.digest():016x}", chain))
+        self._digested = set(self.open.touched)
+        self.open.touched.clear()
+
+    def _tell_record(self, track: Track, time_ms: int, verdict: Verdict) -> None:
+        record, session, topic, partition, position = verdict.record, None, None, None, None
+        client: str | None = None
+        match record:
+            case Join():
+                session, client = verdict.offset if not verdict.outcome else None, record.client_id
+            case ClaimingPartition():
+                topic, partition, position = record.topic, record.partition, some_offset(record.start)
+            case ReleasingPartition():
+                position = some_offset(record.position)
+            case ClaimingMessages():
+                position = record.to
+            case Topology():
+                topic = record.topic
+            case Note():
+                topic, partition = record.topic or None, some_offset(record.partition)
+                position = some_offset(record.from_)
+        if record is not None and client is None:
+            session = some_offset(getattr(record, "session", NONE))
+            client = track.client(session)
+        epoch = getattr(record, "epoch", None)
+        if epoch is not None and epoch in track.claims:
+            topic, partition = track.claims[epoch].topic, track.claims[epoch].partition
+        kind = None if record is None else type(record).__name__
+        self._tell(RecordRow(self.world.log, verdict.offset, time_ms, verdict.group, kind, session, client, topic,
+                             partition, position, OUTCOMES[verdict.outcome], verdict.reason))  # fmt: skip
+
+    def _tell_stay(self, name: str, session: int, stay: Stay, offset: int | None, time_ms: int | None,
+                   ended: str | None, by: str) -> None:  # fmt: skip
+        self._tell(SessionRow(self.world.log, name, session, stay.client, stay.member, stay.from_time_ms, offset,
+                              time_ms, ended, by, stay.sign_time_ms))  # fmt: skip
+
+    def _tell_claim(self, group: Group, epoch: int, claim: Claim, offset: int | None, time_ms: int | None,
+                    ended: str | None) -> None:  # fmt: skip
+        part = group.partitions[TopicPartition(claim.topic, claim.partition)]
+        client = self.open.tracks[group.name].stays[claim.session].client
+        self._tell(IntervalRow(self.world.log, group.name, claim.topic, claim.partition, client, claim.session, epoch,
+                               claim.from_time_ms, offset, time_ms, ended, claim.after, claim.from_position,
+                               some_offset(part.position), claim.generation, part.in_flight))  # fmt: skip
+
+    def _tell_span(self, name: str, topic: str, partition: int, span: Span, offset: int | None, time_ms: int | None,
+                   session: int | None, client: str | None) -> None:  # fmt: skip
+        self._tell(GapRow(self.world.log, name, topic, partition, span.from_offset, span.from_time_ms, offset, time_ms,
+                          span.cause, span.client, span.sign_time_ms, session, client, span.members,
+                          span.paused))  # fmt: skip
+
+    def _tell_pause(self, name: str, pause: Pause, offset: int | None, time_ms: int | None,
+                    ended: str | None) -> None:  # fmt: skip
+        self._tell(PauseRow(self.world.log, name, pause.from_offset, pause.from_time_ms, offset, time_ms,
+                            pause.duration_ms, pause.renewals, pause.reason, pause.by, ended))  # fmt: skip
+
+    def _tell_position(self, group: Group, track: Track, part: Partition, offset: int, time_ms: int, cause: str,
+                       session: int | None, epoch: int | None) -> None:  # fmt: skip
+        self._tell(PositionRow(self.world.log, offset, time_ms, group.name, part.tp[0], part.tp[1], session,
+                               track.client(session), epoch, some_offset(part.position), part.generation, part.lag,
+                               part.in_flight, part.attempts, cause))  # fmt: skip
+
+    def _race(self, track: Track, offset: int, time_ms: int, record: ClaimingPartition, verdict: Verdict) -> None:
+        """A claim that came late. One that lost to its own session is a copy (F4.2); to a move, nobody's."""
+        epoch, session, when = track.winners.get(record.topic, {}).get(record.partition, (NONE, NONE, None))
+        if epoch != NONE and session != record.session and record.observed < epoch:
+            self._tell(RaceRow(self.world.log, offset, time_ms, verdict.group, record.topic, record.partition,
+                               record.session, track.client(record.session), verdict.reason, session,
+                               track.client(session), epoch, when))  # fmt: skip
+
+    # --- what accepted records did; `group` is as it stands after them
+
+    def _heartbeat(self, group: Group, track: Track, offset: int, time_ms: int, record: Heartbeat) -> None:
+        if group.sessions[record.session].extended == offset:
+            track.stays[record.session].sign_time_ms = time_ms
+        if record.claims and "positions" in self._wanted:
+            for entry in record.claims:
+                part = group.claims.get(entry.epoch)
+                if part is not None and part.owner == record.session and part.tp[1] >= 0:
+                    self._tell_position(group, track, part, offset, time_ms, "heartbeat", part.owner, entry.epoch)
+
+    def _join(self, group: Group, track: Track, offset: int, time_ms: int, record: Join) -> None:
+        before = track.stays.get(record.predecessor)
+        if before is not None and before.alive:
+            self._end(group, track, record.predecessor, offset, time_ms, "replaced")
+        track.stays[offset] = Stay(record.client_id, record.member, time_ms, time_ms)
+
+    def _leave(self, group: Group, track: Track, offset: int, time_ms: int, record: Leave) -> None:
+        self._end(group, track, record.session, offset, time_ms, "leave")
+
+    def _evict(self, group: Group, track: Track, offset: int, time_ms: int, record: Evict) -> None:
+        self._end(group, track, record.session, offset, time_ms, "evict", record.by)
+
+    def _end(self, group: Group, track: Track, session: int, offset: int, time_ms: int, ended: str,
+             by: str = "") -> None:  # fmt: skip
+        """F3.3."""
+        stay = track.stays[session]
+        for epoch in [epoch for epoch, claim in track.claims.items() if claim.session == session]:
+            self._free(group, track, epoch, offset, time_ms, ended)
+        self._tell_stay(group.name, session, stay, offset, time_ms, ended, by)
+        stay.alive = False
+        if len(track.stays) > NAMES_MAX + len(group.sessions):
+            del track.stays[next(known for known, kept in track.stays.items() if not kept.alive)]
+
+    def _free(self, group: Group, track: Track, epoch: int, offset: int, time_ms: int, ended: str) -> None:
+        claim = track.claims[epoch]
+        self._tell_claim(group, epoch, claim, offset, time_ms, ended)
+        stay = track.stays[claim.session]
+        part = group.partitions[TopicPartition(claim.topic, claim.partition)]
+        span = Span(offset, time_ms, ended, stay.client, stay.sign_time_ms, len(group.sessions), group.paused,
+                    some_offset(part.position))  # fmt: skip
+        track.spans.setdefault(claim.topic, {})[claim.partition] = span
+        del track.claims[epoch]
+
+    def _claim(self, group: Group, track: Track, offset: int, time_ms: int, record: ClaimingPartition) -> None:
+        topic, partition = record.topic, record.partition
+        part = group.claims[offset]
+        span = track.spans.get(topic, {}).pop(partition, None)
+        client = track.client(record.session)
+        if span is not None and partition >= 0:
+            self._tell_span(group.name, topic, partition, span, offset, time_ms, record.session, client)
+        after = "new" if span is None else span.cause
+        track.claims[offset] = Claim(topic, partition, record.session, time_ms, after, some_offset(part.position),
+                                     part.generation)  # fmt: skip
+        track.winners.setdefault(topic, {})[partition] = offset, record.session, time_ms
+        if partition >= 0:
+            self._tell_position(group, track, part, offset, time_ms, "claim", record.session, offset)
+
+    def _release(self, group: Group, track: Track, offset: int, time_ms: int, record: ReleasingPartition) -> None:
+        claim = track.claims[record.epoch]
+        self._free(group, track, record.epoch, offset, time_ms, "release")
+        if claim.partition >= 0:
+            part = group.partitions[TopicPartition(claim.topic, claim.partition)]
+            self._tell_position(group, track, part, offset, time_ms, "release", record.session, record.epoch)
+
+    def _grant(self, group: Group, track: Track, offset: int, time_ms: int, record: ClaimingMessages) -> None:
+        part = group.claims[record.epoch]
+        if record.start > record.from_:
+            self._tell(LostRow(self.world.log, offset, time_ms, group.name, *part.tp, record.session,
+                               track.client(record.session), record.from_, record.start, "skipped"))  # fmt: skip
+        self._tell_position(group, track, part, offset, time_ms, "grant", record.session, record.epoch)
+
+    def _release_group(self, group: Group, track: Track, offset: int, time_ms: int, record: ReleaseGroup) -> None:
+        pause = track.pause
+        if record.duration_ms == 0:
+            waited = pause is not None and record.token != pause.token
+            self._end_pause(group, track, offset, time_ms, "waited" if waited else "resume")
+        elif pause is None:
+            track.pause = Pause(offset, time_ms, offset, record.duration_ms, record.reason, record.by)
+        else:
+            pause.renewals += 1
+            pause.token = offset
+            pause.duration_ms, pause.reason, pause.by = record.duration_ms, record.reason, record.by
+
+    def _end_pause(self, group: Group, track: Track, offset: int, time_ms: int, ended: str) -> None:
+        if track.pause is not None:
+            self._tell_pause(group.name, track.pause, offset, time_ms, ended)
+            track.pause = None
+
+    def _set_position(self, group: Group, track: Track, offset: int, time_ms: int, record: SetPosition) -> None:
+        for move in record.moves:
+            part = group.partitions[TopicPartition(move.topic, move.partition)]
+            span = track.spans[move.topic][move.partition]
+            self._tell(MoveRow(self.world.log, offset, time_ms, group.name, move.topic, move.partition, span.position,
+                               move.position, part.generation, record.by))  # fmt: skip
+            span.position = move.position
+            self._tell_position(group, track, part, offset, time_ms, "move", None, None)
+        if record.resume:
+            self._end_pause(group, track, offset, time_ms, "set_position")
+
+    def _topology(self, group: Group, track: Track, offset: int, time_ms: int, record: Topology) -> None:
+        """Partitions that appear are free; those that a smaller count cuts off are nobody's business (F9.2)."""
+        spans = track.spans.setdefault(record.topic, {})
+        for partition in [p for p in spans if p >= record.partitions]:
+            self._tell_span(group.name, record.topic, partition, spans.pop(partition), offset, time_ms, None, None)
+        owned = {claim.partition for claim in track.claims.values() if claim.topic == record.topic}
+        for partition in range(record.partitions):
+            if partition not in owned and partition not in spans:
+                spans[partition] = appeared(group, record.topic, partition, offset, time_ms)
+
+    def _group_config(self, group: Group, track: Track, offset: int, time_ms: int, record: GroupConfig) -> None:
+        gone = [session for session, stay in track.stays.items() if stay.alive and session not in group.sessions]
+        for session in gone:
+            self._end(group, track, session, offset, time_ms, "mode")
+        if record.deleted and not track.deleted:
+            self._end_pause(group, track, offset, time_ms, "deleted")
+            for topic, spans in track.spans.items():
+                for partition in sorted(spans):
+                    if partition >= 0:
+                        self._tell_span(group.name, topic, partition, spans[partition], offset, time_ms, None, None)
+            track.spans.clear()
+        elif track.deleted and not record.deleted:
+            for topic, known in group.topics.items():
+                track.spans[topic] = {partition: appeared(group, topic, partition, offset, time_ms)
+                                      for partition in range(known.count)}  # fmt: skip
+        track.deleted = record.deleted
+
+    def _note(self, group: Group, track: Track, offset: int, time_ms: int, record: Note) -> None:
+        if record.kind == LOST_NOTE and record.partition >= 0 and 0 <= record.from_ < record.to:
+            session = some_offset(record.session)
+            self._tell(LostRow(self.world.log, offset, time_ms, group.name, record.topic, record.partition, session,
+                               track.client(session), record.from_, record.to, LOST_NOTE))  # fmt: skip
+
+
+_NAMES: Final[dict[type[Row], str]] = {row: name for name, row in TABLES.items()}

@@ -1,0 +1,113 @@
+"""What is open in a log at some point, beside its world: stays, claims, spans without an owner, pauses; since when.
+
+Plain values that msgspec writes down and reads back. The world forgets these things because no rule needs them;
+timeline.py keeps them for people. No row is made here.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.world import Group, World
+
+
+class Stay(Struct):
+    """A session that was begun. `alive` ends with it; the rest stays for the names in late records."""
+
+    client: str
+    member: str
+    from_time_ms: int | None
+    sign_time_ms: int | None
+    alive: bool = True
+
+
+class Claim(Struct):
+    """A live claim."""
+
+    topic: str
+    partition: int
+    session: int
+    from_time_ms: int | None
+    after: str | None
+    from_position: int | None
+    generation: int
+
+
+class Span(Struct):
+    """A partition that nobody owns. `position` is the one it has; it moves by SetPosition only."""
+
+    from_offset: int | None
+    from_time_ms: int | None
+    cause: str | None
+    client: str | None
+    sign_time_ms: int | None
+    members: int
+    paused: bool
+    position: int | None
+
+
+class Pause(Struct):
+    """A running pause."""
+
+    from_offset: int | None
+    from_time_ms: int | None
+    token: int | None
+    duration_ms: int
+    reason: str = ""
+    by: str = ""
+    renewals: int = 0
+
+
+class Track(Struct):
+    """What is open in one group. A plain value: msgspec writes it down and reads it back."""
+
+    stays: dict[int, Stay] = {}
+    claims: dict[int, Claim] = {}
+    spans: dict[str, dict[int, Span]] = {}
+    pause: Pause | None = None
+    winners: dict[str, dict[int, tuple[int, int, int | None]]] = {}  # last claim of a partition: epoch, session, time
+    deleted: bool = False
+
+    def client(self, session: int | None) -> str | None:
+        stay = self.stays.get(session) if session is not None else None
+        return None if stay is None else stay.client
+
+
+class Open(Struct):
+    """All that a Timeline knows beside its world. `touched`: groups with records since the last checkpoint."""
+
+    tracks: dict[str, Track] = {}
+    touched: set[str] = set()
+
+
+def some_offset(value: int) -> int | None:
+    return None if value == NONE else value
+
+
+def appeared(group: Group, topic: str, partition: int, offset: int | None, time_ms: int | None) -> Span:
+    part = group.partitions.get(TopicPartition(topic, partition))
+    position = None if part is None else some_offset(part.position)
+    return Span(offset, time_ms, "new", None, None, len(group.sessions), group.paused, position)
+
+
+def open_in(world: World) -> Open:
+    """What is open in a world of which nothing else is known: since when, nobody can say."""
+    found: dict[str, Track] = {}
+    for name, group in world.groups.items():
+        track = found[name] = Track(deleted=group.deleted)
+        for session, state in group.sessions.items():
+            track.stays[session] = Stay(state.join.client_id, state.join.member, None, None)
+        for epoch, part in group.claims.items():
+            track.claims[epoch] = Claim(*part.tp, part.owner, None, None, None, part.generation)
+            track.winners.setdefault(part.tp.topic, {})[part.tp.partition] = epoch, part.owner, None
+        if group.paused:
+            track.pause = Pause(None, None, group.pause_change, group.pause_duration_ms)
+        owned = {part.tp for part in group.claims.values()}
+        for topic, known in group.topics.items() if not group.deleted else ():
+            spans = track.spans[topic] = {}
+            for partition in range(known.count):
+                if (topic, partition) not in owned:
+                    spans[partition] = appeared(group, topic, partition, None, None)
+                    spans[partition].cause = None
+    return Open(found)
