@@ -1,0 +1,271 @@
+"""A log as tables: each row against the world as it stood, offset by offset, on logs that reach every rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from marshal_py.errors import InvalidOption, LogGap
+from marshal_py.history.tables import TABLES, Row
+from marshal_py.history.timeline import Timeline
+from marshal_py.history.tracks import Open
+from marshal_py.protocol import codec
+from marshal_py.protocol.rationalizer import apply
+from marshal_py.protocol.records import (
+    AT_MOST_ONCE,
+    ClaimingMessages,
+    ClaimingPartition,
+    ClaimState,
+    Evict,
+    Heartbeat,
+    Join,
+    Leave,
+    Move,
+    Note,
+    ReleaseGroup,
+    SetPosition,
+)
+from marshal_py.protocol.world import World
+from tests.support import hostile
+from tests.support.logbook import GROUP, INCARNATION, INTERVAL_MS, TOPIC, Logbook
+
+SEEDS = 40
+RECORDS = 250
+Tables = dict[str, list[Any]]
+
+
+def fold(values: Iterable[bytes | None], timeline: Timeline | None = None) -> Tables:
+    """All rows of a log with a record per second."""
+    timeline = timeline or Timeline(World())
+    for value in values:
+        timeline.read(timeline.world.next_offset, time_of(timeline.world.next_offset), value)
+    return dict(timeline.finish())
+
+
+def time_of(offset: int) -> int:
+    return 1_000_000 + 1_000 * offset
+
+
+def drawn_log(seed: int, records: int = RECORDS) -> list[bytes | None]:
+    """Records that fit the world so far, of two groups, some garbage among them."""
+    rng, book = Random(seed), Logbook(exhaustive=False)
+    for _ in range(records):
+        name = rng.choice(hostile.GROUPS[:2])
+        record = hostile.plausible(rng, book.world, name)
+        book.fold(codec.encode(record, name, INCARNATION) if rng.random() < 0.97 else b"garbage")
+    return book.values
+
+
+# --- the rows say what the world said
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_rows_agree_with_the_world_at_every_offset(seed: int) -> None:
+    """Owners, spans without one, pauses, live sessions and positions, each held against the fold after each record."""
+    values = drawn_log(seed)
+    tables = fold(values)
+    world = World()
+    owners = {(row.group, row.topic, row.partition, row.epoch): row for row in tables["intervals"]}
+    assert len(owners) == len(tables["intervals"])
+    positions = {(row.offset, row.group, row.topic, row.partition): row for row in tables["positions"]}
+    covers = {name: _starts_and_ends(tables[name], first) for name, first in
+              (("intervals", "epoch"), ("gaps", "from_offset"), ("pauses", "from_offset"), ("sessions", "session"))
+              }  # fmt: skip
+    now: dict[str, set[tuple[Any, ...]]] = {name: set() for name in covers}
+    for offset, value in enumerate(values):
+        apply(world, offset, value)
+        for name, (starts, ends) in covers.items():
+            now[name] -= ends.get(offset, set())
+            now[name] |= starts.get(offset, set())
+        seen = now["intervals"]
+        groups = world.groups.items()
+        assert {(row[0], row[1], row[2]) for row in seen} == {
+            (name, *part.tp) for name, group in groups for part in group.claims.values()}  # fmt: skip
+        assert {row[:3] for row in now["gaps"]} == {
+            (name, topic, number) for name, group in groups if not group.deleted
+            for topic, known in group.topics.items() for number in range(known.count)
+            if (name, topic, number) not in {row[:3] for row in seen}}  # fmt: skip
+        assert {row[0] for row in now["pauses"]} == {name for name, group in groups if group.paused}
+        assert {(row[0], row[3]) for row in now["sessions"]} == {
+            (name, session) for name, group in groups for session in group.sessions}  # fmt: skip
+        for (at, name, topic, number), row in positions.items():
+            if at == offset:
+                part = next(p for tp, p in world.groups[name].partitions.items() if tp == (topic, number))
+                assert (row.position, row.generation, row.lag, row.in_flight, row.attempts) == (
+                    part.position, part.generation, part.lag, part.in_flight, part.attempts)  # fmt: skip
+    for row in tables["standings"]:
+        part = next(p for tp, p in world.groups[row.group].partitions.items() if tp == (row.topic, row.partition))
+        assert (row.position or -1, row.epoch or -1) == (part.position or -1, part.epoch or -1)
+
+
+def _starts_and_ends(rows: list[Any], first: str) -> tuple[dict[int, set[Any]], dict[int, set[Any]]]:
+    """What begins and what ends at each offset, as (group, topic, partition, offset of the beginning)."""
+    starts: dict[int, set[Any]] = {}
+    ends: dict[int, set[Any]] = {}
+    for row in rows:
+        start = getattr(row, first)
+        key = (row.group, getattr(row, "topic", ""), getattr(row, "partition", -1), start)
+        starts.setdefault(start, set()).add(key)
+        if row.to_offset is not None:
+            assert row.to_offset > start
+            ends.setdefault(row.to_offset, set()).add(key)
+    return starts, ends
+
+
+def test_the_logs_reach_every_table_and_every_cause() -> None:
+    """Else the test above could pass on nothing."""
+    tables: dict[str, list[Any]] = {name: [] for name in TABLES}
+    for seed in range(SEEDS):
+        for name, rows in fold(drawn_log(seed)).items():
+            tables[name] += rows
+    assert all(tables.values()), {name: len(rows) for name, rows in tables.items()}
+    ends = {row.ended for row in tables["intervals"]}
+    assert ends >= {"release", "leave", "evict", "replaced", None}
+    assert {row.cause for row in tables["gaps"]} >= {"new", "release", "leave", "evict", "replaced"}
+    assert {row.cause for row in tables["positions"]} == {"claim", "heartbeat", "grant", "release", "move"}
+    assert {row.ended for row in tables["pauses"]} >= {"resume", "waited", "set_position"}
+    assert {row.reason for row in tables["races"]} >= {"held"}
+    assert {row.verdict for row in tables["records"]} == {"accepted", "rejected", "ignored"}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_digests_are_the_oracles(seed: int) -> None:
+    """G1-G3: at every checkpoint, by the second fold."""
+    values = drawn_log(seed)
+    book = Logbook(start=False, exhaustive=False)
+    told = {(row.offset, row.group): row for row in fold(values)["digests"]}
+    for offset, value in enumerate(values, 1):
+        book.put(value)
+        for name in book.oracle.groups:
+            row = told.get((offset, name))
+            if row is not None:
+                assert row.state == f"{book.oracle.state_digest(name):016x}"
+                assert row.chain == (f"{book.oracle.chain_digest()[1]:016x}" if offset % 16 == 0 else None)
+    assert {at for at, _ in told} >= set(range(16, len(values), 16))
+    assert {name for at, name in told if at == len(values)} == set(book.oracle.groups)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rows_do_not_depend_on_where_a_reader_paused(seed: int) -> None:
+    """What a Timeline knows survives being written down and read back, at any offset."""
+    values, rng = drawn_log(seed), Random(seed)
+    whole = fold(values)
+    pieces: Tables = {name: [] for name in TABLES}
+    timeline = Timeline(World())
+    for offset, value in enumerate(values):
+        timeline.read(offset, time_of(offset), value)
+        if rng.random() < 0.1:
+            for name, rows in timeline.take().items():
+                pieces[name] += rows
+            known = msgspec.msgpack.decode(msgspec.msgpack.encode(timeline.open), type=Open)
+            timeline = Timeline(timeline.world, known=known)
+    for name, rows in timeline.finish().items():
+        pieces[name] += rows
+    ends = {row for row in pieces["digests"] if row.offset == len(values)}  # told at the checkpoint and at the end
+    assert ends == {row for row in whole["digests"] if row.offset == len(values)}
+    del pieces["digests"][-len(ends) :], whole["digests"][-len(ends) :]
+    assert pieces == whole
+
+
+def test_a_reader_that_begins_in_the_middle_knows_no_times() -> None:
+    """From a world alone: what is open is there, since when is not."""
+    values = drawn_log(3)
+    world = World()
+    for offset, value in enumerate(values):
+        apply(world, offset, value)
+    whole, late = fold(values), dict(Timeline(world).finish())
+    assert late["standings"] == whole["standings"]
+    for name, first in (("intervals", "epoch"), ("sessions", "session"), ("gaps", "partition")):
+        still = {(r.group, getattr(r, "topic", ""), getattr(r, first)) for r in whole[name] if r.to_offset is None}
+        assert {(r.group, getattr(r, "topic", ""), getattr(r, first)) for r in late[name]} == still
+        assert all(r.from_time_ms is None for r in late[name])
+
+
+# --- one story, row by row
+
+
+def times(row: Row) -> tuple[int | None, ...]:
+    return tuple(getattr(row, name) for name in row._fields if name.endswith("time_ms"))
+
+
+def test_a_take_over_and_a_race() -> None:
+    book = Logbook()
+    first = book.join("a")
+    second, third = book.join("b"), book.join("c")
+    topology = book.topology(1)
+    epoch = book.claim(first)
+    beat = book.must(Heartbeat(first, 1, (ClaimState(epoch, 105, 40, 7),)))
+    gone = book.must(Evict(first, beat, 2 * INTERVAL_MS, "b"))
+    taken = book.must(ClaimingPartition(second, TOPIC, 0, epoch))
+    book.refuses(ClaimingPartition(third, TOPIC, 0, epoch), "held")
+    book.refuses(ClaimingPartition(second, TOPIC, 0, epoch), "held")  # a copy of what won is no race
+    tables = fold(book.values)
+    ended, live = tables["intervals"]
+    assert (ended.client, ended.epoch, ended.to_offset, ended.ended, ended.after) == ("a", epoch, gone, "evict", "new")
+    assert (ended.from_position, ended.to_position, ended.in_flight) == (100, 105, 7)
+    assert (live.client, live.epoch, live.to_offset, live.after) == ("b", taken, None, "evict")
+    assert times(ended) == (time_of(epoch), time_of(gone))
+    new, after = tables["gaps"]
+    assert (new.cause, new.from_offset, new.to_offset, new.next_client) == ("new", topology, epoch, "a")
+    assert (after.cause, after.client, after.next_client, after.members) == ("evict", "a", "b", 2)
+    assert times(after) == (time_of(gone), time_of(taken), time_of(beat))
+    (race,) = tables["races"]
+    assert (race.client, race.reason, race.winner_client, race.winner_epoch) == ("c", "held", "b", taken)
+    assert [(row.client, row.ended, row.by) for row in tables["sessions"]] == [
+        ("a", "evict", "b"), ("b", None, ""), ("c", None, "")]  # fmt: skip
+    assert [(row.cause, row.client, row.position, row.lag) for row in tables["positions"]] == [
+        ("claim", "a", 100, 0), ("heartbeat", "a", 105, 40), ("claim", "b", 105, 40)]  # fmt: skip
+    refused = tables["records"][-1]
+    assert (refused.type, refused.client, refused.verdict, refused.reason) == (
+        "ClaimingPartition", "b", "rejected", "held")  # fmt: skip
+
+
+def test_pauses_moves_and_lost_ranges() -> None:
+    book = Logbook()
+    session, epoch = book.owner(AT_MOST_ONCE)
+    book.must(ClaimingMessages(session, epoch, 100, 104, 110))
+    book.must(Note(session, "offset_lost", TOPIC, 0, 50, 60))
+    token = book.pause()
+    token = book.pause()
+    book.release(session, epoch)
+    move = book.must(SetPosition(token, (Move(TOPIC, 0, book.partition().version, 7),), True, "alice"))
+    again = book.must(ReleaseGroup(book.group.pause_change, -1, 5_000, by="bob"))
+    ended = book.must(ReleaseGroup(again, -1, 0, 5_000, by="c"))
+    book.must(Leave(session))
+    tables = fold(book.values)
+    assert [(r.from_position, r.to_position, r.cause) for r in tables["lost"]] == [
+        (100, 104, "skipped"), (50, 60, "offset_lost")]  # fmt: skip
+    assert [(r.renewals, r.ended, r.by, r.to_offset) for r in tables["pauses"]] == [
+        (1, "set_position", "", move), (0, "waited", "bob", ended)]  # fmt: skip
+    (moved,) = tables["moves"]
+    assert (moved.from_position, moved.to_position, moved.generation, moved.by) == (110, 7, 1, "alice")
+
+
+def test_only_wanted_tables_are_made() -> None:
+    values = drawn_log(1)
+    tables = fold(values, Timeline(World(), ["races", "gaps"]))
+    whole = fold(values)
+    assert tables == {name: whole[name] for name in ("races", "gaps")}
+    with pytest.raises(InvalidOption, match="tables='claims' is not allowed: one of records"):
+        Timeline(World(), ["claims"])
+
+
+def test_a_gap_in_the_log_is_no_row_but_an_error() -> None:
+    """L8."""
+    timeline = Timeline(World())
+    timeline.read(0, 0, drawn_log(1)[0])
+    with pytest.raises(LogGap):
+        timeline.read(2, 0, b"")
+
+
+def test_a_join_that_was_refused_is_nobodys_session() -> None:
+    book = Logbook()
+    join = Join("a", bytes(16), 1, INTERVAL_MS, (TOPIC,))
+    book.must(join)
+    book.refuses(join, "instance")
+    row = fold(book.values)["records"][-1]
+    assert (row.group, row.client, row.session, row.reason) == (GROUP, "a", None, "instance")
