@@ -119,7 +119,7 @@ class GapRow(NamedTuple):
 
     `cause`: new (the partition appeared), else how its owner's claim ended. `client`: that owner. `last_sign_time_ms`:
     of that owner's session; from it to `to_time_ms` is the time that a take-over took. `next_client` is None if the
-    span ended otherwise than by a claim. `members`: live sessions at its beginning, and `paused`: whether the group was.
+    span ended otherwise than by a claim. `members`: live sessions at its beginning; `paused`: whether the group was.
     """
 
     log: int
