@@ -22,6 +22,7 @@ from marshal_py.cli import (
     release,
     simulate,
     state,
+    verify,
 )
 from marshal_py.client.marshal import VERSION
 
@@ -38,6 +39,7 @@ app.command("consume", epilog=consume.EXAMPLE)(consume.consume)
 app.command("produce", epilog=produce.EXAMPLE)(produce.produce)
 app.command("state", epilog=state.EXAMPLE)(state.state)
 app.add_typer(log.app, name="log")
+app.command("verify", epilog=verify.EXAMPLE)(verify.verify)
 app.command("doctor", epilog=doctor.EXAMPLE)(doctor.doctor)
 app.command("release", epilog=release.EXAMPLE)(release.release)
 app.command("resume", epilog=release.RESUME_EXAMPLE)(release.resume)

@@ -40,8 +40,9 @@ class Observer:
     def __init__(self, door: Door, topic: str, timeout_s: float = READ_TIMEOUT_S) -> None:
         """Finds the root. Raises CoordinationTopicMissing, CoordinationError, ClusterUnreachable.
 
-        `root` is None if the topic has no Genesis yet: no consumer has ever run here.
+        `root` is None if the topic has no Genesis yet: no consumer has ever run here. `root_value`: its bytes.
         """
+        self.root_value: bytes | None = None
         self.topic = topic
         self.worlds: dict[int, World] = {}
         self.extended_ms: dict[tuple[int, int], int] = {}
@@ -84,6 +85,7 @@ class Observer:
                 self._passed[0] = record.offset + 1
                 if world.genesis is None:
                     rationalizer.apply(world, record.offset, record.value)
+                    self.root_value = record.value
             if not records and time.monotonic() >= deadline:
                 raise self._unreachable(0)
         return world.genesis

@@ -11,7 +11,8 @@ import pytest
 from marshal_py.client.marshal import VERSION, connect
 from tests.cli.shell import DEADLINE_S, Shell
 
-COMMANDS = [["demo"], ["consume"], ["produce"], ["state"], ["log"], ["log", "tail"], ["log", "dump"], ["doctor"]]
+COMMANDS = [["demo"], ["consume"], ["produce"], ["state"], ["log"], ["log", "tail"], ["log", "dump"], ["doctor"],
+            ["verify"], ["log", "load"]]  # fmt: skip
 
 
 # --- the frame

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from marshal_py.client.marshal import connect
-from tests.cli.shell import Shell
+from marshal_py.transport.dump import Reader, Writer
+from tests.cli.shell import Shell, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +89,66 @@ def test_the_tail_in_its_raw_form(shell: Shell, billing: str, dumped: Path) -> N
 )
 def test_forms_that_contradict_are_wrong_usage(shell: Shell, arguments: list[str]) -> None:
     assert shell.run(*arguments).exit_code == 2
+
+
+# --- verify
+
+
+def test_verify_agrees_with_the_cluster_and_with_its_dump(shell: Shell, billing: str, dumped: Path) -> None:
+    for found in (shell.json("verify"), Shell("").json("verify", "--dump", str(dumped))):
+        assert (found["ok"], found["first"], found["differences"]) == (True, None, [])
+        assert found["records"] >= len(dumped.read_text(encoding="utf-8").splitlines()) - 2
+        assert found["digests"] > 0
+    assert shell.run("verify", billing).stdout.splitlines()[-1] == "all digests are equal"
+    assert shell.run("verify", "--coordination-topic", "__unused").exit_code == 0
+
+
+def test_verify_names_the_offset_of_a_changed_byte(dumped: Path, tmp_path: Path) -> None:
+    """Anywhere in the file: 40 places, spread over it; test_dump.py changes every byte of a smaller one."""
+    whole, changed = dumped.read_bytes(), tmp_path / "changed.dump"
+    lines = whole.splitlines(keepends=True)
+    for at in range(0, len(whole), len(whole) // 40):
+        changed.write_bytes(whole[:at] + bytes((whole[at] ^ 1,)) + whole[at + 1 :])
+        done = Shell("").run("verify", "--dump", str(changed), "--json")
+        assert done.exit_code == 1
+        first = json.loads(done.stdout)["first"]
+        line = whole.count(b"\n", 0, at)
+        if 0 < line < len(lines) - 1:
+            record = json.loads(lines[line])
+            assert (first["log"], first["offset"]) == (record["log"], record["offset"])
+        assert f"at offset {first['offset']} of log {first['log']}" in done.stderr
+
+
+def test_verify_sees_through_a_dump_that_was_written_anew(shell: Shell, billing: str, tmp_path: Path) -> None:
+    """Sums that fit do not help: the digests of the heartbeats stand in the log itself."""
+    with (
+        connect({"bootstrap.servers": shell.servers, "log_level": 0}) as marshal,
+        marshal.consumer("long", ["orders"], heartbeat_interval_s=1.0) as consumer,
+    ):
+        path = tmp_path / "long.dump"
+
+        def carried() -> bool:
+            assert shell.run("log", "dump", "long", "-o", str(path)).exit_code == 0
+            consumer.flush()
+            return bool(Shell("").json("verify", "long", "--dump", str(path))["heartbeat_digests"])
+
+        wait_until(carried, "a heartbeat carries a digest")
+    with Reader(path) as reader:
+        header, records = reader.header, list(reader)
+    forged = tmp_path / "forged.dump"
+    with forged.open("wb") as out:
+        writer = Writer(out, header)
+        log = records[-1].log
+        for record in records:
+            if (record.log, record.offset) == (log, 3):
+                assert record.value is not None
+                record = record._replace(value=record.value[:-1] + bytes((record.value[-1] ^ 1,)))
+            writer.write(record)
+        writer.finish()
+    done = Shell("").run("verify", "--dump", str(forged), "--json")
+    assert done.exit_code == 1
+    first = json.loads(done.stdout)["first"]
+    assert first["log"] == log
+    assert first["offset"] > 3
+    assert "digest" in first["what"]
+    assert f"log {log}, offset {first['offset']}: " in done.stderr

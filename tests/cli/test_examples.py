@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from marshal_py.cli import consume, demo, doctor, log, produce, state
+from marshal_py.cli import consume, demo, doctor, log, produce, state, verify
 from tests.cli.shell import DEADLINE_S, REPOSITORY, Shell
 
 EXAMPLES = [
     consume.EXAMPLE, produce.EXAMPLE, state.EXAMPLE, log.TAIL_EXAMPLE, log.DUMP_EXAMPLE, log.LOAD_EXAMPLE,
-    doctor.EXAMPLE,
+    doctor.EXAMPLE, verify.EXAMPLE,
 ]  # fmt: skip
 DUMP = "billing.dump"  # what examples write and read
 

@@ -1,0 +1,63 @@
+"""`marshal verify`: folds the log, or a dump of it, twice by independent code and compares every digest."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+
+from marshal_py.cli import frame
+from marshal_py.cli.state import NOBODY
+from marshal_py.errors import DumpDamaged
+from marshal_py.simulator.verify import Report
+from marshal_py.simulator.verify import verify as fold_twice
+
+EXAMPLE: Final = frame.example("marshal verify --dump billing.dump --json")
+
+
+@frame.reports_errors
+def verify(
+    group: Annotated[str | None, typer.Argument(help="The log of one group; all logs if left out.")] = None,
+    dump: frame.DumpFile = None,
+    bootstrap_servers: frame.Servers = None,
+    command_config: frame.CommandConfig = None,
+    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
+    as_json: frame.Json = False,
+) -> None:
+    """Fold the log twice and compare all digests, those that consumers wrote into it too.
+
+    Exit code 1 names the first offset that is not as it must be. A dump is also held against its own checksums.
+    """
+    try:
+        with frame.look(bootstrap_servers, command_config, coordination_topic, dump) as observer:
+            if observer.root is None:
+                frame.say(NOBODY)
+            logs = observer.logs_of(group) if observer.root is not None else [0]
+            report = fold_twice(observer.records(logs), observer.root, observer.root_value)
+    except DumpDamaged as error:
+        _print(Report(), {"log": error.log, "offset": error.offset, "line": error.line, "what": error.reason}, as_json)
+        raise
+    first = msgspec.to_builtins(report.differences[0]) if report.differences else None
+    _print(report, first, as_json)
+    if first is not None:
+        raise frame.CommandFailed(f"log {first['log']}, offset {first['offset']}: {_sentence(first)}")
+
+
+def _print(report: Report, first: dict[str, Any] | None, as_json: bool) -> None:
+    if as_json:
+        frame.print_json({"ok": first is None, "first": first, **msgspec.to_builtins(report)})
+        return
+    if report.records:
+        others = f", {report.other_fold_versions} of other fold versions" if report.other_fold_versions else ""
+        print(f"{report.records} records in {report.logs} logs, {report.groups} groups: {report.checkpoints} "
+              f"checkpoints folded twice, {report.digests} group digests and {report.heartbeat_digests} digests of "
+              f"heartbeats compared{others}")  # fmt: skip
+    if first is None:
+        print("all digests are equal")
+
+
+def _sentence(first: dict[str, Any]) -> str:
+    group = f" of group {first['group']!r}" if first["group"] else ""
+    values = f" is {first['found']}, must be {first['expected']}" if first["found"] or first["expected"] else ""
+    return f"{first['what']}{group}{values}"

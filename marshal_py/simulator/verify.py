@@ -1,0 +1,169 @@
+"""Folds a log twice, by the heart and by the oracle, and compares all that both say and all that the log itself says.
+
+Compared are every verdict, the chain digest and the digests of the groups concerned at every checkpoint, all groups at
+the end, and each digest that a heartbeat carries (PROTOCOL.md 6) with the fold's. The two folds share no code: where
+they agree, the log means what PROTOCOL.md says; where a heartbeat disagrees, its sender once read another log or folded
+it otherwise. The first difference of a log ends the look at that log, for everything behind it may follow from it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from marshal_py.errors import CoordinationError
+from marshal_py.protocol import rationalizer
+from marshal_py.protocol.records import Checkpoint, Genesis, Heartbeat
+from marshal_py.protocol.world import CHECKPOINT_OFFSETS, FOLD_VERSION, World
+from marshal_py.simulator.oracle import Oracle, OracleStop
+from marshal_py.transport.ports import LogRecord
+
+
+class Difference(Struct, frozen=True):
+    """The first offset of a log at which something is not as it must be. `group` is "" where it is the whole log's."""
+
+    log: int
+    offset: int
+    group: str
+    what: str
+    found: str
+    expected: str
+
+
+class Report(Struct):
+    """What was compared, and what differed: at most one difference per log, the lowest."""
+
+    logs: int = 0
+    records: int = 0
+    groups: int = 0
+    checkpoints: int = 0
+    digests: int = 0  # of groups, by both folds
+    heartbeat_digests: int = 0  # carried by heartbeats
+    other_fold_versions: int = 0  # carried by heartbeats, not compared (G4)
+    differences: list[Difference] = []
+
+    @property
+    def ok(self) -> bool:
+        return not self.differences
+
+
+class TwoFolds:
+    """One log under both folds."""
+
+    def __init__(self, log: int, root: Genesis | None, root_value: bytes | None, report: Report) -> None:
+        """`root`, `root_value`: the root Genesis and its bytes, needed for a log > 0 (L4)."""
+        self.difference: Difference | None = None
+        self._log, self._report = log, report
+        self._world = World(log, None if log == 0 else root)
+        self._oracle = Oracle(log, None if log == 0 else root_value)
+        self._touched: set[str] = set()  # groups that a record since the last checkpoint named
+        self._chains = {0: 0}  # by checkpoint
+        self._states: dict[str, tuple[list[int], list[int]]] = {}  # group -> checkpoints at which it changed, digests
+
+    def put(self, offset: int, value: bytes | None) -> None:
+        """Folds the next record; afterwards `difference` may be set."""
+        if self.difference is not None:
+            return
+        self._report.records += 1
+        stopped = ["", ""]
+        try:
+            verdict = rationalizer.apply(self._world, offset, value)
+        except CoordinationError as error:
+            stopped[0] = str(error)
+        try:
+            judged = self._oracle.apply(offset, value)
+        except OracleStop as stop:
+            stopped[1] = str(stop)
+        if any(stopped):
+            what = "the log cannot be folded further" if all(stopped) else "only one of the folds stops here"
+            self._differs(offset, "", what, stopped[0] or "goes on", stopped[1] or "goes on")
+            return
+        ours = (verdict.outcome.name.lower(), verdict.reason, verdict.group)
+        theirs = (judged.outcome, judged.reason, judged.group or "")
+        if ours != theirs:
+            found, expected = (" ".join(filter(None, said)) for said in (ours, theirs))
+            self._differs(offset, verdict.group, "verdict", found, expected)
+            return
+        if isinstance(verdict.record, Heartbeat) and verdict.record.digest is not None:
+            self._check_carried(offset, verdict.group, verdict.record.digest)
+        self._touched.add(verdict.group)
+        if (offset + 1) % CHECKPOINT_OFFSETS == 0 and self.difference is None:
+            self._check_block(offset)
+
+    def finish(self) -> None:
+        """The end of the log: every group, whatever was said about it last."""
+        names = self._world.groups.keys()
+        self._report.groups += len(names)
+        if self.difference is None:
+            other = self._oracle.groups.keys() ^ names
+            if other:
+                self._differs(self._world.next_offset - 1, min(other), "only one of the folds has the group", "", "")
+            else:
+                self._touched.update(names)
+                self._compare_groups(self._world.next_offset - 1)
+
+    def _check_block(self, offset: int) -> None:
+        """A checkpoint (G1): the chain, and the groups that the block has named."""
+        self._report.checkpoints += 1
+        at, chain = self._oracle.chain_digest()
+        if (self._world.chain_at, self._world.chain) != (at, chain):
+            self._differs(offset, "", "chain digest", f"{self._world.chain:016x}", f"{chain:016x}")
+            return
+        self._chains[at] = chain
+        self._compare_groups(offset)
+
+    def _compare_groups(self, offset: int) -> None:
+        for name in sorted(self._touched & self._world.groups.keys()):
+            digest, theirs = self._world.groups[name].digest(), self._oracle.state_digest(name)
+            self._report.digests += 1
+            if digest != theirs:
+                self._differs(offset, name, "state digest", f"{digest:016x}", f"{theirs:016x}")
+                return
+            checkpoints, digests = self._states.setdefault(name, ([], []))
+            checkpoints.append(offset + 1)
+            digests.append(digest)
+        self._touched.clear()
+
+    def _check_carried(self, offset: int, group: str, carried: Checkpoint) -> None:
+        """G4: what the sender of a heartbeat had folded."""
+        if carried.fold != FOLD_VERSION:
+            self._report.other_fold_versions += 1
+            return
+        self._report.heartbeat_digests += 1
+        if carried.at not in self._chains:
+            known = f"checkpoints up to {max(self._chains)}"
+            self._differs(offset, group, "checkpoint of a heartbeat", str(carried.at), known)
+        elif self._chains[carried.at] != carried.chain:
+            # Not where the logs parted, but the first that noticed: the block before it may be the one that differs.
+            self._differs(offset, group, f"chain digest of a heartbeat, of checkpoint {carried.at}",
+                          f"{carried.chain:016x}", f"{self._chains[carried.at]:016x}")  # fmt: skip
+        else:
+            checkpoints, digests = self._states.get(group, ([], []))
+            known_at = bisect_right(checkpoints, carried.at) - 1
+            digest = digests[known_at] if known_at >= 0 else None
+            if digest != carried.state:
+                expected = "no such group there" if digest is None else f"{digest:016x}"
+                self._differs(offset, group, f"state digest of a heartbeat, of checkpoint {carried.at}",
+                              f"{carried.state:016x}", expected)  # fmt: skip
+
+    def _differs(self, offset: int, group: str, what: str, found: str, expected: str) -> None:
+        self.difference = Difference(self._log, offset, group, what, found, expected)
+        self._report.differences.append(self.difference)
+
+
+def verify(records: Iterable[LogRecord], root: Genesis | None, root_value: bytes | None) -> Report:
+    """Checks whole logs; their records may come mixed, each log's in its order."""
+    report = Report()
+    logs: dict[int, TwoFolds] = {}
+    for record in records:
+        folds = logs.get(record.log)
+        if folds is None:
+            folds = logs[record.log] = TwoFolds(record.log, root, root_value, report)
+        folds.put(record.offset, record.value)
+    for folds in logs.values():
+        folds.finish()
+    report.logs = len(logs)
+    report.differences.sort(key=lambda difference: (difference.log, difference.offset))
+    return report
