@@ -12,6 +12,7 @@
     |   +-- UnsupportedPlatform   this system lacks what the feature needs
     |   +-- MissingSpark          a part of Spark is not installed: pyspark, pyarrow, pandas, a Java
     |   +-- GroupMissing          an admin named a group, a partition of it or a session that the log does not know
+    |   +-- GroupExists           a group was to be created that is there
     |   +-- PositionOutOfRange    an admin wanted a position that the partition does not have
     |   +-- DumpDamaged           a dump file of a log is not as it was written
     |   +-- LoadRefused           a dump cannot be loaded into this topic
@@ -26,6 +27,7 @@
     |   +-- PauseNotDrained       consumers did not let go of their partitions in time; the pause was ended
     |   +-- PositionNotMoved      a move of positions was given up; nothing moved, and nothing will
     |   +-- PositionUnknown       a move was given up while its record may still land
+    |   +-- SettingsChanged       another admin changed the group's settings while ours were on their way
     |   +-- MembersAlive          consumers are alive where none may be
     |   +-- AdminGaveUp           an operation was not read done in time
     +-- ClusterError              Kafka or its topics are not as they must be
@@ -157,6 +159,14 @@ class GroupMissing(CallerError):
         super().__init__(f"group {group!r} {what}")
 
 
+class GroupExists(CallerError):
+    """A group was to be created that is there already, with or without consumers. Nothing was changed."""
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+        super().__init__(f"group {group!r} exists: update its settings, or delete it first")
+
+
 class PositionOutOfRange(CallerError):
     """A wanted position lies outside what the partition holds. Nothing was moved."""
 
@@ -280,6 +290,17 @@ class PositionUnknown(PeerError):
                          f"{command} finds out")
 
 
+class SettingsChanged(PeerError):
+    """The group was changed by somebody else after it was looked at; nothing of ours was (PROTOCOL.md F9.1, F9.4)."""
+
+    retriable: ClassVar[bool] = True
+
+    def __init__(self, group: str, what: str, by: str) -> None:
+        self.group, self.what, self.by = group, what, by
+        super().__init__(f"{what} of group {group!r} changed meanwhile, by {by or 'somebody without a name'}; nothing "
+                         f"of this change was made: look again, then try again")
+
+
 class MembersAlive(PeerError):
     """Consumers are alive where none may be."""
 
@@ -293,10 +314,12 @@ class AdminGaveUp(PeerError):
 
     retriable: ClassVar[bool] = True
 
-    def __init__(self, group: str, what: str, waited_s: float) -> None:
-        self.group, self.what, self.waited_s = group, what, waited_s
-        told = f"was not read done within {waited_s:g} s; it may still happen, and to try again is safe"
-        super().__init__(f"group {group!r}: {what} {told if waited_s else 'was interrupted and taken back'}")
+    def __init__(self, group: str, what: str, waited_s: float, *, pending: bool = False) -> None:
+        """`waited_s`: 0 for an interruption. `pending`: a record of it is on its way and may still be accepted."""
+        self.group, self.what, self.waited_s, self.pending = group, what, waited_s, pending
+        told = f"was not read done within {waited_s:g} s" if waited_s else "was interrupted"
+        after = "it may still happen, and to try again is safe" if pending or waited_s else "nothing of it will happen"
+        super().__init__(f"group {group!r}: {what} {told}; {after}")
 
 
 # --- the cluster

@@ -23,9 +23,15 @@ class Author(NamedTuple):
         who = who.encode()[:room].decode(errors="ignore")
         return cls(who, who + tail)
 
+    def signed(self, reason: str) -> str:
+        """`by` of a record that has no field for the reason: it stands after a colon, as far as there is room."""
+        if not reason:
+            return self.by
+        return f"{self.by}: {reason}".encode()[:BY_BYTES_MAX].decode(errors="ignore")
+
     def wrote(self, by: str) -> bool:
         """Whether a record is of this very run (M1)."""
-        return by == self.by
+        return by == self.by or by.startswith(f"{self.by}:")
 
     def is_also(self, by: str) -> bool:
         """Whether a record is of the same person on the same machine (M2)."""

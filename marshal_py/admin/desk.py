@@ -1,7 +1,7 @@
 """Drives one errand over a real log: reads, folds, steps, sends, looks positions up.
 
 Strategy: a connection of its own per operation, folded to the log's end before anything is judged or written (L7). It
-creates nothing: not the topic, not a Genesis, not a group. It makes no protocol decision.
+creates nothing, not the topic, not a group; only who creates a group begins its log. It makes no protocol decision.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.ports import ClusterAdmin, Door, LogRecord
 
 POLL_S_MAX: Final = 0.1  # a waiting desk looks up so often, for ctrl-C
+BEGIN_S: Final = 2.0  # before a Genesis that was not read is written again
 ABANDON_S: Final = 1.0  # a desk that is left alone looks up every POLL_S_MAX
 FLUSH_S: Final = 5.0  # what a desk that closes may wait for its last records
 
@@ -141,6 +142,15 @@ class Desk:
             self._ledger.read(verdict)
             if errand is not None:
                 errand.receive(verdict, now)
+
+    def begin(self) -> None:
+        """Begins the group's log if it has not begun: a copy of the root, which was read back (L4). Others may win."""
+        root = self._world.genesis or self._world.root
+        assert root is not None  # it was found when the desk was opened
+        deadline = time.monotonic() + self.timeout_s
+        while self._world.genesis is None:
+            self._log.append(self._number, b"", codec.encode(root, "", root.incarnation))
+            self._fold(self._poll(BEGIN_S, deadline, self._number))
 
     def refresh(self) -> None:
         """Folds what has come since."""

@@ -12,9 +12,9 @@ from typing import Final, NamedTuple, TypeVar
 
 from msgspec import Struct, field
 
-from marshal_py.admin.author import Author
+from marshal_py.admin.author import BY_BYTES_MAX, Author
 from marshal_py.admin.ledger import Ledger
-from marshal_py.errors import GroupDeleted, GroupOpaque, MarshalError
+from marshal_py.errors import AdminGaveUp, GroupDeleted, GroupOpaque, InvalidOption, MarshalError
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.lease import EVICT_INTERVALS
 from marshal_py.protocol.member import PROBE
@@ -68,8 +68,14 @@ class Scene(NamedTuple):
 class Errand:
     """One operation. Subclasses say what to do in `act` and what giving up takes in `close`."""
 
-    def __init__(self, scene: Scene, patience_ms: int | None = None) -> None:
+    founds = False  # whether it begins or revives a group; then `act` sees an empty one where there is none (F10.3)
+
+    def __init__(self, scene: Scene, patience_ms: int | None = None, reason: str = "") -> None:
+        """`reason`: in the user's words; every record of it carries them (M1). Raises InvalidOption if too long."""
+        if len(reason.encode()) > BY_BYTES_MAX:
+            raise InvalidOption("reason", reason, f"at most {BY_BYTES_MAX} bytes: it stands in the records")
         self.scene = scene
+        self.reason = reason
         self.pulse = Pulse(INTERVAL_MS, scene.draw)
         self.watch = Watch(INTERVAL_MS)
         self.step = Step()
@@ -97,6 +103,10 @@ class Errand:
         """Takes back what must not stay behind; True when nothing of this errand can still happen."""
         return True
 
+    def may_land(self, group: Group) -> bool:
+        """Whether a record of it that was not read accepted can still be: what an interrupted user must know."""
+        return False
+
     def unclosed(self, error: MarshalError) -> MarshalError:
         """The error of an errand that could not even read its own end: what is true then."""
         return error
@@ -123,15 +133,17 @@ class Errand:
     def tick(self, now: Instant) -> Step:
         """Everything that is due at `now`. Call again at `deadline_ms` (monotonic) at the latest."""
         step, group = self.step, self.scene.group
+        if group is None and self.founds:
+            group = Group(self.scene.name)
         if self.began is None:
             self.began = now
         if not self.ended and group is not None:
             self.watch.refresh(group, now, self.pulse.proven(now))
-            if group.deleted or group.opaque_at != NONE:
+            if (group.deleted and not self.founds) or group.opaque_at != NONE:
                 self.give_up(GroupDeleted(group.name) if group.deleted else GroupOpaque(group.name, group.opaque_at))
             elif now.mono_ms - self.began.mono_ms >= self.patience_ms:
                 self.give_up(self.late())
-            if self.giving_up is None:
+            if self.giving_up is None and not self.ended:
                 self.act(group, now)
             if self.giving_up is not None and not self.ended:
                 self._finish(group, now)
@@ -154,6 +166,8 @@ class Errand:
         if self._given_up_ms is None:
             self._given_up_ms = now.mono_ms
         if self.close(group, now):
+            if isinstance(error, AdminGaveUp) and not error.waited_s:
+                error = self.giving_up = AdminGaveUp(error.group, error.what, 0.0, pending=self.may_land(group))
             self.end(error)
         elif now.mono_ms - self._given_up_ms >= GRACE_INTERVALS * INTERVAL_MS:
             self.end(self.unclosed(error))
@@ -194,7 +208,7 @@ class Errand:
         for record in self.sent(Evict):
             if (record.session, record.observed) == (session.id, session.extended):
                 return record
-        return Evict(session.id, session.extended, waited_ms, self.scene.author.by)
+        return Evict(session.id, session.extended, waited_ms, self.scene.author.signed(self.reason))
 
 
 def patience_of(group: Group | None) -> int:

@@ -8,13 +8,16 @@ Each call opens a connection of its own and reads the group's log to its end; no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from marshal_py.admin import overview
 from marshal_py.admin.author import Author
+from marshal_py.admin.change import ConfigPlan, ShrinkPlan, origin_of
 from marshal_py.admin.desk import Desk, Watcher
+from marshal_py.admin.errand import Scene
+from marshal_py.admin.outlook import Outlook
 from marshal_py.admin.pause import PausePlan, ResumePlan
 from marshal_py.admin.position import PositionPlan, check_size, check_topology
 from marshal_py.admin.preview import Row, owners_of, preview, rows_of
@@ -58,24 +61,79 @@ class Group:
         self._door, self._topic, self._timeout_s, self._author = door, coordination_topic, timeout_s, author
 
     @contextmanager
-    def desk(self) -> Iterator[Desk]:
-        """A connection to the group's log; raises GroupMissing if nobody ever used the group."""
+    def desk(self, founding: bool = False) -> Iterator[Desk]:
+        """A connection to the group's log; unless `founding`, raises GroupMissing if nobody ever used the group."""
         with Desk(self._door, self._topic, self.name, self._timeout_s, self._author) as desk:
-            if desk.scene.group is None:
+            if desk.scene.group is None and not founding:
                 raise GroupMissing(self.name, "has never been used: start a consumer once, or mend the name")
             yield desk
 
     # --- looking
 
     def info(self) -> dict[str, Any]:
-        """Topics, members, positions, pause, as of now."""
+        """Topics, members, positions, pause, settings, as of now."""
         with self.desk() as desk:
-            return overview.info(_state(desk))
+            return {**overview.info(_state(desk)), "settings_from": origin_of(_state(desk))}
 
     def members(self) -> list[dict[str, Any]]:
         """Live sessions."""
         with self.desk() as desk:
             return overview.members(_state(desk))
+
+    def outlook(self, judge: Callable[[Scene], Outlook]) -> Outlook:
+        """What an operation would do now: one of the functions of marshal_py.admin.outlook. Writes nothing."""
+        with self.desk(founding=True) as desk:
+            return judge(desk.scene)
+
+    # --- settings
+
+    def create(self, *, delivery: str | None = None, policy: str | None = None, reason: str = "",
+               watcher: Watcher | None = None) -> int:  # fmt: skip
+        """Creates the group before its first consumer, or revives a deleted one; returns the offset of the record.
+
+        `delivery`: "at_least_once" or "at_most_once"; without it the first consumer decides. `policy`: "balanced",
+        "greedy", or "own": each consumer its own. Raises GroupExists, InvalidOption.
+        """
+        return self._settle(_named(delivery, policy), True, reason, watcher=watcher)
+
+    def set_config(self, *, delivery: str | None = None, policy: str | None = None, reason: str = "",
+                   token: int | None = None, take_over: bool = False,
+                   watcher: Watcher | None = None) -> int:  # fmt: skip
+        """Changes settings; what is not named stays. Returns the offset of the record.
+
+        Another `delivery` pauses the group for that moment, and its consumers end with ModeMismatch: start them again
+        with the new one. Positions stay. Raises SettingsChanged if somebody else was faster, InvalidOption,
+        GroupMissing, GroupDeleted; for a change of the delivery also AdminBusy and PauseNotDrained.
+        """
+        wanted = _named(delivery, policy)
+        if not wanted:
+            raise InvalidOption("delivery, policy", None, "name what shall change")
+        return self._settle(wanted, False, reason, token, take_over, watcher)
+
+    def _settle(self, wanted: dict[str, str], create: bool, reason: str, token: int | None = None,
+                take_over: bool = False, watcher: Watcher | None = None) -> int:  # fmt: skip
+        with self.desk(founding=create) as desk:
+            plan = ConfigPlan(desk.scene, wanted, create=create, reason=reason, token=token, take_over=take_over)
+            if create:
+                desk.begin()
+            desk.run(plan, watcher)
+            return plan.changed_at
+
+    def shrink(self, topic: str, partitions: int, *, reason: str = "", token: int | None = None,
+               take_over: bool = False, watcher: Watcher | None = None) -> int:  # fmt: skip
+        """Makes a topic smaller for the group, after it was made anew with fewer partitions; returns the offset.
+
+        The positions of the partitions beyond are forgotten. Pauses the group for that moment. Raises InvalidOption
+        while Kafka's topic is larger, GroupMissing, SettingsChanged, AdminBusy, PauseNotDrained.
+        """
+        with self.desk() as desk:
+            plan = ShrinkPlan(desk.scene, topic, partitions, reason=reason, token=token, take_over=take_over)
+            there = desk.admin.partition_count(topic)
+            if there is not None and there > partitions:
+                raise InvalidOption("partitions", partitions, f"{topic!r} has {there} in Kafka, so the next consumer "
+                                    "would make it grow again: recreate the topic first")  # fmt: skip
+            desk.run(plan, watcher)
+            return plan.changed_at
 
     # --- pausing
 
@@ -149,20 +207,20 @@ class Group:
             desk.run(plan)
             return plan.mark
 
-    def evict(self, session: int, *, watcher: Watcher | None = None) -> str:
+    def evict(self, session: int, *, reason: str = "", watcher: Watcher | None = None) -> str:
         """Ends a session that is silent for twice its interval, watched from now; returns who ended it.
 
         Raises MembersAlive if it gives a sign of life. There is no way to end a live one from outside.
         """
         with self.desk() as desk:
-            plan = EvictPlan(desk.scene, {session})
+            plan = EvictPlan(desk.scene, {session}, reason)
             desk.run(plan, watcher)
             return plan.ended_by.get(session, "")
 
-    def delete(self, *, watcher: Watcher | None = None) -> bool:
+    def delete(self, *, reason: str = "", watcher: Watcher | None = None) -> bool:
         """Deletes the group and its positions; False if it was deleted already. Raises MembersAlive."""
         with self.desk() as desk:
-            plan = RemovePlan(desk.scene)
+            plan = RemovePlan(desk.scene, reason)
             desk.run(plan, watcher)
             return plan.deleted_at != NONE
 
@@ -179,6 +237,11 @@ def _state(desk: Desk) -> GroupState:
     state = desk.scene.group
     assert state is not None  # Group.desk has looked
     return state
+
+
+def _named(delivery: str | None, policy: str | None) -> dict[str, str]:
+    """The settings that are named."""
+    return {name: value for name, value in (("delivery", delivery), ("policy", policy)) if value is not None}
 
 
 def _target(to: str | int | Target | None, shift_by: int | None) -> Target:
@@ -226,8 +289,12 @@ class _Lookup:
         self._desk, self._tps, self._target = desk, tps, target
         admin = desk.admin
         for topic in {tp.topic for tp in tps}:
-            if admin.partition_count(topic) is None:
+            count = admin.partition_count(topic)
+            if count is None:
                 raise GroupMissing(desk.scene.name, f"consumed {topic!r}, which does not exist any more")
+            if any(tp.topic == topic and tp.partition >= count for tp in tps):
+                raise GroupMissing(desk.scene.name, f"knows more partitions of {topic!r} than the {count} that Kafka "
+                                   f"has: marshal groups shrink {desk.scene.name} {topic} --partitions {count}")
         # What the group itself commits while it lets go must not move the aim.
         self._committed = admin.committed(desk.scene.name, tps) if target.kind == COMMITTED else {}
 

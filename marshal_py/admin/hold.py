@@ -97,7 +97,7 @@ class Hold:
         if not self.mine(group) and self.settled(group):
             return True
         token = group.pause_change if group.paused else NONE
-        self.errand.send(end_of(group, token, self.errand.scene.author.by), now)
+        self.errand.send(end_of(group, token, self.errand.scene.author.by, self.reason), now)
         return False
 
 

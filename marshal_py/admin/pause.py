@@ -70,7 +70,7 @@ class PausePlan(Errand):
 
     def __init__(self, scene: Scene, *, reason: str = "", duration_ms: int | None = None, token: int | None = None,
                  take_over: bool = False, keep: bool = False, patience_ms: int | None = None) -> None:  # fmt: skip
-        super().__init__(scene, patience_ms)
+        super().__init__(scene, patience_ms, reason)
         self.hold = Hold(self, reason, duration_ms, token, take_over)
         self.drain = Drain(self)
         self.keep = keep
@@ -111,8 +111,8 @@ class ResumePlan(Errand):
 
     def __init__(self, scene: Scene, *, token: int | None = None, take_over: bool = False, reason: str = "",
                  patience_ms: int | None = None) -> None:  # fmt: skip
-        super().__init__(scene, patience_ms)
-        self.token, self.take_over, self.reason = token, take_over, reason
+        super().__init__(scene, patience_ms, reason)
+        self.token, self.take_over = token, take_over
         self.was_paused = False
 
     def read(self, verdict: Verdict, now: Instant) -> None:
@@ -128,6 +128,9 @@ class ResumePlan(Errand):
             self.send(end_of(group, group.pause_change, self.scene.author.by, self.reason), now)
         else:
             self.give_up(busy(self.scene, group, now))
+
+    def may_land(self, group: Group) -> bool:
+        return any(record.observed == group.pause_change for record in self.sent(ReleaseGroup))
 
     def late(self) -> MarshalError:
         return AdminGaveUp(self.scene.name, "the end of the pause", self.patience_ms / 1000)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from marshal_py.admin.author import BY_BYTES_MAX
 from marshal_py.admin.errand import Errand, Scene
 from marshal_py.admin.hold import Hold
 from marshal_py.admin.pause import Drain
@@ -38,12 +39,13 @@ class PositionPlan(Errand):
                  duration_ms: int | None = None, token: int | None = None, take_over: bool = False,
                  patience_ms: int | None = None) -> None:  # fmt: skip
         """Raises InvalidRecord if the record would be too large, GroupMissing for a partition that is not there."""
-        super().__init__(scene, patience_ms)
+        super().__init__(scene, patience_ms, reason)
         self.tps = sorted(set(tps))
         self.resume = not stay_paused
         check_topology(scene, self.tps)
         check_size(scene, self.tps)
         self.hold = Hold(self, reason or "set-position", duration_ms, token, take_over)
+        self.by = scene.author.signed(reason)
         self.drain = Drain(self, set(self.tps))
         self.moved: SetPosition | None = None  # as read accepted
         self.moved_at = NONE
@@ -104,7 +106,7 @@ class PositionPlan(Errand):
         moves = tuple(
             Move(*tp, version, self._aims[tp]) for tp, (version, _) in zip(self.tps, states, strict=True)
         )
-        self.send(SetPosition(group.pause_change, moves, self.resume, self.scene.author.by), now)
+        self.send(SetPosition(group.pause_change, moves, self.resume, self.by), now)
 
     def _leave_moved(self, group: Group, now: Instant) -> None:
         """The move resumed the group, which killed all of ours (F8.4); or its pause stays, its token final."""
@@ -160,8 +162,8 @@ def check_topology(scene: Scene, tps: Iterable[TopicPartition]) -> None:
 
 
 def check_size(scene: Scene, tps: Iterable[TopicPartition]) -> None:
-    """The record of the move with the longest numbers that it could hold. Raises InvalidRecord."""
+    """The record of the move with the longest values that it could hold. Raises InvalidRecord."""
     moves = tuple(Move(*tp, OFFSET_MAX, OFFSET_MAX) for tp in tps)
-    record = SetPosition(OFFSET_MAX, moves, True, scene.author.by)
+    record = SetPosition(OFFSET_MAX, moves, True, scene.author.signed("x" * BY_BYTES_MAX))
     genesis = scene.world.genesis
     codec.encode(record, scene.name, b"" if genesis is None else genesis.incarnation)

@@ -49,29 +49,37 @@ def preview(scene: Scene, targets: Mapping[TopicPartition, int]) -> list[Row]:
     group = scene.group
     assert group is not None  # position.check_topology has looked
     before = {tp: p.position for tp, p in group.partitions.items()}
-    _write(world, scene.name, ReleaseGroup(group.pause_change, group.pause_change, PAUSE_MS_MAX, by=scene.author.by))
-    there = world.groups[scene.name]
-    for partition in list(there.claims.values()):
-        _write(world, scene.name, ReleasingPartition(partition.owner, partition.epoch, partition.position))
+    there = drained(scene, world)
     versions = {tp: p.version for tp, p in there.partitions.items()}
     moves = tuple(Move(*tp, versions.get(tp, NONE), position) for tp, position in sorted(targets.items()))
-    verdict = _write(world, scene.name, SetPosition(there.pause_change, moves, True, scene.author.by))
+    verdict = rehearse(world, scene.name, SetPosition(there.pause_change, moves, True, scene.author.by))
     if not verdict.accepted:
         raise PositionNotMoved(scene.name, f"the fold would reject it: {verdict.reason}")
     return rows_of(owners_of(group), before, {tp: there.partitions[tp].position for tp in targets})
 
 
 def twin(world: World, name: str) -> World:
-    """A copy of one group in a world of its own, which stands where the world stands."""
+    """A copy of one group, if it is there, in a world of its own, which stands where the world stands."""
     found = World(world.log, world.root)
     found.genesis, found.crc_seed = world.genesis, world.crc_seed
-    found.groups[name] = copy.deepcopy(world.groups[name])
+    if name in world.groups:
+        found.groups[name] = copy.deepcopy(world.groups[name])
     found.next_offset = world.next_offset
     found.pending = list(world.pending)
     found.chain, found.chain_at = world.chain, world.chain_at
     return found
 
 
-def _write(world: World, group: str, record: Record) -> Verdict:
+def drained(scene: Scene, world: World) -> Group:
+    """The group of a twin, paused by this author and let go of by everybody."""
+    there = world.groups[scene.name]
+    rehearse(world, scene.name, ReleaseGroup(there.pause_change, there.pause_change, PAUSE_MS_MAX, by=scene.author.by))
+    for partition in list(there.claims.values()):
+        rehearse(world, scene.name, ReleasingPartition(partition.owner, partition.epoch, partition.position))
+    return there
+
+
+def rehearse(world: World, group: str, record: Record) -> Verdict:
+    """What the fold says to a record, on a twin."""
     assert world.genesis is not None  # a group exists, so its log has begun
     return rationalizer.apply(world, world.next_offset, codec.encode(record, group, world.genesis.incarnation))

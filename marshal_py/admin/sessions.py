@@ -21,9 +21,9 @@ class StepDownPlan(Errand):
     """Marks a session as the last candidate for everything (F9.8). It stays in the group."""
 
     def __init__(self, scene: Scene, session: int, reason: str = "", patience_ms: int | None = None) -> None:
-        super().__init__(scene, patience_ms)
+        super().__init__(scene, patience_ms, reason)
         find_session(scene, session)
-        self.session, self.reason = session, reason
+        self.session = session
         self.mark = NONE
 
     def read(self, verdict: Verdict, now: Instant) -> None:
@@ -41,6 +41,10 @@ class StepDownPlan(Errand):
             observed = group.sessions[self.session].mark
             self.send(StepDown(self.session, observed, self.reason, self.scene.author.by), now)
 
+    def may_land(self, group: Group) -> bool:
+        session = group.sessions.get(self.session)
+        return session is not None and any(record.observed == session.mark for record in self.sent(StepDown))
+
     def late(self) -> MarshalError:
         return AdminGaveUp(self.scene.name, f"the step-down of session {self.session}", self.patience_ms / 1000)
 
@@ -50,8 +54,8 @@ class EvictPlan(Errand):
 
     what = "nobody is evicted"
 
-    def __init__(self, scene: Scene, sessions: set[int], patience_ms: int | None = None) -> None:
-        super().__init__(scene, patience_ms)
+    def __init__(self, scene: Scene, sessions: set[int], reason: str = "", patience_ms: int | None = None) -> None:
+        super().__init__(scene, patience_ms, reason)
         for session in sessions:
             find_session(scene, session)
         self.left = set(sessions)
@@ -89,6 +93,10 @@ class EvictPlan(Errand):
         else:
             self.wait_out(group, self.left, now)
 
+    def may_land(self, group: Group) -> bool:
+        return any(group.sessions[record.session].extended == record.observed for record in self.sent(Evict)
+                   if record.session in group.sessions)  # fmt: skip
+
     def late(self) -> MarshalError:
         return AdminGaveUp(self.scene.name, f"the end of sessions {sorted(self.left)}", self.patience_ms / 1000)
 
@@ -98,10 +106,10 @@ class RemovePlan(EvictPlan):
 
     what = "a group with live members is not deleted"
 
-    def __init__(self, scene: Scene, patience_ms: int | None = None) -> None:
+    def __init__(self, scene: Scene, reason: str = "", patience_ms: int | None = None) -> None:
         if scene.group is None:
             raise GroupMissing(scene.name, "has never been used")
-        super().__init__(scene, set(scene.group.sessions), patience_ms)
+        super().__init__(scene, set(scene.group.sessions), reason, patience_ms)
         self.deleted_at = NONE
 
     def read(self, verdict: Verdict, now: Instant) -> None:
@@ -118,7 +126,8 @@ class RemovePlan(EvictPlan):
             return
         self.wait(group, now)
         if not self.left and self.giving_up is None:
-            self.send(GroupConfig(group.config_offset, deleted=True, by=self.scene.author.by), now)
+            by = self.scene.author.signed(self.reason)
+            self.send(GroupConfig(group.config_offset, deleted=True, by=by), now)
 
     def give_up(self, error: MarshalError) -> None:
         """A deleted group ends every other errand; this one has what it wanted."""
@@ -127,6 +136,10 @@ class RemovePlan(EvictPlan):
             self.end()
         else:
             super().give_up(error)
+
+    def may_land(self, group: Group) -> bool:
+        deletions = self.sent(GroupConfig)
+        return super().may_land(group) or any(record.observed == group.config_offset for record in deletions)
 
     def late(self) -> MarshalError:
         return AdminGaveUp(self.scene.name, "the deletion", self.patience_ms / 1000)

@@ -1,4 +1,4 @@
-"""`marshal groups ls / info / rm`: the groups of a coordination topic."""
+"""`marshal groups ls / info / create / update / shrink / rm`: the groups of a coordination topic."""
 
 from __future__ import annotations
 
@@ -8,15 +8,25 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from marshal_py.admin import overview
+from marshal_py.admin import outlook, overview
+from marshal_py.admin.change import check_settings
 from marshal_py.admin.targets import print_table
 from marshal_py.cli import frame, operate
 from marshal_py.cli.state import NOBODY
 from marshal_py.client.observer import Observer
+from marshal_py.errors import InvalidOption
 
 LS_EXAMPLE: Final = frame.example("marshal groups ls")
 INFO_EXAMPLE: Final = frame.example("marshal groups info billing")
+CREATE_EXAMPLE: Final = frame.example("marshal groups create shipping --delivery at_most_once --yes")
+UPDATE_EXAMPLE: Final = frame.example("marshal groups update billing --policy greedy --yes")
+SHRINK_EXAMPLE: Final = frame.example("marshal groups shrink billing orders --partitions 3 --dry-run")
 RM_EXAMPLE: Final = frame.example("marshal groups rm billing --yes")
+
+DeliveryOption = Annotated[str | None, typer.Option("--delivery", metavar="MODE",
+                                                    help="at_least_once or at_most_once.")]  # fmt: skip
+PolicyOption = Annotated[str | None, typer.Option("--policy", metavar="POLICY", help="balanced, greedy, or own: each "
+                                                  "consumer follows its own.")]  # fmt: skip
 
 app = typer.Typer(help="Administer groups.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -69,18 +79,129 @@ def info(
     if as_json:
         frame.print_json(found)
         return
-    for key in ("group", "delivery", "policy", "pause", "topics"):
-        print(f"{key}: {found[key] if found[key] not in (None, {}) else '-'}")
+    for key in ("group", "delivery", "policy", "settings_from", "pause", "topics"):
+        print(f"{key.replace('_', ' ')}: {found[key] if found[key] not in (None, {}) else '-'}")
     for member in found["members"]:
         print(f"consumer: {member['client_id']}, session {member['session']}: {', '.join(member['claims']) or '-'}")
     for at in found["positions"]:
         print(f"position: {at['topic']}:{at['partition']} {at['position'] if at['position'] is not None else '-'}")
 
 
+@app.command("create", epilog=CREATE_EXAMPLE)
+@frame.reports_errors
+def create(
+    group: operate.Name,
+    delivery: DeliveryOption = None,
+    policy: PolicyOption = None,
+    reason: operate.Reason = "",
+    dry_run: operate.DryRun = False,
+    yes: operate.Yes = False,
+    bootstrap_servers: frame.Servers = None,
+    command_config: frame.CommandConfig = None,
+    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
+    as_json: frame.Json = False,
+) -> None:
+    """Create a group before its first consumer, or revive one that was deleted.
+
+    The coordination topic must be there; any consumer creates it. A group needs no creation: its first consumer does.
+    """
+    target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
+    wanted = _wanted(delivery, policy)
+    if not operate.foresee(target, lambda scene: outlook.of_settings(scene, wanted, True), dry_run=dry_run,
+                           as_json=as_json, question=f"Create group {group!r}?", yes=yes):  # fmt: skip
+        return
+    offset = target.create(delivery=delivery, policy=policy, reason=reason)
+    if as_json:
+        frame.print_json({"group": group, "created": True, "offset": offset})
+    else:
+        print(f"group {group!r} is created")
+
+
+@app.command("update", epilog=UPDATE_EXAMPLE)
+@frame.reports_errors
+def update(
+    group: operate.Name,
+    delivery: DeliveryOption = None,
+    policy: PolicyOption = None,
+    reason: operate.Reason = "",
+    token: operate.TokenOption = None,
+    take_over: operate.TakeOver = False,
+    dry_run: operate.DryRun = False,
+    yes: operate.Yes = False,
+    bootstrap_servers: frame.Servers = None,
+    command_config: frame.CommandConfig = None,
+    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
+    as_json: frame.Json = False,
+) -> None:
+    """Change the settings of a group; what is not named stays.
+
+    Another delivery pauses the group for that moment and ends its consumers: start them again with the new one.
+    Positions stay. Refused if somebody else changes the settings meanwhile.
+    """
+    wanted = _wanted(delivery, policy)
+    if not wanted:
+        raise typer.BadParameter("name what shall change: --delivery or --policy")
+    target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
+    if not operate.foresee(target, lambda scene: outlook.of_settings(scene, wanted, False), dry_run=dry_run,
+                           as_json=as_json, question=f"Change group {group!r}?", yes=yes):  # fmt: skip
+        return
+    operate.ask_twice(group, take_over, yes)
+    offset = target.set_config(delivery=delivery, policy=policy, reason=reason, token=token, take_over=take_over,
+                               watcher=operate.watcher(as_json))  # fmt: skip
+    if as_json:
+        frame.print_json({"group": group, "changed": wanted, "offset": offset})
+    else:
+        print(f"group {group!r} is changed")
+
+
+@app.command("shrink", epilog=SHRINK_EXAMPLE)
+@frame.reports_errors
+def shrink(
+    group: operate.Name,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic that has become smaller.")],
+    partitions: Annotated[int, typer.Option("--partitions", metavar="N", min=1, help="How many it has now.")],
+    reason: operate.Reason = "",
+    token: operate.TokenOption = None,
+    take_over: operate.TakeOver = False,
+    dry_run: operate.DryRun = False,
+    yes: operate.Yes = False,
+    bootstrap_servers: frame.Servers = None,
+    command_config: frame.CommandConfig = None,
+    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
+    as_json: frame.Json = False,
+) -> None:
+    """Make a topic smaller for a group, after it was made anew with fewer partitions. Forgets the positions beyond.
+
+    Pauses the group for that moment. A topic that grows needs no command: consumers see it.
+    """
+    target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
+    if not operate.foresee(target, lambda scene: outlook.of_shrink(scene, topic, partitions), dry_run=dry_run,
+                           as_json=as_json, question=f"Shrink {topic!r} in group {group!r}?", yes=yes):  # fmt: skip
+        return
+    operate.ask_twice(group, take_over, yes)
+    offset = target.shrink(topic, partitions, reason=reason, token=token, take_over=take_over,
+                           watcher=operate.watcher(as_json))  # fmt: skip
+    if as_json:
+        frame.print_json({"group": group, "topic": topic, "partitions": partitions, "offset": offset})
+    else:
+        print(f"{topic!r} has {partitions} partitions in group {group!r}")
+
+
+def _wanted(delivery: str | None, policy: str | None) -> dict[str, str]:
+    """The settings that are named. Wrong usage for a value that no setting has."""
+    wanted = {name: value for name, value in (("delivery", delivery), ("policy", policy)) if value is not None}
+    try:
+        return check_settings(wanted)
+    except InvalidOption as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 @app.command("rm", epilog=RM_EXAMPLE)
 @frame.reports_errors
 def rm(
     group: operate.Name,
+    reason: operate.Reason = "",
+    dry_run: operate.DryRun = False,
     yes: operate.Yes = False,
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
@@ -89,8 +210,10 @@ def rm(
 ) -> None:
     """Delete a group and its positions. Refused while consumers live; those that died silently are waited out."""
     target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
-    operate.ask(f"Delete group {group!r} and all its positions?", yes)
-    deleted = target.delete(watcher=operate.watcher(as_json))
+    if not operate.foresee(target, outlook.of_deletion, dry_run=dry_run, as_json=as_json,
+                           question=f"Delete group {group!r} and all its positions?", yes=yes):  # fmt: skip
+        return
+    deleted = target.delete(reason=reason, watcher=operate.watcher(as_json))
     if as_json:
         frame.print_json({"group": group, "deleted": deleted})
     else:

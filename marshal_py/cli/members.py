@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from marshal_py.admin import outlook, overview
 from marshal_py.cli import frame, operate
+from marshal_py.client.observer import Observer
 
 LS_EXAMPLE: Final = frame.example("marshal members ls billing")
 STEP_DOWN_EXAMPLE: Final = frame.example("marshal members step-down billing worker-1 --reason 'slow disk'")
@@ -20,23 +22,29 @@ app = typer.Typer(help="Administer the consumers of a group.", no_args_is_help=T
 @app.command("ls", epilog=LS_EXAMPLE)
 @frame.reports_errors
 def ls(
-    group: operate.Name,
+    group: Annotated[str | None, typer.Argument(metavar="GROUP", help="One group; all if left out.")] = None,
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
     as_json: frame.Json = False,
 ) -> None:
-    """List live sessions, in the order in which they are candidates for partitions."""
-    found = operate.open_group(group, bootstrap_servers, command_config, coordination_topic).members()
+    """List live sessions, per group in the order in which they are candidates for partitions."""
+    if group is not None:
+        found = operate.open_group(group, bootstrap_servers, command_config, coordination_topic).members()
+    else:
+        with Observer(frame.open_door(bootstrap_servers, command_config), coordination_topic) as observer:
+            observer.fold()
+            found = [member for _, one in observer.groups() for member in overview.members(one)]
     if as_json:
         frame.print_json(found)
         return
     table = Table(box=None)
-    for column in ("session", "client id", "member", "claims", "interval", "library", "stepped down"):
+    for column in ("group", "session", "client id", "member", "claims", "interval", "library", "stepped down"):
         table.add_column(column)
     for one in found:
-        table.add_row(str(one["session"]), one["client_id"], one["member"] or "-", ", ".join(one["claims"]) or "-",
-                      f"{one['interval_s']:g} s", one["library"], "yes" if one["stepped_down"] else "-")  # fmt: skip
+        table.add_row(one["group"], str(one["session"]), one["client_id"], one["member"] or "-",
+                      ", ".join(one["claims"]) or "-", f"{one['interval_s']:g} s", one["library"],
+                      "yes" if one["stepped_down"] else "-")  # fmt: skip
     Console().print(table)
 
 
@@ -46,6 +54,7 @@ def step_down(
     group: operate.Name,
     session: operate.Session,
     reason: operate.Reason = "",
+    dry_run: operate.DryRun = False,
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
@@ -54,6 +63,8 @@ def step_down(
     """Make a session the last candidate for everything. It stays, and is never absent."""
     target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
     number = operate.find_session(target, session)
+    if not operate.foresee(target, lambda scene: outlook.of_step_down(scene, number), dry_run=dry_run, as_json=as_json):
+        return
     mark = target.step_down(number, reason)
     if as_json:
         frame.print_json({"group": group, "session": number, "mark": mark})
@@ -65,6 +76,8 @@ def step_down(
 def evict(
     group: operate.Name,
     session: operate.Session,
+    reason: operate.Reason = "",
+    dry_run: operate.DryRun = False,
     yes: operate.Yes = False,
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
@@ -77,8 +90,10 @@ def evict(
     """
     target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
     number = operate.find_session(target, session)
-    operate.ask(f"Evict session {number} of group {group!r} if it stays silent?", yes)
-    by = target.evict(number, watcher=operate.watcher(as_json))
+    if not operate.foresee(target, lambda scene: outlook.of_eviction(scene, number), dry_run=dry_run, as_json=as_json,
+                           question=f"Evict session {number} of group {group!r}?", yes=yes):  # fmt: skip
+        return
+    by = target.evict(number, reason=reason, watcher=operate.watcher(as_json))
     if as_json:
         frame.print_json({"group": group, "session": number, "ended_by": by})
     else:

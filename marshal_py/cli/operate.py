@@ -9,14 +9,17 @@ from typing import Annotated, Final
 
 import typer
 
-from marshal_py.admin.errand import Progress
+from marshal_py.admin.errand import Progress, Scene
 from marshal_py.admin.group import Group
+from marshal_py.admin.outlook import Outlook
 from marshal_py.cli import frame
-from marshal_py.protocol.identity import NONE
+from marshal_py.protocol.identity import NONE, Instant
+from marshal_py.transport.clock import SystemClock
 
 Name = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
 Session = Annotated[str, typer.Argument(metavar="SESSION", help="Its number, or its client id.")]
 Reason = Annotated[str, typer.Option("--reason", help="For people; it stands in the log.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change; write nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 TakeOver = Annotated[bool, typer.Option("--take-over", help="Take another admin's pause; its operation then fails.")]
 TokenOption = Annotated[int | None, typer.Option("--token", min=0, help="Of the pause, as `marshal release` printed.")]
@@ -33,6 +36,7 @@ WORDS: Final = {
     "drained": "everybody has let go",
     "moving": "{text} are free: moving",
     "moved": "moved at offset {offset}",
+    "changed": "{text} changed at offset {offset}",
 }
 
 
@@ -52,6 +56,31 @@ def ask(question: str, yes: bool) -> None:
     """Ends the command with exit code 1 unless the answer is yes. On stderr: stdout belongs to the result."""
     if not yes:
         typer.confirm(question, abort=True, err=True)
+
+
+def foresee(group: Group, judge: Callable[[Scene], Outlook], *, dry_run: bool, as_json: bool, question: str = "",
+            yes: bool = False) -> bool:  # fmt: skip
+    """Shows what the command would do and asks `question`, if it has one; False after a dry run, which was all."""
+    if not dry_run and (yes or not question):
+        return True
+    seen = group.outlook(judge)
+    if dry_run and as_json:
+        frame.print_json({"group": group.name, "outcome": "dry_run", **seen._asdict()})
+        return False
+    tell = print if dry_run else frame.say
+    for line in seen.does:
+        tell(line)
+    for partition, owner in seen.releases.items():
+        tell(f"  {partition} is let go by {owner}")
+    for name, change in seen.settings.items():
+        tell(f"  {name}: {change['from']} -> {change['to']}")
+    if not dry_run:
+        ask(question, yes)
+    return not dry_run
+
+
+def now() -> Instant:
+    return SystemClock().now()
 
 
 def ask_twice(group: str, take_over: bool, yes: bool) -> None:

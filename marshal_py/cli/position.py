@@ -29,7 +29,7 @@ def set_position(
     shift_by: Annotated[int | None, typer.Option("--shift-by", metavar="N", help="So many messages on, or back.")]
     = None,
     stay_paused: Annotated[bool, typer.Option("--stay-paused", help="Leave the group paused.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would move; write nothing.")] = False,
+    dry_run: operate.DryRun = False,
     reason: operate.Reason = "",
     token: operate.TokenOption = None,
     take_over: operate.TakeOver = False,

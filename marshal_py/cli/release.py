@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
+from marshal_py.admin import outlook
 from marshal_py.admin.errand import Progress
 from marshal_py.cli import frame, operate
 from marshal_py.protocol.records import PAUSE_MS_MAX
@@ -23,6 +24,7 @@ def release(
     hold: Annotated[bool, typer.Option("--hold", help="Stay and renew the pause; ctrl-C ends it.")] = False,
     token: operate.TokenOption = None,
     take_over: operate.TakeOver = False,
+    dry_run: operate.DryRun = False,
     yes: operate.Yes = False,
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
@@ -38,9 +40,9 @@ def release(
     if duration_s is not None and not 0 < duration_s <= PAUSE_MS_MAX / 1000:
         raise typer.BadParameter("--for takes more than 0, at most 24h")
     target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
-    if not yes:
-        info = target.info()
-        operate.ask(f"Pause group {group!r}: {info['sessions']} consumers, {info['owned']} partitions?", yes)
+    if not operate.foresee(target, lambda scene: outlook.of_pause(scene, operate.now(), token, take_over),
+                           dry_run=dry_run, as_json=as_json, question=f"Pause group {group!r}?", yes=yes):  # fmt: skip
+        return
     operate.ask_twice(group, take_over, yes)
     tell = operate.watcher(as_json)
 
@@ -67,6 +69,7 @@ def resume(
     reason: operate.Reason = "",
     token: operate.TokenOption = None,
     take_over: operate.TakeOver = False,
+    dry_run: operate.DryRun = False,
     yes: operate.Yes = False,
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
@@ -75,6 +78,9 @@ def resume(
 ) -> None:
     """End a pause: your own, that of a token, or by force another's. A group that is not paused is left as it is."""
     target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
+    if not operate.foresee(target, lambda scene: outlook.of_resume(scene, operate.now(), token, take_over),
+                           dry_run=dry_run, as_json=as_json):  # fmt: skip
+        return
     operate.ask_twice(group, take_over, yes)
     ended = target.resume(token=token, take_over=take_over, reason=reason)
     if as_json:

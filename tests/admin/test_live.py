@@ -344,7 +344,8 @@ def test_a_destructive_command_asks(servers: dict[str, Any], shell: Shell) -> No
 
 
 EXAMPLES = [release.EXAMPLE, release.RESUME_EXAMPLE, position.EXAMPLE, explain.EXAMPLE, explain.DIFF_EXAMPLE,
-            groups.LS_EXAMPLE, groups.INFO_EXAMPLE, members.LS_EXAMPLE, members.STEP_DOWN_EXAMPLE]  # fmt: skip
+            groups.LS_EXAMPLE, groups.INFO_EXAMPLE, groups.CREATE_EXAMPLE, groups.UPDATE_EXAMPLE, groups.SHRINK_EXAMPLE,
+            members.LS_EXAMPLE, members.STEP_DOWN_EXAMPLE]  # fmt: skip
 
 
 def test_every_example_of_a_help_text_runs(servers: dict[str, Any], shell: Shell) -> None:

@@ -83,6 +83,7 @@ def test_a_group_is_deleted_when_nobody_lives() -> None:
     assert rm.errand.error is None
     assert stage.group.deleted
     assert rm.errand.deleted_at == stage.group.config_offset  # type: ignore[attr-defined]
+    assert [r for r in rm.records if isinstance(r, GroupConfig)] == [stage.group.config], "once, not again afterwards"
     twice = finish(stage, hire(stage, RemovePlan, "twice"))
     assert twice.errand.error is None
     assert len(list(stage.records(GroupConfig))) == 1

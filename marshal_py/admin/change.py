@@ -1,0 +1,233 @@
+"""Changing a group's settings and a topic's shape: GroupConfig and Topology (PROTOCOL.md rule 9, M2-M4, M9, M13).
+
+Strategy: one record, compare-and-set on what was looked at. A change that the fold takes only in a pause (another mode,
+fewer partitions) is made in a pause of its own, which ends with it. What is not named stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec.structs import replace
+
+from marshal_py.admin.errand import GRACE_INTERVALS, INTERVAL_MS, Errand, Scene, holders
+from marshal_py.admin.hold import Hold
+from marshal_py.admin.pause import Drain
+from marshal_py.errors import (
+    AdminGaveUp,
+    GroupDeleted,
+    GroupExists,
+    GroupMissing,
+    InvalidOption,
+    MarshalError,
+    PauseNotDrained,
+    SettingsChanged,
+)
+from marshal_py.protocol.assignment import POLICIES
+from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.records import MODE_NAMES, MODES, PARTITION_MAX, GroupConfig, Topology
+from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.world import Group
+
+OWN_POLICY: Final = "own"  # the group names none: every consumer follows its own
+
+
+class ChangePlan(Errand):
+    """One record that changes the group. Subclasses say which, whether it takes a pause, and what speaks against it."""
+
+    what = "the settings"
+
+    def __init__(self, scene: Scene, in_pause: bool, tps: set[TopicPartition] | None, *, reason: str = "",
+                 token: int | None = None, take_over: bool = False, duration_ms: int | None = None,
+                 patience_ms: int | None = None) -> None:  # fmt: skip
+        """`tps`: what must be free for the record to be accepted; None means every partition."""
+        super().__init__(scene, patience_ms, reason)
+        self.by = scene.author.signed(reason)
+        self.in_pause = in_pause
+        self.hold = Hold(self, reason or self.what, duration_ms, token, take_over)
+        self.drain = Drain(self, tps)
+        self.changed_at = NONE
+
+    def record(self, group: Group, token: int) -> GroupConfig | Topology:
+        raise NotImplementedError
+
+    def refusal(self, group: Group) -> MarshalError | None:
+        """What has changed under us, so that the record would be rejected or mean something else."""
+        raise NotImplementedError
+
+    def read(self, verdict: Verdict, now: Instant) -> None:
+        self.drain.read(verdict)
+        record = verdict.record
+        if isinstance(record, GroupConfig | Topology) and verdict.accepted and self.scene.author.wrote(record.by):
+            self.changed_at = verdict.offset
+            self.tell("changed", self.what, offset=verdict.offset)
+
+    def waits(self) -> bool:
+        return self.in_pause
+
+    def act(self, group: Group, now: Instant) -> None:
+        if self.changed_at != NONE:
+            if not self.in_pause or self.hold.finish(group, now):
+                self.end()
+            return
+        refused = self.refusal(group)
+        if refused is not None:
+            self.give_up(refused)
+            return
+        token = NONE
+        if self.in_pause:
+            if not self.hold.seize(group, now) or not self.drain.empty(group, now):
+                return
+            token = group.pause_change
+        self.send(self.record(group, token), now)
+
+    def late(self) -> MarshalError:
+        waited_s = self.patience_ms / 1000
+        if self.in_pause and self.changed_at == NONE:
+            return PauseNotDrained(self.scene.name, self.drain.names(self.scene.group), waited_s)
+        return AdminGaveUp(self.scene.name, f"the change of {self.what}", waited_s)
+
+    def close(self, group: Group, now: Instant) -> bool:
+        """A change in a pause dies with the pause's token (F9.2, F9.6). Another one may still land."""
+        return not self.in_pause or self.hold.finish(group, now)
+
+    def may_land(self, group: Group) -> bool:
+        return not self.in_pause and self.changed_at == NONE and self.refusal(group) is None and bool(
+            next(self.sent(GroupConfig), None)
+        )
+
+    def unclosed(self, error: MarshalError) -> MarshalError:
+        return AdminGaveUp(self.scene.name, "the end of the own pause", GRACE_INTERVALS * INTERVAL_MS / 1000)
+
+    def end(self, error: MarshalError | None = None) -> None:
+        """It landed while the end was on its way: then there is nothing to complain of."""
+        super().end(None if error is self.giving_up and self.changed_at != NONE else error)
+
+
+class ConfigPlan(ChangePlan):
+    """Settings of a group, compare-and-set on those that were looked at (F9.4, M13)."""
+
+    what = "the settings"
+
+    def __init__(self, scene: Scene, wanted: Mapping[str, str], *, create: bool = False, reason: str = "",
+                 token: int | None = None, take_over: bool = False, duration_ms: int | None = None,
+                 patience_ms: int | None = None) -> None:  # fmt: skip
+        """`wanted` as `check_settings` takes it. Raises GroupMissing, GroupExists, GroupDeleted, InvalidOption."""
+        group = scene.group
+        self.founds = create
+        check_group(scene, create)
+        self.wanted = check_settings(wanted)
+        self.base = base_of(group)
+        self.looked_at = NONE if group is None else group.config_offset
+        self.changes_mode = changes_mode(group, self.wanted)
+        super().__init__(scene, self.changes_mode, None, reason=reason, token=token, take_over=take_over,
+                         duration_ms=duration_ms, patience_ms=patience_ms)  # fmt: skip
+
+    def record(self, group: Group, token: int) -> GroupConfig:
+        return settle(self.base, self.wanted, self.looked_at, token, self.by)
+
+    def refusal(self, group: Group) -> MarshalError | None:
+        if group.config_offset != self.looked_at:
+            return SettingsChanged(group.name, "the settings", group.config.by if group.config is not None else "")
+        if changes_mode(group, self.wanted) != self.changes_mode:
+            return SettingsChanged(group.name, "the delivery", "its first consumer")
+        return None
+
+
+class ShrinkPlan(ChangePlan):
+    """Makes a topic of the group smaller, as after it was made anew; forgets the positions beyond (F9.2)."""
+
+    def __init__(self, scene: Scene, topic: str, partitions: int, *, reason: str = "", token: int | None = None,
+                 take_over: bool = False, duration_ms: int | None = None,
+                 patience_ms: int | None = None) -> None:  # fmt: skip
+        """Raises GroupMissing for a topic that the group never had, InvalidOption for a count that is no smaller."""
+        known = check_shrink(scene, topic, partitions)
+        self.topic, self.partitions = topic, partitions
+        self.what = f"the partitions of {topic}"
+        self.looked_at = known[1]
+        cut = {TopicPartition(topic, number) for number in range(partitions, known[0])}
+        super().__init__(scene, True, cut, reason=reason, token=token, take_over=take_over, duration_ms=duration_ms,
+                         patience_ms=patience_ms)  # fmt: skip
+
+    def record(self, group: Group, token: int) -> Topology:
+        return Topology(self.topic, self.partitions, self.looked_at, token, self.by)
+
+    def refusal(self, group: Group) -> MarshalError | None:
+        if group.topics[self.topic].offset != self.looked_at:
+            return SettingsChanged(group.name, self.what, "a consumer that saw the topic grow, or another admin")
+        return None
+
+
+def check_settings(wanted: Mapping[str, str]) -> dict[str, str]:
+    """`delivery` and `policy`, those that are named. Raises InvalidOption: what nobody obeys is not taken."""
+    allowed = {"delivery": tuple(MODES), "policy": (*POLICIES, OWN_POLICY)}
+    for name, value in wanted.items():
+        if name not in allowed:
+            raise InvalidOption(name, value, "settings of a group are " + ", ".join(allowed))
+        if value not in allowed[name]:
+            raise InvalidOption(name, value, "one of " + ", ".join(allowed[name]))
+    return dict(wanted)
+
+
+def check_group(scene: Scene, create: bool) -> None:
+    """Raises GroupExists, GroupMissing, GroupDeleted."""
+    group = scene.group
+    if create:
+        if group is not None and not group.deleted:
+            raise GroupExists(scene.name)
+    elif group is None:
+        raise GroupMissing(scene.name, "has never been used: create it, or mend the name")
+    elif group.deleted:
+        raise GroupDeleted(scene.name)
+
+
+def check_shrink(scene: Scene, topic: str, partitions: int) -> tuple[int, int]:
+    """The topic's count and the offset of its last Topology. Raises GroupMissing, InvalidOption."""
+    known = scene.group.topics.get(topic) if scene.group is not None else None
+    if known is None:
+        raise GroupMissing(scene.name, f"has never consumed topic {topic!r}")
+    if not 1 <= partitions <= PARTITION_MAX or partitions >= known.count:
+        raise InvalidOption("partitions", partitions, f"1 to {known.count - 1}: {topic!r} has {known.count} in this "
+                                                      "group, and it grows by itself")  # fmt: skip
+    return known.count, known.offset
+
+
+def base_of(group: Group | None) -> GroupConfig:
+    """What a change starts from: the settings as they are. A deleted group starts from nothing."""
+    if group is None or group.config is None or group.deleted:
+        return GroupConfig(NONE)
+    return group.config
+
+
+def settle(base: GroupConfig, wanted: Mapping[str, str], observed: int, token: int, by: str) -> GroupConfig:
+    """The settings with what is wanted in place of what was; the rest stays, also what this release does not know."""
+    policy = wanted.get("policy", base.policy)
+    mode = MODES[wanted["delivery"]] if "delivery" in wanted else base.mode
+    return replace(base, observed=observed, token=token, deleted=False, mode=mode, by=by,
+                   policy="" if policy == OWN_POLICY else policy)  # fmt: skip
+
+
+def changes_mode(group: Group | None, wanted: Mapping[str, str]) -> bool:
+    """F9.6: a mode that is named and not the group's, which has one."""
+    return group is not None and "delivery" in wanted and group.mode not in (0, MODES[wanted["delivery"]])
+
+
+def held_beyond(group: Group, topic: str, partitions: int) -> dict[TopicPartition, int]:
+    """Owners of the partitions that a shrink takes away."""
+    return {tp: owner for tp, owner in holders(group).items() if tp.topic == topic and tp.partition >= partitions}
+
+
+def settings_of(group: Group | None) -> dict[str, str | None]:
+    """What an admin can set, by name; None where nothing is said."""
+    if group is None or group.deleted:
+        return {"delivery": None, "policy": None}
+    return {
+        "delivery": MODE_NAMES[group.mode] if group.mode else None,
+        "policy": (group.config.policy if group.config is not None else "") or None,
+    }
+
+
+def origin_of(group: Group) -> dict[str, str | int] | None:
+    """Where the settings come from: the offset of their record and who wrote it; None if nobody set any."""
+    return None if group.config is None else {"offset": group.config_offset, "by": group.config.by}

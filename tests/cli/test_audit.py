@@ -1,0 +1,246 @@
+"""Every command that changes something, audited by the same questions: what it shows, what it asks, what it writes.
+
+A new command fails here until it stands in one of the lists below.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import re
+import secrets
+import socket
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from confluent_kafka import Producer
+
+from marshal_py.cli import app
+from marshal_py.client.marshal import VERSION, Marshal, connect
+from marshal_py.client.observer import Judged, Observer
+from marshal_py.protocol import codec
+from marshal_py.protocol.records import Evict, GroupConfig, Join, Record, ReleaseGroup, SetPosition, StepDown, Topology
+from marshal_py.protocol.routing import route
+from marshal_py.transport.embedded import Broker
+from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.ports import CoordinationLog
+from tests.cli.shell import DEADLINE_S, Shell, wait_until
+
+PARTITIONS = 3
+WHY = "audit"
+ADMIN_RECORDS = (Evict, GroupConfig, ReleaseGroup, SetPosition, StepDown, Topology)
+
+# What it is called with, in a group of one silent session `ghost`; and whether it takes something away from somebody
+# and so asks first.
+CHANGES: dict[str, tuple[list[str], bool]] = {
+    "release": (["release", "GROUP", "--for", "60s"], True),
+    "resume": (["resume", "GROUP"], False),
+    "set-position": (["set-position", "GROUP", "orders", "--to", "earliest"], True),
+    "groups create": (["groups", "create", "NEW", "--policy", "greedy"], True),
+    "groups update": (["groups", "update", "GROUP", "--delivery", "at_most_once"], True),
+    "groups shrink": (["groups", "shrink", "GROUP", "orders", "--partitions", str(PARTITIONS)], True),
+    "groups rm": (["groups", "rm", "GROUP"], True),
+    "members step-down": (["members", "step-down", "GROUP", "ghost"], False),
+    "evict": (["evict", "GROUP", "ghost"], True),
+}
+# They change nothing, or have tests of their own that ask the same.
+LOOKS = {"state", "doctor", "explain", "diff", "simulate", "demo", "log tail", "log dump", "groups ls", "groups info",
+         "members ls"}  # fmt: skip
+WORKS = {"consume", "produce"}  # a consumer and a producer: no admin
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with Broker(topics={"__marshal": 2, "orders": PARTITIONS}) as running:
+        producer = Producer({"bootstrap.servers": running.bootstrap_servers})
+        for number in range(PARTITIONS * 2):
+            producer.produce("orders", b"x", partition=number % PARTITIONS)
+        assert producer.flush(DEADLINE_S) == 0
+        yield running
+
+
+@pytest.fixture(scope="module")
+def marshal(broker: Broker) -> Iterator[Marshal]:
+    with connect({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0}) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def writer(broker: Broker) -> Iterator[CoordinationLog]:
+    log = door(Shell(broker.bootstrap_servers)).log("__marshal", "audit")
+    yield log
+    log.close(0.0)
+
+
+@pytest.fixture
+def shell(broker: Broker) -> Shell:
+    return Shell(broker.bootstrap_servers)
+
+
+def door(shell: Shell) -> KafkaDoor:
+    return KafkaDoor({"bootstrap.servers": shell.servers, "log_level": 0}, DEADLINE_S)
+
+
+@pytest.fixture
+def group(shell: Shell, marshal: Marshal, writer: CoordinationLog) -> str:
+    """Positions, and one session that died without a word."""
+    name = f"g-{uuid.uuid4().hex[:8]}"
+    with marshal.consumer(name, ["orders"], start="earliest") as consumer:
+        for count, message in enumerate(consumer, 1):
+            message.ack()
+            if count == PARTITIONS * 2:
+                break
+    write(shell, writer, marshal, name, Join("ghost", secrets.token_bytes(16), 1, 1_000, ("orders",)))
+    return name
+
+
+def write(shell: Shell, writer: CoordinationLog, marshal: Marshal, group: str, record: Record) -> None:
+    """Somebody's record; waits until it is in the log."""
+    value = codec.encode(record, group, marshal.root.incarnation)
+    assert writer.append(route(group, marshal.root.partitions), group.encode(), value)
+    wait_until(lambda: record in [one.verdict.record for one in judged(shell, group)], "the record is there")
+
+
+def grow(shell: Shell, writer: CoordinationLog, marshal: Marshal, group: str) -> None:
+    """As if the topic had been larger once."""
+    last = [one.verdict.offset for one in judged(shell, group) if isinstance(one.verdict.record, Topology)][-1]
+    write(shell, writer, marshal, group, Topology("orders", PARTITIONS + 1, last))
+
+
+def judged(shell: Shell, group: str) -> list[Judged]:
+    with Observer(door(shell), "__marshal") as observer:
+        return [one for one in observer.read(group) if one.verdict.group == group]
+
+
+def commands() -> dict[str, Any]:
+    """Every command of the tool, by its words."""
+    found: dict[str, Any] = {}
+
+    def walk(command: Any, words: list[str]) -> None:
+        if hasattr(command, "commands"):
+            for name, sub in command.commands.items():
+                walk(sub, [*words, name])
+        else:
+            found[" ".join(words)] = command
+
+    walk(typer.main.get_command(app), [])
+    return found
+
+
+def test_every_command_is_in_a_list() -> None:
+    assert set(commands()) == {*CHANGES, *LOOKS, *WORKS}
+    for name, command in commands().items():
+        options = {option for parameter in command.params for option in parameter.opts}
+        if name in CHANGES:
+            assert {"--dry-run", "--reason", "--json"} <= options, name
+            assert not CHANGES[name][1] or "--yes" in options, name
+        elif name in LOOKS:
+            assert not options & {"--dry-run", "--yes", "--reason"}, f"{name} changes something after all"
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_command_that_changes_something(shell: Shell, group: str, name: str, marshal: Marshal,
+                                          writer: CoordinationLog) -> None:  # fmt: skip
+    """Shows and asks; a dry run and a no write nothing; done is 0, refused 1, wrong 2; its records say who and why."""
+    words, asks = CHANGES[name]
+    new = f"new-{uuid.uuid4().hex[:8]}"
+    where = new if "NEW" in words else group
+    arguments = [{"GROUP": group, "NEW": new}.get(word, word) for word in words]
+    if name == "resume":
+        assert shell.run("release", group, "--yes", "--reason", WHY).exit_code == 0
+    if name == "groups shrink":
+        grow(shell, writer, marshal, group)
+    before = len(judged(shell, where))
+
+    assert shell.run(*arguments[:1 + (" " in name)], "--nonsense").exit_code == 2
+    planned = shell.json(*arguments, "--dry-run")
+    assert (planned["group"], planned["outcome"]) == (where, "dry_run")
+    told = shell.run(*arguments, "--dry-run")
+    assert told.exit_code == 0
+    assert told.stdout.strip()
+    if asks:
+        declined = shell.run(*arguments, stdin=b"n\n")
+        assert declined.exit_code == 1
+        assert "[y/N]" in declined.stderr
+        assert len(declined.stderr.splitlines()) > 1, "it shows before it asks"
+    assert len(judged(shell, where)) == before, "not a byte so far"
+
+    missing = [word.replace(group, "nobody") if name != "groups create" else word.replace(new, group)
+               for word in arguments]  # fmt: skip
+    refused = shell.run(*missing, *(["--yes"] if asks else []))
+    assert refused.exit_code == 1
+    assert len(refused.stderr.splitlines()) == 1, refused.stderr
+    assert len(judged(shell, where)) == before
+
+    done = shell.run(*arguments, "--reason", WHY, "--json", *(["--yes"] if asks else []))
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout.splitlines()[-1])["group"] == where
+    by = re.compile(rf"{re.escape(getpass.getuser())}@{re.escape(socket.gethostname())} {re.escape(VERSION)} "
+                    rf"run [0-9a-f]{{8}}(: {WHY})?")  # fmt: skip
+    written = [one.verdict for one in judged(shell, where)[before:] if isinstance(one.verdict.record, ADMIN_RECORDS)]
+    assert any(verdict.accepted for verdict in written)
+    for verdict in written:
+        record: Any = verdict.record
+        assert by.fullmatch(record.by), record
+        assert WHY in (getattr(record, "reason", "") or record.by), record
+
+
+def test_what_an_update_says_and_does(shell: Shell, group: str) -> None:
+    told = shell.run("groups", "update", group, "--delivery", "at_most_once", "--dry-run").stdout
+    assert "delivery: at_least_once -> at_most_once" in told
+    assert "1 consumers end with ModeMismatch" in told
+    assert shell.run("groups", "update", group).exit_code == 2
+    for option in (("--policy", "magic"), ("--delivery", "none")):
+        assert shell.run("groups", "update", group, *option).exit_code == 2
+    changed = shell.json("groups", "update", group, "--policy", "greedy", "--yes", "--reason", WHY)
+    info = shell.json("groups", "info", group)
+    assert info["policy"] == "greedy"
+    assert info["settings_from"]["offset"] == changed["offset"]
+    assert info["settings_from"]["by"].endswith(f": {WHY}")
+    shown = shell.run("groups", "info", group).stdout
+    assert "policy: greedy" in shown
+    assert shell.json("groups", "update", group, "--policy", "own", "--yes")["changed"] == {"policy": "own"}
+    assert shell.json("groups", "info", group)["policy"] is None
+
+
+def test_a_shrink_that_kafka_would_undo_is_refused(shell: Shell, group: str, marshal: Marshal,
+                                                   writer: CoordinationLog) -> None:  # fmt: skip
+    grow(shell, writer, marshal, group)
+    larger = shell.run("set-position", group, "orders", "--to", "earliest", "--yes")
+    assert larger.exit_code == 1
+    assert "marshal groups shrink" in larger.stderr, "the way out is named"
+    refused = shell.run("groups", "shrink", group, "orders", "--partitions", "1", "--yes")
+    assert refused.exit_code == 1
+    assert "has 3 in Kafka" in refused.stderr
+    assert shell.run("groups", "shrink", group, "orders", "--partitions", "9", "--yes").exit_code == 1
+    assert shell.json("groups", "shrink", group, "orders", "--partitions", "3", "--yes")["partitions"] == 3
+    assert shell.json("set-position", group, "orders", "--to", "earliest", "--yes")["outcome"] == "moved"
+
+
+def test_members_of_all_groups_are_listed(shell: Shell, group: str) -> None:
+    everybody = shell.json("members", "ls")
+    assert (group, "ghost") in {(one["group"], one["client_id"]) for one in everybody}
+    assert group in shell.run("members", "ls").stdout
+
+
+def test_a_group_is_created_for_consumers_to_come(shell: Shell, group: str) -> None:
+    """Also in a log that nobody has written to: the group's name decides which (L2)."""
+    for _ in range(4):  # two logs: by chance all four in the one that is there already is no harm
+        name = f"new-{uuid.uuid4().hex[:8]}"
+        assert shell.json("groups", "create", name, "--delivery", "at_most_once", "--yes")["created"]
+        assert shell.run("groups", "create", name, "--yes").exit_code == 1
+        assert shell.json("groups", "info", name)["delivery"] == "at_most_once"
+
+
+def test_the_positions_of_a_group_go_to_a_file_and_back(shell: Shell, group: str, tmp_path: Path) -> None:
+    """As with kafka-consumer-groups --reset-offsets --export, and --from-file."""
+    table = tmp_path / "positions.csv"
+    table.write_text(shell.run("groups", "info", group, "--csv").stdout, encoding="utf-8")
+    assert table.read_text(encoding="utf-8") == "".join(f"orders,{number},2\n" for number in range(PARTITIONS))
+    assert shell.json("set-position", group, "orders", "--to", "earliest", "--yes")["outcome"] == "moved"
+    back = shell.json("set-position", group, "--to", str(table), "--yes")
+    assert [(row["position"], row["target"]) for row in back["partitions"]] == [(0, 2)] * PARTITIONS
