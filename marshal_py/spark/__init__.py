@@ -18,12 +18,16 @@ from marshal_py.errors import MissingSpark
 PYSPARK_MIN: Final = (4, 2)  # the first whose Python sources know ReadLimit and Trigger.AvailableNow
 INSTALL: Final = "pip install 'marshal_py[spark]'"
 
-# Public name -> file of this room that has it.
+# Public name -> file of this room that has it. No name is also a file: importing the file would hide it.
 _HOMES: Final = {
+    "archive": "archives",
+    "find_root": "replays",
     "local_session": "session",
+    "read_archive": "archives",
+    "replay": "replays",
 }
 
-__all__ = ["local_session"]  # __getattr__ has them
+__all__ = ["archive", "find_root", "local_session", "read_archive", "replay"]  # __getattr__ has them
 
 
 def require_spark() -> None:

@@ -1,0 +1,117 @@
+"""The tables of history/tables.py as Spark and Arrow columns: schemas, and rows into record batches. Folds nothing.
+
+Column names are the fields' names; a moment (`..._time_ms`, `time_ms`) becomes a timestamp and loses its `_ms`. Several
+tables together are one wide table: a column `table` says which, and what a table does not have is NULL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, get_type_hints
+
+import pyarrow as pa
+from pyspark.sql import types
+
+from marshal_py.history.tables import TABLES, Row
+
+BATCH_ROWS: Final = 20_000  # per batch that goes to the JVM: a few MB; larger ones are not faster
+TIME_MS_MAX: Final = 253_402_300_799_999  # the year 9999, which ends Spark's calendar; a writer may claim any time
+
+WHICH: Final = "table"
+RAW: Final = ("log", "offset", "time", "key", "value")
+
+_MOMENT: Final = pa.timestamp("us", tz="UTC")
+_INT32: Final = frozenset({"log", "partition"})  # numbers of partitions, as Spark's other Kafka sources have them
+_SPARK: Final = {
+    pa.int32(): types.IntegerType(), pa.int64(): types.LongType(), pa.string(): types.StringType(),
+    pa.bool_(): types.BooleanType(), pa.binary(): types.BinaryType(), _MOMENT: types.TimestampType(),
+}  # fmt: skip
+
+
+def _arrow_fields(row: type[Row]) -> dict[str, pa.DataType]:
+    """Column name -> type, in the order of the row's fields."""
+    found: dict[str, pa.DataType] = {}
+    for name, hint in get_type_hints(row).items():
+        if name.endswith("time_ms"):
+            found[name.removesuffix("_ms")] = _MOMENT
+        elif bool in (hint, *getattr(hint, "__args__", ())):
+            found[name] = pa.bool_()
+        elif str in (hint, *getattr(hint, "__args__", ())):
+            found[name] = pa.string()
+        else:
+            found[name] = pa.int32() if name in _INT32 else pa.int64()
+    return found
+
+
+_FIELDS: Final = {name: _arrow_fields(row) for name, row in TABLES.items()}
+_RAW_FIELDS: Final = dict(zip(RAW, (pa.int32(), pa.int64(), _MOMENT, pa.binary(), pa.binary()), strict=True))
+
+
+def columns(tables: Sequence[str]) -> dict[str, pa.DataType]:
+    """Of one table, or of several in one wide one."""
+    if len(tables) == 1:
+        return _FIELDS[tables[0]]
+    wide = {WHICH: pa.string()}
+    for name in tables:
+        wide |= {column: kind for column, kind in _FIELDS[name].items() if column not in wide}
+    return wide
+
+
+def arrow_schema(fields: Mapping[str, pa.DataType]) -> pa.Schema:
+    return pa.schema(list(fields.items()))
+
+
+def spark_schema(fields: Mapping[str, pa.DataType]) -> types.StructType:
+    return types.StructType([types.StructField(name, _SPARK[kind]) for name, kind in fields.items()])
+
+
+def raw_fields() -> dict[str, pa.DataType]:
+    """The columns of records as they stand in the log, unfolded."""
+    return _RAW_FIELDS
+
+
+def batches(rows: Mapping[str, Sequence[Row]], tables: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Rows by table as batches with the columns of `tables`."""
+    fields = columns(tables)
+    schema = arrow_schema(fields)
+    for name in tables:
+        found = rows.get(name, ())
+        for start in range(0, len(found), BATCH_ROWS):
+            part = found[start : start + BATCH_ROWS]
+            own = dict(zip(_FIELDS[name], zip(*part, strict=True), strict=True))
+            own[WHICH] = (name,) * len(part)
+            arrays = [_array(own[column], kind) if column in own else pa.nulls(len(part), kind)
+                      for column, kind in fields.items()]  # fmt: skip
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def raw_batches(records: Iterator[tuple[int, int, int, bytes | None, bytes | None]]) -> Iterator[pa.RecordBatch]:
+    """Records (log, offset, time in ms, key, value) as batches of the raw columns."""
+    schema = arrow_schema(_RAW_FIELDS)
+    part: list[tuple[Any, ...]] = []
+    for record in records:
+        part.append(record)
+        if len(part) == BATCH_ROWS:
+            yield _raw_batch(part, schema)
+            part = []
+    if part:
+        yield _raw_batch(part, schema)
+
+
+def _raw_batch(part: Collection[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    cells = zip(*part, strict=True)
+    return pa.RecordBatch.from_arrays(
+        [_array(column, kind) for column, kind in zip(cells, _RAW_FIELDS.values(), strict=True)], schema=schema)
+
+
+def _array(cells: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    if kind != _MOMENT:
+        return pa.array(cells, kind)
+    known = [cell if cell is not None and 0 <= cell <= TIME_MS_MAX else None for cell in cells]
+    return pa.array(known, pa.timestamp("ms", tz="UTC")).cast(_MOMENT)
+
+
+def moments_ms(column: pa.Array) -> list[int]:
+    """A column of moments as ms since 1970; -1 for NULL."""
+    in_ms = column.cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64())
+    return [-1 if ms is None else ms for ms in in_ms.to_pylist()]

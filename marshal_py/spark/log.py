@@ -1,0 +1,228 @@
+"""The coordination log as Spark tables: what stands behind format("marshal-log") and format("marshal-state").
+
+Strategy: one task per log reads it from its beginning in the order of its offsets, folds it with the rationalizer of
+the library and hands out the rows of history/timeline.py; there is no shuffle. `since` and `until` cut the rows, never
+the fold. With `raw` nothing is folded, and any range can be read, also as a stream.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from marshal_py.admin.targets import OFFSET, TIME, Target, parse
+from marshal_py.errors import HistoryTruncated, InvalidOption
+from marshal_py.history.tables import TABLES, Row
+from marshal_py.history.timeline import Timeline
+from marshal_py.protocol.identity import check_id
+from marshal_py.protocol.records import Genesis
+from marshal_py.protocol.routing import route
+from marshal_py.protocol.world import World
+from marshal_py.spark import columns
+from marshal_py.spark.origins import Origin, origin_of
+from marshal_py.transport.ports import Bounds
+
+STATE_TABLES: Final = tuple(name for name in TABLES if name != "records")
+ROWS_HELD_MAX: Final = columns.BATCH_ROWS  # rows that wait in a task before they go to the JVM
+
+_ORIGIN: Final = frozenset({"path", "bootstrap.servers", "coordination_topic"})
+_LOG: Final = _ORIGIN | {"group", "since", "until", "raw", "ranges"}
+_STATE: Final = _ORIGIN | {"group", "since", "until", "table"}
+
+
+class Window:
+    """Which rows are wanted: of one group, and of a stretch of the log."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.group = options.get("group")
+        if self.group is not None:
+            check_id("group", self.group)
+        self.since, self.until = (_moment(name, options.get(name)) for name in ("since", "until"))
+
+    def ends_before(self, offset: int, time_ms: int) -> bool:
+        return self.until is not None and self.until.number < (offset if self.until.kind == OFFSET else time_ms)
+
+    def begins_after(self, offset: int, time_ms: int) -> bool:
+        return self.since is not None and self.since.number > (offset if self.since.kind == OFFSET else time_ms)
+
+
+def _moment(name: str, text: str | None) -> Target | None:
+    if text is None:
+        return None
+    try:
+        found = parse(text)
+    except InvalidOption as error:
+        raise InvalidOption(name, text, "an offset or an ISO-8601 time") from error
+    if found.kind not in (OFFSET, TIME):
+        raise InvalidOption(name, text, "an offset or an ISO-8601 time")
+    return found
+
+
+@dataclass
+class LogSpan(InputPartition):
+    """What one task reads: offsets [first, end) of one log."""
+
+    log: int
+    first: int
+    end: int
+    root: Genesis | None = None
+
+
+def check_options(options: Mapping[str, str], known: frozenset[str], format_name: str) -> None:
+    for name in options:
+        if name not in known and not name.startswith("kafka."):
+            rule = f"format({format_name!r}) takes {', '.join(sorted(known))} and kafka.* for librdkafka's settings"
+            raise InvalidOption(name, options[name], rule)
+
+
+# --- marshal-log
+
+
+def is_raw(options: Mapping[str, str]) -> bool:
+    text = options.get("raw", "false").lower()
+    if text not in ("true", "false"):
+        raise InvalidOption("raw", options["raw"], "true or false")
+    return text == "true"
+
+
+def log_schema(options: Mapping[str, str]) -> StructType:
+    check_options(options, _LOG, "marshal-log")
+    return columns.spark_schema(columns.raw_fields() if is_raw(options) else columns.columns(("records",)))
+
+
+def log_reader(options: Mapping[str, str]) -> DataSourceReader:
+    if is_raw(options):
+        return RawReader(options)
+    if "ranges" in options:
+        raise InvalidOption("ranges", options["ranges"], "with raw=true only: a fold begins at the beginning of a log; "
+                            "cut its rows by since and until")  # fmt: skip
+    return FoldReader(options, ("records",))
+
+
+class RawReader(DataSourceReader):
+    """Records as they stand in the log."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        for name in ("group", "since", "until"):
+            if name in options:
+                raise InvalidOption(name, options[name], "not together with raw=true: filter the DataFrame")
+        self._origin = origin_of(options)
+        self._ranges = _ranges(options.get("ranges"))
+
+    def partitions(self) -> Sequence[InputPartition]:
+        spans = self._origin.spans() if self._ranges is None else self._ranges
+        return [LogSpan(log, first, end) for log, (first, end) in sorted(spans.items()) if first < end]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, LogSpan):  # Spark makes an empty one up where there is none
+            yield from columns.raw_batches(self._origin.read(partition.log, partition.first, partition.end))
+
+
+def _ranges(text: str | None) -> dict[int, Bounds] | None:
+    """`{"0": [first, end], ...}`."""
+    if text is None:
+        return None
+    try:
+        return {int(log): Bounds(int(first), int(end)) for log, (first, end) in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InvalidOption("ranges", text, 'JSON like {"0": [first, end]}') from error
+
+
+def log_stream(options: Mapping[str, str]) -> DataSourceStreamReader:
+    if not is_raw(options):
+        raise InvalidOption("raw", "false", "a stream of the log is raw=true; replay_stream folds it")
+    return RawStream(options)
+
+
+class RawStream(DataSourceStreamReader):
+    """The live log, as far as it has come, from its beginning. An offset is {"log": next offset}."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        if "ranges" in options:
+            raise InvalidOption("ranges", options["ranges"], "not for a stream, which begins at the beginning")
+        self._reader = RawReader(options)
+        self._origin: Origin = self._reader._origin
+
+    def initialOffset(self) -> dict[str, int]:
+        return {}
+
+    def latestOffset(self, start: dict[str, int], limit: Any = None) -> dict[str, int]:
+        ends = {str(log): bounds.end for log, bounds in sorted(self._origin.spans().items())}
+        return start if ends == start else ends
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return [LogSpan(int(log), start.get(log, 0), to) for log, to in end.items() if start.get(log, 0) < to]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._reader.read(partition)
+
+
+# --- what is folded
+
+
+def state_schema(options: Mapping[str, str]) -> StructType:
+    check_options(options, _STATE, "marshal-state")
+    return columns.spark_schema(columns.columns(_tables_of(options)))
+
+
+def state_reader(options: Mapping[str, str]) -> DataSourceReader:
+    return FoldReader(options, _tables_of(options))
+
+
+def _tables_of(options: Mapping[str, str]) -> tuple[str, ...]:
+    name = options.get("table")
+    if name is None:
+        return STATE_TABLES
+    if name not in STATE_TABLES:
+        raise InvalidOption("table", name, f"one of {', '.join(STATE_TABLES)}; records are format('marshal-log')")
+    return (name,)
+
+
+class FoldReader(DataSourceReader):
+    """Folds a log per task."""
+
+    def __init__(self, options: Mapping[str, str], tables: Sequence[str]) -> None:
+        self._origin = origin_of(options)
+        self._tables = tuple(tables)
+        self._window = Window(options)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        root = self._origin.root()
+        if root is None:
+            return []
+        group = self._window.group
+        wanted = range(root.partitions) if group is None else [route(group, root.partitions)]
+        spans = self._origin.spans()
+        return [LogSpan(log, *spans[log], root) for log in wanted if log in spans]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, LogSpan):
+            return
+        for rows in self._folded(partition):
+            yield from columns.batches(rows, self._tables)
+
+    def _folded(self, span: LogSpan) -> Iterator[Mapping[str, Sequence[Row]]]:
+        if span.first > 0:
+            raise HistoryTruncated(span.log, span.first)
+        window = self._window
+        timeline = Timeline(World(span.log, None if span.log == 0 else span.root), self._tables)
+        for _, offset, time_ms, _, value in self._origin.read(span.log, span.first, span.end):
+            if window.ends_before(offset, time_ms):
+                break
+            timeline.read(offset, time_ms, value)
+            if window.begins_after(offset, time_ms):
+                timeline.take()
+            elif timeline.pending >= ROWS_HELD_MAX:
+                yield self._of_group(timeline.take())
+        yield self._of_group(timeline.finish())
+
+    def _of_group(self, rows: Mapping[str, Sequence[Row]]) -> Mapping[str, Sequence[Row]]:
+        group = self._window.group
+        return rows if group is None else {
+            name: [row for row in found if row.group == group] for name, found in rows.items()}  # fmt: skip

@@ -1,0 +1,230 @@
+"""Where the records of coordination logs come from: a live topic, a dump file, a Parquet archive. Folds nothing.
+
+An origin is a small picklable value: the planner asks it for the root and the spans of the logs, a task reads one log.
+Records are (log, offset, time in ms, key, value), each log gapless and in order. Knows no Spark.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet
+
+from marshal_py.client.observer import POLL_S, READ_TIMEOUT_S, Observer
+from marshal_py.errors import ClusterUnreachable, InvalidOption, LogGap
+from marshal_py.protocol.codec import open_envelope
+from marshal_py.protocol.records import Genesis
+from marshal_py.spark.columns import RAW, moments_ms
+from marshal_py.transport.dump import Reader
+from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.ports import Bounds
+
+Raw = tuple[int, int, int, bytes | None, bytes | None]  # log, offset, time in ms, key, value
+
+CONNECT_TIMEOUT_S: Final = 30.0
+ROWS_PER_READ: Final = 8_192  # of an archive's file, per file that is open
+
+
+class Origin(Protocol):
+    """Raises CoordinationError, ClusterUnreachable, DumpDamaged or InvalidOption from every method."""
+
+    def root(self) -> Genesis | None:
+        """None if nobody has ever written one."""
+
+    def spans(self) -> dict[int, Bounds]:
+        """First and end offset of each log that has records, as of now."""
+
+    def read(self, log: int, first: int, end: int) -> Iterator[Raw]:
+        """The records [first, end) of one log."""
+
+
+def root_among(values: Iterable[bytes | None]) -> Genesis | None:
+    """The first valid Genesis (L3) of the values of log 0, which come in order."""
+    for value in values:
+        envelope = open_envelope(value, -1)
+        if envelope is not None and isinstance(envelope[5], Genesis):
+            return envelope[5]
+    return None
+
+
+@dataclass
+class TopicOrigin:
+    """A live coordination topic. `settings`: librdkafka's."""
+
+    settings: Mapping[str, Any]
+    topic: str
+
+    def _door(self) -> KafkaDoor:
+        return KafkaDoor(self.settings, CONNECT_TIMEOUT_S)
+
+    def root(self) -> Genesis | None:
+        with Observer(self._door(), self.topic) as observer:
+            return observer.root
+
+    def spans(self) -> dict[int, Bounds]:
+        with Observer(self._door(), self.topic) as observer:
+            found = observer.bounds(observer.logs_of(None) or [0])
+        return {log: bounds for log, bounds in found.items() if bounds.first < bounds.end}
+
+    def read(self, log: int, first: int, end: int) -> Iterator[Raw]:
+        """Ends at `end`; raises ClusterUnreachable after so long without a record."""
+        door = self._door()
+        reader = door.log(self.topic, f"{door.client_id}-spark")
+        try:
+            reader.follow(log, first)
+            deadline = time.monotonic() + READ_TIMEOUT_S
+            while first < end:
+                for record in reader.poll(POLL_S):
+                    if record.offset >= end:
+                        return
+                    first = record.offset + 1
+                    deadline = time.monotonic() + READ_TIMEOUT_S
+                    yield record.log, record.offset, record.timestamp_ms, record.key, record.value
+                if time.monotonic() >= deadline:
+                    what = f"offset {first} of {self.topic}:{log}"
+                    raise ClusterUnreachable(str(self.settings.get("bootstrap.servers")), what,
+                                             reader.waiting_for() or "no answer in time")  # fmt: skip
+        finally:
+            reader.close(0.0)
+
+
+@dataclass
+class DumpOrigin:
+    """A file of `marshal log dump`. Every task reads the whole of it, for its sums are a chain."""
+
+    path: str
+
+    def root(self) -> Genesis | None:
+        with Reader(Path(self.path)) as reader:
+            return root_among(record.value for record in reader if record.log == 0)
+
+    def spans(self) -> dict[int, Bounds]:
+        with Reader(Path(self.path)) as reader:
+            return {span.log: Bounds(span.first, span.end) for span in reader.header.logs if span.first < span.end}
+
+    def read(self, log: int, first: int, end: int) -> Iterator[Raw]:
+        with Reader(Path(self.path)) as reader:
+            for record in reader:
+                if record.log == log and first <= record.offset < end:
+                    yield record.log, record.offset, record.timestamp_ms, record.key, record.value
+
+
+_Row = tuple[int, int, bytes | None, bytes | None]  # offset, time in ms, key, value
+
+
+def _rows(file: pyarrow.parquet.ParquetFile) -> Iterator[_Row]:
+    """The rows of an archive's file as they are wanted; they are in the order of their offsets."""
+    for batch in file.iter_batches(ROWS_PER_READ, columns=list(RAW[1:])):
+        offsets, times, keys, values = (batch.column(name) for name in RAW[1:])
+        yield from zip(offsets.to_pylist(), moments_ms(times), keys.to_pylist(), values.to_pylist(), strict=True)
+
+
+@dataclass
+class ArchiveOrigin:
+    """A folder that `marshal spark archive` wrote: log=N/day=D/*.parquet. Any file system that pyarrow reads."""
+
+    path: str
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path}  # each process opens the files itself
+
+    @cached_property
+    def _found(self) -> Any:
+        parts = pyarrow.dataset.partitioning(pa.schema([("log", pa.int32()), ("day", pa.string())]), flavor="hive")
+        try:
+            return pyarrow.dataset.dataset(self.path, format="parquet", partitioning=parts)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise InvalidOption("path", self.path, f"an archive or a dump that can be read ({error})") from error
+
+    @cached_property
+    def _files(self) -> dict[int, list[str]]:
+        files: dict[int, list[str]] = {}
+        for fragment in self._found.get_fragments():
+            keys = pyarrow.dataset.get_partition_keys(fragment.partition_expression)
+            if keys.get("log") is None:
+                raise InvalidOption("path", self.path, f"a folder written by `marshal spark archive`; {fragment.path} "
+                                                       f"lies in no log=N")  # fmt: skip
+            files.setdefault(keys["log"], []).append(fragment.path)
+        return files
+
+    def _pieces(self, log: int) -> list[tuple[int, int, str]]:
+        """(first offset, last offset, file), in the order of the first offsets, from the files' own statistics."""
+        return sorted((*self._reach(path), path) for path in self._files.get(log, ()))
+
+    def _open(self, path: str) -> pyarrow.parquet.ParquetFile:
+        return pyarrow.parquet.ParquetFile(path, filesystem=self._found.filesystem)
+
+    def _reach(self, path: str) -> tuple[int, int]:
+        with self._open(path) as file:
+            at = file.schema_arrow.get_field_index("offset")
+            groups = [file.metadata.row_group(i).column(at).statistics for i in range(file.metadata.num_row_groups)]
+        return min(group.min for group in groups), max(group.max for group in groups)
+
+    def root(self) -> Genesis | None:
+        spans = self.spans()
+        return root_among(value for *_, value in self.read(0, *spans[0])) if 0 in spans else None
+
+    def spans(self) -> dict[int, Bounds]:
+        found = {}
+        for log in sorted(self._files):
+            pieces = self._pieces(log)
+            found[log] = Bounds(pieces[0][0], max(last for _, last, _ in pieces) + 1)
+        return found
+
+    def read(self, log: int, first: int, end: int) -> Iterator[Raw]:
+        """Files overlap where clocks of writers disagree about the day, or where a run was cut off and done again."""
+        expected, previous = first, None
+        for offset, time_ms, key, value in self._merged(log, first, end):
+            if offset == expected - 1 and previous == value:
+                continue  # archived twice
+            if offset != expected:
+                raise LogGap(log, expected, offset)
+            yield log, offset, time_ms, key, value
+            expected, previous = offset + 1, value
+        if expected < end:
+            raise LogGap(log, expected, end)
+
+    def _merged(self, log: int, first: int, end: int) -> Iterator[_Row]:
+        """By offset. A file is opened when its first offset is due, so that few are open at a time."""
+        waiting = [piece for piece in self._pieces(log) if piece[1] >= first and piece[0] < end]
+        heads: list[tuple[int, int, _Row, Iterator[_Row]]] = []
+        number = 0
+        while waiting or heads:
+            while waiting and (not heads or waiting[0][0] <= heads[0][0]):
+                number += 1
+                rows = _rows(self._open(waiting.pop(0)[2]))
+                row = next(rows, None)
+                if row is not None:
+                    heapq.heappush(heads, (row[0], number, row, rows))
+            offset, tie, row, rows = heads[0]
+            following = next(rows, None)
+            if following is None:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (following[0], tie, following, rows))
+            if first <= offset < end:
+                yield row
+
+
+def origin_of(options: Mapping[str, str]) -> Origin:
+    """The origin that a source's options name: `path`, or `bootstrap.servers` with `kafka.*` and `coordination_topic`.
+
+    Raises InvalidOption.
+    """
+    path, servers = options.get("path"), options.get("bootstrap.servers") or options.get("kafka.bootstrap.servers")
+    if (path is None) == (servers is None):
+        raise InvalidOption("path", path, "give bootstrap.servers (a live topic) or path (a dump or archive), not both")
+    if path is not None:
+        local = path.removeprefix("file://")
+        return DumpOrigin(local) if Path(local).is_file() else ArchiveOrigin(local)
+    settings = {name.removeprefix("kafka."): value for name, value in options.items() if name.startswith("kafka.")}
+    return TopicOrigin({"log_level": 0, **settings, "bootstrap.servers": servers},
+                       options.get("coordination_topic", "__marshal"))  # fmt: skip

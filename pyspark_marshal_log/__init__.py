@@ -1,0 +1,30 @@
+"""Where Spark finds format("marshal-log"): it looks for the class DefaultSource in packages called pyspark_*.
+
+Imported in every look-up process of every job, so the rest is imported when it is used.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+
+class DefaultSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "marshal-log"
+
+    def schema(self) -> StructType:
+        from marshal_py.spark import log
+
+        return log.log_schema(self.options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from marshal_py.spark import log
+
+        return log.log_reader(self.options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from marshal_py.spark import log
+
+        return log.log_stream(self.options)

@@ -1,0 +1,220 @@
+"""The coordination log as tables, from a live topic, a dump file and an archive: the rows of a fold in one process."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+
+from marshal_py.errors import HistoryTruncated, InvalidOption, LogGap, TopicRecreated
+from marshal_py.history.tables import TABLES
+from marshal_py.spark import archive, columns, read_archive, replay
+from marshal_py.spark.archives import Archived, write_archive
+from marshal_py.spark.log import STATE_TABLES
+from marshal_py.spark.origins import ArchiveOrigin
+from marshal_py.transport.dump import Header, Span, Writer
+from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.ports import LogRecord
+from marshal_py.transport.sink import KafkaSink
+from tests.spark.test_replay import bag
+from tests.support.kafka import Cluster, TopicFactory
+from tests.support.logs import BEGIN_MS, Raw, folded, groups_of, root, topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PARTITIONS = 4
+RECORDS = 300
+ROWS = topic(3, PARTITIONS, RECORDS)
+DEADLINE_S = 60.0
+
+
+def write_dump(path: Path, rows: Sequence[Raw]) -> str:
+    spans = tuple(Span(log, min(offsets), max(offsets) + 1) for log in range(PARTITIONS)
+                  if (offsets := [row[1] for row in rows if row[0] == log]))  # fmt: skip
+    incarnation = root(PARTITIONS).incarnation.hex()
+    header = Header(topic="__marshal", incarnation=incarnation, partitions=PARTITIONS, logs=spans)
+    with path.open("wb") as out:
+        writer = Writer(out, header)
+        for log, offset, time_ms, key, value in rows:
+            writer.write(LogRecord(log, offset, value, time_ms, key))
+        writer.finish()
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_dump(tmp_path_factory.mktemp("dumps") / "all.dump", ROWS)
+
+
+@pytest.fixture
+def live(kafka: Cluster, topic: TopicFactory, dump: str) -> dict[str, str]:
+    """Options of a topic that holds the same."""
+    name = topic(PARTITIONS)
+    door = KafkaDoor(kafka.bootstrap, DEADLINE_S)
+    sink = KafkaSink(door)
+    for log, _, time_ms, key, value in ROWS:
+        sink.write(name, value, key, partition=log, timestamp_ms=time_ms)
+    sink.flush(DEADLINE_S)
+    sink.close()
+    return {"bootstrap.servers": kafka.bootstrap, "coordination_topic": name}
+
+
+def read(spark: SparkSession, form: str, options: dict[str, str], **more: str) -> pa.Table:
+    return spark.read.format(form).options(**options, **more).load().toArrow()
+
+
+def expected(tables: Sequence[str], **keep: Any) -> Any:
+    found = folded(ROWS, PARTITIONS, tuple(tables))
+    rows = {name: [row for row in rows if all(getattr(row, k) == v for k, v in keep.items())]
+            for name, rows in found.items()}  # fmt: skip
+    return bag(pa.Table.from_batches(columns.batches(rows, tables), columns.arrow_schema(columns.columns(tables))))
+
+
+# --- where it comes from
+
+
+def test_a_live_topic(spark: SparkSession, live: dict[str, str]) -> None:
+    assert bag(read(spark, "marshal-log", live)) == expected(["records"])
+    assert bag(read(spark, "marshal-state", live)) == expected(STATE_TABLES)
+
+
+def test_a_dump(spark: SparkSession, dump: str) -> None:
+    assert bag(read(spark, "marshal-log", {"path": dump})) == expected(["records"])
+    table = spark.read.format("marshal-state").option("table", "intervals").load(dump)
+    assert table.rdd.getNumPartitions() == PARTITIONS, "one task per log"
+    assert bag(table.toArrow()) == expected(["intervals"])
+
+
+def test_an_archive_that_grows(spark: SparkSession, live: dict[str, str], tmp_path: Path, kafka: Cluster) -> None:
+    """Run by run; then a run that was cut off; then it is read in three ways."""
+    path, topic = str(tmp_path / "archive"), live["coordination_topic"]
+    partial = [row for row in ROWS if row[1] < 100]
+    write_archive(_raw(spark, partial), path)
+    assert archive(spark, kafka.bootstrap, path, coordination_topic=topic) == [
+        Archived(log, 0, 100, RECORDS) for log in range(PARTITIONS)]  # fmt: skip
+    nothing = [Archived(log, 0, RECORDS, RECORDS) for log in range(PARTITIONS)]
+    assert archive(spark, {"bootstrap.servers": kafka.bootstrap}, path, coordination_topic=topic) == nothing
+    days = {folder.name for folder in (tmp_path / "archive").glob("log=*/*") if folder.is_dir()}
+    assert days == {"day=2025-11-21"}
+    # As if the last run had been cut off: of log 1 a file is missing, of log 2 what stands in another is there twice.
+    for file in (tmp_path / "archive" / "log=1").rglob("*.parquet"):
+        if ArchiveOrigin(path)._reach(str(file))[0] >= 100:
+            file.unlink()
+    (file,) = islice((tmp_path / "archive" / "log=2").rglob("*.parquet"), 1)
+    shutil.copy(file, file.with_name("again-" + file.name))
+    done = archive(spark, kafka.bootstrap, path, coordination_topic=topic)
+    assert [run.first for run in done] == [RECORDS, 100, RECORDS, RECORDS]
+    assert bag(read(spark, "marshal-log", {"path": path})) == expected(["records"])
+    assert bag(read(spark, "marshal-state", {"path": path})) == expected(STATE_TABLES)
+    held = read_archive(spark, path)
+    assert held is not None
+    assert bag(replay(held).toArrow()) == expected(tuple(TABLES))
+
+
+def _raw(spark: SparkSession, rows: Sequence[Raw]) -> Any:
+    return spark.createDataFrame(pa.Table.from_batches(columns.raw_batches(iter(rows))))
+
+
+def test_an_archive_of_another_topic_is_left_alone(
+    spark: SparkSession, live: dict[str, str], tmp_path: Path, kafka: Cluster, topic: TopicFactory
+) -> None:
+    path, name = str(tmp_path / "archive"), live["coordination_topic"]
+    behind = [row for row in ROWS if row[0] == 0]
+    behind += [(0, RECORDS + number, BEGIN_MS, None, b"more") for number in range(5)]
+    write_archive(_raw(spark, behind), path)
+    before = sorted((tmp_path / "archive").rglob("*.parquet"))
+    with pytest.raises(TopicRecreated, match="known 305 records in the archive, found 300 in the topic"):
+        archive(spark, kafka.bootstrap, path, coordination_topic=name)
+    spark.range(3).write.parquet(str(tmp_path / "other"))
+    with pytest.raises(InvalidOption, match="no archive of a coordination topic: it has id"):
+        archive(spark, kafka.bootstrap, str(tmp_path / "other"), coordination_topic=name)
+    assert sorted((tmp_path / "archive").rglob("*.parquet")) == before
+    empty = topic(1)
+    assert archive(spark, kafka.bootstrap, path, coordination_topic=empty) == [], "nobody has ever run there"
+
+
+def test_an_archive_with_a_hole_says_so(spark: SparkSession, tmp_path: Path) -> None:
+    """L8."""
+    path = str(tmp_path / "archive")
+    write_archive(_raw(spark, [row for row in ROWS if row[0] > 0 or not 50 <= row[1] < 60]), path)
+    with pytest.raises(LogGap, match="jumps from offset 50 to 60"):
+        list(ArchiveOrigin(path).read(0, 0, RECORDS))
+    with pytest.raises(PySparkException, match="jumps from offset 50 to 60"):
+        read(spark, "marshal-state", {"path": path})
+
+
+# --- what is asked
+
+
+def test_one_group(spark: SparkSession, dump: str) -> None:
+    name = groups_of(2, PARTITIONS)[1]
+    assert bag(read(spark, "marshal-log", {"path": dump}, group=name)) == expected(["records"], group=name)
+    assert bag(read(spark, "marshal-state", {"path": dump}, group=name)) == expected(STATE_TABLES, group=name)
+
+
+def test_a_stretch_by_offset_and_by_time(spark: SparkSession, dump: str) -> None:
+    found = read(spark, "marshal-log", {"path": dump}, since="20", until="49")
+    assert set(found.column("offset").to_pylist()) == set(range(20, 50))
+    assert bag(found) <= expected(["records"])
+    since, until = ("2025-11-21T06:40:00", "2025-11-21T08:00:00+00:00")
+    found = read(spark, "marshal-log", {"path": dump}, since=since, until=until)
+    times = found.column("time").to_pylist()
+    assert times
+    assert min(times) >= datetime(2025, 11, 21, 6, 40, tzinfo=UTC)
+    assert max(times) <= datetime.fromisoformat(until)
+
+
+def test_the_state_as_of_an_offset(spark: SparkSession, dump: str) -> None:
+    found = read(spark, "marshal-state", {"path": dump}, table="standings", until="99")
+    part = tuple(row for row in ROWS if row[1] < 100)
+    rows = folded(part, PARTITIONS, ("standings",))
+    assert bag(found) == bag(pa.Table.from_batches(columns.batches(rows, ["standings"])))
+
+
+def test_raw_records_and_ranges(spark: SparkSession, live: dict[str, str]) -> None:
+    whole = read(spark, "marshal-log", live, raw="true")
+    assert bag(whole) == bag(pa.Table.from_batches(columns.raw_batches(iter(ROWS))))
+    some = read(spark, "marshal-log", live, raw="true", ranges='{"1": [10, 20], "3": [0, 0]}')
+    assert [(row["log"], row["offset"]) for row in some.to_pylist()] == [(1, offset) for offset in range(10, 20)]
+
+
+def test_a_topic_in_which_nobody_has_run_is_empty(spark: SparkSession, kafka: Cluster, topic: TopicFactory) -> None:
+    options = {"bootstrap.servers": kafka.bootstrap, "coordination_topic": topic(2)}
+    assert read(spark, "marshal-log", options).num_rows == 0
+    assert read(spark, "marshal-state", options, table="gaps").num_rows == 0
+
+
+@pytest.mark.parametrize(("form", "options", "message"), [
+    ("marshal-log", {}, "path=None is not allowed"),
+    ("marshal-log", {"path": "/nowhere/at/all"}, "path='/nowhere/at/all' is not allowed"),
+    ("marshal-log", {"groups": "a"}, "groups='a' is not allowed: format\\('marshal-log'\\) takes bootstrap.servers"),
+    ("marshal-log", {"raw": "yes"}, "raw='yes' is not allowed"),
+    ("marshal-log", {"ranges": "{}"}, "with raw=true only"),
+    ("marshal-log", {"raw": "true", "ranges": "1-2"}, "ranges='1-2' is not allowed"),
+    ("marshal-log", {"raw": "true", "group": "a"}, "not together with raw=true"),
+    ("marshal-log", {"since": "yesterday"}, "since='yesterday' is not allowed: an offset or an ISO-8601 time"),
+    ("marshal-log", {"until": "latest"}, "until='latest' is not allowed"),
+    ("marshal-state", {"table": "records"}, "table='records' is not allowed"),
+    ("marshal-state", {"table": "gap"}, "table='gap' is not allowed: one of sessions"),
+])  # fmt: skip
+def test_bad_options_are_named(
+    spark: SparkSession, dump: str, form: str, options: dict[str, str], message: str
+) -> None:
+    given = {"path": dump, **options} if options and "path" not in options else options
+    with pytest.raises(PySparkException, match=message):
+        read(spark, form, given)
+
+
+def test_a_truncated_log_says_where_it_begins(spark: SparkSession, tmp_path: Path) -> None:
+    """L8: a fold from the middle would tell tales."""
+    path = write_dump(tmp_path / "cut.dump", [row for row in ROWS if row[0] != 1 or row[1] >= 40])
+    with pytest.raises(PySparkException, match=f"{HistoryTruncated.__name__}.*partition 1 begins at offset 40"):
+        read(spark, "marshal-state", {"path": path})

@@ -1,0 +1,64 @@
+"""Whole coordination topics for tests: several logs with several groups each, drawn from a seed, as raw records."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import islice
+from random import Random
+
+from marshal_py.history.tables import TABLES
+from marshal_py.history.timeline import Timeline
+from marshal_py.protocol import codec
+from marshal_py.protocol.rationalizer import apply
+from marshal_py.protocol.records import Genesis
+from marshal_py.protocol.routing import HASH_NAME, route
+from marshal_py.protocol.world import World
+from tests.support import hostile
+from tests.support.logbook import INCARNATION, genesis
+
+GROUPS_PER_LOG = 2
+BEGIN_MS = 1_763_700_000_000  # 2025-11-21 04:40 UTC
+STEP_MS = 60_000  # a record per minute: some hundreds reach into the next day
+
+Raw = tuple[int, int, int, bytes | None, bytes | None]  # log, offset, time in ms, key, value
+
+
+def root(partitions: int) -> Genesis:
+    return Genesis(INCARNATION, partitions, HASH_NAME, 1)
+
+
+def groups_of(log: int, partitions: int) -> list[str]:
+    names = (f"group-{number}" for number in range(10_000))
+    return list(islice((name for name in names if route(name, partitions) == log), GROUPS_PER_LOG))
+
+
+@cache
+def topic(seed: int, partitions: int, records: int) -> tuple[Raw, ...]:
+    """`records` per log, what members and admins write and some garbage; log after log."""
+    rows: list[Raw] = []
+    for log in range(partitions):
+        rng = Random(seed * 1_000 + log)
+        world = World(log, None if log == 0 else root(partitions))
+        names = groups_of(log, partitions)
+        for offset in range(records):
+            name = rng.choice(names)
+            value = genesis(partitions) if offset == 0 else b"garbage"
+            if offset > 0 and rng.random() < 0.98:
+                value = codec.encode(hostile.plausible(rng, world, name), name, INCARNATION)
+            apply(world, offset, value)
+            # Clocks of writers disagree by minutes, so days overlap.
+            time_ms = BEGIN_MS + offset * STEP_MS + rng.randrange(-5, 6) * STEP_MS
+            rows.append((log, offset, time_ms, name.encode() if rng.random() < 0.9 else None, value))
+    return tuple(rows)
+
+
+def folded(rows: tuple[Raw, ...], partitions: int, tables: tuple[str, ...] = tuple(TABLES)) -> dict[str, list]:
+    """The rows of every table, by one process."""
+    found: dict[str, list] = {name: [] for name in tables}
+    for log in range(partitions):
+        timeline = Timeline(World(log, None if log == 0 else root(partitions)), tables)
+        for _, offset, time_ms, _, value in (row for row in rows if row[0] == log):
+            timeline.read(offset, time_ms, value)
+        for name, told in timeline.finish().items():
+            found[name] += told
+    return found
