@@ -10,6 +10,9 @@
     |   +-- UsedAfterFork         an object made before os.fork() was used in the child
     |   +-- ConsumerClosed        a Consumer or Marshal was used after stop / drain / close
     |   +-- UnsupportedPlatform   this system lacks what the feature needs
+    |   +-- BatchNotCommitted     the next claimed batch was asked for before the last one was committed
+    |   +-- BatchOverdue          a pipeline did not come back within handler_timeout_s; its claims were released
+    |   +-- RangeReadTwice        at most once, Spark retried a task whose range may have been processed
     |   +-- MissingSpark          a part of Spark is not installed: pyspark, pyarrow, pandas, a Java
     |   +-- GroupMissing          an admin named a group, a partition of it or a session that the log does not know
     |   +-- GroupExists           a group was to be created that is there
@@ -29,12 +32,14 @@
     |   +-- PositionUnknown       a move was given up while its record may still land
     |   +-- SettingsChanged       another admin changed the group's settings while ours were on their way
     |   +-- MembersAlive          consumers are alive where none may be
+    |   +-- ClaimLost             claims of a batch were released or lost before it was committed
     |   +-- AdminGaveUp           an operation was not read done in time
     +-- ClusterError              Kafka or its topics are not as they must be
         +-- ClusterUnreachable    no broker answered in time (retriable)
         +-- TopicMissing          a topic to consume does not exist (retriable once it is created)
         +-- PartitionError        Kafka refuses to serve a partition (authorization, for one)
         +-- PositionBeyondEnd     the group's position lies beyond the end of the partition
+        +-- RangeLost             Kafka deleted the beginning of a range before it was read (retriable)
         +-- EmbeddedLogFull       the embedded broker is about to drop records
         +-- CoordinationError     the coordination topic cannot be trusted or used
             +-- CoordinationTopicMissing   missing, and may not be created
@@ -141,6 +146,35 @@ class UnsupportedPlatform(CallerError):
     def __init__(self, feature: str, platform: str, way_out: str) -> None:
         self.feature, self.platform, self.way_out = feature, platform, way_out
         super().__init__(f"{feature} does not work on {platform}: {way_out}")
+
+
+class BatchNotCommitted(CallerError):
+    """The next claimed batch was asked for while the last one was neither committed nor given back."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        super().__init__(f"the last batch of {rows} offsets was not committed: call batch.commit() when it is written, "
+                         f"or batch.give_back() to have it planned again")
+
+
+class BatchOverdue(CallerError):
+    """A pipeline made no call for longer than handler_timeout_s: its claims were released (PROTOCOL.md D4)."""
+
+    def __init__(self, group: str, timeout_s: float) -> None:
+        self.group, self.timeout_s = group, timeout_s
+        super().__init__(f"the consumer of group {group!r} was not called for {timeout_s:g} s (handler_timeout_s) and "
+                         f"released its claims: make batches smaller, call batch.in_progress() between steps, or raise "
+                         f"handler_timeout_s; then make a new consumer")
+
+
+class RangeReadTwice(CallerError):
+    """At most once, Spark started a task of a claimed range again; the first attempt may have processed it."""
+
+    def __init__(self, topic: str, partition: int, start: int, to: int, attempt: int) -> None:
+        self.topic, self.partition, self.start, self.to, self.attempt = topic, partition, start, to, attempt
+        super().__init__(f"{topic}:{partition} [{start}, {to}) is read at most once, and this is attempt {attempt + 1} "
+                         f"of its task: set spark.task.maxFailures=1 and spark.speculation=false; the range counts as "
+                         f"lost")
 
 
 class MissingSpark(CallerError):
@@ -309,6 +343,16 @@ class MembersAlive(PeerError):
         super().__init__(f"group {group!r}: {what}: {', '.join(members)} gave signs of life")
 
 
+class ClaimLost(PeerError):
+    """Claims of a batch were released or lost before it was committed: a pause, a hand-over, an eviction."""
+
+    def __init__(self, group: str, lost: tuple[str, ...]) -> None:
+        self.group, self.lost = group, lost
+        super().__init__(f"group {group!r}: the claims on {', '.join(lost)} were released or lost before the batch was "
+                         f"committed: their messages will be delivered again, or were by another member; compare "
+                         f"tokens where the batch was written")
+
+
 class AdminGaveUp(PeerError):
     """An operation was not read done in time. Its record may still land; doing it again is safe."""
 
@@ -360,6 +404,18 @@ class PositionBeyondEnd(ClusterError):
         self.topic, self.partition, self.position, self.end = topic, partition, position, end
         super().__init__(f"{topic}:{partition} ends at {end}, but the group's position is {position}: records were "
                          f"lost or the topic was recreated; nothing is reset by itself, set the position")
+
+
+class RangeLost(ClusterError):
+    """Kafka deleted the beginning of a range after it was planned. The next plan notes it and goes on behind it."""
+
+    retriable: ClassVar[bool] = True
+
+    def __init__(self, topic: str, partition: int, start: int, to: int, reason: str) -> None:
+        self.topic, self.partition, self.start, self.to, self.reason = topic, partition, start, to, reason
+        super().__init__(f"{topic}:{partition} [{start}, {to}) cannot be read any more ({reason}): retention deleted "
+                         f"records before the job read them; run it again, lengthen retention.ms, or plan smaller "
+                         f"batches")
 
 
 class EmbeddedLogFull(ClusterError):

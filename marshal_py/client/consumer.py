@@ -7,10 +7,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
+from marshal_py.client.flow import Flow
 from marshal_py.client.loop import ClaimInfo, Loop
 from marshal_py.client.message import Batch, Message
+from marshal_py.client.planner import Planner
 from marshal_py.client.station import Station
 from marshal_py.errors import ClusterUnreachable, ConcurrentUse, ConsumerClosed, InvalidOption
 from marshal_py.protocol.delivery import AtLeastOnce
@@ -47,10 +49,14 @@ class Consumer:
     `fetch`, `next` and iteration are for one thread at a time; acks may come from any.
     """
 
-    def __init__(self, loop: Loop, station: Station) -> None:
+    def __init__(self, loop: Loop, station: Station, connection: Mapping[str, Any]) -> None:
+        self.connection = connection  # librdkafka's settings of a data consumer: what others need to read its ranges
         self._loop = loop
         self._station = station
         self._member = station.member
+        assert isinstance(station.flow, Flow)
+        self._flow = station.flow
+        self._planner: Planner | None = None
         self._user: int | None = None  # thread that is inside a fetching verb
         self._entry = threading.Lock()  # around `_user`: two threads that arrive together must not both pass
         self._iterating = False
@@ -146,6 +152,8 @@ class Consumer:
             if self._user is not None and self._user != me:
                 raise ConcurrentUse(verb)
             self._raise_if_ended()
+            if self._planner is not None and verb != "flush":
+                raise ConsumerClosed("fetching side of the Consumer", "it plans ranges that others read")
             self._user = me
 
     def _raise_if_ended(self) -> None:
@@ -184,7 +192,7 @@ class Consumer:
 
     def _fetch(self, max_messages: int, max_bytes: int | None, deadline: float) -> Batch:
         """Waits until the batch can be full, or the deadline; then gates and takes, in one step."""
-        flow, loop = self._station.flow, self._loop
+        flow, loop = self._flow, self._loop
         while True:
             left_s = deadline - time.monotonic()
             with loop.lock:
@@ -210,7 +218,7 @@ class Consumer:
 
     def _pull(self, timeout_s: float) -> None:
         """Waits for messages, or for the grant of those that are there."""
-        flow, loop = self._station.flow, self._loop
+        flow, loop = self._flow, self._loop
         if flow.at_most_once and self._asks_grants():
             with loop.changed:
                 loop.changed.wait(min(timeout_s, GRANT_SLICE_S))
@@ -231,7 +239,7 @@ class Consumer:
 
     def _look_ahead(self) -> None:
         """D2: the next range is fetched and claimed while the user handles this one."""
-        flow, loop = self._station.flow, self._loop
+        flow, loop = self._flow, self._loop
         for _ in range(LOOK_AHEAD):
             with loop.lock:
                 full = flow.buffered() >= LOOK_AHEAD * flow.options.prefetch_messages
@@ -270,7 +278,7 @@ class Consumer:
                 self._finish_drain()
 
     def _reservations(self) -> Iterator[Iterator[Message]]:
-        flow, loop = self._station.flow, self._loop
+        flow, loop = self._flow, self._loop
         lock, now, boot_ns = loop.lock, loop.clock.now, loop.clock.boot_ns
         while not self._stop_requested and not self._closed_because:
             if self._station.troubles:
@@ -294,6 +302,19 @@ class Consumer:
                 if flow.deliverable():  # buffered, but the gate is shut
                     loop.changed.wait(WAIT_SLICE_S)
             self._pull(WAIT_SLICE_S)
+
+    # --- planning
+
+    def plan_ranges(self) -> Planner:
+        """Turns this consumer into a planner of ranges that others read, for good; it fetches nothing any more.
+
+        What was fetched and not handed over is planned again. Raises ConcurrentUse, ConsumerClosed.
+        """
+        if self._planner is None:
+            self._enter("plan_ranges")
+            self._user = None
+            self._planner = Planner(self, self._loop, self._station, self._raise_if_ended)
+        return self._planner
 
     # --- positions
 

@@ -124,7 +124,8 @@ class Marshal:
             member = Member(world, group, chosen.member_options(self.client_id, names, VERSION), secrets.token_bytes)
             member.intent.counts.update(counts)
         station = Station(loop, number, member, source, chosen, self.root.incarnation)
-        consumer = Consumer(loop, station)
+        given = self.door.given if isinstance(self.door, KafkaDoor) else {}
+        consumer = Consumer(loop, station, {**given, **chosen.settings})
         self._consumers.append(consumer)
         loop.add(station)
         try:

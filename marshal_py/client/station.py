@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from marshal_py.client.flow import Flow
 from marshal_py.client.options import ConsumerOptions
-from marshal_py.errors import ClusterError, MarshalError, PartitionError, PositionBeyondEnd
+from marshal_py.client.ranges import Ranges, UnfetchedSource
+from marshal_py.errors import BatchOverdue, ClusterError, MarshalError, PartitionError, PositionBeyondEnd
 from marshal_py.protocol import codec
 from marshal_py.protocol.holdings import Claim
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
@@ -31,8 +32,9 @@ class Station:
 
     def __init__(self, loop: Loop, log: int, member: Member, source: DataSource, options: ConsumerOptions,
                  incarnation: bytes) -> None:  # fmt: skip
-        self.loop, self.log, self.member, self.source, self.options = loop, log, member, source, options
-        self.flow = Flow(member, source, options, loop.lock, incarnation, loop.clock.now)
+        self.loop, self.log, self.member, self.options = loop, log, member, options
+        self.source: DataSource | UnfetchedSource = source
+        self.flow: Flow | Ranges = Flow(member, source, options, loop.lock, incarnation, loop.clock.now)
         self.incarnation = incarnation
         self.group_key = member.name.encode()
         self.error: MarshalError | None = None  # raised to the user once, then kept as the reason of the end
@@ -45,12 +47,31 @@ class Station:
         self._to_mirror: dict[TopicPartition, int] = {}
         self._ends_due_ms = 0
         self.mirror_refused = ""
+        self._called_ms = 0  # of a consumer that plans ranges: when its user last called
+
+    def plan_ranges(self) -> Ranges:
+        """Stops fetching for good: from now on this consumer plans what others read."""
+        assert isinstance(self.flow, Flow)  # a Consumer does it once
+        source = UnfetchedSource(self.flow.source)
+        ranges = Ranges(self.member, source, self.incarnation)
+        ranges.adopt(self.member.claims.values())
+        ranges.warming.update(tp for tp, buffer in self.flow.buffers.items() if buffer.claim is None)
+        self.flow.drop([*self.flow.buffers])
+        self.flow, self.source = ranges, source
+        self.called()
+        return ranges
+
+    def called(self) -> None:
+        """The user of a planning consumer is alive."""
+        self._called_ms = self.loop.clock.now().mono_ms
 
     # --- one step
 
     def step(self, now: Instant) -> None:
         """Ticks the member and does what it says."""
         self._look_at_source(now)
+        if isinstance(self.flow, Ranges):
+            self._look_at_user(now)
         if self.flow.at_most_once:
             self.flow.offer()
         self.execute(self.member.tick(now), now)
@@ -75,6 +96,8 @@ class Station:
             self.member.intent.warmed(tp)
         if now.mono_ms >= self._ends_due_ms:
             self._ends_due_ms = now.mono_ms + self.member.third_ms
+            if isinstance(self.flow, Ranges) and self.flow.looked_at():
+                self._submit("ends", self._look_at_ends)
             for claim in self.member.claims.values():
                 claim.end_offset = self.source.end_offset(claim.tp)
             if self.unplaced:
@@ -85,6 +108,13 @@ class Station:
             self._submit("bounds", self._place)
         for tp, reason in self.source.broken():
             self.troubles.append(PartitionError(tp.topic, tp.partition, reason))
+
+    def _look_at_user(self, now: Instant) -> None:
+        """D4 for a planning consumer: with no range in flight nothing but this call tells that somebody reads."""
+        timeout_s = self.options.handler_timeout_s
+        if now.mono_ms - self._called_ms >= timeout_s * 1000 and not self.member.leaving:
+            self.error = BatchOverdue(self.member.name, timeout_s)
+            self.member.leave(now, "no call within the handler timeout", 0)
 
     # --- the duties, in the order of Ready
 
@@ -114,7 +144,7 @@ class Station:
         self._tell(ready)
         if ready.ended:
             self.ended = True
-            self.error = ready.error
+            self.error = ready.error or self.error
 
     def _tell(self, ready: Ready) -> None:
         self.events.extend(ready.advisories)
@@ -197,6 +227,16 @@ class Station:
                 self.troubles.append(PositionBeyondEnd(tp.topic, tp.partition, position, end))
             else:
                 self.flow.restart(tp, position)
+
+    def _look_at_ends(self) -> None:
+        """Ends of what a planning consumer holds: its lag, and proof that it is ready for a hand-over (A3)."""
+        assert isinstance(self.source, UnfetchedSource)
+        assert isinstance(self.flow, Ranges)
+        with self.loop.lock:
+            tps = self.flow.looked_at()
+        ends = {tp: bounds.end for tp, bounds in self.loop.admin.bounds(tps).items()} if tps else {}
+        with self.loop.lock:
+            self.source.ends.update(ends)
 
     def refresh_topology(self) -> None:
         """How many partitions Kafka has; growth becomes a Topology record (F9.1)."""

@@ -107,6 +107,27 @@ class AtLeastOnce:
         self.runs.append(run)
         return run
 
+    def forget_undelivered(self) -> int:
+        """Drops what was fetched and not handed over; returns the offset after everything that was."""
+        while self.runs and not self.runs[-1].delivered:
+            self.runs.pop()
+        if not self.runs:
+            return self.position()
+        last = self.runs[-1]
+        last.offsets = last.offsets[: last.delivered]
+        return last.offsets[-1] + 1
+
+    def withdraw(self, run: Run, first: int) -> int:
+        """Takes the newest delivery, of the messages from index `first` on, back; returns the first of their offsets.
+
+        None of them is finished, and nothing was fetched after them.
+        """
+        offset = run.offsets[first]
+        run.offsets, run.delivered = run.offsets[:first], first
+        if not first:
+            self.runs.pop()
+        return offset
+
     def position(self) -> int:
         """The next offset that an heir must read: never beyond what was finished."""
         runs = self.runs

@@ -119,6 +119,11 @@ class Intent:
         self._look(group)
         return self._order.index(self.member.session)
 
+    def expects(self, group: Group) -> bool:
+        """Whether the target takes partitions from live owners for this member (A3)."""
+        self._look(group)
+        return bool(self._taking)
+
     def heir(self, group: Group, tp: TopicPartition) -> int:
         """Who should have `tp` once this member is gone."""
         order = [sid for sid in self._order if sid != self.member.session and sid in group.sessions]

@@ -21,13 +21,14 @@ INSTALL: Final = "pip install 'marshal_py[spark]'"
 # Public name -> file of this room that has it. No name is also a file: importing the file would hide it.
 _HOMES: Final = {
     "archive": "archives",
+    "claimed_batches": "batches",
     "find_root": "replays",
     "local_session": "session",
     "read_archive": "archives",
     "replay": "replays",
 }
 
-__all__ = ["archive", "find_root", "local_session", "read_archive", "replay"]  # __getattr__ has them
+__all__ = ["archive", "claimed_batches", "find_root", "local_session", "read_archive", "replay"]  # __getattr__ has them
 
 
 def require_spark() -> None:

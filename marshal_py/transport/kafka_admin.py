@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported, but not by name
     AdminClient,
@@ -56,8 +56,10 @@ def asker(given: settings.Settings, client_id: str) -> AdminClient:
     return settings.made(AdminClient, settings.admin(given, client_id))
 
 
-def list_bounds(client: AdminClient, tps: Sequence[TopicPartition], timeout_s: float,
-                servers: str) -> dict[TopicPartition, Bounds]:  # fmt: skip
+def list_bounds(
+    client: AdminClient, tps: Sequence[TopicPartition], timeout_s: float, servers: str,
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+) -> dict[TopicPartition, Bounds]:  # fmt: skip
     """First and end offsets of partitions, in two requests for all. Raises ClusterUnreachable."""
     deadline = time.monotonic() + timeout_s
     found: list[dict[TopicPartition, int]] = []
@@ -66,7 +68,7 @@ def list_bounds(client: AdminClient, tps: Sequence[TopicPartition], timeout_s: f
         wanted = {KafkaPartition(*tp): spec for tp in tps}
         left_s = max(LIST_TIMEOUT_S_MIN, deadline - time.monotonic())
         try:
-            futures = client.list_offsets(wanted, request_timeout=left_s)
+            futures = client.list_offsets(wanted, isolation_level=isolation, request_timeout=left_s)
             found.append({TopicPartition(tp.topic, tp.partition): future.result(left_s).offset
                           for tp, future in futures.items()})  # fmt: skip
         except (KafkaException, TimeoutError) as error:
@@ -223,8 +225,9 @@ class KafkaAdmin:
 
     # --- offsets
 
-    def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        return list_bounds(self._client, tps, self._timeout_s, self._servers)
+    def bounds(self, tps: Sequence[TopicPartition], *, committed: bool = False) -> dict[TopicPartition, Bounds]:
+        isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        return list_bounds(self._client, tps, self._timeout_s, self._servers, isolation)
 
     def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
         if "time_lookup" not in self.capabilities:  # the embedded broker would answer that there is no such record

@@ -299,7 +299,7 @@ class MemoryAdmin:
         with self.broker.changed:
             return len(self.broker.topics[topic]) if topic in self.broker.topics else None
 
-    def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+    def bounds(self, tps: Sequence[TopicPartition], *, committed: bool = False) -> dict[TopicPartition, Bounds]:
         with self.broker.changed:
             return {tp: self.broker.bounds(tp) for tp in tps}
 

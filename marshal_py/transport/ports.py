@@ -156,7 +156,8 @@ class ClusterAdmin(Protocol):
     def partition_count(self, topic: str) -> int | None:
         """None if there is no such topic."""
 
-    def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]: ...
+    def bounds(self, tps: Sequence[TopicPartition], *, committed: bool = False) -> dict[TopicPartition, Bounds]:
+        """First and end offsets. `committed`: the end that read_committed readers see (the last stable offset)."""
 
     def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
         """First offset whose message is not older than `time_ms`; partitions without one are left out.

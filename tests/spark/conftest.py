@@ -5,12 +5,14 @@ The broker is the one of tests/kafka: `make test` runs both folders in one call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 from marshal_py.spark import local_session
+from tests.spark.place import Place
+from tests.support.kafka import Cluster, TopicFactory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,3 +29,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("ERROR")  # Spark's own warnings on stderr would hide a test's failure
     yield session
     session.stop()
+
+
+@pytest.fixture
+def place(kafka: Cluster, topic: TopicFactory) -> Callable[[int], Place]:
+    """Makes a Place with so many partitions."""
+    return lambda partitions: Place(kafka, topic, partitions)

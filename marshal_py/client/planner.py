@@ -1,0 +1,303 @@
+"""The front of a consumer that plans: which offsets are next, whose they are, and that they are done. Fetches nothing.
+
+    planner = consumer.plan_ranges()
+    with planner.batch(1_000_000) as batch:
+        read(batch.ranges)          # somewhere else
+        batch.commit()
+
+The consumer joins, heartbeats, claims and lets go as any other. `plan` looks, `take` hands over behind the gate (at
+most once: after the log has granted the ranges), `finish` acks. For one thread at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from marshal_py.client.ranges import ClaimedRange, Taken, share
+from marshal_py.errors import BatchNotCommitted, ClaimLost, InvalidOption, PositionBeyondEnd
+from marshal_py.protocol.identity import NONE, Token, TopicPartition
+
+if TYPE_CHECKING:
+    from marshal_py.client.consumer import Consumer
+    from marshal_py.client.loop import Loop
+    from marshal_py.client.station import Station
+
+SETTLE_INTERVALS: Final = 4.0  # a dead owner is waited out in two; ranks, claims and a slow broker get the rest
+GRANT_INTERVALS: Final = 1.0  # a grant takes one round trip of the log; then the range is left for the next plan
+WAIT_SLICE_S: Final = 0.1  # a waiting planner looks up so often: for signals, errors, a stop from elsewhere
+LOOK_S: Final = 0.25  # between two looks for new data: two requests to the cluster
+
+
+class ClaimedBatch:
+    """Ranges that were handed over together. Left without `commit`, they are planned again (at most once: lost)."""
+
+    def __init__(self, planner: Planner, taken: Sequence[Taken]) -> None:
+        self._planner = planner
+        self.taken = tuple(taken)
+        self.open = True
+
+    @property
+    def ranges(self) -> tuple[ClaimedRange, ...]:
+        return tuple(taken.range for taken in self.taken)
+
+    @property
+    def tokens(self) -> dict[TopicPartition, Token]:
+        """The fencing token of each partition (PROTOCOL.md K1)."""
+        return {taken.range.tp: taken.range.token for taken in self.taken}
+
+    @property
+    def token(self) -> Token:
+        """The greatest of them: greater than the token of every earlier batch that held one of these partitions
+        under an earlier owner."""
+        return max(taken.range.token for taken in self.taken)
+
+    @property
+    def offsets(self) -> int:
+        """How many offsets the ranges span; messages are fewer where the log has gaps."""
+        return sum(taken.range.to - taken.range.start for taken in self.taken)
+
+    def __bool__(self) -> bool:
+        return bool(self.taken)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:  # fmt: skip
+        self.give_back()
+
+    def check(self) -> None:
+        """Raises ClaimLost unless every claim is still held: the fence to ask just before a write."""
+        self._planner.check(self.taken)
+
+    def in_progress(self) -> None:
+        """The batch is still being worked on: begins `handler_timeout_s` anew."""
+        self._planner.touch(self.taken)
+
+    def commit(self) -> None:
+        """Everything is done: returns once the log has accepted the positions. Twice is once.
+
+        Raises ClaimLost if some claims were released or lost meanwhile; the positions of the others are accepted
+        all the same. ClusterUnreachable: the positions are sent and go on being sent; nothing is lost but time.
+        """
+        if self.open:
+            self.open = False
+            self._planner.finish(self.taken)
+
+    def give_back(self) -> None:
+        """Nothing is done: the ranges will be planned again; at most once they count as delivered and are lost."""
+        if self.open:
+            self.open = False
+            self._planner.give_back(self.taken)
+
+
+class Planner:
+    """Made by `Consumer.plan_ranges`, once per consumer."""
+
+    def __init__(self, consumer: Consumer, loop: Loop, station: Station, raise_if_ended: Callable[[], None]) -> None:
+        self.consumer = consumer
+        self._loop, self._station, self._raise_if_ended = loop, station, raise_if_ended
+        with self._loop.lock:
+            self._ranges = self._station.plan_ranges()
+        self._batch: ClaimedBatch | None = None
+        stable = self._station.options.settings.get("isolation.level", "read_committed")
+        self._committed_ends = stable == "read_committed"
+
+    @property
+    def at_most_once(self) -> bool:
+        return self._station.options.delivery == "at_most_once"
+
+    @property
+    def incarnation(self) -> bytes:
+        return self._station.incarnation
+
+    def alive(self) -> None:
+        """Somebody reads here. Raises what ended the consumer."""
+        self._loop.check_process("Consumer")
+        self._raise_if_ended()
+        self._station.called()
+
+    # --- looking
+
+    def settle(self, timeout_s: float | None = None) -> bool:
+        """Waits until nobody's partition is still to come here: each is ours or a live member's.
+
+        False if that did not come true within `timeout_s` (default: four heartbeat intervals).
+        """
+        intervals_s = self._station.options.heartbeat_interval_s * SETTLE_INTERVALS
+        deadline = time.monotonic() + (intervals_s if timeout_s is None else timeout_s)
+        while True:
+            self.alive()
+            with self._loop.changed:
+                if self._settled():
+                    return True
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or self.consumer.stopping:
+                    return False
+                self._loop.changed.wait(min(WAIT_SLICE_S, left_s))
+
+    def _settled(self) -> bool:
+        member = self._station.member
+        group = member.group
+        if group is None or member.session == NONE or member.session not in group.sessions:
+            return False
+        if group.paused:
+            return True
+        limit = member.options.claims_max
+        if limit and len(member.claims) >= limit:
+            return True
+        for topic in member.options.topics:
+            known = group.topics.get(topic)
+            if known is None:
+                return False
+            for number in range(known.count):
+                part = group.partitions.get(TopicPartition(topic, number))
+                owner = None if part is None else group.sessions.get(part.owner)
+                # An owner that has shown no sign of life since we joined may be dead: it is being waited out.
+                if owner is None or (owner.id != member.session and owner.extended < member.session):
+                    return False
+        return not member.intent.expects(group)
+
+    def ends(self) -> dict[TopicPartition, int]:
+        """End of every partition of the topics, claimed or not."""
+        counts = {topic: self._loop.admin.partition_count(topic) or 0 for topic in self._station.member.options.topics}
+        tps = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
+        return {tp: bounds.end for tp, bounds in self._loop.admin.bounds(tps, committed=self._committed_ends).items()}
+
+    def plan(self, rows_max: int | None, up_to: Mapping[TopicPartition, int] | None = None) -> list[ClaimedRange]:
+        """The next ranges of the claims that are open, at most `rows_max` offsets, none beyond `up_to`. May be empty.
+
+        Nothing is handed over by it. Raises PositionBeyondEnd, ClusterUnreachable, what ended the consumer.
+        """
+        self.alive()
+        with self._loop.lock:
+            tps = [*self._ranges.lots]
+        if not tps:
+            return []
+        bounds = self._loop.admin.bounds(tps, committed=self._committed_ends)
+        with self._loop.lock:
+            beyond = self._ranges.beyond(bounds)
+        if beyond:
+            self._refuse_beyond([tp for tp, _, _ in beyond])
+        with self._loop.changed:
+            for tp in tps:
+                self._ranges.source.ends[tp] = bounds[tp].end
+            found = self._ranges.available(bounds)
+            if up_to is not None:
+                found = {tp: (start, min(end, up_to.get(tp, 0))) for tp, (start, end) in found.items()}
+            counts = {tp: end - start for tp, (start, end) in found.items() if start < end}
+            shares = counts if rows_max is None else share(counts, rows_max)
+            return [self._ranges.range_of(tp, found[tp][0], found[tp][0] + count) for tp, count in shares.items()]
+
+    def _refuse_beyond(self, tps: list[TopicPartition]) -> None:
+        """D6. The end of open transactions may lie below a position that began at the log's end: that will pass."""
+        bounds = self._loop.admin.bounds(tps)
+        with self._loop.lock:
+            beyond = self._ranges.beyond(bounds)
+        if beyond:
+            tp, position, end = beyond[0]
+            raise PositionBeyondEnd(tp.topic, tp.partition, position, end)
+
+    def position(self, tp: TopicPartition) -> tuple[Token, int, int] | None:
+        """Token, generation and next offset of an own claim with nothing in flight; None if there is no such claim."""
+        with self._loop.lock:
+            lot = self._ranges.lots.get(tp)
+            if lot is None or lot.taken is not None:
+                return None
+            return Token(self.incarnation, lot.claim.epoch), lot.claim.generation, lot.next_offset
+
+    # --- handing over
+
+    def take(self, wanted: Sequence[ClaimedRange]) -> list[Taken]:
+        """Hands the ranges over. Those whose claim, gate or position says no are left out; a later plan has them."""
+        self.alive()
+        if self.at_most_once:
+            self._await_grants(wanted)
+        with self._loop.changed:
+            now = self._loop.clock.now()
+            try:
+                return [taken for one in wanted if (taken := self._ranges.take(one, now)) is not None]
+            finally:
+                self._ranges.unwish()
+
+    def _await_grants(self, wanted: Sequence[ClaimedRange]) -> None:
+        deadline = time.monotonic() + self._station.options.heartbeat_interval_s * GRANT_INTERVALS
+        with self._loop.changed:
+            for one in wanted:
+                self._ranges.wish(one)
+            while self._ranges.waits_for_grant() and time.monotonic() < deadline and not self._station.ended:
+                self._station.ask_grants(self._loop.clock.now())
+                self._loop.changed.wait(WAIT_SLICE_S)
+
+    def done_before(self, tp: TopicPartition, to: int) -> None:
+        """What lies from the position of this claim to `to` was processed by an earlier life of the caller."""
+        found = self.position(tp)
+        if found is not None and found[2] < to:
+            with self._loop.changed:
+                wanted = self._ranges.range_of(tp, found[2], to)
+                taken = self._ranges.take(wanted, self._loop.clock.now())
+            if taken is not None:
+                self.finish([taken])
+
+    # --- finishing
+
+    def check(self, taken: Iterable[Taken]) -> None:
+        """Raises ClaimLost unless every claim may still deliver or drain."""
+        self.alive()
+        with self._loop.lock:
+            now, member = self._loop.clock.now(), self._station.member
+            valid = member.pulse.lease.valid(now)
+            lost = [one.range.tp for one in taken if one.claim.sealed or not valid]
+        if lost:
+            raise ClaimLost(self.consumer.group, tuple(map(str, lost)))
+
+    def touch(self, taken: Iterable[Taken]) -> None:
+        self.alive()
+        with self._loop.lock:
+            now = self._loop.clock.now()
+            for one in taken:
+                self._ranges.touch(one, now)
+
+    def finish(self, taken: Iterable[Taken]) -> None:
+        """Acks, and returns once the log has accepted it. Raises ClaimLost, ClusterUnreachable."""
+        with self._loop.changed:
+            lost = [one.range.tp for one in taken if not self._ranges.finish(one)]
+        self.alive()
+        if not self.at_most_once:  # there the grant was the ack
+            self.consumer.flush()
+        if lost:
+            raise ClaimLost(self.consumer.group, tuple(map(str, lost)))
+
+    def give_back(self, taken: Iterable[Taken]) -> None:
+        with self._loop.changed:
+            for one in taken:
+                self._ranges.give_back(one)
+
+    # --- batches
+
+    def batch(self, rows_max: int, wait_s: float | None = None) -> ClaimedBatch:
+        """The next batch of at most `rows_max` offsets. Waits for data for `wait_s`, None: until the consumer stops.
+
+        Empty (and false) if none came, or if the consumer is stopping. Raises BatchNotCommitted, and as `plan`.
+        """
+        if rows_max < 1:
+            raise InvalidOption("max_rows", rows_max, "at least 1")
+        if self._batch is not None and self._batch.open:
+            raise BatchNotCommitted(self._batch.offsets)
+        deadline = None if wait_s is None else time.monotonic() + wait_s
+        while not self.consumer.stopping:
+            taken = self.take(self.plan(rows_max))
+            if taken:
+                self._batch = ClaimedBatch(self, taken)
+                return self._batch
+            left_s = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
+            if left_s <= 0:
+                break
+            with self._loop.changed:
+                self._loop.changed.wait(left_s)
+        if self.consumer.closed:
+            self._raise_if_ended()
+        return ClaimedBatch(self, ())

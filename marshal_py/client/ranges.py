@@ -1,0 +1,273 @@
+"""Ranges instead of messages: what a Station holds whose messages are read elsewhere, by Spark's executors.
+
+`Ranges` stands where otherwise a Flow stands: the same claims, trackers, grants and gate, so that leases, pauses,
+hand-overs and handler timeouts are the member's as ever; only the bytes never come here. At most one range per claim is
+in flight: a range is to a claim what a message is to a handler. Everything is called with the Marshal's lock held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, Run
+from marshal_py.protocol.holdings import Claim, Stage
+from marshal_py.protocol.identity import Instant, Token, TopicPartition
+from marshal_py.protocol.member import Member
+from marshal_py.protocol.records import GRANT_OFFSETS_MAX
+from marshal_py.transport.ports import Bounds, DataSource, OutOfRange
+
+
+class ClaimedRange(NamedTuple):
+    """Offsets [start, to) of one partition under one claim. Offsets in between may not exist.
+
+    `generation`: of the position that it begins at; a SetPosition makes a new one.
+    """
+
+    topic: str
+    partition: int
+    start: int
+    to: int
+    token: Token
+    generation: int
+
+    @property
+    def tp(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+
+class Taken(NamedTuple):
+    """A range that was handed over, and what finishes it. `run` is None at most once."""
+
+    range: ClaimedRange
+    claim: Claim
+    run: Run | None
+    first: int
+
+
+class Lot:
+    """One claim as a planner sees it."""
+
+    __slots__ = ("claim", "next_offset", "taken", "wish")
+
+    def __init__(self, claim: Claim, next_offset: int) -> None:
+        self.claim = claim
+        self.next_offset = next_offset  # where planning goes on
+        self.taken: Taken | None = None
+        self.wish: tuple[int, int] | None = None  # at most once: the range that a grant is wanted for
+
+
+class UnfetchedSource:
+    """What is left of the DataSource of a consumer that fetches nothing: the ends that were seen."""
+
+    def __init__(self, fetching: DataSource) -> None:
+        """`fetching`: of the consumer so far. It stays open, without assignment, until the consumer closes."""
+        self._inner = fetching
+        self.ends: dict[TopicPartition, int] = {}
+
+    def learn(self, topics: Iterable[str]) -> None:
+        self._inner.learn(topics)
+
+    def end_offset(self, tp: TopicPartition) -> int:
+        return self.ends.get(tp, -1)
+
+    def out_of_range(self) -> list[OutOfRange]:
+        self._inner.out_of_range()  # of fetches before this source took over
+        return []
+
+    def broken(self) -> list[tuple[TopicPartition, str]]:
+        self._inner.broken()
+        return []
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class Ranges:
+    """All lots of one Consumer."""
+
+    def __init__(self, member: Member, source: UnfetchedSource, incarnation: bytes) -> None:
+        self.member, self.source, self.incarnation = member, source, incarnation
+        self.lots: dict[TopicPartition, Lot] = {}
+        self.warming: set[TopicPartition] = set()
+        self.user_paused: set[TopicPartition] = set()
+        self.at_most_once = False  # of the first claim: a group has one mode
+
+    # --- what the Station tells, as it tells a Flow
+
+    @property
+    def buffers(self) -> Mapping[TopicPartition, Lot]:
+        return self.lots
+
+    def warm(self, tp: TopicPartition, position: int) -> None:
+        """Nothing is fetched ahead; the successor is ready as soon as it knows the partition's end (A3)."""
+        self.warming.add(tp)
+
+    def open(self, claims: Iterable[Claim], positions: Mapping[TopicPartition, int]) -> None:
+        """Claims were read accepted: plan from their positions."""
+        for claim in claims:
+            self.warming.discard(claim.tp)
+            self.at_most_once = isinstance(claim.tracker, AtMostOnce)
+            self.lots[claim.tp] = Lot(claim, positions[claim.tp])
+
+    def drop(self, tps: Iterable[TopicPartition]) -> None:
+        """Claims are gone, or their hand-over will not come."""
+        for tp in tps:
+            self.lots.pop(tp, None)
+            self.warming.discard(tp)
+
+    def restart(self, tp: TopicPartition, position: int) -> None:
+        """Go on at `position`: what lies before it is lost (D6)."""
+        self.lots[tp].next_offset = position
+
+    def pause(self, tps: Iterable[TopicPartition]) -> None:
+        """Local pause by the user: the claims stay."""
+        self.user_paused.update(tps)
+
+    def resume(self, tps: Iterable[TopicPartition]) -> None:
+        self.user_paused.difference_update(tps)
+
+    def looked_at(self) -> list[TopicPartition]:
+        """Partitions whose ends are wanted: for planning, for the lag, for hand-overs."""
+        return [*self.lots, *self.warming]
+
+    # --- planning
+
+    def adopt(self, claims: Iterable[Claim]) -> None:
+        """Claims of before this consumer planned: what was fetched for them and not handed over is forgotten."""
+        for claim in claims:
+            if isinstance(claim.tracker, AtLeastOnce):
+                start = claim.tracker.forget_undelivered()
+            else:
+                self.member.drop_grants(claim)
+                start = claim.tracker.delivered_to
+            self.open([claim], {claim.tp: start})
+
+    def available(self, bounds: Mapping[TopicPartition, Bounds]) -> dict[TopicPartition, tuple[int, int]]:
+        """[start, to) that each open claim could plan now. A lost range is noted in the log and passed (D6)."""
+        found: dict[TopicPartition, tuple[int, int]] = {}
+        for tp, lot in self.lots.items():
+            if tp not in bounds or lot.claim.stage is not Stage.OPEN or lot.taken is not None or tp in self.user_paused:
+                continue
+            start = self._next(lot)
+            first, end = bounds[tp]
+            if start < first:
+                self.member.note("offset_lost", tp, start, first)
+                self.restart(tp, first)
+                start = first
+            if start < end:
+                found[tp] = (start, end)
+        return found
+
+    def beyond(self, bounds: Mapping[TopicPartition, Bounds]) -> list[tuple[TopicPartition, int, int]]:
+        """Claims whose position lies beyond the end, with position and end (D6)."""
+        return [(tp, self._next(lot), bounds[tp].end) for tp, lot in self.lots.items()
+                if tp in bounds and self._next(lot) > bounds[tp].end]  # fmt: skip
+
+    def _next(self, lot: Lot) -> int:
+        tracker = lot.claim.tracker
+        if isinstance(tracker, AtLeastOnce):
+            return lot.next_offset
+        tracker.holds(tracker.delivered_to)  # drops what is used up
+        if tracker.grants:
+            return max(tracker.grants[0].start, tracker.delivered_to)  # granted for a plan that was given up
+        return max(lot.next_offset, tracker.delivered_to)
+
+    def range_of(self, tp: TopicPartition, start: int, to: int) -> ClaimedRange:
+        """The range as it would be claimed now."""
+        claim = self.lots[tp].claim
+        return ClaimedRange(*tp, start, to, Token(self.incarnation, claim.epoch), claim.generation)
+
+    # --- handing over and finishing
+
+    def take(self, wanted: ClaimedRange, now: Instant) -> Taken | None:
+        """Hands a range over, behind the gate (D8). None if the claim, the gate or the position says no."""
+        lot = self.lots.get(wanted.tp)
+        if lot is None or lot.taken is not None or lot.claim.epoch != wanted.token.epoch:
+            return None
+        if wanted.tp in self.user_paused or not self.member.may_deliver(lot.claim.epoch, now):
+            return None
+        tracker = lot.claim.tracker
+        if isinstance(tracker, AtLeastOnce):
+            if lot.next_offset != wanted.start:
+                return None
+            run = tracker.add(range(wanted.start, wanted.to))
+            lot.taken = Taken(wanted, lot.claim, run, run.deliver(wanted.to - wanted.start, now.mono_ms))
+        else:
+            start = self._next(lot)
+            if not tracker.holds(start):
+                return None
+            wanted = wanted._replace(start=start, to=tracker.grants[0].to)
+            tracker.deliver(wanted.to - 1, now.mono_ms)
+            lot.wish, lot.taken = None, Taken(wanted, lot.claim, None, 0)
+        lot.next_offset = wanted.to
+        return lot.taken
+
+    def finish(self, taken: Taken) -> bool:
+        """The range is done. False if the claim has been released or lost meanwhile."""
+        lot = self.lots.get(taken.range.tp)
+        if lot is not None and lot.taken is taken:
+            lot.taken = None
+        if taken.claim.sealed:
+            return not self.member.ack_is_late(taken.claim)
+        if taken.run is not None:
+            taken.run.finish_range(taken.first, taken.first + taken.range.to - taken.range.start)
+        elif isinstance(taken.claim.tracker, AtMostOnce):
+            taken.claim.tracker.returned()
+        return True
+
+    def give_back(self, taken: Taken) -> None:
+        """The range was not done and will be planned again; at most once it is lost."""
+        lot = self.lots.get(taken.range.tp)
+        if lot is None or lot.taken is not taken:
+            return
+        lot.taken = None
+        if isinstance(lot.claim.tracker, AtLeastOnce) and taken.run is not None:
+            lot.next_offset = lot.claim.tracker.withdraw(taken.run, taken.first)
+        elif isinstance(lot.claim.tracker, AtMostOnce):
+            lot.claim.tracker.returned()
+
+    def touch(self, taken: Taken, now: Instant) -> None:
+        """The range is still being worked on: begins its handler timeout anew (D4)."""
+        tracker = taken.claim.tracker
+        if isinstance(tracker, AtLeastOnce):
+            tracker.touch(now.mono_ms)
+        elif tracker.in_flight_since_ms is not None:
+            tracker.in_flight_since_ms = now.mono_ms
+
+    # --- at most once
+
+    def wish(self, wanted: ClaimedRange) -> None:
+        """A grant is wanted for this range, unless one is there (D2)."""
+        lot = self.lots.get(wanted.tp)
+        if lot is not None and lot.claim.epoch == wanted.token.epoch and lot.taken is None:
+            lot.wish = (wanted.start, min(wanted.to, wanted.start + GRANT_OFFSETS_MAX))
+
+    def unwish(self) -> None:
+        for lot in self.lots.values():
+            lot.wish = None
+
+    def waits_for_grant(self) -> bool:
+        """Whether a wish of a claim that may still deliver has no grant yet."""
+        return any(lot.wish is not None and lot.claim.stage is Stage.OPEN and isinstance(lot.claim.tracker, AtMostOnce)
+                   and not lot.claim.tracker.grants for lot in self.lots.values())  # fmt: skip
+
+    def offer(self) -> bool:
+        """Tells the member what is to be granted. True if there is something to ask for."""
+        something = False
+        for lot in self.lots.values():
+            tracker = lot.claim.tracker
+            if isinstance(tracker, AtMostOnce):
+                lot.claim.offer = lot.wish if not tracker.grants else None
+                something = something or (lot.claim.offer is not None and tracker.asked is None)
+        return something
+
+
+def share(available: Mapping[TopicPartition, int], rows_max: int) -> dict[TopicPartition, int]:
+    """How many rows each partition gives to a batch of at most `rows_max`: even shares, what one lacks others fill."""
+    shares: dict[TopicPartition, int] = {}
+    left = rows_max
+    for at, (tp, count) in enumerate(sorted(available.items(), key=lambda item: (item[1], item[0]))):
+        shares[tp] = min(count, left // (len(available) - at))
+        left -= shares[tp]
+    return {tp: count for tp, count in shares.items() if count}

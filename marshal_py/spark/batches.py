@@ -1,0 +1,118 @@
+"""Claimed batches: a Spark job over ranges that an ordinary consumer of this process has claimed.
+
+    with marshal.consumer("billing", ["orders"]) as consumer, claimed_batches(spark, consumer) as batches:
+        for batch in batches:
+            batch.df.write.mode("append").parquet(path)
+            batch.commit()
+
+Claims and heartbeats stay in the driver's own process; executors read what is planned. There is no Spark checkpoint:
+the position stands in the coordination log alone. Works in jobs, notebooks and over Spark Connect: nothing here touches
+a SparkContext. At most once the ranges are granted in the log before `batch.df` exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from marshal_py.client.planner import ClaimedBatch
+from marshal_py.errors import InvalidOption
+from marshal_py.protocol.identity import Token, TopicPartition
+from marshal_py.spark.ranges import READ_TIMEOUT_S, as_options, pieces_of, ranges_json
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from marshal_py.client.consumer import Consumer
+    from marshal_py.client.ranges import ClaimedRange
+
+MAX_ROWS: Final = 1_000_000  # a batch of some seconds: the floor of a Spark job is a third of one
+
+
+def claimed_batches(spark: SparkSession, consumer: Consumer, *, max_rows: int = MAX_ROWS,
+                    wait_s: float | None = None, read_timeout_s: float = READ_TIMEOUT_S) -> Batches:  # fmt: skip
+    """Batches of at most `max_rows` offsets of what `consumer` claims. A context manager and an iterator.
+
+    The consumer fetches nothing itself from now on. Iteration ends when the consumer stops, or when no data came for
+    `wait_s` (0: takes what is there now and ends). `read_timeout_s`: what a task waits without progress.
+    Raises InvalidOption.
+    """
+    if max_rows < 1:
+        raise InvalidOption("max_rows", max_rows, "at least 1")
+    if wait_s is not None and wait_s < 0:
+        raise InvalidOption("wait_s", wait_s, "0 takes what is there now; None waits for ever")
+    return Batches(spark, consumer, max_rows, wait_s, {"read_timeout_s": str(read_timeout_s)})
+
+
+class Batch:
+    """One claimed batch. Left without `commit` it is planned again (at most once: lost)."""
+
+    def __init__(self, spark: SparkSession, claimed: ClaimedBatch, options: Mapping[str, str]) -> None:
+        self._claimed = claimed
+        pieces = ranges_json(pieces_of(claimed.ranges))
+        self.df: DataFrame = spark.read.format("marshal-ranges").options(**options, ranges=pieces).load()
+
+    @property
+    def ranges(self) -> tuple[ClaimedRange, ...]:
+        """The claimed ranges, one per partition."""
+        return self._claimed.ranges
+
+    @property
+    def token(self) -> Token:
+        """Greater than the token of every batch that an earlier owner had of one of these partitions."""
+        return self._claimed.token
+
+    @property
+    def tokens(self) -> dict[TopicPartition, Token]:
+        """The fencing token of each partition; rows carry theirs in the column `token`."""
+        return self._claimed.tokens
+
+    def check(self) -> None:
+        """Raises ClaimLost unless every claim is still held: the fence to ask just before a write."""
+        self._claimed.check()
+
+    def in_progress(self) -> None:
+        """Begins the consumer's `handler_timeout_s` anew: for batches of several steps."""
+        self._claimed.in_progress()
+
+    def commit(self) -> None:
+        """The batch is done; returns once the log has its positions. Raises ClaimLost, ClusterUnreachable."""
+        self._claimed.commit()
+
+    def give_back(self) -> None:
+        """The batch is not done and will be planned again; at most once it is lost."""
+        self._claimed.give_back()
+
+
+class Batches:
+    """What `claimed_batches` returns."""
+
+    def __init__(self, spark: SparkSession, consumer: Consumer, max_rows: int, wait_s: float | None,
+                 options: Mapping[str, str]) -> None:  # fmt: skip
+        self._spark, self._consumer = spark, consumer
+        self._max_rows, self._wait_s = max_rows, wait_s
+        self._once = consumer.cached_info().delivery == "at_most_once"
+        if not consumer.connection:
+            raise InvalidOption("bootstrap.servers", "", "executors can only reach a cluster over the network")
+        self._options = {**as_options(consumer.connection), **options, "once": str(self._once).lower()}
+        self._planner = consumer.plan_ranges()
+        self._last: Batch | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:  # fmt: skip
+        if self._last is not None:
+            self._last.give_back()
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Raises BatchNotCommitted, BatchOverdue, PositionBeyondEnd, and what ended the consumer."""
+        self._planner.settle()
+        while claimed := self._planner.batch(self._max_rows, self._wait_s):
+            self._last = Batch(self._spark, claimed, self._options)
+            yield self._last
+
+
+__all__ = ["Batch", "Batches", "claimed_batches"]

@@ -1,0 +1,30 @@
+"""Spark finds `format("marshal-ranges")` here, by the name of this package. Light: every look-up process imports it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from marshal_py.spark.ranges import RangesReader
+
+
+class DefaultSource(DataSource):
+    """Explicit offset ranges of Kafka partitions, without claims; marshal_py/spark/ranges.py has the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "marshal-ranges"
+
+    def schema(self) -> str:
+        from marshal_py.spark.ranges import SCHEMA
+
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> RangesReader:
+        from marshal_py.spark.ranges import RangesReader
+
+        return RangesReader(self.options)

@@ -1,0 +1,293 @@
+"""A consumer that plans ranges for others to read: same claims, same gate, same positions, nothing fetched here."""
+
+from __future__ import annotations
+
+import pytest
+
+import marshal_py
+from marshal_py import Consumer
+from marshal_py.client.planner import Planner
+from marshal_py.client.ranges import share
+from marshal_py.errors import (
+    BatchNotCommitted,
+    BatchOverdue,
+    ClaimLost,
+    ConsumerClosed,
+    InvalidOption,
+    PositionBeyondEnd,
+)
+from marshal_py.protocol.delivery import AtLeastOnce
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.records import ClaimingMessages, Note
+from tests.support.fronts import INTERVAL_S, Ground, MemoryGround, collect, joined, owns, places, positions, until
+
+AMO = "at_most_once"
+
+
+def spans(batch: object) -> list[tuple[int, int, int]]:
+    return [(one.partition, one.start, one.to) for one in batch.ranges]  # type: ignore[attr-defined]
+
+
+def planning(consumer: Consumer) -> Planner:
+    planner = consumer.plan_ranges()
+    assert planner.settle(30.0)
+    return planner
+
+
+def test_batches_take_turns_and_positions_follow_commits(ground: Ground) -> None:
+    topic = ground.topic(2)
+    ground.fill(topic, 0, 50)
+    ground.fill(topic, 1, 5)
+    group = ground.group()
+    with ground.connect() as marshal:
+        with joined(marshal, group, [topic]) as consumer:
+            planner = planning(consumer)
+            first = planner.batch(20)
+            assert spans(first) == [(1, 0, 5), (0, 0, 15)]
+            assert positions(consumer) == {0: 0, 1: 0}
+            first.commit()
+            first.commit()
+            assert positions(consumer) == {0: 15, 1: 5}
+            with planner.batch(1_000) as second:
+                assert spans(second) == [(0, 15, 50)]
+                assert second.token == second.tokens[TopicPartition(topic, 0)]
+            assert spans(planner.batch(1_000)) == [(0, 15, 50)], "it was not committed, so it is planned again"
+        with joined(marshal, group, [topic]) as heir:
+            assert places(collect(heir, 35))[0] == (0, 15)
+
+
+def test_no_data_makes_an_empty_batch(ground: Ground) -> None:
+    topic = ground.topic()
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic], start_fallback="earliest") as consumer:
+        planner = planning(consumer)
+        assert not planner.batch(10, wait_s=0.0)
+        ground.fill(topic, 0, 3)
+        batch = planner.batch(10)
+        assert batch.offsets == 3
+        batch.commit()
+        assert until(lambda: consumer.cached_info().lag == 0, "the lag is known without fetching")
+
+
+def test_what_was_fetched_before_is_planned_again(ground: Ground) -> None:
+    """Handed over and not acked it stays in flight; only what nobody holds is planned."""
+    topic = ground.topic()
+    ground.fill(topic, 0, 30)
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+        held = collect(consumer, 10, ack=False)
+        planner = planning(consumer)
+        batch = planner.batch(100)
+        assert spans(batch) == [(0, 10, 30)]
+        batch.commit()
+        assert positions(consumer) == {0: 0}
+        assert all(message.ack() for message in held)
+        consumer.flush()
+        assert positions(consumer) == {0: 30}
+
+
+def test_a_planner_fetches_no_more(memory: MemoryGround) -> None:
+    topic = memory.topic()
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        assert consumer.plan_ranges() is consumer.plan_ranges()
+        with pytest.raises(ConsumerClosed, match="it plans ranges that others read"):
+            consumer.fetch(1, expires_s=0)
+
+
+def test_the_next_batch_needs_the_last_one_done(memory: MemoryGround) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 9)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        planner = planning(consumer)
+        planner.batch(4)
+        with pytest.raises(BatchNotCommitted, match=r"the last batch of 4 offsets .* batch\.commit\(\)"):
+            planner.batch(4)
+        with pytest.raises(InvalidOption, match="max_rows=0"):
+            planner.batch(0)
+
+
+def test_a_claim_lost_before_the_commit_is_named(memory: MemoryGround) -> None:
+    topic = memory.topic(2)
+    memory.fill(topic, 0, 5)
+    memory.fill(topic, 1, 5)
+    group = memory.group()
+    with memory.connect() as marshal:
+        consumer = joined(marshal, group, [topic])
+        batch = planning(consumer).batch(100)
+        batch.check()
+        consumer.stop()
+        with pytest.raises(ConsumerClosed):
+            batch.check()
+        with pytest.raises((ClaimLost, ConsumerClosed)):
+            batch.commit()
+        with joined(marshal, group, [topic]) as heir:
+            assert len(collect(heir, 10)) == 10
+
+
+def test_in_a_pause_the_batch_is_let_go_after_an_interval(ground: Ground) -> None:
+    """T12: a batch cannot hold a pause open; its commit says so, and the ranges come again."""
+    topic = ground.topic()
+    ground.fill(topic, 0, 8)
+    group = ground.group()
+    with ground.connect() as marshal, joined(
+        marshal, group, [topic], heartbeat_interval_s=INTERVAL_S
+    ) as consumer:
+        planner = planning(consumer)
+        batch = planner.batch(100)
+        token = batch.token
+        admin = marshal_py.group(marshal, group)
+        hold = admin.pause(30, reason="test")
+        with pytest.raises(ClaimLost, match=f"{topic}:0"):
+            batch.check()
+        with pytest.raises(ClaimLost, match=f"{topic}:0"):
+            batch.commit()
+        assert planner.settle(), "in a pause nothing is to come"
+        assert not planner.batch(100, wait_s=0.0)
+        admin.resume(token=hold.token)
+        again = planner.batch(100)
+        assert spans(again) == [(0, 0, 8)]
+        assert again.token > token
+
+
+def test_a_lost_range_is_noted_and_passed(ground: Ground) -> None:
+    """D6: below the beginning."""
+    topic = ground.topic()
+    ground.fill(topic, 0, 40)
+    group = ground.group()
+    with ground.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        planner = planning(consumer)
+        planner.batch(10).commit()
+        ground.truncate(topic, 0, 25)
+        batch = planner.batch(100)
+        assert spans(batch) == [(0, 25, 40)]
+        batch.commit()
+        assert positions(consumer) == {0: 40}
+    notes = [n for n in ground.accepted(group, Note) if n.kind == "offset_lost"]
+    assert [(n.from_, n.to) for n in notes] == [(10, 25)]
+
+
+def test_a_position_beyond_the_end_is_an_error(memory: MemoryGround) -> None:
+    """D6: the topic was recreated, or lost its tail."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 5)
+    group = memory.group()
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        planner = planning(consumer)
+        planner.batch(10).commit()
+        memory.broker.topics[topic][0].clear()
+        with pytest.raises(PositionBeyondEnd, match="ends at 0, but the group's position is 5"):
+            planner.batch(10, wait_s=0.0)
+
+
+def test_a_silent_user_loses_the_consumer(memory: MemoryGround) -> None:
+    """D4: no range is in flight, and still nobody reads: the claims go to others."""
+    topic = memory.topic()
+    group = memory.group()
+    with memory.connect() as marshal:
+        consumer = joined(marshal, group, [topic], handler_timeout_s=1.0)
+        planner = planning(consumer)
+        with joined(marshal, group, [topic]) as heir:
+            until(owns(heir, 0), "the heir has the partition")
+            with pytest.raises(BatchOverdue, match=r"not called for 1 s"):
+                planner.batch(10)
+
+
+def test_at_most_once_a_batch_is_granted_before_it_is_there(ground: Ground) -> None:
+    topic = ground.topic(2)
+    ground.fill(topic, 0, 30)
+    ground.fill(topic, 1, 30)
+    group = ground.group()
+    with ground.connect() as marshal:
+        with joined(marshal, group, [topic], delivery=AMO) as consumer:
+            planner = planning(consumer)
+            batch = planner.batch(20)
+            assert sorted(spans(batch)) == [(0, 0, 10), (1, 0, 10)]
+            granted = ground.accepted(group, ClaimingMessages)
+            assert sorted((g.start, g.to) for g in granted) == [(0, 10), (0, 10)]
+            batch.commit()
+            planner.batch(20).give_back()
+        with joined(marshal, group, [topic], delivery=AMO) as heir:
+            assert sorted(places(collect(heir, 20))) == [(p, o) for p in (0, 1) for o in range(20, 30)]
+
+
+def test_planning_alone_grants_nothing(memory: MemoryGround) -> None:
+    """What a write-ahead log holds may still be given up."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 30)
+    group = memory.group()
+    with memory.connect() as marshal, joined(marshal, group, [topic], delivery=AMO) as consumer:
+        planner = planning(consumer)
+        (wanted,) = planner.plan(10)
+        assert memory.accepted(group, ClaimingMessages) == []
+        assert planner.plan(10) == [wanted]
+        (taken,) = planner.take([wanted])
+        assert taken.range == wanted
+        assert planner.take([wanted]) == []
+
+
+def test_a_plan_ends_where_it_is_told_to(memory: MemoryGround) -> None:
+    topic = memory.topic(2)
+    memory.fill(topic, 0, 10)
+    memory.fill(topic, 1, 10)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        planner = planning(consumer)
+        assert planner.ends() == {TopicPartition(topic, 0): 10, TopicPartition(topic, 1): 10}
+        found = planner.plan(None, {TopicPartition(topic, 1): 7})
+        assert [(one.partition, one.start, one.to) for one in found] == [(1, 0, 7)]
+
+
+def test_a_member_that_joins_waits_for_its_share(ground: Ground) -> None:
+    """Settled means that no live member is about to hand something over."""
+    topic = ground.topic(4)
+    group = ground.group()
+    with ground.connect() as marshal, ground.connect() as other, joined(marshal, group, [topic]) as first:
+        planning(first)
+        with joined(other, group, [topic]) as second:
+            assert second.plan_ranges().settle(30.0)
+            assert (len(first.claims()), len(second.claims())) == (2, 2)
+
+
+def test_local_pauses_hold_for_planning(memory: MemoryGround) -> None:
+    topic = memory.topic(2)
+    memory.fill(topic, 0, 3)
+    memory.fill(topic, 1, 3)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        planner = planning(consumer)
+        consumer.pause([(topic, 0)])
+        planner.batch(10).commit()
+        assert positions(consumer) == {0: 0, 1: 3}
+        consumer.resume([(topic, 0)])
+        planner.batch(10).commit()
+        assert positions(consumer) == {0: 3, 1: 3}
+
+
+@pytest.mark.parametrize(("counts", "rows_max", "expected"), [
+    ({}, 5, {}),
+    ({"a": 3}, 5, {"a": 3}),
+    ({"a": 30, "b": 2, "c": 30}, 22, {"a": 10, "b": 2, "c": 10}),
+    ({"a": 9, "b": 9}, 5, {"a": 2, "b": 3}),
+    ({"a": 9, "b": 8, "c": 7}, 1, {"a": 1}),
+])  # fmt: skip
+def test_shares_are_even_and_what_one_lacks_others_fill(
+    counts: dict[str, int], rows_max: int, expected: dict[str, int]
+) -> None:
+    available = {TopicPartition(name, 0): count for name, count in counts.items()}
+    assert {tp.topic: count for tp, count in share(available, rows_max).items()} == expected
+
+
+def test_a_tracker_takes_back_what_was_not_done() -> None:
+    """D1: the position stays the lowest unfinished offset through withdrawals and merged runs."""
+    tracker = AtLeastOnce(5)
+    run = tracker.add(range(5, 8))
+    assert tracker.withdraw(run, run.deliver(3, 0)) == 5
+    assert (tracker.position(), tracker.in_flight, len(tracker.runs)) == (5, 0, 0)
+    run = tracker.add(range(5, 8))
+    run.finish_range(run.deliver(3, 0), 3)
+    run = tracker.add(range(8, 10))  # short runs are merged
+    assert tracker.withdraw(run, run.deliver(2, 0)) == 8
+    assert (tracker.position(), tracker.in_flight) == (8, 0)
+    fetched = tracker.add(range(8, 20))
+    fetched.deliver(4, 0)
+    tracker.add(range(30, 40))
+    assert tracker.forget_undelivered() == 12
+    assert (tracker.position(), tracker.in_flight) == (8, 4)
+    fetched.finish_range(0, 4)
+    assert tracker.forget_undelivered() == tracker.position() == 12

@@ -1,0 +1,66 @@
+"""A topic on the real broker for one test: hands to write it, a connection of its own coordination topic."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import TopicPartition as KafkaPartition
+
+import marshal_py
+from marshal_py import Consumer, Marshal
+from tests.support.kafka import Cluster, TopicFactory
+
+INTERVAL_S = 1.0  # the shortest that is allowed: every take-over waits two of them
+
+
+class Place:
+    """One data topic, one group, one coordination topic, all with fresh names."""
+
+    def __init__(self, cluster: Cluster, topic: TopicFactory, partitions: int) -> None:
+        self.bootstrap = cluster.bootstrap
+        self.partitions = partitions
+        self.topic = topic(partitions)
+        mark = uuid.uuid4().hex[:8]
+        self.group, self.log = f"group-{mark}", f"marshal-{mark}"
+        self.written: set[tuple[int, int]] = set()
+
+    def fill(self, count: int, partitions: Iterable[int] | None = None, *, value: str = "{p}-{n}",
+             headers: Sequence[tuple[str, bytes | None]] = (), transaction: str = "") -> None:  # fmt: skip
+        """`count` messages into each partition; in a transaction that is then committed or aborted, if named."""
+        extra = {"transactional.id": f"{self.topic}-{uuid.uuid4().hex[:6]}"} if transaction else {}
+        producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 20, **extra})
+        if transaction:
+            producer.init_transactions(30)
+            producer.begin_transaction()
+
+        def written(error: object, message: Any) -> None:
+            assert error is None, error
+            if transaction != "abort":
+                self.written.add((message.partition(), message.offset()))
+
+        for number in range(count):
+            for partition in range(self.partitions) if partitions is None else partitions:
+                text = value.format(p=partition, n=number)
+                producer.produce(self.topic, text, str(number), partition, headers=list(headers), on_delivery=written)
+        assert producer.flush(30) == 0
+        if transaction == "abort":
+            producer.abort_transaction(30)
+        elif transaction:
+            producer.commit_transaction(30)
+
+    def truncate(self, partition: int, before: int) -> None:
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        for future in admin.delete_records([KafkaPartition(self.topic, partition, before)]).values():
+            future.result(30)
+
+    def connect(self, client_id: str | None = None) -> Marshal:
+        return marshal_py.connect(self.bootstrap, client_id=client_id, coordination_topic=self.log,
+                                  coordination_partitions=2)  # fmt: skip
+
+    def consumer(self, marshal: Marshal, **options: Any) -> Consumer:
+        return marshal.consumer(self.group, [self.topic],
+                                **{"heartbeat_interval_s": INTERVAL_S, "start": "earliest", **options})  # fmt: skip

@@ -1,0 +1,123 @@
+"""Claimed batches in a real Spark: everything once, positions in the log, what happens to a batch that is not done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import marshal_py
+from marshal_py.errors import BatchNotCommitted, ClaimLost, InvalidOption
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.spark import claimed_batches
+from marshal_py.transport.memory import MemoryBroker
+from tests.spark.place import Place
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+MakePlace = Callable[[int], Place]
+
+
+def places(df: DataFrame) -> list[tuple[int, int]]:
+    return sorted((row.partition, row.offset) for row in df.select("partition", "offset").collect())
+
+
+def test_a_job_writes_everything_once_and_a_second_one_goes_on(
+    spark: SparkSession, place: MakePlace, tmp_path: Path
+) -> None:
+    here, out = place(3), str(tmp_path / "out")
+    here.fill(400)
+    tokens = set()
+    with here.connect() as marshal:
+        for _ in range(2):
+            with here.consumer(marshal) as consumer:
+                with claimed_batches(spark, consumer, max_rows=500, wait_s=0) as batches:
+                    for batch in batches:
+                        assert sum(r.to - r.start for r in batch.ranges) <= 500
+                        batch.check()
+                        batch.df.write.mode("append").parquet(out)
+                        batch.commit()
+                        tokens.add(str(batch.token))
+                assert {info.position for info in consumer.claims().values()} == {400}
+    written = spark.read.parquet(out)
+    assert places(written) == sorted(here.written)
+    assert {row.token for row in written.select("token").distinct().collect()} >= tokens
+    assert written.where("value IS NULL OR timestamp IS NULL OR topic IS NULL").count() == 0
+
+
+def test_a_batch_that_is_not_committed_comes_again(spark: SparkSession, place: MakePlace) -> None:
+    here = place(1)
+    here.fill(10)
+    with here.connect() as marshal, here.consumer(marshal) as consumer:
+        with claimed_batches(spark, consumer, wait_s=0) as batches:
+            for _ in batches:
+                break
+        with claimed_batches(spark, consumer, wait_s=0) as batches:
+            first = next(iter(batches))
+            assert places(first.df) == [(0, offset) for offset in range(10)]
+            with pytest.raises(BatchNotCommitted):
+                next(iter(batches))
+            first.commit()
+            assert list(batches) == []
+
+
+def test_at_most_once_a_batch_is_never_read_again(spark: SparkSession, place: MakePlace) -> None:
+    """What was granted and not done is lost, and no later batch has it."""
+    here = place(1)
+    here.fill(20)
+    with here.connect() as marshal, here.consumer(marshal, delivery="at_most_once") as consumer:
+        with claimed_batches(spark, consumer, max_rows=5, wait_s=0) as batches:
+            assert places(next(iter(batches)).df) == [(0, offset) for offset in range(5)]
+        seen = []
+        with claimed_batches(spark, consumer, wait_s=0) as batches:
+            for batch in batches:
+                seen += places(batch.df)
+                batch.commit()
+    assert seen == [(0, offset) for offset in range(5, 20)]
+
+
+def test_a_rewind_loses_the_batch_and_plans_it_anew(spark: SparkSession, place: MakePlace) -> None:
+    here = place(1)
+    here.fill(12)
+    with (
+        here.connect() as marshal,
+        here.consumer(marshal) as consumer,
+        claimed_batches(spark, consumer, max_rows=6) as batches,
+    ):
+        turns = iter(batches)
+        next(turns).commit()
+        held = next(turns)
+        assert places(held.df)[0] == (0, 6)
+        marshal_py.group(marshal, here.group).set_position(here.topic, "earliest")
+        with pytest.raises(ClaimLost, match=f"{here.topic}:0"):
+            held.commit()
+        again = next(turns)
+        assert places(again.df) == [(0, offset) for offset in range(6)]
+        assert again.tokens[TopicPartition(here.topic, 0)] > held.token
+        again.commit()
+
+
+def test_spark_cannot_read_a_log_in_memory(spark: SparkSession) -> None:
+    broker = MemoryBroker()
+    broker.create_topic("__marshal", 1)
+    broker.create_topic("orders", 1)
+    with (
+        marshal_py.connect(broker.door()) as marshal,
+        marshal.consumer("g", ["orders"]) as consumer,
+        pytest.raises(InvalidOption, match=r"bootstrap\.servers"),
+    ):
+        claimed_batches(spark, consumer)
+
+
+@pytest.mark.parametrize("options", [{"max_rows": 0}, {"wait_s": -1.0}])
+def test_a_bad_argument_is_named(spark: SparkSession, place: MakePlace, options: dict[str, float]) -> None:
+    here = place(1)
+    with (
+        here.connect() as marshal,
+        here.consumer(marshal) as consumer,
+        pytest.raises(InvalidOption, match=next(iter(options))),
+    ):
+        claimed_batches(spark, consumer, **options)  # type: ignore[arg-type]

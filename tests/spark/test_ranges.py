@@ -1,0 +1,139 @@
+"""What executors read, without a JVM: ranges with gaps, at the log's end, lost, stuck; and what travels to them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext, cloudpickle
+
+from marshal_py.client.ranges import ClaimedRange
+from marshal_py.errors import ClusterUnreachable, InvalidOption, RangeLost, RangeReadTwice
+from marshal_py.protocol.identity import Token
+from marshal_py.spark.ranges import (
+    ARROW_SCHEMA,
+    Piece,
+    RangePartition,
+    RangesReader,
+    as_options,
+    kafka_options,
+    pieces_of,
+    ranges_json,
+)
+from tests.spark.place import Place
+
+MakePlace = Callable[[int], Place]
+SERVERS = {"bootstrap.servers": "127.0.0.1:1"}
+
+
+def read(place: Place, start: int, to: int, *, timeout_s: float = 30.0, **options: str) -> pa.Table:
+    """As an executor reads: the reader and its partitions have travelled by pickle."""
+    given = {"bootstrap.servers": place.bootstrap, "read_timeout_s": str(timeout_s),
+             "ranges": ranges_json([Piece(place.topic, 0, start, to, "t")]), **options}  # fmt: skip
+    reader = RangesReader(given)
+    parts = reader.partitions()
+    far, far_parts = pickle.loads(cloudpickle.dumps((reader, parts)))
+    return pa.Table.from_batches([batch for part in far_parts for batch in far.read(part)], ARROW_SCHEMA)
+
+
+def test_a_range_is_read_exactly(place: MakePlace) -> None:
+    here = place(1)
+    here.fill(30)
+    found = read(here, 7, 21)
+    assert found["offset"].to_pylist() == list(range(7, 21))
+    assert found["value"].to_pylist()[0] == b"0-7"
+    assert found["key"].to_pylist()[0] == b"7"
+    assert set(found["topic"].to_pylist()) == {here.topic}
+    assert set(found["partition"].to_pylist()) == {0}
+    assert set(found["token"].to_pylist()) == {"t"}
+    assert found["headers"].null_count == 14
+    assert found["timestamp"].null_count == 0
+
+
+def test_headers_and_tombstones_arrive(place: MakePlace) -> None:
+    here = place(1)
+    here.fill(1, headers=[("trace", b"\x00\x01"), ("trace", b""), ("none", None)])
+    here.fill(1)
+    found = read(here, 0, 2)["headers"].to_pylist()
+    assert found == [[{"key": "trace", "value": b"\x00\x01"}, {"key": "trace", "value": b""},
+                      {"key": "none", "value": None}], None]  # fmt: skip
+
+
+def test_a_range_that_ends_in_missing_offsets_ends(place: MakePlace) -> None:
+    """Aborted records and the markers of transactions are offsets without messages, also at the log's very end."""
+    here = place(1)
+    here.fill(5)
+    here.fill(5, transaction="abort")
+    here.fill(5, transaction="commit")
+    assert read(here, 0, 17)["offset"].to_pylist() == [0, 1, 2, 3, 4, 11, 12, 13, 14, 15]
+    assert read(here, 5, 11).num_rows == 0
+    assert read(here, 3, 8)["offset"].to_pylist() == [3, 4]
+    uncommitted = read(here, 0, 17, **{"kafka.isolation.level": "read_uncommitted"})
+    assert uncommitted.num_rows == 15
+
+
+def test_a_range_whose_beginning_is_deleted_is_lost(place: MakePlace) -> None:
+    here = place(1)
+    here.fill(30)
+    here.truncate(0, 10)
+    with pytest.raises(RangeLost, match=rf"{here.topic}:0 \[5, 20\) cannot be read any more"):
+        read(here, 5, 20)
+    assert read(here, 10, 20).num_rows == 10
+
+
+def test_no_progress_is_an_error_that_says_where(place: MakePlace) -> None:
+    here = place(1)
+    here.fill(3)
+    with pytest.raises(ClusterUnreachable, match=rf"{here.topic}:0 from 3 on, planned to 9: .*1 s without progress"):
+        read(here, 0, 9, timeout_s=1.0)
+
+
+def test_at_most_once_a_second_attempt_is_refused(place: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = place(1)
+    here.fill(3)
+    assert read(here, 0, 3, once="true").num_rows == 3
+    second = type("Second", (), {"attemptNumber": lambda self: 1})()
+    monkeypatch.setattr(TaskContext, "get", classmethod(lambda cls: second))
+    assert read(here, 0, 3).num_rows == 3
+    with pytest.raises(RangeReadTwice, match=r"\[0, 3\) is read at most once, and this is attempt 2.*maxFailures=1"):
+        read(here, 0, 3, once="true")
+
+
+def test_an_empty_range_makes_no_task() -> None:
+    reader = RangesReader({**SERVERS, "ranges": ranges_json([Piece("t", 0, 5, 5, "t")])})
+    assert reader.partitions() == []
+    assert list(reader.read(type("Empty", (), {})())) == []  # type: ignore[arg-type]  # Spark makes one of its own
+
+
+def test_ranges_travel_as_json() -> None:
+    token = Token(bytes(16), 7)
+    (piece,) = pieces_of([ClaimedRange("orders", 3, 10, 20, token, 0)])
+    (part,) = RangesReader({**SERVERS, "ranges": ranges_json([piece])}).partitions()
+    assert isinstance(part, RangePartition)
+    assert part.value == Piece("orders", 3, 10, 20, str(token))
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("ranges", "not json"), ("ranges", '[["t", 0, 5]]'), ("ranges", '[["t", 0, 5, 4, "x"]]'),
+    ("ranges", '[["t", -1, 5, 6, "x"]]'), ("ranges", '[["t", 0, "5", 6, "x"]]'), ("once", "perhaps"),
+    ("read_timeout_s", "soon"), ("read_timeout_s", "0"),
+    ("read_timeout_s", "inf"), ("bootstrap.servers", ""), ("kafka.auto.offset.reset", "earliest"),
+])  # fmt: skip
+def test_a_bad_option_is_named(name: str, value: str) -> None:
+    with pytest.raises(InvalidOption, match=name.removeprefix("kafka.")):
+        RangesReader({**SERVERS, "ranges": "[]", name: value})
+
+
+def test_settings_travel_as_options() -> None:
+    given: dict[str, Any] = {"bootstrap.servers": "a:1", "security.protocol": "SSL", "socket.keepalive.enable": True,
+                             "x": 5}  # fmt: skip
+    options = as_options(given)
+    assert options == {"bootstrap.servers": "a:1", "kafka.security.protocol": "SSL", "kafka.x": "5",
+                       "kafka.socket.keepalive.enable": "true"}  # fmt: skip
+    back = {key: str(value).lower() for key, value in given.items()} | {"security.protocol": "SSL"}
+    assert kafka_options(options) == back
+    with pytest.raises(InvalidOption, match="callbacks stay behind"):
+        as_options({"oauth_cb": print})
