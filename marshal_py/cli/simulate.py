@@ -14,6 +14,8 @@ from marshal_py.simulator import sweep
 from marshal_py.simulator.auditor import Violation
 from marshal_py.simulator.mutants import MUTANTS, NOT_YET, SEEDS_BASE
 from marshal_py.simulator.run import Result
+from marshal_py.simulator.sweep import Counted
+from marshal_py.spark import require_spark
 
 EXAMPLE: Final = frame.example("marshal simulate --seeds 0:20 --json")
 SEEDS: Final = "0:200"
@@ -32,6 +34,9 @@ def simulate(
     schedules: Annotated[int, typer.Option("--schedules", min=1, help="Most seeds that are run to find a planted bug.")
                          ] = SCHEDULES,
     processes: Annotated[int | None, typer.Option("--processes", min=1, show_default="cores")] = None,
+    spark: Annotated[bool, typer.Option("--spark", help="Runs --seeds on Spark instead of in processes here.")] = False,
+    master: Annotated[str | None, typer.Option("--master", metavar="URL", help="Of the Spark cluster.",
+                                               show_default="local, every core")] = None,
     as_json: frame.Json = False,
 ) -> None:  # fmt: skip
     """Run the protocol in simulated clusters with faults, and judge each run by the promises.
@@ -43,6 +48,8 @@ def simulate(
         raise typer.BadParameter("one of --seeds, --seed, --mutants, --mutant; --seed goes with --mutant")
     if trace and seed is None:
         raise typer.BadParameter("--trace needs --seed")
+    if (spark or master is not None) and (not spark or seed is not None or mutants or mutant is not None or processes):
+        raise typer.BadParameter("--spark goes with --seeds, and --master with --spark")
     processes = processes or sweep.cores()
     if mutants:
         _mutants(schedules, processes, as_json)
@@ -51,7 +58,9 @@ def simulate(
     elif seed is not None:
         _one(seed, trace, as_json)
     else:
-        _many(_range(seeds or SEEDS), processes, as_json)
+        wanted = _range(seeds or SEEDS)
+        results = _on_spark(wanted, master) if spark else sweep.sweep(wanted, processes)
+        _many(results, len(wanted), as_json)
 
 
 def _range(text: str) -> range:
@@ -62,8 +71,21 @@ def _range(text: str) -> range:
     return seeds
 
 
-def _many(seeds: range, processes: int, as_json: bool) -> None:
-    found = sweep.total(_watched(sweep.sweep(seeds, processes), len(seeds)))
+def _on_spark(seeds: range, master: str | None) -> Iterable[Counted]:
+    """The rows of the same runs, made by a session of our own."""
+    require_spark()
+    from marshal_py.spark import sweeps
+    from marshal_py.spark.session import local_session
+
+    session = local_session(master or "local[*]", name="marshal simulate")
+    try:
+        return sweeps.runs(sweeps.sweep(session, seeds))
+    finally:
+        session.stop()
+
+
+def _many(results: Iterable[Counted], count: int, as_json: bool) -> None:
+    found = sweep.total(_watched(results, count))
     if as_json:
         frame.print_json(found._asdict())
     else:
@@ -76,7 +98,7 @@ def _many(seeds: range, processes: int, as_json: bool) -> None:
         raise typer.Exit(frame.FAILED)
 
 
-def _watched(results: Iterable[Result], count: int) -> Iterator[Result]:
+def _watched(results: Iterable[Counted], count: int) -> Iterator[Counted]:
     """Says on stderr what a person who waits wants to know: violations at once, and on a terminal how far it is."""
     terminal = sys.stderr.isatty()
     for number, result in enumerate(results, 1):

@@ -14,7 +14,7 @@ from functools import partial
 from hashlib import sha256
 from multiprocessing import get_context
 from random import Random
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 from zlib import crc32
 
 from msgspec.structs import replace
@@ -65,6 +65,29 @@ class Total(NamedTuple):
     failing: list[int]
 
 
+class Counted(Protocol):
+    """What a sum needs of a run: a Result has it, and so has a row of a sweep on Spark."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def violations(self) -> tuple[Violation, ...]: ...
+    @property
+    def takeovers(self) -> int: ...
+    @property
+    def handovers(self) -> int: ...
+    @property
+    def deliveries(self) -> int: ...
+    @property
+    def faults(self) -> int: ...
+    @property
+    def events(self) -> int: ...
+    @property
+    def simulated_hours(self) -> float: ...
+    @property
+    def trace_hash(self) -> str: ...
+
+
 def cores() -> int:
     """How many this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -75,7 +98,7 @@ def sweep(seeds: range, processes: int) -> Iterator[Result]:
     return _each(simulate, seeds, len(seeds), processes)
 
 
-def total(results: Iterable[Result]) -> Total:
+def total(results: Iterable[Counted]) -> Total:
     """`results` in the order of their seeds: the hash is over that order."""
     traces, failing, hours = sha256(), [], 0.0
     seeds = violations = takeovers = handovers = deliveries = faults = events = 0

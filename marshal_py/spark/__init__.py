@@ -26,9 +26,20 @@ _HOMES: Final = {
     "local_session": "session",
     "read_archive": "archives",
     "replay": "replays",
+    "runs": "sweeps",
+    "sweep": "sweeps",
 }
 
-__all__ = ["archive", "claimed_batches", "find_root", "local_session", "read_archive", "replay"]  # __getattr__ has them
+__all__ = [  # __getattr__ has them
+    "archive",
+    "claimed_batches",
+    "find_root",
+    "local_session",
+    "read_archive",
+    "replay",
+    "runs",
+    "sweep",
+]
 
 
 def require_spark() -> None:

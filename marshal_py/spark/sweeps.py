@@ -1,0 +1,108 @@
+"""The race simulator over a cluster: seeds in, one row per seed out. Judges nothing: verdicts are the simulator's.
+
+Strategy: each task takes a stretch of seeds; a seed's run is pure, so its row does not depend on where it ran. A run
+that violates a promise is a row, never a failed task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import functions
+
+from marshal_py.errors import InvalidOption
+from marshal_py.simulator.auditor import Violation
+from marshal_py.simulator.run import Result, simulate
+from marshal_py.simulator.scenario import Options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+TASKS_PER_CORE: Final = 3  # a task costs 50 ms; the last ones of a core should not wait long for those of another
+ROWS_PER_BATCH: Final = 64  # a run takes tens of milliseconds: rows reach the JVM about once a second
+
+SCHEMA: Final = (
+    "seed bigint, verdict string, takeovers bigint, handovers bigint, deliveries bigint, faults bigint, events bigint, "
+    "simulated_hours double, trace_hash string, "
+    "violations array<struct<invariant string, ms bigint, offset bigint, text string>>, again string"
+)
+_ARROW: Final = pa.schema([
+    ("seed", pa.int64()), ("verdict", pa.string()), ("takeovers", pa.int64()), ("handovers", pa.int64()),
+    ("deliveries", pa.int64()), ("faults", pa.int64()), ("events", pa.int64()), ("simulated_hours", pa.float64()),
+    ("trace_hash", pa.string()),
+    ("violations", pa.list_(pa.struct([("invariant", pa.string()), ("ms", pa.int64()), ("offset", pa.int64()),
+                                       ("text", pa.string())]))),
+    ("again", pa.string()),
+])  # fmt: skip
+
+
+class Run(NamedTuple):
+    """A row of `sweep`: what a seed gave. `again`: how to run it once more; None if nothing was violated."""
+
+    seed: int
+    verdict: str
+    takeovers: int
+    handovers: int
+    deliveries: int
+    faults: int
+    events: int
+    simulated_hours: float
+    trace_hash: str
+    violations: tuple[Violation, ...]
+    again: str | None
+
+
+def sweep(spark: SparkSession, seeds: range, *, options: Options | None = None,
+          tasks: int | None = None) -> DataFrame:  # fmt: skip
+    """Runs every seed somewhere in the cluster; one row each, the columns of `Run`. Lazy, as every DataFrame.
+
+    `tasks`: by default three per core. The workers need marshal_py. Raises InvalidOption.
+    """
+    if not seeds:
+        raise InvalidOption("seeds", seeds, "a range with at least one seed")
+    if tasks is not None and tasks < 1:
+        raise InvalidOption("tasks", tasks, "1 or more")
+    count = min(len(seeds), tasks or TASKS_PER_CORE * _cores(spark))
+    return spark.range(seeds.start, seeds.stop, seeds.step, count).mapInArrow(_running(options or Options()), SCHEMA)
+
+
+def runs(swept: DataFrame) -> list[Run]:
+    """The rows of a sweep here, in the order of their seeds: what `marshal simulate` sums up."""
+    rows = swept.toArrow().sort_by("seed").to_pylist()
+    return [Run(**{**row, "violations": tuple(Violation(**found) for found in row["violations"])}) for row in rows]
+
+
+def _cores(spark: SparkSession) -> int:
+    """How many tasks run at a time, asked for in a way that Spark Connect knows too."""
+    return spark.range(1 << 16).select(functions.spark_partition_id()).distinct().count()
+
+
+def _running(options: Options) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        part: list[dict[str, Any]] = []
+        for batch in batches:
+            for seed in batch.column(0).to_pylist():
+                part.append(_row(simulate(seed, options), options))
+                if len(part) == ROWS_PER_BATCH:
+                    yield pa.RecordBatch.from_pylist(part, schema=_ARROW)
+                    part = []
+        if part:
+            yield pa.RecordBatch.from_pylist(part, schema=_ARROW)
+
+    return run
+
+
+def _row(result: Result, options: Options) -> dict[str, Any]:
+    row = {name: getattr(result, name) for name in Run._fields if name != "again"}
+    row["violations"] = [violation._asdict() for violation in result.violations]
+    return {**row, "again": _again(result.seed, options) if result.violations else None}
+
+
+def _again(seed: int, options: Options) -> str:
+    if options == Options():
+        return f"marshal simulate --seed {seed} --trace"
+    given = {name: value for name, value in options._asdict().items() if value != Options._field_defaults[name]}
+    words = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    return f"simulate({seed}, Options({words}))  # of marshal_py.simulator.run and .scenario"

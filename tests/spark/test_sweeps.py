@@ -1,0 +1,75 @@
+"""Sweeps on Spark: the same runs and the same hash as here, failing seeds as rows, and `marshal simulate --spark`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from marshal_py.cli import app
+from marshal_py.errors import InvalidOption
+from marshal_py.simulator import sweep as local
+from marshal_py.simulator.auditor import Violation
+from marshal_py.simulator.run import simulate
+from marshal_py.simulator.scenario import Options
+from marshal_py.spark import runs, sweep
+from marshal_py.spark.sweeps import Run, _row
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SEEDS = range(12)
+SMALL = Options(clients=2, partitions=2, interval_ms=1_000, intervals=4)
+
+
+def test_the_sum_and_the_hash_are_those_of_a_local_sweep(spark: SparkSession) -> None:
+    here = local.total(simulate(seed, SMALL) for seed in SEEDS)
+    assert here.deliveries > 0
+    for tasks in (1, 5):
+        found = sweep(spark, SEEDS, options=SMALL, tasks=tasks)
+        assert found.rdd.getNumPartitions() == tasks
+        assert local.total(runs(found)) == here
+
+
+def test_a_sweep_is_a_table(spark: SparkSession) -> None:
+    """Failing seeds are rows that say how to run them again; some tasks per core are the default."""
+    found = sweep(spark, range(4, 24, 2), options=SMALL)
+    assert found.columns == list(Run._fields)
+    assert found.rdd.getNumPartitions() == 2 * 3
+    rows = found.select("seed", "verdict", "again").orderBy("seed").collect()
+    assert [tuple(row) for row in rows] == [(seed, "ok", None) for seed in range(4, 24, 2)]
+
+
+def test_a_violation_is_a_row() -> None:
+    result = simulate(3, SMALL)._replace(verdict="violation", violations=(Violation("S2", 17, 4, "planted"),))
+    row = _row(result, Options())
+    assert row["violations"] == [{"invariant": "S2", "ms": 17, "offset": 4, "text": "planted"}]
+    assert row["again"] == "marshal simulate --seed 3 --trace"
+    again = _row(result, SMALL)["again"]
+    assert again.startswith("simulate(3, Options(clients=2, partitions=2, interval_ms=1000, intervals=4))")
+
+
+def test_bad_input_is_named(spark: SparkSession) -> None:
+    with pytest.raises(InvalidOption, match="seeds=range\\(3, 3\\) is not allowed"):
+        sweep(spark, range(3, 3))
+    with pytest.raises(InvalidOption, match="tasks=0 is not allowed"):
+        sweep(spark, SEEDS, tasks=0)
+
+
+def test_simulate_on_spark_prints_what_it_prints_here(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(spark), "stop", lambda self: None)  # the command stops its session; this one is shared
+    there, here = (CliRunner().invoke(app, ["simulate", "--seeds", "0:6", "--json", *more])
+                   for more in (["--spark"], ["--processes", "1"]))  # fmt: skip
+    assert (there.exit_code, here.exit_code) == (0, 0), there.output
+    assert json.loads(there.stdout) == json.loads(here.stdout)
+
+
+@pytest.mark.parametrize("wrong", [
+    ["--spark", "--seed", "3"], ["--spark", "--mutants"], ["--master", "local[1]"], ["--spark", "--processes", "2"],
+])  # fmt: skip
+def test_options_that_do_not_go_together_are_wrong_usage(wrong: list[str]) -> None:
+    result = CliRunner().invoke(app, ["simulate", *wrong])
+    assert result.exit_code == 2
+    assert "--spark goes with --seeds" in result.output
