@@ -162,7 +162,8 @@ class Buffer:
     @property
     def size(self) -> int:
         """Messages that are here and not handed over."""
-        return sum(len(part.messages) - part.at for part in self.fetched)
+        fetched = self.fetched
+        return sum([len(part.messages) - part.at for part in fetched]) if fetched else 0
 
     def open(self, claim: Claim, position: int) -> None:
         """The partition is ours: what was fetched ahead becomes deliverable from `position` on."""

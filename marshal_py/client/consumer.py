@@ -21,7 +21,7 @@ from marshal_py.protocol.ready import Advisory
 
 WAIT_SLICE_S: Final = 0.1  # a waiting fetch looks up at least so often: for signals, errors, a stop from elsewhere
 GRANT_SLICE_S: Final = 0.005  # while a grant is on its way, messages are not
-LOOK_AHEAD: Final = 8  # prefetches kept in the buffers at most once: a grant takes about as long as some batches
+LOOK_AHEAD_GRANTS: Final = 4  # kept in the buffers at most once: two are granted, two are there to be asked for
 LEAVE_TIMEOUT_S: Final = 10.0
 FETCH_EXPIRES_S: Final = 30.0
 FETCH_MESSAGES: Final = 1_000
@@ -238,17 +238,18 @@ class Consumer:
             return any(claim.offer is not None for claim in self._member.claims.values())
 
     def _look_ahead(self) -> None:
-        """D2: the next range is fetched and claimed while the user handles this one."""
+        """D2: the next ranges are fetched and claimed while the user handles this one.
+
+        Seldom and much at a time: every look costs as much as handing over some hundred messages.
+        """
         flow, loop = self._flow, self._loop
-        for _ in range(LOOK_AHEAD):
-            with loop.lock:
-                full = flow.buffered() >= LOOK_AHEAD * flow.options.prefetch_messages
-            chunks = [] if full else flow.pull(0.0)
-            with loop.lock:
-                flow.add(chunks)
-                self._station.ask_grants(loop.clock.now())
-            if not chunks:
-                return
+        most = LOOK_AHEAD_GRANTS * flow.options.grant_messages
+        with loop.lock:
+            room = most - flow.buffered()
+        chunks = flow.pull(0.0, room) if room >= most // 2 else []
+        with loop.lock:
+            flow.add(chunks)
+            self._station.ask_grants(loop.clock.now())
 
     def next(self, expires_s: float = FETCH_EXPIRES_S) -> Message | None:
         """The next message, or None if none came within `expires_s`. Raises as `fetch`."""

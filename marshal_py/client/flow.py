@@ -114,9 +114,9 @@ class Flow:
 
     # --- the user's side
 
-    def pull(self, timeout_s: float) -> list[Chunk]:
-        """Waits for messages, without the lock."""
-        return self.source.poll(timeout_s, self.options.prefetch_messages)
+    def pull(self, timeout_s: float, max_messages: int = 0) -> list[Chunk]:
+        """Waits for messages, at most `max_messages` (0: one prefetch), without the lock."""
+        return self.source.poll(timeout_s, max_messages or self.options.prefetch_messages)
 
     def add(self, chunks: Iterable[Chunk]) -> None:
         """Sorts fetched messages into their buffers. What an older assignment fetched is not taken (rounds)."""
@@ -274,9 +274,11 @@ class Flow:
             claim = buffer.claim
             if claim is None or not isinstance(claim.tracker, AtMostOnce) or claim.stage is not Stage.OPEN:
                 continue
+            claim.tracker.holds(claim.tracker.delivered_to)  # drops grants that are used up
+            if claim.tracker.asked is not None or len(claim.tracker.grants) >= GRANTS_AHEAD:
+                continue  # its offer stands: a look at the buffer is not free
             claim.offer = self._ungranted(buffer, claim.tracker)
-            if claim.offer is not None and claim.tracker.asked is None and len(claim.tracker.grants) < GRANTS_AHEAD:
-                something = True
+            something = something or claim.offer is not None
         return something
 
     def _ungranted(self, buffer: Buffer, tracker: AtMostOnce) -> tuple[int, int] | None:

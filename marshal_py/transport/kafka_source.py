@@ -134,7 +134,7 @@ class KafkaSource:
         chunks: list[Chunk] = []
         at = 0
         for _, same in groupby(keys):
-            until = at + sum(1 for _ in same)
+            until = at + len(list(same))
             topic = topics[at] if many_topics else topics[0]
             chunks.append(self._chunk(topic, partitions[at], messages[at:until], rounds))
             at = until
