@@ -11,7 +11,7 @@ import typer
 
 from marshal_py.cli import frame
 from marshal_py.simulator import sweep
-from marshal_py.simulator.auditor import Violation
+from marshal_py.simulator.auditor_evidence import Violation
 from marshal_py.simulator.mutants import MUTANTS, NOT_YET, SEEDS_BASE
 from marshal_py.simulator.run import Result
 from marshal_py.simulator.sweep import Counted

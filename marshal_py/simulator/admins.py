@@ -1,153 +1,162 @@
-"""An admin that pauses a group, moves its position and resumes it, as a small script by PROTOCOL.md rules 7 and 8.
+"""The product's own admin tool in the simulated cluster: a desk that drives one errand, and may crash at every step.
 
-A simulated stand-in for the product's admin tool: it may crash after each of its steps, and two of them may meet. It
-says `moved` or `not moved` only when the log it read lets it; else `unknown`.
+What admin/desk.py does on a real log, done here in virtual time: read, fold, step, send, look positions up. The
+decisions are those of marshal_py.admin. It also holds the one errand that the product has no command for.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
-from marshal_py.errors import CoordinationError
-from marshal_py.protocol.identity import NONE, Instant, TopicPartition
-from marshal_py.protocol.lease import EVICT_INTERVALS
-from marshal_py.protocol.pulse import Pulse
-from marshal_py.protocol.records import Evict, Move, Note, ReleaseGroup, SetPosition
+from marshal_py.admin.author import Author
+from marshal_py.admin.errand import GRACE_INTERVALS, INTERVAL_MS, Errand, Scene
+from marshal_py.admin.hold import Hold
+from marshal_py.admin.ledger import Ledger
+from marshal_py.admin.pause import Drain
+from marshal_py.admin.position import PositionPlan
+from marshal_py.errors import AdminGaveUp, CoordinationError, MarshalError
+from marshal_py.protocol.identity import Instant, TopicPartition
+from marshal_py.protocol.records import GroupConfig, Note
 from marshal_py.protocol.verdict import Verdict
-from marshal_py.protocol.watch import Watch
 from marshal_py.protocol.world import Group
-from marshal_py.simulator.auditor import Report
+from marshal_py.simulator.auditor_evidence import Report
 from marshal_py.simulator.clock import MachineClock
-from marshal_py.simulator.process import Process, Stage
-
-TICKS_PER_INTERVAL = 10
-PATIENCE_INTERVALS = 12  # then it gives up, ends its pause and says what it knows
+from marshal_py.simulator.process import GENESIS_MS, Process, Stage
 
 
-class AdminStage(Stage, Protocol):
+class DeskStage(Stage, Protocol):
     def reported(self, report: Report) -> None: ...
 
 
-class Plan:
-    """What this admin wants."""
+class Fate(NamedTuple):
+    """After how many records, probes not counted, a run of the tool dies, or its user presses ctrl-C."""
 
-    def __init__(self, moves: dict[TopicPartition, int], duration_ms: int, interval_ms: int, crash_after: int) -> None:
-        self.moves = moves
-        self.duration_ms = duration_ms
-        self.interval_ms = interval_ms
-        self.crash_after = crash_after  # records sent before the crash; a great number: none
+    crash_after: int
+    interrupt_after: int
 
 
-class Admin(Process):
+class Desk(Process):
     """One run of the tool."""
 
-    def __init__(self, stage: AdminStage, number: int, name: str, group: str, clock: MachineClock, plan: Plan) -> None:
+    def __init__(self, stage: DeskStage, number: int, name: str, group: str, clock: MachineClock,
+                 errand: Callable[[Scene], Errand], moves: Mapping[TopicPartition, int],
+                 fate: Fate) -> None:  # fmt: skip
         super().__init__(stage, number, name, group, clock)
         self.scene = stage
-        self.plan = plan
-        self.watch = Watch(plan.interval_ms)
-        self.pulse = Pulse(plan.interval_ms, stage.rng.randbytes)
-        self.token = NONE  # of the running pause, if it is ours
-        self.said = ""
-        self.attempts: dict[tuple[int, tuple[int, ...]], bool] = {}  # (token, observed) -> may a copy still land?
-        self._began_ms = stage.now_ms
-        self._sent_ms: dict[str, int] = {}
-        self._pausing = False
+        self.author = Author(name, name)
+        self.ledger = Ledger(group)
+        self.errand: Errand | None = None
+        self._errand = errand
+        self._moves = moves
+        self._fate = fate
         self._count = 0
-        self._ticking = False
+        self._armed_ms = -1
+        self._giving_up_ms: int | None = None
+
+    # --- reading
 
     def read(self, verdict: Verdict, now: Instant) -> None:
-        record = verdict.record
-        if verdict.group != self.group or record is None:
-            return
-        if isinstance(record, Note):
-            self.pulse.read_probe(record.text)
-        elif isinstance(record, ReleaseGroup) and verdict.accepted:
-            self.token = verdict.offset if record.by == self.name and record.duration_ms else NONE
-        elif isinstance(record, SetPosition) and record.by == self.name:
-            key = (record.token, tuple(move.observed for move in record.moves))
-            if verdict.accepted:
-                self.said, self.token = "moved", NONE
-            elif verdict.reason in ("token", "observed"):
-                self.attempts[key] = False
-        elif isinstance(record, SetPosition) and verdict.accepted:
-            if record.resume:
-                self.token = NONE
+        self.ledger.read(verdict)
+        if self.errand is not None:
+            self.errand.receive(verdict, now)
 
-    def log_failed(self, error: CoordinationError) -> None:
+    def refuse(self, error: CoordinationError) -> None:
+        if self.errand is not None and not self.errand.ended:
+            self.errand.end(error)
+            self._go_home(-1)
         self.dead = True
 
-    def _write(self, kind: str, record: ReleaseGroup | SetPosition | Evict | Note) -> None:
-        """Sends, once per half an interval and kind; crashes when its time has come."""
-        now_ms = self.now().mono_ms
-        if now_ms - self._sent_ms.get(kind, -self.plan.interval_ms) < self.plan.interval_ms // 2:
-            return
-        self._sent_ms[kind] = now_ms
-        if isinstance(record, SetPosition):
-            self.attempts[record.token, tuple(move.observed for move in record.moves)] = True
-        self.send(record)
-        self._count += not isinstance(record, Note)
-        if self._count >= self.plan.crash_after:
-            self.dead = True
+    def _write_genesis(self) -> None:
+        """A tool creates nothing: it looks again."""
+        self.stage.at(GENESIS_MS, self, self.act)
+
+    # --- acting
 
     def act(self, _: None) -> None:
-        group = self.world.groups.get(self.group)
-        if not self._ticking:
-            self._ticking = True
-            self.stage.at(self.plan.interval_ms // TICKS_PER_INTERVAL, self, self._tick)
-        if self.dead or group is None:
+        if self.dead:
             return
-        now = self.now()
-        self.watch.refresh(group, now, self.pulse.proven(now))
-        self._write("probe", Note(NONE, "probe", text=self.pulse.new_probe(now)))
-        if self.said or self.stage.now_ms - self._began_ms > PATIENCE_INTERVALS * self.plan.interval_ms:
-            self._finish(group)
-        elif self.token == NONE or self.token != group.pause_change:
-            self._pause(group)
-        else:
-            self._move(group, now)
-
-    def _tick(self, _: None) -> None:
-        self._ticking = False
-        self.act(None)
-
-    def _pause(self, group: Group) -> None:
-        """Asks for the pause, or waits for another admin's to end."""
-        if not group.paused:
-            self._pausing = True
-            self._write("pause", ReleaseGroup(group.pause_change, NONE, self.plan.duration_ms, by=self.name))
-
-    def _move(self, group: Group, now: Instant) -> None:
-        """Waits until all is free, evicting who does not let go; then moves."""
-        holders = self.holders(group)
-        if not holders:
-            moves = []
-            for tp, position in self.plan.moves.items():
-                known = group.partitions.get(tp)
-                moves.append(Move(tp.topic, tp.partition, NONE if known is None else known.version, position))
-            self._write("move", SetPosition(self.token, tuple(moves), True, self.name))
+        if self.errand is None:
+            if not self.opened():
+                return
+            scene = Scene(self.world, self.group, self.ledger, self.author, self.stage.rng.randbytes)
+            try:
+                self.errand = self._errand(scene)
+            except MarshalError:
+                self.dead = True  # refused, before anything was sent
+                return
+        errand, now = self.errand, self.now()
+        step = errand.tick(now)
+        for record in step.send:
+            self.send(record)
+            self._count += not isinstance(record, Note)
+            if self._count >= self._fate.crash_after:
+                self.dead = True
+                return
+        if self._count >= self._fate.interrupt_after:
+            errand.give_up(AdminGaveUp(self.group, "the operation", 0.0))
+        if errand.giving_up is not None and self._giving_up_ms is None:
+            self._giving_up_ms = now.mono_ms
+        if step.ended:
+            gave_up_ms = now.mono_ms if self._giving_up_ms is None else self._giving_up_ms
+            in_order = now.mono_ms - gave_up_ms < GRACE_INTERVALS * INTERVAL_MS  # M9: it has read its own end
+            self._go_home(self.world.next_offset if in_order else -1)
             return
-        for sid in holders:
-            waited_ms = self.watch.session_waited_ms(sid)
-            if waited_ms >= EVICT_INTERVALS * group.sessions[sid].join.interval_ms:
-                self._write(f"evict {sid}", Evict(sid, group.sessions[sid].extended, waited_ms, self.name))
-        if self.watch.pause_waited_ms() > self.plan.duration_ms // 3:
-            self._write("renew", ReleaseGroup(self.token, self.token, self.plan.duration_ms, by=self.name))
+        if step.aim:
+            self.stage.at(1 + self.stage.weather.read_ms(self.stage.rng), self, self._aimed)
+        self._arm()
 
-    def holders(self, group: Group) -> list[int]:
-        """Sessions that still own what is to be moved."""
-        return sorted({p.owner for p in group.partitions.values() if p.owner != NONE and p.tp in self.plan.moves})
+    def _aimed(self, _: None) -> None:
+        if self.errand is not None:
+            self.errand.aimed(self._moves)
+            self.act(None)
 
-    def _finish(self, group: Group) -> None:
-        """Ends its own pause; says what it knows once the pause is read over."""
-        if group.paused and self.token == group.pause_change:
-            self._write("end", ReleaseGroup(self.token, self.token, 0, by=self.name))
-            return
-        said = self.said
-        if not said:
-            # A copy can land only while its token is the running pause's; every token of ours is dead now (F7.3).
-            alive = [key for key, open_ in self.attempts.items() if open_ and key[0] == group.pause_change]
-            said = "unknown" if alive else "not moved"
-        moves = tuple((tp.topic, tp.partition, position) for tp, position in self.plan.moves.items())
-        self.scene.reported(Report(self.group, self.name, said, moves))
+    def _arm(self) -> None:
+        assert self.errand is not None
+        due_ms = max(self.clock.true_ms(self.errand.deadline_ms), self.stage.now_ms + 1)
+        if self._armed_ms <= self.stage.now_ms or due_ms < self._armed_ms:
+            self._armed_ms = due_ms
+            self.stage.at(due_ms - self.stage.now_ms, self, self._rang, due_ms)
+
+    def _rang(self, due_ms: int) -> None:
+        if due_ms == self._armed_ms:
+            self._armed_ms = -1
+            self.act(None)
+
+    def _go_home(self, read_to: int) -> None:
+        """Says what it knows."""
         self.dead = True
+        said, errand = "done", self.errand
+        if isinstance(errand, PositionPlan):
+            said = errand.outcome.replace("_", " ")
+        moves = tuple((*tp, position) for tp, position in self._moves.items())
+        self.scene.reported(Report(self.group, self.name, said, moves, read_to))
+
+
+class ModePlan(Errand):
+    """Changes the mode of a group in a pause of its own, when nobody owns anything (F9.6)."""
+
+    def __init__(self, scene: Scene, mode: int, duration_ms: int, patience_ms: int) -> None:
+        super().__init__(scene, patience_ms)
+        self.mode = mode
+        self.hold = Hold(self, "change of mode", duration_ms, None, False)
+        self.drain = Drain(self)
+        self.changed = False
+
+    def read(self, verdict: Verdict, now: Instant) -> None:
+        self.drain.read(verdict)
+        record = verdict.record
+        if isinstance(record, GroupConfig) and verdict.accepted and self.scene.author.wrote(record.by):
+            self.changed = True
+
+    def act(self, group: Group, now: Instant) -> None:
+        if self.changed or group.mode == self.mode:
+            self.give_up(AdminGaveUp(group.name, "nothing: all is done", 0))  # which ends the pause
+        elif self.hold.seize(group, now) and self.drain.empty(group, now):
+            self.send(GroupConfig(group.config_offset, group.pause_change, self.mode, by=self.scene.author.by), now)
+
+    def late(self) -> MarshalError:
+        return AdminGaveUp(self.scene.name, "the change of mode", self.patience_ms / 1000)
+
+    def close(self, group: Group, now: Instant) -> bool:
+        return self.hold.finish(group, now)

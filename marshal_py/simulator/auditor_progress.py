@@ -16,26 +16,25 @@ QUIET_INTERVALS = 4  # a client that revived twice in vain keeps silent that lon
 
 
 class Departure(NamedTuple):
-    """A client that was killed, or left with a clean stop."""
+    """A client that is gone, or as good as gone."""
 
     ms: int
     group: str
     session: int
     interval_ms: int
-    clean: bool
+    how: str  # left (a clean stop), killed, stuck_reader, slow_uplink
+    silent_ms: int  # until then it may still show signs of life
 
 
 class Demands(NamedTuple):
     """What the run says about its own course."""
 
-    kinds: frozenset[str]
     interval_ms: int
     healed_ms: int
     end_ms: int
     departures: tuple[Departure, ...]
     places: tuple[tuple[str, int], ...]
     topics: dict[str, tuple[str, ...]]  # of each group
-    log_at_heal: int
     outages_only: bool  # V6: nobody may lose a claim before the first departure
 
 
@@ -114,19 +113,21 @@ def _departed(demands: Demands, facts: Facts) -> Iterator[Finding]:
     """V1 for who was killed, V2 for who left."""
     for gone in demands.departures:
         for key in _keys(demands):
-            held = _at(facts, key, gone.ms)
+            held = _at(facts, key, gone.ms) if key[0] == gone.group else None
             if held is None or held.session != gone.session:
                 continue
             heirs = [t for t in facts.by_key[key] if t.epoch > held.epoch]
             claimed_ms = heirs[0].ms if heirs else demands.end_ms + 1
-            if gone.clean:
+            if gone.how == "left":
                 released_ms = facts.evidence.appended_ms[held.end] if held.end < len(facts.evidence.log) else gone.ms
                 if claimed_ms > released_ms + 1_000 + demands.interval_ms // 3 + SLACK_MS:
                     yield Finding("V2", released_ms, held.epoch, f"{key} is free for {claimed_ms - released_ms} ms")
                 continue
-            # Records of the dead may still be on their way: its last sign of life counts.
+            # Records of the dead may still be on their way: its last sign of life counts. Who is not quite dead must
+            # fall silent by the rules in time.
             extended = facts.lives[gone.group, gone.session].extensions[-1].offset
             silent_ms = max(gone.ms, facts.evidence.appended_ms[extended])
+            silent_ms = silent_ms if gone.how == "killed" else min(silent_ms, gone.silent_ms)
             if claimed_ms > silent_ms + 2 * gone.interval_ms + 1_000 + SLACK_MS:
                 yield Finding("V1", silent_ms, held.epoch, f"{key} of a dead owner waits {claimed_ms - silent_ms} ms")
 

@@ -1,4 +1,4 @@
-"""One simulated broker: the coordination log as raw bytes, the target topics as offsets, and whether it answers.
+"""One simulated cluster of brokers: the coordination logs as raw bytes, the target topics as offsets, its clocks.
 
 Stores what arrives in the order of arrival and tells who waits. Judges nothing, draws nothing, knows no record.
 """
@@ -7,29 +7,63 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from typing import Final
 
 Place = tuple[str, int]  # topic, partition
+LEADERS = 3
+MISSING: Final = b"nothing"  # stands where an offset holds no record; compared by identity
+MILLION = 1_000_000
+
+
+class CoordinationLog:
+    """One partition of the coordination topic."""
+
+    def __init__(self) -> None:
+        self.values: list[bytes] = []  # as they are served now
+        self.recorded: list[bytes] = []  # as they came
+        self.first = 0  # offsets below were deleted
+        self.appended_ms: list[int] = []  # true time
+        self.stamps_ms: list[int] = []  # what the leader of that moment wrote beside it: no shipped code reads it
+
+
+class LeaderClock:
+    """The wall clock of one broker: its own rate, and jumps."""
+
+    def __init__(self) -> None:
+        self.rate_ppm = 0
+        self.shift_ms = 0
+
+    def read(self, now_ms: int) -> int:
+        return now_ms + now_ms * self.rate_ppm // MILLION + self.shift_ms
 
 
 class Broker:
     """What every client reads and writes. `*_down_until_ms`: no answer before that; who asks is held."""
 
-    def __init__(self) -> None:
-        self.log: list[bytes] = []
-        self.appended_ms: list[int] = []
+    def __init__(self, logs: int) -> None:
+        self.logs = [CoordinationLog() for _ in range(logs)]
+        self.clocks = [LeaderClock() for _ in range(LEADERS)]
+        self.leader = 0
         self.topics: dict[Place, list[int]] = {}  # offsets that exist, ascending: gaps stay gaps
         self.ends: dict[Place, int] = {}
         self.counts: dict[str, int] = {}
         self.reads_down_until_ms = 0
         self.writes_down_until_ms = 0
-        self.on_append: Callable[[int], None] = lambda now_ms: None
+        self.on_append: Callable[[int, int], None] = lambda number, now_ms: None
         self.held: list[Callable[[], None]] = []
         self._waiting: dict[Place, list[Callable[[], None]]] = {}
 
-    def append(self, value: bytes, now_ms: int) -> None:
-        self.log.append(value)
-        self.appended_ms.append(now_ms)
-        self.on_append(now_ms)
+    def append(self, number: int, value: bytes, now_ms: int) -> None:
+        log = self.logs[number]
+        log.values.append(value)
+        log.recorded.append(value)
+        log.appended_ms.append(now_ms)
+        log.stamps_ms.append(self.clocks[self.leader].read(now_ms))
+        self.on_append(number, now_ms)
+
+    def add_logs(self, count: int) -> None:
+        """The coordination topic grows: what L3 calls surplus partitions."""
+        self.logs += [CoordinationLog() for _ in range(count)]
 
     def recover(self) -> None:
         """An outage may be over: everybody who was held asks again."""

@@ -19,7 +19,7 @@ from marshal_py.protocol.member import Member
 from marshal_py.protocol.ready import MemberOptions, Ready, Wanted
 from marshal_py.protocol.records import AT_LEAST_ONCE
 from marshal_py.protocol.verdict import Verdict
-from marshal_py.simulator.auditor import Delivery
+from marshal_py.simulator.auditor_evidence import Delivery
 from marshal_py.simulator.clock import MachineClock
 from marshal_py.simulator.process import Process, Stage
 
@@ -96,7 +96,7 @@ class Client(Process):
         if self.member is not None:
             self.member.receive(verdict, now)
 
-    def log_failed(self, error: CoordinationError) -> None:
+    def refuse(self, error: CoordinationError) -> None:
         if self.member is None:
             self.dead = True
             return
@@ -108,8 +108,7 @@ class Client(Process):
         if self.dead:
             return
         if self.member is None:
-            if self.world.genesis is None or self.world.next_offset < len(self.stage.broker.log):
-                self.wake_reader()
+            if not self.opened():
                 return
             self.member = Member(self.world, self.group, self.options, self.stage.rng.randbytes)
             self.member.intent.counts.update(self.counts)
@@ -327,7 +326,7 @@ class Client(Process):
         """The twin of this process: the same memory, other random bits (T18)."""
         twin = Client(self.scene, number, self.group, self.options, clock, self.concurrency)
         memo: dict[int, Any] = {id(self.stage.rng): self.stage.rng}
-        twin.world = deepcopy(self.world, memo)
+        twin.world, twin.log = deepcopy(self.world, memo), self.log
         twin.member = deepcopy(self.member, memo)
         twin.counts, twin.twin_of = dict(self.counts), self.number
         for epoch, feed in self.feeds.items():

@@ -16,16 +16,18 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from marshal_py.protocol import codec
+from marshal_py.errors import CoordinationError
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.ready import MemberOptions
-from marshal_py.protocol.records import Genesis
+from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, Genesis
 from marshal_py.protocol.routing import HASH_NAME
-from marshal_py.simulator.auditor import Delivery, Evidence
-from marshal_py.simulator.broker import Broker
+from marshal_py.simulator.auditor_evidence import Delivery, Evidence, Report, Stop
+from marshal_py.simulator.auditor_history import root_of
+from marshal_py.simulator.broker import MISSING, Broker
 from marshal_py.simulator.client import Client
 from marshal_py.simulator.clock import MachineClock
-from marshal_py.simulator.faults import RATE_PPM_MAX, Weather
+from marshal_py.simulator.faults import BROKER_RATE_PPM_MAX, RATE_PPM_MAX, Weather
+from marshal_py.simulator.oracle import route
 from marshal_py.simulator.process import Process, Step
 from marshal_py.simulator.scenario import GroupPlan, Scenario
 
@@ -48,9 +50,8 @@ class Cluster:
         self.rng = rng
         self.now_ms = 0
         self.events = 0
-        self.broker = Broker()
+        self.broker = Broker(scenario.logs)
         self.weather = Weather(rng, scenario.kinds, scenario.interval_ms)
-        self.incarnation = b"simulated" + rng.randbytes(7)
         self.evidence = Evidence()
         self.clients: list[Client] = []
         self.processes: list[Process] = []  # everything that reads the log
@@ -59,6 +60,10 @@ class Cluster:
         self.slow_until_ms = 0  # handlers are slow before this
         self.stuck = 0  # how many of the next handlers hang
         self.producing = True
+        self.stops: list[tuple[int, Stop]] = []  # with the log
+        self.poisoned: dict[int, dict[int, str]] = {}  # by log and offset
+        self.damaged: set[str] = set()  # groups whose log, or whose share of it, nobody can read any more
+        self.modes = {group.name: group.mode for group in scenario.groups}  # as operators know them
         self._heap: list[tuple[int, int, Process | None, Step, Any]] = []
         self._number = 0
         self._trace = sha256()
@@ -66,7 +71,9 @@ class Cluster:
         self.broker.on_append = self._appended
         for topic in sorted({topic for group in scenario.groups for topic in group.topics}):
             self.broker.add_partitions(topic, scenario.partitions)
-        self.broker.append(codec.encode(Genesis(self.incarnation, 1, HASH_NAME, 1), "", self.incarnation), 0)
+        if "broker_clock" in scenario.kinds:
+            for clock in self.broker.clocks:
+                clock.rate_ppm = int((rng.random() * 2 - 1) * BROKER_RATE_PPM_MAX)
         self.at(scenario.produce_gap_ms, None, self._produce)
 
     # --- time
@@ -129,25 +136,40 @@ class Cluster:
     def advised(self, kind: str) -> None:
         self.advisories[kind] = self.advisories.get(kind, 0) + 1
 
+    def reported(self, report: Report) -> None:
+        self.evidence.reports.append(report)
+
+    def stopped(self, who: Process, error: CoordinationError) -> None:
+        stop = Stop(who.group, who.number, self.now_ms, who.world.next_offset, type(error).__name__)
+        self.stops.append((who.log, stop))
+
+    def new_genesis(self) -> Genesis:
+        """Of a process that found none."""
+        return Genesis(b"genesi" + self.rng.randbytes(10), len(self.broker.logs), HASH_NAME, 1)
+
     def client_ended(self, client: Client) -> None:
         """A client that ended with an error is started anew by its operator; one that was stopped is not."""
         member = client.member
         error = "stopped" if member is None or member.error is None else type(member.error).__name__
         self.endings[error] = self.endings.get(error, 0) + 1
-        if error == "SessionCloned" and client.twin_of < 0:
+        group = client.world.groups.get(client.group)
+        if error == "ModeMismatch" and group is not None and group.mode:
+            self.modes[client.group] = group.mode  # the error names it
+        if error in ("SessionCloned", "ModeMismatch") and client.twin_of < 0:
             self.at(self.scenario.interval_ms, None, self._start_anew, client)
 
     def _start_anew(self, old: Client) -> None:
         # Two processes that both claim the other to be dead would displace each other for ever: the operator's fault.
-        self.add_client(old.group, replace(old.options, fast_reclaim=False), old.clock)
+        options = replace(old.options, fast_reclaim=False, mode=self.modes[old.group])
+        self.add_client(old.group, options, old.clock)
 
     # --- the world outside of the processes
 
-    def _appended(self, now_ms: int) -> None:
+    def _appended(self, number: int, now_ms: int) -> None:
         self.events += 1
-        self.evidence.appended_ms.append(now_ms)
         for process in self.processes:
-            process.wake_reader()
+            if process.log == number:
+                process.wake_reader()
 
     def _produce(self, _: None) -> None:
         """Messages for some partition, now and then with a gap before them."""
@@ -182,8 +204,11 @@ class Cluster:
         rng, scenario = self.rng, self.scenario
         odd = not scenario.calm and rng.random() < 0.15
         interval_ms = scenario.interval_ms // 2 if scenario.mixed and rng.random() < 0.5 else scenario.interval_ms
+        mode = self.modes[group.name]
+        if "mixed_modes" in scenario.kinds and rng.random() < 0.3:
+            mode = AT_LEAST_ONCE + AT_MOST_ONCE - mode  # misconfigured: this one is refused (F1.2), or all others are
         return MemberOptions(
-            client_id=name, mode=group.mode, topics=group.topics, interval_ms=interval_ms, policy=group.policy,
+            client_id=name, mode=mode, topics=group.topics, interval_ms=interval_ms, policy=group.policy,
             capacity=1 + int(rng.random() * 3) if odd else 1, rank=int(rng.random() * 3) if odd else 0,
             priority=int(rng.random() * 3) if odd else 0, deliver_late=scenario.deliver_late,
             handler_timeout_ms=HANDLER_TIMEOUT_INTERVALS * interval_ms,
@@ -215,15 +240,30 @@ class Cluster:
         return [client for client in self.clients if not client.dead]
 
     def staying(self) -> list[Client]:
-        """The living, without those that are on their way out."""
-        return [client for client in self.living() if client.member is None or not client.member.leaving]
+        """The living, without those that are on their way out or as good as dead."""
+        return [client for client in self.living() if not client.lagging and not client.uplink_ms
+                and (client.member is None or not client.member.leaving)]  # fmt: skip
 
-    def close(self) -> Evidence:
-        """The evidence, complete."""
-        evidence = self.evidence
-        evidence.log, evidence.topics = self.broker.log, self.broker.topics
-        for process in self.processes:
+    def close(self) -> list[Evidence]:
+        """The evidence, complete, log by log."""
+        root, count = root_of(self.broker.logs[0].recorded)
+        return [self._close(number, root, count) for number in range(count)]
+
+    def _close(self, number: int, root: bytes, count: int) -> Evidence:
+        journal, log = self.evidence, self.broker.logs[number]
+        groups = [group.name for group in self.scenario.groups if route(group.name, count) == number]
+        mine = [process for process in self.processes if process.group in groups]
+        finals = []
+        for process in mine:
             group = process.world.groups.get(process.group)
             if group is not None:
-                evidence.finals.append((process.number, process.group, process.world.next_offset, group.digest()))
-        return evidence
+                finals.append((process.number, process.group, process.world.next_offset, group.digest()))
+        return Evidence(
+            number, tuple(groups), root if number else b"", log.recorded, log.appended_ms, journal.sent,
+            [delivery for delivery in journal.deliveries if delivery.group in groups],
+            {key: who for key, who in journal.digests.items() if key[0] in groups}, finals, self.broker.topics,
+            journal.forks, [report for report in journal.reports if report.group in groups],
+            [stop for log_number, stop in self.stops if log_number == number], self.poisoned.get(number, {}),
+            {at for at, value in enumerate(log.recorded) if value is MISSING},
+            {at for at, value in enumerate(log.values) if value is MISSING}, journal.excused,
+        )  # fmt: skip

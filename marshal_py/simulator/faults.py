@@ -17,14 +17,21 @@ STALL_KINDS: Final = ("step_stop", "gate_stop")
 STRIKE_KINDS: Final = (
     "stop", "crash", "twin", "suspend", "wall_jump", "lag", "outage", "outage_writes", "outage_reads",
     "grow", "admin", "two_admins", "slow_handler", "leave", "arrive", "step_down", "poison", "stuck_handler",
+    "broker_clock", "onlooker", "mode_change", "grow_logs", "false_reclaim",
 )  # fmt: skip
-# Kinds that are a property of the whole run.
-RUN_KINDS: Final = ("clock_rate", "fast_reclaim")
-KINDS: Final = NETWORK_KINDS + STALL_KINDS + STRIKE_KINDS + RUN_KINDS
+# Kinds that are a property of the whole run. `stuck_reader` and `slow_uplink` begin after the heal and never end.
+RUN_KINDS: Final = (
+    "clock_rate", "fast_reclaim", "logs", "genesis_race", "mixed_modes", "stuck_reader", "slow_uplink",
+)  # fmt: skip
+# Kinds after which a log, or one group in it, cannot be read on: one at most in a run, and no progress is asked of it.
+DAMAGE_KINDS: Final = ("gap", "compaction", "truncation", "envelope", "newer")
+KINDS: Final = NETWORK_KINDS + STALL_KINDS + STRIKE_KINDS + RUN_KINDS + DAMAGE_KINDS
 
 LATE_MS_MAX: Final = 600_000  # invariants.md: delays and late copies up to 10 minutes
 STOP_MS_MAX: Final = 1_800_000  # invariants.md: a client is stopped for up to 30 minutes
 RATE_PPM_MAX: Final = 200
+BROKER_RATE_PPM_MAX: Final = 500
+DAMAGE_CHANCE: Final = 0.06  # of a run in which several things go wrong
 
 
 def draw_kinds(rng: Random) -> frozenset[str]:
@@ -35,7 +42,10 @@ def draw_kinds(rng: Random) -> frozenset[str]:
     if shape < 0.14:  # outages alone: nobody may lose a claim (V6)
         return frozenset(kind for kind in ("outage", "outage_writes", "clock_rate") if rng.random() < 0.7)
     chance = (0.15, 0.3, 0.6)[int(rng.random() * 3)]
-    return frozenset(kind for kind in KINDS if rng.random() < chance)
+    kinds = {kind for kind in NETWORK_KINDS + STALL_KINDS + STRIKE_KINDS + RUN_KINDS if rng.random() < chance}
+    if rng.random() < DAMAGE_CHANCE:
+        kinds.add(DAMAGE_KINDS[int(rng.random() * len(DAMAGE_KINDS))])
+    return frozenset(kinds)
 
 
 def spread_ms(rng: Random, least: int, most: int) -> int:

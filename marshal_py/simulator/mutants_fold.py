@@ -11,14 +11,25 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from marshal_py.admin.pause import Drain
 from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.records import ClaimingMessages, ClaimingPartition, Evict, Heartbeat, ReleaseGroup, SetPosition
+from marshal_py.protocol.reading import Reading
+from marshal_py.protocol.records import (
+    AT_MOST_ONCE,
+    ClaimingMessages,
+    ClaimingPartition,
+    Evict,
+    GroupConfig,
+    Heartbeat,
+    Join,
+    ReleaseGroup,
+    SetPosition,
+)
 from marshal_py.protocol.world import Group, Partition
-from marshal_py.simulator.admins import Admin
 
 Rule = Callable[[Group, int, Any, bytes], str]
 
-HEARTBEAT, EVICT, CLAIM, RELEASE, GRANT, PAUSE, MOVE = 2, 4, 5, 6, 7, 8, 9
+JOIN, HEARTBEAT, EVICT, CLAIM, RELEASE, GRANT, PAUSE, MOVE, CONFIG = 1, 2, 4, 5, 6, 7, 8, 9, 11
 
 
 def _x6(rule: Rule) -> Rule:
@@ -110,6 +121,19 @@ def _x13(rule: Rule) -> Rule:
     return heartbeat
 
 
+def _x15(rule: Rule) -> Rule:
+    """One scope of sequences for the group: what is lower than the greatest so far counts as old."""
+    greatest: dict[int, int] = {}
+
+    def heartbeat(group: Group, offset: int, record: Heartbeat, body: bytes) -> str:
+        if record.sequence < greatest.get(id(group), -1):
+            return "sequence"
+        greatest[id(group)] = record.sequence
+        return rule(group, offset, record, body)
+
+    return heartbeat
+
+
 def _x19(rule: Rule) -> Rule:
     def evict(group: Group, offset: int, record: Evict, body: bytes) -> str:
         session = group.sessions.get(record.session)
@@ -142,7 +166,7 @@ def _x21(rationalizer: Any) -> list[tuple[Any, str, Any]]:
         return reason
 
     rules[MOVE] = move
-    return [(rationalizer, "_RULES", tuple(rules)), (Admin, "holders", lambda self, group: [])]
+    return [(rationalizer, "_RULES", tuple(rules)), (Drain, "empty", lambda self, group, now: True)]
 
 
 def _x22(rule: Rule) -> Rule:
@@ -185,6 +209,47 @@ def _x32(rule: Rule) -> Rule:
         return reason
 
     return claim
+
+
+def _x33(rationalizer: Any) -> list[tuple[Any, str, Any]]:
+    """Nobody asks for the mode of a Join; each member delivers by its own."""
+    rules, read_claim = list(rationalizer._RULES), Reading._read_claim
+    join, grant = rules[JOIN], rules[GRANT]
+
+    def any_join(group: Group, offset: int, record: Join, body: bytes) -> str:
+        reason: str = join(group, offset, replace(record, mode=group.mode or record.mode), body)
+        return reason
+
+    def any_grant(group: Group, offset: int, record: ClaimingMessages, body: bytes) -> str:
+        mode, group.mode = group.mode, AT_MOST_ONCE
+        reason: str = grant(group, offset, record, body)
+        group.mode = mode
+        return reason
+
+    def own_way(self: Reading, record: ClaimingPartition, verdict: Any) -> None:
+        group = self.member.group
+        assert group is not None
+        mode, group.mode = group.mode, self.member.options.mode
+        read_claim(self, record, verdict)
+        group.mode = mode
+
+    rules[JOIN], rules[GRANT] = any_join, any_grant
+    return [(rationalizer, "_RULES", tuple(rules)), (Reading, "_read_claim", own_way)]
+
+
+def _x38(rationalizer: Any) -> list[tuple[Any, str, Any]]:
+    rules, config = list(rationalizer._RULES), rationalizer._RULES[CONFIG]
+
+    def lenient(group: Group, offset: int, record: GroupConfig, body: bytes) -> str:
+        end, rationalizer._end_session = rationalizer._end_session, lambda group, session: None
+        try:
+            reason: str = config(group, offset, record, body)
+        finally:
+            rationalizer._end_session = end
+        return reason
+
+    rules[CONFIG] = lenient
+    return [(rationalizer, "_RULES", tuple(rules))]
 
 
 def _g2(rule: Rule) -> Rule:
@@ -232,6 +297,7 @@ MUTANTS: Final[dict[str, tuple[str, int, Callable[[Any], Any]]]] = {
     "X10": ("no epoch on records", -1, _x10),
     "X11": ("ownership by client id", -1, _x11),
     "X13": ("the last heartbeat wins", HEARTBEAT, _x13),
+    "X15": ("one scope of sequences drops reordered heartbeats as old", HEARTBEAT, _x15),
     "X19": ("Evict without compare-and-set", EVICT, _x19),
     "X20": ("SetPosition entry by entry", MOVE, _x20),
     "X21": ("SetPosition under a live owner", -1, _x21),
@@ -239,6 +305,8 @@ MUTANTS: Final[dict[str, tuple[str, int, Callable[[Any], Any]]]] = {
     "X28": ("a renewal keeps the token", PAUSE, _x28),
     "X29": ("a resume by SetPosition is no pause change", MOVE, _x29),
     "X32": ("the log's position does not count for a start", CLAIM, _x32),
+    "X33": ("at least once and at most once mixed in one group", -1, _x33),
+    "X38": ("a change of mode leaves old sessions alive", -1, _x38),
     "G2": ("a failed claim sets the position to 0", CLAIM, _g2),
     "G4": ("a heartbeat takes ownership", HEARTBEAT, _g4),
 }

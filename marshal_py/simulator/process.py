@@ -11,17 +11,19 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Protocol
 
-from marshal_py.errors import CoordinationError
+from marshal_py.errors import CoordinationError, HistoryTruncated
 from marshal_py.protocol import codec, rationalizer
 from marshal_py.protocol.identity import Instant
-from marshal_py.protocol.records import Record
+from marshal_py.protocol.records import Genesis, Record
+from marshal_py.protocol.routing import route
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import World
-from marshal_py.simulator.broker import Broker
+from marshal_py.simulator.broker import MISSING, Broker
 from marshal_py.simulator.clock import MachineClock
 from marshal_py.simulator.faults import Weather
 
 Step = Callable[[Any], None]
+GENESIS_MS = 5_000  # between two attempts to write a Genesis, as in client/loop.py
 
 
 class Stage(Protocol):
@@ -32,12 +34,13 @@ class Stage(Protocol):
     rng: Random
     broker: Broker
     weather: Weather
-    incarnation: bytes
 
     def at(self, delay_ms: int, who: Process | None, step: Step, argument: Any = None) -> None: ...
     def sent(self, who: Process, value: bytes) -> None: ...
     def folded(self, who: Process, first: int, count: int) -> None: ...
     def digest(self, who: Process) -> None: ...
+    def stopped(self, who: Process, error: CoordinationError) -> None: ...
+    def new_genesis(self) -> Genesis: ...
 
 
 class Process:
@@ -49,15 +52,18 @@ class Process:
         self.name = name
         self.group = group
         self.clock = clock
+        self.log = 0  # number of the log that it reads: 0 until the root says which (L2, L3)
         self.world = World()
         self.dead = False
         self.frozen = False
         self.lagging = False  # the reader alone is cut off
+        self.uplink_ms = 0  # what every record of this process takes longer than others
         self.backlog: deque[tuple[Step, Any]] = deque()
         self._thaw_number = 0
         self._fetching = False
         self._newest_arrival_ms = 0
         self._sleeping_ms = 0
+        self._genesis_due_ms = 0
 
     def now(self) -> Instant:
         return self.clock.read(self.stage.now_ms)
@@ -110,21 +116,31 @@ class Process:
             stage.broker.held.append(lambda: stage.at(stage.weather.read_ms(stage.rng), self, self._arrived))
             return
         self._fetching = False
-        end = len(stage.broker.log)
+        log = stage.broker.logs[self.log]
+        if self.world.next_offset < log.first:
+            self.log_failed(HistoryTruncated(self.log, log.first))
+            return
+        end = len(log.values)
         upto = stage.weather.cut(stage.rng, self.world.next_offset, end)
         if upto < end:
             self.wake_reader()
         if self.world.next_offset < upto:
             self.read_to(upto)
+        elif not end:
+            self.act(None)  # an empty log: somebody has to write the Genesis
 
     def read_to(self, upto: int) -> None:
         """Folds the log up to `upto`, record by record, then acts."""
-        world, log, stage = self.world, self.stage.broker.log, self.stage
+        world, stage = self.world, self.stage
+        values = stage.broker.logs[self.log].values
         first = world.next_offset
         now = self.clock.read(stage.now_ms)
         for offset in range(first, upto):
+            value = values[offset]
+            if value is MISSING:
+                continue  # the next record that is there shows the gap (L8)
             try:
-                verdict = rationalizer.apply(world, offset, log[offset])
+                verdict = rationalizer.apply(world, offset, value)
             except CoordinationError as error:
                 self.log_failed(error)
                 return
@@ -147,27 +163,66 @@ class Process:
 
     def log_failed(self, error: CoordinationError) -> None:
         """The log cannot be folded any further."""
+        self.stage.stopped(self, error)
+        self.refuse(error)
+
+    def refuse(self, error: CoordinationError) -> None:
+        """Ends, naming the error."""
         raise NotImplementedError
+
+    # --- opening, as client/loop.py and admin/desk.py do
+
+    def opened(self) -> bool:
+        """Whether the group's log is folded to its end, with the Genesis that counts; sees to it that it will be."""
+        world, broker = self.world, self.stage.broker
+        if world.next_offset < len(broker.logs[self.log].values):
+            self.wake_reader()
+        elif world.genesis is None:
+            self._write_genesis()
+        elif self.log == 0 and self.place(world.genesis):
+            self.log = self.place(world.genesis)
+            self.world = World(self.log, world.genesis)
+            self.wake_reader()
+        else:
+            return True
+        return False
+
+    def place(self, root: Genesis) -> int:
+        """The log that the group lives in (L2)."""
+        return route(self.group, root.partitions)
+
+    def _write_genesis(self) -> None:
+        """The own one, or in a log k > 0 a copy of the root; until one counts, whoever wrote it (L4, L5)."""
+        now_ms = self.stage.now_ms
+        if now_ms >= self._genesis_due_ms:
+            self._genesis_due_ms = now_ms + GENESIS_MS
+            genesis = self.world.root or self.stage.new_genesis()
+            self._post(codec.encode(genesis, "", genesis.incarnation))
+            self.stage.at(GENESIS_MS, self, self.act)
 
     # --- writing
 
     def send(self, record: Record) -> None:
-        """Hands a record to the producer, which keeps its order unless the weather does not."""
+        """Writes a record of the group."""
+        assert self.world.genesis is not None  # L7: nobody writes before it has read the Genesis
+        self._post(codec.encode(record, self.group, self.world.genesis.incarnation))
+
+    def _post(self, value: bytes) -> None:
+        """Hands a value to the producer, which keeps its order unless the weather does not."""
         stage, weather = self.stage, self.stage.weather
-        value = codec.encode(record, self.group, stage.incarnation)
         stage.sent(self, value)
         for delay_ms, in_order in weather.write_ms(stage.rng):
-            arrival_ms = stage.now_ms + delay_ms
+            arrival_ms = stage.now_ms + delay_ms + self.uplink_ms
             if in_order:
                 arrival_ms = self._newest_arrival_ms = max(arrival_ms, self._newest_arrival_ms)
-            stage.at(arrival_ms - stage.now_ms, None, self._append, value)
+            stage.at(arrival_ms - stage.now_ms, None, self._append, (self.log, value))
 
-    def _append(self, value: bytes) -> None:
+    def _append(self, record: tuple[int, bytes]) -> None:
         stage = self.stage
         if stage.broker.writes_down_until_ms <= stage.now_ms:
-            stage.broker.append(value, stage.now_ms)
+            stage.broker.append(*record, stage.now_ms)
         elif stage.weather.survives_outage(stage.rng):
-            stage.broker.held.append(lambda: stage.at(stage.weather.read_ms(stage.rng), None, self._append, value))
+            stage.broker.held.append(lambda: stage.at(stage.weather.read_ms(stage.rng), None, self._append, record))
 
     def forget_order(self) -> None:
         """A new producer: what the old one still holds no longer delays what is sent now."""

@@ -11,14 +11,25 @@ from itertools import pairwise
 from random import Random
 from typing import Final, NamedTuple
 
-from marshal_py.simulator.auditor import Evidence, Judgement, Violation, judge
+from marshal_py.simulator.auditor import Judgement, judge
+from marshal_py.simulator.auditor_evidence import Evidence, Violation
 from marshal_py.simulator.auditor_progress import Demands, Departure, judge_progress
+from marshal_py.simulator.cluster import Cluster
 from marshal_py.simulator.scenario import Options, Scenario, draw
-from marshal_py.simulator.strikes import AdminCluster, Striker
+from marshal_py.simulator.strikes import Striker
 
 SETTLE_INTERVALS: Final = 8  # after the heal: the longest silence of a client that revives (4), an eviction, a pause
-STEP_INTERVALS: Final = 4  # after a kill or a leave
-V6_KINDS: Final = frozenset({"outage", "outage_writes", "clock_rate"})
+# After such a departure. A slow client comes last: named as an heir it would keep others waiting.
+STEP_INTERVALS: Final = {"killed": 4, "stuck_reader": 5, "left": 4, "slow_uplink": 9}
+UPLINK_INTERVALS: Final = 1.5  # of a slow uplink: each sign of life is read back too late to deliver by it (T9)
+# How long who is as good as dead may still show signs of life: of a reader that is stuck the heartbeats of one interval
+# (T9); over a slow uplink, a third later at most, also a probe and the two heartbeats of a revival, each as late as the
+# uplink is slow (T10).
+SIGNS_INTERVALS: Final = {"killed": 0.0, "left": 0.0, "stuck_reader": 1.0, "slow_uplink": 4 / 3 + 3 * UPLINK_INTERVALS}
+V6_KINDS: Final = frozenset({
+    "outage", "outage_writes", "clock_rate", "broker_clock", "onlooker", "logs", "genesis_race", "grow_logs",
+    "stuck_reader", "slow_uplink",
+})  # fmt: skip
 
 
 class Result(NamedTuple):
@@ -42,7 +53,7 @@ class Result(NamedTuple):
 
 
 def simulate(seed: int, options: Options | None = None,
-             stage: Callable[[Scenario, Random], AdminCluster] = AdminCluster) -> Result:  # fmt: skip
+             stage: Callable[[Scenario, Random], Cluster] = Cluster) -> Result:  # fmt: skip
     """Runs one seed. The same seed and options give the same Result on every machine; a `stage` may only watch."""
     options = options or Options()
     rng = Random(seed)
@@ -59,62 +70,77 @@ def simulate(seed: int, options: Options | None = None,
     except Exception as error:  # any exception of the heart is a finding of this seed, not the end of the search
         crashed.append(Violation("crash", cluster.now_ms, -1, f"{type(error).__name__}: {error}"))
     evidence = cluster.close()
-    found, judgement = crashed, None
-    if options.audit:
-        judgement = judge(evidence)
-        found = crashed + judgement.violations
+    found, judgements = crashed, [judge(log) for log in evidence] if options.audit else []
+    for judgement in judgements:
+        found = found + judgement.violations
         if demands is not None and not scenario.calm:
-            found += judge_progress(demands, judgement.history)
-    takeovers, handovers = _moves(judgement)
+            found += judge_progress(_asked_of(judgement, demands, cluster), judgement.history)
+    counted: dict[str, int] = {}
+    for name in judgements[0].counted if judgements else ():
+        counted[name] = sum(judgement.counted[name] for judgement in judgements)
+    takeovers, handovers = _moves(judgements)
     return Result(
-        seed, "violation" if found else "ok", takeovers, handovers, _deliveries(evidence),
+        seed, "violation" if found else "ok", takeovers, handovers, sum(map(_deliveries, evidence)),
         cluster.weather.faults + sum(striker.strikes.values()), cluster.events, cluster.now_ms / 3_600_000,
-        cluster.trace_hash(), tuple(found), judgement.counted if judgement else {}, striker.strikes,
+        cluster.trace_hash(), tuple(found), counted, striker.strikes,
         cluster.endings, cluster.advisories, scenario,
     )  # fmt: skip
 
 
-def _run(cluster: AdminCluster, striker: Striker) -> Demands:
+def _asked_of(judgement: Judgement, demands: Demands, cluster: Cluster) -> Demands:
+    """The demands on the groups of one log, without those that nobody can read any more."""
+    groups = set(judgement.history.evidence.groups) - cluster.damaged
+    topics = {group: topics for group, topics in demands.topics.items() if group in groups}
+    return demands._replace(topics=topics)
+
+
+def _run(cluster: Cluster, striker: Striker) -> Demands:
     scenario, interval_ms = cluster.scenario, cluster.scenario.interval_ms
     cluster.run_until(scenario.safety_ms)
     striker.heal()
-    healed_ms, faults_before = cluster.now_ms, len(cluster.broker.log)
+    healed_ms = cluster.now_ms
     if scenario.calm:
-        return Demands(scenario.kinds, interval_ms, healed_ms, healed_ms, (), (), {}, -1, True)
+        return Demands(interval_ms, healed_ms, healed_ms, (), (), {}, True)
     cluster.run_until(healed_ms + SETTLE_INTERVALS * interval_ms + 5_000)
     departures: list[Departure] = []
-    for clean in (False, True):
-        departures += _depart(cluster, clean)
-        if clean:
-            cluster.producing = False
-        cluster.run_until(cluster.now_ms + STEP_INTERVALS * interval_ms + 2_000)
+    for how, intervals in STEP_INTERVALS.items():
+        if how in ("killed", "left") or how in scenario.kinds:
+            departures += _depart(cluster, how)
+            cluster.producing = cluster.producing and how != "left"  # from then on the backlog must fall (V3)
+            cluster.run_until(cluster.now_ms + intervals * interval_ms + 2_000)
     for process in cluster.processes:
         process.world.check()
     topics = {group.name: group.topics for group in scenario.groups}
     calm = not (set(scenario.kinds) - V6_KINDS) and not scenario.mixed  # T2 counts in the waiter's own interval
-    return Demands(scenario.kinds, interval_ms, healed_ms, cluster.now_ms, tuple(departures),
-                   tuple(sorted(cluster.broker.topics)), topics, faults_before, calm)  # fmt: skip
+    return Demands(interval_ms, healed_ms, cluster.now_ms, tuple(departures), tuple(sorted(cluster.broker.topics)),
+                   topics, calm)  # fmt: skip
 
 
-def _depart(cluster: AdminCluster, clean: bool) -> list[Departure]:
-    """One client that is not alone in its group and owns something goes, with or without a word."""
+def _depart(cluster: Cluster, how: str) -> list[Departure]:
+    """One client that is not alone in its group and owns something goes, or is as good as gone."""
     for client in cluster.staying():
         others = [other for other in cluster.staying() if other.group == client.group]
         member = client.member
         if len(others) > 1 and member is not None and member.session >= 0 and member.claims:
-            gone = Departure(cluster.now_ms, client.group, member.session, member.options.interval_ms, clean)
-            if clean:
+            interval_ms = member.options.interval_ms
+            silent_ms = cluster.now_ms + int(SIGNS_INTERVALS[how] * interval_ms)
+            gone = Departure(cluster.now_ms, client.group, member.session, interval_ms, how, silent_ms)
+            if how == "left":
                 client.leave(0)
-            else:
+            elif how == "killed":
                 cluster.kill(client)
+            elif how == "stuck_reader":
+                client.lagging = True
+            else:
+                client.uplink_ms = int(UPLINK_INTERVALS * interval_ms)
             return [gone]
     return []
 
 
-def _moves(judgement: Judgement | None) -> tuple[int, int]:
+def _moves(judgements: list[Judgement]) -> tuple[int, int]:
     """Take-overs and hand-overs: claims that follow an eviction, and those that follow a release to another session."""
     takeovers = handovers = 0
-    for tenures in judgement.history.by_key.values() if judgement else ():
+    for tenures in (tenures for judgement in judgements for tenures in judgement.history.by_key.values()):
         for old, new in pairwise(tenures):
             takeovers += old.ended_by == "Evict"
             handovers += old.ended_by in ("ReleasingPartition", "Leave") and old.session != new.session

@@ -55,6 +55,7 @@ class Scenario(NamedTuple):
     start_latest: bool
     deliver_late: bool
     calm: bool
+    logs: int = 1
 
 
 def _few(rng: Random, most: int, usual: int) -> int:
@@ -89,4 +90,5 @@ def draw(rng: Random, options: Options) -> Scenario:
         start_latest=rng.random() < 0.2,
         deliver_late=rng.random() < 0.1,
         calm=options.calm,
+        logs=2 + int(rng.random() * 3) if "logs" in kinds else 1,
     )

@@ -7,37 +7,37 @@ to the protocol's mind must come through clocks, bytes and silence.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
+from marshal_py.admin.errand import Errand, Scene
+from marshal_py.admin.position import PositionPlan
+from marshal_py.admin.sessions import EvictPlan
 from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.records import StepDown
-from marshal_py.simulator.admins import Admin, Plan
-from marshal_py.simulator.auditor import Report
+from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, Genesis, StepDown
+from marshal_py.simulator.admins import Desk, Fate, ModePlan
+from marshal_py.simulator.broker import MISSING
 from marshal_py.simulator.client import Client
 from marshal_py.simulator.cluster import Cluster
-from marshal_py.simulator.faults import LATE_MS_MAX, STRIKE_KINDS, spread_ms
+from marshal_py.simulator.faults import DAMAGE_KINDS, LATE_MS_MAX, STRIKE_KINDS, spread_ms
+from marshal_py.simulator.poison import damaged_envelope, harmless, newer_record
 from marshal_py.simulator.scenario import GroupPlan
 
 STRIKE_GAP_INTERVALS: Final = 3  # at most, between two strikes
 QUIET_INTERVALS: Final = 11  # before the healing no pause begins and no handler hangs: these outlast a heal
-LONG_KINDS: Final = frozenset({"admin", "two_admins", "stuck_handler"})
+LONG_KINDS: Final = frozenset({"admin", "two_admins", "stuck_handler", "mode_change", "onlooker"})
+PATIENCE_INTERVALS: Final = 12  # of people's tools: short enough that most of them are done when all heals
 WALL_JUMP_MS: Final = 3_600_000
 NEVER: Final = 1_000_000
-
-
-class AdminCluster(Cluster):
-    """A cluster that also hears what admins say."""
-
-    def reported(self, report: Report) -> None:
-        self.evidence.reports.append(report)
+FLAP_MS: Final = 1_000  # invariants.md: leaders change up to once per second
+FLAPS_MAX: Final = 5
 
 
 class Striker:
     """Everything that happens to a cluster from outside."""
 
-    def __init__(self, cluster: AdminCluster) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.rng = cluster.rng
         self.interval_ms = cluster.scenario.interval_ms
@@ -52,7 +52,9 @@ class Striker:
             "outage_reads": lambda: self._outage(True, False), "grow": self._grow, "admin": self._admin,
             "two_admins": self._two_admins, "slow_handler": self._slow, "leave": self._leave,
             "arrive": self._arrive, "step_down": self._step_down, "poison": self._poison,
-            "stuck_handler": self._stuck,
+            "stuck_handler": self._stuck, "broker_clock": self._broker_clock, "onlooker": self._onlooker,
+            "false_reclaim": self._false_reclaim, "mode_change": self._mode_change,
+            "grow_logs": lambda: self.cluster.broker.add_logs(1),
         }  # fmt: skip
 
     # --- the run
@@ -63,10 +65,14 @@ class Striker:
         for number in range(scenario.clients):
             group = scenario.groups[number % len(scenario.groups)]
             late = number >= len(scenario.groups) and rng.random() < 0.2 and not scenario.calm
-            delay_ms = int(rng.random() * (8 * self.interval_ms if late else self.interval_ms // 2))
+            within_ms = 1 if "genesis_race" in scenario.kinds else self.interval_ms // 2
+            delay_ms = int(rng.random() * (8 * self.interval_ms if late else within_ms))
             self.cluster.at(delay_ms, None, self._join, group)
         if self.kinds:
             self._schedule()
+        for kind in DAMAGE_KINDS:
+            if kind in scenario.kinds:
+                self.cluster.at(int((0.2 + 0.6 * rng.random()) * scenario.safety_ms), None, self._damage, kind)
 
     def _schedule(self) -> None:
         self.cluster.at(1 + int(self.rng.random() * STRIKE_GAP_INTERVALS * self.interval_ms), None, self._strike)
@@ -132,9 +138,17 @@ class Striker:
             self.names += 1
             options = replace(options, client_id=f"c{self.names}")
         elif "fast_reclaim" in self.cluster.scenario.kinds and old.twin_of == NONE:
-            twins = any(client.twin_of == old.number and not client.dead for client in self.cluster.clients)
-            options = replace(options, fast_reclaim=not twins)
+            options = replace(options, fast_reclaim=not self._twins_of(old))
         self.cluster.add_client(old.group, options)
+
+    def _false_reclaim(self) -> None:
+        """Somebody vouches that a client is dead, and it is not (X12)."""
+        client = self._some()
+        if client is not None and client.twin_of == NONE and not self._twins_of(client):
+            self.cluster.add_client(client.group, replace(client.options, fast_reclaim=True))
+
+    def _twins_of(self, client: Client) -> bool:
+        return any(other.twin_of == client.number and not other.dead for other in self.cluster.clients)
 
     def _twin(self) -> None:
         client = self._some()
@@ -183,6 +197,18 @@ class Striker:
             broker.writes_down_until_ms = max(until_ms, broker.writes_down_until_ms)
         self.cluster.at(until_ms - self.cluster.now_ms, None, self._recover)
 
+    def _broker_clock(self) -> None:
+        """A broker's clock jumps; or, more often, leadership moves from broker to broker for a while."""
+        broker, rng = self.cluster.broker, self.rng
+        if rng.random() < 0.3:
+            clock = broker.clocks[int(rng.random() * len(broker.clocks))]
+            clock.shift_ms += int((rng.random() * 2 - 1) * WALL_JUMP_MS)
+        for number in range(1 + int(rng.random() * FLAPS_MAX)):
+            self.cluster.at(number * FLAP_MS, None, self._flap)
+
+    def _flap(self, _: None) -> None:
+        self.cluster.broker.leader = int(self.rng.random() * len(self.cluster.broker.clocks))
+
     def _grow(self) -> None:
         topics = sorted(self.cluster.broker.counts)
         topic = topics[int(self.rng.random() * len(topics))]
@@ -206,26 +232,49 @@ class Striker:
 
     # --- people
 
-    def _admin(self) -> None:
+    def _group(self) -> GroupPlan:
+        groups = self.cluster.scenario.groups
+        return groups[int(self.rng.random() * len(groups))]
+
+    def _desk(self, group: GroupPlan, errand: Callable[[Scene], Errand], moves: dict[TopicPartition, int]) -> None:
+        """Somebody runs the tool, which crashes at one of its steps now and then."""
         cluster, rng = self.cluster, self.rng
-        group = cluster.scenario.groups[int(rng.random() * len(cluster.scenario.groups))]
+        way, after = rng.random(), 1 + int(rng.random() * 4)
+        fate = Fate(after if way < 0.4 else NEVER, after if 0.4 <= way < 0.6 else NEVER)
+        desk = Desk(cluster, len(cluster.processes), f"admin{len(cluster.processes)}", group.name, cluster.new_clock(),
+                    errand, moves, fate)  # fmt: skip
+        cluster.processes.append(desk)
+        cluster.at(int(rng.random() * self.interval_ms), desk, lambda _: desk.wake_reader())
+
+    def _pause_ms(self) -> int:
+        return int((1 + self.rng.random() * 3) * self.interval_ms)
+
+    def _admin(self) -> None:
+        cluster, rng, group = self.cluster, self.rng, self._group()
         places = [place for place in cluster.broker.topics if place[0] in group.topics and rng.random() < 0.7]
         moves = {TopicPartition(*place): int(rng.random() * (cluster.broker.ends[place] + 1)) for place in places}
-        if not moves:
-            return
-        plan = Plan(moves, int((1 + rng.random() * 3) * self.interval_ms), self.interval_ms,
-                    1 + int(rng.random() * 4) if rng.random() < 0.4 else NEVER)  # fmt: skip
-        admin = Admin(cluster, len(cluster.processes), f"admin{len(cluster.processes)}", group.name,
-                      cluster.new_clock(), plan)  # fmt: skip
-        cluster.processes.append(admin)
-        cluster.at(int(rng.random() * self.interval_ms), admin, self._wake, admin)
+        duration_ms, patience_ms = self._pause_ms(), PATIENCE_INTERVALS * self.interval_ms
+        if moves:
+            self._desk(group, lambda scene: PositionPlan(scene, moves, duration_ms=duration_ms,
+                                                         patience_ms=patience_ms), moves)  # fmt: skip
 
     def _two_admins(self) -> None:
         self._admin()
         self._admin()
 
-    def _wake(self, admin: Any) -> None:
-        admin.wake_reader()
+    def _mode_change(self) -> None:
+        group, duration_ms = self._group(), self._pause_ms()
+        mode = AT_LEAST_ONCE if self.rng.random() < 0.5 else AT_MOST_ONCE
+        self._desk(group, lambda scene: ModePlan(scene, mode, duration_ms, PATIENCE_INTERVALS * self.interval_ms), {})
+
+    def _onlooker(self) -> None:
+        """Somebody without a session would end all sessions that are silent, and gives up at a sign of life."""
+
+        def errand(scene: Scene) -> Errand:
+            sessions = set(scene.group.sessions) if scene.group is not None else set()
+            return EvictPlan(scene, sessions, PATIENCE_INTERVALS * self.interval_ms)
+
+        self._desk(self._group(), errand, {})
 
     def _step_down(self) -> None:
         """An admin marks a session; some client's connection carries the record."""
@@ -238,16 +287,52 @@ class Striker:
             session = sessions[int(self.rng.random() * len(sessions))]
             client.send(StepDown(session.id, session.mark, "asked to"))
 
+    def _number(self) -> int:
+        """Some log that is in use."""
+        used = sorted({process.log for process in self.cluster.processes})
+        return used[int(self.rng.random() * len(used))] if used else 0
+
     def _poison(self) -> None:
-        """Bytes that nobody of ours wrote: noise, damaged records, and replayed old ones."""
-        rng, log = self.rng, self.cluster.broker.log
-        shape = rng.random()
-        value = log[int(rng.random() * len(log))]
-        if shape < 0.2:
-            value = rng.randbytes(int(rng.random() * 40))
-        elif shape < 0.5:
-            at = int(rng.random() * len(value))
-            value = value[:at] + bytes((value[at] ^ 1 << int(rng.random() * 8),)) + value[at + 1 :]
-        elif shape < 0.6:
-            value = value[: int(rng.random() * len(value))]
-        self.cluster.broker.append(value, self.cluster.now_ms)
+        """Bytes that nobody of ours wrote, which must change nothing (S13)."""
+        number = self._number()
+        genesis = self._genesis(number)
+        if genesis is not None:
+            value, shape = harmless(self.rng, self.cluster.broker.logs[number].recorded, genesis, self._group().name)
+            self._write(number, value, shape)
+
+    def _genesis(self, number: int) -> Genesis | None:
+        worlds = [process.world for process in self.cluster.processes if process.log == number]
+        return next((world.genesis for world in worlds if world.genesis is not None), None)
+
+    def _write(self, number: int, value: bytes, shape: str) -> None:
+        offset = len(self.cluster.broker.logs[number].recorded)
+        self.cluster.poisoned.setdefault(number, {})[offset] = shape
+        self.cluster.broker.append(number, value, self.cluster.now_ms)
+
+    # --- what does not heal
+
+    def _damage(self, kind: str) -> None:
+        """Something after which a log, or a group in it, cannot be trusted any more (S14)."""
+        cluster, rng, number = self.cluster, self.rng, self._number()
+        genesis, log = self._genesis(number), cluster.broker.logs[number]
+        here = [client.group for client in cluster.clients if client.log == number]
+        if genesis is None or self.healed or len(log.values) < 8 or not here:
+            return
+        self.strikes[kind] = 1
+        self.cluster.trace(NONE, len(STRIKE_KINDS) + DAMAGE_KINDS.index(kind), 0)
+        group = here[int(rng.random() * len(here))]
+        cluster.damaged.update([group] if kind == "newer" else here)
+        if kind == "newer":
+            self._write(number, newer_record(rng, genesis, group), kind)
+        elif kind == "envelope":
+            self._write(number, damaged_envelope(genesis, group), kind)
+        elif kind == "gap":
+            for _ in range(1 + int(rng.random() * 3)):
+                cluster.broker.append(number, MISSING, cluster.now_ms)
+        elif kind == "compaction":
+            for at in range(1, len(log.values) - 1):
+                if rng.random() < 0.7:
+                    log.values[at] = MISSING
+        else:
+            log.first = 1 + int(rng.random() * len(log.values))
+            cluster.evidence.excused.add("HistoryTruncated")

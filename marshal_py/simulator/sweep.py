@@ -24,22 +24,25 @@ from marshal_py.protocol import codec
 from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.verdict import Outcome, Verdict
-from marshal_py.simulator.auditor import Violation
+from marshal_py.simulator.auditor_evidence import Evidence, Violation
 from marshal_py.simulator.client import Client
 from marshal_py.simulator.clock import MachineClock
-from marshal_py.simulator.faults import STRIKE_KINDS
+from marshal_py.simulator.cluster import Cluster
+from marshal_py.simulator.faults import DAMAGE_KINDS, STRIKE_KINDS
 from marshal_py.simulator.mutants import MUTANTS, NOT_YET, SEEDS_BASE, find, switched_on
 from marshal_py.simulator.oracle import Oracle, OracleStop
 from marshal_py.simulator.process import Process
 from marshal_py.simulator.run import Result, simulate
 from marshal_py.simulator.scenario import Options, Scenario
-from marshal_py.simulator.strikes import AdminCluster
 
 CHUNK_MAX: Final = 16  # seeds per errand to a process: few enough that all processes end at about the same time
 NOBODY: Final = "-"
 
 # The honest limits: nothing is weakened and nothing fails, the auditor counts. name -> (what makes it likely, counter)
-COUNTED: Final = {"X3": (Options(clients=3, partitions=3, interval_ms=2_000, kinds=frozenset({"gate_stop"})), "S3")}
+COUNTED: Final = {
+    "X3": (Options(clients=3, partitions=3, interval_ms=2_000, kinds=frozenset({"gate_stop"})), "S3"),
+    "X12": (Options(clients=3, partitions=3, interval_ms=2_000, kinds=frozenset({"false_reclaim", "lag"})), "X12"),
+}
 
 Task = TypeVar("Task")
 Done = TypeVar("Done")
@@ -194,7 +197,7 @@ class Moment(NamedTuple):
     text: str
 
 
-class _Watched(AdminCluster):
+class _Watched(Cluster):
     """A cluster that remembers. It draws nothing and decides nothing, so the run is the same."""
 
     def __init__(self, scenario: Scenario, rng: Random) -> None:
@@ -206,7 +209,7 @@ class _Watched(AdminCluster):
 
     def trace(self, who: int, what: int, value: int) -> None:
         if who == NONE:
-            self.note(None, "fault", STRIKE_KINDS[what])
+            self.note(None, "fault", (STRIKE_KINDS + DAMAGE_KINDS)[what])
         super().trace(who, what, value)
 
     def add_client(self, group: str, options: MemberOptions, clock: MachineClock | None = None) -> Client:
@@ -231,24 +234,25 @@ class _Watched(AdminCluster):
 
 def run_one(seed: int, mutant: str | None = None) -> Result:
     """One seed of the search; with a planted bug, under the conditions that make this bug likely."""
-    return _run(seed, mutant, AdminCluster)
+    return _run(seed, mutant, Cluster)
 
 
 def tell(seed: int, mutant: str | None = None) -> tuple[Result, list[Moment]]:
     """The same, with everything that happened in it in the order of time."""
     stages: list[_Watched] = []
 
-    def stage(scenario: Scenario, rng: Random) -> AdminCluster:
+    def stage(scenario: Scenario, rng: Random) -> Cluster:
         stages.append(_Watched(scenario, rng))
         return stages[0]
 
     result = _run(seed, mutant, stage)
     (cluster,) = stages
-    moments = [*cluster.noted, *_records(cluster), *_deliveries(cluster)]
+    logs = [moment for evidence in cluster.close() for moment in _records(cluster, evidence)]
+    moments = [*cluster.noted, *logs, *_deliveries(cluster)]
     return result, sorted(moments, key=lambda moment: moment.ms)
 
 
-def _run(seed: int, mutant: str | None, stage: Callable[[Scenario, Random], AdminCluster]) -> Result:
+def _run(seed: int, mutant: str | None, stage: Callable[[Scenario, Random], Cluster]) -> Result:
     if mutant is None:
         return simulate(seed, stage=stage)
     with switched_on(MUTANTS[mutant]):
@@ -265,10 +269,12 @@ def _title(process: Process) -> str:
     return f"{process.name}#{process.number}"
 
 
-def _records(cluster: _Watched) -> Iterator[Moment]:
-    """The log with the oracle's verdicts. A copy that came twice has the sender of the newest."""
-    evidence, oracle, root = cluster.evidence, Oracle(), crc32(cluster.incarnation)
-    for offset, (ms, value) in enumerate(zip(evidence.appended_ms, cluster.broker.log, strict=True)):
+def _records(cluster: _Watched, evidence: Evidence) -> Iterator[Moment]:
+    """A log with the oracle's verdicts. A copy that came twice has the sender of the newest."""
+    oracle = Oracle(evidence.number, evidence.root or None)
+    for offset, (ms, value) in enumerate(zip(evidence.appended_ms, evidence.log, strict=True)):
+        if offset in evidence.gaps:
+            continue
         sender = evidence.sent.get(value)
         who = NOBODY if sender is None else _title(cluster.processes[sender[2]])
         try:
@@ -277,7 +283,7 @@ def _records(cluster: _Watched) -> Iterator[Moment]:
             yield Moment(ms, who, "record", offset, "stop", stop.reason)
             return
         verdict = Verdict(offset, Outcome[outcome.upper()], reason, group or "", None)
-        envelope = codec.open_envelope(value, root)
+        envelope = codec.open_envelope(value, crc32(oracle.incarnation or b""))
         if envelope is not None:
             verdict = replace(verdict, record=envelope[5] or codec.decode_body(envelope[3], envelope[4]))
         text = describe(verdict)

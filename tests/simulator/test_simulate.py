@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from marshal_py.simulator.auditor import Delivery, Evidence, Report, judge
+from marshal_py.simulator.auditor import judge
+from marshal_py.simulator.auditor_evidence import Delivery, Evidence, Report, Stop
 from marshal_py.simulator.auditor_progress import Demands, Departure, judge_progress
-from marshal_py.simulator.faults import KINDS, STRIKE_KINDS
+from marshal_py.simulator.faults import DAMAGE_KINDS, KINDS, STRIKE_KINDS
 from marshal_py.simulator.mutants import MUTANTS, NOT_YET, find, switched_on
 from marshal_py.simulator.run import Result, simulate
 from marshal_py.simulator.scenario import Options
@@ -46,7 +47,8 @@ def test_the_runs_are_not_void(results: list[Result]) -> None:
     assert sum(result.handovers for result in results) >= 100
     assert sum(result.deliveries for result in results) >= 10_000
     struck = {kind for result in results for kind in result.strikes}
-    assert struck == set(STRIKE_KINDS)
+    assert struck >= set(STRIKE_KINDS)
+    assert struck & set(DAMAGE_KINDS)
 
 
 def test_a_run_is_repeatable(results: list[Result]) -> None:
@@ -238,6 +240,42 @@ def plant_s12_elsewhere(book: Book) -> None:
     book.deliver(1, 8, 9, epoch=epoch)
 
 
+def plant_s12_gone_home(book: Book) -> None:
+    book.evidence.reports.append(Report(GROUP, "admin", "not moved", (), len(book.evidence.log)))
+    book.say(5, PAUSE, -1, -1, 60_000, 0, 0, "", "admin")
+
+
+def plant_s13(book: Book) -> None:
+    book.evidence.poisoned[book.say(5, HEARTBEAT, book.one, 1)] = "noise"
+
+
+def plant_s13_stop(book: Book) -> None:
+    book.evidence.stops.append(Stop(GROUP, 0, 5, 2, "LogGap"))
+
+
+def plant_s14_delivers(book: Book) -> None:
+    book.evidence.gaps.add(book.put(5, b"nothing"))
+    book.evidence.stops.append(Stop(GROUP, 0, 6, 4, "LogGap"))
+    book.deliver(0, 7, 8, read_to=4)
+
+
+def plant_s14_claims(book: Book) -> None:
+    book.evidence.compacted.add(3)
+    book.evidence.stops.append(Stop(GROUP, 0, 5, 3, "LogGap"))
+    book.say(7, CLAIM, book.one, "t", 0, -1)
+
+
+def plant_s14_reads_on(book: Book) -> None:
+    book.evidence.gaps.add(book.put(5, b"nothing"))
+    book.say(6, HEARTBEAT, book.one, 1)
+    book.evidence.finals.append((0, GROUP, len(book.evidence.log), 42))
+
+
+def plant_s14_opaque(book: Book) -> None:
+    book.say(5, 99)
+    book.deliver(0, 7, 8)
+
+
 def plant_s15(book: Book) -> None:
     book.takeover(INTERVAL)
 
@@ -246,7 +284,10 @@ PLANTED: list[tuple[str, int, Callable[[Book], None]]] = [
     ("S1", 1, plant_s1), ("S1", 1, plant_s1_final), ("S2", 1, plant_s2_nobody), ("S2", 1, plant_s2_released),
     ("S2", 1, plant_s2_instance), ("S3", 1, plant_s3), ("S3", 1, plant_s3_lease), ("S5", 2, plant_s5),
     ("S6", 2, plant_s6), ("S7", 1, plant_s7), ("S8", 1, plant_s8), ("S9", 1, plant_s9), ("S11", 1, plant_s11),
-    ("S12", 1, plant_s12_lie), ("S12", 1, plant_s12_denied), ("S12", 1, plant_s12_elsewhere), ("S15", 1, plant_s15),
+    ("S12", 1, plant_s12_lie), ("S12", 1, plant_s12_denied), ("S12", 1, plant_s12_elsewhere),
+    ("S12", 1, plant_s12_gone_home), ("S13", 1, plant_s13), ("S13", 1, plant_s13_stop),
+    ("S14", 1, plant_s14_delivers), ("S14", 1, plant_s14_claims), ("S14", 1, plant_s14_reads_on),
+    ("S14", 1, plant_s14_opaque), ("S15", 1, plant_s15),
 ]  # fmt: skip
 
 
@@ -256,6 +297,18 @@ def test_a_planted_violation_is_found(invariant: str, mode: int, plant: Callable
     assert invariant not in book.found()
     plant(book)
     assert invariant in book.found()
+
+
+def test_a_fast_reclaim_of_a_live_client_is_counted() -> None:
+    """X12: the caller vouched that it is dead; what it delivers until it reads of its end is no violation of S3."""
+    book = Book()
+    read_to = len(book.evidence.log)
+    heir = book.say(6, JOIN, "c", TWO, book.mode, INTERVAL, ["t"], book.one)
+    book.say(7, CLAIM, heir, "t", 0, book.epoch)
+    book.deliver(0, 9, 10, read_to=read_to)
+    judgement = judge(book.evidence)
+    assert not judgement.violations
+    assert judgement.counted["X12"] == 1
 
 
 def test_a_stop_between_gate_and_call_is_counted() -> None:
@@ -274,7 +327,7 @@ def test_a_stop_between_gate_and_call_is_counted() -> None:
 
 
 def progress(book: Book, **changed: Any) -> set[str]:
-    demands = Demands(frozenset(), INTERVAL, 10, 60_000, (), (("t", 0),), {GROUP: ("t",)}, 0, False)._replace(**changed)
+    demands = Demands(INTERVAL, 10, 60_000, (), (("t", 0),), {GROUP: ("t",)}, False)._replace(**changed)
     return {finding.invariant for finding in judge_progress(demands, judge(book.evidence).history)}
 
 
@@ -283,7 +336,12 @@ def test_progress_that_is_missing_is_found() -> None:
     book = Book()
     book.say(20, HEARTBEAT, book.one, 1, [[book.epoch, 10]])
     assert progress(book) == set()
-    assert progress(book, departures=(Departure(30, GROUP, book.one, INTERVAL, False),)) == {"V1"}
+    assert progress(book, departures=(Departure(30, GROUP, book.one, INTERVAL, "killed", 30),)) == {"V1"}
+    alive = Book()
+    for at in range(60):
+        alive.say(20 + 500 * at, HEARTBEAT, alive.one, at, [[alive.epoch, 10]])
+    stuck = Departure(30, GROUP, alive.one, INTERVAL, "stuck_reader", 30 + INTERVAL)
+    assert progress(alive, departures=(stuck,)) == {"V1"}, "who reads nothing goes on with heartbeats"
     book.evidence.topics["t", 1] = []
     assert progress(book, places=(("t", 0), ("t", 1))) == {"V3"}, "a partition that nobody owns"
     book.evidence.topics["t", 0].append(10)
@@ -295,7 +353,7 @@ def test_progress_that_is_missing_is_found() -> None:
     left = Book()
     left.say(20, HEARTBEAT, left.one, 1, [[left.epoch, 10]])
     left.say(40, RELEASE, left.one, left.epoch, 10)
-    assert "V2" in progress(left, departures=(Departure(30, GROUP, left.one, INTERVAL, True),))
+    assert "V2" in progress(left, departures=(Departure(30, GROUP, left.one, INTERVAL, "left", 30),))
     lost = Book()
     lost.takeover(3 + 2 * INTERVAL)
     assert "V6" in progress(lost, outages_only=True)
@@ -305,7 +363,8 @@ def test_progress_that_is_missing_is_found() -> None:
 # Mutants
 
 QUICK = (
-    "X2", "X4", "X5", "X6", "X9", "X10", "X11", "X13", "X19", "X20", "X21", "X22", "X24", "X27", "X28", "X29", "X36",
+    "X1", "X2", "X4", "X5", "X6", "X7", "X9", "X10", "X11", "X13", "X14", "X15", "X16", "X17", "X18", "X19", "X20",
+    "X21", "X22", "X24", "X26", "X27", "X28", "X29", "X31", "X33", "X34", "X36", "X38", "X39", "X40", "X41", "X42",
     "G1", "G2", "G4", "D8",
 )  # fmt: skip
 
@@ -316,10 +375,10 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
 
 def test_every_counter_example_is_a_mutant_or_has_a_reason() -> None:
-    """X1-X42 and G1-G4 of the protocol's design."""
+    """X1-X42 and G1-G4 of the protocol's design: planted, but for two honest limits and what waits for its policy."""
     wanted = {f"X{n}" for n in range(1, 43)} | {f"G{n}" for n in range(1, 5)}
-    assert wanted <= set(MUTANTS) | set(NOT_YET)
-    assert not set(MUTANTS) & set(NOT_YET)
+    assert set(MUTANTS) - wanted == {"D8"}
+    assert wanted - set(MUTANTS) == set(NOT_YET) == {"X3", "X12", "X30"}
 
 
 def test_a_mutant_leaves_nothing_behind() -> None:

@@ -1,0 +1,90 @@
+"""What a run leaves behind for its judges: the raw logs, the delivery journal, what tools said. Judges nothing.
+
+Written by the simulator, read by the auditor. Nothing here comes from what is being judged but the bytes of the log and
+the digests that clients hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+Key = tuple[str, str, int]  # group, topic, partition
+
+
+class Delivery:
+    """One message handed to a handler. `read_to`: how much of the log the client had read at the gate."""
+
+    __slots__ = ("begin_ms", "client", "end_ms", "epoch", "gate_ms", "group", "inherited", "instance", "offset",
+                 "partition", "read_to", "topic")  # fmt: skip
+
+    def __init__(self, group: str, client: int, instance: bytes, epoch: int, topic: str, partition: int, offset: int,
+                 read_to: int, gate_ms: int, begin_ms: int, end_ms: int = -1) -> None:  # fmt: skip
+        self.group, self.client, self.instance, self.epoch = group, client, instance, epoch
+        self.topic, self.partition, self.offset, self.read_to = topic, partition, offset, read_to
+        self.gate_ms, self.begin_ms, self.end_ms = gate_ms, begin_ms, end_ms
+        self.inherited = False
+
+    @property
+    def key(self) -> Key:
+        return self.group, self.topic, self.partition
+
+    def inherited_by(self, client: int) -> Delivery:
+        """The same call, still running in a forked twin."""
+        born = Delivery(self.group, client, self.instance, self.epoch, self.topic, self.partition, self.offset,
+                        self.read_to, self.gate_ms, self.begin_ms)  # fmt: skip
+        born.inherited = True
+        return born
+
+
+class Report(NamedTuple):
+    """What an admin's tool said about its SetPosition (S12)."""
+
+    group: str
+    by: str
+    said: str  # moved, not moved, unknown
+    moves: tuple[tuple[str, int, int], ...]  # topic, partition, wanted offset
+    read_to: int = -1  # how much of the log it had read when it went home; -1 if it went without having read its end
+
+
+class Stop(NamedTuple):
+    """A reader that refused to read on, and the error that it named (S13, S14)."""
+
+    group: str
+    client: int
+    ms: int
+    read_to: int  # the record at which it stopped
+    error: str
+
+
+@dataclass
+class Evidence:
+    """All that a run leaves behind about one log. `sent`: value -> (first send, last send, first sender).
+
+    `log` is what a plain consumer saw that read every record as it came. Offsets in `gaps` never held one.
+    """
+
+    number: int = 0
+    groups: tuple[str, ...] = ()
+    root: bytes = b""  # the root Genesis, for a log that is not its own root
+    log: list[bytes] = field(default_factory=list)
+    appended_ms: list[int] = field(default_factory=list)
+    sent: dict[bytes, tuple[int, int, int]] = field(default_factory=dict)
+    deliveries: list[Delivery] = field(default_factory=list)
+    digests: dict[tuple[str, int, int, int], int] = field(default_factory=dict)  # group, at, state, chain -> client
+    finals: list[tuple[int, str, int, int]] = field(default_factory=list)  # client, group, read to, state digest
+    topics: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    forks: list[tuple[int, int, int]] = field(default_factory=list)  # ms, original, twin
+    reports: list[Report] = field(default_factory=list)
+    stops: list[Stop] = field(default_factory=list)
+    poisoned: dict[int, str] = field(default_factory=dict)  # offset -> what nobody of ours wrote there
+    gaps: set[int] = field(default_factory=set)
+    compacted: set[int] = field(default_factory=set)  # offsets that later readers did not find any more
+    excused: set[str] = field(default_factory=set)  # errors of readers for which the brokers' answers gave the reason
+
+
+class Violation(NamedTuple):
+    invariant: str
+    ms: int
+    offset: int  # in the log, -1 if it stands for no record
+    text: str

@@ -1,0 +1,123 @@
+"""Planted bugs in how a log is opened and read: gaps, missing history, another number of logs, Genesis, tools.
+
+Called by mutants.py alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from zlib import crc32
+
+from marshal_py.admin.errand import Errand, Step
+from marshal_py.admin.hold import Hold, end_of
+from marshal_py.errors import CoordinationError, HistoryTruncated, TopicRecreated
+from marshal_py.protocol import rationalizer
+from marshal_py.protocol.identity import NONE, Instant
+from marshal_py.protocol.records import Genesis, ReleaseGroup, Snapshot
+from marshal_py.protocol.routing import route
+from marshal_py.protocol.verdict import Outcome, Verdict
+from marshal_py.protocol.world import Group, World
+from marshal_py.simulator.process import Process
+
+Patch = tuple[Any, str, Any]
+
+
+def _skip_to(world: World, offset: int) -> None:
+    """Goes on at `offset` as if nothing had been before it."""
+    while world.next_offset < offset:
+        world.pending.append(None)
+        world.next_offset += 1
+        if not world.next_offset & 15:
+            world.end_block()
+
+
+def x16() -> list[Patch]:
+    apply = rationalizer.apply
+
+    def over_gaps(world: World, offset: int, value: bytes | None) -> Verdict:
+        _skip_to(world, offset)
+        return apply(world, offset, value)
+
+    return [(rationalizer, "apply", over_gaps)]
+
+
+def x17() -> list[Patch]:
+    failed, known = Process.log_failed, Process.read_to
+    genesis: dict[int, Genesis] = {}
+
+    def read_to(self: Process, upto: int) -> None:
+        known(self, upto)
+        if self.world.genesis is not None:
+            genesis.setdefault(self.log, self.world.genesis)
+
+    def log_failed(self: Process, error: CoordinationError) -> None:
+        if not isinstance(error, HistoryTruncated) or self.log not in genesis:
+            failed(self, error)
+            return
+        self.world.genesis = genesis[self.log]
+        self.world.crc_seed = crc32(self.world.genesis.incarnation)
+        _skip_to(self.world, error.first_offset)
+        self.wake_reader()
+
+    return [(Process, "read_to", read_to), (Process, "log_failed", log_failed)]
+
+
+def x18() -> list[Patch]:
+    """The number of logs is what Kafka says when a reader starts, not what the root says."""
+    judge = rationalizer._judge
+    current: list[int] = []
+
+    def place(self: Process, root: Genesis) -> int:
+        return route(self.group, len(self.stage.broker.logs))
+
+    def judged(world: World, offset: int, value: bytes | None) -> Verdict:
+        current[:] = [world.log]
+        return judge(world, offset, value)
+
+    return [(Process, "place", place), (rationalizer, "_judge", judged),
+            (rationalizer, "route", lambda group, partitions: current[0])]  # fmt: skip
+
+
+def x26() -> list[Patch]:
+    judge = rationalizer._judge_unowned
+
+    def judged(world: World, offset: int, record: Genesis | Snapshot, envelope: int, version: int) -> Verdict:
+        held = world.genesis
+        if isinstance(record, Genesis) and held is not None and record.incarnation != held.incarnation:
+            raise TopicRecreated(world.log, held.incarnation.hex(), record.incarnation.hex())
+        return judge(world, offset, record, envelope, version)
+
+    return [(rationalizer, "_judge_unowned", judged)]
+
+
+def x41() -> list[Patch]:
+    judge = rationalizer._judge_unowned
+
+    def judged(world: World, offset: int, record: Genesis | Snapshot, envelope: int, version: int) -> Verdict:
+        if world.root is not None and route("", world.root.partitions) != world.log:
+            return Verdict(offset, Outcome.IGNORED, "misrouted", "", None)
+        return judge(world, offset, record, envelope, version)
+
+    return [(rationalizer, "_judge_unowned", judged)]
+
+
+def x39() -> list[Patch]:
+    tick = Errand.tick
+
+    def unproven(self: Errand, now: Instant) -> Step:
+        vars(self.pulse)["proven"] = lambda now: True
+        return tick(self, now)
+
+    return [(Errand, "tick", unproven)]
+
+
+def x42() -> list[Patch]:
+    def finish(self: Hold, group: Group, now: Instant) -> bool:
+        """Is done as soon as the end is on its way."""
+        if any(record.duration_ms == 0 for record in self.errand.sent(ReleaseGroup)):
+            return True
+        token = group.pause_change if group.paused else NONE
+        self.errand.send(end_of(group, token, self.errand.scene.author.by), now)
+        return False
+
+    return [(Hold, "finish", finish)]

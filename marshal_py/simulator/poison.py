@@ -1,0 +1,94 @@
+"""Values that nobody of ours wrote, drawn from the seed: noise, cuts, flips, strangers, extremes; and two that hurt.
+
+All that is harmless must leave every world as it was (S13). What hurts ends a group (E5) or a log (E3), and no more.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final
+from zlib import crc32
+
+from marshal_py.protocol import codec
+from marshal_py.protocol.identity import NONE
+from marshal_py.protocol.records import (
+    OFFSET_MAX,
+    ClaimingMessages,
+    ClaimingPartition,
+    Evict,
+    Genesis,
+    GroupConfig,
+    Heartbeat,
+    Leave,
+    Note,
+    Record,
+    ReleaseGroup,
+    ReleasingPartition,
+    SetPosition,
+    StepDown,
+    Topology,
+)
+from marshal_py.protocol.routing import HASH_NAME
+from marshal_py.simulator.broker import MISSING
+
+# Every type at the edge of its bounds, naming what no log has: each is refused.
+EXTREME: Final[tuple[Record, ...]] = (
+    Heartbeat(OFFSET_MAX, OFFSET_MAX), Leave(OFFSET_MAX), Evict(OFFSET_MAX, OFFSET_MAX, 2**53),
+    ClaimingPartition(OFFSET_MAX, "orders", 99_999, OFFSET_MAX, OFFSET_MAX),
+    ReleasingPartition(OFFSET_MAX, OFFSET_MAX, OFFSET_MAX, OFFSET_MAX),
+    ClaimingMessages(OFFSET_MAX, OFFSET_MAX, 0, 0, OFFSET_MAX), ReleaseGroup(OFFSET_MAX, OFFSET_MAX, 86_400_000, 2**53),
+    SetPosition(OFFSET_MAX, ()), Topology("orders", 100_000, OFFSET_MAX, OFFSET_MAX),
+    GroupConfig(OFFSET_MAX, deleted=True), StepDown(OFFSET_MAX, OFFSET_MAX), Note(OFFSET_MAX, "extreme"),
+)  # fmt: skip
+HEADER_TO_GROUP: Final = 12  # bytes before the group id
+
+
+def _sealed(value: bytes, incarnation: bytes) -> bytes:
+    """`value` with the length and the CRC that it should have."""
+    value = value[:3] + len(value).to_bytes(4, "big") + value[7:]
+    crc = crc32(value[11:], crc32(value[:7], crc32(incarnation)))
+    return value[:7] + crc.to_bytes(4, "big") + value[11:]
+
+
+def harmless(rng: Random, log: list[bytes], genesis: Genesis, group: str) -> tuple[bytes, str]:
+    """A value, and what it is. A replayed record may count once more: that is a duplicate, not poison."""
+    value = log[int(rng.random() * len(log))]
+    if value is MISSING:
+        return rng.randbytes(20), "noise"
+    head = HEADER_TO_GROUP + value[11] + 2 if len(value) > HEADER_TO_GROUP else 0
+    shapes = ("noise", "flip", "cut", "replay", "body", "extreme", "incarnation", "genesis")
+    shape = shapes[int(rng.random() * len(shapes))]
+    if shape == "flip" and value:
+        at = int(rng.random() * len(value))
+        return value[:at] + bytes((value[at] ^ 1 << int(rng.random() * 8),)) + value[at + 1 :], shape
+    if shape == "cut" and value:
+        return value[: int(rng.random() * len(value))], shape
+    if shape == "replay":
+        return value, shape
+    if shape == "body" and 0 < head < len(value) and value[11]:
+        return _sealed(value[:head] + rng.randbytes(1 + int(rng.random() * 30)), genesis.incarnation), shape
+    if shape == "extreme":
+        return codec.encode(EXTREME[int(rng.random() * len(EXTREME))], group, genesis.incarnation), shape
+    if shape == "incarnation":
+        return codec.encode(Leave(int(rng.random() * len(log))), group, rng.randbytes(16)), shape
+    if shape == "genesis":
+        other = Genesis(rng.randbytes(16), 1 + int(rng.random() * 99), HASH_NAME, 1)
+        return codec.encode(other, "", other.incarnation), shape
+    return rng.randbytes(int(rng.random() * 40)), "noise"
+
+
+def newer_record(rng: Random, genesis: Genesis, group: str) -> bytes:
+    """A record of a version, or of a type, that this library does not read (E5)."""
+    value = bytearray(codec.encode(Note(NONE, "newer"), group, genesis.incarnation))
+    at = HEADER_TO_GROUP + value[11]
+    if rng.random() < 0.5:
+        value[at] = 2 + int(rng.random() * 200)
+    else:
+        value[at + 1] = 15 + int(rng.random() * 200)
+    return _sealed(bytes(value), genesis.incarnation)
+
+
+def damaged_envelope(genesis: Genesis, group: str) -> bytes:
+    """A record of this incarnation under an envelope that nobody knows (E3)."""
+    value = codec.encode(Note(NONE, "newer"), group, genesis.incarnation)
+    return _sealed(value[:2] + b"\x02" + value[3:], genesis.incarnation)
