@@ -1,7 +1,7 @@
 """The product's own admin tool in the simulated cluster: a desk that drives one errand, and may crash at every step.
 
 What admin/desk.py does on a real log, done here in virtual time: read, fold, step, send, look positions up. The
-decisions are those of marshal_py.admin. It also holds the one errand that the product has no command for.
+decisions are those of marshal_py.admin.
 """
 
 from __future__ import annotations
@@ -11,15 +11,12 @@ from typing import NamedTuple, Protocol
 
 from marshal_py.admin.author import Author
 from marshal_py.admin.errand import GRACE_INTERVALS, INTERVAL_MS, Errand, Scene
-from marshal_py.admin.hold import Hold
 from marshal_py.admin.ledger import Ledger
-from marshal_py.admin.pause import Drain
 from marshal_py.admin.position import PositionPlan
 from marshal_py.errors import AdminGaveUp, CoordinationError, MarshalError
 from marshal_py.protocol.identity import Instant, TopicPartition
-from marshal_py.protocol.records import GroupConfig, Note
+from marshal_py.protocol.records import Note
 from marshal_py.protocol.verdict import Verdict
-from marshal_py.protocol.world import Group
 from marshal_py.simulator.auditor_evidence import Report
 from marshal_py.simulator.clock import MachineClock
 from marshal_py.simulator.process import GENESIS_MS, Process, Stage
@@ -131,32 +128,3 @@ class Desk(Process):
             said = errand.outcome.replace("_", " ")
         moves = tuple((*tp, position) for tp, position in self._moves.items())
         self.scene.reported(Report(self.group, self.name, said, moves, read_to))
-
-
-class ModePlan(Errand):
-    """Changes the mode of a group in a pause of its own, when nobody owns anything (F9.6)."""
-
-    def __init__(self, scene: Scene, mode: int, duration_ms: int, patience_ms: int) -> None:
-        super().__init__(scene, patience_ms)
-        self.mode = mode
-        self.hold = Hold(self, "change of mode", duration_ms, None, False)
-        self.drain = Drain(self)
-        self.changed = False
-
-    def read(self, verdict: Verdict, now: Instant) -> None:
-        self.drain.read(verdict)
-        record = verdict.record
-        if isinstance(record, GroupConfig) and verdict.accepted and self.scene.author.wrote(record.by):
-            self.changed = True
-
-    def act(self, group: Group, now: Instant) -> None:
-        if self.changed or group.mode == self.mode:
-            self.give_up(AdminGaveUp(group.name, "nothing: all is done", 0))  # which ends the pause
-        elif self.hold.seize(group, now) and self.drain.empty(group, now):
-            self.send(GroupConfig(group.config_offset, group.pause_change, self.mode, by=self.scene.author.by), now)
-
-    def late(self) -> MarshalError:
-        return AdminGaveUp(self.scene.name, "the change of mode", self.patience_ms / 1000)
-
-    def close(self, group: Group, now: Instant) -> bool:
-        return self.hold.finish(group, now)

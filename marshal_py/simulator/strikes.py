@@ -11,12 +11,13 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from marshal_py.admin.change import ConfigPlan, ShrinkPlan
 from marshal_py.admin.errand import Errand, Scene
 from marshal_py.admin.position import PositionPlan
 from marshal_py.admin.sessions import EvictPlan
 from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, Genesis, StepDown
-from marshal_py.simulator.admins import Desk, Fate, ModePlan
+from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, MODE_NAMES, Genesis, StepDown
+from marshal_py.simulator.admins import Desk, Fate
 from marshal_py.simulator.broker import MISSING
 from marshal_py.simulator.client import Client
 from marshal_py.simulator.cluster import Cluster
@@ -26,7 +27,7 @@ from marshal_py.simulator.scenario import GroupPlan
 
 STRIKE_GAP_INTERVALS: Final = 3  # at most, between two strikes
 QUIET_INTERVALS: Final = 11  # before the healing no pause begins and no handler hangs: these outlast a heal
-LONG_KINDS: Final = frozenset({"admin", "two_admins", "stuck_handler", "mode_change", "onlooker"})
+LONG_KINDS: Final = frozenset({"admin", "two_admins", "stuck_handler", "mode_change", "onlooker", "shrink"})
 PATIENCE_INTERVALS: Final = 12  # of people's tools: short enough that most of them are done when all heals
 WALL_JUMP_MS: Final = 3_600_000
 NEVER: Final = 1_000_000
@@ -54,6 +55,7 @@ class Striker:
             "arrive": self._arrive, "step_down": self._step_down, "poison": self._poison,
             "stuck_handler": self._stuck, "broker_clock": self._broker_clock, "onlooker": self._onlooker,
             "false_reclaim": self._false_reclaim, "mode_change": self._mode_change,
+            "shrink": self._shrink,
             "grow_logs": lambda: self.cluster.broker.add_logs(1),
         }  # fmt: skip
 
@@ -264,15 +266,23 @@ class Striker:
 
     def _mode_change(self) -> None:
         group, duration_ms = self._group(), self._pause_ms()
-        mode = AT_LEAST_ONCE if self.rng.random() < 0.5 else AT_MOST_ONCE
-        self._desk(group, lambda scene: ModePlan(scene, mode, duration_ms, PATIENCE_INTERVALS * self.interval_ms), {})
+        wanted = {"delivery": MODE_NAMES[AT_LEAST_ONCE if self.rng.random() < 0.5 else AT_MOST_ONCE]}
+        patience_ms = PATIENCE_INTERVALS * self.interval_ms
+        self._desk(group, lambda scene: ConfigPlan(scene, wanted, duration_ms=duration_ms, patience_ms=patience_ms), {})
+
+    def _shrink(self) -> None:
+        """An admin says that a topic has become smaller; the consumers see that it has not, and say so."""
+        group, duration_ms, patience_ms = self._group(), self._pause_ms(), PATIENCE_INTERVALS * self.interval_ms
+        count = self.cluster.broker.counts[group.topics[0]] - 1
+        self._desk(group, lambda scene: ShrinkPlan(scene, group.topics[0], count, duration_ms=duration_ms,
+                                                   patience_ms=patience_ms), {})  # fmt: skip
 
     def _onlooker(self) -> None:
         """Somebody without a session would end all sessions that are silent, and gives up at a sign of life."""
 
         def errand(scene: Scene) -> Errand:
             sessions = set(scene.group.sessions) if scene.group is not None else set()
-            return EvictPlan(scene, sessions, PATIENCE_INTERVALS * self.interval_ms)
+            return EvictPlan(scene, sessions, patience_ms=PATIENCE_INTERVALS * self.interval_ms)
 
         self._desk(self._group(), errand, {})
 
