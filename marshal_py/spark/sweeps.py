@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import functions
 
 from marshal_py.errors import InvalidOption
-from marshal_py.simulator.auditor import Violation
+from marshal_py.simulator.auditor_evidence import Violation
 from marshal_py.simulator.run import Result, simulate
 from marshal_py.simulator.scenario import Options
 
