@@ -46,7 +46,10 @@
             +-- WrongTopicSetting          a setting of it would lose history
             +-- TopicRecreated             another incarnation than the one known
             +-- LogGap                     offsets are missing: compaction, transactions or lost data
-            +-- HistoryTruncated           the log does not begin at its beginning
+            +-- HistoryTruncated           the log does not begin at its beginning, and no snapshot stands in for it
+            +-- HistoryRestarted           an operator began the log's history anew
+            +-- SnapshotRefused            a snapshot is not what the log's history folds to
+            +-- Diverged                   this process holds another state than its history folds to
             +-- EnvelopeUnknown            written by a library of another envelope version
             +-- ProtocolUnknown            the root names a hash or a protocol version that is not ours
 
@@ -468,12 +471,47 @@ class LogGap(CoordinationError):
 
 
 class HistoryTruncated(CoordinationError):
-    """The log does not begin at its beginning, and no snapshot is confirmed (PROTOCOL.md L8)."""
+    """The log does not begin at its beginning, and no confirmed snapshot stands in for it (PROTOCOL.md N10)."""
 
     def __init__(self, log: int, first_offset: int) -> None:
         self.log, self.first_offset = log, first_offset
-        super().__init__(f"coordination partition {log} begins at offset {first_offset}: its history was deleted and "
-                         f"cannot be folded; check retention and cleanup.policy of the topic")
+        super().__init__(f"coordination partition {log} begins at offset {first_offset}: its history was deleted, and "
+                         f"no confirmed snapshot stands in for it; check retention and cleanup.policy of the topic; "
+                         f"`marshal bootstrap` begins anew, without the positions that stood there")
+
+
+class HistoryRestarted(CoordinationError):
+    """An operator began the log's history anew at a checkpoint behind this reader's beginning (PROTOCOL.md N13)."""
+
+    def __init__(self, log: int, offset: int, at: int) -> None:
+        self.log, self.offset, self.at = log, offset, at
+        super().__init__(f"offset {offset} of coordination partition {log} begins its history anew at offset {at}: "
+                         f"what this process knows of it does not count any more; start the process again")
+
+
+class SnapshotRefused(CoordinationError):
+    """A confirmed snapshot that this process began with is not what the log folds to (PROTOCOL.md N9)."""
+
+    def __init__(self, log: int, at: int, older: int) -> None:
+        self.log, self.at, self.older = log, at, older
+        super().__init__(f"the snapshot of coordination partition {log} at offset {at} is not what the log folds to "
+                         f"from the snapshot at {older}: one of them was written by a process with another fold; "
+                         f"`marshal log dump` keeps the evidence")
+
+
+class Diverged(CoordinationError):
+    """This process folded the log to another state than the log says, or than others fold it to (PROTOCOL.md G7, G8).
+
+    `offset`: the checkpoint at which the states first differ, as far back as this process remembers. `held` and
+    `again`: the state digests there, as held and as folded again, or as two others have it.
+    """
+
+    def __init__(self, group: str, log: int, offset: int, held: int, again: int, reason: str) -> None:
+        self.group, self.log, self.offset = group, log, offset
+        self.held, self.again, self.reason = held, again, reason
+        super().__init__(f"group {group!r}: the state of coordination partition {log} that this process holds differs "
+                         f"from offset {offset} on ({held:016x}, not {again:016x}): {reason}; it has stopped; keep "
+                         f"`marshal log dump` for a bug report, then start the process again")
 
 
 class EnvelopeUnknown(CoordinationError):

@@ -66,7 +66,7 @@ def twin(world: World, name: str) -> World:
         found.groups[name] = copy.deepcopy(world.groups[name])
     found.next_offset = world.next_offset
     found.pending = list(world.pending)
-    found.chain, found.chain_at = world.chain, world.chain_at
+    found.chain, found.chain_at, found.began_at = world.chain, world.chain_at, world.began_at
     return found
 
 

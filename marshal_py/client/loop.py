@@ -15,12 +15,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from marshal_py.client import opening
+from marshal_py.client.policy import DEFAULT_POLICY, Policy
 from marshal_py.client.station import COOL_POLL_S, Station
+from marshal_py.client.upkeep import Upkeep
 from marshal_py.client.worker import Worker
 from marshal_py.errors import (
     ClusterError,
     ClusterUnreachable,
     CoordinationError,
+    HistoryTruncated,
     MarshalError,
     TopicRecreated,
     UsedAfterFork,
@@ -36,6 +40,7 @@ from marshal_py.transport.ports import MISSING, Clock, ClusterAdmin, Coordinatio
 log = logging.getLogger("marshal_py")
 
 POLL_S_MAX: Final = 0.1  # the thread looks up at least so often: for steps that other threads brought forward
+REOPEN_S: Final = 60.0  # one attempt to read a truncated log's state anew
 IDLE_POLL_S: Final = 0.25  # without members
 METADATA_S: Final = 10.0  # growth of topics is seen within 30 s (two looks and a log round trip)
 FOLD_RECORDS_LOCKED: Final = 2_000  # then the lock is offered to the user's threads
@@ -55,7 +60,7 @@ class Loop:
     """The driver of all members of one Marshal."""
 
     def __init__(self, coordination: CoordinationLog, admin: ClusterAdmin, clock: Clock, servers: str,
-                 topic: str, draw: Callable[[int], bytes]) -> None:  # fmt: skip
+                 topic: str, draw: Callable[[int], bytes], policy: Policy = DEFAULT_POLICY) -> None:  # fmt: skip
         self.log, self.admin, self.clock = coordination, admin, clock
         self.servers, self.topic, self.draw = servers, topic, draw
         self.lock = threading.RLock()
@@ -65,7 +70,10 @@ class Loop:
         self.stations: list[Station] = []
         self.callbacks: deque[Callable[[], None]] = deque()
         self.worker = Worker("marshal-worker")
+        self.clerk = Worker("marshal-clerk")  # reads history: seconds, in which nobody's start may have to wait
+        self.upkeep = Upkeep(self, policy)
         self.pid = os.getpid()
+        self._opening = threading.Lock()  # a log is opened once, however many threads ask for it
         self._topic_id = ""
         self._metadata_due = 0.0
         self._closing = False
@@ -86,8 +94,10 @@ class Loop:
             records: list[LogRecord] = []
             try:
                 records = self.log.poll(self._timeout_s())
+            except HistoryTruncated as error:
+                self._start_over(error)
             except CoordinationError as error:
-                self._break(getattr(error, "log", 0), error)
+                self.break_log(getattr(error, "log", 0), error)
             except Exception:
                 if self._closing:
                     return
@@ -99,7 +109,7 @@ class Loop:
             except Exception as error:  # a bug of ours: worlds may be half folded, so nobody may go on with them
                 log.exception("the records could not be folded")
                 for number in list(self.worlds):
-                    self._break(number, CoordinationError(f"this process cannot fold the log: {error!r}"))
+                    self.break_log(number, CoordinationError(f"this process cannot fold the log: {error!r}"))
             self._call_back()
             self._refresh_metadata()
 
@@ -124,6 +134,7 @@ class Loop:
                     station.member.fail(refused)
                 if refused is not None or station.due(now):
                     self._step(station, now)
+            self.upkeep.tick(now)
             if records or refused is not None:
                 self.changed.notify_all()
 
@@ -137,8 +148,9 @@ class Loop:
             try:
                 verdict = rationalizer.apply(world, offset, value)
             except CoordinationError as error:
-                self._break(number, error)
+                self.break_log(number, error)
                 continue
+            self.upkeep.folded(number, verdict, now.mono_ms)
             if verdict.group:
                 for station in self.stations:
                     if station.log == number:
@@ -162,7 +174,7 @@ class Loop:
             if not station.ended:
                 self._step(station, None)
 
-    def _break(self, number: int, error: CoordinationError) -> None:
+    def break_log(self, number: int, error: CoordinationError) -> None:
         """A log cannot be trusted any more: its members fence and end with the error that names it."""
         with self.changed:
             if number in self.broken:
@@ -199,7 +211,7 @@ class Loop:
             self._topic_id = found
         if found != self._topic_id and self._topic_id:
             for number in list(self.worlds):
-                self._break(number, TopicRecreated(number, f"topic id {self._topic_id}", found))
+                self.break_log(number, TopicRecreated(number, f"topic id {self._topic_id}", found))
 
     # --- opening logs, from the user's thread
 
@@ -222,20 +234,63 @@ class Loop:
 
     def open_world(self, number: int, root: Genesis | None, deadline: float) -> World:
         """The world of a log, folded to the log's end as of now."""
-        with self.changed:
+        with self._opening:
             world = self.worlds.get(number)
             if world is None:
-                world = self.worlds[number] = World(number, root)
-                try:
-                    self.log.follow(number, 0)
-                except ClusterUnreachable:
-                    del self.worlds[number]
-                    raise
-        bounds = self.log.bounds(number, max(1.0, deadline - time.monotonic()))
-        self.wait_for(lambda: world.next_offset >= bounds.end, f"coordination partition {number}", deadline, number)
+                world = self._begin(number, root, deadline)
+        self._catch_up(world, deadline)
         if root is not None and world.genesis is None:
             self._write_genesis(world, root, deadline)
         return world
+
+    def _begin(self, number: int, root: Genesis | None, deadline: float) -> World:
+        """Follows a log from where reading has to begin (N9)."""
+        bounds = self.log.bounds(number, max(1.0, deadline - time.monotonic()))
+        world = opening.open_world(self.log, number, root, bounds)
+        with self.changed:
+            before = self.worlds.get(number)
+            self.worlds[number] = world
+            self.upkeep.begin(world)
+            try:
+                self.log.follow(number, world.next_offset)
+            except ClusterUnreachable:
+                self.upkeep.end(number)
+                if before is None:
+                    del self.worlds[number]
+                raise
+        return world
+
+    def _catch_up(self, world: World, deadline: float) -> None:
+        bounds = self.log.bounds(world.log, max(1.0, deadline - time.monotonic()))
+        what = f"coordination partition {world.log}"
+        self.wait_for(lambda: world.next_offset >= bounds.end, what, deadline, world.log)
+
+    def _start_over(self, error: HistoryTruncated) -> None:
+        """N11: the log was truncated above what was read. Fences; the state comes anew from a snapshot."""
+        with self.changed:
+            world = self.worlds[error.log]
+            log.warning("%s", error, extra={"marshal_log": error.log})
+            for station in [s for s in self.stations if s.log == error.log]:
+                station.lose_history()
+        self.clerk.submit(f"coordination partition {error.log} anew", lambda: self._reopen(error.log, world.root))
+
+    def _reopen(self, number: int, root: Genesis | None) -> None:
+        while not self._closing:
+            try:
+                deadline = time.monotonic() + REOPEN_S
+                world = self._begin(number, root, deadline)
+                self._catch_up(world, deadline)
+            except CoordinationError as error:
+                self.break_log(number, error)
+                return
+            except ClusterError as error:
+                log.warning("coordination partition %d: %s; trying again", number, error)
+                time.sleep(POLL_S_MAX)
+                continue
+            with self.changed:
+                for station in [s for s in self.stations if s.log == number]:
+                    station.regain_history(world)
+            return
 
     def _write_genesis(self, world: World, genesis: Genesis, deadline: float) -> None:
         """Until one counts: another client's will do (L5)."""
@@ -282,6 +337,7 @@ class Loop:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(flush_s + 1.0)
         self.worker.close(flush_s)
+        self.clerk.close(0.0)  # a daemon: what it reads is of no use any more
         self.log.close(flush_s)
         self.admin.close()
         self._call_back()

@@ -21,11 +21,14 @@ from marshal_py.client.options import (
     COORDINATION_PARTITIONS,
     COORDINATION_TOPIC,
     ConsumerOptions,
+    check_policy,
     check_topics,
 )
+from marshal_py.client.policy import DEFAULT_POLICY, HISTORY_KEPT_S, Policy
 from marshal_py.client.station import Station
 from marshal_py.errors import ConsumerClosed, InvalidOption, KafkaGroupIsLive, TopicMissing, UnsupportedPlatform
 from marshal_py.protocol.identity import check_id
+from marshal_py.protocol.keeper import SNAPSHOT_EVERY_RECORDS
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.records import PARTITION_MAX, Genesis
 from marshal_py.protocol.routing import route
@@ -43,13 +46,16 @@ _open: weakref.WeakSet[Marshal] = weakref.WeakSet()
 
 def connect(servers_or_config: str | Mapping[str, Any] | MemoryDoor, *, client_id: str | None = None,
             coordination_topic: str = COORDINATION_TOPIC, coordination_partitions: int = COORDINATION_PARTITIONS,
-            timeout_s: float = CONNECT_TIMEOUT_S) -> Marshal:  # fmt: skip
+            timeout_s: float = CONNECT_TIMEOUT_S, snapshot_every_records: int = SNAPSHOT_EVERY_RECORDS,
+            history_kept_s: float = HISTORY_KEPT_S) -> Marshal:  # fmt: skip
     """Connects to a cluster and makes sure that the coordination topic is there and sound (PROTOCOL.md L1).
 
     `servers_or_config`: "host:port,..." or a mapping of librdkafka settings (SASL, TLS, ...). `client_id`: unique per
     live process; by default host name, pid and random digits. `coordination_partitions` counts only when the topic is
-    created here. Raises ClusterUnreachable after `timeout_s`, CoordinationError, InvalidName, InvalidOption,
-    UnsupportedPlatform.
+    created here. Its consumers write a snapshot of their logs about every `snapshot_every_records` records; what lies
+    behind two confirmed ones and is older than `history_kept_s` they delete, where Kafka lets them.
+
+    Raises ClusterUnreachable after `timeout_s`, CoordinationError, InvalidName, InvalidOption, UnsupportedPlatform.
     """
     if sys.platform == "win32":
         raise UnsupportedPlatform("marshal_py", "Windows", "run it on Linux or macOS, or inside WSL")
@@ -57,18 +63,19 @@ def connect(servers_or_config: str | Mapping[str, Any] | MemoryDoor, *, client_i
         raise InvalidOption("coordination_partitions", coordination_partitions, f"1 to {PARTITION_MAX}")
     if not timeout_s > 0:
         raise InvalidOption("timeout_s", timeout_s, "more than 0")
+    policy = check_policy(snapshot_every_records, history_kept_s)
     given = f"{default_client_id()}-{os.getpid()}-{secrets.token_hex(3)}" if client_id is None else client_id
     check_id("client_id", given)
     check_topics([coordination_topic])
     door = servers_or_config if isinstance(servers_or_config, MemoryDoor) else KafkaDoor(servers_or_config, timeout_s)
-    return Marshal(door, given, coordination_topic, coordination_partitions, timeout_s)
+    return Marshal(door, given, coordination_topic, coordination_partitions, timeout_s, policy)
 
 
 class Marshal:
     """A connection. A context manager; leaving it stops its consumers. Made by `connect`."""
 
     def __init__(self, door: KafkaDoor | MemoryDoor, client_id: str, topic: str, partitions: int,
-                 timeout_s: float) -> None:  # fmt: skip
+                 timeout_s: float, policy: Policy = DEFAULT_POLICY) -> None:  # fmt: skip
         self.client_id = client_id
         self.coordination_topic = topic
         self.door = door
@@ -76,7 +83,8 @@ class Marshal:
         self._consumers: list[Consumer] = []
         self._closed = False
         servers = str(door.given["bootstrap.servers"]) if isinstance(door, KafkaDoor) else "memory"
-        self._loop = Loop(door.log(topic, client_id), door.admin(), SystemClock(), servers, topic, secrets.token_bytes)
+        self._loop = Loop(door.log(topic, client_id), door.admin(), SystemClock(), servers, topic, secrets.token_bytes,
+                          policy)  # fmt: skip
         try:
             self._loop.start()
             self.root: Genesis = self._loop.open_root(partitions, timeout_s)

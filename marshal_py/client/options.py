@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from marshal_py.client.policy import Policy
 from marshal_py.errors import InvalidName, InvalidOption
 from marshal_py.protocol.assignment import DEFAULT_POLICY, POLICIES
 from marshal_py.protocol.identity import check_id
@@ -108,6 +109,12 @@ def check_topics(topics: Sequence[str]) -> tuple[str, ...]:
         if len(name) > 249 or not all(c.isascii() and (c.isalnum() or c in "._-") for c in name):
             raise InvalidName("topic", name, "Kafka takes 1 to 249 of the characters a-z A-Z 0-9 . _ -")
     return names
+
+
+def check_policy(snapshot_every_records: int, history_kept_s: float) -> Policy:
+    _whole("snapshot_every_records", snapshot_every_records, 10_000_000, "a start folds that many at most")
+    _within("history_kept_s", history_kept_s, 0.0, 3_650 * 86_400.0, "what is younger stays readable for people")
+    return Policy(snapshot_every_records, history_kept_s)
 
 
 def _one_of(option: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -18,6 +18,7 @@ from marshal_py.protocol.holdings import Claim
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.ready import Advisory, Ready, Wanted
+from marshal_py.protocol.world import World
 from marshal_py.transport.ports import DataSource, OutOfRange
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Station:
         self.error: MarshalError | None = None  # raised to the user once, then kept as the reason of the end
         self.troubles: deque[ClusterError] = deque()  # raised one by one; the consumer goes on
         self.ended = False
+        self.away = False  # while the log's history is read anew (N11)
         self.events: deque[Advisory] = deque(maxlen=EVENTS_KEPT)
         self.cold: set[TopicPartition] = set()  # fetched ahead, nothing seen yet
         self.unplaced: deque[OutOfRange] = deque()  # the cluster refused the position; asked until it answers
@@ -69,6 +71,8 @@ class Station:
 
     def step(self, now: Instant) -> None:
         """Ticks the member and does what it says."""
+        if self.away and not self.member.ended:
+            return
         self._look_at_source(now)
         if isinstance(self.flow, Ranges):
             self._look_at_user(now)
@@ -84,10 +88,22 @@ class Station:
 
     def ask_grants(self, now: Instant) -> None:
         """Asks for the grants of what was fetched (D2), without the rest of a step."""
-        if self.flow.offer():
+        if not self.away and self.flow.offer():
             self.execute(self.member.ask_grants(now), now)
 
+    def lose_history(self) -> None:
+        """N11: fences and drops the state; nothing happens until it is regained."""
+        self.away = True
+        self.execute(self.member.surrender(), self.loop.clock.now())
+
+    def regain_history(self, world: World) -> None:
+        """`world`: loaded from a snapshot and folded to the log's end."""
+        self.member.start_over(world)
+        self.away = False
+
     def due(self, now: Instant) -> bool:
+        if self.away:
+            return False
         return self.member.stirred or now.mono_ms >= self.member.deadline_ms or bool(self.cold)
 
     def _look_at_source(self, now: Instant) -> None:
@@ -141,6 +157,8 @@ class Station:
         if ready.mirror and self.options.mirror_offsets:
             self._to_mirror |= ready.mirror
             self._submit("mirror", self._mirror)
+        if ready.refold != NONE:
+            self.loop.upkeep.refold(self, ready.refold)
         self._tell(ready)
         if ready.ended:
             self.ended = True

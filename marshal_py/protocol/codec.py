@@ -111,6 +111,16 @@ def _open_unowned(value: bytes, seed: int) -> Envelope | None:
     return "", value[2], value[12], kind, value[14:], record
 
 
+def open_snapshot(value: bytes | None) -> Snapshot | None:
+    """The Snapshot that a value is, of whatever incarnation; None for anything else. For who looks for one (N9)."""
+    if value is None or len(value) < HEADER_BYTES or value[11] or value[13] != SNAPSHOT:
+        return None
+    record = decode_body(SNAPSHOT, value[14:])
+    if not isinstance(record, Snapshot) or (value[2], value[12]) != (ENVELOPE_VERSION, RECORD_VERSION):
+        return None
+    return record if open_envelope(value, crc32(record.genesis.incarnation)) is not None else None
+
+
 def decode_body(kind: int, body: bytes) -> Record | None:
     """The record of a body of type `kind` (0-14), or None if it is malformed (E6)."""
     # Each level takes a byte, so a short body cannot be too deep; a long one seldom has so many container bytes.

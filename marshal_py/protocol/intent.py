@@ -148,11 +148,13 @@ class Intent:
         self._warming.clear()
 
     def act(self, group: Group, now: Instant, out: Ready) -> None:
-        """One round of attempts."""
+        """One round of attempts. Who is in doubt evicts, or nobody might, and claims nothing (G6)."""
         self._now_ms = now.mono_ms
         self._look(group)
         self._write_topology(group, now, out)
         evicted = self._evict(group, now, out)
+        if self.member.doubt.active:
+            return
         self._claim(group, evicted, now, out)
         if self._key[2] in MOVES:
             self._give(group, now)

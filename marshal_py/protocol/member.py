@@ -16,6 +16,7 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol import codec
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
+from marshal_py.protocol.doubt import Doubt
 from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.intent import Intent
@@ -54,6 +55,7 @@ class Member:
         self.watch = Watch(options.interval_ms)
         self.intent = Intent(self)
         self.reading = Reading(self)
+        self.doubt = Doubt(self)
         self.session = NONE
         self.claims: dict[int, Claim] = {}  # by epoch; none of them GONE
         self.ended = False
@@ -123,6 +125,34 @@ class Member:
             self.lose(claim, "stopped" if error is None else type(error).__name__)
         self.pulse.lease.end()
 
+    def surrender(self) -> Ready:
+        """N11: what this client knows of the log is gone. Fences; its session becomes a ghost, to be left when read."""
+        for claim in list(self.claims.values()):
+            self.lose(claim, "history truncated")
+        if self.session != NONE:
+            self.ghosts[self.session] = -self.options.interval_ms
+        self.session, self.join_sent = NONE, None
+        self.pulse.end_session()
+        out, self.out = self.out, Ready()
+        return out
+
+    def start_over(self, world: World) -> None:
+        """N11: goes on in another world, which is folded to the log's end: joins anew."""
+        self.world = world
+        world.watched.add(self.name)
+        counts = self.intent.counts
+        self.intent, self.doubt, self.reading = Intent(self), Doubt(self), Reading(self)
+        self.intent.counts.update(counts)
+        self.watch = Watch(self.options.interval_ms)
+        live = self.group.sessions if self.group is not None else {}
+        self.ghosts = {ghost: sent_ms for ghost, sent_ms in self.ghosts.items() if ghost in live}
+        self.stirred = True
+
+    def refolded(self, at: int, again: World | None, now: Instant) -> None:
+        """G6: the log was folded once more up to `at`; None if that could not be done now."""
+        if not self.ended:
+            self.doubt.refolded(at, again, now)
+
     def lose(self, claim: Claim, reason: str) -> None:
         self.drop_grants(claim)
         claim.seal(Stage.GONE)
@@ -167,7 +197,8 @@ class Member:
     def ask_grants(self, now: Instant) -> Ready:
         """The small tick of a user who waits at most once: asks for the grants of what was offered, no more (D2)."""
         out, group = Ready(), self.group
-        able = self.session != NONE and not self.ended and not self.leaving and self.pulse.healthy(now)
+        able = self.session != NONE and not self.ended and not self.leaving and not self.doubt.active
+        able = able and self.pulse.healthy(now)
         if able and group is not None and not group.paused and self.pulse.lease.valid(now):
             self.intent.ask_grants(group, now, out)
         return out
@@ -182,6 +213,8 @@ class Member:
         if not self.ended:
             if group is not None:
                 self.watch.refresh(group, now, self.pulse.proven(now))
+                if self.doubt.active:
+                    self.doubt.settle(group, now)
             self._leave_ghosts(now)
             if self.session == NONE:
                 self._enter(group, now)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 from zlib import crc32
 
-from marshal_py.errors import EnvelopeUnknown, LogGap, ProtocolUnknown, TopicRecreated
+from marshal_py.errors import EnvelopeUnknown, HistoryRestarted, LogGap, ProtocolUnknown, TopicRecreated
 from marshal_py.protocol.codec import ENVELOPE_VERSION, RECORD_VERSION, TYPE_MAX, decode_body, open_envelope
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import (
@@ -100,7 +100,7 @@ def _judge(world: World, offset: int, value: bytes | None) -> Verdict:
 
 def _judge_unowned(world: World, offset: int, record: Genesis | Snapshot, envelope_version: int,
                    record_version: int) -> Verdict:  # fmt: skip
-    """Genesis and Snapshot (L3-L6, E2, E3)."""
+    """Genesis and Snapshot (L3-L6, E2, E3, N13)."""
     genesis = record if isinstance(record, Genesis) else record.genesis
     held = world.genesis or world.root
     if envelope_version != ENVELOPE_VERSION or record_version != RECORD_VERSION:
@@ -109,6 +109,8 @@ def _judge_unowned(world: World, offset: int, record: Genesis | Snapshot, envelo
     if not isinstance(record, Genesis):
         if held is None or held.incarnation != genesis.incarnation:  # the codec compared their CRCs only (E2)
             return Verdict(offset, _IGNORED, "garbage", "", None)
+        if not record.chain and record.at > world.began_at:
+            raise HistoryRestarted(world.log, offset, record.at)
         return Verdict(offset, _ACCEPTED, "", "", record)
     if world.genesis is not None or (world.log > 0 and record != world.root):
         return Verdict(offset, _IGNORED, "genesis", "", record)
@@ -198,7 +200,7 @@ def _join(group: Group, offset: int, record: Join, body: bytes) -> str:
     if not group.mode:
         group.mode = record.mode
         group.dirty.add(group)
-    session = Session(offset, record, hash64(body), offset)
+    session = Session(offset, record, body, hash64(body), offset)
     group.sessions[offset] = session
     _reshape(group, session)
     return ""
@@ -412,7 +414,7 @@ def _group_config(group: Group, offset: int, record: GroupConfig, body: bytes) -
         if session.mark != NONE:
             session.mark = NONE
             group.dirty.add(session)
-    group.config, group.config_hash, group.config_offset = record, hash64(body), offset
+    group.config, group.config_body, group.config_hash, group.config_offset = record, body, hash64(body), offset
     _reshape(group, group)
     return ""
 

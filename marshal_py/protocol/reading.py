@@ -53,7 +53,7 @@ class Reading:
             member.stirred = True  # grants come by the thousand and change nothing that a tick would look at
         match record:
             case Heartbeat():
-                self._read_heartbeat(record, verdict)
+                self._read_heartbeat(record, verdict, now)
             case Join():
                 self._read_join(record, verdict)
             case Note(kind="probe"):
@@ -75,7 +75,7 @@ class Reading:
             self._shape = group.shape
             self._settle(group, verdict, now)
 
-    def _read_heartbeat(self, record: Heartbeat, verdict: Verdict) -> None:
+    def _read_heartbeat(self, record: Heartbeat, verdict: Verdict, now: Instant) -> None:
         member = self.member
         if record.session == member.session:
             group = member.group
@@ -83,7 +83,10 @@ class Reading:
                 group.sessions[member.session].extended == verdict.offset)  # fmt: skip
             if not member.pulse.read_heartbeat(record.sequence, verdict.accepted, extended):
                 self._cloned(verdict.offset)
-        elif record.pause is not None and verdict.accepted:
+            return
+        if record.digest is not None and verdict.accepted:
+            member.doubt.compare(record.session, record.digest, now)
+        if record.pause is not None and verdict.accepted:
             member.watch.credit_pause(record.pause.pause_change, record.pause.waited_ms)
 
     def _read_join(self, record: Join, verdict: Verdict) -> None:

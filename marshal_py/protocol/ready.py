@@ -70,6 +70,7 @@ class Ready(Struct):
     warm: list[tuple[TopicPartition, int]] = field(default_factory=list)  # fetch ahead, do not deliver (A3)
     resolve: list[Wanted] = field(default_factory=list)  # look up, then call `start_resolved`
     mirror: dict[TopicPartition, int] = field(default_factory=dict)  # commit to Kafka, best effort (D7)
+    refold: int = NONE  # fold the log once more up to this checkpoint, then call `refolded` (G6)
     advisories: list[Advisory] = field(default_factory=list)
     ended: bool = False  # the member is done; `Member.error` says why, None after a clean stop
     error: MarshalError | None = None

@@ -12,6 +12,7 @@ Invariants (checked by `Group.check`):
 
 from __future__ import annotations
 
+from array import array
 from struct import Struct as Pack
 from typing import Final
 
@@ -23,6 +24,7 @@ from marshal_py.protocol.records import Checkpoint, Genesis, GroupConfig, Join
 
 FOLD_VERSION: Final = 1  # digests of other fold versions are not compared (G4)
 CHECKPOINT_OFFSETS: Final = 16  # G1: digests cost little, and everybody has the same checkpoints
+CHECKPOINTS_KEPT: Final = 4_096  # G5: a sender that is 65,536 records behind is compared no more; 32 KB per group
 U64: Final = 2**64 - 1
 NULL_LENGTH: Final = 2**32 - 1  # G2: no value has it
 
@@ -53,10 +55,11 @@ class Topic(Struct, gc=False, eq=False):
 
 
 class Session(Struct, eq=False):
-    """A live session. `join` is its record; the rest changes."""
+    """A live session. `join` is its record, `join_body` the bytes of it; the rest changes."""
 
     id: int
     join: Join
+    join_body: bytes  # as it stands in the log: a newer writer's fields are in it too (E7)
     join_hash: int
     extended: int
     mark: int = NONE
@@ -97,14 +100,16 @@ class Group:
     """Everything the log says about one group (PROTOCOL.md 5)."""
 
     __slots__ = (
-        "claims", "config", "config_hash", "config_offset", "digest_sum", "dirty", "mode", "name", "name_hash",
-        "opaque_at", "part", "partitions", "pause_change", "pause_duration_ms", "sessions", "shape", "topics",
+        "claims", "config", "config_body", "config_hash", "config_offset", "digest_sum", "dirty", "mode", "name",
+        "name_hash", "opaque_at", "part", "partitions", "pause_change", "pause_duration_ms", "sessions", "shape",
+        "topics",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.name_hash = hash64(name.encode())
         self.config: GroupConfig | None = None
+        self.config_body = b""  # as it stands in the log
         self.config_hash = 0
         self.config_offset = NONE
         self.mode = 0
@@ -183,8 +188,8 @@ class World:
     """One folded log: its genesis, its groups, where it stands, its chain digest, its counters."""
 
     __slots__ = (
-        "chain", "chain_at", "checkpoints", "counters", "crc_seed", "expected", "genesis", "groups", "log",
-        "next_offset", "pending", "root", "watched",
+        "began_at", "chain", "chain_at", "chains", "checkpoints", "counters", "crc_seed", "expected", "genesis",
+        "groups", "log", "next_offset", "pending", "root", "states", "watched",
     )  # fmt: skip
 
     def __init__(self, log: int = 0, root: Genesis | None = None, expected: bytes | None = None) -> None:
@@ -198,6 +203,7 @@ class World:
         self.genesis: Genesis | None = None
         self.crc_seed = -1
         self.groups: dict[str, Group] = {}
+        self.began_at = 0  # the checkpoint of the snapshot that this world was loaded from (N9), else 0
         self.next_offset = 0
         self.chain = 0
         self.chain_at = 0
@@ -205,6 +211,19 @@ class World:
         self.counters: dict[str, int] = {}
         self.watched: set[str] = set()  # groups whose digest is taken at every checkpoint
         self.checkpoints: dict[str, Checkpoint] = {}  # the newest of each watched group (G4)
+        self.chains = array("Q", bytes(8 * CHECKPOINTS_KEPT))  # of the newest checkpoints, by number modulo the length
+        self.states: dict[str, array[int]] = {}  # the same for the digest of each watched group; 0: not known
+
+    def digests_at(self, group: str, at: int) -> tuple[int, int] | None:
+        """State digest of a watched group and chain digest at a checkpoint; None if it is not known any more, or yet.
+
+        A digest that is 0 by chance counts as unknown.
+        """
+        states = self.states.get(group)
+        if states is None or at % CHECKPOINT_OFFSETS or not 0 <= self.chain_at - at < len(states) * CHECKPOINT_OFFSETS:
+            return None
+        slot = at // CHECKPOINT_OFFSETS % CHECKPOINTS_KEPT
+        return (states[slot], self.chains[slot]) if states[slot] else None
 
     def end_block(self) -> None:
         """Closes a block of 16 values: the chain digest moves to the next checkpoint (G2)."""
@@ -213,10 +232,17 @@ class World:
         head = _CHAIN(self.chain, self.chain_at, *lengths)
         self.chain = hash64(b"".join([head, *filter(None, self.pending)]))
         self.pending.clear()
+        slot = self.chain_at // CHECKPOINT_OFFSETS % CHECKPOINTS_KEPT
+        self.chains[slot] = self.chain
         for name in self.watched:
             group = self.groups.get(name)
             if group is not None:
-                self.checkpoints[name] = Checkpoint(self.chain_at, group.digest(), self.chain, FOLD_VERSION)
+                digest = group.digest()
+                self.checkpoints[name] = Checkpoint(self.chain_at, digest, self.chain, FOLD_VERSION)
+                states = self.states.get(name)
+                if states is None:
+                    states = self.states[name] = array("Q", bytes(8 * CHECKPOINTS_KEPT))
+                states[slot] = digest
 
     def check(self) -> None:
         """Asserts the invariants of every group."""

@@ -11,6 +11,7 @@ from copy import deepcopy
 from typing import Any, NamedTuple, Protocol
 
 from marshal_py.errors import CoordinationError
+from marshal_py.protocol import rationalizer
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, Run
 from marshal_py.protocol.holdings import Claim
 from marshal_py.protocol.holdings import Stage as ClaimStage
@@ -19,6 +20,7 @@ from marshal_py.protocol.member import Member
 from marshal_py.protocol.ready import MemberOptions, Ready, Wanted
 from marshal_py.protocol.records import AT_LEAST_ONCE
 from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.world import World
 from marshal_py.simulator.auditor_evidence import Delivery
 from marshal_py.simulator.clock import MachineClock
 from marshal_py.simulator.process import Process, Stage
@@ -148,6 +150,8 @@ class Client(Process):
                 self._fetch(feed)
         for tp, _position in ready.warm:
             stage.at(2 + stage.weather.read_ms(stage.rng), self, self._warmed, tp)
+        if ready.refold != NONE:
+            stage.at(stage.weather.read_ms(stage.rng), self, self._fold_again, ready.refold)
         for wanted in ready.resolve:
             stage.at(1 + stage.weather.read_ms(stage.rng), self, self._resolved, wanted)
         for feed in [feed for feed in self.feeds.values() if feed.blocked]:
@@ -200,6 +204,16 @@ class Client(Process):
         if self.member is not None:
             start = self.scene.start_of(wanted.tp, wanted.earliest)
             self.member.intent.start_resolved(wanted.tp, start, self.now())
+            self.act(None)
+
+    def _fold_again(self, at: int) -> None:
+        """G6: from the log's beginning; the bytes are as good as re-read."""
+        if self.member is not None:
+            again = World()
+            again.watched.add(self.group)
+            for offset in range(at):
+                rationalizer.apply(again, offset, self.stage.broker.log[offset])
+            self.member.refolded(at, again, self.now())
             self.act(None)
 
     # --- fetching and delivering

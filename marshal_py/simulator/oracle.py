@@ -10,7 +10,18 @@ from typing import Any, NamedTuple
 
 import mmh3
 
-from marshal_py.simulator.oracle_state import Group, Partition, Session, Topic, chain_step, group_digest
+from marshal_py.simulator.oracle_snapshot import LogState
+from marshal_py.simulator.oracle_state import (
+    Group,
+    Partition,
+    Session,
+    Topic,
+    chain_step,
+    group_digest,
+    packed,
+    text_hash,
+    word_hash,
+)
 from marshal_py.simulator.oracle_wire import (
     HIGHEST_TYPE,
     Envelope,
@@ -305,6 +316,7 @@ class Oracle:
     def __init__(self, log: int = 0, root: bytes | None = None, expect_incarnation: bytes | None = None) -> None:
         self.log = log
         self.next_offset = 0
+        self.began_at = 0
         self.incarnation: bytes | None = None
         self.partitions: int | None = None
         self.groups: dict[str, Group] = {}
@@ -333,6 +345,18 @@ class Oracle:
             self._chain = (self.next_offset, chain_step(self._chain[1], self.next_offset, self._block))
             self._block = []
         return verdict
+
+    def log_digest(self) -> int:
+        """N3 as of now."""
+        rows = [packed(5, text_hash(name), group_digest(name, group)) for name, group in self.groups.items()]
+        return sum(word_hash(row) for row in rows) % 2**64
+
+    def begin_at(self, snapshot: LogState, chain: int) -> None:
+        """N9: goes on from a snapshot, as if all before it had been read. `snapshot`: by `oracle_snapshot`."""
+        self.incarnation, self.partitions = snapshot.incarnation, snapshot.partitions
+        self.groups = snapshot.groups
+        self.began_at = self.next_offset = snapshot.at
+        self._chain = (snapshot.at, chain)
 
     def state_digest(self, group: str) -> int:
         """G3 as of now; 0 for a group without state."""
@@ -373,6 +397,8 @@ class Oracle:
         if (envelope.version != 1 or envelope.record_version != 1) and held in (None, named):
             raise OracleStop("envelope", offset)
         if not is_genesis:
+            if record.fields["chain"] == 0 and record.fields["at"] > self.began_at:
+                raise OracleStop("founding", offset)  # N13
             return Verdict("accepted", "", None, record)
         return self._judge_genesis(offset, record)
 

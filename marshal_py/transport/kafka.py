@@ -7,8 +7,9 @@ nothing: gaps and foreign records are the fold's to judge; this file only says w
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
@@ -33,6 +34,7 @@ from marshal_py.transport.ports import Bounds, LogRecord
 DRAIN_MAX: Final = 10_000  # records taken at once: bounds the memory and the time under the caller's lock
 LOG_FETCH_WAIT_MS: Final = 100  # an idle fetch per 100 ms and client; a broker answers at once when a record comes
 BOUNDS_TIMEOUT_S: Final = 10.0
+READ_POLL_S: Final = 0.1  # a thread that reads a range looks up so often, for ctrl-C
 
 # Errors of a produce that no later attempt can mend.
 _REFUSALS: Final = frozenset({
@@ -53,8 +55,8 @@ class KafkaLog:
         self._broken: deque[CoordinationError] = deque()  # raised one by one; the other logs are read on
         self._polling = threading.Lock()  # librdkafka frees a client while another thread is inside it: close waits
         self._closed = False
-        reader = settings.log_reader(given, client_id, fetch_wait_ms)
-        self._consumer = settings.made(Consumer, {**reader, "error_cb": self._on_error})
+        self._reader = {**settings.log_reader(given, client_id, fetch_wait_ms), "error_cb": self._on_error}
+        self._consumer = settings.made(Consumer, self._reader)
         self._asker = asker(given, client_id)
         writer = settings.log_writer(given, client_id)
         self._producer = settings.made(Producer, {**writer, "error_cb": self._on_error})
@@ -118,12 +120,45 @@ class KafkaLog:
             except ClusterUnreachable:
                 self.follow(log, at)  # librdkafka says it once per assignment: let it say it again
                 return
-            if at < bounds.first:
-                self._broken.append(HistoryTruncated(log, bounds.first))
-            else:
-                self._broken.append(TopicRecreated(log, f"offset {at}", f"the log's end at {bounds.end}"))
+            self._broken.append(self._outside(log, at, bounds))
             return
         self._judge(error, message.partition() or 0)
+
+    def _outside(self, log: int, at: int, bounds: Bounds) -> CoordinationError:
+        if at < bounds.first:
+            return HistoryTruncated(log, bounds.first)
+        return TopicRecreated(log, f"offset {at}", f"the log's end at {bounds.end}")
+
+    def read(self, log: int, start: int, end: int, timeout_s: float) -> Iterator[list[LogRecord]]:
+        # A client of its own: what is followed keeps its place, and any thread may read.
+        consumer = settings.made(Consumer, self._reader)
+        try:
+            # See KafkaSource.learn: an assignment of an unknown topic waits for librdkafka's next look.
+            consumer.list_topics(self.topic, timeout=timeout_s)
+            consumer.assign([KafkaPartition(self.topic, log, start)])
+            at, deadline = start, time.monotonic() + timeout_s
+            while at < end:
+                first = consumer.poll(max(0.0, min(deadline - time.monotonic(), READ_POLL_S)))
+                messages = [] if first is None else [first, *consumer.consume(DRAIN_MAX, 0)]
+                records = [self._record(message, log, at) for message in messages]
+                if records:
+                    at, deadline = records[-1].offset + 1, time.monotonic() + timeout_s
+                    yield records
+                elif time.monotonic() >= deadline:
+                    reason = self._trouble or "nothing came"
+                    raise ClusterUnreachable(self._servers, f"offset {at} of coordination partition {log}", reason)
+        except KafkaException as error:
+            raise ClusterUnreachable(self._servers, f"metadata of {self.topic}", str(error.args[0])) from error
+        finally:
+            consumer.close()
+
+    def _record(self, message: Message, log: int, at: int) -> LogRecord:
+        error = message.error()
+        if error is None:
+            return LogRecord(log, message.offset() or 0, message.value(), message.timestamp()[1], message.key())
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            raise self._outside(log, at, self.bounds(log, BOUNDS_TIMEOUT_S))
+        raise ClusterUnreachable(self._servers, f"offset {at} of coordination partition {log}", error.str())
 
     def append(self, log: int, key: bytes, value: bytes) -> bool:
         try:

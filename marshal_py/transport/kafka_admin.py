@@ -261,6 +261,18 @@ class KafkaAdmin:
             return _text(error)
         return next((answer.error.str() for answer in answers or [] if answer.error is not None), "")
 
+    def delete_records(self, tp: TopicPartition, before: int) -> str:
+        if "truncate" not in self.capabilities:
+            return "the embedded broker deletes records only through its Broker object"
+        at = KafkaPartition(*tp, before)
+        try:
+            self._client.delete_records([at], request_timeout=self._timeout_s)[at].result(self._timeout_s)
+        except (KafkaException, TimeoutError) as error:
+            if _code(error) not in _DENIED and not isinstance(error, TimeoutError):
+                raise ClusterUnreachable(self._servers, f"the deletion of records of {tp}", _text(error)) from error
+            return _text(error)
+        return ""
+
     def live_kafka_members(self, group: str) -> int:
         future = self._client.describe_consumer_groups([group], request_timeout=self._timeout_s)[group]
         try:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from marshal_py.errors import (
+    ClusterUnreachable,
     CoordinationError,
     CoordinationTopicMissing,
     HistoryTruncated,
@@ -22,6 +24,8 @@ from marshal_py.errors import (
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.ports import CAPABILITIES, Bounds, Chunk, LogRecord, OutOfRange, RawMessage
 from marshal_py.transport.soundness import FOREVER, check_sound
+
+READ_MAX: Final = 10_000  # records taken at once, as the Kafka transport does
 
 
 class MemoryMessage:
@@ -69,6 +73,7 @@ class MemoryBroker:
         self.live_kafka: dict[str, int] = {}
         self.writable = True
         self.may_create = True
+        self.may_delete = True
         self.queue_full = False
         self.brokers = 1
         self.settings: dict[str, dict[str, str]] = {}
@@ -153,7 +158,7 @@ class MemoryLog:
                     return found  # said next time
                 del self._at[log]
                 raise error
-            for message in self.broker.read(tp, at, 10_000):
+            for message in self.broker.read(tp, at, READ_MAX):
                 found.append(LogRecord(log, message.offset(), message.value(), message.timestamp()[1], message.key()))
                 self._at[log] = message.offset() + 1
         return found
@@ -167,6 +172,21 @@ class MemoryLog:
         if at > bounds.end:
             return TopicRecreated(tp.partition, f"offset {at}", f"end {bounds.end}")
         return None
+
+    def read(self, log: int, start: int, end: int, timeout_s: float) -> Iterator[list[LogRecord]]:
+        tp, at = TopicPartition(self.topic, log), start
+        deadline = time.monotonic() + timeout_s
+        while at < end:
+            with self.broker.changed:
+                error = self._outside(tp, at)
+                if error is not None:
+                    raise error
+                found = self.broker.read(tp, at, READ_MAX)
+                if not found and not self.broker.changed.wait(deadline - time.monotonic()):
+                    raise ClusterUnreachable("memory", f"offset {at} of coordination partition {log}", "nothing came")
+            if found:
+                at += len(found)
+                yield [LogRecord(log, m.offset(), m.value(), m.timestamp()[1], m.key()) for m in found]
 
     def append(self, log: int, key: bytes, value: bytes) -> bool:
         if self.broker.queue_full:
@@ -324,6 +344,12 @@ class MemoryAdmin:
                 return "the group has live members"
             self.broker.committed.update({(group, tp): offset for tp, offset in positions.items()})
             return ""
+
+    def delete_records(self, tp: TopicPartition, before: int) -> str:
+        if not self.broker.may_delete:
+            return "not authorized"
+        self.broker.delete_records(tp, before)
+        return ""
 
     def live_kafka_members(self, group: str) -> int:
         return self.broker.live_kafka.get(group, 0)

@@ -8,7 +8,7 @@ Capabilities that a transport may lack, by name: truncate grow time_lookup descr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from marshal_py.errors import MarshalError
@@ -83,6 +83,13 @@ class CoordinationLog(Protocol):
         """Records in order per log; empty after `timeout_s`. Returns at once when there is one.
 
         Raises HistoryTruncated or TopicRecreated, once, if a followed offset is outside the log; the others go on.
+        """
+
+    def read(self, log: int, start: int, end: int, timeout_s: float) -> Iterator[list[LogRecord]]:
+        """The records of [start, end), apart from what is followed, by any thread; nothing if there are none.
+
+        Records may follow that lie behind `end`. Raises HistoryTruncated if the log begins above `start`,
+        TopicRecreated, ClusterUnreachable if nothing came for `timeout_s`.
         """
 
     def append(self, log: int, key: bytes, value: bytes) -> bool:
@@ -170,6 +177,9 @@ class ClusterAdmin(Protocol):
 
     def commit(self, group: str, positions: Mapping[TopicPartition, int]) -> str:
         """Commits positions for the usual lag tools (D7); returns why Kafka refused, "" if it did not."""
+
+    def delete_records(self, tp: TopicPartition, before: int) -> str:
+        """Deletes what lies below an offset; returns why Kafka refused, "" if it did not."""
 
     def live_kafka_members(self, group: str) -> int:
         """Ordinary Kafka consumers that are alive in the group."""

@@ -192,6 +192,7 @@ def test_truncated_history_at_the_start(ground: Ground) -> None:
 
 
 def test_truncated_history_in_a_log_that_is_opened_later(ground: Ground) -> None:
+    """N10: without a snapshot; the other logs are not touched."""
     topic = ground.topic()
     with ground.connect() as marshal:
         joined(marshal, IN[1], [topic]).stop()

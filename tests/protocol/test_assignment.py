@@ -26,7 +26,7 @@ def group_of(
         options = {"topics": tuple(topics), **fields}
         mark = options.pop("mark", NONE)
         join = Join("c", number.to_bytes(16, "big"), 1, 1_000, **options)  # type: ignore[arg-type]
-        group.sessions[number] = Session(number, join, 0, number, mark)  # type: ignore[arg-type]
+        group.sessions[number] = Session(number, join, b"", 0, number, mark)  # type: ignore[arg-type]
     for epoch, ((topic, number), owner) in enumerate((owners or {}).items(), 1_000):
         tp = TopicPartition(topic, number)
         group.partitions[tp] = Partition(tp, 0, owner, epoch, 0, 0, epoch)

@@ -295,7 +295,7 @@ def of_the_log(rng: Random) -> bytes:
     incarnation = rng.choice((INCARNATION, OTHER_INCARNATION))
     versions = {"version": rng.choice((1, 1, 1, 0, 2)), "record_version": rng.choice((1, 1, 1, 0, 2))}
     if rng.random() < 0.4:
-        return wire.snapshot(incarnation, **versions)
+        return wire.snapshot(incarnation, chain=rng.choice((3, 3, 3, 0)), **versions)
     tree: object = [0, incarnation, rng.choice((1, 2, 16)), rng.choice((wire.HASH_NAME, "md5")), rng.choice((1, 2))]
     if rng.random() < 0.3:
         tree = _mutated(rng, tree)

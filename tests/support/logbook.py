@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from marshal_py.errors import CoordinationError, EnvelopeUnknown, LogGap, ProtocolUnknown, TopicRecreated
+from marshal_py.errors import (
+    CoordinationError,
+    EnvelopeUnknown,
+    HistoryRestarted,
+    LogGap,
+    ProtocolUnknown,
+    TopicRecreated,
+)
 from marshal_py.protocol import codec
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.rationalizer import apply
@@ -72,6 +79,8 @@ def stop_reason(error: CoordinationError) -> str:
             return "hash"
         case ProtocolUnknown(what="protocol version"):
             return "protocol"
+        case HistoryRestarted():
+            return "founding"
     return type(error).__name__
 
 

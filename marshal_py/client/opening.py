@@ -1,0 +1,102 @@
+"""Where a reader of a log begins: at its first record, or at a confirmed snapshot (PROTOCOL.md N9, N10).
+
+Strategy: snapshots are looked for backwards from the log's end, in windows that grow, so that a start costs what has
+happened since the newest one and not what has ever happened. Reads; writes nothing and decides nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from marshal_py.errors import HistoryTruncated
+from marshal_py.protocol import codec, rationalizer, snapshot
+from marshal_py.protocol.records import Genesis
+from marshal_py.protocol.snapshot import Shelf
+from marshal_py.protocol.world import World
+from marshal_py.transport.ports import Bounds, CoordinationLog
+
+COLD_FOLD_RECORDS: Final = 8_192  # folded in a few hundredths of a second: looking for a snapshot would not be quicker
+WINDOW_RECORDS: Final = 4_096  # the first look back; the next ones are each four times as wide
+WINDOW_GROWTH: Final = 4
+LOOK_BACK_RECORDS: Final = 300_000  # with a whole log: who writes snapshots at all has written one in there
+SILENCE_S: Final = 30.0  # without one record on the way to a known end; then the cluster counts as unreachable
+
+
+def find(log: CoordinationLog, number: int, bounds: Bounds, incarnation: bytes | None, wanted: int,
+         look_back: int | None = None) -> Shelf:  # fmt: skip
+    """What stands in the log of snapshots, looked for from its end until `wanted` confirmed ones are found.
+
+    Windows are read once each: a Shelf joins chunks in any order.
+    """
+    shelf, end, width = Shelf(incarnation), bounds.end, WINDOW_RECORDS
+    least = bounds.first if look_back is None else max(bounds.first, bounds.end - look_back)
+    while end > least and len(shelf.confirmed(bounds.first)) < wanted:
+        start = max(least, end - width)
+        for records in log.read(number, start, end, SILENCE_S):
+            for record in records:
+                found = codec.open_snapshot(record.value) if record.offset < end else None
+                if found is not None:
+                    shelf.take(found)
+        end, width = start, width * WINDOW_GROWTH
+    return shelf
+
+
+def incarnation_of(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds) -> bytes | None:
+    """What the log belongs to: the root's; in log 0 that of its first Genesis, None if that is gone or not there."""
+    if root is not None or bounds.first:
+        return None if root is None else root.incarnation
+    world = World(number)
+    for records in log.read(number, 0, bounds.end, SILENCE_S):
+        for record in records:
+            rationalizer.apply(world, record.offset, record.value)
+            if world.genesis is not None:
+                return world.genesis.incarnation
+    return None
+
+
+def open_world(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds) -> World:
+    """A world that stands where reading has to begin: `log.follow(number, world.next_offset)`.
+
+    Raises HistoryTruncated if the log's beginning is gone and no confirmed snapshot stands in for it,
+    TopicRecreated, ClusterUnreachable.
+    """
+    if bounds.first == 0 and bounds.end <= COLD_FOLD_RECORDS:
+        return World(number, root)
+    return base_of(log, number, root, bounds, bounds.end, None if bounds.first else LOOK_BACK_RECORDS)
+
+
+def base_of(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds, at: int,
+            look_back: int | None = None) -> World:  # fmt: skip
+    """The newest confirmed point at or below a checkpoint: that of a sound snapshot, else the log's beginning.
+
+    Raises HistoryTruncated if the log begins later and no such snapshot stands in for what is missing (N10).
+    """
+    incarnation = incarnation_of(log, number, root, bounds)
+    if incarnation is None and not bounds.first:
+        return World(number, root)  # nothing has begun here
+    for wanted in (1, snapshot.SHELF_MAX):  # nearly always the newest one is sound, and old enough
+        shelf = find(log, number, bounds, incarnation, wanted, look_back)
+        for stored in shelf.confirmed(bounds.first):
+            world = snapshot.load(stored, number, root) if stored.at <= at else None
+            if world is not None:
+                return world
+        if not bounds.first and not shelf.whole:
+            break
+    if bounds.first:
+        raise HistoryTruncated(number, bounds.first)
+    return World(number, root)
+
+
+def refold(log: CoordinationLog, base: World, to: int, group: str = "") -> World:
+    """Folds re-read bytes from where `base` stands up to a checkpoint; digests of `group` are kept on the way.
+
+    Raises what folding and reading raise.
+    """
+    if group:
+        base.watched.add(group)
+    for records in log.read(base.log, base.next_offset, to, SILENCE_S):
+        for record in records:
+            if record.offset >= to:
+                break
+            rationalizer.apply(base, record.offset, record.value)
+    return base

@@ -1,0 +1,169 @@
+"""The driver of what keeps logs short and honest: snapshots, their audits, truncation, second folds (PROTOCOL.md 15).
+
+Carries out what Keeper and Member ask for and decides nothing. Whatever reads history does so on the clerk, a thread
+of its own, without the lock.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from marshal_py.client import opening
+from marshal_py.client.policy import Policy
+from marshal_py.errors import ClusterError, HistoryTruncated, MarshalError, SnapshotRefused
+from marshal_py.protocol import codec, snapshot
+from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.keeper import Keeper
+from marshal_py.protocol.ready import Advisory
+from marshal_py.protocol.records import Snapshot
+from marshal_py.protocol.snapshot import Stored
+from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.world import CHECKPOINT_OFFSETS, World
+
+if TYPE_CHECKING:
+    from marshal_py.client.loop import Loop
+    from marshal_py.client.station import Station
+
+log = logging.getLogger("marshal_py")
+
+TRUNCATE_EVERY_MS: Final = 300_000  # one look-up by time per log and client that leads
+TRUNCATE_RECORDS_MIN: Final = 1_024  # below that a request costs more than it frees
+BOUNDS_TIMEOUT_S: Final = 10.0
+
+
+class Upkeep:
+    """Upkeep of all logs of one Loop. Called with the loop's lock held, but for what runs on the clerk."""
+
+    def __init__(self, loop: Loop, policy: Policy) -> None:
+        self.loop, self.policy = loop, policy
+        self.keepers: dict[int, Keeper] = {}
+        self._truncate_due_ms: dict[int, int] = {}
+        self._refused = False  # this client may not delete records: an admin does (N12)
+
+    def begin(self, world: World) -> None:
+        self.keepers[world.log] = Keeper(world, self.policy.snapshot_every_records, self.loop.draw)
+        if world.began_at:
+            self.loop.clerk.submit(f"check of the start of log {world.log}", lambda: self._check_start(world))
+
+    def end(self, number: int) -> None:
+        del self.keepers[number]
+
+    def folded(self, number: int, verdict: Verdict, now_ms: int) -> None:
+        self.keepers[number].folded(verdict, now_ms)
+
+    def tick(self, now: Instant) -> None:
+        if not self.loop.stations:
+            return
+        sessions: dict[int, set[int]] = {}
+        for station in self.loop.stations:
+            if station.member.session != NONE and not station.away:
+                sessions.setdefault(station.log, set()).add(station.member.session)
+        client_id = self.loop.stations[0].member.options.client_id
+        for number, live in sessions.items():
+            keeper = self.keepers[number]
+            chores = keeper.tick(now.mono_ms, client_id, live)
+            self._send(number, chores.send)
+            if chores.audit is not None:
+                self._submit_audit(keeper, chores.audit)
+            if chores.doubtful is not None:
+                self._tell(number, "snapshot_refused", chores.doubtful.at, "it is not what this process folded")
+            if keeper.confirmed_at != NONE and now.mono_ms >= self._truncate_due_ms.get(number, 0):
+                self._truncate_due_ms[number] = now.mono_ms + TRUNCATE_EVERY_MS
+                if keeper.leads(live):
+                    self.loop.clerk.submit(f"truncation of log {number}", partial(self._truncate, keeper))
+
+    def _send(self, number: int, records: list[Snapshot]) -> None:
+        for record in records:
+            value = codec.encode(record, "", record.genesis.incarnation)
+            try:
+                self.loop.log.append(number, b"", value)
+            except MarshalError as error:  # too large for this cluster: the history stays, and consumers go on
+                self._tell(number, "snapshot_refused", record.at, str(error))
+                return
+
+    def _tell(self, number: int, kind: str, offset: int, text: str) -> None:
+        log.warning("coordination partition %d, %s at %d: %s", number, kind, offset, text,
+                    extra={"marshal_log": number})  # fmt: skip
+        for station in self.loop.stations:
+            if station.log == number:
+                member = station.member
+                station.events.append(Advisory(kind, member.name, member.options.client_id, offset=offset, text=text))
+
+    # --- on the clerk
+
+    def _submit_audit(self, keeper: Keeper, stored: Stored) -> None:
+        self.loop.clerk.submit(f"audit of the snapshot of log {keeper.world.log}", lambda: self._audit(keeper, stored))
+
+    def _audit(self, keeper: Keeper, stored: Stored) -> None:
+        """N6: a second fold of re-read bytes, by a process that is alone in the log."""
+        again = self._again(keeper.world, stored.at)
+        with self.loop.lock:
+            self._send(keeper.world.log, keeper.audited(stored, again))
+
+    def _again(self, world: World, at: int, group: str = "") -> World | None:
+        """The log folded once more up to a checkpoint, from the newest confirmed point below it."""
+        loop = self.loop
+        try:
+            bounds = loop.log.bounds(world.log, BOUNDS_TIMEOUT_S)
+            base = opening.base_of(loop.log, world.log, world.root, bounds, at - CHECKPOINT_OFFSETS)
+            return opening.refold(loop.log, base, at, group)
+        except ClusterError as error:
+            log.warning("coordination partition %d could not be folded again: %s", world.log, error,
+                        extra={"marshal_log": world.log})  # fmt: skip
+            return None
+
+    def refold(self, station: Station, at: int) -> None:
+        """G6: what does the log fold to, read once more? Asked for by a member."""
+        member, world = station.member, station.member.world
+
+        def work() -> None:
+            again = self._again(world, at, member.name)
+            with self.loop.lock:
+                if member.world is world:
+                    member.refolded(at, again, self.loop.clock.now())
+            self.loop.kick(station)
+
+        self.loop.clerk.submit(f"second fold for {member.name} [{id(station):x}]", work)
+
+    def _check_start(self, world: World) -> None:
+        """N9: the older of the two newest confirmed snapshots folds to the newer one, with which this reader began."""
+        loop, at = self.loop, world.began_at
+        bounds = loop.log.bounds(world.log, BOUNDS_TIMEOUT_S)
+        assert world.genesis is not None  # a snapshot names it
+        shelf = opening.find(loop.log, world.log, bounds, world.genesis.incarnation, 2)
+        older = [stored for stored in shelf.confirmed(bounds.first) if stored.at < at]
+        began = [stored for stored in shelf.confirmed(bounds.first) if stored.at == at]
+        base = snapshot.load(older[0], world.log, world.root) if older else None
+        if base is None or not began:
+            return
+        try:
+            again = opening.refold(loop.log, base, at)
+        except HistoryTruncated:
+            return  # meanwhile; the older one is gone
+        key = began[0].key
+        if (snapshot.digest_of(again), again.chain) != (key.state, key.chain) and loop.worlds.get(world.log) is world:
+            loop.break_log(world.log, SnapshotRefused(world.log, at, older[0].at))
+
+    def _truncate(self, keeper: Keeper) -> None:
+        """N12: what lies behind two confirmed snapshots, and is older than the margin, goes."""
+        loop, number = self.loop, keeper.world.log
+        with loop.lock:
+            before = keeper.deletable()
+        if not before or self._refused or not {"truncate", "time_lookup"} <= loop.admin.capabilities:
+            return
+        tp = TopicPartition(loop.topic, number)
+        first = loop.log.bounds(number, BOUNDS_TIMEOUT_S).first
+        kept_from_ms = loop.clock.now().wall_ms - round(self.policy.history_kept_s * 1000)
+        before = min(before, loop.admin.offsets_at([tp], kept_from_ms).get(tp, before))
+        if before - first < TRUNCATE_RECORDS_MIN:
+            return
+        refused = loop.admin.delete_records(tp, before)
+        if refused:
+            self._refused = True
+            with loop.lock:
+                self._tell(number, "truncation_refused", before, refused)
+        else:
+            log.info("coordination partition %d: records below %d were deleted", number, before,
+                     extra={"marshal_log": number})  # fmt: skip

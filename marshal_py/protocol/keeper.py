@@ -1,0 +1,197 @@
+"""Who keeps a log short: when a snapshot is due, who writes it, who vouches for it, what may be deleted (N5-N8, N12).
+
+One Keeper per log and process, beside the world. The driver calls `folded` after every record, `tick` when it has
+time, and carries out the Chores. Pure: no clock, no chance; random bits come from the edge. A process without a
+session in the log keeps nothing: it might be gone in a moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from msgspec import Struct, field
+
+from marshal_py.protocol import snapshot
+from marshal_py.protocol.identity import NONE
+from marshal_py.protocol.records import Heartbeat, Snapshot
+from marshal_py.protocol.snapshot import Shelf, Stored
+from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.world import CHECKPOINT_OFFSETS, U64, World
+
+SNAPSHOT_EVERY_RECORDS: Final = 50_000  # about a quarter of a second of folding: what a start costs at most
+STAGGER_RECORDS: Final = 1_024  # per rank: the first one's snapshot has been read long before
+RETRY_RECORDS: Final = 4_096  # a snapshot that nobody vouched for within so many is followed by another one
+STAGGER_MS: Final = 500  # per rank, before one vouches: usually the first one's witness has been read by then
+CHECKPOINTS_HELD: Final = 1_024  # own digests of the whole state: a snapshot is read seconds after its checkpoint
+
+
+class Chores(Struct):
+    """What the driver should do now."""
+
+    send: list[Snapshot] = field(default_factory=list)  # to the log, under no group
+    audit: Stored | None = None  # fold once more from re-read bytes, then call `audited` (N6)
+    doubtful: Stored | None = None  # a snapshot of somebody else that is not what this process folded
+
+
+class Keeper:
+    """Snapshots of one log, by one process."""
+
+    def __init__(self, world: World, every_records: int, draw: Callable[[int], bytes]) -> None:
+        self.world = world
+        self.every_records = every_records
+        self.instance = draw(16)  # a cloned machine shares it: it is no other process
+        self.shelf = Shelf()
+        self.reported: dict[int, int] = {}  # session -> newest checkpoint that it showed to have folded
+        self._past: dict[int, tuple[int, int]] = {}  # checkpoint -> digests of state and chain, as folded here
+        self._parts = {name: snapshot.part_of(group) for name, group in world.groups.items()}
+        self._total = sum(self._parts.values()) & U64
+        self._touched: set[str] = set()
+        self._past[world.chain_at] = (self._total, world.chain)
+        self._armed = False  # the next checkpoint is written down
+        self._written: list[Snapshot] = []  # to be sent with the next tick
+        self._seen_at = NONE  # newest checkpoint of any snapshot that was read whole
+        self._judge: dict[int, tuple[Stored, int]] = {}  # by checkpoint: (snapshot, ms at which it may be vouched for)
+        self._audits: set[int] = set()
+
+    # --- reading
+
+    def folded(self, verdict: Verdict, now_ms: int) -> None:
+        """A record was folded into the world just now."""
+        if verdict.group:
+            self._touched.add(verdict.group)
+        record = verdict.record
+        if type(record) is Heartbeat:
+            if record.digest is not None and not verdict.outcome:
+                self.reported[record.session] = record.digest.at
+        elif type(record) is Snapshot and not verdict.outcome:
+            self._read(record, now_ms)
+        if verdict.offset % CHECKPOINT_OFFSETS == CHECKPOINT_OFFSETS - 1:
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        world, parts, total = self.world, self._parts, self._total
+        for name in self._touched:
+            group = world.groups.get(name)
+            if group is not None:
+                fresh = snapshot.part_of(group)
+                total += fresh - parts.get(name, 0)
+                parts[name] = fresh
+        self._touched.clear()
+        self._total = total & U64
+        self._past[world.chain_at] = (self._total, world.chain)
+        if len(self._past) > CHECKPOINTS_HELD:
+            del self._past[next(iter(self._past))]
+        if self._armed:
+            self._armed = False
+            self._written += self.write() or ()
+
+    def write(self) -> list[Snapshot] | None:
+        """The snapshot of the world, which stands at a checkpoint; None while a group is opaque (N7)."""
+        world, data = self.world, snapshot.state_of(self.world)
+        if data is None or world.genesis is None:
+            return None
+        state, chain = self._past[world.chain_at]
+        return snapshot.split(world.genesis, self.instance, world.chain_at, state, chain, data)
+
+    def _read(self, record: Snapshot, now_ms: int) -> None:
+        found = self.shelf.take(record)
+        if found is None:
+            return
+        self._seen_at = max(self._seen_at, found.at)
+        if not found.confirmed:
+            self._judge[found.at] = (found, now_ms)
+            return
+        self._judge.pop(found.at, None)
+        kept = self.shelf.confirmed()[:2]
+        if len(kept) == 2:
+            self.shelf.forget_below(kept[1].at)
+        for stored in kept:
+            stored.data = b""  # what is confirmed is kept for its checkpoint alone
+        live = {session for group in self.world.groups.values() for session in group.sessions}
+        self.reported = {session: at for session, at in self.reported.items() if session in live}
+
+    # --- acting
+
+    def tick(self, now_ms: int, client_id: str, sessions: set[int]) -> Chores:
+        """What is due. `sessions`: the live ones of this process in this log, all of this client id."""
+        chores = Chores()
+        if not sessions:
+            self._armed = False
+            self._written.clear()
+            return chores
+        chores.send, self._written = self._written, []
+        if chores.send:
+            self._seen_at = max(self._seen_at, chores.send[0].at)
+        if self._due(sessions):
+            self._armed = True
+        for at, (stored, since_ms) in list(self._judge.items()):
+            self._judge_one(at, stored, now_ms - since_ms, client_id, sessions, chores)
+        return chores
+
+    def _due(self, sessions: set[int]) -> bool:
+        confirmed, end = self.confirmed_at, self.world.next_offset
+        behind = end - max(confirmed, 0)
+        if behind < self.every_records or (self._seen_at > confirmed and end < self._seen_at + RETRY_RECORDS):
+            return False
+        return behind >= self.every_records + self._rank(sessions) * STAGGER_RECORDS
+
+    def _rank(self, sessions: set[int]) -> int:
+        """How many live sessions of the log are older than this process's oldest (N8)."""
+        first = min(sessions)
+        return sum(sid < first for group in self.world.groups.values() for sid in group.sessions)
+
+    def _judge_one(self, at: int, stored: Stored, waited_ms: int, client_id: str, sessions: set[int],
+                   chores: Chores) -> None:  # fmt: skip
+        """N6: vouches for what this process folded itself; for its own snapshot only where nobody else lives."""
+        key, own = stored.key, self._past.get(at)
+        if own is None:
+            del self._judge[at]
+        elif own != (key.state, key.chain):
+            del self._judge[at]
+            chores.doubtful = stored
+        elif key.instance == self.instance:
+            alone = all(session.join.client_id == client_id for group in self.world.groups.values()
+                        for session in group.sessions.values())  # fmt: skip
+            if alone and at not in self._audits:
+                self._audits.add(at)
+                chores.audit = stored
+        elif waited_ms >= self._rank(sessions) * STAGGER_MS:
+            del self._judge[at]
+            if snapshot.load(stored, self.world.log, self.world.root) is None:
+                chores.doubtful = stored
+            else:
+                chores.send.append(snapshot.witness(stored.genesis, self.instance, at, key.state, key.chain))
+
+    def audited(self, stored: Stored, again: World | None) -> list[Snapshot]:
+        """N6: the own snapshot was folded once more, to `again`; None if that could not be done now."""
+        self._audits.discard(stored.at)
+        self._judge.pop(stored.at, None)
+        key = stored.key
+        if again is None or (snapshot.digest_of(again), again.chain) != (key.state, key.chain):
+            return []
+        if snapshot.load(stored, self.world.log, self.world.root) is None:
+            return []
+        return [snapshot.witness(stored.genesis, self.instance, stored.at, key.state, key.chain)]
+
+    # --- what may be deleted
+
+    @property
+    def confirmed_at(self) -> int:
+        """Checkpoint of the newest confirmed snapshot that was read, -1 if there is none."""
+        confirmed = self.shelf.confirmed()
+        return confirmed[0].at if confirmed else NONE
+
+    def deletable(self) -> int:
+        """N12: up to where records may go: the older of the two newest confirmed snapshots, and no live session's
+        newest digest; 0 if nothing may."""
+        confirmed = self.shelf.confirmed()
+        if len(confirmed) < 2:
+            return 0
+        live = [self.reported.get(session, session) for group in self.world.groups.values()
+                for session in group.sessions]  # fmt: skip
+        return min([confirmed[1].at, *live])
+
+    def leads(self, sessions: set[int]) -> bool:
+        """Whether this process is the first in rank: one client deletes."""
+        return bool(sessions) and self._rank(sessions) == 0

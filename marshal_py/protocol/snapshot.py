@@ -1,0 +1,340 @@
+"""Snapshots of a log: a world as canonical bytes, those bytes as Snapshot records, and back (PROTOCOL.md 15).
+
+Pure, like all of the heart: it judges bytes and joins records. Who writes a snapshot and who vouches for it is
+decided in keeper.py; how a reader finds one is client/opening.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct as Pack
+from typing import Annotated, Final, TypeVar
+from zlib import crc32
+
+from msgspec import DecodeError, Meta, Struct
+from msgspec.msgpack import Decoder, Encoder
+
+from marshal_py.errors import TopicRecreated
+from marshal_py.protocol.codec import decode_body
+from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.records import (
+    RECORD_TYPES,
+    Bytes16,
+    Count,
+    Genesis,
+    GroupConfig,
+    Id,
+    Join,
+    Offset,
+    OffsetOrNone,
+    PartitionOrWhole,
+    Partitions,
+    Snapshot,
+    Text,
+)
+from marshal_py.protocol.world import (
+    CHECKPOINT_OFFSETS,
+    FOLD_VERSION,
+    U64,
+    Group,
+    Partition,
+    Session,
+    Topic,
+    World,
+    hash64,
+)
+
+STATE_FORMAT: Final = 1  # N2: a reader passes over snapshots of a format that it does not know
+CHUNK_BYTES: Final = 500_000  # half of a broker's default limit of 1 MiB: the envelope and a batch's framing fit
+SHELF_MAX: Final = 32  # snapshots, and witnesses, remembered at a time: a log has few; nonsense must not cost more
+K = TypeVar("K")
+V = TypeVar("V")
+_JOIN: Final = RECORD_TYPES.index(Join)
+_CONFIG: Final = RECORD_TYPES.index(GroupConfig)
+_PART = Pack("<qQQ").pack
+
+
+class _Topic(Struct, array_like=True, frozen=True):
+    name: Id
+    count: Partitions
+    first_count: Partitions
+    offset: Offset
+
+
+class _Session(Struct, array_like=True, frozen=True):
+    id: Offset
+    join: bytes
+    extended: Offset
+    mark: OffsetOrNone
+    ready: tuple[Offset, ...]
+
+
+class _Partition(Struct, array_like=True, frozen=True):
+    topic: Text
+    partition: PartitionOrWhole
+    owner: OffsetOrNone
+    epoch: OffsetOrNone
+    position: OffsetOrNone
+    generation: Offset
+    version: OffsetOrNone
+    last_owner: OffsetOrNone
+    successor: OffsetOrNone
+    lag: Count
+    in_flight: Count
+    attempts: Count
+
+
+class _Group(Struct, array_like=True, frozen=True):
+    name: Id
+    mode: Annotated[int, Meta(ge=0, le=2)]
+    pause_change: OffsetOrNone
+    pause_duration_ms: Count
+    config_offset: OffsetOrNone
+    config: bytes
+    topics: tuple[_Topic, ...]
+    sessions: tuple[_Session, ...]
+    partitions: tuple[_Partition, ...]
+
+
+class _State(Struct, array_like=True, frozen=True):
+    format: int
+    fold: int
+    log: int
+    groups: tuple[_Group, ...]
+
+
+_ENCODER: Final = Encoder()  # always the shortest form of a value: what N2 asks for
+_DECODER: Final = Decoder(_State)
+
+
+class Key(Struct, frozen=True, array_like=True):
+    """What the chunks of one snapshot have in common (N1)."""
+
+    instance: Bytes16
+    at: int
+    chunks: int
+    state: int
+    chain: int
+
+
+class Stored(Struct):
+    """A snapshot that was read whole."""
+
+    key: Key
+    genesis: Genesis
+    data: bytes
+    witnesses: set[bytes]  # instances of those who vouch for it (N5)
+
+    @property
+    def at(self) -> int:
+        return self.key.at
+
+    @property
+    def confirmed(self) -> bool:
+        """N5: somebody vouches for it; the writer itself where it was alone (`self_audit`)."""
+        return bool(self.witnesses)
+
+    @property
+    def self_audit(self) -> bool:
+        return self.witnesses == {self.key.instance}
+
+
+# --- a world as bytes
+
+
+def part_of(group: Group) -> int:
+    """What one group adds to the digest of a log's state (N3), as of now."""
+    return hash64(_PART(5, group.name_hash, group.digest()))
+
+
+def digest_of(world: World) -> int:
+    """N3: the digest of a log's whole state."""
+    return sum(part_of(group) for group in world.groups.values()) & U64
+
+
+def state_of(world: World) -> bytes | None:
+    """N2: the canonical state, None while a group is opaque (N7): nobody knows what such a group's records mean."""
+    groups = sorted(world.groups.values(), key=lambda group: group.name)
+    if any(group.opaque_at != NONE for group in groups):
+        return None
+    return _ENCODER.encode(_State(STATE_FORMAT, FOLD_VERSION, world.log, tuple(map(_packed, groups))))
+
+
+def _packed(group: Group) -> _Group:
+    # A str sorts by code points, which is the order of its utf-8 bytes.
+    topics = tuple(_Topic(name, t.count, t.first_count, t.offset) for name, t in sorted(group.topics.items()))
+    sessions = tuple(_Session(s.id, s.join_body, s.extended, s.mark, s.ready)
+                     for _, s in sorted(group.sessions.items()))  # fmt: skip
+    partitions = tuple(
+        _Partition(*p.tp, p.owner, p.epoch, p.position, p.generation, p.version, p.last_owner, p.successor, p.lag,
+                   p.in_flight, p.attempts)
+        for _, p in sorted(group.partitions.items())
+    )  # fmt: skip
+    return _Group(group.name, group.mode, group.pause_change, group.pause_duration_ms, group.config_offset,
+                  group.config_body, topics, sessions, partitions)  # fmt: skip
+
+
+# --- bytes as a world
+
+
+def load(stored: Stored, log: int, root: Genesis | None = None, expected: bytes | None = None) -> World | None:
+    """The world as it was at the snapshot's checkpoint, None if the snapshot is not sound (N4).
+
+    Raises TopicRecreated if it names another incarnation than the reader knows (L6).
+    """
+    incarnation = stored.genesis.incarnation
+    known = expected if root is None else root.incarnation
+    if known is not None and incarnation != known:
+        raise TopicRecreated(log, known.hex(), incarnation.hex())
+    try:
+        state = _DECODER.decode(stored.data)
+    except (DecodeError, ValueError):
+        return None
+    if (state.format, state.fold, state.log) != (STATE_FORMAT, FOLD_VERSION, log) or stored.at % CHECKPOINT_OFFSETS:
+        return None
+    world = World(log, root, expected)
+    world.genesis, world.crc_seed = stored.genesis, crc32(incarnation)
+    world.began_at = world.next_offset = world.chain_at = stored.at
+    world.chain = stored.key.chain
+    for packed in state.groups:
+        group = _group(packed, stored.at)
+        if group is None:
+            return None
+        world.groups[group.name] = group
+    # The digest tells that this is the state, the bytes that it is written in the one form that N2 allows.
+    return world if digest_of(world) == stored.key.state and state_of(world) == stored.data else None
+
+
+def _group(packed: _Group, at: int) -> Group | None:
+    """None for what no fold could have come to: readers rely on it (W1 to W7 of world.py)."""
+    group = Group(packed.name)
+    group.mode, group.pause_change, group.pause_duration_ms = packed.mode, packed.pause_change, packed.pause_duration_ms
+    if packed.config_offset != NONE:
+        config = decode_body(_CONFIG, packed.config)
+        if not isinstance(config, GroupConfig):
+            return None
+        group.config, group.config_body, group.config_offset = config, packed.config, packed.config_offset
+        group.config_hash = hash64(packed.config)
+    for topic in packed.topics:
+        name_hash = hash64(topic.name.encode())
+        group.topics[topic.name] = Topic(name_hash, topic.count, topic.first_count, topic.offset)
+    for kept in packed.sessions:
+        join = decode_body(_JOIN, kept.join)
+        if not isinstance(join, Join):
+            return None
+        group.sessions[kept.id] = Session(kept.id, join, kept.join, hash64(kept.join), kept.extended, kept.mark,
+                                          kept.ready)  # fmt: skip
+    group.partitions = {partition.tp: partition for partition in _partitions(packed)}
+    owned = [partition for partition in group.partitions.values() if partition.owner != NONE]
+    for partition in sorted(owned, key=lambda partition: partition.epoch):  # the order in which a fold meets them
+        session = group.sessions.get(partition.owner)
+        if session is None or partition.epoch in group.claims:
+            return None
+        group.claims[partition.epoch] = partition
+        session.epochs.add(partition.epoch)
+        session.held += partition.tp.partition >= 0
+    group.dirty.update(group.topics.values(), group.sessions.values(), group.partitions.values())
+    return group if _coherent(group, at) else None
+
+
+def _partitions(packed: _Group) -> Iterator[Partition]:
+    for p in packed.partitions:
+        yield Partition(TopicPartition(p.topic, p.partition), hash64(p.topic.encode()), p.owner, p.epoch, p.position,
+                        p.generation, p.version, p.last_owner, p.successor, p.lag, p.in_flight, p.attempts)  # fmt: skip
+
+
+def _coherent(group: Group, at: int) -> bool:
+    try:
+        group.check(at)
+    except AssertionError:
+        return False
+    return True
+
+
+# --- bytes as records, and records joined
+
+
+def split(genesis: Genesis, instance: bytes, at: int, state: int, chain: int, data: bytes) -> list[Snapshot]:
+    """The chunks of a snapshot (N1)."""
+    count = max(1, -(-len(data) // CHUNK_BYTES))
+    return [Snapshot(genesis, instance, at, number, count, state, chain,
+                     data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]) for number in range(count)]  # fmt: skip
+
+
+def witness(genesis: Genesis, instance: bytes, at: int, state: int, chain: int) -> Snapshot:
+    """The record by which `instance` vouches for the snapshots of this state at this checkpoint (N5)."""
+    return Snapshot(genesis, instance, at, 0, 1, state, chain, b"")
+
+
+def founding(genesis: Genesis, log: int, instance: bytes, at: int) -> list[Snapshot]:
+    """N13: the records that begin a log's history anew at a checkpoint, with nothing in it."""
+    world = World(log)
+    data = state_of(world)
+    assert data is not None
+    return [*split(genesis, instance, at, digest_of(world), 0, data), witness(genesis, instance, at, 0, 0)]
+
+
+class Shelf:
+    """Joins what is read of snapshots, in any order, from any end of the log; copies change nothing (N1)."""
+
+    def __init__(self, incarnation: bytes | None = None) -> None:
+        """`incarnation`: of the log, if it is known; snapshots that name another one are garbage (E2)."""
+        self.incarnation = incarnation
+        self.whole: dict[Key, Stored] = {}
+        self._open: dict[Key, dict[int, bytes]] = {}
+        self._vouched: dict[tuple[int, int, int], set[bytes]] = {}
+
+    def take(self, record: Snapshot) -> Stored | None:
+        """Reads a record; the snapshot that it completed or vouched for, if any."""
+        if self.incarnation is not None and record.genesis.incarnation != self.incarnation:
+            return None
+        if not record.data:
+            return self._take_witness(record)
+        key = Key(record.instance, record.at, record.chunks, record.state, record.chain)
+        if record.chunk >= record.chunks or key in self.whole:
+            return None
+        pieces = self._open.setdefault(key, {})
+        pieces[record.chunk] = record.data
+        if len(pieces) < record.chunks:
+            _bound(self._open)
+            return None
+        del self._open[key]
+        data = b"".join(pieces[number] for number in range(record.chunks))
+        vouched = self._vouched.get((key.at, key.state, key.chain), set())
+        found = self.whole[key] = Stored(key, record.genesis, data, set(vouched))
+        _bound(self.whole)
+        return found
+
+    def _take_witness(self, record: Snapshot) -> Stored | None:
+        named = (record.at, record.state, record.chain)
+        self._vouched.setdefault(named, set()).add(record.instance)
+        _bound(self._vouched)
+        found = None
+        for stored in self.whole.values():
+            if (stored.key.at, stored.key.state, stored.key.chain) == named:
+                stored.witnesses.add(record.instance)
+                found = stored
+        return found
+
+    def forget_below(self, at: int) -> None:
+        """Drops what lies below a checkpoint: nobody needs it any more."""
+        self.whole = {key: stored for key, stored in self.whole.items() if key.at >= at}
+        self._open = {key: pieces for key, pieces in self._open.items() if key.at >= at}
+        self._vouched = {named: by for named, by in self._vouched.items() if named[0] >= at}
+
+    def confirmed(self, first: int = 0) -> list[Stored]:
+        """Confirmed snapshots from which a log that begins at `first` can be read on, the newest first.
+
+        One per checkpoint and state.
+        """
+        found: dict[tuple[int, int, int], Stored] = {}
+        for stored in self.whole.values():
+            named = (stored.key.at, stored.key.state, stored.key.chain)
+            if stored.confirmed and stored.at >= first and (named not in found or found[named].self_audit):
+                found[named] = stored  # two may have written the same: rather the one that another one vouches for
+        return sorted(found.values(), key=lambda stored: -stored.at)
+
+
+def _bound(kept: dict[K, V]) -> None:
+    while len(kept) > SHELF_MAX:
+        del kept[next(iter(kept))]

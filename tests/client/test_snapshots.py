@@ -1,0 +1,342 @@
+"""Consumers over logs that are long, truncated, or kept short by the consumers themselves; and a broken fold, live."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+import msgspec
+import pytest
+
+from marshal_py.client import opening, upkeep
+from marshal_py.client import policy as policies
+from marshal_py.errors import Diverged, HistoryRestarted, HistoryTruncated, InvalidOption, SnapshotRefused
+from marshal_py.protocol import codec, keeper, rationalizer, snapshot
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.records import Genesis, GroupConfig, Leave, Note, Snapshot
+from marshal_py.protocol.routing import route
+from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.world import World
+from tests.client.test_bad_logs import ends_with
+from tests.support.fronts import DEADLINE_S, LOG, LOGS, MemoryGround, collect, joined, owns, places, positions, until
+
+IN = {number: next(f"g{i}" for i in range(100) if route(f"g{i}", LOGS) == number) for number in range(LOGS)}
+WRITER, WITNESS = b"w" * 16, b"v" * 16
+
+
+@pytest.fixture(params=[0, 1])
+def number(request: pytest.FixtureRequest) -> int:
+    """The log in which a test's group lives: the root's own, or another."""
+    found: int = request.param
+    return found
+
+
+def root_of(memory: MemoryGround) -> Genesis:
+    value = memory.log_values(0)[0]
+    envelope = codec.open_envelope(value, -1)
+    assert envelope is not None
+    assert isinstance(envelope[5], Genesis)
+    return envelope[5]
+
+
+def folded(memory: MemoryGround, number: int, to: int | None = None) -> World:
+    world = World(number, None if number == 0 else root_of(memory))
+    for offset, value in enumerate(memory.log_values(number)[:to]):
+        rationalizer.apply(world, offset, value)
+    return world
+
+
+def pad(memory: MemoryGround, number: int, records: int = 0) -> int:
+    """So many records and up to the next checkpoint; where the log ends then."""
+    value = codec.encode(Note(-1, "filler"), IN[number], root_of(memory).incarnation)
+    while records > 0 or memory.broker.bounds(TopicPartition(LOG, number)).end % 16:
+        memory.put(LOG, number, value)
+        records -= 1
+    return memory.broker.bounds(TopicPartition(LOG, number)).end
+
+
+def write_snapshot(memory: MemoryGround, number: int, *, change: Any = None, confirm: bool = True) -> int:
+    """A snapshot of the log as of now, as somebody else would write it; `change` makes a wrong one of the state."""
+    at = pad(memory, number)
+    world = folded(memory, number)
+    if change is not None:
+        change(world)
+    data, root = snapshot.state_of(world), root_of(memory)
+    assert data is not None
+    records = snapshot.split(root, WRITER, at, snapshot.digest_of(world), world.chain, data)
+    if confirm:
+        records.append(snapshot.witness(root, WITNESS, at, records[0].state, records[0].chain))
+    for record in records:
+        memory.put(LOG, number, codec.encode(record, "", root.incarnation))
+    return at
+
+
+def lived(memory: MemoryGround, number: int, messages: int = 3) -> str:
+    """A group that has consumed: its topic."""
+    topic = memory.topic()
+    memory.fill(topic, 0, messages)
+    with memory.connect() as marshal, joined(marshal, IN[number], [topic]) as consumer:
+        assert len(collect(consumer, messages)) == messages
+        consumer.flush()
+    return topic
+
+
+def test_start_after_truncation(memory: MemoryGround, number: int) -> None:
+    """N9: behind a snapshot the log goes on where it was, in the root's log and in another."""
+    topic = lived(memory, number)
+    write_snapshot(memory, number)
+    at = write_snapshot(memory, number)
+    memory.truncate(LOG, number, at)
+    memory.fill(topic, 0, 2, first=3)
+    with memory.connect() as marshal, joined(marshal, IN[number], [topic]) as consumer:
+        assert places(collect(consumer, 2)) == [(0, 3), (0, 4)]
+        world = marshal._loop.worlds[number]
+        assert world.began_at == at
+        world.check()
+
+
+def test_a_long_log_begins_at_its_snapshot(memory: MemoryGround, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """N9: also where nothing was deleted; and if there is no sound one, at offset 0."""
+    monkeypatch.setattr(opening, "COLD_FOLD_RECORDS", 0)
+    topic = lived(memory, number)
+    root = root_of(memory)
+    write_snapshot(memory, number, confirm=False)
+    with memory.connect() as marshal, joined(marshal, IN[number], [topic]):
+        assert marshal._loop.worlds[number].began_at == 0
+    at = write_snapshot(memory, number)
+    pad(memory, number, 3 * opening.WINDOW_RECORDS)
+    unsound = Snapshot(root, WRITER, at + 16, 0, 1, 1, 1, b"nothing")
+    for record in (unsound, snapshot.witness(root, WITNESS, at + 16, 1, 1)):
+        memory.put(LOG, number, codec.encode(record, "", root.incarnation))
+    with memory.connect() as marshal, joined(marshal, IN[number], [topic]) as consumer:
+        world = marshal._loop.worlds[number]
+        assert world.began_at == at
+        assert positions(consumer) == {0: 3} or until(owns(consumer, 0), "the partition is ours")
+        through = folded(memory, number, world.chain_at)
+        assert (through.chain, snapshot.digest_of(through)) == (world.chain, snapshot.digest_of(folded(memory, number,
+                world.chain_at)))  # fmt: skip
+
+
+def test_a_snapshot_of_another_incarnation(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
+    """N4: in a whole log the Genesis tells what the log is; an old client's snapshot is garbage."""
+    monkeypatch.setattr(opening, "COLD_FOLD_RECORDS", 0)
+    topic = lived(memory, 0)
+    root = root_of(memory)
+    at = pad(memory, 0)
+    world = folded(memory, 0)
+    data = snapshot.state_of(world)
+    assert data is not None
+    other = msgspec.structs.replace(root, incarnation=b"o" * 16)
+    records = snapshot.split(other, WRITER, at, snapshot.digest_of(world), world.chain, data)
+    for record in (*records, snapshot.witness(other, WITNESS, at, records[0].state, records[0].chain)):
+        memory.put(LOG, 0, codec.encode(record, "", b"o" * 16))
+    with memory.connect() as marshal, joined(marshal, IN[0], [topic]):
+        assert marshal.root == root
+        assert marshal._loop.worlds[0].began_at == 0
+
+
+def test_a_wrong_snapshot_is_found_out(memory: MemoryGround, number: int) -> None:
+    """N9: the older one folds to another state than the newer one holds: the reader fences."""
+    topic = lived(memory, number)
+    older = write_snapshot(memory, number)
+
+    def wrong(world: World) -> None:
+        group = world.groups[IN[number]]
+        partition = group.partitions[TopicPartition(topic, 0)]
+        partition.position += 1
+        group.dirty.add(partition)
+
+    newer = write_snapshot(memory, number, change=wrong)
+    memory.truncate(LOG, number, older)
+    deadline = time.monotonic() + DEADLINE_S
+    with pytest.raises(SnapshotRefused) as raised, memory.connect() as marshal:  # noqa: PT012  # at any of these steps
+        consumer = joined(marshal, IN[number], [topic])
+        while time.monotonic() < deadline:
+            consumer.fetch(10, expires_s=0.05)
+    assert (raised.value.log, raised.value.at, raised.value.older) == (number, newer, older)
+
+
+def test_no_snapshot_stands_in(memory: MemoryGround, number: int) -> None:
+    """N10: none, an unconfirmed one, one of a checkpoint that is gone: zero claims, zero records, zero deliveries."""
+    topic = lived(memory, number)
+    write_snapshot(memory, number)
+    at = write_snapshot(memory, number, confirm=False)
+    memory.truncate(LOG, number, at)
+    before = memory.broker.bounds(TopicPartition(LOG, number)).end
+    memory.fill(topic, 0, 1, first=3)
+    with pytest.raises(HistoryTruncated, match="bootstrap") as raised, memory.connect() as marshal:
+        joined(marshal, IN[number], [topic])
+    assert (raised.value.log, raised.value.first_offset) == (number, at)
+    assert memory.broker.bounds(TopicPartition(LOG, number)).end == before
+
+
+def test_truncated_while_running(memory: MemoryGround, number: int) -> None:
+    """N11: it fences, begins anew behind a snapshot, leaves its old session and joins again; nothing is lost."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 3)
+    with memory.connect() as marshal, joined(marshal, IN[number], [topic]) as consumer:
+        assert len(collect(consumer, 3)) == 3
+        consumer.flush()
+        old = consumer._station.member.session
+        with memory.broker.changed:  # nobody reads meanwhile
+            at = write_snapshot(memory, number)
+            memory.truncate(LOG, number, at + 2)
+            at = write_snapshot(memory, number)
+        until(lambda: marshal._loop.worlds[number].began_at == at, "the state comes from the snapshot")
+        memory.fill(topic, 0, 2, first=3)
+        assert places(collect(consumer, 2)) == [(0, 3), (0, 4)]
+        assert consumer._station.member.session not in (old, -1)
+        reasons = [event.text for event in consumer._station.events if event.kind == "lost"]
+        assert reasons == ["history truncated"]
+    left = [verdict.record for verdict in folded_verdicts(memory, number, at) if isinstance(verdict.record, Leave)]
+    assert left[0].session == old
+
+
+def folded_verdicts(memory: MemoryGround, number: int, first: int) -> list[Verdict]:
+    """From a checkpoint on: the broker of these tests deletes nothing really."""
+    world = folded(memory, number, first)
+    return [rationalizer.apply(world, offset, value)
+            for offset, value in enumerate(memory.log_values(number)) if offset >= first]  # fmt: skip
+
+
+def test_the_consumers_keep_their_log_short(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
+    """N8, N12: they write snapshots, vouch for them, and delete what lies behind two."""
+    monkeypatch.setattr(keeper, "STAGGER_RECORDS", 16)
+    monkeypatch.setattr(keeper, "RETRY_RECORDS", 64)
+    monkeypatch.setattr(upkeep, "TRUNCATE_EVERY_MS", 50)
+    monkeypatch.setattr(upkeep, "TRUNCATE_RECORDS_MIN", 16)
+    topic = memory.topic(2)
+    tp = TopicPartition(LOG, 1)
+    options = {"snapshot_every_records": 64, "history_kept_s": 0.0}
+    with (memory.connect("a", **options) as one, memory.connect("b", **options) as two,
+          joined(one, IN[1], [topic]) as a, joined(two, IN[1], [topic]) as b):  # fmt: skip
+        until(lambda: len(a.claims()) == len(b.claims()) == 1, "each has one")
+        until(lambda: pad(memory, 1, 16) and memory.broker.bounds(tp).first > 0, "records were deleted")
+        assert not a.closed
+        assert not b.closed
+        found = [codec.open_snapshot(value) for value in memory.log_values(1)]
+        records = [record for record in found if record is not None]
+        instances = {loop.upkeep.keepers[1].instance for loop in (one._loop, two._loop)}
+        assert {record.instance for record in records} == instances
+        confirmed = one._loop.upkeep.keepers[1].shelf.confirmed()
+        assert not confirmed[0].self_audit
+        assert memory.broker.bounds(tp).first <= confirmed[1].at
+    memory.fill(topic, 0, 1)
+    with memory.connect("c", **options) as three, joined(three, IN[1], [topic]) as consumer:
+        assert places(collect(consumer, 1)) == [(0, 0)]
+
+
+def test_alone_it_audits_itself(memory: MemoryGround, number: int) -> None:
+    """N6: one client in the log: a second fold of re-read bytes."""
+    topic = memory.topic()
+    with memory.connect("a", snapshot_every_records=64) as one, joined(one, IN[number], [topic]):
+        kept = one._loop.upkeep.keepers[number]
+        until(lambda: pad(memory, number, 16) and kept.confirmed_at > 0, "confirmed")
+        assert kept.shelf.confirmed()[0].self_audit
+
+
+def test_without_the_right_to_delete(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
+    """N12: snapshots are written, deletion is left to an admin, one advisory says so."""
+    monkeypatch.setattr(upkeep, "TRUNCATE_EVERY_MS", 10)
+    monkeypatch.setattr(upkeep, "TRUNCATE_RECORDS_MIN", 16)
+    memory.broker.may_delete = False
+    topic = memory.topic()
+    tp = TopicPartition(LOG, 1)
+    with memory.connect("a", snapshot_every_records=64, history_kept_s=0.0) as one, joined(one, IN[1], [topic]) as a:
+        def refused() -> list[Any]:
+            return [event for event in a._station.events if event.kind == "truncation_refused"]
+
+        until(lambda: pad(memory, 1, 16) and refused(), "it was refused")
+        end = memory.broker.bounds(tp).end
+        kept = one._loop.upkeep.keepers[1]
+        until(lambda: pad(memory, 1, 16) and kept.confirmed_at > end, "snapshots go on")
+        assert len(refused()) == 1
+        assert memory.broker.bounds(tp).first == 0
+        assert "not authorized" in refused()[0].text
+
+
+def test_young_history_stays(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
+    """N12: what is younger than the margin is not deleted, however many snapshots lie before it."""
+    monkeypatch.setattr(upkeep, "TRUNCATE_EVERY_MS", 10)
+    monkeypatch.setattr(upkeep, "TRUNCATE_RECORDS_MIN", 1)
+    deleted: list[int] = []
+    topic = memory.topic()
+    monkeypatch.setattr(memory.broker, "delete_records", lambda tp, before: deleted.append(before))
+    wall_ms = 10**15  # far in the future: nothing in the log is older
+    monkeypatch.setattr(MemoryGround, "put", lambda self, topic, partition, value, key=None, headers=None:
+                        self.broker.produce(topic, partition, value, key, headers, wall_ms))  # fmt: skip
+    tp = TopicPartition(LOG, 1)
+    with memory.connect("a", snapshot_every_records=64, history_kept_s=3_600.0) as one, joined(one, IN[1], [topic]):
+        kept = one._loop.upkeep.keepers[1]
+        until(lambda: pad(memory, 1, 16) and len(kept.shelf.confirmed()) == 2, "two are confirmed")
+        until(lambda: pad(memory, 1, 16) and kept.deletable() > 100, "the session has shown that it read on")
+        end = memory.broker.bounds(tp).end
+        until(lambda: pad(memory, 1, 16) > end + 300, "time for it to look")
+    first = min(message.offset() for message in memory.broker.topics[LOG][1] if message.timestamp()[1] == wall_ms)
+    assert all(before <= first for before in deleted)
+
+
+def test_a_broken_fold_among_three(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
+    """G7: found by the digests, proved by a second fold of re-read bytes; it alone ends, the others take over."""
+    topic = memory.topic(3)
+    broken: list[World] = []
+    apply = rationalizer.apply
+
+    def warped(world: World, offset: int, value: bytes | None) -> Verdict:
+        verdict = apply(world, offset, value)
+        if world in broken and verdict.accepted and isinstance(verdict.record, GroupConfig):
+            group = world.groups[IN[1]]
+            partition = group.partitions[TopicPartition(topic, 0)]
+            partition.generation += 1
+            group.dirty.add(partition)
+        return verdict
+
+    monkeypatch.setattr(rationalizer, "apply", warped)
+    marshals = [memory.connect(name) for name in "abc"]
+    try:
+        consumers = [joined(marshal, IN[1], [topic]) for marshal in marshals]
+        until(lambda: [len(consumer.claims()) for consumer in consumers] == [1, 1, 1], "each has one")
+        broken.append(marshals[1]._loop.worlds[1])
+        offset = memory.broker.bounds(TopicPartition(LOG, 1)).end
+        memory.put(LOG, 1, codec.encode(GroupConfig(-1), IN[1], root_of(memory).incarnation))
+        pad(memory, 1, 1)
+        error = ends_with(consumers[1], Diverged)
+        assert isinstance(error, Diverged)
+        assert error.group == IN[1]
+        assert error.offset - 32 <= offset < error.offset
+        until(lambda: sorted(len(consumers[at].claims()) for at in (0, 2)) == [1, 2], "the others take over")
+        for at in (0, 2):
+            events = [event for event in consumers[at]._station.events if event.kind == "diverged"]
+            assert all(event.text.startswith("b ") for event in events)
+            assert not consumers[at].closed
+    finally:
+        for marshal in marshals:
+            marshal.close()
+
+
+def test_history_begun_anew_stops_who_knows_the_old_one(memory: MemoryGround, number: int) -> None:
+    """N13: with the error that says so; who starts behind it goes on with nothing."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 2)
+    with memory.connect() as marshal, joined(marshal, IN[number], [topic]) as consumer:
+        assert len(collect(consumer, 2)) == 2
+        consumer.flush()
+        at = pad(memory, number)
+        for record in snapshot.founding(root_of(memory), number, WRITER, at):
+            memory.put(LOG, number, codec.encode(record, "", marshal.root.incarnation))
+        error = ends_with(consumer, HistoryRestarted)
+        assert isinstance(error, HistoryRestarted)
+        assert (error.log, error.at) == (number, at)
+    memory.truncate(LOG, number, at)
+    with memory.connect() as marshal, joined(marshal, IN[number], [topic]) as consumer:
+        group = marshal._loop.worlds[number].groups[IN[number]]
+        assert min(itertools.chain(group.sessions)) >= at
+
+
+@pytest.mark.parametrize("options", [{"snapshot_every_records": 0}, {"snapshot_every_records": 1.5},
+                                     {"history_kept_s": -1.0}, {"history_kept_s": "a day"}])  # fmt: skip
+def test_settings_out_of_bounds(memory: MemoryGround, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption, match=next(iter(options))):
+        memory.connect(**options)
+    assert policies.DEFAULT_POLICY == (50_000, 86_400.0)

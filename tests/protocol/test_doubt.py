@@ -1,0 +1,174 @@
+"""A member whose fold is broken, among others: who notices, who stops, who goes on (PROTOCOL.md G5 to G8)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from marshal_py.errors import Diverged
+from marshal_py.protocol.delivery import AtMostOnce
+from marshal_py.protocol.doubt import first_difference
+from marshal_py.protocol.rationalizer import apply
+from marshal_py.protocol.records import Checkpoint, ClaimingPartition, GroupConfig, Heartbeat, Note
+from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.world import FOLD_VERSION, World
+from tests.support.stage import GROUP, INTERVAL_MS, READ_MS, THIRD_MS, WRITE_MS, Client, Stage, tp
+
+I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
+TRIP = WRITE_MS + READ_MS
+
+
+def forgets(world: World, verdict: Verdict) -> None:
+    """A broken rule: an accepted GroupConfig makes partition 0 lose its generation."""
+    if verdict.accepted and isinstance(verdict.record, GroupConfig):
+        group = world.groups[GROUP]
+        partition = group.partitions[tp(0)]
+        partition.generation += 1
+        group.dirty.add(partition)
+
+
+def plant(stage: Stage, client: Client, always: bool) -> tuple[int, int]:
+    """Breaks a client's fold, and lets the log show it: the first differing checkpoint, and when it was reached."""
+    client.warp, client.warps_again = forgets, always
+    stage.broken.add(client.name)
+    offset = stage.must(GroupConfig(stage.group.config_offset))
+    checkpoint = offset // 16 * 16 + 16
+    while len(stage.values) < checkpoint:
+        stage.inject(Note(-1, "filler"))
+    return checkpoint, stage.now_ms
+
+
+def release_one(stage: Stage, client: Client) -> int:
+    """One partition of a client becomes free, for whoever still claims."""
+    claim = next(iter(client.member.claims.values()))
+    claim.stop("test", stage.now_ms)
+    return claim.tp.partition
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_only_the_broken_one_of_three_stops(always: bool) -> None:
+    """G7, G8: noticed within a checkpoint and a heartbeat, named with the first differing offset; the others go on."""
+    stage = Stage()
+    a, b, c = stage.team("a", "b", "c")
+    checkpoint, planted_ms = plant(stage, b, always)
+    stage.run_until(lambda: b.member.ended, 3 * I)
+    for other in (a, c):
+        first_ms, told = other.told("diverged")[0]
+        assert (told.offset, told.text.split()[0]) == (checkpoint, "b")
+        assert first_ms - planted_ms <= THIRD_MS + I // 10 + TRIP, "one heartbeat"
+    assert isinstance(b.member.error, Diverged)
+    assert (b.member.error.offset, b.member.error.group) == (checkpoint, GROUP)
+    assert b.member.error.held != b.member.error.again
+    assert ("nobody to its own" in str(b.member.error)) == always
+    assert not b.member.claims
+    stage.run(6 * I)
+    assert set(stage.owners().values()) == {"a", "c"}
+    assert len(stage.owners()) == 12, "what the broken one held is claimed by the others"
+    for other in (a, c):
+        assert not other.member.ended
+        assert not other.member.doubt.active
+    kinds = [record.kind for _, record in stage.records(Note) if record.kind == "diverged"]
+    assert len(kinds) >= 2, "it stands in the log"
+
+
+def test_two_who_differ_keep_what_they_own_and_claim_nothing() -> None:
+    """G6, G8: neither can know who is broken; when the accuser's session ends, the other claims again."""
+    stage = Stage()
+    a, b = stage.team("a", "b")
+    plant(stage, b, always=True)
+    stage.run(2 * I)
+    assert a.member.doubt.active
+    assert b.member.doubt.active
+    owned = {name: set(client.owned) for name, client in (("a", a), ("b", b))}
+    assert all(client.may(claim) for client in (a, b) for claim in client.member.claims.values())
+    joined = stage.now_ms
+    release_one(stage, a)
+    stage.run(4 * I)
+    assert not a.sends(ClaimingPartition, joined)
+    assert not b.sends(ClaimingPartition, joined)
+    assert len(a.owned) == len(owned["a"]) - 1
+    assert b.owned == owned["b"]
+    for client in (a, b):
+        times = [at for at, _ in client.refolds]
+        assert len(times) >= 2
+        assert all(later - earlier >= I for earlier, later in pairwise(times)), "once an interval"
+    stage.kill(b)
+    stage.run(4 * I)
+    assert not a.member.doubt.active
+    assert len(a.owned) == 12
+
+
+def test_another_one_who_agrees_settles_it() -> None:
+    """G8: and the odd one is not listened to again."""
+    stage = Stage()
+    a, b, c = stage.team("a", "b", "c")
+    plant(stage, b, always=True)
+    stage.run_until(lambda: a.member.doubt.active, I)
+    stage.run_until(lambda: not a.member.doubt.active, I)
+    told = len(a.told("diverged"))
+    stage.run(I // 2)
+    assert len(a.told("diverged")) == told
+    assert not c.member.ended
+
+
+def test_nothing_is_claimed_and_nothing_granted_meanwhile() -> None:
+    """G6: neither partitions nor messages, while the second fold is awaited."""
+    stage = Stage(mode=2)
+    a, b = stage.team("a", "b")
+    claim = next(iter(a.member.claims.values()))
+    plant(stage, b, always=True)
+    a.fold_again = lambda at: None  # type: ignore[method-assign]  # the bytes cannot be read now
+    stage.run_until(lambda: a.member.doubt.active, I)
+    assert isinstance(claim.tracker, AtMostOnce)
+    claim.offer = (claim.tracker.delivered_to, claim.tracker.delivered_to + 5)
+    assert not a.member.ask_grants(a.now).send
+    stage.run(2 * I)
+    assert not a.member.doubt.confirmed
+    assert len(a.refolds) >= 2, "asked again"
+    assert not a.member.ended
+
+
+def test_what_is_compared() -> None:
+    """G5: digests of this fold version, of checkpoints that are still known, of other client ids."""
+    stage = Stage()
+    a, b = stage.team("a", "b")
+    world, doubt = a.member.world, a.member.doubt
+    at = world.chain_at
+    held = world.digests_at(GROUP, at)
+    assert held is not None
+    state, chain = held
+    for digest in (
+        Checkpoint(at, state, chain, FOLD_VERSION),
+        Checkpoint(at, state ^ 1, chain, FOLD_VERSION + 1),
+        Checkpoint(at + 1, state ^ 1, chain, FOLD_VERSION),
+        Checkpoint(at + 16, state ^ 1, chain, FOLD_VERSION),
+        Checkpoint(0, state ^ 1, chain, FOLD_VERSION),
+    ):
+        doubt.compare(b.session, digest, a.now)
+        assert not doubt.active
+    doubt.compare(a.session, Checkpoint(at, state ^ 1, chain, FOLD_VERSION), a.now)
+    assert not doubt.active, "of this very process"
+    doubt.compare(b.session, Checkpoint(at, state, chain ^ 1, FOLD_VERSION), a.now)
+    assert doubt.active, "the bytes themselves differ"
+
+
+def test_only_so_many_checkpoints_are_kept() -> None:
+    """G5: the last 4,096."""
+    stage = Stage()
+    a, _ = stage.team("a", "b")
+    first = a.world.chain_at
+    session = a.session
+    while stage.world.next_offset < first + 16 * 4_096 + 16:
+        stage.inject(Heartbeat(session, 1))
+    world = World()
+    world.watched.add(GROUP)
+    for offset, value in enumerate(stage.values):
+        apply(world, offset, value)
+    assert world.digests_at(GROUP, first) is None
+    known = world.digests_at(GROUP, world.chain_at - 16 * 4_095)
+    assert known is not None
+    newest = world.digests_at(GROUP, world.chain_at)
+    assert newest is not None
+    assert world.checkpoints[GROUP] == Checkpoint(world.chain_at, *newest, FOLD_VERSION)
+    assert first_difference(world, world, GROUP, world.chain_at) == -1

@@ -1,0 +1,256 @@
+"""Snapshots as bytes and records: what a state looks like, what is sound, what joins, what begins a history anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+import msgspec
+import pytest
+
+from marshal_py.errors import HistoryRestarted, TopicRecreated
+from marshal_py.protocol import codec, snapshot
+from marshal_py.protocol.rationalizer import apply
+from marshal_py.protocol.records import Genesis, GroupConfig, Heartbeat, Note, Snapshot
+from marshal_py.protocol.routing import HASH_NAME, route
+from marshal_py.protocol.snapshot import CHUNK_BYTES, SHELF_MAX, Shelf, Stored
+from marshal_py.protocol.world import World, hash64
+from tests.support import hostile, wire
+from tests.support.logbook import GROUP, INCARNATION, OTHER_INCARNATION, TOPIC, Logbook, genesis
+
+GENESIS = Genesis(INCARNATION, 1, HASH_NAME, 1)
+ONE, TWO = b"1" * 16, b"2" * 16
+
+
+def filled(log: Logbook, group: str = GROUP) -> Logbook:
+    """Up to the next checkpoint."""
+    while log.world.next_offset % 16:
+        log.must(Note(-1, "filler"), group)
+    return log
+
+
+def example() -> Logbook:
+    """A log at checkpoint 16 with everything that a state may hold."""
+    log = Logbook()
+    session, _ = log.owner()
+    log.must(Heartbeat(session, 1, ready=(7, 8)))
+    log.must(GroupConfig(-1, policy="greedy"))
+    log.claim(session, 2)
+    log.pause()
+    log.join("other")
+    return filled(log)
+
+
+def stored(world: World, instance: bytes = ONE) -> Stored:
+    """The snapshot of a world, as a Shelf would hand it out."""
+    data = snapshot.state_of(world)
+    assert data is not None
+    shelf = Shelf()
+    found = [shelf.take(record) for record in pieces(world, instance)]
+    assert found[-1] is not None
+    return found[-1]
+
+
+def pieces(world: World, instance: bytes = ONE) -> list[Snapshot]:
+    data = snapshot.state_of(world)
+    assert data is not None
+    assert world.genesis is not None
+    return snapshot.split(world.genesis, instance, world.chain_at, snapshot.digest_of(world), world.chain, data)
+
+
+def test_the_state_is_what_the_text_says() -> None:
+    """N2: one MessagePack value, written down here by hand."""
+    log = Logbook()
+    session, epoch = log.owner()
+    config = log.must(GroupConfig(-1, policy="greedy"))
+    log.must(Heartbeat(session, 1, ready=(9,)))
+    filled(log)
+    body = {number: value[14 + value[11] :] for number, value in enumerate(log.values) if value is not None}
+    data = snapshot.state_of(log.world)
+    assert data is not None
+    assert msgspec.msgpack.decode(data) == [1, 1, 0, [[
+        GROUP, 1, -1, 0, config, body[config], [[TOPIC, 4, 4, 2]],
+        [[session, body[session], config + 1, -1, [9]]],
+        [[TOPIC, 0, session, epoch, 100, 0, epoch, -1, -1, 0, 0, 0]],
+    ]]]  # fmt: skip
+
+
+def test_the_digest_of_a_log() -> None:
+    """N3: the sum over the groups of H(5, name, digest of the group)."""
+    log = example()
+    log.must(log.new_join(), "other")
+    other = Logbook(1)
+    other.must(Note(-1, "k"))
+    total = 0
+    for name, group in log.world.groups.items():
+        packed = b"".join(n.to_bytes(8, "little") for n in (5, hash64(name.encode()), group.digest()))
+        total += hash64(packed)
+    assert snapshot.digest_of(log.world) == total % 2**64
+    assert snapshot.digest_of(other.world) == 0, "no group has a state"
+
+
+def test_load_and_go_on() -> None:
+    """N9: from a snapshot on, a reader holds what one from offset 0 holds."""
+    log = example()
+    world = snapshot.load(stored(log.world), 0)
+    assert world is not None
+    assert (world.next_offset, world.chain_at, world.chain) == (16, 16, log.world.chain)
+    world.check()
+    for name, group in log.world.groups.items():
+        assert world.groups[name].digest() == group.digest()
+    log.join("later")
+    log.must(Note(-1, "k"))
+    filled(log)
+    for offset in range(16, log.world.next_offset):
+        apply(world, offset, log.values[offset])
+    assert (world.chain, snapshot.state_of(world)) == (log.world.chain, snapshot.state_of(log.world))
+
+
+def changed(**fields: object) -> Iterator[Stored]:
+    whole = stored(example().world)
+    yield Stored(msgspec.structs.replace(whole.key, **fields), whole.genesis, whole.data, {ONE})
+
+
+def unsound() -> Iterator[tuple[str, Stored]]:
+    whole = stored(example().world)
+
+    def of(data: bytes) -> Stored:
+        return Stored(whole.key, whole.genesis, data, {ONE})
+
+    tree = msgspec.msgpack.decode(whole.data)
+    yield "digest", next(changed(state=whole.key.state ^ 1))
+    yield "checkpoint", next(changed(at=17))
+    yield "offsets in the future", next(changed(at=0))
+    yield "cut", of(whole.data[:-1])
+    yield "followed", of(whole.data + b"\x00")
+    yield "no state", of(b"\x01")
+    yield "longer form", of(b"\xdc\x00\x04" + whole.data[1:])
+    for at, value in ((0, 2), (1, 2), (2, 1)):
+        other = [*tree]
+        other[at] = value
+        yield f"element {at}", of(msgspec.msgpack.encode(other))
+    broken = msgspec.msgpack.decode(whole.data)
+    broken[3][0][7][0][1] = b"no Join"
+    yield "a Join that is none", of(msgspec.msgpack.encode(broken))
+    broken = msgspec.msgpack.decode(whole.data)
+    broken[3][0][8][0][2] = 99
+    yield "an owner that does not live", of(msgspec.msgpack.encode(broken))
+    broken = msgspec.msgpack.decode(whole.data)
+    broken[3][0][6].append(broken[3][0][6][0])
+    yield "a topic twice", of(msgspec.msgpack.encode(broken))
+
+
+UNSOUND = dict(unsound())
+
+
+@pytest.mark.parametrize("what", UNSOUND)
+def test_what_is_not_sound_is_passed_over(what: str) -> None:
+    """N4: another digest, form, fold version, log or order, or a state to which no fold comes."""
+    assert snapshot.load(UNSOUND[what], 0) is None
+
+
+def test_of_another_log_or_incarnation() -> None:
+    """N4: a snapshot stands for its own log; another incarnation than the one known is a topic made anew."""
+    whole = stored(example().world)
+    assert snapshot.load(whole, 0, expected=INCARNATION) is not None
+    assert snapshot.load(whole, 1, GENESIS) is None
+    with pytest.raises(TopicRecreated):
+        snapshot.load(whole, 0, expected=OTHER_INCARNATION)
+
+
+def test_chunks_join_in_any_order() -> None:
+    """N1: by instance, checkpoint, count and digests; copies are ignored; no chunk exceeds the bound."""
+    data = Random(5).randbytes(3 * CHUNK_BYTES + 5)
+    chunks = snapshot.split(GENESIS, ONE, 32, 7, 8, data)
+    assert [len(chunk.data) for chunk in chunks] == [CHUNK_BYTES] * 3 + [5]
+    assert {chunk.genesis for chunk in chunks} == {GENESIS}
+    assert all(len(codec.encode(chunk, "", INCARNATION)) < 900_000 for chunk in chunks)
+    for seed in range(5):
+        rng = Random(seed)
+        mixed = [*chunks, *chunks[:3], *snapshot.split(GENESIS, TWO, 32, 7, 8, b"other")]
+        mixed += [msgspec.structs.replace(chunks[0], chunk=4), msgspec.structs.replace(chunks[0], state=9, data=b"z")]
+        rng.shuffle(mixed)
+        shelf = Shelf()
+        found = [one for one in map(shelf.take, mixed) if one is not None]
+        assert {one.data for one in found} == {data, b"other"}
+        assert len(found) == 2
+
+
+def test_nonsense_costs_no_memory() -> None:
+    """N1: chunks that never become whole are forgotten, the oldest first."""
+    shelf = Shelf()
+    for number in range(10 * SHELF_MAX):
+        shelf.take(Snapshot(GENESIS, ONE, 16 * number, 0, 2, 1, 1, b"half"))
+        shelf.take(Snapshot(GENESIS, TWO, 16 * number, 0, 1, 1, 1, b"whole"))
+        shelf.take(snapshot.witness(GENESIS, TWO, 16 * number + 1, 1, 1))
+    assert (len(shelf.whole), len(shelf._open), len(shelf._vouched)) == (SHELF_MAX,) * 3
+
+
+def test_who_vouches() -> None:
+    """N5: a witness, read before or after, by anybody; by the writer alone it is a self audit."""
+    for early in (False, True):
+        for by, self_audit in ((TWO, False), (ONE, True)):
+            shelf = Shelf()
+            records = [*snapshot.split(GENESIS, ONE, 32, 7, 8, b"state"), snapshot.witness(GENESIS, by, 32, 7, 8)]
+            for record in reversed(records) if early else records:
+                assert not shelf.confirmed()
+                shelf.take(record)
+            (found,) = shelf.confirmed()
+            assert (found.at, found.self_audit) == (32, self_audit)
+    shelf.take(snapshot.witness(GENESIS, TWO, 48, 7, 8))
+    assert not shelf.confirmed(48), "it vouches for a snapshot that is not there"
+    shelf.take(Snapshot(GENESIS, TWO, 48, 0, 1, 7, 9, b"state"))
+    assert not shelf.confirmed(48), "of another chain"
+
+
+def test_an_opaque_group() -> None:
+    """N7: nobody knows the whole state."""
+    log = example()
+    assert snapshot.state_of(log.world) is not None
+    log.put(wire.record("zz", 3, 0, record_version=2))
+    assert snapshot.state_of(log.world) is None
+
+
+def test_a_founding_snapshot_stops_who_began_before() -> None:
+    """N13: a reader from before stops; one that begins there, or behind it, reads on."""
+    log = example()
+    data = [codec.encode(record, "", INCARNATION) for record in snapshot.founding(GENESIS, 0, ONE, 16)]
+    error = log.stops(data[0])
+    assert isinstance(error, HistoryRestarted)
+    assert (error.log, error.offset, error.at) == (0, 16, 16)
+    shelf = Shelf()
+    for value in data:
+        record = codec.open_snapshot(value)
+        assert record is not None
+        shelf.take(record)
+    world = snapshot.load(shelf.confirmed(16)[0], 0)
+    assert world is not None
+    assert (world.groups, world.chain) == ({}, 0)
+    for offset, value in enumerate([*data, codec.encode(log.new_join(), GROUP, INCARNATION)], 16):
+        assert apply(world, offset, value).accepted
+    assert list(world.groups) == [GROUP]
+
+
+def test_looking_for_snapshots() -> None:
+    """N4: garbage, other records, other versions and broken checksums are no snapshots."""
+    (chunk,) = pieces(example().world)
+    value = codec.encode(chunk, "", INCARNATION)
+    assert codec.open_snapshot(value) == chunk
+    for other in (None, b"", value[:-1], value[:20] + b"\xff" + value[21:], genesis(), value[:2] + b"\x02" + value[3:],
+                  codec.encode(Note(-1, "k"), GROUP, INCARNATION)):  # fmt: skip
+        assert codec.open_snapshot(other) is None
+
+
+def test_many_groups_of_two_logs() -> None:
+    """N2: groups of other logs are no part of the state."""
+    log = Logbook(2)
+    names = [f"g{number}" for number in range(20)]
+    for name in names:
+        log.put(codec.encode(hostile.plausible(Random(1), log.world, name), name, INCARNATION))
+        if route(name, 2) == 0:
+            log.must(log.new_join(), name)
+    while log.world.next_offset % 16:
+        log.put(None)
+    world = snapshot.load(stored(log.world), 0)
+    assert world is not None
+    assert sorted(world.groups) == sorted(name for name in names if route(name, 2) == 0)
