@@ -209,10 +209,10 @@ class Client(Process):
     def _fold_again(self, at: int) -> None:
         """G6: from the log's beginning; the bytes are as good as re-read."""
         if self.member is not None:
-            again = World()
+            again = World(self.log, self.world.root)
             again.watched.add(self.group)
-            for offset in range(at):
-                rationalizer.apply(again, offset, self.stage.broker.log[offset])
+            for offset, value in enumerate(self.stage.broker.logs[self.log].values[:at]):
+                rationalizer.apply(again, offset, value)
             self.member.refolded(at, again, self.now())
             self.act(None)
 
