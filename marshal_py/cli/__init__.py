@@ -21,6 +21,7 @@ from marshal_py.cli import (
     produce,
     release,
     simulate,
+    spark,
     state,
     verify,
 )
@@ -50,6 +51,7 @@ app.command("evict", epilog=members.EVICT_EXAMPLE)(members.evict)
 app.command("explain", epilog=explain.EXAMPLE)(explain.explain)
 app.command("diff", epilog=explain.DIFF_EXAMPLE)(explain.diff)
 app.command("simulate", epilog=simulate.EXAMPLE)(simulate.simulate)
+app.add_typer(spark.app, name="spark")
 
 
 def _print_version(wanted: bool) -> None:

@@ -30,6 +30,7 @@ class RecordRow(NamedTuple):
 class SessionRow(NamedTuple):
     """A client's stay in its group. `session` is the offset of its Join; `to_offset` None: it lives.
 
+    `delivery`: at_least_once, at_most_once.
     `ended`: leave, evict, replaced (by a Join that names it), mode (the group's mode changed). `by`: who evicted.
     `last_sign_time_ms`: of the last record that extended it.
     """
@@ -39,6 +40,7 @@ class SessionRow(NamedTuple):
     session: int
     client: str
     member: str
+    delivery: str
     from_time_ms: int | None
     to_offset: int | None
     to_time_ms: int | None
@@ -190,10 +192,11 @@ class MoveRow(NamedTuple):
 
 
 class StandingRow(NamedTuple):
-    """How a partition stands at the end of what was read, before the record at `offset`."""
+    """How a partition stands at the end of what was read, before the record at `offset`; `time_ms`: of the last one."""
 
     log: int
     offset: int
+    time_ms: int | None
     group: str
     topic: str
     partition: int

@@ -30,6 +30,7 @@ from marshal_py.history.tracks import Claim, Open, Pause, Span, Stay, Track, app
 from marshal_py.protocol import rationalizer
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import (
+    MODE_NAMES,
     ClaimingMessages,
     ClaimingPartition,
     Evict,
@@ -80,6 +81,7 @@ class Timeline:
     def read(self, offset: int, time_ms: int, value: bytes | None) -> Verdict:
         """Folds one record. Raises a CoordinationError, having changed nothing, where the fold does."""
         verdict = rationalizer.apply(self.world, offset, value)
+        self.open.time_ms = time_ms
         name, record = verdict.group, verdict.record
         if name:
             track = self.open.tracks.get(name) or Track()
@@ -128,9 +130,9 @@ class Timeline:
                 self._tell_pause(name, track.pause, None, None, None)
             for tp, part in sorted(group.partitions.items()):
                 owner = some_offset(part.owner)
-                self._tell(StandingRow(log, end, name, tp.topic, tp.partition, owner, track.client(owner),
-                                       some_offset(part.epoch), some_offset(part.position), part.generation, part.lag,
-                                       part.in_flight, part.attempts))  # fmt: skip
+                self._tell(StandingRow(log, end, self.open.time_ms, name, tp.topic, tp.partition, owner,
+                                       track.client(owner), some_offset(part.epoch), some_offset(part.position),
+                                       part.generation, part.lag, part.in_flight, part.attempts))  # fmt: skip
             if end % CHECKPOINT_OFFSETS or name not in self._digested:
                 chain = None if end % CHECKPOINT_OFFSETS else f"{self.world.chain:016x}"
                 self._tell(DigestRow(log, end, name, f"{group.digest():016x}", chain))
@@ -183,8 +185,8 @@ class Timeline:
 
     def _tell_stay(self, name: str, session: int, stay: Stay, offset: int | None, time_ms: int | None,
                    ended: str | None, by: str) -> None:  # fmt: skip
-        self._tell(SessionRow(self.world.log, name, session, stay.client, stay.member, stay.from_time_ms, offset,
-                              time_ms, ended, by, stay.sign_time_ms))  # fmt: skip
+        self._tell(SessionRow(self.world.log, name, session, stay.client, stay.member, MODE_NAMES[stay.mode],
+                              stay.from_time_ms, offset, time_ms, ended, by, stay.sign_time_ms))  # fmt: skip
 
     def _tell_claim(self, group: Group, epoch: int, claim: Claim, offset: int | None, time_ms: int | None,
                     ended: str | None) -> None:  # fmt: skip
@@ -234,7 +236,7 @@ class Timeline:
         before = track.stays.get(record.predecessor)
         if before is not None and before.alive:
             self._end(group, track, record.predecessor, offset, time_ms, "replaced")
-        track.stays[offset] = Stay(record.client_id, record.member, time_ms, time_ms)
+        track.stays[offset] = Stay(record.client_id, record.member, record.mode, time_ms, time_ms)
 
     def _leave(self, group: Group, track: Track, offset: int, time_ms: int, record: Leave) -> None:
         self._end(group, track, record.session, offset, time_ms, "leave")

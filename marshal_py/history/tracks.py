@@ -17,6 +17,7 @@ class Stay(Struct):
 
     client: str
     member: str
+    mode: int
     from_time_ms: int | None
     sign_time_ms: int | None
     alive: bool = True
@@ -75,10 +76,14 @@ class Track(Struct):
 
 
 class Open(Struct):
-    """All that a Timeline knows beside its world. `touched`: groups with records since the last checkpoint."""
+    """All that a Timeline knows beside its world.
+
+    `touched`: groups with records since the last checkpoint. `time_ms`: timestamp of the last record.
+    """
 
     tracks: dict[str, Track] = {}
     touched: set[str] = set()
+    time_ms: int | None = None
 
 
 def some_offset(value: int) -> int | None:
@@ -97,7 +102,7 @@ def open_in(world: World) -> Open:
     for name, group in world.groups.items():
         track = found[name] = Track(deleted=group.deleted)
         for session, state in group.sessions.items():
-            track.stays[session] = Stay(state.join.client_id, state.join.member, None, None)
+            track.stays[session] = Stay(state.join.client_id, state.join.member, state.join.mode, None, None)
         for epoch, part in group.claims.items():
             track.claims[epoch] = Claim(*part.tp, part.owner, None, None, None, part.generation)
             track.winners.setdefault(part.tp.topic, {})[part.tp.partition] = epoch, part.owner, None

@@ -26,8 +26,10 @@ _HOMES: Final = {
     "local_session": "session",
     "read_archive": "archives",
     "replay": "replays",
+    "report": "reports",
     "runs": "sweeps",
     "sweep": "sweeps",
+    "views": "reports",
 }
 
 __all__ = [  # __getattr__ has them
@@ -37,8 +39,10 @@ __all__ = [  # __getattr__ has them
     "local_session",
     "read_archive",
     "replay",
+    "report",
     "runs",
     "sweep",
+    "views",
 ]
 
 

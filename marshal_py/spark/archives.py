@@ -16,7 +16,7 @@ from pyspark.sql import Window, functions
 
 from marshal_py.errors import HistoryTruncated, InvalidOption, LogGap, TopicRecreated
 from marshal_py.protocol.records import Genesis
-from marshal_py.spark.origins import TopicOrigin
+from marshal_py.spark.origins import TopicOrigin, options_of
 from marshal_py.spark.replays import find_root
 from marshal_py.transport.ports import Bounds
 
@@ -57,10 +57,8 @@ def archive(spark: SparkSession, servers: str | Mapping[str, Any], path: str, *,
     runs = [_next(log, bounds, kept.get(log)) for log, bounds in sorted(origin.spans().items())]
     ranges = {str(run.log): [run.first, run.end] for run in runs if run.first < run.end}
     if ranges:
-        options = {name if name == "bootstrap.servers" else f"kafka.{name}": str(value)
-                   for name, value in settings.items()}  # fmt: skip
-        options |= {"raw": "true", "coordination_topic": coordination_topic, "ranges": json.dumps(ranges)}
-        news = spark.read.format("marshal-log").options(**options).load()
+        options = options_of(settings, coordination_topic)
+        news = spark.read.format("marshal-log").options(**options, raw="true", ranges=json.dumps(ranges)).load()
         write_archive(news, path)
     return runs
 

@@ -214,6 +214,12 @@ class ArchiveOrigin:
                 yield row
 
 
+def options_of(settings: Mapping[str, Any], topic: str) -> dict[str, str]:
+    """A source's options for the live topic. `settings`: librdkafka's."""
+    named = {name if name == "bootstrap.servers" else f"kafka.{name}": str(value) for name, value in settings.items()}
+    return {**named, "coordination_topic": topic}
+
+
 def origin_of(options: Mapping[str, str]) -> Origin:
     """The origin that a source's options name: `path`, or `bootstrap.servers` with `kafka.*` and `coordination_topic`.
 

@@ -178,7 +178,7 @@ def test_a_reader_that_begins_in_the_middle_knows_no_times() -> None:
     for offset, value in enumerate(values):
         apply(world, offset, value)
     whole, late = fold(values), dict(Timeline(world).finish())
-    assert late["standings"] == whole["standings"]
+    assert late["standings"] == [row._replace(time_ms=None) for row in whole["standings"]]
     for name, first in (("intervals", "epoch"), ("sessions", "session"), ("gaps", "partition")):
         still = {(r.group, getattr(r, "topic", ""), getattr(r, first)) for r in whole[name] if r.to_offset is None}
         assert {(r.group, getattr(r, "topic", ""), getattr(r, first)) for r in late[name]} == still

@@ -1,0 +1,173 @@
+"""`marshal spark archive` and `marshal spark report`: the coordination topic on Spark, here or on a cluster."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from marshal_py.admin.targets import TIME, parse
+from marshal_py.cli import frame
+from marshal_py.errors import InvalidOption
+from marshal_py.spark import require_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ARCHIVE_EXAMPLE: Final = frame.example("marshal spark archive marshal-archive --bootstrap-servers localhost:9092")
+REPORT_EXAMPLE: Final = frame.example("marshal spark report --only take_overs --only lag --json")
+LOCAL: Final = "local[*]"
+QUIET: Final = {"spark.log.level": "OFF", "spark.ui.showConsoleProgress": "false"}  # stderr is for our own sentence
+PIPE_WIDTH: Final = 160  # of a table where no terminal says how wide it is
+ROWS_MAX: Final = 20  # of each table for people; --json has all
+
+Master = Annotated[str, typer.Option("--master", metavar="URL", help="Of the Spark cluster.")]
+
+app = typer.Typer(help="The coordination topic as data, on Spark.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command("archive", epilog=ARCHIVE_EXAMPLE)
+@frame.reports_errors
+def archive(
+    path: Annotated[str, typer.Argument(help="Folder, or any address that Spark writes to.")],
+    master: Master = LOCAL,
+    bootstrap_servers: frame.Servers = None,
+    command_config: frame.CommandConfig = None,
+    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
+    as_json: frame.Json = False,
+) -> None:
+    """Add what is new in the coordination topic to a Parquet archive, which is made if there is none.
+
+    Again and again, by a timer: each run goes on where the archive ends, also after one that was cut off.
+    """
+    settings = frame.settings_of(bootstrap_servers, command_config)
+    path = _located(path, master)
+    with _session("marshal spark archive", master) as session:
+        from marshal_py.spark import archives
+
+        done = archives.archive(session, settings, path, coordination_topic=coordination_topic)
+    if as_json:
+        frame.print_json({"path": path, "added": sum(run.end - run.first for run in done),
+                          "logs": [run._asdict() for run in done]})  # fmt: skip
+        return
+    for run in done:
+        print(f"log {run.log}: {run.end - run.first} records added, {run.begin} to {run.end} are archived")
+    if not done:
+        print(f"nobody has ever run with {coordination_topic}: there is nothing to archive")
+
+
+@app.command("report", epilog=REPORT_EXAMPLE)
+@frame.reports_errors
+def report(
+    path: Annotated[str | None, typer.Option("--path", help="Of an archive or a dump, instead of the live topic.")
+                    ] = None,
+    only: Annotated[list[str] | None, typer.Option("--only", metavar="NAME", help="This question; may be given again. "
+                                                   "All without it.")] = None,
+    group: Annotated[str | None, typer.Option("--group", help="Of this group alone.")] = None,
+    at: Annotated[str | None, typer.Option("--at", metavar="TIME", help="Also who owned what then: ISO-8601.")] = None,
+    since: Annotated[str | None, typer.Option("--since", metavar="TIME|OFFSET", help="From there on.")] = None,
+    until: Annotated[str | None, typer.Option("--until", metavar="TIME|OFFSET", help="Up to there.")] = None,
+    master: Master = LOCAL,
+    bootstrap_servers: frame.Servers = None,
+    command_config: frame.CommandConfig = None,
+    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
+    as_json: frame.Json = False,
+) -> None:  # fmt: skip
+    """Answer what operators ask: take-over times, races, gaps, lag, what was redelivered or lost, pauses, moves.
+
+    The questions are SQL; docs/spark.md has them.
+    """
+    require_spark()
+    from marshal_py.spark import reports
+    from marshal_py.spark.origins import options_of
+
+    moment = None if at is None else _time(at)
+    options = {name: text for name, text in (("group", group), ("since", since), ("until", until)) if text is not None}
+    if path is not None:
+        options["path"] = _located(path, master)
+    else:
+        options |= options_of(frame.settings_of(bootstrap_servers, command_config), coordination_topic)
+    names = reports.check_questions(only or [], moment)
+    with _session("marshal spark report", master) as session:
+        found = reports.report(session, options, names, moment)
+    if as_json:
+        frame.print_json({name: [{key: _plain(value) for key, value in row.items()} for row in rows]
+                          for name, rows in found.items()})  # fmt: skip
+        return
+    for name, rows in found.items():
+        _print(reports.QUESTIONS[name].title, rows)
+
+
+@contextmanager
+def _session(name: str, master: str) -> Iterator[SparkSession]:
+    """A session of the command's own. Errors inside Spark become one sentence."""
+    require_spark()
+    from pyspark.errors import PySparkException
+
+    from marshal_py.spark.session import local_session
+
+    session = local_session(master, name=name, settings=QUIET)
+    try:
+        yield session
+    except PySparkException as error:
+        raise frame.CommandFailed(_reason(str(error))) from error
+    finally:
+        session.stop()
+
+
+def _reason(text: str) -> str:
+    """Our own error at the end of a worker's traceback, else the first line of Spark's."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith("marshal_py.errors.")]
+    return ours[-1].partition(": ")[2] if ours else lines[0] if lines else "Spark failed and does not say why"
+
+
+def _located(path: str, master: str) -> str:
+    """On this machine the folder that the caller means; on a cluster an address is the cluster's."""
+    return str(Path(path).absolute()) if master.startswith("local") and "://" not in path else path
+
+
+def _time(text: str) -> datetime:
+    try:
+        found = parse(text)
+    except InvalidOption:
+        found = None
+    if found is None or found.kind != TIME:
+        raise typer.BadParameter(f"--at {text!r} is no ISO-8601 time")
+    return datetime.fromtimestamp(found.number / 1000, UTC)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON's types; a moment in UTC."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat(timespec="milliseconds")
+    return value.isoformat() if isinstance(value, date) else value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, datetime):
+        return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+    return "-" if value is None else str(value)
+
+
+def _print(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+    console.print(title, style="bold", highlight=False, markup=False)
+    if not rows:
+        console.print("  none", highlight=False)
+        return
+    table = Table(box=None, pad_edge=True)
+    for name in rows[0]:
+        table.add_column(name.replace("_", " "), overflow="fold")
+    for row in rows[:ROWS_MAX]:
+        table.add_row(*map(_text, row.values()))
+    console.print(table)
+    if len(rows) > ROWS_MAX:
+        console.print(f"  and {len(rows) - ROWS_MAX} more; --json has all", highlight=False)

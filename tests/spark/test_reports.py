@@ -1,0 +1,178 @@
+"""Reports: answers held against the rows of a fold in one process, and the commands `marshal spark ...`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from marshal_py.cli import app
+from marshal_py.cli import spark as commands
+from marshal_py.errors import InvalidOption
+from marshal_py.spark import report, views
+from marshal_py.spark.reports import QUESTIONS
+from tests.spark.test_log import PARTITIONS, ROWS, live, write_dump
+from tests.support.logs import folded, groups_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["live"]  # a fixture of another file
+
+NOON = datetime(2025, 11, 21, 7, 0, tzinfo=UTC)
+TABLES = folded(ROWS, PARTITIONS)
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_dump(tmp_path_factory.mktemp("dumps") / "all.dump", ROWS)
+
+
+@pytest.fixture(scope="module")
+def answers(spark: SparkSession, dump: str) -> dict[str, list[dict[str, Any]]]:
+    return report(spark, {"path": dump}, at=NOON)
+
+
+def test_every_question_has_an_answer(answers: dict[str, list[dict[str, Any]]]) -> None:
+    assert answers.keys() == QUESTIONS.keys()
+    assert all(answers.values()), "a question that nothing answers is not tested here"
+
+
+def test_who_owned_what(answers: dict[str, list[dict[str, Any]]]) -> None:
+    ms = NOON.timestamp() * 1000
+    held = [row for row in TABLES["intervals"] if row.from_time_ms <= ms and (row.to_time_ms or ms + 1) > ms]
+    assert [(row["group"], row["topic"], row["partition"], row["client"]) for row in answers["owners"]] == sorted(
+        (row.group, row.topic, row.partition, row.client) for row in held)  # fmt: skip
+
+
+def test_take_overs_count_from_the_last_sign_of_life(answers: dict[str, list[dict[str, Any]]]) -> None:
+    took = [row for row in TABLES["gaps"] if row.cause == "evict" and row.next_client is not None]
+    assert sum(row["take_overs"] for row in answers["take_overs"]) == len(took)
+    longest = max(row.to_time_ms - row.last_sign_time_ms for row in took) / 1000
+    assert max(row["longest_s"] for row in answers["take_overs"]) == longest
+
+
+def test_gaps_are_the_longest_first(answers: dict[str, list[dict[str, Any]]]) -> None:
+    spans = sorted(((row.to_time_ms - row.from_time_ms) / 1000 for row in TABLES["gaps"]
+                    if row.members and not row.paused and row.to_time_ms is not None), reverse=True)  # fmt: skip
+    assert [row["seconds"] for row in answers["gaps"]] == spans[:20]
+
+
+def test_races_losses_moves_and_pauses_are_all_there(answers: dict[str, list[dict[str, Any]]]) -> None:
+    assert sum(row["lost"] for row in answers["races"]) == len(TABLES["races"])
+    for name in ("lost", "moves", "pauses"):
+        assert len(answers[name]) == len(TABLES[name])
+
+
+def test_what_was_redelivered(answers: dict[str, list[dict[str, Any]]]) -> None:
+    """At most once nothing is: the same figures of such groups do not count."""
+    at_least_once = {(row.log, row.session) for row in TABLES["sessions"] if row.delivery == "at_least_once"}
+    again = [row for row in TABLES["intervals"] if row.ended not in ("release", None) and row.in_flight]
+    counted = [row for row in again if (row.log, row.session) in at_least_once]
+    back = [row for row in TABLES["moves"] if row.from_position is not None and row.to_position < row.from_position]
+    assert len(counted) < len(again)
+    assert back
+    assert len(answers["redelivered"]) == len(counted) + len(back)
+    assert sum(row["messages"] for row in answers["redelivered"]) == (
+        sum(row.in_flight for row in counted) + sum(row.from_position - row.to_position for row in back))  # fmt: skip
+
+
+def test_fairness_is_in_partitions_while_alive(answers: dict[str, list[dict[str, Any]]]) -> None:
+    ends = max(row.time_ms for row in TABLES["standings"])
+    name = groups_of(0, PARTITIONS)[0]
+
+    def total(table: str) -> int:
+        return sum((ends if row.to_time_ms is None else row.to_time_ms) - row.from_time_ms for row in TABLES[table]
+                   if row.group == name and getattr(row, "partition", 0) >= 0)  # fmt: skip
+
+    (of_group,) = {row["of_group"] for row in answers["unfair"] if row["group"] == name}
+    assert of_group == pytest.approx(total("intervals") / total("sessions"), abs=0.011)
+
+
+def test_lag_is_per_hour(answers: dict[str, list[dict[str, Any]]]) -> None:
+    beats = [row for row in TABLES["positions"] if row.cause == "heartbeat"]
+    assert max(row["highest"] for row in answers["lag"]) == max(row.lag for row in beats)
+    assert all(row["hour"].minute == row["hour"].second == 0 for row in answers["lag"])
+
+
+def test_bad_questions_are_named(spark: SparkSession) -> None:
+    with pytest.raises(InvalidOption, match="questions='why' is not allowed: of owners, take_overs"):
+        report(spark, {"path": "x"}, ["why"])
+    with pytest.raises(InvalidOption, match="at=None is not allowed: a time, for the question 'owners'"):
+        report(spark, {"path": "x"}, ["owners"])
+    with pytest.raises(InvalidOption, match="with a column `table`"):
+        views(spark.range(1))
+
+
+# --- the commands
+
+
+@pytest.fixture
+def run(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Commands in this process, on the session of all tests, which they would stop."""
+    monkeypatch.setattr(type(spark), "stop", lambda self: None)
+    return lambda *words: CliRunner().invoke(app, ["spark", *words])
+
+
+def words_of(example: str) -> list[str]:
+    """The example without `marshal spark`."""
+    return example.splitlines()[-1].split()[2:]
+
+
+def test_archive_and_report(
+    run: Callable[..., Result], live: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The examples of the help texts, against a broker; then the same from the archive."""
+    monkeypatch.chdir(tmp_path)
+    topic = ["--coordination-topic", live["coordination_topic"]]
+    monkeypatch.setenv("MARSHAL_BOOTSTRAP_SERVERS", live["bootstrap.servers"])
+    words = [live["bootstrap.servers"] if word == "localhost:9092" else word
+             for word in words_of(commands.ARCHIVE_EXAMPLE)]  # fmt: skip
+    first = run(*words, *topic, "--json")
+    assert first.exit_code == 0, first.output
+    assert json.loads(first.stdout)["added"] == len(ROWS)
+    again = run(*words, *topic)
+    assert again.stdout.splitlines()[0] == "log 0: 0 records added, 0 to 300 are archived"
+    asked = run(*words_of(commands.REPORT_EXAMPLE), *topic)
+    assert asked.exit_code == 0, asked.output
+    found = json.loads(asked.stdout)
+    assert list(found) == ["take_overs", "lag"]
+    assert found["lag"][0]["hour"].endswith(":00:00.000+00:00")
+    monkeypatch.delenv("MARSHAL_BOOTSTRAP_SERVERS")
+    assert (tmp_path / words[1]).is_dir()
+    archived = run("report", "--path", words[1], "--only", "take_overs", "--only", "lag", "--json")
+    assert json.loads(archived.stdout) == found
+
+
+def test_a_report_for_people(run: Callable[..., Result], dump: str) -> None:
+    result = run("report", "--path", dump, "--at", "2025-11-21T07:00", "--only", "owners", "--only", "moves",
+                 "--group", groups_of(0, PARTITIONS)[0])  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[0] == QUESTIONS["owners"].title
+    assert QUESTIONS["moves"].title in result.stdout
+    whole = run("report", "--path", dump, "--only", "pauses")
+    assert f"and {len(TABLES['pauses']) - commands.ROWS_MAX} more; --json has all" in whole.stdout
+
+
+@pytest.mark.parametrize(("words", "code", "message"), [
+    (["report"], 2, "name the cluster by --bootstrap-servers"),
+    (["report", "--path", "x", "--at", "noon"], 2, "--at 'noon' is no ISO-8601 time"),
+    (["report", "--path", "x", "--only", "why"], 1, "marshal: questions='why' is not allowed: of owners"),
+    (["report", "--path", "/nowhere"], 1, "marshal: path='/nowhere' is not allowed: an archive or a dump that can be"),
+    (["report", "--path", "DUMP", "--since", "once"], 1, "marshal: since='once' is not allowed: an offset or an ISO"),
+    (["report", "--path", "CUT"], 1, "marshal: coordination partition 1 begins at offset 40"),
+    (["archive"], 2, "Missing argument"),
+])  # fmt: skip
+def test_wrong_usage_and_failures_are_one_line(
+    run: Callable[..., Result], dump: str, tmp_path: Path, words: list[str], code: int, message: str
+) -> None:
+    cut = write_dump(tmp_path / "cut.dump", [row for row in ROWS if row[0] != 1 or row[1] >= 40])
+    result = run(*({"DUMP": dump, "CUT": cut}.get(word, word) for word in words))
+    assert result.exit_code == code, result.output
+    assert message in " ".join(result.stderr.split())
+    assert code == 2 or len(result.stderr.splitlines()) == 1
