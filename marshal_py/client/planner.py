@@ -103,7 +103,7 @@ class Planner:
         with self._loop.lock:
             self._ranges = self._station.plan_ranges()
         self._batch: ClaimedBatch | None = None
-        stable = self._station.options.settings.get("isolation.level", "read_committed")
+        stable = consumer.connection.get("isolation.level", "read_committed")
         self._committed_ends = stable == "read_committed"
 
     @property

@@ -20,10 +20,12 @@ INSTALL: Final = "pip install 'marshal_py[spark]'"
 
 # Public name -> file of this room that has it. No name is also a file: importing the file would hide it.
 _HOMES: Final = {
+    "QueryListener": "listener",
     "archive": "archives",
     "claimed_batches": "batches",
     "find_root": "replays",
     "local_session": "session",
+    "prometheus_gauges": "listener",
     "read_archive": "archives",
     "replay": "replays",
     "report": "reports",
@@ -33,10 +35,12 @@ _HOMES: Final = {
 }
 
 __all__ = [  # __getattr__ has them
+    "QueryListener",
     "archive",
     "claimed_batches",
     "find_root",
     "local_session",
+    "prometheus_gauges",
     "read_archive",
     "replay",
     "report",

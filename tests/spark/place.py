@@ -12,6 +12,8 @@ from confluent_kafka.cimpl import TopicPartition as KafkaPartition
 
 import marshal_py
 from marshal_py import Consumer, Marshal
+from marshal_py.client.observer import Observer
+from marshal_py.transport.kafka import KafkaDoor
 from tests.support.kafka import Cluster, TopicFactory
 
 INTERVAL_S = 1.0  # the shortest that is allowed: every take-over waits two of them
@@ -56,6 +58,29 @@ class Place:
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
         for future in admin.delete_records([KafkaPartition(self.topic, partition, before)]).values():
             future.result(30)
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Of the streaming source."""
+        return {"group": self.group, "topics": self.topic, "bootstrap.servers": self.bootstrap,
+                "coordination_topic": self.log, "coordination_partitions": "2", "start": "earliest",
+                "heartbeat_interval_s": str(INTERVAL_S)}  # fmt: skip
+
+    def observe(self) -> Observer:
+        return Observer(KafkaDoor(self.bootstrap, 30.0), self.log)
+
+    def positions(self) -> dict[int, int]:
+        """By partition, as the log has them."""
+        with self.observe() as observer:
+            observer.fold(self.group)
+            (group,) = [found for _, found in observer.groups() if found.name == self.group]
+            return {tp.partition: part.position for tp, part in sorted(group.partitions.items())}
+
+    def accepted(self, kind: type[Any]) -> list[Any]:
+        """Accepted records of one kind, in the order of the log."""
+        with self.observe() as observer:
+            return [judged.verdict.record for judged in observer.read(self.group)
+                    if judged.verdict.accepted and isinstance(judged.verdict.record, kind)]  # fmt: skip
 
     def connect(self, client_id: str | None = None) -> Marshal:
         return marshal_py.connect(self.bootstrap, client_id=client_id, coordination_topic=self.log,

@@ -1,0 +1,39 @@
+"""Spark finds `format("marshal")` here, by the name of this package. Light: every look-up process imports it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceReader
+    from pyspark.sql.types import StructType
+
+    from marshal_py.spark.source import StreamReader
+
+
+class DefaultSource(DataSource):
+    """A structured stream that is a member of a group; marshal_py/spark/source.py has the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "marshal"
+
+    def schema(self) -> str:
+        from marshal_py.spark.ranges import SCHEMA
+        from marshal_py.spark.source import StreamOptions
+
+        StreamOptions.of(self.options)  # a wrong option is named at load(), before a query starts
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> StreamReader:
+        from marshal_py.spark.source import StreamOptions, StreamReader
+
+        return StreamReader(StreamOptions.of(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from marshal_py.errors import InvalidOption
+
+        raise InvalidOption("format", "marshal", "a batch job cannot hold claims: use spark.readStream, or "
+                            "marshal_py.spark.claimed_batches, or format('marshal-ranges') without claims")  # fmt: skip

@@ -1,0 +1,396 @@
+"""The streaming source without a JVM: its methods called as Spark calls them, also after crashes of every kind."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles, ReadMaxRows
+
+import marshal_py
+from marshal_py.errors import ClusterUnreachable, InvalidName, InvalidOption, MarshalError
+from marshal_py.protocol.records import ClaimingMessages
+from marshal_py.spark.source import StreamOptions, StreamReader
+from pyspark_marshal import DefaultSource
+from tests.spark.place import Place
+from tests.support.fronts import Keeper, places, until
+
+MakePlace = Callable[[int], Place]
+Rows = list[tuple[int, int]]
+NEEDED = {"group": "g", "topics": "t", "bootstrap.servers": "127.0.0.1:1"}
+
+
+class Query:
+    """A structured query: calls a reader in Spark's order and keeps its checkpoint, as JSON, as Spark does."""
+
+    def __init__(self, place: Place, **options: Any) -> None:
+        self.given = {**place.options, **{name: str(value) for name, value in options.items()}}
+        self.offsets: list[str] = []  # the write-ahead log
+        self.commits = 0  # batches in the commit log
+        self.out: Rows = []
+        self.start()
+
+    def start(self) -> None:
+        """A new process: the reader comes by pickle."""
+        reader = DefaultSource(self.given).streamReader(None)  # type: ignore[arg-type]  # it does not look
+        self.reader: StreamReader = pickle.loads(cloudpickle.dumps(reader))
+        self.current = json.dumps(self.reader.initialOffset())
+
+    def crash(self) -> None:
+        """The process is gone without a word: no stop, no heartbeat. (A thread cannot be killed: it is cut off.)"""
+        life = self.reader._life
+        assert life is not None
+        life.marshal._loop._closing = True
+        life.marshal._loop._thread.join()
+        self.start()
+
+    def offset(self, batch: int) -> dict[str, Any]:
+        text = self.offsets[batch] if batch >= 0 else json.dumps(self.reader.initialOffset())
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    def write_ahead(self) -> bool:
+        """The first half of a trigger: False if there is nothing new."""
+        start = self.offset(self.commits - 1)
+        end = json.dumps(self.reader.latestOffset(start, self.reader.getDefaultReadLimit()))
+        if end == json.dumps(start):
+            return False
+        self.offsets.append(end)
+        return True
+
+    def read(self) -> Rows:
+        """The tasks of the newest batch."""
+        if self.commits:
+            self.reader.commit(self.offset(self.commits - 1))
+        start, end = self.offset(self.commits - 1), self.offset(self.commits)
+        parts = pickle.loads(cloudpickle.dumps(self.reader.partitions(start, end)))
+        again = self.reader.partitions(start, end)
+        assert [part.value for part in again] == [part.value for part in parts], "asked twice, said twice"
+        far: StreamReader = pickle.loads(cloudpickle.dumps(self.reader))
+        return [(batch["partition"][at].as_py(), batch["offset"][at].as_py())
+                for part in parts for batch in far.read(part) for at in range(batch.num_rows)]  # fmt: skip
+
+    def finish(self, rows: Rows) -> None:
+        self.out += rows
+        self.commits += 1
+
+    def turn(self) -> bool:
+        """One trigger, from the replay of an uncommitted batch on."""
+        if len(self.offsets) > self.commits or self.write_ahead():
+            self.finish(self.read())
+            return True
+        return False
+
+    def until_idle(self) -> None:
+        while self.turn():
+            pass
+
+    def settled(self) -> None:
+        """The claims of a restarted query have come."""
+        until(self.turn, "there is something to do")
+        self.until_idle()
+
+
+def test_everything_comes_once_in_batches_of_the_limit(place: MakePlace) -> None:
+    here = place(3)
+    here.fill(40)
+    query = Query(here, max_rows_per_batch=50)
+    query.until_idle()
+    assert sorted(query.out) == sorted(here.written)
+    assert query.commits >= 3
+    here.fill(5)
+    query.until_idle()
+    assert sorted(query.out) == sorted(here.written)
+    report = query.reader.reportLatestOffset()
+    assert report is not None
+    assert (report["group"], report["claims"], report["lag"]) == (here.group, 3, 0)
+    query.reader.stop()
+
+
+def test_the_end_offset_holds_the_plan(place: MakePlace) -> None:
+    """Claim epoch, generation, from, to per partition. The first offset is constant; nothing to do is the start itself.
+    """
+    here = place(1)
+    here.fill(7)
+    query = Query(here, max_rows_per_batch=5)
+    assert query.reader.initialOffset() == {"b": 0, "r": {}}
+    query.turn()
+    first = query.offset(0)
+    ((epoch, generation, start, to),) = first["r"].values()
+    assert (first["b"], list(first["r"]), generation, start, to) == (1, [f"{here.topic}:0"], 0, 0, 5)
+    assert epoch > 0
+    query.until_idle()
+    assert query.reader.latestOffset(query.offset(1), ReadAllAvailable()) == query.offset(1)
+    assert query.reader.partitions(query.offset(1), query.offset(1)) == []
+    query.reader.stop()
+
+
+def test_the_position_follows_what_spark_has_committed(place: MakePlace) -> None:
+    here = place(1)
+    here.fill(10)
+    query = Query(here, max_rows_per_batch=5)
+    query.turn()
+    assert here.positions() == {0: 0}, "the batch is done only when Spark says so"
+    query.write_ahead()
+    assert here.positions() == {0: 5}
+    query.reader.stop()
+    assert here.positions() == {0: 5}
+
+
+@pytest.mark.parametrize("at", ["before the tasks", "in the sink", "after the sink"])
+def test_at_least_once_a_crash_makes_at_most_its_batch_twice(place: MakePlace, at: str) -> None:
+    here = place(2)
+    here.fill(20)
+    query = Query(here, max_rows_per_batch=16)
+    query.turn()
+    query.write_ahead()
+    doubled: Rows = []
+    if at != "before the tasks":
+        doubled = query.read()
+        query.out += doubled
+    if at == "after the sink":
+        query.commits += 1
+        doubled = []
+    query.crash()
+    query.settled()
+    assert sorted(query.out) == sorted([*here.written, *doubled])
+    assert len(doubled) <= 16
+    query.reader.stop()
+
+
+def test_at_least_once_without_its_checkpoint_the_log_knows(place: MakePlace) -> None:
+    here = place(2)
+    here.fill(20)
+    query = Query(here, max_rows_per_batch=16)
+    query.turn()
+    query.write_ahead()
+    doubled = query.read()
+    query.out += doubled
+    query.crash()
+    query.offsets, query.commits = [], 0
+    query.settled()
+    assert sorted(query.out) == sorted([*here.written, *doubled])
+    query.reader.stop()
+
+
+@pytest.mark.parametrize("at", ["before the tasks", "in the sink"])
+def test_at_most_once_a_crash_loses_at_most_its_batch(place: MakePlace, at: str) -> None:
+    """The replayed batch is empty, whatever became of its tasks."""
+    here = place(2)
+    here.fill(20)
+    query = Query(here, max_rows_per_batch=16, delivery="at_most_once")
+    query.turn()
+    query.write_ahead()
+    assert sum(r.to - r.start for r in here.accepted(ClaimingMessages)) == 16, "planned is not granted"
+    lost = query.read()
+    assert len(lost) == 16
+    if at == "in the sink":
+        query.out += lost
+        lost = []
+    query.crash()
+    query.settled()
+    assert sorted(query.out + lost) == sorted(here.written)
+    query.reader.stop()
+
+
+def test_a_claim_lost_in_the_middle_comes_again_elsewhere(place: MakePlace) -> None:
+    """A member that joins takes its share; what the query holds it finishes first."""
+    here = place(4)
+    here.fill(25)
+    query = Query(here, max_rows_per_batch=40)
+    query.turn()
+    query.write_ahead()
+    rows = query.read()
+    with here.connect() as marshal, here.consumer(marshal) as consumer, Keeper(consumer) as keeper:
+        query.finish(rows)
+        until(lambda: (query.turn() or True) and len(consumer.claims()) == 2, "the consumer has its share")
+        here.fill(25)
+        until(lambda: (query.turn() or True) and len(keeper.seen) + len(query.out) == 200, "all is there")
+        assert sorted([*places(keeper.seen), *query.out]) == sorted(here.written)
+        assert keeper.seen
+    query.turn()
+    query.reader.stop()
+    assert here.positions() == dict.fromkeys(range(4), 50)
+
+
+def test_a_pause_and_a_rewind_in_the_middle(place: MakePlace) -> None:
+    """T12: the batch in the tasks is let go of; the rewound ranges come as a new plan, under new tokens."""
+    here = place(1)
+    here.fill(12)
+    query = Query(here, max_rows_per_batch=6)
+    query.turn()
+    query.write_ahead()
+    rows = query.read()
+    with here.connect() as marshal:
+        marshal_py.group(marshal, here.group).set_position(here.topic, "earliest")
+    query.finish(rows)
+    query.settled()
+    offsets = [offset for _, offset in query.out]
+    assert offsets == [*range(6), *range(6, 12), *range(6), *range(6, 12)]
+    first, again = query.offset(0)["r"][f"{here.topic}:0"], query.offset(2)["r"][f"{here.topic}:0"]
+    assert (again[1], again[2]) == (first[1] + 1, 0)
+    query.reader.stop()
+
+
+def test_a_paused_group_plans_nothing(place: MakePlace) -> None:
+    here = place(1)
+    here.fill(5)
+    query = Query(here)
+    assert query.write_ahead()
+    query.finish(query.read())
+    query.turn()
+    with here.connect() as marshal:
+        admin = marshal_py.group(marshal, here.group)
+        hold = admin.pause(30)
+        here.fill(5)
+        assert not query.turn()
+        report = query.reader.reportLatestOffset()
+        assert report is not None
+        assert report["paused"]
+        admin.resume(token=hold.token)
+    query.settled()
+    assert sorted(query.out) == sorted(here.written)
+    query.reader.stop()
+
+
+def test_available_now_ends_at_what_was_there(place: MakePlace) -> None:
+    here = place(2)
+    here.fill(10)
+    query = Query(here, max_rows_per_batch=8)
+    query.reader.prepareForTriggerAvailableNow()
+    there = set(here.written)
+    here.fill(10)
+    query.until_idle()
+    assert sorted(query.out) == sorted(there)
+    assert here.positions() == {0: 10, 1: 10}
+    query.reader.stop()
+
+
+def test_available_now_waits_for_a_dead_owner(place: MakePlace) -> None:
+    """Nothing may be left out because a crashed run still seems to own it."""
+    here = place(2)
+    here.fill(10)
+    query = Query(here)
+    query.turn()
+    query.crash()
+    query.offsets, query.commits, query.out = [], 0, []
+    query.reader.prepareForTriggerAvailableNow()
+    query.until_idle()
+    assert sorted(query.out) == sorted(here.written)
+    query.reader.stop()
+
+
+def test_a_silent_spark_is_left_and_found_again(place: MakePlace) -> None:
+    """D4: a hung driver keeps no claim; when it comes back the query joins anew."""
+    here = place(1)
+    here.fill(6)
+    query = Query(here, handler_timeout_s=1.0, max_rows_per_batch=3)
+    query.turn()
+    with here.connect() as marshal, here.consumer(marshal) as consumer:
+        until(lambda: len(consumer.claims()) == 1, "the partition went to somebody who reads")
+    query.settled()
+    assert sorted(query.out) == sorted(here.written), "what Spark had done stayed done"
+    query.reader.stop()
+
+
+def test_ranges_that_retention_deleted_are_passed_in_a_replay(place: MakePlace) -> None:
+    """D6: noted in the log; the query goes on behind them."""
+    here = place(1)
+    here.fill(20)
+    query = Query(here, max_rows_per_batch=10)
+    query.write_ahead()
+    query.crash()
+    here.truncate(0, 4)
+    query.settled()
+    assert [offset for _, offset in query.out] == [*range(4, 20)]
+    query.reader.stop()
+
+
+def test_another_coordination_topic_is_another_history(place: MakePlace) -> None:
+    """Offsets of another incarnation say nothing here."""
+    here = place(1)
+    here.fill(5)
+    query = Query(here)
+    query.turn()
+    query.reader.stop()
+    query.given["coordination_topic"] = f"{here.log}-new"
+    query.start()
+    query.settled()
+    assert query.out == [*((0, n) for n in range(5))] * 2
+    query.reader.stop()
+
+
+def test_a_cluster_that_does_not_answer_is_waited_for(place: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = place(1)
+    here.fill(3)
+    query = Query(here)
+    query.turn()
+    life = query.reader._life
+    assert life is not None
+
+    def silent(*_: Any) -> Any:
+        raise ClusterUnreachable("a:1", "bounds", "gone")
+
+    monkeypatch.setattr(life, "plan", silent)
+    assert not query.turn()
+    query.reader.prepareForTriggerAvailableNow()
+    with pytest.raises(ClusterUnreachable):
+        query.turn()
+    query.reader.stop()
+
+
+def test_a_reader_makes_nothing_before_it_is_used() -> None:
+    """Spark builds readers in processes that only plan: nothing listens at this address."""
+    reader = DefaultSource(NEEDED).streamReader(None)  # type: ignore[arg-type]
+    assert reader._life is None
+    reader.commit({"b": 1, "r": {}})
+    assert reader.reportLatestOffset() is None
+    reader.stop()
+    assert "BINARY" in DefaultSource(NEEDED).schema()
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("group", ""), ("topics", ""), ("topics", " , "), ("bootstrap.servers", ""), ("max_rows_per_batch", "0"),
+    ("max_rows_per_batch", "1e6"), ("delivery", "exactly_once"), ("start", "yesterday"), ("fast_reclaim", "maybe"),
+    ("heartbeat_interval_s", "0.1"), ("max_claims", "-1"), ("read_timeout_s", "x"), ("groupid", "g"), ("path", "/x"),
+    ("policy", "chaos"), ("kafka.group.id", "g"), ("topics", "a b"), ("coordination_partitions", "none"),
+])  # fmt: skip
+def test_a_bad_option_is_named_when_the_stream_is_loaded(name: str, value: str) -> None:
+    with pytest.raises((InvalidOption, InvalidName), match=name.removeprefix("kafka.").removesuffix("s")):
+        DefaultSource({**NEEDED, name: value}).schema()
+
+
+def test_options_reach_the_member() -> None:
+    options = StreamOptions.of({
+        **NEEDED, "topics": "a, b", "delivery": "at_most_once", "max_claims": "3", "heartbeat_interval_s": "5",
+        "fast_reclaim": "true", "kafka.security.protocol": "SSL",
+    })  # fmt: skip
+    assert options.topics == ("a", "b")
+    assert options.at_most_once
+    assert options.consumer == {"delivery": "at_most_once", "max_claims": 3, "heartbeat_interval_s": 5.0,
+                                "fast_reclaim": True}  # fmt: skip
+    assert options.kafka == {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SSL"}
+
+
+def test_a_batch_job_is_shown_the_way() -> None:
+    with pytest.raises(MarshalError, match="claimed_batches"):
+        DefaultSource(NEEDED).reader(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("limit", "rows"), [(ReadMaxRows(3), 3), (ReadAllAvailable(), 9)])
+def test_limits_of_rows_are_kept(place: MakePlace, limit: Any, rows: int) -> None:
+    here = place(1)
+    here.fill(9)
+    query = Query(here)
+    start = query.reader.initialOffset()
+    ((_, _, first, to),) = query.reader.latestOffset(start, limit)["r"].values()
+    assert to - first == rows
+    with pytest.raises(InvalidOption, match="ReadMaxFiles"):
+        query.reader.latestOffset(start, ReadMaxFiles(1))
+    query.reader.stop()
+
+
