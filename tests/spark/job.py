@@ -1,0 +1,92 @@
+"""A Spark driver in a process of its own (tests/support/spark_job.py), to be killed with everything that it started."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+from tests.spark.place import Place
+from tests.support.fronts import until
+from tests.support.journal import Tail
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_S = 90.0  # a JVM that starts, on a machine with other work
+Rows = list[tuple[int, int]]
+
+
+class Job:
+    """One run. A context manager; leaving it kills what is left."""
+
+    def __init__(self, place: Place, folder: Path, name: str, *, checkpoint: str = "checkpoint",
+                 options: dict[str, str] | None = None, **settings: Any) -> None:  # fmt: skip
+        self.path = folder / f"{name}.jsonl"
+        self._tail, self.lines = Tail(self.path), list[dict[str, Any]]()
+        given = {"options": {**place.options, **(options or {})}, "checkpoint": str(folder / checkpoint),
+                 "journal": str(self.path), **settings}  # fmt: skip
+        self.log = self.path.with_suffix(".log")
+        with self.log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-B", "-m", "tests.support.spark_job", json.dumps(given)], cwd=ROOT, stdout=out,
+                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def said(self, kind: str) -> list[dict[str, Any]]:
+        self.lines += self._tail.read()
+        return [line for line in self.lines if line["e"] == kind]
+
+    @property
+    def rows(self) -> Rows:
+        """Everything that the sink wrote, in order."""
+        return [(p, o) for line in self.said("batch") for p, o in line["rows"]]
+
+    def await_line(self, kind: str) -> dict[str, Any]:
+        def look() -> list[dict[str, Any]]:
+            found = self.said(kind)
+            assert found or self.process.poll() is None, self.log.read_text(errors="replace")[-3000:]
+            return found
+
+        return until(look, f"{self.path.stem}: {kind}", DEADLINE_S)[-1]
+
+    def finish(self) -> None:
+        """Waits for the end that it reaches by itself."""
+        assert self.process.wait(DEADLINE_S) == 0, self.log.read_text(errors="replace")[-3000:]
+        self.said("ended")
+
+    def terminate(self) -> None:
+        self.process.terminate()
+        self.finish()
+
+    def kill(self) -> None:
+        """SIGKILL for the driver, its JVM, the query's process and the workers: all at once, none can say good-bye."""
+        if self.process.poll() is None:
+            for pid in [self.process.pid, *descendants(self.process.pid)]:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue  # it went together with its parent
+            self.process.wait(DEADLINE_S)
+        self.said("ended")
+
+
+def descendants(pid: int) -> list[int]:
+    """Children, and theirs."""
+    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    children: dict[int, list[int]] = {}
+    for line in table.splitlines():
+        child, parent = map(int, line.split())
+        children.setdefault(parent, []).append(child)
+    found, wave = list[int](), [pid]
+    while wave := [child for parent in wave for child in children.get(parent, [])]:
+        found += wave
+    return found

@@ -1,0 +1,149 @@
+"""Spark drivers that are killed with everything they started: what is lost, what comes twice, who goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from tests.spark.job import DEADLINE_S, ROOT, Job, Rows
+from tests.spark.place import INTERVAL_S, Place
+from tests.support.fronts import until
+
+MakePlace = Callable[[int], Place]
+BATCH = 120  # rows
+
+
+def doubled(rows: Rows) -> Rows:
+    return [row for row, times in Counter(rows).items() if times > 1]
+
+
+@pytest.mark.timeout(400)
+def test_at_least_once_killed_twice_once_without_its_checkpoint(place: MakePlace, tmp_path: Path) -> None:
+    """Nothing is missing; twice comes at most the batch that was in the sink, also when the checkpoint is gone."""
+    here = place(4)
+    here.fill(100)
+    options = {"max_rows_per_batch": str(BATCH)}
+    with Job(here, tmp_path, "one", options=options, hold_at=2) as one:
+        held = one.await_line("held")["rows"]
+        one.kill()
+    with Job(here, tmp_path, "two", options=options, hold_at=2, hold_before=True) as two:
+        held_again = two.await_line("held")["rows"]
+        two.kill()
+    rows = [*one.rows, *two.rows]
+    assert sorted(two.rows) == sorted(map(tuple, held)), "the batch in the sink is replayed, range for range"
+    with Job(here, tmp_path, "three", options=options, checkpoint="another", available_now=True) as three:
+        three.finish()
+    assert set(map(tuple, held_again)) <= set(three.rows), "without its checkpoint the log knows what was not done"
+    rows += three.rows
+    assert set(rows) == here.written, "missing 0"
+    assert sorted(doubled(rows)) == sorted(map(tuple, held)), "twice: exactly the batch that was in the sink"
+    assert len(held) == BATCH
+    assert set(here.positions().values()) == {100}
+
+
+@pytest.mark.timeout(400)
+def test_at_most_once_killed_while_the_sink_reads(place: MakePlace, tmp_path: Path) -> None:
+    """Twice 0; missing are at most the ranges that were claimed for the batch."""
+    here = place(4)
+    here.fill(100)
+    options = {"max_rows_per_batch": str(BATCH), "delivery": "at_most_once"}
+    with Job(here, tmp_path, "one", options=options, hold_at=2, hold_before=True) as one:
+        held = one.await_line("held")["rows"]
+        one.kill()
+    with Job(here, tmp_path, "two", options=options, available_now=True) as two:
+        two.finish()
+    rows = [*one.rows, *two.rows]
+    assert doubled(rows) == []
+    assert here.written - set(rows) == set(map(tuple, held))
+    assert len(held) == BATCH
+
+
+class Service:
+    """`marshal consume`: a member of the same group that knows nothing of Spark."""
+
+    def __init__(self, place: Place, name: str) -> None:
+        command = [sys.executable, "-B", "-m", "marshal_py.cli", "consume", place.topic, "--group", place.group,
+                   "--json", "--client-id", name, "--heartbeat-interval", str(INTERVAL_S), "--start", "earliest",
+                   "--coordination-topic", place.log, "--bootstrap-servers", place.bootstrap]  # fmt: skip
+        self.name, self.rows = name, Rows()
+        self.process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                        env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            message: dict[str, Any] = json.loads(line)
+            self.rows.append((message["partition"], message["offset"]))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end(signal.SIGTERM)
+
+    def end(self, number: int) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        self.process.wait(DEADLINE_S)
+        self._reader.join(DEADLINE_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def owners(place: Place) -> Counter[str]:
+    """Partitions per live client, by the log."""
+    with place.observe() as observer:
+        observer.fold(place.group)
+        for _, group in observer.groups():
+            names = {session.id: session.join.client_id for session in group.sessions.values()}
+            return Counter(names[part.owner] for part in group.partitions.values() if part.owner in names)
+    return Counter()
+
+
+@pytest.mark.timeout(600)
+def test_a_query_and_two_services_share_a_topic_and_survive_each_other(place: MakePlace, tmp_path: Path) -> None:
+    """Twelve partitions, three members; Spark is killed, then a service: nothing is missing, and what comes twice was
+    in the hands of the one that died."""
+    here = place(12)
+    here.fill(30)
+    here.connect().close()  # makes the coordination topic
+    options = {"client_id": "spark", "max_rows_per_batch": str(BATCH)}
+
+    def shared(*names: str) -> Callable[[], bool]:
+        return lambda: sorted(owners(here)) == sorted(names) and sum(owners(here).values()) == 12
+
+    with Service(here, "one") as one, Service(here, "two") as two:
+        with Job(here, tmp_path, "first", options=options) as first:
+            until(lambda: owners(here) == Counter({"one": 4, "two": 4, "spark": 4}), "a third for each", DEADLINE_S)
+            here.fill(30)
+            until(lambda: set(first.rows) | {*one.rows, *two.rows} >= here.written, "all of it is there", DEADLINE_S)
+            here.fill(20)
+            first.kill()
+        until(shared("one", "two"), "the services have taken over", DEADLINE_S)
+        before = [*first.rows, *one.rows, *two.rows]
+        assert len(doubled(before)) <= BATCH
+        with Job(here, tmp_path, "second", options=options) as second:
+            until(lambda: owners(here)["spark"] == 4, "the query has its third again", DEADLINE_S)
+            here.fill(20)
+            one.end(signal.SIGKILL)
+            until(shared("two", "spark"), "the dead service's partitions are taken over", DEADLINE_S)
+            here.fill(10)
+            read = lambda: [*first.rows, *second.rows, *one.rows, *two.rows]  # noqa: E731
+            until(lambda: set(read()) >= here.written, "all of it is there", DEADLINE_S)
+            second.terminate()
+    rows = [*first.rows, *second.rows, *one.rows, *two.rows]
+    assert set(rows) == here.written, "missing 0"
+    lost_by_one = set(one.rows)
+    assert set(doubled(rows)) - set(doubled(before)) <= lost_by_one, "only the dead service's messages come again"

@@ -1,0 +1,168 @@
+"""Structured streaming over a Marshal stream, in a real Spark: triggers, sinks, progress, stops, errors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka.cimpl import TopicPartition as KafkaPartition
+from prometheus_client import CollectorRegistry
+
+import marshal_py
+from marshal_py.spark import QueryListener, prometheus_gauges
+from marshal_py.spark.listener import Progress
+from tests.spark.place import Place
+from tests.support.fronts import until
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+MakePlace = Callable[[int], Place]
+PATIENCE_S = 60
+
+
+def stream(spark: SparkSession, place: Place, **options: Any) -> DataFrame:
+    return spark.readStream.format("marshal").options(**{**place.options, **options}).load()
+
+
+@contextlib.contextmanager
+def running(query: StreamingQuery) -> Iterator[StreamingQuery]:
+    try:
+        yield query
+    finally:
+        query.stop()
+
+
+def places(df: DataFrame) -> list[tuple[int, int]]:
+    return sorted((row.partition, row.offset) for row in df.select("partition", "offset").collect())
+
+
+def committed(place: Place) -> dict[int, int]:
+    """What Kafka's own tools see of the group."""
+    with contextlib.closing(KafkaConsumer({"bootstrap.servers": place.bootstrap, "group.id": place.group})) as asker:
+        tps = [KafkaPartition(place.topic, number) for number in range(place.partitions)]
+        return {tp.partition: tp.offset for tp in asker.committed(tps, timeout=30)}
+
+
+def test_available_now_into_parquet_and_again(spark: SparkSession, place: MakePlace, tmp_path: Path) -> None:
+    """Found without a register call; a second run has what is new; progress, listener, Kafka and the log agree."""
+    here, out = place(3), str(tmp_path / "out")
+    here.fill(300)
+    seen: list[Progress] = []
+    registry = CollectorRegistry()
+    gauges = prometheus_gauges(registry)
+
+    def export(progress: Progress) -> None:
+        seen.append(progress)
+        gauges(progress)
+
+    listener = QueryListener(export)
+    spark.streams.addListener(listener)
+    try:
+        for _ in range(2):
+            query = (stream(spark, here, max_rows_per_batch=400).writeStream.format("parquet").option("path", out)
+                     .option("checkpointLocation", str(tmp_path / "checkpoint")).queryName("copy")
+                     .trigger(availableNow=True).start())  # fmt: skip
+            assert query.awaitTermination(PATIENCE_S)
+            assert places(spark.read.parquet(out)) == sorted(here.written)
+            assert here.positions() == {p: max(o for q, o in here.written if p == q) + 1 for p in range(3)}
+            here.fill(20, [1])
+        until(lambda: sum(progress.rows for progress in seen) == 920, "the listener has heard of every row")
+    finally:
+        spark.streams.removeListener(listener)
+    assert {progress.group for progress in seen} == {here.group}
+    assert seen[0].claims == 3
+    assert seen[0].lag == 900
+    assert registry.get_sample_value("marshal_spark_claims", {"query": "copy", "group": here.group}) == 3
+    until(lambda: committed(here) == {0: 300, 1: 320, 2: 300}, "the usual lag tools see the group")
+
+
+def test_a_stopped_query_releases_at_once(spark: SparkSession, place: MakePlace, tmp_path: Path) -> None:
+    """Spark kills the query's process with SIGTERM; the claims do not wait for an eviction."""
+    here = place(2)
+    here.fill(10)
+    rows: list[tuple[int, int]] = []
+    query = (stream(spark, here).writeStream.foreachBatch(lambda df, _: rows.extend(places(df)))
+             .option("checkpointLocation", str(tmp_path / "checkpoint")).start())  # fmt: skip
+    with running(query):
+        until(lambda: len(rows) == 20, "the first batch")
+        here.fill(5)
+        until(lambda: len(rows) == 30, "the second batch")
+        until(lambda: set(here.positions().values()) == {15}, "an idle trigger acks the last batch")
+    with here.connect() as marshal, here.consumer(marshal, heartbeat_interval_s=60.0) as heir:
+        # An eviction would have to be waited for two minutes.
+        until(lambda: len(heir.claims()) == 2, "the partitions are free")
+
+
+def test_a_sink_that_fails_gets_its_batch_again(spark: SparkSession, place: MakePlace, tmp_path: Path) -> None:
+    here = place(1)
+    here.fill(10)
+    seen: list[list[tuple[int, int]]] = []
+
+    def sink(df: DataFrame, batch: int) -> None:
+        seen.append(places(df))
+        if len(seen) == 2:
+            raise ZeroDivisionError("the sink is down")
+
+    def run() -> StreamingQuery:
+        writer = stream(spark, here, max_rows_per_batch=4).writeStream.foreachBatch(sink)
+        return writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
+
+    first = run()
+    with pytest.raises(Exception, match="the sink is down"):
+        first.awaitTermination(PATIENCE_S)
+    assert run().awaitTermination(PATIENCE_S)
+    assert [[o for _, o in rows] for rows in seen] == [[0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7], [8, 9]]
+    assert here.positions() == {0: 10}
+
+
+def test_at_most_once_with_two_queries_in_turn(spark: SparkSession, place: MakePlace, tmp_path: Path) -> None:
+    here, out = place(2), str(tmp_path / "out")
+    here.fill(50)
+    for number in range(2):
+        query = (stream(spark, here, delivery="at_most_once", max_rows_per_batch=60).writeStream.format("parquet")
+                 .option("path", out).option("checkpointLocation", str(tmp_path / "checkpoint"))
+                 .trigger(availableNow=True).start())  # fmt: skip
+        assert query.awaitTermination(PATIENCE_S)
+        assert places(spark.read.parquet(out)) == sorted(here.written)
+        here.fill(10 * (1 - number))
+    assert here.positions() == {0: 60, 1: 60}
+
+
+def test_a_continuous_trigger_is_refused(spark: SparkSession, place: MakePlace, tmp_path: Path) -> None:
+    """By Spark, for every source in Python; nothing is claimed by it."""
+    from pyspark.errors import UnsupportedOperationException
+
+    here = place(1)
+    writer = stream(spark, here).writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    with pytest.raises(UnsupportedOperationException, match="marshal does not support continuous processing"):
+        writer.trigger(continuous="1 second").start()
+
+
+def test_a_wrong_option_is_named_at_load(spark: SparkSession, place: MakePlace) -> None:
+    here = place(1)
+    with pytest.raises(Exception, match=r"InvalidOption: delivery='exactly_once' is not allowed: one of at_least_once"):
+        stream(spark, here, delivery="exactly_once")
+
+
+def test_a_group_of_the_other_mode_ends_the_query(spark: SparkSession, place: MakePlace, tmp_path: Path) -> None:
+    here = place(1)
+    with here.connect() as marshal, here.consumer(marshal, delivery="at_most_once"):
+        query = (stream(spark, here).writeStream.format("noop")
+                 .option("checkpointLocation", str(tmp_path / "checkpoint")).start())  # fmt: skip
+        with pytest.raises(Exception, match="is at_most_once, this consumer asks for at_least_once"):
+            query.awaitTermination(PATIENCE_S)
+
+
+def test_other_sources_are_passed_over_by_the_listener() -> None:
+    from marshal_py.spark.listener import progress_of
+
+    source = type("Source", (), {"latestOffset": '{"topic": {"0": 5}}'})()
+    other = type("Source", (), {"latestOffset": None})()
+    assert progress_of(type("Event", (), {"sources": [source, other]})()) == []
+    assert marshal_py.__version__
