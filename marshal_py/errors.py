@@ -33,6 +33,7 @@
     |   +-- SettingsChanged       another admin changed the group's settings while ours were on their way
     |   +-- MembersAlive          consumers are alive where none may be
     |   +-- ClaimLost             claims of a batch were released or lost before it was committed
+    |   +-- SnapshotNotConfirmed  a snapshot was written and nobody vouched for it
     |   +-- AdminGaveUp           an operation was not read done in time
     +-- ClusterError              Kafka or its topics are not as they must be
         +-- ClusterUnreachable    no broker answered in time (retriable)
@@ -367,6 +368,19 @@ class AdminGaveUp(PeerError):
         told = f"was not read done within {waited_s:g} s" if waited_s else "was interrupted"
         after = "it may still happen, and to try again is safe" if pending or waited_s else "nothing of it will happen"
         super().__init__(f"group {group!r}: {what} {told}; {after}")
+
+
+class SnapshotNotConfirmed(PeerError):
+    """A snapshot was written, and no live consumer of the log vouched for it (PROTOCOL.md N5, N6)."""
+
+    retriable: ClassVar[bool] = True
+
+    def __init__(self, log: int, at: int, waited_s: float, sessions: tuple[str, ...]) -> None:
+        self.log, self.at, self.waited_s, self.sessions = log, at, waited_s, sessions
+        who = ", ".join(sessions) or "nobody"
+        super().__init__(f"the snapshot of coordination partition {log} at offset {at} was written, but none of its "
+                         f"live sessions ({who}) vouched for it within {waited_s:g} s: if they are dead, evict them or "
+                         f"wait until they are evicted, then try again; it does no harm where it stands")
 
 
 # --- the cluster

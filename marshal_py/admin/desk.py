@@ -17,6 +17,7 @@ from typing import Final
 from marshal_py.admin.author import RUN_BYTES, Author
 from marshal_py.admin.errand import Errand, Progress, Scene
 from marshal_py.admin.ledger import Ledger
+from marshal_py.client import opening
 from marshal_py.client.marshal import VERSION
 from marshal_py.errors import (
     AdminGaveUp,
@@ -82,8 +83,7 @@ class Desk:
             root = self._find_root(count)
             self._number = route(group, root.partitions)
             if self._number:  # log 0 comes along from here on and is left out
-                self._world = World(self._number, root)
-                self._log.follow(self._number, 0)
+                self._begin(root)
             self._fold_to_end()
         except BaseException:
             self.close()
@@ -104,8 +104,7 @@ class Desk:
 
     def _find_root(self, count: int) -> Genesis:
         """L3. Log 0 is folded on from here if it is the group's; otherwise what comes of it is left out."""
-        self._log.follow(0, 0)
-        end = self._log.bounds(0, self.timeout_s).end
+        end = self._begin(None)
         deadline = time.monotonic() + self.timeout_s
         while self._world.genesis is None and self._world.next_offset < end:
             self._fold(self._poll(POLL_S_MAX, deadline, 0))
@@ -115,6 +114,13 @@ class Desk:
         if root.partitions > count:
             raise TopicRecreated(0, f"{root.partitions} partitions", str(count))
         return root
+
+    def _begin(self, root: Genesis | None) -> int:
+        """Follows the log from where reading has to begin (N9); where it ends."""
+        bounds = self._log.bounds(self._number, self.timeout_s)
+        self._world = opening.open_world(self._log, self._number, root, bounds)
+        self._log.follow(self._number, self._world.next_offset)
+        return bounds.end
 
     def _fold_to_end(self) -> None:
         end = self._log.bounds(self._number, self.timeout_s).end

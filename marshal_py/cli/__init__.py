@@ -21,6 +21,7 @@ from marshal_py.cli import (
     produce,
     release,
     simulate,
+    snapshot,
     spark,
     state,
     verify,
@@ -50,6 +51,8 @@ app.add_typer(members.app, name="members")
 app.command("evict", epilog=members.EVICT_EXAMPLE)(members.evict)
 app.command("explain", epilog=explain.EXAMPLE)(explain.explain)
 app.command("diff", epilog=explain.DIFF_EXAMPLE)(explain.diff)
+app.command("snapshot", epilog=snapshot.EXAMPLE)(snapshot.snapshot)
+app.command("bootstrap", epilog=snapshot.BOOTSTRAP_EXAMPLE)(snapshot.bootstrap)
 app.command("simulate", epilog=simulate.EXAMPLE)(simulate.simulate)
 app.add_typer(spark.app, name="spark")
 

@@ -10,8 +10,9 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
+from marshal_py.client import opening
 from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, TopicRecreated
-from marshal_py.protocol import rationalizer
+from marshal_py.protocol import codec, rationalizer
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import Genesis, Heartbeat, Join
 from marshal_py.protocol.routing import route
@@ -75,7 +76,13 @@ class Observer:
         self._admin.close()
 
     def _find_root(self) -> Genesis | None:
-        world, end = World(0), self.bounds([0])[0].end
+        bounds = self.bounds([0])[0]
+        if bounds.first:
+            genesis = self._begin_truncated(0, bounds).genesis
+            assert genesis is not None  # a snapshot names it
+            self.root_value = codec.encode(genesis, "", genesis.incarnation)
+            return genesis
+        world, end = World(0), bounds.end
         if end:
             self._follow(0)
         deadline = time.monotonic() + self._timeout_s
@@ -96,7 +103,8 @@ class Observer:
 
     def bounds(self, logs: Iterable[int]) -> dict[int, Bounds]:
         """First and end offsets of these logs. Raises ClusterUnreachable."""
-        found = self._admin.bounds([TopicPartition(self.topic, log) for log in logs])
+        tps = [TopicPartition(self.topic, log) for log in logs]
+        found = self._admin.bounds(tps) if tps else {}
         return {tp.partition: bounds for tp, bounds in found.items()}
 
     # --- reading
@@ -110,16 +118,30 @@ class Observer:
     def read(self, group: str | None = None) -> Iterator[Judged]:
         """Every record of the group's log, or of all logs, to the ends as of now; in order per log.
 
-        A second call goes on where the first ended; run each to its end.
+        A log whose beginning was deleted is read from its newest confirmed snapshot on (N9). A second call goes on
+        where the first ended; run each to its end. Raises HistoryTruncated (N10).
         """
-        for record in self.records(self.logs_of(group)):
+        found = self.bounds(self.logs_of(group))
+        for log, bounds in found.items():
+            if bounds.first and log not in self.worlds:
+                self._begin_truncated(log, bounds)
+        for record in self._records(self._left(found)):
             yield self._judge(record)
 
     def records(self, logs: Iterable[int]) -> Iterator[LogRecord]:
-        """The same for these logs, without folding them: what was read so is not in `worlds`."""
-        wanted = list(logs)
-        ends = {log: bounds.end for log, bounds in self.bounds(wanted).items()} if wanted else {}
-        yield from self._records({log: end for log, end in ends.items() if end > self._next.get(log, 0)})
+        """All that is still there of these logs, without folding it: what was read so is not in `worlds`."""
+        found = self.bounds(logs)
+        for log, bounds in found.items():
+            self._next[log] = max(self._next.get(log, 0), bounds.first)
+        yield from self._records(self._left(found))
+
+    def _left(self, found: dict[int, Bounds]) -> dict[int, int]:
+        return {log: bounds.end for log, bounds in found.items() if bounds.end > self._next.get(log, 0)}
+
+    def _begin_truncated(self, log: int, bounds: Bounds) -> World:
+        world = opening.open_world(self._log, log, None if log == 0 else self.root, bounds)
+        self.worlds[log], self._next[log] = world, world.next_offset
+        return world
 
     def fold(self, group: str | None = None) -> None:
         """As `read`, for the worlds alone."""

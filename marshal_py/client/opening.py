@@ -41,17 +41,23 @@ def find(log: CoordinationLog, number: int, bounds: Bounds, incarnation: bytes |
     return shelf
 
 
+def genesis_of(log: CoordinationLog, world: World, end: int) -> Genesis | None:
+    """Folds on until the world has its Genesis; None if there is none up to `end`."""
+    for records in log.read(world.log, world.next_offset, end, SILENCE_S):
+        for record in records:
+            if world.genesis is None:
+                rationalizer.apply(world, record.offset, record.value)
+        if world.genesis is not None:
+            break
+    return world.genesis
+
+
 def incarnation_of(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds) -> bytes | None:
     """What the log belongs to: the root's; in log 0 that of its first Genesis, None if that is gone or not there."""
-    if root is not None or bounds.first:
-        return None if root is None else root.incarnation
-    world = World(number)
-    for records in log.read(number, 0, bounds.end, SILENCE_S):
-        for record in records:
-            rationalizer.apply(world, record.offset, record.value)
-            if world.genesis is not None:
-                return world.genesis.incarnation
-    return None
+    found = root
+    if root is None and not bounds.first:
+        found = genesis_of(log, World(number), bounds.end)
+    return None if found is None else found.incarnation
 
 
 def open_world(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds) -> World:

@@ -1,0 +1,308 @@
+"""Operations on whole logs: a snapshot now, deletion behind it, and the way out of a history that was deleted.
+
+Strategy: a connection of its own, folded to the log's end, with a Keeper beside it that judges as a consumer's does
+(PROTOCOL.md 15). Creates no topic and no group. What is written is read back before anybody is told.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from marshal_py.client import opening
+from marshal_py.errors import (
+    ClusterUnreachable,
+    CoordinationTopicMissing,
+    GroupOpaque,
+    HistoryTruncated,
+    InvalidOption,
+    PartitionError,
+    SnapshotNotConfirmed,
+    UnsupportedPlatform,
+)
+from marshal_py.protocol import codec, rationalizer, snapshot
+from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.keeper import SNAPSHOT_EVERY_RECORDS, Keeper
+from marshal_py.protocol.records import Genesis, Snapshot
+from marshal_py.protocol.routing import HASH_NAME
+from marshal_py.protocol.world import CHECKPOINT_OFFSETS, World
+from marshal_py.transport.clock import SystemClock
+from marshal_py.transport.ports import Bounds, ClusterAdmin, CoordinationLog, Door
+
+TIMEOUT_S: Final = 30.0
+CONFIRM_S: Final = 15.0  # a live consumer vouches within seconds; a silent one may be dead
+POLL_S: Final = 0.1  # a waiting tool looks up so often, for ctrl-C
+FLUSH_S: Final = 5.0
+INSTANCE_BYTES: Final = 16
+
+Teller = Callable[[str], None]
+
+
+class Kept(NamedTuple):
+    """A log and its snapshots. Offsets are -1 where there is none."""
+
+    log: int
+    first: int
+    end: int
+    newest: int  # checkpoint of the newest confirmed snapshot
+    older: int  # of the one before it
+    deletable: int  # records below may go, as far as snapshots and sessions are concerned (N12)
+    sessions: tuple[str, ...]  # client ids of the live ones
+
+
+class Written(NamedTuple):
+    """A snapshot that stands in the log. `state_bytes` is 0 if it had been there before."""
+
+    log: int
+    at: int
+    state_bytes: int
+    self_audit: bool
+
+
+class Begun(NamedTuple):
+    """A log whose history was begun anew."""
+
+    log: int
+    at: int
+    first: int
+
+
+class LogDesk:
+    """One log, folded to its end."""
+
+    def __init__(self, log: CoordinationLog, number: int, root: Genesis | None, timeout_s: float) -> None:
+        self.log, self.number, self.root, self._timeout_s = log, number, root, timeout_s
+        self.bounds = log.bounds(number, timeout_s)
+        self.world = opening.open_world(log, number, root, self.bounds)
+        self.keeper = Keeper(self.world, SNAPSHOT_EVERY_RECORDS, secrets.token_bytes)
+        self.wanted = self.bounds.end - self.bounds.end % CHECKPOINT_OFFSETS  # the checkpoint of a snapshot now
+        self.pieces: list[Snapshot] | None = None
+        if self.world.next_offset == self.wanted:
+            self.pieces = self.keeper.write()
+        log.follow(number, self.world.next_offset)
+        self.fold_until(lambda: self.world.next_offset >= self.bounds.end, timeout_s)
+        incarnation = None if self.world.genesis is None else self.world.genesis.incarnation
+        self.keeper.shelf = opening.find(log, number, self.bounds, incarnation, 2)
+
+    def fold_until(self, condition: Callable[[], bool], wait_s: float) -> bool:
+        """Reads on until the condition holds; False if it did not for `wait_s`. Nothing read at all is an error."""
+        deadline = time.monotonic() + wait_s
+        while not condition():
+            for record in self.log.poll(POLL_S):
+                if record.log == self.number:
+                    self._fold(record.offset, record.value)
+            if time.monotonic() >= deadline:
+                return condition()
+        return True
+
+    def _fold(self, offset: int, value: bytes | None) -> None:
+        verdict = rationalizer.apply(self.world, offset, value)
+        self.keeper.folded(verdict, 0)
+        if self.world.next_offset == self.wanted:
+            self.pieces = self.keeper.write()
+
+    def require_end(self) -> None:
+        if self.world.next_offset < self.bounds.end:
+            reason = self.log.waiting_for() or "no answer in time"
+            raise ClusterUnreachable("the cluster", f"the end of coordination partition {self.number}", reason)
+
+    def send(self, records: Iterable[Snapshot | Genesis]) -> None:
+        for record in records:
+            incarnation = record.incarnation if isinstance(record, Genesis) else record.genesis.incarnation
+            self.log.append(self.number, b"", codec.encode(record, "", incarnation))
+
+    def look(self) -> Kept:
+        confirmed = self.keeper.shelf.confirmed(self.bounds.first)
+        found = [*(stored.at for stored in confirmed), NONE, NONE]
+        sessions = [session for group in self.world.groups.values() for session in group.sessions.values()]
+        clients = tuple(sorted({session.join.client_id for session in sessions}))
+        return Kept(self.number, self.bounds.first, self.bounds.end, found[0], found[1], self.keeper.deletable(),
+                    clients)  # fmt: skip
+
+    # --- a snapshot now
+
+    def write(self, wait_s: float) -> Written | None:
+        """Writes the state at the newest checkpoint down, and waits until it is confirmed (N5, N6).
+
+        None for a log of less than 16 records. Raises GroupOpaque, SnapshotNotConfirmed, ClusterUnreachable.
+        """
+        there = [stored for stored in self.keeper.shelf.confirmed() if stored.at == self.wanted]
+        if there:
+            return Written(self.number, self.wanted, 0, there[0].self_audit)
+        if not self.wanted:
+            return None
+        if self.pieces is None:
+            for group in self.world.groups.values():
+                if group.opaque_at != NONE:
+                    raise GroupOpaque(group.name, group.opaque_at)
+            raise HistoryTruncated(self.number, self.bounds.first)  # no Genesis: the log has not begun
+        self.send(self.pieces)
+        sessions = self.look().sessions
+        if not sessions:
+            self._vouch_alone(self.pieces[0])
+        if not self.fold_until(lambda: self._confirmed(self.pieces), wait_s):
+            raise SnapshotNotConfirmed(self.number, self.wanted, wait_s, sessions)
+        found = self.keeper.shelf.confirmed()[0]
+        return Written(self.number, self.wanted, sum(len(piece.data) for piece in self.pieces), found.self_audit)
+
+    def _confirmed(self, pieces: list[Snapshot] | None) -> bool:
+        return any(stored.at == self.wanted for stored in self.keeper.shelf.confirmed()) and pieces is not None
+
+    def _vouch_alone(self, piece: Snapshot) -> None:
+        """N6: nobody lives in the log: a second fold of re-read bytes, and of the snapshot as it stands there."""
+        def read_back() -> bool:
+            return any(key.at == piece.at and key.instance == piece.instance for key in self.keeper.shelf.whole)
+
+        if not self.fold_until(read_back, self._timeout_s):
+            raise ClusterUnreachable("the cluster", f"the snapshot in coordination partition {self.number}",
+                                     self.log.waiting_for() or "it was not read back")  # fmt: skip
+        base = opening.base_of(self.log, self.number, self.root, self.bounds, piece.at - CHECKPOINT_OFFSETS)
+        again = opening.refold(self.log, base, piece.at)
+        for key, stored in list(self.keeper.shelf.whole.items()):
+            if key.instance == piece.instance and key.at == piece.at:
+                self.send(self.keeper.audited(stored, again))
+
+
+class Logs:
+    """All logs of a coordination topic. A context manager."""
+
+    def __init__(self, door: Door, topic: str, timeout_s: float = TIMEOUT_S) -> None:
+        """Raises CoordinationTopicMissing, ClusterUnreachable."""
+        self.topic, self.timeout_s = topic, timeout_s
+        self.admin: ClusterAdmin = door.admin()
+        count = self.admin.partition_count(topic)
+        if count is None:
+            self.admin.close()
+            raise CoordinationTopicMissing(topic, "an admin creates nothing", "start a consumer, which creates it, or "
+                                           "name the right topic")  # fmt: skip
+        self.count = count
+        self._door = door
+        self._root: Genesis | None = None
+        self._log = door.log(topic, f"logs-{door.name}")
+
+    def __enter__(self) -> Logs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._log.close(FLUSH_S)
+        self.admin.close()
+
+    def root(self) -> Genesis | None:
+        """The root Genesis; None if nothing has begun here. Raises HistoryTruncated, CoordinationError."""
+        if self._root is None:
+            bounds = self._log.bounds(0, self.timeout_s)
+            world = opening.open_world(self._log, 0, None, bounds)
+            self._root = world.genesis or opening.genesis_of(self._log, world, bounds.end)
+        return self._root
+
+    def numbers(self, wanted: int | None) -> list[int]:
+        """The logs that an operation is about: one, or all of the root's."""
+        root = self.root()
+        if root is None:
+            return []
+        if wanted is None:
+            return list(range(root.partitions))
+        if not 0 <= wanted < root.partitions:
+            raise InvalidOption("--log", wanted, f"the topic has the logs 0 to {root.partitions - 1}")
+        return [wanted]
+
+    def desk(self, number: int) -> LogDesk:
+        """A log, folded to its end. One at a time is read on: the connection is shared."""
+        desk = LogDesk(self._log, number, self.root() if number else None, self.timeout_s)
+        desk.require_end()
+        return desk
+
+    # --- deletion
+
+    def limit(self, kept: Kept, kept_s: float) -> int:
+        """Up to where a log's records may go (N12); its first offset if nothing may.
+
+        Raises UnsupportedPlatform where the broker cannot tell how old records are.
+        """
+        if not kept.deletable:
+            return kept.first
+        tp = TopicPartition(self.topic, kept.log)
+        since_ms = SystemClock().now().wall_ms - round(kept_s * 1000)
+        return max(kept.first, min(kept.deletable, self.admin.offsets_at([tp], since_ms).get(tp, kept.deletable)))
+
+    def delete(self, number: int, before: int) -> None:
+        """Raises PartitionError if Kafka refuses, UnsupportedPlatform."""
+        if "truncate" not in self.admin.capabilities:
+            raise UnsupportedPlatform("the deletion of records", "the embedded broker", "use a real broker")
+        refused = self.admin.delete_records(TopicPartition(self.topic, number), before)
+        if refused:
+            raise PartitionError(self.topic, number, f"the deletion of its records is refused: {refused}")
+
+    # --- the way out
+
+    def broken(self) -> dict[int, Bounds]:
+        """Logs whose beginning is gone and that no snapshot stands in for (N10)."""
+        found: dict[int, Bounds] = {}
+        root: Genesis | None = None
+        for number in range(self.count):
+            bounds = self._log.bounds(number, self.timeout_s)
+            try:
+                if number == 0:
+                    root = self.root()
+                elif bounds.first and (root is None or number < root.partitions):
+                    opening.open_world(self._log, number, root, bounds)
+            except HistoryTruncated:
+                found[number] = bounds
+        return found
+
+    def surviving_root(self) -> Genesis | None:
+        """The root, from wherever a copy of it still stands: any log's Genesis or snapshot."""
+        try:
+            return self.root()
+        except HistoryTruncated:
+            pass
+        for number in range(self.count):
+            bounds = self._log.bounds(number, self.timeout_s)
+            for records in self._log.read(number, bounds.first, bounds.end, opening.SILENCE_S):
+                for record in records:
+                    envelope = codec.open_envelope(record.value, -1)
+                    if envelope is not None and isinstance(envelope[5], Genesis):
+                        return envelope[5]
+                    found = codec.open_snapshot(record.value)
+                    if found is not None:
+                        return found.genesis
+        return None
+
+    def new_root(self) -> Genesis:
+        """A root for a topic in which none is left: another incarnation."""
+        created_ms = SystemClock().now().wall_ms
+        return Genesis(created_ms.to_bytes(6, "big") + secrets.token_bytes(10), self.count, HASH_NAME,
+                       rationalizer.PROTOCOL_VERSION)  # fmt: skip
+
+    def begin_anew(self, number: int, root: Genesis) -> Begun:
+        """N13: a founding snapshot at the log's end. Whoever still runs there stops with HistoryRestarted."""
+        bounds = self._log.bounds(number, self.timeout_s)
+        deadline = time.monotonic() + self.timeout_s
+        # At a checkpoint that is not deleted: up to 15 copies of the Genesis, which every reader ignores (L5).
+        while (at := bounds.end - bounds.end % CHECKPOINT_OFFSETS) < bounds.first:
+            self._append(number, root)
+            bounds = self._grown(number, bounds.end, deadline)
+        for record in snapshot.founding(root, number, secrets.token_bytes(INSTANCE_BYTES), at):
+            self._append(number, record)
+            bounds = self._grown(number, bounds.end, deadline)
+        world: World = opening.open_world(self._log, number, None if number == 0 else root, bounds)
+        assert world.began_at == at, "what was read back is what was written"
+        return Begun(number, at, bounds.first)
+
+    def _append(self, number: int, record: Genesis | Snapshot) -> None:
+        genesis = record if isinstance(record, Genesis) else record.genesis
+        self._log.append(number, b"", codec.encode(record, "", genesis.incarnation))
+
+    def _grown(self, number: int, end: int, deadline: float) -> Bounds:
+        while (bounds := self._log.bounds(number, self.timeout_s)).end <= end:
+            if time.monotonic() >= deadline:
+                raise ClusterUnreachable("the cluster", f"the record in coordination partition {number}",
+                                         self._log.waiting_for() or "it was not written in time")  # fmt: skip
+            self._log.poll(0.0)
+            time.sleep(POLL_S / 10)
+        return bounds

@@ -1,0 +1,92 @@
+"""`marshal snapshot` and `marshal bootstrap` over the embedded broker: what they show, ask, write and answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from marshal_py.client.marshal import connect
+from marshal_py.protocol.routing import route
+from marshal_py.transport.embedded import Broker
+from tests.cli.shell import Shell
+
+LOGS = 2
+GROUP = next(f"g{number}" for number in range(100) if route(f"g{number}", LOGS) == 1)
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with Broker(topics={"__marshal": LOGS, "orders": 1}) as running:
+        yield running
+
+
+@pytest.fixture
+def shell(broker: Broker) -> Shell:
+    return Shell(broker.bootstrap_servers)
+
+
+def live(shell: Shell) -> None:
+    """Consumers of one group come and go until its log is worth a snapshot."""
+    with connect({"bootstrap.servers": shell.servers, "log_level": 0}) as marshal:
+        for _ in range(4):
+            with marshal.consumer(GROUP, ["orders"], start="earliest", heartbeat_interval_s=1.0) as consumer:
+                consumer.fetch(1, expires_s=0.2)
+
+
+def end(broker: Broker, number: int) -> int:
+    return broker.bounds()["__marshal", number].high
+
+
+def test_write_down(shell: Shell, broker: Broker) -> None:
+    """A dry run writes nothing; the real one confirms itself where nobody lives; the second finds it there."""
+    live(shell)
+    before = end(broker, 1)
+    assert before >= 16
+    (dry,) = shell.json("snapshot", "--log", "1", "--dry-run")
+    assert (dry["outcome"], dry["snapshot"], dry["end"]) == ("dry_run", before // 16 * 16, before)
+    assert end(broker, 1) == before
+    (row,) = shell.json("snapshot", "--log", "1")
+    assert (row["outcome"], row["snapshot"], row["sessions"]) == ("self_audit", dry["snapshot"], [])
+    assert row["state_bytes"] > 0
+    assert end(broker, 1) == before + 2, "a chunk and its witness"
+    both = shell.json("snapshot")
+    assert [row["log"] for row in both] == [0, 1]
+    assert both[0]["outcome"] == "too_short"
+    assert both[1]["outcome"] in ("already_there", "self_audit")
+    assert "written down" in shell.run("snapshot", "--log", "1").stdout
+
+
+def test_deletion_is_asked_for(shell: Shell) -> None:
+    live(shell)
+    refused = shell.run("snapshot", "--truncate", stdin=b"n\n")
+    assert refused.exit_code == 1
+    assert "Delete the records" in refused.stderr
+    assert shell.run("snapshot", "--log", "2").exit_code == 1
+    assert shell.run("snapshot", "--keep", "a day").exit_code == 2
+
+
+def test_bootstrap(shell: Shell, broker: Broker) -> None:
+    """It touches no log that can be read, says what is lost, asks twice, and consumers start again."""
+    live(shell)
+    assert shell.json("bootstrap", "--yes")["outcome"] == "nothing_to_do"
+    broker.truncate("__marshal", 1, 5)
+    before = end(broker, 1)
+    looked = shell.run("state")
+    assert looked.exit_code == 1
+    assert "marshal bootstrap" in looked.stderr
+    dry = shell.run("bootstrap", "--dry-run")
+    assert dry.exit_code == 0
+    assert "At most once is not promised across this" in dry.stderr
+    for answers in (b"n\n", b"y\nn\n"):
+        refused = shell.run("bootstrap", stdin=answers)
+        assert refused.exit_code == 1
+    assert end(broker, 1) == before
+    done = shell.json("bootstrap", "--yes")
+    assert (done["outcome"], done["same_incarnation"]) == ("begun_anew", True)
+    (begun,) = done["begun"]
+    assert begun["log"] == 1
+    assert begun["at"] >= 5
+    assert shell.json("bootstrap", "--yes")["outcome"] == "nothing_to_do"
+    live(shell)
+    assert shell.run("state", GROUP).exit_code == 0
