@@ -1,6 +1,6 @@
 """One of three members stops cleanly: how long do its partitions wait, and what do the others' notice?
 
-Contestants: marshal_py (`stop()`); Kafka's groups (`close()`): eager (range), cooperative-sticky, KIP-848
+Contestants: marshal_py (`request_stop()`, as on SIGTERM); Kafka's groups (`close()`): eager (range), cooperative-sticky, KIP-848
 (`group.protocol=consumer`). All with their defaults, three processes, 12 partitions, 1,000 messages per second.
 
 Measured, per stop:

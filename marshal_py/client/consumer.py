@@ -23,6 +23,7 @@ WAIT_SLICE_S: Final = 0.1  # a waiting fetch looks up at least so often: for sig
 GRANT_SLICE_S: Final = 0.005  # while a grant is on its way, messages are not
 LOOK_AHEAD_GRANTS: Final = 4  # kept in the buffers at most once: two are granted, two are there to be asked for
 LEAVE_TIMEOUT_S: Final = 10.0
+HAND_OVER_S: Final = 1.0  # a hand-over takes some ms; a deployment must not wait for one that does not come
 FETCH_EXPIRES_S: Final = 30.0
 FETCH_MESSAGES: Final = 1_000
 
@@ -60,7 +61,7 @@ class Consumer:
         self._user: int | None = None  # thread that is inside a fetching verb
         self._entry = threading.Lock()  # around `_user`: two threads that arrive together must not both pass
         self._iterating = False
-        self._stop_requested = False  # by a signal handler: ends iteration, touches no lock
+        self._stop_at: float | None = None  # monotonic, by a signal handler: ends iteration, touches no lock
         self._draining = False
         self._drain_until = 0.0
         self._closed_because = ""
@@ -83,7 +84,7 @@ class Consumer:
     @property
     def stopping(self) -> bool:
         """Whether it is stopped, draining, or asked to stop by a signal: the condition of a loop around `fetch`."""
-        return self._stop_requested or self._draining or self.closed
+        return self._draining or self.closed or self._must_stop()
 
     def __enter__(self) -> Self:
         return self
@@ -139,9 +140,25 @@ class Consumer:
                 loop.stations.remove(station)
         station.source.close()
 
-    def request_stop(self) -> None:
-        """Ends iteration and waiting fetches soon. Takes no lock, so a signal handler may call it."""
-        self._stop_requested = True
+    def request_stop(self, hand_over_s: float = HAND_OVER_S) -> None:
+        """Ends iteration and waiting fetches soon. Takes no lock, so a signal handler may call it.
+
+        Where others take over, messages still come for at most `hand_over_s` while these fetch ahead, so that no
+        partition waits (A6). A second call, or 0, ends at once.
+        """
+        self._stop_at = 0.0 if self._stop_at is not None else time.monotonic() + hand_over_s
+
+    def _must_stop(self) -> bool:
+        """Whether a requested stop is due: nobody takes over, everything was taken over, or the time is up."""
+        if self._stop_at is None:
+            return False
+        if time.monotonic() >= self._stop_at:
+            return True
+        with self._loop.changed:
+            if not self._member.retiring:
+                self._member.retire()
+                self._loop.kick(self._station)
+            return self._member.retired()
 
     # --- fetching
 
@@ -198,7 +215,7 @@ class Consumer:
             with loop.lock:
                 flow.user_returned()  # acks may have come meanwhile, from other threads
                 full = flow.suffices(max_messages, max_bytes)
-            over = left_s <= 0 or self._stop_requested or self._draining
+            over = left_s <= 0 or self._draining or self._must_stop()
             if full or over:
                 if not full and left_s <= 0 and not self._draining:
                     self._pull(0.0)
@@ -281,7 +298,7 @@ class Consumer:
     def _reservations(self) -> Iterator[Iterator[Message]]:
         flow, loop = self._flow, self._loop
         lock, now, boot_ns = loop.lock, loop.clock.now, loop.clock.boot_ns
-        while not self._stop_requested and not self._closed_because:
+        while not self._closed_because and not self._must_stop():
             if self._station.troubles:
                 self._raise_if_ended()
             with lock:

@@ -189,6 +189,8 @@ atexit.register(_close_all)
 def stop_on_signals(*consumers: Consumer, signals: Sequence[int] = (signal.SIGTERM, signal.SIGINT)) -> None:
     """Ends the iteration of these consumers when a signal comes; the program then leaves its `with` block as usual.
 
+    Others may take over first, for a second at most, while messages still come (`Consumer.request_stop`).
+
     The library installs no handlers by itself. Call it from the main thread; the former handlers are replaced. A second
     signal of the same kind gets the default treatment.
     """

@@ -133,6 +133,16 @@ class Intent:
             return NONE
         return min(takers, key=lambda s: (s.mark != NONE, s.held, order.index(s.id))).id
 
+    def relieved(self, group: Group) -> bool:
+        """Whether others take over what this member has while it is still here (A6)."""
+        self._look(group)
+        me = self.member.session
+        if self._key[2] not in MOVES:
+            return False
+        if group.sessions[me].mark == NONE:  # it has not read its own StepDown yet
+            return any(sid != me and group.sessions[sid].mark == NONE for sid in self._order)
+        return any(self._target.get(claim.tp, me) != me for claim in self.member.claims.values())
+
     def ready(self, group: Group) -> tuple[int, ...]:
         """Epochs whose partition this member has fetched ahead (A3)."""
         epochs = []

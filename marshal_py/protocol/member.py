@@ -33,6 +33,7 @@ from marshal_py.protocol.records import (
     PauseWaited,
     ReleaseGroup,
     ReleasingPartition,
+    StepDown,
 )
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.watch import Watch
@@ -64,11 +65,13 @@ class Member:
         self.late_acks = 0
         self.fenced = True  # as last told to the user
         self.leaving = ""  # reason, once the user wants to stop
+        self.retiring = False  # the user will stop soon: heirs may fetch ahead first (A6)
         self.urgent = False  # a heartbeat that must not wait for its third: a ready note, a flush
         self.stirred = False  # something was read that a tick should look at before its deadline
         self.out = Ready()  # of the next tick
         self.ghosts: dict[int, int] = {}  # sessions of older own Joins -> when the Leave was sent (T14)
         self.leave_sent_ms: int | None = None
+        self._step_down_sent_ms: int | None = None
         self.join_sent: Instant | None = None
         self._mirrored: dict[TopicPartition, int] = {}
         self._mirror_due_ms = 0
@@ -188,6 +191,17 @@ class Member:
         for claim in self.claims.values():
             claim.stop(self.leaving, now.mono_ms + wait_ms)
 
+    def retire(self) -> None:
+        """The user wants to stop soon: delivery goes on while others take over, partition by partition (A6)."""
+        self.retiring = self.stirred = True
+
+    def retired(self) -> bool:
+        """Whether a retiring member gains nothing by staying: it has nothing left, or nobody who fetches ahead."""
+        group = self.group
+        if group is None or self.session == NONE or self.ended or group.paused or self.fenced:
+            return True
+        return not self.claims or not self.intent.relieved(group)
+
     def note(self, kind: str, tp: TopicPartition, from_: int, to: int, text: str = "") -> None:
         """Makes durable, with the next tick, what no other record implies; tells the user too."""
         if self.session != NONE and not self.ended:
@@ -285,6 +299,8 @@ class Member:
             if since_ms is not None and now.mono_ms - since_ms >= self.options.handler_timeout_ms:
                 self._release_stuck(claim, now)
         self._release_drained(group, now)
+        if self.retiring and not self.leaving:
+            self._step_down(group, now)
         if self.leaving:
             self._leave(now)
         elif self.pulse.healthy(now) and valid and not group.paused:
@@ -328,6 +344,14 @@ class Member:
         if self.leave_sent_ms is None or now.mono_ms - self.leave_sent_ms >= self.third_ms:
             self.leave_sent_ms = now.mono_ms
             self.out.send.append(Leave(self.session, self.leaving))
+
+    def _step_down(self, group: Group, now: Instant) -> None:
+        """A6: the mark by which the others' targets leave this member out."""
+        if group.sessions[self.session].mark != NONE or not self.intent.relieved(group):
+            return
+        if self._step_down_sent_ms is None or now.mono_ms - self._step_down_sent_ms >= self.third_ms:
+            self._step_down_sent_ms = now.mono_ms
+            self.out.send.append(StepDown(self.session, NONE, "stopping", self.options.client_id[:60]))
 
     def _end_pause(self, group: Group, now: Instant) -> None:
         """T13: a pause that this client has waited out ends, in rank order."""

@@ -10,7 +10,7 @@ import pytest
 
 from marshal_py import ClaimInfo
 from marshal_py.errors import ConsumerClosed, DuplicateClientId
-from marshal_py.protocol.records import ClaimingPartition, Evict, Join, Leave, ReleasingPartition
+from marshal_py.protocol.records import ClaimingPartition, Evict, Join, Leave, ReleasingPartition, StepDown
 from tests.support.fronts import (
     EmbeddedGround,
     Ground,
@@ -134,6 +134,45 @@ def test_two_marshals_share_and_the_first_takes_back(ground: Ground) -> None:
         two.stop()
         until(owns(one, 0, 1, 2, 3), "all partitions again")
         assert ground.accepted(group, Evict) == []
+
+
+def test_a_requested_stop_hands_over_before_it_ends(ground: Ground) -> None:
+    topic = ground.topic(4)
+    group = ground.group()
+    with ground.connect("a") as first, ground.connect("b") as second:
+        staying = joined(first, group, [topic])
+        keeper = Keeper(staying)
+        with joined(second, group, [topic]) as leaving:
+            until(lambda: len(leaving.claims()) == 2, "its share")
+            for partition in range(4):
+                ground.fill(topic, partition, 3)
+            leaving.request_stop()
+            for message in leaving:
+                message.ack()
+            assert leaving.claims() == {}, "all was taken over before it left"
+        until(owns(staying, 0, 1, 2, 3), "the rest")
+        assert [r.successor for r in ground.accepted(group, ReleasingPartition) if r.reason == "hand-over"]
+        assert len(ground.accepted(group, StepDown)) == 1
+        keeper.stop()
+        staying.request_stop()
+        assert staying.stopping, "it is alone now"
+        staying.stop()
+    assert len(ground.accepted(group, StepDown)) == 1
+
+
+def test_a_second_request_to_stop_ends_at_once(ground: Ground) -> None:
+    topic = ground.topic(2)
+    group = ground.group()
+    with ground.connect("a") as first, ground.connect("b") as second:
+        stuck, leaving = joined(first, group, [topic]), joined(second, group, [topic])
+        until(lambda: len(leaving.claims()) == 1, "its share")
+        leaving.request_stop(hand_over_s=3600)
+        leaving.request_stop()
+        assert list(leaving) == []
+        assert leaving.stopping
+        leaving.stop()
+        stuck.stop()
+    assert ground.accepted(group, StepDown) == []
 
 
 def test_max_claims_leaves_the_rest_to_others(ground: Ground) -> None:

@@ -19,6 +19,7 @@ from marshal_py.protocol.records import (
     ReleaseGroup,
     ReleasingPartition,
     SetPosition,
+    StepDown,
 )
 from tests.support.stage import INTERVAL_MS, READ_MS, THIRD_MS, TOPIC, WRITE_MS, Client, Stage, tp
 
@@ -542,6 +543,57 @@ def test_leaving() -> None:
     stage.run_until(lambda: set(stage.owners()) == set(range(12)))
     assert stage.now_ms - left_ms < THIRD_MS
     assert not [r for _, r in stage.records(Evict)]
+
+
+def test_a_member_that_will_stop_hands_over_first() -> None:
+    """A6: it marks itself once and delivers until an heir that has fetched ahead takes each partition."""
+    stage = Stage()
+    a, b, c = stage.team("a", "b", "c")
+    had = set(b.owned)
+    for heir in (a, c):
+        heir.warms = False
+    b.member.retire()
+    stage.run(THIRD_MS)
+    assert [r.session for _, r in b.sends(StepDown)] == [b.session]
+    assert b.owned == had, "nobody has fetched ahead yet"
+    assert all(b.may(claim) for claim in b.member.claims.values())
+    assert not b.member.retired()
+    for heir in (a, c):
+        heir.warms = True
+        for partition, _ in heir.warmed:
+            heir.member.intent.warmed(partition)
+        heir.due_ms = stage.now_ms
+    stage.run_until(b.member.retired)
+    assert not b.owned
+    released = [r for _, r in b.sends(ReleasingPartition)]
+    assert {r.reason for r in released} == {"hand-over"}
+    assert {r.successor for r in released} <= {a.session, c.session}
+    assert len(b.sends(StepDown)) == 1
+    stage.run(3 * I)
+    assert had <= a.owned | c.owned, "it takes nothing back while others are there"
+
+
+def test_who_is_not_relieved_need_not_wait() -> None:
+    """A6: alone, among others that are marked, with a policy that moves nothing, or without claims, it may stop now."""
+    stage = Stage()
+    (a,) = stage.team("a")
+    a.member.retire()
+    assert a.member.retired()
+    stage.run(THIRD_MS)
+    assert a.member.retired()
+    assert not a.sends(StepDown)
+    two = Stage()
+    a, b = two.team("a", "b")
+    for client in (a, b):
+        client.member.retire()
+    two.run(THIRD_MS)
+    assert a.member.retired() or b.member.retired(), "who has the last place keeps nobody waiting"
+    two.run(3 * I)
+    assert a.member.retired() and b.member.retired()
+    greedy = Stage()
+    a, b = greedy.team("a", "b", policy="greedy")
+    a.member.retire()
+    assert a.member.retired()
 
 
 def test_fast_reclaim() -> None:
