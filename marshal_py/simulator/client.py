@@ -180,6 +180,12 @@ class Client(Process):
         """Reads the log for the first time."""
         self.wake_reader()
 
+    def retire(self) -> None:
+        """The user will stop the consumer soon (A6)."""
+        if self.member is not None:
+            self.member.retire()
+            self.act(None)
+
     def leave(self, wait_ms: int) -> None:
         """The user stops the consumer."""
         if self.member is None:

@@ -32,6 +32,7 @@ PATIENCE_INTERVALS: Final = 12  # of people's tools: short enough that most of t
 WALL_JUMP_MS: Final = 3_600_000
 NEVER: Final = 1_000_000
 FLAP_MS: Final = 1_000  # invariants.md: leaders change up to once per second
+HAND_OVER_MS: Final = 1_000  # how long the client room lets a stop wait for hand-overs (A6)
 FLAPS_MAX: Final = 5
 
 
@@ -159,7 +160,15 @@ class Striker:
 
     def _leave(self) -> None:
         client = self._some()
-        if client is not None and not client.frozen and len(self.cluster.staying()) > 1:
+        if client is not None and not client.frozen:
+            if self.rng.random() < 0.5:
+                client.retire()
+                self.cluster.at(HAND_OVER_MS, client, self._left, client)
+            else:
+                self._left(client)
+
+    def _left(self, client: Client) -> None:
+        if len(self.cluster.staying()) > 1:
             client.leave(int(self.rng.random() * self.interval_ms))
 
     # --- machines, network, broker
