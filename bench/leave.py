@@ -1,7 +1,8 @@
 """One of three members stops cleanly: how long do its partitions wait, and what do the others' notice?
 
-Contestants: marshal_py (`request_stop()`, as on SIGTERM); Kafka's groups (`close()`): eager (range), cooperative-sticky, KIP-848
-(`group.protocol=consumer`). All with their defaults, three processes, 12 partitions, 1,000 messages per second.
+Contestants: marshal_py (`request_stop()`, as on SIGTERM); Kafka's groups (`close()`): eager (range),
+cooperative-sticky, KIP-848 (`group.protocol=consumer`). All with their defaults, three processes, 12 partitions,
+1,000 messages per second.
 
 Measured, per stop:
   its     per partition of the leaver: its last delivery to the first of the heir, less the normal spacing (12 ms)

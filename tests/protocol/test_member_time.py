@@ -589,7 +589,8 @@ def test_who_is_not_relieved_need_not_wait() -> None:
     two.run(THIRD_MS)
     assert a.member.retired() or b.member.retired(), "who has the last place keeps nobody waiting"
     two.run(3 * I)
-    assert a.member.retired() and b.member.retired()
+    assert a.member.retired()
+    assert b.member.retired()
     greedy = Stage()
     a, b = greedy.team("a", "b", policy="greedy")
     a.member.retire()
