@@ -16,6 +16,8 @@ def fail_closed(history: History) -> Iterator[Violation]:
     yield from _past_the_end(history)
     yield from _stopped(history)
     yield from _opaque(history)
+    for client in history.evidence.astray:
+        yield Violation("S14", -1, -1, f"client {client} goes on with a topic that is gone")
 
 
 def _past_the_end(history: History) -> Iterator[Violation]:
@@ -38,7 +40,7 @@ def _stopped(history: History) -> Iterator[Violation]:
         missing = stop.read_to in history.evidence.gaps or stop.read_to in history.evidence.compacted
         if stop.read_to < ended_at and not missing and stop.error not in history.evidence.excused:
             yield Violation("S13", stop.ms, stop.read_to, f"client {stop.client} stops with {stop.error}")
-        for d in history.evidence.deliveries:
+        for d in history.evidence.deliveries + history.evidence.strays:
             if d.client == stop.client and d.gate_ms > stop.ms and not d.inherited:
                 yield Violation("S14", d.gate_ms, d.epoch, f"client {d.client} delivers {d.key} {d.offset} after it "
                                                            f"stopped with {stop.error}")  # fmt: skip

@@ -80,6 +80,8 @@ class Evidence:
     poisoned: dict[int, str] = field(default_factory=dict)  # offset -> what nobody of ours wrote there
     gaps: set[int] = field(default_factory=set)
     compacted: set[int] = field(default_factory=set)  # offsets that later readers did not find any more
+    strays: list[Delivery] = field(default_factory=list)  # by clients of a topic that is gone
+    astray: list[int] = field(default_factory=list)  # clients that never noticed that
     excused: set[str] = field(default_factory=set)  # errors of readers for which the brokers' answers gave the reason
 
 

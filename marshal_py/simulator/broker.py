@@ -42,6 +42,7 @@ class Broker:
 
     def __init__(self, logs: int) -> None:
         self.logs = [CoordinationLog() for _ in range(logs)]
+        self.topic_id = 0  # of the coordination topic
         self.clocks = [LeaderClock() for _ in range(LEADERS)]
         self.leader = 0
         self.topics: dict[Place, list[int]] = {}  # offsets that exist, ascending: gaps stay gaps
@@ -60,6 +61,11 @@ class Broker:
         log.appended_ms.append(now_ms)
         log.stamps_ms.append(self.clocks[self.leader].read(now_ms))
         self.on_append(number, now_ms)
+
+    def recreate(self, logs: int) -> None:
+        """The coordination topic is deleted, and made anew."""
+        self.logs = [CoordinationLog() for _ in range(logs)]
+        self.topic_id += 1
 
     def add_logs(self, count: int) -> None:
         """The coordination topic grows: what L3 calls surplus partitions."""

@@ -10,7 +10,7 @@ from collections import deque
 from copy import deepcopy
 from typing import Any, NamedTuple, Protocol
 
-from marshal_py.errors import CoordinationError
+from marshal_py.errors import CoordinationError, MarshalError
 from marshal_py.protocol import rationalizer
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, Run
 from marshal_py.protocol.holdings import Claim
@@ -35,7 +35,7 @@ class ClientStage(Stage, Protocol):
     def handler_ms(self, place: TopicPartition) -> int: ...
     def delivered(self, delivery: Delivery) -> None: ...
     def start_of(self, place: TopicPartition, earliest: bool) -> int: ...
-    def client_ended(self, client: Client) -> None: ...
+    def client_ended(self, client: Client, error: MarshalError | None) -> None: ...
     def advised(self, kind: str) -> None: ...
 
 
@@ -101,6 +101,7 @@ class Client(Process):
     def refuse(self, error: CoordinationError) -> None:
         if self.member is None:
             self.dead = True
+            self.scene.client_ended(self, error)
             return
         self.member.fail(error)
         self.act(None)
@@ -142,7 +143,7 @@ class Client(Process):
             stage.advised(advisory.kind)
         if ready.ended:
             self.dead = True
-            stage.client_ended(self)
+            stage.client_ended(self, member.error)
             return
         for claim in ready.claimed:
             if claim.stage is not ClaimStage.GONE:
@@ -346,7 +347,7 @@ class Client(Process):
         """The twin of this process: the same memory, other random bits (T18)."""
         twin = Client(self.scene, number, self.group, self.options, clock, self.concurrency)
         memo: dict[int, Any] = {id(self.stage.rng): self.stage.rng}
-        twin.world, twin.log = deepcopy(self.world, memo), self.log
+        twin.world, twin.log, twin.topic_id = deepcopy(self.world, memo), self.log, self.topic_id
         twin.member = deepcopy(self.member, memo)
         twin.counts, twin.twin_of = dict(self.counts), self.number
         for epoch, feed in self.feeds.items():

@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from marshal_py.errors import CoordinationError
+from marshal_py.errors import CoordinationError, MarshalError
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, Genesis
@@ -33,6 +33,7 @@ from marshal_py.simulator.scenario import GroupPlan, Scenario
 
 EVENTS_MAX = 5_000_000  # a run that needs more has gone round in a circle
 HANDLER_TIMEOUT_INTERVALS = 5  # short enough that a run sees it happen
+METADATA_MS = 10_000  # METADATA_S of client/loop.py
 TRACE_BYTES_KEPT = 65_536
 
 _TRACE = Pack("<qqqq").pack
@@ -60,6 +61,7 @@ class Cluster:
         self.slow_until_ms = 0  # handlers are slow before this
         self.stuck = 0  # how many of the next handlers hang
         self.producing = True
+        self.past: list[Evidence] = []  # of coordination topics that are gone
         self.stops: list[tuple[int, Stop]] = []  # with the log
         self.poisoned: dict[int, dict[int, str]] = {}  # by log and offset
         self.damaged: set[str] = set()  # groups whose log, or whose share of it, nobody can read any more
@@ -147,15 +149,14 @@ class Cluster:
         """Of a process that found none."""
         return Genesis(b"genesi" + self.rng.randbytes(10), len(self.broker.logs), HASH_NAME, 1)
 
-    def client_ended(self, client: Client) -> None:
+    def client_ended(self, client: Client, reason: MarshalError | None) -> None:
         """A client that ended with an error is started anew by its operator; one that was stopped is not."""
-        member = client.member
-        error = "stopped" if member is None or member.error is None else type(member.error).__name__
+        error = "stopped" if reason is None else type(reason).__name__
         self.endings[error] = self.endings.get(error, 0) + 1
         group = client.world.groups.get(client.group)
         if error == "ModeMismatch" and group is not None and group.mode:
             self.modes[client.group] = group.mode  # the error names it
-        if error in ("SessionCloned", "ModeMismatch") and client.twin_of < 0:
+        if error in ("SessionCloned", "ModeMismatch", "TopicRecreated") and client.twin_of < 0:
             self.at(self.scenario.interval_ms, None, self._start_anew, client)
 
     def _start_anew(self, old: Client) -> None:
@@ -230,6 +231,7 @@ class Cluster:
         self.clients.append(twin)
         self.evidence.forks.append((self.now_ms, client.number, twin.number))
         twin.wake_reader()
+        self.at(METADATA_MS, twin, twin.check_topic)
         self.at(0, twin, twin.act)
         return twin
 
@@ -244,15 +246,29 @@ class Cluster:
         return [client for client in self.living() if not client.lagging and not client.uplink_ms
                 and (client.member is None or not client.member.leaving)]  # fmt: skip
 
+    def recreate(self) -> None:
+        """Somebody deletes the coordination topic, which is made anew. Processes find out at their next look at it."""
+        self.past += self.close()
+        topics, sent, forks = self.evidence.topics, self.evidence.sent, self.evidence.forks
+        self.evidence = Evidence(sent=sent, topics=topics, forks=forks, excused={"TopicRecreated"})
+        self.stops, self.poisoned = [], {}
+        self.broker.recreate(1 + int(self.rng.random() * self.scenario.logs))
+        for process in self.processes:
+            process.wake_reader()
+            self.at(int(self.rng.random() * METADATA_MS), process, process.check_topic)
+
     def close(self) -> list[Evidence]:
-        """The evidence, complete, log by log."""
+        """The evidence of the coordination topic as it is now, complete, log by log."""
         root, count = root_of(self.broker.logs[0].recorded)
         return [self._close(number, root, count) for number in range(count)]
 
     def _close(self, number: int, root: bytes, count: int) -> Evidence:
         journal, log = self.evidence, self.broker.logs[number]
         groups = [group.name for group in self.scenario.groups if route(group.name, count) == number]
-        mine = [process for process in self.processes if process.group in groups]
+        mine = [process for process in self.processes if process.group in groups
+                and process.topic_id == self.broker.topic_id]  # fmt: skip
+        here, names = {process.number for process in mine}, {process.name for process in mine}
+        deliveries = [delivery for delivery in journal.deliveries if delivery.group in groups]
         finals = []
         for process in mine:
             group = process.world.groups.get(process.group)
@@ -260,10 +276,13 @@ class Cluster:
                 finals.append((process.number, process.group, process.world.next_offset, group.digest()))
         return Evidence(
             number, tuple(groups), root if number else b"", log.recorded, log.appended_ms, journal.sent,
-            [delivery for delivery in journal.deliveries if delivery.group in groups],
-            {key: who for key, who in journal.digests.items() if key[0] in groups}, finals, self.broker.topics,
-            journal.forks, [report for report in journal.reports if report.group in groups],
+            [delivery for delivery in deliveries if delivery.client in here],
+            {key: who for key, who in journal.digests.items() if who in here}, finals, self.broker.topics,
+            journal.forks, [report for report in journal.reports if report.by in names],
             [stop for log_number, stop in self.stops if log_number == number], self.poisoned.get(number, {}),
             {at for at, value in enumerate(log.recorded) if value is MISSING},
-            {at for at, value in enumerate(log.values) if value is MISSING}, journal.excused,
+            {at for at, value in enumerate(log.values) if value is MISSING},
+            [delivery for delivery in deliveries if delivery.client not in here],
+            [process.number for process in self.processes if not process.dead and process.group in groups
+             and process.topic_id not in (-1, self.broker.topic_id)], journal.excused,
         )  # fmt: skip

@@ -18,7 +18,7 @@ STRIKE_KINDS: Final = (
     "stop", "crash", "twin", "suspend", "wall_jump", "lag", "outage", "outage_writes", "outage_reads",
     "grow", "admin", "two_admins", "slow_handler", "leave", "arrive", "step_down", "poison", "stuck_handler",
     "broker_clock", "onlooker", "mode_change", "grow_logs", "false_reclaim",
-    "shrink",
+    "shrink", "recreate",
 )  # fmt: skip
 # Kinds that are a property of the whole run. `stuck_reader` and `slow_uplink` begin after the heal and never end.
 RUN_KINDS: Final = (

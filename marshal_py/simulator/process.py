@@ -11,7 +11,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Protocol
 
-from marshal_py.errors import CoordinationError, HistoryTruncated
+from marshal_py.errors import CoordinationError, HistoryTruncated, TopicRecreated
 from marshal_py.protocol import codec, rationalizer
 from marshal_py.protocol.identity import Instant
 from marshal_py.protocol.records import Genesis, Record
@@ -52,6 +52,7 @@ class Process:
         self.name = name
         self.group = group
         self.clock = clock
+        self.topic_id = -1  # of the topic whose root it read
         self.log = 0  # number of the log that it reads: 0 until the root says which (L2, L3)
         self.world = World()
         self.dead = False
@@ -116,11 +117,17 @@ class Process:
             stage.broker.held.append(lambda: stage.at(stage.weather.read_ms(stage.rng), self, self._arrived))
             return
         self._fetching = False
+        if self.log >= len(stage.broker.logs):
+            self.check_topic(None)  # fewer logs than the root says (L8)
+            return
         log = stage.broker.logs[self.log]
         if self.world.next_offset < log.first:
             self.log_failed(HistoryTruncated(self.log, log.first))
             return
         end = len(log.values)
+        if end < self.world.next_offset:
+            self.check_topic(None)  # the log's end lies below what was read (L8)
+            return
         upto = stage.weather.cut(stage.rng, self.world.next_offset, end)
         if upto < end:
             self.wake_reader()
@@ -134,6 +141,8 @@ class Process:
         world, stage = self.world, self.stage
         values = stage.broker.logs[self.log].values
         first = world.next_offset
+        if self.log == first == 0:
+            self.topic_id = stage.broker.topic_id
         now = self.clock.read(stage.now_ms)
         for offset in range(first, upto):
             value = values[offset]
@@ -166,6 +175,11 @@ class Process:
         self.stage.stopped(self, error)
         self.refuse(error)
 
+    def check_topic(self, _: None) -> None:
+        """What client/loop.py asks Kafka for now and then: is it still the same topic?"""
+        if self.topic_id != self.stage.broker.topic_id:
+            self.log_failed(TopicRecreated(self.log, f"topic id {self.topic_id}", str(self.stage.broker.topic_id)))
+
     def refuse(self, error: CoordinationError) -> None:
         """Ends, naming the error."""
         raise NotImplementedError
@@ -175,6 +189,8 @@ class Process:
     def opened(self) -> bool:
         """Whether the group's log is folded to its end, with the Genesis that counts; sees to it that it will be."""
         world, broker = self.world, self.stage.broker
+        if self.log >= len(broker.logs):
+            return False
         if world.next_offset < len(broker.logs[self.log].values):
             self.wake_reader()
         elif world.genesis is None:
@@ -219,6 +235,8 @@ class Process:
 
     def _append(self, record: tuple[int, bytes]) -> None:
         stage = self.stage
+        if record[0] >= len(stage.broker.logs):
+            return  # of a topic that is gone
         if stage.broker.writes_down_until_ms <= stage.now_ms:
             stage.broker.append(*record, stage.now_ms)
         elif stage.weather.survives_outage(stage.rng):

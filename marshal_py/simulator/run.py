@@ -69,11 +69,11 @@ def simulate(seed: int, options: Options | None = None,
         crashed.append(Violation("crash", cluster.now_ms, -1, f"assertion: {error}"))
     except Exception as error:  # any exception of the heart is a finding of this seed, not the end of the search
         crashed.append(Violation("crash", cluster.now_ms, -1, f"{type(error).__name__}: {error}"))
-    evidence = cluster.close()
+    evidence = cluster.past + cluster.close()
     found, judgements = crashed, [judge(log) for log in evidence] if options.audit else []
-    for judgement in judgements:
+    for at, judgement in enumerate(judgements):
         found = found + judgement.violations
-        if demands is not None and not scenario.calm:
+        if at >= len(cluster.past) and demands is not None and not scenario.calm:
             found += judge_progress(_asked_of(judgement, demands, cluster), judgement.history)
     counted: dict[str, int] = {}
     for name in judgements[0].counted if judgements else ():

@@ -27,7 +27,7 @@ from marshal_py.simulator.scenario import GroupPlan
 
 STRIKE_GAP_INTERVALS: Final = 3  # at most, between two strikes
 QUIET_INTERVALS: Final = 11  # before the healing no pause begins and no handler hangs: these outlast a heal
-LONG_KINDS: Final = frozenset({"admin", "two_admins", "stuck_handler", "mode_change", "onlooker", "shrink"})
+LONG_KINDS: Final = frozenset({"admin", "two_admins", "stuck_handler", "mode_change", "onlooker", "shrink", "recreate"})
 PATIENCE_INTERVALS: Final = 12  # of people's tools: short enough that most of them are done when all heals
 WALL_JUMP_MS: Final = 3_600_000
 NEVER: Final = 1_000_000
@@ -56,7 +56,7 @@ class Striker:
             "arrive": self._arrive, "step_down": self._step_down, "poison": self._poison,
             "stuck_handler": self._stuck, "broker_clock": self._broker_clock, "onlooker": self._onlooker,
             "false_reclaim": self._false_reclaim, "mode_change": self._mode_change,
-            "shrink": self._shrink,
+            "shrink": self._shrink, "recreate": self._recreate,
             "grow_logs": lambda: self.cluster.broker.add_logs(1),
         }  # fmt: skip
 
@@ -285,6 +285,10 @@ class Striker:
         count = self.cluster.broker.counts[group.topics[0]] - 1
         self._desk(group, lambda scene: ShrinkPlan(scene, group.topics[0], count, duration_ms=duration_ms,
                                                    patience_ms=patience_ms), {})  # fmt: skip
+
+    def _recreate(self) -> None:
+        if self.strikes["recreate"] == 1:  # once: nothing settles between two
+            self.cluster.recreate()
 
     def _onlooker(self) -> None:
         """Somebody without a session would end all sessions that are silent, and gives up at a sign of life."""

@@ -19,6 +19,7 @@ from zlib import crc32
 
 from msgspec.structs import replace
 
+from marshal_py.errors import MarshalError
 from marshal_py.history.describe import describe
 from marshal_py.protocol import codec
 from marshal_py.protocol.identity import NONE
@@ -226,10 +227,9 @@ class _Watched(Cluster):
         self.note(client, "process", "is killed")
         super().kill(client)
 
-    def client_ended(self, client: Client) -> None:
-        error = None if client.member is None else client.member.error
-        self.note(client, "process", "ends" if error is None else f"ends with {type(error).__name__}")
-        super().client_ended(client)
+    def client_ended(self, client: Client, reason: MarshalError | None) -> None:
+        self.note(client, "process", "ends" if reason is None else f"ends with {type(reason).__name__}")
+        super().client_ended(client, reason)
 
 
 def run_one(seed: int, mutant: str | None = None) -> Result:

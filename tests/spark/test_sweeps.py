@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from marshal_py.cli import app
 from marshal_py.errors import InvalidOption
 from marshal_py.simulator import sweep as local
-from marshal_py.simulator.auditor import Violation
+from marshal_py.simulator.auditor_evidence import Violation
 from marshal_py.simulator.run import simulate
 from marshal_py.simulator.scenario import Options
 from marshal_py.spark import runs, sweep
