@@ -11,7 +11,6 @@ from copy import deepcopy
 from typing import Any, NamedTuple, Protocol
 
 from marshal_py.errors import CoordinationError, MarshalError
-from marshal_py.protocol import rationalizer
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, Run
 from marshal_py.protocol.holdings import Claim
 from marshal_py.protocol.holdings import Stage as ClaimStage
@@ -24,6 +23,7 @@ from marshal_py.protocol.world import World
 from marshal_py.simulator.auditor_evidence import Delivery
 from marshal_py.simulator.clock import MachineClock
 from marshal_py.simulator.process import Process, Stage
+from marshal_py.simulator.snapshots import Upkeep, fold_again
 
 BATCH = 8  # messages per fetch: small, so that claims end in mid-batch often
 BUFFERED_MIN = 4  # fetch again when fewer wait
@@ -37,6 +37,8 @@ class ClientStage(Stage, Protocol):
     def start_of(self, place: TopicPartition, earliest: bool) -> int: ...
     def client_ended(self, client: Client, error: MarshalError | None) -> None: ...
     def advised(self, kind: str) -> None: ...
+
+    keeps_snapshots: bool
 
 
 class Flight(NamedTuple):
@@ -87,6 +89,8 @@ class Client(Process):
         self.member: Member | None = None
         self.feeds: dict[int, Feed] = {}
         self.counts: dict[str, int] = dict(stage.broker.counts)
+        self.upkeep: Upkeep | None = None  # of snapshots, in a run that has them
+        self.away = False  # while the log's history is read anew (N11)
         self.twin_of = NONE
         self._flights = 0
         self._armed_ms = NONE  # true time of the pending timer
@@ -95,8 +99,25 @@ class Client(Process):
     # --- reading and acting
 
     def read(self, verdict: Verdict, now: Instant) -> None:
-        if self.member is not None:
+        if self.upkeep is not None:
+            self.upkeep.folded(verdict, now.mono_ms)
+        if self.member is not None and not self.away:
             self.member.receive(verdict, now)
+
+    def begin(self, world: World) -> None:
+        """N9, and N11 for who has read further than the log now goes back."""
+        super().begin(world)
+        if self.member is not None and not self.away:
+            self.away = True
+            self._execute((self.member.surrender(), 0))
+
+    def read_to(self, upto: int) -> None:
+        world = self.world
+        if self.scene.keeps_snapshots and (self.upkeep is None or self.upkeep.keeper.world is not world):
+            self.upkeep = Upkeep(self)  # before the first record of this world
+            if world.began_at:
+                self.stage.at(self.options.interval_ms, self, self.upkeep.check_start, world)
+        super().read_to(upto)
 
     def refuse(self, error: CoordinationError) -> None:
         if self.member is None:
@@ -115,9 +136,16 @@ class Client(Process):
                 return
             self.member = Member(self.world, self.group, self.options, self.stage.rng.randbytes)
             self.member.intent.counts.update(self.counts)
+        if self.away:
+            if not self.opened():
+                return
+            self.member.start_over(self.world)
+            self.away = False
         self.stage.events += 1
         now = self.clock.read(self.stage.now_ms)
         ready = self.member.tick(now)
+        if self.upkeep is not None:
+            self.upkeep.tick(now.mono_ms)
         for claim, _reason in ready.lost:
             self.feeds.pop(claim.epoch, None)
         if ready.send or ready.ended:
@@ -216,11 +244,7 @@ class Client(Process):
     def _fold_again(self, at: int) -> None:
         """G6: from the log's beginning; the bytes are as good as re-read."""
         if self.member is not None:
-            again = World(self.log, self.world.root)
-            again.watched.add(self.group)
-            for offset, value in enumerate(self.stage.broker.logs[self.log].values[:at]):
-                rationalizer.apply(again, offset, value)
-            self.member.refolded(at, again, self.now())
+            self.member.refolded(at, fold_again(self, at, self.group), self.now())
             self.act(None)
 
     # --- fetching and delivering
@@ -347,8 +371,10 @@ class Client(Process):
         """The twin of this process: the same memory, other random bits (T18)."""
         twin = Client(self.scene, number, self.group, self.options, clock, self.concurrency)
         memo: dict[int, Any] = {id(self.stage.rng): self.stage.rng}
+        twin.away = self.away
         twin.world, twin.log, twin.topic_id = deepcopy(self.world, memo), self.log, self.topic_id
         twin.member = deepcopy(self.member, memo)
+        twin.upkeep = self.upkeep.copy(twin, memo) if self.upkeep is not None else None
         twin.counts, twin.twin_of = dict(self.counts), self.number
         for epoch, feed in self.feeds.items():
             copied = feed.copy(memo)

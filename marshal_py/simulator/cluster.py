@@ -61,6 +61,7 @@ class Cluster:
         self.slow_until_ms = 0  # handlers are slow before this
         self.stuck = 0  # how many of the next handlers hang
         self.producing = True
+        self.keeps_snapshots = "snapshots" in scenario.kinds
         self.past: list[Evidence] = []  # of coordination topics that are gone
         self.stops: list[tuple[int, Stop]] = []  # with the log
         self.poisoned: dict[int, dict[int, str]] = {}  # by log and offset
@@ -144,6 +145,10 @@ class Cluster:
     def stopped(self, who: Process, error: CoordinationError) -> None:
         stop = Stop(who.group, who.number, self.now_ms, who.world.next_offset, type(error).__name__)
         self.stops.append((who.log, stop))
+
+    def begins_late(self, who: Process) -> bool:
+        """Whether a reader that starts looks for a snapshot, though the log still has its beginning."""
+        return self.keeps_snapshots and self.rng.random() < 0.7
 
     def new_genesis(self) -> Genesis:
         """Of a process that found none."""

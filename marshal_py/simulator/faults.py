@@ -6,6 +6,7 @@ drowning them. Nothing here touches a client; cluster.py executes what is drawn 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Final
 
@@ -23,6 +24,7 @@ STRIKE_KINDS: Final = (
 # Kinds that are a property of the whole run. `stuck_reader` and `slow_uplink` begin after the heal and never end.
 RUN_KINDS: Final = (
     "clock_rate", "fast_reclaim", "logs", "genesis_race", "mixed_modes", "stuck_reader", "slow_uplink",
+    "snapshots",
 )  # fmt: skip
 # Kinds after which a log, or one group in it, cannot be read on: one at most in a run, and no progress is asked of it.
 DAMAGE_KINDS: Final = ("gap", "compaction", "truncation", "envelope", "newer")
@@ -75,6 +77,7 @@ class Weather:
         self.latency_ms = (1, 2, 5, 20)[int(rng.random() * 4)]
         self.stormy = bool(self.delay or self.reorder or self.duplicate or self.drop or self.retry)
         self.faults = 0
+        self.flying: list[Callable[[], None]] = []  # lands a record that left in a storm, if it has not yet
         self.survival = 0.5  # of records that meet a broker outage; each outage draws its own
 
     @staticmethod
@@ -85,6 +88,9 @@ class Weather:
         self.delay = self.reorder = self.duplicate = self.drop = self.retry = self.partial = 0.0
         self.stop_step = self.stop_gate = 0.0
         self.stormy = False
+        for land in self.flying:  # what the network still holds comes now: late records are faults too
+            land()
+        self.flying.clear()
 
     def read_ms(self, rng: Random) -> int:
         """How long a fetch takes."""

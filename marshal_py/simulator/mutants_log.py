@@ -57,6 +57,7 @@ def x17() -> list[Patch]:
         self.world.genesis = genesis[self.log]
         self.world.crc_seed = crc32(self.world.genesis.incarnation)
         _skip_to(self.world, error.first_offset)
+        self.world.began_at = error.first_offset
         self.wake_reader()
 
     return [(Process, "read_to", read_to), (Process, "log_failed", log_failed)]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any, Protocol
 
-from marshal_py.errors import CoordinationError, HistoryTruncated, TopicRecreated
+from marshal_py.errors import CoordinationError, TopicRecreated
 from marshal_py.protocol import codec, rationalizer
 from marshal_py.protocol.identity import Instant
 from marshal_py.protocol.records import Genesis, Record
@@ -21,6 +22,7 @@ from marshal_py.protocol.world import World
 from marshal_py.simulator.broker import MISSING, Broker
 from marshal_py.simulator.clock import MachineClock
 from marshal_py.simulator.faults import Weather
+from marshal_py.simulator.snapshots import base
 
 Step = Callable[[Any], None]
 GENESIS_MS = 5_000  # between two attempts to write a Genesis, as in client/loop.py
@@ -41,6 +43,16 @@ class Stage(Protocol):
     def digest(self, who: Process) -> None: ...
     def stopped(self, who: Process, error: CoordinationError) -> None: ...
     def new_genesis(self) -> Genesis: ...
+    def begins_late(self, who: Process) -> bool: ...
+
+
+class Flying:
+    """A record on its way to the log."""
+
+    __slots__ = ("landed", "log", "value")
+
+    def __init__(self, log: int, value: bytes) -> None:
+        self.log, self.value, self.landed = log, value, False
 
 
 class Process:
@@ -121,10 +133,15 @@ class Process:
             self.check_topic(None)  # fewer logs than the root says (L8)
             return
         log = stage.broker.logs[self.log]
-        if self.world.next_offset < log.first:
-            self.log_failed(HistoryTruncated(self.log, log.first))
-            return
         end = len(log.values)
+        if self.world.next_offset < log.first or (self.world.next_offset == 0 and end and stage.begins_late(self)):
+            try:
+                at = end if log.first else int(stage.rng.random() * (end + 1))  # perhaps an older one
+                began = base(stage.broker, self.log, self.world.root, at)
+            except CoordinationError as error:
+                self.log_failed(error)
+                return
+            self.begin(began)
         if end < self.world.next_offset:
             self.check_topic(None)  # the log's end lies below what was read (L8)
             return
@@ -141,7 +158,7 @@ class Process:
         world, stage = self.world, self.stage
         values = stage.broker.logs[self.log].values
         first = world.next_offset
-        if self.log == first == 0:
+        if self.log == 0 and first == world.began_at:
             self.topic_id = stage.broker.topic_id
         now = self.clock.read(stage.now_ms)
         for offset in range(first, upto):
@@ -165,6 +182,10 @@ class Process:
     def read(self, verdict: Verdict, now: Instant) -> None:
         """One record was folded."""
         raise NotImplementedError
+
+    def begin(self, world: World) -> None:
+        """Reads on from here: a confirmed snapshot, or the log's beginning (N9)."""
+        self.world = world
 
     def act(self, _: None) -> None:
         """Something was read, or a deadline came."""
@@ -213,7 +234,7 @@ class Process:
         if now_ms >= self._genesis_due_ms:
             self._genesis_due_ms = now_ms + GENESIS_MS
             genesis = self.world.root or self.stage.new_genesis()
-            self._post(codec.encode(genesis, "", genesis.incarnation))
+            self.post(codec.encode(genesis, "", genesis.incarnation))
             self.stage.at(GENESIS_MS, self, self.act)
 
     # --- writing
@@ -221,9 +242,9 @@ class Process:
     def send(self, record: Record) -> None:
         """Writes a record of the group."""
         assert self.world.genesis is not None  # L7: nobody writes before it has read the Genesis
-        self._post(codec.encode(record, self.group, self.world.genesis.incarnation))
+        self.post(codec.encode(record, self.group, self.world.genesis.incarnation))
 
-    def _post(self, value: bytes) -> None:
+    def post(self, value: bytes) -> None:
         """Hands a value to the producer, which keeps its order unless the weather does not."""
         stage, weather = self.stage, self.stage.weather
         stage.sent(self, value)
@@ -231,16 +252,22 @@ class Process:
             arrival_ms = stage.now_ms + delay_ms + self.uplink_ms
             if in_order:
                 arrival_ms = self._newest_arrival_ms = max(arrival_ms, self._newest_arrival_ms)
-            stage.at(arrival_ms - stage.now_ms, None, self._append, (self.log, value))
+            flying = Flying(self.log, value)
+            if weather.stormy:
+                weather.flying.append(partial(self._append, flying))
+            stage.at(arrival_ms - stage.now_ms, None, self._append, flying)
 
-    def _append(self, record: tuple[int, bytes]) -> None:
+    def _append(self, record: Flying) -> None:
         stage = self.stage
-        if record[0] >= len(stage.broker.logs):
-            return  # of a topic that is gone
+        if record.landed or record.log >= len(stage.broker.logs):
+            return  # healed, and so here already; or of a topic that is gone
         if stage.broker.writes_down_until_ms <= stage.now_ms:
-            stage.broker.append(*record, stage.now_ms)
+            record.landed = True
+            stage.broker.append(record.log, record.value, stage.now_ms)
         elif stage.weather.survives_outage(stage.rng):
             stage.broker.held.append(lambda: stage.at(stage.weather.read_ms(stage.rng), None, self._append, record))
+        else:
+            record.landed = True
 
     def forget_order(self) -> None:
         """A new producer: what the old one still holds no longer delays what is sent now."""

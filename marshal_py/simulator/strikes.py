@@ -95,8 +95,8 @@ class Striker:
         """Every fault ends now; each group has somebody."""
         cluster, now_ms = self.cluster, self.cluster.now_ms
         self.healed = True
-        cluster.weather.heal()
         cluster.broker.reads_down_until_ms = cluster.broker.writes_down_until_ms = now_ms
+        cluster.weather.heal()
         cluster.slow_until_ms, cluster.stuck = 0, 0
         for process in cluster.processes:
             process.lagging = False

@@ -247,7 +247,7 @@ def tell(seed: int, mutant: str | None = None) -> tuple[Result, list[Moment]]:
 
     result = _run(seed, mutant, stage)
     (cluster,) = stages
-    logs = [moment for evidence in cluster.close() for moment in _records(cluster, evidence)]
+    logs = [moment for evidence in cluster.past + cluster.close() for moment in _records(cluster, evidence)]
     moments = [*cluster.noted, *logs, *_deliveries(cluster)]
     return result, sorted(moments, key=lambda moment: moment.ms)
 

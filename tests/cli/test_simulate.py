@@ -108,8 +108,10 @@ def test_one_seed_prints_its_counters() -> None:
 
 
 def test_a_trace_tells_everything_and_changes_nothing() -> None:
-    *moments, found = objects(run("--seed", "3", "--trace", "--json"))
-    ran = run_seed(3)
+    # Of one log that stays: offsets of several logs would not be one row.
+    seed = next(seed for seed in range(100) if not run_seed(seed).scenario.kinds & {"logs", "recreate", "gap"})
+    *moments, found = objects(run("--seed", str(seed), "--trace", "--json"))
+    ran = run_seed(seed)
     assert found["trace_hash"] == ran.trace_hash
     times = [moment["ms"] for moment in moments]
     assert times == sorted(times)
@@ -118,7 +120,7 @@ def test_a_trace_tells_everything_and_changes_nothing() -> None:
     assert {moment["verdict"] for moment in records} <= {"accepted", "rejected", "ignored"}
     assert sum(moment["what"] == "delivery" for moment in moments) == ran.deliveries
     assert sum(moment["what"] == "fault" for moment in moments) == sum(ran.strikes.values())
-    plain = run("--seed", "3", "--trace").stdout.splitlines()
+    plain = run("--seed", str(seed), "--trace").stdout.splitlines()
     first = next(line for line in plain if "@0" in line.split())
     assert first.split()[1] == "ms"
     assert "accepted  the log begins" in first

@@ -1,0 +1,131 @@
+"""Snapshots in the simulated cluster: where a reader begins, one client's keeper, its audits, truncation behind two.
+
+What client/opening.py and client/upkeep.py do on a real log, in virtual time and without threads. The decisions are the
+keeper's (marshal_py.protocol.keeper).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from marshal_py.client import opening
+from marshal_py.errors import CoordinationError, SnapshotRefused
+from marshal_py.protocol import codec, snapshot
+from marshal_py.protocol.identity import NONE
+from marshal_py.protocol.keeper import Keeper
+from marshal_py.protocol.records import Genesis, Snapshot
+from marshal_py.protocol.snapshot import Stored
+from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.world import CHECKPOINT_OFFSETS, World
+from marshal_py.simulator.broker import MISSING, Broker
+from marshal_py.transport.ports import Bounds, CoordinationLog, LogRecord
+
+if TYPE_CHECKING:
+    from marshal_py.simulator.client import Client
+    from marshal_py.simulator.process import Process
+
+TRUNCATE_INTERVALS: Final = 4  # between two deletions; the product keeps a day, here readers shall fall behind
+EVERY_RECORDS_LEAST: Final = 32  # between two snapshots
+EVERY_RECORDS_MOST: Final = 256
+
+
+class _Reading:
+    """The log as opening.py reads it."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+
+    def read(self, log: int, start: int, end: int, timeout_s: float) -> Iterator[list[LogRecord]]:
+        values = self.broker.logs[log].values
+        yield [LogRecord(log, at, values[at], 0) for at in range(start, end) if values[at] is not MISSING]
+
+
+def reading(broker: Broker) -> CoordinationLog:
+    return cast(CoordinationLog, _Reading(broker))  # opening.py only reads
+
+
+def bounds(broker: Broker, number: int) -> Bounds:
+    log = broker.logs[number]
+    return Bounds(log.first, len(log.values))
+
+
+def base(broker: Broker, number: int, root: Genesis | None, at: int) -> World:
+    """Where a reader begins that would begin at or below `at` (N9, N10). Raises CoordinationError."""
+    return opening.base_of(reading(broker), number, root, bounds(broker, number), at)
+
+
+def fold_again(process: Process, at: int, group: str = "") -> World | None:
+    """N6, G6: the log folded once more up to `at`, from the newest confirmed point; None if that cannot be done now."""
+    broker = process.stage.broker
+    try:
+        began = base(broker, process.log, process.world.root, at - CHECKPOINT_OFFSETS)
+        return opening.refold(reading(broker), began, at, group)
+    except CoordinationError:
+        return None
+
+
+class Upkeep:
+    """What one client does for its log."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        rng = client.stage.rng
+        every = EVERY_RECORDS_LEAST + int(rng.random() * (EVERY_RECORDS_MOST - EVERY_RECORDS_LEAST))
+        self.keeper = Keeper(client.world, every, rng.randbytes)
+        self._truncate_due_ms = 0
+
+    def folded(self, verdict: Verdict, now_ms: int) -> None:
+        self.keeper.folded(verdict, now_ms)
+
+    def tick(self, now_ms: int) -> None:
+        """Carries out what the keeper wants."""
+        client, keeper = self.client, self.keeper
+        member = client.member
+        assert member is not None
+        live = {member.session} if member.session != NONE else set()
+        chores = keeper.tick(now_ms, member.options.client_id, live)
+        self._send(chores.send)
+        if chores.audit is not None:
+            client.stage.at(client.stage.weather.read_ms(client.stage.rng), client, self._audit, chores.audit)
+        if chores.doubtful is not None:
+            client.scene.advised("snapshot_refused")
+        if keeper.confirmed_at != NONE and now_ms >= self._truncate_due_ms:
+            self._truncate_due_ms = now_ms + TRUNCATE_INTERVALS * member.options.interval_ms
+            if keeper.leads(live):
+                log = client.stage.broker.logs[client.log]
+                log.first = max(log.first, keeper.deletable())
+
+    def _send(self, records: list[Snapshot]) -> None:
+        for record in records:
+            self.client.post(codec.encode(record, "", record.genesis.incarnation))
+
+    def _audit(self, stored: Stored) -> None:
+        """N6."""
+        self._send(self.keeper.audited(stored, fold_again(self.client, stored.at)))
+
+    def copy(self, client: Client, memo: dict[int, Any]) -> Upkeep:
+        """For a twin: the same memory, its instance id too."""
+        twin = Upkeep.__new__(Upkeep)
+        twin.client, twin.keeper = client, deepcopy(self.keeper, memo)
+        twin._truncate_due_ms = self._truncate_due_ms
+        return twin
+
+    def check_start(self, began: World) -> None:
+        """N9: the older of the two newest confirmed snapshots folds to the one that this reader began with."""
+        client, at = self.client, began.began_at
+        broker, number = client.stage.broker, client.log
+        if client.world is not began or began.genesis is None or number >= len(broker.logs):
+            return
+        limits = bounds(broker, number)
+        shelf = opening.find(reading(broker), number, limits, began.genesis.incarnation, 2)
+        kept = shelf.confirmed(limits.first)
+        older = next((stored for stored in kept if stored.at < at), None)
+        here = next((stored for stored in kept if stored.at == at), None)
+        world = snapshot.load(older, number, began.root) if older is not None else None
+        if world is None or older is None or here is None:
+            return
+        again = opening.refold(reading(broker), world, at)
+        if (snapshot.digest_of(again), again.chain) != (here.key.state, here.key.chain):
+            client.log_failed(SnapshotRefused(number, at, older.at))
