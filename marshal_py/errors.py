@@ -32,6 +32,8 @@
     |   +-- PositionUnknown       a move was given up while its record may still land
     |   +-- SettingsChanged       another admin changed the group's settings while ours were on their way
     |   +-- MembersAlive          consumers are alive where none may be
+    |   +-- WriteFenced           a later owner of a partition has already written to the same table
+    |   +-- LedgerMoved           another writer added rows of the same partitions meanwhile (retriable)
     |   +-- ClaimLost             claims of a batch were released or lost before it was committed
     |   +-- SnapshotNotConfirmed  a snapshot was written and nobody vouched for it
     |   +-- AdminGaveUp           an operation was not read done in time
@@ -345,6 +347,26 @@ class MembersAlive(PeerError):
     def __init__(self, group: str, what: str, members: tuple[str, ...]) -> None:
         self.group, self.what, self.members = group, what, members
         super().__init__(f"group {group!r}: {what}: {', '.join(members)} gave signs of life")
+
+
+class WriteFenced(PeerError):
+    """A later owner of a partition has already written to the same table (PROTOCOL.md K1). Nothing was written."""
+
+    def __init__(self, path: str, partition: str, token: str, newest: str) -> None:
+        self.path, self.partition, self.token, self.newest = path, partition, token, newest
+        super().__init__(f"{path} holds rows of {partition} under token {newest}, and this writer's token is {token}: "
+                         f"another member owns the partition now; drop the batch, its messages are that member's")
+
+
+class LedgerMoved(PeerError):
+    """Another writer added rows of the same partitions to a table meanwhile. Nothing was written."""
+
+    retriable: ClassVar[bool] = True
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(f"another writer added rows of the same partitions to {path} meanwhile: begin the batch again, "
+                         f"some of it is written")
 
 
 class ClaimLost(PeerError):

@@ -20,6 +20,7 @@ INSTALL: Final = "pip install 'marshal_py[spark]'"
 
 # Public name -> file of this room that has it. No name is also a file: importing the file would hide it.
 _HOMES: Final = {
+    "Ledger": "ledger",
     "QueryListener": "listener",
     "archive": "archives",
     "claimed_batches": "batches",
@@ -35,6 +36,7 @@ _HOMES: Final = {
 }
 
 __all__ = [  # __getattr__ has them
+    "Ledger",
     "QueryListener",
     "archive",
     "claimed_batches",

@@ -1,0 +1,151 @@
+"""Idempotent writes: what came again is left out, an older owner is fenced off, a half-written batch does not count."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from marshal_py.errors import InvalidOption, LedgerMoved, WriteFenced
+from marshal_py.protocol.identity import Token, TopicPartition
+from marshal_py.spark import Ledger
+from marshal_py.spark.ledger import Entry, Span
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+INCARNATION = bytes(range(16))
+ORDERS = TopicPartition("orders", 0)
+
+
+def span(epoch: int, start: int, to: int) -> dict[TopicPartition, Span]:
+    return {ORDERS: Span(Token(INCARNATION, epoch), start, to)}
+
+
+def write(entry: Entry, *, commit: bool = True) -> None:
+    """As a Python service writes: the offsets of the span that are new."""
+    ((tp, one),) = entry.spans.items()
+    offsets = [offset for offset in range(one.start, one.to) if entry.is_new(tp, offset)]
+    folder = Path(entry.folder("rows"))
+    folder.mkdir(parents=True)
+    if offsets:
+        pq.write_table(pa.table({"offset": offsets}), folder / "0.parquet")
+    if commit:
+        entry.commit()
+
+
+def offsets(path: Path) -> list[int]:
+    folders = Ledger(path).folders("rows")
+    return sorted(n for folder in folders for n in pq.read_table(folder)["offset"].to_pylist())
+
+
+def test_what_came_again_is_left_out(tmp_path: Path) -> None:
+    """By the same owner, by the next one, with other borders."""
+    for epoch, start, to in ((5, 0, 10), (5, 0, 10), (9, 5, 15), (9, 2, 4), (9, 15, 20)):
+        write(Ledger(tmp_path).begin(span(epoch, start, to)))
+    assert offsets(tmp_path) == list(range(20))
+    assert Ledger(tmp_path).positions() == {ORDERS: 20}
+
+
+def test_an_older_owner_is_fenced_off(tmp_path: Path) -> None:
+    zombie = Ledger(tmp_path).begin(span(5, 0, 10))
+    write(Ledger(tmp_path).begin(span(9, 0, 5)))
+    with pytest.raises(WriteFenced, match=r"holds rows of orders:0 under token .*0009, and this writer's .*0005"):
+        write(zombie)
+    with pytest.raises(WriteFenced):
+        Ledger(tmp_path).begin(span(5, 5, 10))
+    assert offsets(tmp_path) == list(range(5))
+
+
+def test_a_writer_that_was_overtaken_begins_again(tmp_path: Path) -> None:
+    """An earlier owner's batch landed first: the later one must not write its rows a second time."""
+    late = Ledger(tmp_path).begin(span(9, 0, 15))
+    write(Ledger(tmp_path).begin(span(5, 0, 10)))
+    with pytest.raises(LedgerMoved):
+        write(late)
+    write(Ledger(tmp_path).begin(span(9, 0, 15)))
+    assert offsets(tmp_path) == list(range(15))
+
+
+def test_writers_of_other_partitions_do_not_hinder_each_other(tmp_path: Path) -> None:
+    mine = Ledger(tmp_path).begin(span(5, 0, 3))
+    other = {TopicPartition("orders", 1): Span(Token(INCARNATION, 6), 100, 102)}
+    write(Ledger(tmp_path).begin(other))
+    write(mine)
+    assert offsets(tmp_path) == [0, 1, 2, 100, 101]
+    names = sorted(file.name for file in (tmp_path / "_marshal").iterdir())
+    assert names == ["000000000000.json", "000000000001.json"]
+
+
+def test_what_was_not_committed_does_not_count(tmp_path: Path) -> None:
+    write(Ledger(tmp_path).begin(span(5, 0, 3)), commit=False)
+    assert offsets(tmp_path) == []
+    assert Ledger(tmp_path).positions() == {}
+
+
+def test_a_batch_without_rows_moves_the_position(tmp_path: Path) -> None:
+    entry = Ledger(tmp_path).begin(span(5, 0, 3))
+    entry.folder("rows")
+    entry.commit()
+    assert Ledger(tmp_path).positions() == {ORDERS: 3}
+    assert offsets(tmp_path) == []
+
+
+def test_an_object_store_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="hard link"):
+        Ledger("s3://bucket/orders")
+
+
+def batch(spark: SparkSession, epoch: int, rows: list[tuple[int, int]]) -> DataFrame:
+    token = str(Token(INCARNATION, epoch))
+    return spark.createDataFrame([("orders", p, o, token) for p, o in rows],
+                                 "topic string, partition int, offset bigint, token string")  # fmt: skip
+
+
+def test_a_sink_of_foreach_batch_writes_once(spark: SparkSession, tmp_path: Path) -> None:
+    ledger, calls = Ledger(tmp_path), list[int]()
+
+    def handle(df: DataFrame, entry: Entry) -> None:
+        calls.append(df.count())
+        df.write.partitionBy("partition").parquet(entry.folder("rows"))
+        df.where("offset > 1").write.parquet(entry.folder("late"))
+
+    sink = ledger.sink(handle)
+    rows = [(0, 0), (0, 1), (1, 7)]
+    sink(batch(spark, 5, rows), 0)
+    sink(batch(spark, 8, [*rows, (0, 2)]), 0)
+    sink(batch(spark, 8, []), 1)
+    assert calls == [3, 1]
+    found = ledger.read(spark, "rows").select("partition", "offset").collect()
+    assert sorted((row.partition, row.offset) for row in found) == sorted([*rows, (0, 2)])
+    assert [row.offset for row in ledger.read(spark, "late").orderBy("offset").collect()] == [2, 7]
+    with pytest.raises(InvalidOption, match="table='other'"):
+        ledger.read(spark, "other")
+    with pytest.raises(WriteFenced):
+        sink(batch(spark, 5, [(0, 9)]), 2)
+
+
+def test_a_sink_begins_again_when_it_was_overtaken(spark: SparkSession, tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def handle(df: DataFrame, entry: Entry) -> None:
+        calls.append(df.count())
+        if len(calls) == 1:
+            write(Ledger(tmp_path).begin(span(5, 0, 2)))
+        df.select("offset").write.parquet(entry.folder("rows"))
+
+    Ledger(tmp_path).sink(handle)(batch(spark, 8, [(0, 0), (0, 1), (0, 2)]), 0)
+    assert calls == [3, 1]
+    assert offsets(tmp_path) == [0, 1, 2]
+
+
+def test_an_entry_is_small_and_plain(tmp_path: Path) -> None:
+    """Other programs read it."""
+    write(Ledger(tmp_path).begin(span(5, 0, 3)))
+    entry: dict[str, Any] = json.loads((tmp_path / "_marshal" / "000000000000.json").read_text())
+    assert entry["positions"] == {"orders:0": [str(Token(INCARNATION, 5)), 3]}
+    assert list(entry["folders"]) == ["rows"]
