@@ -1,6 +1,7 @@
 # One target per thing a person wants to do here; each sets up what it needs. Needs make, and Python 3.11+ with pip and venv.
 #   make demo                               three consumers, a kill -9, a fourth one; about half a minute
 #   make demo ARGS="--delivery at_most_once"
+#   make pipeline                           orders through Kafka and Spark, about a minute; ARGS=--kill hurts it midway
 #   make test                               lint, then every test
 #   make PYTHON=python3.12 test             another interpreter (after `make clean`)
 
@@ -16,13 +17,17 @@ CORE_STAMP := $(VENV)/.stamp-core
 TEST_STAMP := $(VENV)/.stamp-test
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test lint bench prove clean
+.PHONY: help demo pipeline test lint bench prove clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
 
 demo: $(CORE_STAMP)
 	$(BIN)/marshal demo $(ARGS)
+
+# Its broker is the tests' own, so it needs what they need.
+pipeline: $(TEST_STAMP)
+	$(BIN)/python -m examples.pipeline $(ARGS)
 
 lint: $(TEST_STAMP)
 	$(BIN)/ruff check .

@@ -365,8 +365,8 @@ class LedgerMoved(PeerError):
 
     def __init__(self, path: str) -> None:
         self.path = path
-        super().__init__(f"another writer added rows of the same partitions to {path} meanwhile: begin the batch again, "
-                         f"some of it is written")
+        super().__init__(f"another writer added rows of the same partitions to {path} meanwhile: begin the batch "
+                         f"again, some of it is written")
 
 
 class ClaimLost(PeerError):

@@ -1,0 +1,90 @@
+"""The Python service: a member of the group like the Spark query, writing to the same table under its own tokens.
+
+    python -m examples.pipeline.service SERVERS TOPIC GROUP FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import marshal_py
+from examples.pipeline.orders import Order, parse
+from marshal_py.errors import ClaimLost, LedgerMoved, WriteFenced
+from marshal_py.spark import Ledger
+from marshal_py.spark.ledger import Entry, Span
+from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.sink import KafkaSink
+
+ROWS = 400  # per entry of the ledger
+DEAD = ".dead"  # what the dead-letter topic is called behind the topic's own name
+SCHEMA = pa.schema([
+    ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("customer", pa.string()),
+    ("product", pa.string()), ("cents", pa.int64()), ("event_time", pa.timestamp("us", "UTC")),
+])  # fmt: skip
+
+
+def main(servers: str, topic: str, group: str, folder: str) -> None:
+    ledger, sink = Ledger(folder), KafkaSink(KafkaDoor(servers, 30.0))
+    with (
+        marshal_py.connect(servers) as marshal,
+        marshal.consumer(group, [topic], start="earliest", heartbeat_interval_s=1.0) as consumer,
+    ):
+        marshal_py.stop_on_signals(consumer)
+        while not consumer.stopping:
+            batch = consumer.fetch(ROWS, expires_s=0.5)
+            try:
+                if batch:
+                    store(batch, ledger, sink)
+                    batch.ack()
+            except (WriteFenced, ClaimLost) as error:
+                print(f"dropped: {error}", flush=True)  # somebody else owns it now and writes it
+
+
+def store(batch: marshal_py.Batch, ledger: Ledger, sink: KafkaSink) -> None:
+    """Everything of the batch that is not in the table yet, as one entry; again if another writer was faster."""
+    messages = [(message, parse(message.value)) for message in batch]
+    spans: dict[marshal_py.TopicPartition, Span] = {}
+    for part in batch.parts:  # a partition may come in several parts, in order
+        first = spans.get(part.topic_partition, Span(part.token, part.offsets[0], 0)).start
+        spans[part.topic_partition] = Span(part.token, first, part.offsets[-1] + 1)
+    while True:
+        entry = ledger.begin(spans)
+        write(messages, entry, sink)
+        try:
+            entry.commit()
+            return
+        except LedgerMoved:
+            continue
+
+
+def write(messages: list[tuple[marshal_py.Message, Order]], entry: Entry, sink: KafkaSink) -> None:
+    rows: list[dict[str, Any]] = []
+    for message, order in messages:
+        if not entry.is_new(marshal_py.TopicPartition(message.topic, message.partition), message.offset):
+            continue
+        if order.problem:
+            bury(sink, message.topic, message.partition, message.offset, message.value, order.problem)
+            continue
+        at = datetime.fromtimestamp(order.event_ms / 1000, UTC)
+        rows.append({"topic": message.topic, "partition": message.partition, "offset": message.offset,
+                     "customer": order.customer, "product": order.product, "cents": order.cents, "event_time": at,
+                     "day": at.strftime("%Y-%m-%d")})  # fmt: skip
+    sink.flush()
+    if rows:
+        table = pa.Table.from_pylist(rows, SCHEMA.append(pa.field("day", pa.string())))
+        pq.write_to_dataset(table, entry.folder("orders"), partition_cols=["day"])
+
+
+def bury(sink: KafkaSink, topic: str, partition: int, offset: int, value: bytes | None, problem: str) -> None:
+    """To the dead-letter topic, with where it came from and why."""
+    origin = f"{topic}:{partition}:{offset}"
+    sink.write(topic + DEAD, value, origin.encode(), [("origin", origin.encode()), ("problem", problem.encode())])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
