@@ -28,7 +28,7 @@ from bench.stand import Result, Stand, open_stand, show
 from tests.support.jars import KafkaUnavailable
 
 # The quick ones first: whoever waits sees tables early.
-NAMES = ("fold", "memory", "claims", "traffic", "throughput", "join", "leave", "takeover")
+NAMES = ("fold", "memory", "startup", "claims", "traffic", "throughput", "join", "leave", "takeover")
 
 
 def machine() -> dict[str, Any]:

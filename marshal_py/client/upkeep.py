@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("marshal_py")
 
+CHECK_AFTER_MS: Final = 5_000  # a start is busy enough without it
 TRUNCATE_EVERY_MS: Final = 300_000  # one look-up by time per log and client that leads
 TRUNCATE_RECORDS_MIN: Final = 1_024  # below that a request costs more than it frees
 BOUNDS_TIMEOUT_S: Final = 10.0
@@ -40,12 +41,13 @@ class Upkeep:
         self.loop, self.policy = loop, policy
         self.keepers: dict[int, Keeper] = {}
         self._truncate_due_ms: dict[int, int] = {}
+        self._check_due_ms: dict[int, int] = {}  # logs that began at a snapshot which is not checked yet
         self._refused = False  # this client may not delete records: an admin does (N12)
 
     def begin(self, world: World) -> None:
         self.keepers[world.log] = Keeper(world, self.policy.snapshot_every_records, self.loop.draw)
         if world.began_at:
-            self.loop.clerk.submit(f"check of the start of log {world.log}", lambda: self._check_start(world))
+            self._check_due_ms[world.log] = self.loop.clock.now().mono_ms + CHECK_AFTER_MS
 
     def end(self, number: int) -> None:
         del self.keepers[number]
@@ -56,6 +58,10 @@ class Upkeep:
     def tick(self, now: Instant) -> None:
         if not self.loop.stations:
             return
+        for number in [number for number, due_ms in self._check_due_ms.items() if now.mono_ms >= due_ms]:
+            del self._check_due_ms[number]
+            world = self.loop.worlds[number]
+            self.loop.clerk.submit(f"check of the start of log {number}", partial(self._check_start, world))
         sessions: dict[int, set[int]] = {}
         for station in self.loop.stations:
             if station.member.session != NONE and not station.away:

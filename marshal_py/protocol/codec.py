@@ -102,8 +102,8 @@ def _open_unowned(value: bytes, seed: int) -> Envelope | None:
         named = crc32(record.incarnation)
     elif isinstance(record, Snapshot):
         named = crc32(record.genesis.incarnation)
-        if named != seed:
-            return None
+        if named != seed and (record.chain or not record.at):
+            return None  # a founding one stops readers of every incarnation (N13)
     else:
         return None
     if crc32(value[11:], crc32(value[:7], named)) != int.from_bytes(value[7:11], "big"):

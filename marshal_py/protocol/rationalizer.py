@@ -103,14 +103,16 @@ def _judge_unowned(world: World, offset: int, record: Genesis | Snapshot, envelo
     """Genesis and Snapshot (L3-L6, E2, E3, N13)."""
     genesis = record if isinstance(record, Genesis) else record.genesis
     held = world.genesis or world.root
-    if envelope_version != ENVELOPE_VERSION or record_version != RECORD_VERSION:
-        if held is None or held.incarnation == genesis.incarnation:
-            raise EnvelopeUnknown(world.log, offset, max(envelope_version, record_version))
+    known = envelope_version == ENVELOPE_VERSION and record_version == RECORD_VERSION
     if not isinstance(record, Genesis):
-        if held is None or held.incarnation != genesis.incarnation:  # the codec compared their CRCs only (E2)
-            return Verdict(offset, _IGNORED, "garbage", "", None)
-        if not record.chain and record.at > world.began_at:
+        if known and held is not None and not record.chain and record.at > world.began_at:
             raise HistoryRestarted(world.log, offset, record.at)
+        # The codec compared their CRCs only (E2).
+        if world.genesis is None or world.genesis.incarnation != genesis.incarnation:
+            return Verdict(offset, _IGNORED, "garbage", "", None)
+    if not known and (held is None or held.incarnation == genesis.incarnation):
+        raise EnvelopeUnknown(world.log, offset, max(envelope_version, record_version))
+    if not isinstance(record, Genesis):
         return Verdict(offset, _ACCEPTED, "", "", record)
     if world.genesis is not None or (world.log > 0 and record != world.root):
         return Verdict(offset, _IGNORED, "genesis", "", record)

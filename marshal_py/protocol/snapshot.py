@@ -6,7 +6,7 @@ decided in keeper.py; how a reader finds one is client/opening.py's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from struct import Struct as Pack
 from typing import Annotated, Final, TypeVar
 from zlib import crc32
@@ -296,19 +296,19 @@ class Shelf:
         pieces = self._open.setdefault(key, {})
         pieces[record.chunk] = record.data
         if len(pieces) < record.chunks:
-            _bound(self._open)
+            _bound(self._open, lambda key: key.at)
             return None
         del self._open[key]
         data = b"".join(pieces[number] for number in range(record.chunks))
         vouched = self._vouched.get((key.at, key.state, key.chain), set())
         found = self.whole[key] = Stored(key, record.genesis, data, set(vouched))
-        _bound(self.whole)
+        _bound(self.whole, lambda key: key.at)
         return found
 
     def _take_witness(self, record: Snapshot) -> Stored | None:
         named = (record.at, record.state, record.chain)
         self._vouched.setdefault(named, set()).add(record.instance)
-        _bound(self._vouched)
+        _bound(self._vouched, lambda named: named[0])
         found = None
         for stored in self.whole.values():
             if (stored.key.at, stored.key.state, stored.key.chain) == named:
@@ -335,6 +335,7 @@ class Shelf:
         return sorted(found.values(), key=lambda stored: -stored.at)
 
 
-def _bound(kept: dict[K, V]) -> None:
+def _bound(kept: dict[K, V], at_of: Callable[[K], int]) -> None:
+    """The newest checkpoints stay: a log may be read from its end."""
     while len(kept) > SHELF_MAX:
-        del kept[next(iter(kept))]
+        del kept[min(kept, key=at_of)]

@@ -391,14 +391,19 @@ class Oracle:
             return GARBAGE
         is_genesis = record.type == "Genesis"
         named = record.fields["incarnation"] if is_genesis else record.fields["genesis"]["incarnation"]
-        if not crc_fits(value, named) or (not is_genesis and named != self.incarnation):
+        if not crc_fits(value, named):
             return GARBAGE
         held = self._root["incarnation"] if self._root is not None else self.incarnation
-        if (envelope.version != 1 or envelope.record_version != 1) and held in (None, named):
+        foreign = envelope.version != 1 or envelope.record_version != 1
+        if not is_genesis:
+            founding = record.fields["chain"] == 0 and record.fields["at"] > self.began_at
+            if founding and held is not None and not foreign:
+                raise OracleStop("founding", offset)  # N13, of whatever incarnation
+            if named != self.incarnation:
+                return GARBAGE
+        if foreign and held in (None, named):
             raise OracleStop("envelope", offset)
         if not is_genesis:
-            if record.fields["chain"] == 0 and record.fields["at"] > self.began_at:
-                raise OracleStop("founding", offset)  # N13
             return Verdict("accepted", "", None, record)
         return self._judge_genesis(offset, record)
 

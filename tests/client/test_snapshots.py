@@ -136,8 +136,9 @@ def test_a_snapshot_of_another_incarnation(memory: MemoryGround, monkeypatch: py
         assert marshal._loop.worlds[0].began_at == 0
 
 
-def test_a_wrong_snapshot_is_found_out(memory: MemoryGround, number: int) -> None:
+def test_a_wrong_snapshot_is_found_out(memory: MemoryGround, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """N9: the older one folds to another state than the newer one holds: the reader fences."""
+    monkeypatch.setattr(upkeep, "CHECK_AFTER_MS", 100)
     topic = lived(memory, number)
     older = write_snapshot(memory, number)
 

@@ -93,7 +93,13 @@ def check_fold(result: Result) -> None:
     assert all(count(cell) >= 1_000 for cell in column(result, "work"))
 
 
+def check_startup(result: Result) -> None:
+    assert column(result, "records of history") == ["1,000", "10,000"]
+    assert all(count(cell) >= 1 for cell in column(result, "messages"))
+
+
 CHECKS = {
+    "startup": check_startup,
     "join": check_moves,
     "leave": check_moves,
     "takeover": check_takeover,

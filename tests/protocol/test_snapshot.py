@@ -231,6 +231,22 @@ def test_a_founding_snapshot_stops_who_began_before() -> None:
     assert list(world.groups) == [GROUP]
 
 
+def test_a_founding_snapshot_of_another_incarnation() -> None:
+    """N13: no copy of the root was left; who knows the old one stops. Before a Genesis is known it is garbage."""
+    other = Genesis(OTHER_INCARNATION, 1, HASH_NAME, 1)
+    chunk, vouched = (codec.encode(record, "", OTHER_INCARNATION) for record in snapshot.founding(other, 0, ONE, 16))
+    log = example()
+    for value in (chunk, vouched):
+        assert isinstance(log.stops(value), HistoryRestarted)
+    assert Logbook(start=False).put(chunk).reason == "garbage"
+    further = Logbook(log=1, root=genesis(2), start=False)
+    assert isinstance(further.stops(chunk), HistoryRestarted), "a reader of a further log knows the root's"
+    plain = Snapshot(other, ONE, 16, 0, 1, 0, 5, b"x")
+    assert log.put(codec.encode(plain, "", OTHER_INCARNATION)).reason == "garbage"
+    assert log.put(wire.snapshot(OTHER_INCARNATION, chain=0, record_version=2)).reason == "garbage"
+    assert type(log.stops(wire.snapshot(INCARNATION, chain=0, record_version=2))).__name__ == "EnvelopeUnknown"
+
+
 def test_looking_for_snapshots() -> None:
     """N4: garbage, other records, other versions and broken checksums are no snapshots."""
     (chunk,) = pieces(example().world)

@@ -136,7 +136,7 @@ def _release(rng: Random, group: Group) -> Record:
 
 def _grant(rng: Random, group: Group) -> Record:
     session, epoch = _claim(rng, group)
-    from_ = max(0, _near(rng, group.claims[epoch].position if epoch in group.claims else 0))
+    from_ = min(max(0, _near(rng, group.claims[epoch].position if epoch in group.claims else 0)), OFFSET_MAX)
     start = min(max(0, from_ + rng.choice((0, 0, 3, -1))), OFFSET_MAX)
     to = min(start + rng.choice((1, 10, 10**6, 10**6 + 1, 0)), OFFSET_MAX)
     return ClaimingMessages(session, epoch, from_, start, to)
@@ -295,7 +295,7 @@ def of_the_log(rng: Random) -> bytes:
     incarnation = rng.choice((INCARNATION, OTHER_INCARNATION))
     versions = {"version": rng.choice((1, 1, 1, 0, 2)), "record_version": rng.choice((1, 1, 1, 0, 2))}
     if rng.random() < 0.4:
-        return wire.snapshot(incarnation, chain=rng.choice((3, 3, 3, 0)), **versions)
+        return wire.snapshot(incarnation, chain=rng.choice((3, 3, 3, 3, 3, 0)), **versions)
     tree: object = [0, incarnation, rng.choice((1, 2, 16)), rng.choice((wire.HASH_NAME, "md5")), rng.choice((1, 2))]
     if rng.random() < 0.3:
         tree = _mutated(rng, tree)

@@ -1,0 +1,115 @@
+"""How long does a consumer need from nothing to its first message, with a short and with a long history behind it?
+
+A coordination topic of one partition whose log holds 10^3, 10^4, 10^5 or 10^6 records, written by 20 consumers that
+have left. From 10^4 on two snapshots stand in it, as consumers write them: the older one 50,000 records (or half of the
+history) before the newer one, and 1,000 records behind that. Beside them one log of 10^5 records without a snapshot.
+
+Measured, in this process, side by side in turns: from the connect() call to the first message, of a topic with one
+partition and one message; CPU time of the whole process beside it. The check that the older snapshot folds to the newer
+one (PROTOCOL.md N9) is not in it: it comes seconds later, in the background.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from confluent_kafka import Producer
+
+import marshal_py
+from bench.fold import GROUP, INCARNATION, MEMBERS, history
+from bench.stand import QUIET, Result, Stand, Work, ratio, spread
+from marshal_py.protocol import codec
+from marshal_py.protocol.rationalizer import apply
+from marshal_py.protocol.records import Leave
+from marshal_py.protocol.snapshot import digest_of, split, state_of, witness
+from marshal_py.protocol.world import CHECKPOINT_OFFSETS, World
+
+SIZES: Final = (1_000, 10_000, 100_000, 1_000_000)
+TINY_SIZES: Final = (1_000, 10_000)
+BARE: Final = 100_000  # without a snapshot
+BETWEEN: Final = 50_000  # from snapshot to snapshot: the library's default
+TAIL: Final = 1_000
+REPEATS: Final = 7
+TIMEOUT_S: Final = 120.0
+GOAL: Final = "Goal: with 10^6 records behind snapshots at most 1.2 times as long as with 10^3."
+
+
+def run(stand: Stand, tiny: bool) -> Result:
+    topic = stand.topic(1)
+    stand.fill(topic, 1, 1)
+    sizes = TINY_SIZES if tiny else SIZES
+    logs: dict[str, str] = {}
+    for size in sizes:
+        stand.say(f"a history of {size:,} records")
+        logs[f"{size:,}"] = _log(stand, size, snapshots=size > sizes[0])
+    if not tiny:
+        logs[f"{BARE:,}, no snapshot"] = _log(stand, BARE, snapshots=False)
+    took: dict[str, list[float]] = {name: [] for name in logs}
+    spent: dict[str, list[float]] = {name: [] for name in logs}
+    work = {name: Work() for name in logs}
+    for _ in range(1 if tiny else REPEATS):
+        for name, log in logs.items():
+            wall_s, cpu_s = _start(stand, log, topic, work[name])
+            took[name].append(wall_s)
+            spent[name].append(cpu_s)
+    stand.drop(topic, *logs.values())
+    short = took[f"{sizes[0]:,}"]
+    rows: list[list[Any]] = [[name, spread(took[name]), ratio(took[name], short), spread(spent[name]), str(work[name])]
+                             for name in logs]  # fmt: skip
+    columns = ["records of history", "first message after, s", "x the shortest", "CPU, s", "messages"]
+    return Result("startup", columns, rows, [GOAL], {name: took[name] for name in logs})
+
+
+def _log(stand: Stand, size: int, snapshots: bool) -> str:
+    """A coordination topic with this history; its name."""
+    name = stand.topic(1, {"retention.ms": "-1", "retention.bytes": "-1"})
+    values = history(size - TAIL - MEMBERS, 1)
+    values += [codec.encode(Leave(1 + member), GROUP, INCARNATION) for member in range(MEMBERS)]
+    if snapshots:
+        values = _vouched(values, (len(values) - min(BETWEEN, size // 2), len(values)))
+    values += values[MEMBERS + 200 :][:TAIL]  # heartbeats of sessions that have ended: rejected, and read all the same
+    _append(stand, name, values)
+    return name
+
+
+def _vouched(values: list[bytes], ends: tuple[int, int]) -> list[bytes]:
+    """The same log with confirmed snapshots in it, each of the last checkpoint before one of these places."""
+    world, found = World(), []
+    for number, value in enumerate(values, 1):
+        found.append(value)
+        apply(world, len(found) - 1, value)
+        if number in ends:
+            while world.next_offset % CHECKPOINT_OFFSETS:
+                found.append(values[0])  # a copy of the Genesis: ignored
+                apply(world, len(found) - 1, values[0])
+            data, genesis, at, state = state_of(world), world.genesis, world.chain_at, digest_of(world)
+            assert data is not None
+            assert genesis is not None
+            records = [*split(genesis, b"w" * 16, at, state, world.chain, data)]
+            records.append(witness(genesis, b"v" * 16, at, state, world.chain))
+            for record in records:
+                found.append(codec.encode(record, "", INCARNATION))
+                apply(world, len(found) - 1, found[-1])
+    return found
+
+
+def _append(stand: Stand, topic: str, values: list[bytes]) -> None:
+    producer = Producer({"bootstrap.servers": stand.bootstrap, "acks": "all", "enable.idempotence": True,
+                         "linger.ms": 20, "queue.buffering.max.messages": 1_100_000, **QUIET})  # fmt: skip
+    for value in values:
+        producer.produce(topic, value, GROUP.encode(), 0)
+    if producer.flush(TIMEOUT_S):
+        raise TimeoutError(f"{topic} did not take {len(values)} records within {TIMEOUT_S:g} s")
+
+
+def _start(stand: Stand, log: str, topic: str, work: Work) -> tuple[float, float]:
+    began_s, began_cpu_s = time.monotonic(), time.process_time()
+    servers = {"bootstrap.servers": stand.bootstrap, **QUIET}
+    with (marshal_py.connect(servers, coordination_topic=log, timeout_s=TIMEOUT_S) as marshal,
+          marshal.consumer(stand.group("startup"), [topic], start="earliest") as consumer):  # fmt: skip
+        message = next(iter(consumer))
+        took_s, spent_s = time.monotonic() - began_s, time.process_time() - began_cpu_s
+        work.add(message.partition, message.offset)
+        message.ack()
+    return took_s, spent_s

@@ -1,0 +1,172 @@
+"""Snapshots and truncation on Apache Kafka: a running group that keeps its log short, starts behind it, the way out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+import marshal_py
+from marshal_py.client import upkeep
+from marshal_py.errors import HistoryRestarted, HistoryTruncated
+from marshal_py.protocol import codec, keeper
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.records import Note
+from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.kafka_admin import KafkaAdmin
+from marshal_py.transport.ports import Bounds
+from tests.client.test_bad_logs import ends_with
+from tests.support.fronts import collect, joined, places, until
+from tests.support.kafka import Cluster, TopicFactory
+
+ROOT = Path(__file__).resolve().parents[2]
+GROUP = "billing"
+DEADLINE_S = 90.0
+
+
+class Ledger:
+    """A coordination topic of one log, and hands to write into it, to cut it, and to run `marshal` over it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.servers = cluster.bootstrap
+        self.name = f"marshal-{uuid.uuid4().hex[:8]}"
+        self.log = TopicPartition(self.name, 0)
+        self.admin: KafkaAdmin = KafkaDoor(self.servers, DEADLINE_S).admin()
+        self._producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 0})
+        with self.connect() as marshal:
+            self.incarnation = marshal.root.incarnation
+
+    def connect(self, client_id: str | None = None, **options: Any) -> marshal_py.Marshal:
+        return marshal_py.connect({"bootstrap.servers": self.servers, "log_level": 0}, client_id=client_id,
+                                  coordination_topic=self.name, coordination_partitions=1, **options)  # fmt: skip
+
+    def bounds(self) -> Bounds:
+        return self.admin.bounds([self.log])[self.log]
+
+    def grow(self, records: int) -> int:
+        """Notes that mean nothing; where the log ends then."""
+        value = codec.encode(Note(-1, "filler"), GROUP, self.incarnation)
+        for _ in range(records):
+            self._producer.produce(self.name, value, GROUP.encode(), 0)
+        assert self._producer.flush(DEADLINE_S) == 0
+        return self.bounds().end
+
+    def fill(self, topic: str, *values: bytes) -> None:
+        for value in values:
+            self._producer.produce(topic, value, None, 0)
+        assert self._producer.flush(DEADLINE_S) == 0
+
+    def marshal(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "MARSHAL_BOOTSTRAP_SERVERS": self.servers}
+        return subprocess.run([sys.executable, "-m", "marshal_py.cli", *arguments, "--coordination-topic", self.name],
+                              env=environment, cwd=ROOT, text=True, capture_output=True, timeout=DEADLINE_S,
+                              check=False)  # fmt: skip
+
+    def json(self, *arguments: str) -> Any:
+        done = self.marshal(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+
+@pytest.fixture
+def ledger(kafka: Cluster) -> Iterator[Ledger]:
+    found = Ledger(kafka)
+    yield found
+    found.admin.close()
+
+
+def test_a_running_group_keeps_its_log_short(ledger: Ledger, topic: TopicFactory,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """N8, N9, N12: records are deleted under it, it goes on, and who comes later begins at a snapshot."""
+    monkeypatch.setattr(keeper, "STAGGER_RECORDS", 64)
+    monkeypatch.setattr(keeper, "RETRY_RECORDS", 256)
+    monkeypatch.setattr(upkeep, "TRUNCATE_EVERY_MS", 200)
+    monkeypatch.setattr(upkeep, "TRUNCATE_RECORDS_MIN", 16)
+    monkeypatch.setattr(upkeep, "CHECK_AFTER_MS", 0)
+    data = topic(2)
+    options = {"snapshot_every_records": 256, "history_kept_s": 0.0}
+    with (ledger.connect("a", **options) as one, joined(one, GROUP, [data]) as first,
+          ledger.connect("b", **options) as two, joined(two, GROUP, [data]) as second):  # fmt: skip
+        until(lambda: len(first.claims()) == len(second.claims()) == 1, "each has one")
+        until(lambda: ledger.grow(64) and ledger.bounds().first > 0, "records were deleted")
+        cut = ledger.bounds().first
+        until(lambda: ledger.grow(64) and ledger.bounds().first > cut, "and again")
+        ledger.fill(data, b"0", b"1")
+        holder = first if 0 in {tp.partition for tp in first.claims()} else second
+        assert places(collect(holder, 2)) == [(0, 0), (0, 1)]
+        holder.flush()
+        with ledger.connect("c", **options) as three, joined(three, GROUP, [data]) as third:
+            world = three._loop.worlds[0]
+            assert world.began_at >= ledger.bounds().first > 0
+            until(lambda: len(third.claims()) + len(first.claims()) + len(second.claims()) == 2, "all is shared")
+            assert not third.closed
+        done = ledger.marshal("state", GROUP)
+        assert done.returncode == 0, done.stderr
+        assert data in done.stdout
+        assert not first.closed
+        assert not second.closed
+    ledger.fill(data, b"2")
+    with ledger.connect("d", **options) as four, joined(four, GROUP, [data]) as fourth:
+        assert places(collect(fourth, 1)) == [(0, 2)]
+
+
+def test_by_hand_under_a_running_consumer(ledger: Ledger, topic: TopicFactory) -> None:
+    """`marshal snapshot --truncate`: confirmed by the consumer, deleted behind two; the consumer does not notice."""
+    data = topic(1)
+    with ledger.connect("a") as marshal, joined(marshal, GROUP, [data]) as consumer:
+        until(lambda: len(consumer.claims()) == 1, "it is ours")
+        ledger.grow(100)
+        (first,) = ledger.json("snapshot", "--log", "0")
+        assert (first["outcome"], first["sessions"], first["deleted_before"]) == ("confirmed", ["a"], None)
+        ledger.grow(100)
+        at = first["snapshot"]
+
+        def shown() -> bool:  # its heartbeats say that it has read so far
+            kept = marshal._loop.upkeep.keepers[0]
+            return kept.reported.get(consumer._station.member.session, 0) >= at
+
+        until(shown, "its heartbeat has shown a newer checkpoint")
+        (dry,) = ledger.json("snapshot", "--truncate", "--keep", "0s", "--dry-run")
+        assert dry["deleted_before"] is None, "there is one confirmed snapshot"
+        (second,) = ledger.json("snapshot", "--truncate", "--keep", "0s", "--yes")
+        assert (second["outcome"], second["older"], second["deleted_before"]) == ("confirmed", at, at)
+        assert ledger.bounds().first == at
+        ledger.fill(data, b"0")
+        assert places(collect(consumer, 1)) == [(0, 0)]
+    with ledger.connect("b") as marshal, joined(marshal, GROUP, [data]) as consumer:
+        until(lambda: len(consumer.claims()) == 1, "a later one begins at the snapshot")
+        assert marshal._loop.worlds[0].began_at == second["snapshot"]
+
+
+def test_truncated_history_and_the_way_out(ledger: Ledger, topic: TopicFactory) -> None:
+    """N10, N13: no claim, no record; bootstrap; those of the old history stop; positions come from Kafka's offsets."""
+    data = topic(1)
+    ledger.fill(data, b"0", b"1", b"2")
+    with ledger.connect("a") as marshal, joined(marshal, GROUP, [data]) as consumer:
+        assert len(collect(consumer, 3)) == 3
+        consumer.flush()
+    with ledger.connect("old") as marshal, joined(marshal, GROUP, [data]) as old:
+        until(lambda: len(old.claims()) == 1, "it is ours")
+        assert ledger.admin.delete_records(ledger.log, ledger.grow(20) - 10) == ""
+        end = ledger.bounds().end
+        with pytest.raises(HistoryTruncated, match="bootstrap"):
+            ledger.connect("b")
+        assert ledger.bounds().end - end < 30, "heartbeats of the old one alone"
+        looked = ledger.marshal("state")
+        assert looked.returncode == 1
+        assert "marshal bootstrap" in looked.stderr
+        done = ledger.json("bootstrap", "--yes")
+        assert (done["outcome"], [row["log"] for row in done["begun"]]) == ("begun_anew", [0])
+        assert isinstance(ends_with(old, HistoryRestarted), HistoryRestarted)
+    ledger.fill(data, b"3")
+    with ledger.connect("b") as marshal, joined(marshal, GROUP, [data], start="committed") as consumer:
+        assert marshal.root.incarnation != ledger.incarnation, "the one copy of the root was lost with the log"
+        assert places(collect(consumer, 1)) == [(0, 3)]
