@@ -39,6 +39,7 @@
     |   +-- AdminGaveUp           an operation was not read done in time
     +-- ClusterError              Kafka or its topics are not as they must be
         +-- ClusterUnreachable    no broker answered in time (retriable)
+        +-- AccessDenied          this client lacks a right
         +-- TopicMissing          a topic to consume does not exist (retriable once it is created)
         +-- PartitionError        Kafka refuses to serve a partition (authorization, for one)
         +-- PositionBeyondEnd     the group's position lies beyond the end of the partition
@@ -416,6 +417,17 @@ class ClusterUnreachable(ClusterError):
     def __init__(self, servers: str, waiting_for: str, reason: str) -> None:
         self.servers, self.waiting_for, self.reason = servers, waiting_for, reason
         super().__init__(f"no answer from {servers} while waiting for {waiting_for}: {reason}")
+
+
+class AccessDenied(ClusterError):
+    """Kafka's authorizer refuses this client something. `kind`: topic, group or cluster."""
+
+    def __init__(self, principal: str, operation: str, kind: str, name: str) -> None:
+        self.principal, self.operation, self.kind, self.name = principal, operation, kind, name
+        what = kind if kind == "cluster" else f"{kind} {name!r}"
+        where = "--cluster" if kind == "cluster" else f"--{kind} {name}"
+        super().__init__(f"{principal} may not {operation} {what}: kafka-acls.sh --add --allow-principal {principal} "
+                         f"--operation {operation} {where}")
 
 
 class TopicMissing(ClusterError):

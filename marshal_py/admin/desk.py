@@ -75,7 +75,7 @@ class Desk:
             if count is None:
                 raise CoordinationTopicMissing(topic, "an admin creates nothing", "start a consumer, which creates it, "
                                                "or name the right topic")  # fmt: skip
-            self._log = door.log(topic, f"admin-{door.name}")
+            self._log = door.log(topic, f"admin-{door.name}", writes=False)
         except BaseException:
             self.admin.close()
             raise
@@ -133,6 +133,8 @@ class Desk:
 
     def _poll(self, wait_s: float, deadline: float, log: int) -> list[LogRecord]:
         records = self._log.poll(wait_s)
+        if (refused := self._log.refused()) is not None:
+            raise refused
         if not records and time.monotonic() >= deadline:
             reason = self._log.waiting_for() or "no answer in time"
             raise ClusterUnreachable("the cluster", f"the end of coordination partition {log}", reason)

@@ -1,49 +1,58 @@
-"""`marshal doctor`: is this cluster ready, and is the coordination topic sound? Looks, writes nothing.
+"""`marshal doctor`: is this cluster ready, is the coordination topic sound, may this client do what it is for, how are
+the groups? Looks, writes nothing.
 
 Writing is not tried: every record of the topic belongs to a group, and a stranger's probe has no place in anybody's.
+The brokers are asked what they would allow instead.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Annotated, Final
 
+import typer
+
+from marshal_py.admin import checkup, rights
+from marshal_py.admin.checkup import Check, Study
 from marshal_py.cli import frame
 from marshal_py.cli.state import NOBODY
 from marshal_py.client.observer import Observer
-from marshal_py.errors import ClusterError, MarshalError
+from marshal_py.errors import AccessDenied, ClusterError, MarshalError, TopicMissing
+from marshal_py.protocol.world import Group
 from marshal_py.transport.kafka import KafkaDoor
-from marshal_py.transport.kafka_admin import KafkaAdmin
+from marshal_py.transport.kafka_admin import KafkaAdmin, principal_of
 from marshal_py.transport.ports import CAPABILITIES
 from marshal_py.transport.soundness import FOREVER, SAFE_BROKERS
 
 EXAMPLE: Final = frame.example("marshal doctor --bootstrap-servers localhost:9092")
 SETTINGS_OF_CLUSTERS: Final = ("replication factor", "min.insync.replicas", "unclean.leader.election.enable")
-RECORDS_MANY: Final = 1_000_000  # folding them takes a joining consumer some seconds
-
-Level = Literal["ok", "warn", "fail"]
-
-
-class Check(NamedTuple):
-    """One line. `advice` says what to do, "" if nothing is to be done."""
-
-    name: str
-    level: Level
-    found: str
-    advice: str = ""
+RECORD_BYTES_MIN: Final = 1_048_588  # Kafka's own default: a heartbeat of 10,000 claims and a large move fit
+SIZE_SETTING: Final = "max.message.bytes"
 
 
 @frame.reports_errors
 def doctor(
+    group: Annotated[str | None, typer.Argument(metavar="GROUP", help="Look at the rights on this group, too.")] = None,
+    topics: Annotated[list[str] | None, typer.Option("--topic", metavar="TOPIC", help="And on this topic, if the group "
+                                                     "has not consumed it yet.")] = None,
+    role: Annotated[str | None, typer.Option("--as", metavar="ROLE", help="consumer, admin or observer: a right that "
+                                             "it lacks is a failure.")] = None,
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
     as_json: frame.Json = False,
-) -> None:
-    """Check the connection and the coordination topic. Exit code 1 if a check fails."""
+) -> None:  # fmt: skip
+    """Check the connection, the coordination topic, this client's rights, clocks, versions, groups and growth.
+
+    One line of advice for whatever is not well. Exit code 1 if a check fails.
+    """
+    if role is not None and role not in rights.ROLES:
+        raise typer.BadParameter("--as takes " + ", ".join(rights.ROLES))
     checks = []
-    for check in _checks(bootstrap_servers, command_config, coordination_topic):
+    visit = Visit(coordination_topic, group, topics or [], [role] if role else list(rights.ROLES), bool(role))
+    for check in visit.checks(bootstrap_servers, command_config):
         checks.append(check)
         if not as_json:
             advice = f"  -> {check.advice}" if check.advice else ""
@@ -56,31 +65,112 @@ def doctor(
         raise frame.CommandFailed(f"failed: {failed}")
 
 
-def _checks(servers: str | None, config: Path | None, topic: str) -> Iterator[Check]:
-    settings = frame.settings_of(servers, config)
-    address = str(settings["bootstrap.servers"])
-    try:
-        door = frame.open_door(servers, config)
-        admin = door.admin()
-        brokers = admin.brokers()
-    except MarshalError as error:
-        yield Check("cluster", "fail", str(error), "check the address, the network and the security settings")
-        return
-    yield Check("cluster", "ok", f"{address} answers")
-    try:
-        yield from _brokers(door, brokers)
-        count = admin.partition_count(topic)
-        if count is None:
-            yield Check("coordination topic", "warn", f"{topic} does not exist yet",
-                        "the first consumer creates it, or is told how")  # fmt: skip
-        else:
-            yield Check("coordination topic", "ok", f"{topic} has {count} partitions")
-            yield from _settings(admin, topic, len(brokers))
-            yield from _content(door, topic, count)
-    except ClusterError as error:
-        yield Check(type(error).__name__, "fail", str(error))
-    finally:
-        admin.close()
+class Visit:
+    """One look at one cluster."""
+
+    def __init__(self, topic: str, group: str | None, topics: list[str], roles: list[str], strict: bool) -> None:
+        self.topic, self.group, self.roles, self.strict = topic, group, roles, strict
+        self.topics = set(topics)
+
+    def checks(self, servers: str | None, config: Path | None) -> Iterator[Check]:
+        settings = frame.settings_of(servers, config)
+        address = str(settings["bootstrap.servers"])
+        try:
+            door = frame.open_door(servers, config)
+            admin = door.admin()
+            brokers = admin.brokers()
+        except MarshalError as error:
+            yield Check("cluster", "fail", str(error), "check the address, the network and the security settings")
+            return
+        yield Check("cluster", "ok", f"{address} answers")
+        try:
+            yield from _brokers(door, brokers)
+            yield from self._topic(door, admin, len(brokers))
+            if not door.embedded:  # it has no rights
+                yield from self._rights(admin, principal_of(settings), address)
+        except ClusterError as error:
+            yield Check(type(error).__name__, "fail", str(error))
+        finally:
+            admin.close()
+
+    def _topic(self, door: KafkaDoor, admin: KafkaAdmin, brokers: int) -> Iterator[Check]:
+        """The coordination topic. What this client may not look at is a line, and no end of the visit."""
+        try:
+            count = admin.partition_count(self.topic)
+            if count is None:
+                yield Check("coordination topic", "warn", f"{self.topic} does not exist yet",
+                            "the first consumer creates it, or is told how")  # fmt: skip
+                return
+            yield Check("coordination topic", "ok", f"{self.topic} has {count} partitions")
+            try:
+                yield from _settings(admin, self.topic, brokers)
+            except AccessDenied as error:
+                yield Check("settings", "warn", "this client may not see them", str(error))
+            yield from self._content(door, admin, count)
+        except AccessDenied as error:
+            yield Check("coordination topic", "warn", "this client may not look into it", str(error))
+
+    def _content(self, door: KafkaDoor, admin: KafkaAdmin, count: int) -> Iterator[Check]:
+        with Observer(door, self.topic) as observer:
+            if observer.root is None:
+                yield Check("root", "warn", NOBODY)
+                return
+            root = observer.root
+            yield Check("root", "ok", f"incarnation {root.incarnation.hex()}, {root.partitions} logs, "
+                                      f"protocol {root.protocol}")  # fmt: skip
+            if count > root.partitions:
+                surplus = count - root.partitions
+                yield Check("partitions", "ok", f"{surplus} beyond the root's {root.partitions} are not used")
+            study = Study(round(time.time() * 1000))
+            for judged in observer.read():
+                study.read(judged.record, judged.verdict)
+            groups = [group for _, group in observer.groups()]
+            sessions = sum(len(group.sessions) for group in groups)
+            yield Check("content", "ok", f"every log folds; {len(groups)} groups, {sessions} live sessions")
+            yield from _odd_records(observer)
+            yield checkup.of_growth(study, observer.bounds(observer.logs_of(None)))
+            yield checkup.of_clocks(study)
+            yield checkup.of_versions(groups)
+            extended_ms = {(group.name, session): observer.extended_ms[log, session]
+                           for log, group in observer.groups() for session in group.sessions
+                           if (log, session) in observer.extended_ms}  # fmt: skip
+            yield from checkup.of_groups(groups, _counts(admin, groups), study, extended_ms)
+            for group in groups:
+                if group.name == self.group:
+                    self.topics |= set(group.topics)
+
+    def _rights(self, admin: KafkaAdmin, principal: str, address: str) -> Iterator[Check]:
+        absent = set()
+
+        def allowed(kind: str, name: str) -> frozenset[str]:
+            try:
+                return admin.allowed(kind, name)
+            except TopicMissing:
+                absent.add(name)
+                return frozenset()
+
+        for role in self.roles:
+            needed = rights.rights_of(role, self.topic, [self.group] if self.group else [], self.topics)
+            lacking = [one for one in rights.missing(needed, allowed) if one.name not in absent]
+            if not lacking:
+                where = f" of group {self.group!r}" if self.group else ""
+                unsure = f"; nobody can say for {', '.join(sorted(absent))}, missing yet" if absent else ""
+                yield Check(f"rights: {role}", "ok", f"{principal} has what a {role}{where} needs{unsure}")
+            for one in lacking:
+                yield Check(f"rights: {role}", "fail" if self.strict else "warn", f"{principal} lacks "
+                            f"{', '.join(one.operations)} on {one.kind} {one.name}",
+                            rights.grant(one, principal, address))  # fmt: skip
+
+
+def _counts(admin: KafkaAdmin, groups: list[Group]) -> dict[str, int | None]:
+    """Partitions of the groups' topics in Kafka; those that this client may not see are left out."""
+    found: dict[str, int | None] = {}
+    for topic in sorted({topic for group in groups for topic in group.topics}):
+        try:
+            found[topic] = admin.partition_count(topic)
+        except AccessDenied:
+            continue
+    return found
 
 
 def _brokers(door: KafkaDoor, brokers: dict[int, str]) -> Iterator[Check]:
@@ -107,30 +197,13 @@ def _settings(admin: KafkaAdmin, topic: str, brokers: int) -> Iterator[Check]:
             yield Check(name, "fail", f"{error.value}, it must be {error.wanted}", error.command)
         else:
             yield Check(name, "ok", values.get(name, "as it must be"))
-
-
-def _content(door: KafkaDoor, topic: str, count: int) -> Iterator[Check]:
-    with Observer(door, topic) as observer:
-        if observer.root is None:
-            yield Check("root", "warn", NOBODY)
-            return
-        root = observer.root
-        yield Check("root", "ok", f"incarnation {root.incarnation.hex()}, {root.partitions} logs, "
-                                  f"protocol {root.protocol}")  # fmt: skip
-        if count > root.partitions:
-            surplus = count - root.partitions
-            yield Check("partitions", "ok", f"{surplus} beyond the root's {root.partitions} are not used")
-        sizes = {log: bounds.end - bounds.first for log, bounds in observer.bounds(observer.logs_of(None)).items()}
-        largest = max(sizes, key=lambda log: sizes[log])
-        found = f"{sum(sizes.values())} records; the longest log is {largest} with {sizes[largest]}"
-        if sizes[largest] > RECORDS_MANY:
-            yield Check("size", "warn", found, "a joining consumer reads its group's log from the beginning")
-        else:
-            yield Check("size", "ok", found)
-        observer.fold()
-        sessions = sum(len(group.sessions) for _, group in observer.groups())
-        yield Check("content", "ok", f"every log folds; {len(observer.groups())} groups, {sessions} live sessions")
-        yield from _odd_records(observer)
+    size = int(values.get(SIZE_SETTING, RECORD_BYTES_MIN))
+    if size < RECORD_BYTES_MIN:
+        yield Check(SIZE_SETTING, "warn", f"{size}: the records of large groups do not fit",
+                    f"kafka-configs.sh --alter --topic {topic} --add-config {SIZE_SETTING}={RECORD_BYTES_MIN}")
+    lagging = admin.lagging_replicas(topic)
+    if lagging:
+        yield Check("replicas", "warn", f"{lagging} are not in sync", "a broker is down or slow: see its log")
 
 
 def _odd_records(observer: Observer) -> Iterator[Check]:
@@ -140,5 +213,3 @@ def _odd_records(observer: Observer) -> Iterator[Check]:
         if number:
             yield Check("content", "warn", f"{number} records are {reason} and were ignored",
                         "something else writes to this topic, or a newer library does")  # fmt: skip
-
-

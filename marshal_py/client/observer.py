@@ -54,7 +54,7 @@ class Observer:
             self._admin.close()
             raise CoordinationTopicMissing(topic, "looking creates nothing", "start a consumer, which creates it, or "
                                            "name the right topic")  # fmt: skip
-        self._log = door.log(topic, f"observer-{door.name}")
+        self._log = door.log(topic, f"observer-{door.name}", writes=False)
         self._next: dict[int, int] = {}  # where the next read of a log goes on
         self._passed: dict[int, int] = {}  # where the connection stands in a log that it follows
         try:
@@ -93,13 +93,17 @@ class Observer:
                 if world.genesis is None:
                     rationalizer.apply(world, record.offset, record.value)
                     self.root_value = record.value
-            if not records and time.monotonic() >= deadline:
-                raise self._unreachable(0)
+            if not records:
+                self._check(deadline, 0)
         return world.genesis
 
-    def _unreachable(self, log: int) -> ClusterUnreachable:
-        reason = self._log.waiting_for() or "no answer in time"
-        return ClusterUnreachable("the cluster", f"the end of coordination partition {log}", reason)
+    def _check(self, deadline: float, log: int) -> None:
+        """Raises ClusterUnreachable at the deadline; AccessDenied at once, for waiting would not mend it."""
+        if (refused := self._log.refused()) is not None:
+            raise refused
+        if time.monotonic() >= deadline:
+            reason = self._log.waiting_for() or "no answer in time"
+            raise ClusterUnreachable("the cluster", f"the end of coordination partition {log}", reason)
 
     def bounds(self, logs: Iterable[int]) -> dict[int, Bounds]:
         """First and end offsets of these logs. Raises ClusterUnreachable."""
@@ -186,8 +190,8 @@ class Observer:
                     left.pop(record.log, None)
                 self._next[record.log] = record.offset + 1
                 yield record  # also behind the end: what has come with the rest would be lost otherwise
-            if time.monotonic() >= deadline:
-                raise self._unreachable(min(left))
+            if left:
+                self._check(deadline, min(left))
 
     def _judge(self, record: LogRecord) -> Judged:
         world = self.worlds.get(record.log)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from marshal_py.client.flow import Flow
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.ranges import Ranges, UnfetchedSource
-from marshal_py.errors import BatchOverdue, ClusterError, MarshalError, PartitionError, PositionBeyondEnd
+from marshal_py.errors import AccessDenied, BatchOverdue, ClusterError, MarshalError, PartitionError, PositionBeyondEnd
 from marshal_py.protocol import codec
 from marshal_py.protocol.holdings import Claim
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
@@ -197,10 +197,15 @@ class Station:
         if not wanted:
             return
         tps = [want.tp for want in wanted]
-        bounds = self.loop.admin.bounds(tps)
         committed: dict[TopicPartition, int] = {}
-        if self.options.start == "committed":
-            committed = self.loop.admin.committed(self.member.name, tps)
+        try:
+            bounds = self.loop.admin.bounds(tps)
+            if self.options.start == "committed":
+                committed = self.loop.admin.committed(self.member.name, tps)
+        except AccessDenied as error:  # waiting would not mend it: the user must know
+            with self.loop.lock:
+                self.troubles.append(error)
+            return
         fallback = self.options.start_fallback if self.options.start == "committed" else self.options.start
         with self.loop.lock:
             now = self.loop.clock.now()

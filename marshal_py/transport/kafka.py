@@ -6,6 +6,7 @@ nothing: gaps and foreign records are the fold's to judge; this file only says w
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -16,6 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from marshal_py.errors import (
+    AccessDenied,
     ClusterUnreachable,
     CoordinationError,
     HistoryTruncated,
@@ -27,7 +29,7 @@ from marshal_py.errors import (
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport import settings
 from marshal_py.transport.embedded import FETCH_WAIT_MS, is_embedded
-from marshal_py.transport.kafka_admin import KafkaAdmin, asker, cluster_id, list_bounds
+from marshal_py.transport.kafka_admin import KafkaAdmin, asker, cluster_id, list_bounds, principal_of
 from marshal_py.transport.kafka_source import KafkaSource
 from marshal_py.transport.ports import Bounds, LogRecord
 
@@ -42,12 +44,17 @@ _REFUSALS: Final = frozenset({
     KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION,
 })  # fmt: skip
 
+# The right to an idempotent producer comes with Write, so without it the cluster is what refuses.
+_NO_RIGHT: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
+
 
 class KafkaLog:
     """CoordinationLog over a Consumer and a Producer."""
 
-    def __init__(self, given: settings.Settings, topic: str, client_id: str, fetch_wait_ms: int) -> None:
+    def __init__(self, given: settings.Settings, topic: str, client_id: str, fetch_wait_ms: int,
+                 writes: bool) -> None:  # fmt: skip
         self.topic = topic
+        self._given = given
         self._servers = str(given["bootstrap.servers"])
         self._trouble = ""
         self._refused: MarshalError | None = None
@@ -58,16 +65,20 @@ class KafkaLog:
         self._reader = {**settings.log_reader(given, client_id, fetch_wait_ms), "error_cb": self._on_error}
         self._consumer = settings.made(Consumer, self._reader)
         self._asker = asker(given, client_id)
-        writer = settings.log_writer(given, client_id)
-        self._producer = settings.made(Producer, {**writer, "error_cb": self._on_error})
+        self._writer = {**settings.log_writer(given, client_id), "error_cb": self._on_error}
+        self._making = threading.Lock()
+        self._producer = settings.made(Producer, self._writer) if writes else None
 
     def _on_error(self, error: KafkaError) -> None:
         """librdkafka's own thread of events: what the connection suffers from, for `waiting_for`."""
-        self._judge(error, -1)
+        self._judge(error, -1, "Read")
 
-    def _judge(self, error: KafkaError, log: int) -> None:
+    def _judge(self, error: KafkaError, log: int, operation: str) -> None:
         if error.code() in _REFUSALS:
-            self._refused = PartitionError(self.topic, log, f"Kafka refuses it: {error.str()}")
+            if error.code() in _NO_RIGHT:
+                self._refused = AccessDenied(principal_of(self._given), operation, "topic", self.topic)
+            else:
+                self._refused = PartitionError(self.topic, log, f"Kafka refuses it: {error.str()}")
         self._trouble = error.str()
 
     def follow(self, log: int, offset: int) -> None:
@@ -91,7 +102,12 @@ class KafkaLog:
         return records
 
     def _read(self, timeout_s: float) -> list[LogRecord]:
-        self._producer.poll(0)
+        try:
+            if self._producer is not None:
+                self._producer.poll(0)
+        except KafkaException as fatal:
+            # This producer will never write again. Who may not Write is refused its idempotence first of all.
+            self._refused_for_good(fatal.args[0])
         first = self._consumer.poll(timeout_s)
         if first is None:
             return []
@@ -122,7 +138,12 @@ class KafkaLog:
                 return
             self._broken.append(self._outside(log, at, bounds))
             return
-        self._judge(error, message.partition() or 0)
+        self._judge(error, message.partition() or 0, "Read")
+
+    def _refused_for_good(self, error: KafkaError) -> None:
+        self._judge(error, -1, "Write")
+        if self._refused is None:
+            self._refused = PartitionError(self.topic, -1, f"the producer has failed for good: {error.str()}")
 
     def _outside(self, log: int, at: int, bounds: Bounds) -> CoordinationError:
         if at < bounds.first:
@@ -161,6 +182,9 @@ class KafkaLog:
         raise ClusterUnreachable(self._servers, f"offset {at} of coordination partition {log}", error.str())
 
     def append(self, log: int, key: bytes, value: bytes) -> bool:
+        with self._making:
+            if self._producer is None:
+                self._producer = settings.made(Producer, self._writer)
         try:
             self._producer.produce(self.topic, value, key, log, on_delivery=self._on_delivery)
         except BufferError:
@@ -177,14 +201,14 @@ class KafkaLog:
         if error is None:
             self._trouble = ""
             return
-        self._judge(error, message.partition() or 0)
+        self._judge(error, message.partition() or 0, "Write")
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             self._refused = MessageTooLarge("a coordination record", len(message.value() or b""), error.str())
 
     def bounds(self, log: int, timeout_s: float) -> Bounds:
         # Not by the reading consumer: its own question waited for as long as another thread polled it (seen: 10 s).
         tp = TopicPartition(self.topic, log)
-        return list_bounds(self._asker, [tp], timeout_s, self._servers)[tp]
+        return list_bounds(self._asker, [tp], timeout_s, self._given)[tp]
 
     def waiting_for(self) -> str:
         return self._trouble
@@ -193,8 +217,10 @@ class KafkaLog:
         return self._refused
 
     def close(self, flush_s: float) -> None:
-        self._producer.flush(flush_s)
-        self._producer.purge(blocking=False)
+        if self._producer is not None:
+            with contextlib.suppress(KafkaException):  # it has failed for good, and `refused` has said so
+                self._producer.flush(flush_s)
+            self._producer.purge(blocking=False)
         with self._polling:
             closed, self._closed = self._closed, True
             if not closed:
@@ -212,8 +238,9 @@ class KafkaDoor:
         self.name = "embedded" if self.embedded else "kafka"
         self.timeout_s = connect_timeout_s
 
-    def log(self, topic: str, client_id: str) -> KafkaLog:
-        return KafkaLog(self.given, topic, client_id, FETCH_WAIT_MS if self.embedded else LOG_FETCH_WAIT_MS)
+    def log(self, topic: str, client_id: str, writes: bool = True) -> KafkaLog:
+        wait_ms = FETCH_WAIT_MS if self.embedded else LOG_FETCH_WAIT_MS
+        return KafkaLog(self.given, topic, client_id, wait_ms, writes)
 
     def source(self, group: str, client_id: str, extra: Mapping[str, Any]) -> KafkaSource:
         wait_ms = FETCH_WAIT_MS if self.embedded else None

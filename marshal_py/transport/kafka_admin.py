@@ -11,7 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+)
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported, but not by name
     AdminClient,
@@ -21,7 +27,15 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported
     ResourceType,
 )
 
-from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, UnsupportedPlatform, WrongTopicSetting
+from marshal_py.errors import (
+    AccessDenied,
+    ClusterError,
+    ClusterUnreachable,
+    CoordinationTopicMissing,
+    TopicMissing,
+    UnsupportedPlatform,
+    WrongTopicSetting,
+)
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport import embedded, settings
 from marshal_py.transport.ports import CAPABILITIES, Bounds
@@ -35,6 +49,8 @@ LIST_TIMEOUT_S_MIN: Final = 1.0  # the last attempt still gets this long
 _MOVING: Final = frozenset({
     KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE,
 })  # fmt: skip
+_KINDS: Final = {KafkaError.TOPIC_AUTHORIZATION_FAILED: "topic", KafkaError.GROUP_AUTHORIZATION_FAILED: "group",
+                 KafkaError.CLUSTER_AUTHORIZATION_FAILED: "cluster"}  # fmt: skip
 _DENIED: Final = frozenset({
     KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.POLICY_VIOLATION,
     KafkaError.INVALID_REPLICATION_FACTOR, KafkaError.INVALID_CONFIG,
@@ -56,11 +72,24 @@ def asker(given: settings.Settings, client_id: str) -> AdminClient:
     return settings.made(AdminClient, settings.admin(given, client_id))
 
 
+def principal_of(given: Mapping[str, Any]) -> str:
+    """Whom an ACL must name. Where no user stands in the settings (TLS), only the brokers know."""
+    return f"User:{given.get('sasl.username', 'NAME')}"
+
+
+def judged(given: settings.Settings, code: int, text: str, what: str, right: tuple[str, str]) -> ClusterError:
+    """Kafka's refusal as one of ours. `right`: the operation and what it is done with, if it was a matter of rights."""
+    kind = _KINDS.get(code)
+    if kind is not None:
+        return AccessDenied(principal_of(given), right[0], kind, right[1])
+    return ClusterUnreachable(str(given["bootstrap.servers"]), what, text)
+
+
 def list_bounds(
-    client: AdminClient, tps: Sequence[TopicPartition], timeout_s: float, servers: str,
+    client: AdminClient, tps: Sequence[TopicPartition], timeout_s: float, given: settings.Settings,
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> dict[TopicPartition, Bounds]:  # fmt: skip
-    """First and end offsets of partitions, in two requests for all. Raises ClusterUnreachable."""
+    """First and end offsets of partitions, in two requests for all. Raises ClusterUnreachable, AccessDenied."""
     deadline = time.monotonic() + timeout_s
     found: list[dict[TopicPartition, int]] = []
     while len(found) < 2:
@@ -77,7 +106,8 @@ def list_bounds(
                 time.sleep(CREATED_POLL_S)
                 continue
             names = ", ".join(map(str, tps[:3]))
-            raise ClusterUnreachable(servers, f"the ends of {names}", _text(error)) from error
+            right = ("Describe", tps[0].topic)
+            raise judged(given, _code(error), _text(error), f"the ends of {names}", right) from error
     return {tp: Bounds(found[0][tp], found[1][tp]) for tp in tps}
 
 
@@ -88,30 +118,33 @@ def _text(error: KafkaException | TimeoutError) -> str:
     return cause.str() if isinstance(cause, KafkaError) else str(cause)
 
 
+def _at(tps: Sequence[TopicPartition]) -> list[KafkaPartition]:
+    return [KafkaPartition(*tp) for tp in tps]
+
+
 def _code(error: KafkaException | TimeoutError) -> int:
     cause = error.args[0] if error.args else None
     return cause.code() if isinstance(cause, KafkaError) else KafkaError.UNKNOWN
 
 
 class KafkaAdmin:
-    """ClusterAdmin over an AdminClient; a Consumer without assignment per group answers for committed offsets."""
+    """ClusterAdmin over an AdminClient."""
 
     def __init__(self, given: settings.Settings, client_id: str, is_embedded: bool, timeout_s: float) -> None:
         self._given, self._client_id, self._timeout_s = given, client_id, timeout_s
         self._embedded = is_embedded
         self.capabilities = embedded.CAPABILITIES if is_embedded else CAPABILITIES
         self._client = asker(given, client_id)
-        self._groups: dict[str, Consumer] = {}
         self._servers = str(given["bootstrap.servers"])
 
-    def _ask(self, what: str, question: Callable[[], T]) -> T:
+    def _ask(self, what: str, question: Callable[[], T], right: tuple[str, str] = ("Describe", "")) -> T:
         try:
             return question()
         except (KafkaException, TimeoutError) as error:
-            raise ClusterUnreachable(self._servers, what, _text(error)) from error
+            raise judged(self._given, _code(error), _text(error), what, right) from error
 
-    def _wait(self, what: str, future: Future[T]) -> T:
-        return self._ask(what, lambda: future.result(self._timeout_s))
+    def _wait(self, what: str, future: Future[T], right: tuple[str, str]) -> T:
+        return self._ask(what, lambda: future.result(self._timeout_s), right)
 
     # --- topics
 
@@ -188,6 +221,9 @@ class KafkaAdmin:
 
     def partition_count(self, topic: str) -> int | None:
         found = self._metadata(topic).topics.get(topic)
+        if found is not None and found.error is not None and found.error.code() in _KINDS:
+            # Not the same as "none", although an unauthorized client is told no more about either.
+            raise AccessDenied(principal_of(self._given), "Describe", "topic", topic)
         if found is None or not found.partitions:
             return None
         return len(found.partitions)
@@ -214,52 +250,51 @@ class KafkaAdmin:
         except (KafkaException, TimeoutError) as error:
             if _code(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return "missing"
-            raise ClusterUnreachable(self._servers, f"the id of {topic}", _text(error)) from error
+            raise judged(self._given, _code(error), _text(error), f"the id of {topic}",
+                         ("Describe", topic)) from error  # fmt: skip
 
     def settings(self, topic: str) -> dict[str, str]:
         if "describe_config" not in self.capabilities:
             return {}
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        entries = self._wait(f"the settings of {topic}", self._client.describe_configs([resource])[resource])
+        future = self._client.describe_configs([resource])[resource]
+        entries = self._wait(f"the settings of {topic}", future, ("DescribeConfigs", topic))
         return {name: str(entry.value) for name, entry in entries.items()}
 
     # --- offsets
 
     def bounds(self, tps: Sequence[TopicPartition], *, committed: bool = False) -> dict[TopicPartition, Bounds]:
         isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        return list_bounds(self._client, tps, self._timeout_s, self._servers, isolation)
+        return list_bounds(self._client, tps, self._timeout_s, self._given, isolation)
 
     def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
         if "time_lookup" not in self.capabilities:  # the embedded broker would answer that there is no such record
             raise UnsupportedPlatform("a position by time", "the embedded broker", "name an offset, or use Kafka")
         spec = OffsetSpec.for_timestamp(time_ms)
         futures = self._client.list_offsets({KafkaPartition(*tp): spec for tp in tps}, request_timeout=self._timeout_s)
-        found = {tp: self._wait(f"the offset of {tp.topic} at a time", future).offset for tp, future in futures.items()}
+        found = {tp: self._wait(f"the offset of {tp.topic} at a time", future, ("Describe", tp.topic)).offset
+                 for tp, future in futures.items()}  # fmt: skip
         return {TopicPartition(tp.topic, tp.partition): offset for tp, offset in found.items() if offset >= 0}
 
-    def _group(self, group: str) -> Consumer:
-        found = self._groups.get(group)
-        if found is None:
-            configuration = settings.data_reader(self._given, self._client_id, group, None)
-            found = self._groups[group] = settings.made(Consumer, configuration)
-        return found
-
     def committed(self, group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        consumer = self._group(group)
-        wanted = [KafkaPartition(*tp) for tp in tps]
-        found = self._ask(f"committed offsets of {group}", lambda: consumer.committed(wanted, self._timeout_s))
+        # By the admin client: a Consumer that may not find its coordinator asks on until its time is up.
+        what, wanted = f"committed offsets of {group}", ConsumerGroupTopicPartitions(group, _at(tps))
+        futures = self._client.list_consumer_group_offsets([wanted], request_timeout=self._timeout_s)
+        found = self._wait(what, futures[group], ("Describe", group)).topic_partitions or []
         for answer in found:
             if answer.error is not None:  # not the same as "none": the start would be the fallback then
-                raise ClusterUnreachable(self._servers, f"committed offsets of {group}", answer.error.str())
+                right = ("Describe", answer.topic)
+                raise judged(self._given, answer.error.code(), answer.error.str(), what, right)
         return {TopicPartition(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
 
     def commit(self, group: str, positions: Mapping[TopicPartition, int]) -> str:
-        offsets = [KafkaPartition(*tp, offset) for tp, offset in positions.items()]
+        wanted = ConsumerGroupTopicPartitions(group, [KafkaPartition(*tp, at) for tp, at in positions.items()])
         try:
-            answers = self._group(group).commit(offsets=offsets, asynchronous=False)
-        except KafkaException as error:
+            futures = self._client.alter_consumer_group_offsets([wanted], request_timeout=self._timeout_s)
+            answers = futures[group].result(self._timeout_s).topic_partitions or []
+        except (KafkaException, TimeoutError) as error:
             return _text(error)
-        return next((answer.error.str() for answer in answers or [] if answer.error is not None), "")
+        return next((answer.error.str() for answer in answers if answer.error is not None), "")
 
     def delete_records(self, tp: TopicPartition, before: int) -> str:
         if "truncate" not in self.capabilities:
@@ -283,7 +318,34 @@ class KafkaAdmin:
                 return 0  # no such group, or a cluster that cannot tell: nobody is known to be alive
             raise ClusterUnreachable(self._servers, f"the members of group {group}", _text(error)) from error
 
+    def allowed(self, kind: str, name: str) -> frozenset[str]:
+        """The operations that the authorizer would let this client do with a topic or group, as ACLs name them.
+
+        A question: nothing is done. Without an authorizer everything is allowed. Raises TopicMissing for a topic that
+        is not there, if this client may know it; ClusterUnreachable.
+        """
+        what = f"the rights on {kind} {name}"
+        try:
+            if kind == "topic":
+                topics = self._client.describe_topics(TopicCollection([name]), request_timeout=self._timeout_s,
+                                                      include_authorized_operations=True)  # fmt: skip
+                found = self._wait(what, topics[name], ("Describe", name)).authorized_operations
+            else:
+                groups = self._client.describe_consumer_groups([name], request_timeout=self._timeout_s,
+                                                               include_authorized_operations=True)  # fmt: skip
+                found = self._wait(what, groups[name], ("Describe", name)).authorized_operations
+        except AccessDenied:
+            return frozenset()
+        except ClusterUnreachable:
+            if kind == "topic" and self.partition_count(name) is None:
+                raise TopicMissing(name) from None
+            raise
+        return frozenset("".join(word.capitalize() for word in one.name.split("_")) for one in found or ())
+
+    def lagging_replicas(self, topic: str) -> int:
+        """How many replicas of the topic's partitions are not in sync with their leaders."""
+        found = self._metadata(topic).topics[topic].partitions.values()
+        return sum(len(p.replicas) - len(p.isrs) for p in found)
+
     def close(self) -> None:
-        for consumer in self._groups.values():
-            consumer.close()
-        self._groups.clear()
+        """librdkafka's admin client goes with its last reference."""

@@ -369,7 +369,7 @@ class MemoryDoor:
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker = broker
 
-    def log(self, topic: str, client_id: str) -> MemoryLog:
+    def log(self, topic: str, client_id: str, writes: bool = True) -> MemoryLog:
         return MemoryLog(self.broker, topic)
 
     def source(self, group: str, client_id: str, settings: Mapping[str, Any]) -> MemorySource:

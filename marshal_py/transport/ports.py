@@ -195,7 +195,8 @@ class Door(Protocol):
 
     name: str
 
-    def log(self, topic: str, client_id: str) -> CoordinationLog: ...
+    def log(self, topic: str, client_id: str, writes: bool = True) -> CoordinationLog:
+        """`writes`: whether it will soon append. Who mostly looks needs no right to write until it does."""
 
     def source(self, group: str, client_id: str, settings: Mapping[str, Any]) -> DataSource: ...
 

@@ -257,9 +257,10 @@ def test_doctor_names_the_embedded_broker_and_what_it_lacks(shell: Shell, billin
     assert {"name", "level", "found", "advice"} == set(found["checks"][0])
     levels = {check["name"]: check["level"] for check in found["checks"]}
     assert levels == {
-        "cluster": "ok", "broker": "warn", "coordination topic": "ok", "settings": "warn", "root": "ok", "size": "ok",
-        "content": "ok",
+        "cluster": "ok", "broker": "warn", "coordination topic": "ok", "settings": "warn", "root": "ok",
+        "content": "ok", "growth": "ok", "clocks": "ok", "versions": "ok", "groups": "ok",
     }  # fmt: skip
+    assert shell.run("doctor", "--as", "king").exit_code == 2
     lacks = next(check["found"] for check in found["checks"] if check["name"] == "broker")
     assert "describe_config" in lacks
     assert "warn  broker: embedded broker" in shell.run("doctor").stdout

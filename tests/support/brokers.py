@@ -169,10 +169,31 @@ def server_properties(node: int, voters: Collection[str]) -> dict[str, str]:
     return {key: str(value) for key, value in properties.items()}
 
 
+def guarded_properties(address: str, guarded: str, voter: str, users: Mapping[str, str]) -> dict[str, str]:
+    """A second listener at `guarded` with SASL/PLAIN for these users (name -> password), and Kafka's own authorizer.
+
+    Who comes by the plain listener is anonymous and may everything: the harness, and the broker itself. A user may
+    nothing until an ACL says so.
+    """
+    passwords = " ".join(f'user_{name}="{password}"' for name, password in users.items())
+    return {
+        "listeners": f"PLAINTEXT://{address},CONTROLLER://{voter},SASL_PLAINTEXT://{guarded}",
+        "advertised.listeners": f"PLAINTEXT://{address},SASL_PLAINTEXT://{guarded}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl_plaintext.plain.sasl.jaas.config":
+            f"org.apache.kafka.common.security.plain.PlainLoginModule required {passwords};",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+    }  # fmt: skip
+
+
 class JvmNodes:
     """The brokers of one local cluster. `folder` belongs to it alone; whoever made it removes it after `close`."""
 
-    def __init__(self, nodes: int, props: Mapping[str, str], folder: Path) -> None:
+    def __init__(self, nodes: int, props: Mapping[str, str], folder: Path,
+                 users: Mapping[str, str] | None = None) -> None:  # fmt: skip
+        """`users`: whoever these name comes in by the guarded listener, the others by the plain one."""
         self._java = find_java()
         cache = cache_folder()
         jars = kafka_jars(self._java, cache)
@@ -182,9 +203,10 @@ class JvmNodes:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._frozen: set[int] = set()
         self._trains_archive = False
-        ports = free_ports(2 * nodes)
-        self.addresses = {i: f"127.0.0.1:{port}" for i, port in enumerate(ports[:nodes], 1)}
-        self._write_settings([f"127.0.0.1:{port}" for port in ports[nodes:]], props)
+        ports = [f"127.0.0.1:{port}" for port in free_ports(3 * nodes)]
+        self.addresses = dict(enumerate(ports[:nodes], 1))
+        self.guarded = dict(enumerate(ports[2 * nodes:], 1)) if users else {}
+        self._write_settings(ports[nodes:2 * nodes], props, users or {})
 
     def start(self) -> None:
         self._format()
@@ -228,7 +250,7 @@ class JvmNodes:
     def _home(self, node: int) -> Path:
         return self._folder / f"node{node}"
 
-    def _write_settings(self, voters: list[str], props: Mapping[str, str]) -> None:
+    def _write_settings(self, voters: list[str], props: Mapping[str, str], users: Mapping[str, str]) -> None:
         """One folder per node with its server.properties; the caller's `props` come last and win."""
         (self._folder / "log4j2.properties").write_text(LOG4J_PROPERTIES, encoding="utf-8")
         for node, address in self.addresses.items():
@@ -238,6 +260,7 @@ class JvmNodes:
                 "advertised.listeners": f"PLAINTEXT://{address}",
                 "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
                 "log.dirs": str(self._home(node) / "data"),
+                **(guarded_properties(address, self.guarded[node], voters[node - 1], users) if users else {}),
                 **props,
             }
             text = "".join(f"{key}={value}\n" for key, value in properties.items())

@@ -46,7 +46,8 @@ from tests.support.brokers import (
 )
 from tests.support.jars import KAFKA_VERSION, LOG_TAIL_LINES, KafkaUnavailable
 
-__all__ = ["Cluster", "KafkaUnavailable", "TopicFactory", "brokers_seen_by", "start_cluster", "wait_until"]
+__all__ = ["Cluster", "GuardedCluster", "KafkaUnavailable", "TopicFactory", "brokers_seen_by", "start_cluster",
+           "start_guarded", "wait_until"]  # fmt: skip
 
 NODES_ALLOWED = (1, 3)  # Two nodes have no majority without each other, and more than three prove nothing new.
 EXTERNAL_TIMEOUT_S = 15.0  # A cluster that is there answers in milliseconds; this allows for TLS and a far network.
@@ -110,6 +111,25 @@ class Cluster:
         return self._levers
 
 
+@dataclass(frozen=True)
+class GuardedCluster:
+    """A node that asks for names. `bootstrap` is the plain listener: whoever uses it may everything."""
+
+    bootstrap: str
+    guarded: str
+    users: Mapping[str, str] = field(repr=False)
+
+    def settings(self, user: str) -> dict[str, str]:
+        """librdkafka's settings of a client that comes as this user."""
+        return {
+            "bootstrap.servers": self.guarded,
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": user,
+            "sasl.password": self.users[user],
+        }
+
+
 def start_cluster(nodes: int = 1, props: Mapping[str, str] | None = None) -> AbstractContextManager[Cluster]:
     """A cluster for the length of a `with` block. `props` are broker settings and win over the harness's own.
 
@@ -122,6 +142,18 @@ def start_cluster(nodes: int = 1, props: Mapping[str, str] | None = None) -> Abs
     if os.environ.get("MARSHAL_TEST_KAFKA_VIA") != "jvm" and _docker_answers():
         return _docker_cluster(nodes, props or {})
     return _jvm_cluster(nodes, props or {})
+
+
+@contextlib.contextmanager
+def start_guarded(users: Mapping[str, str]) -> Iterator[GuardedCluster]:
+    """One node with an authorizer and these users (name -> password), always in a local JVM: it is ours alone."""
+    folder = Path(tempfile.mkdtemp(prefix="marshal_kafka_"))
+    try:
+        with contextlib.closing(JvmNodes(1, {}, folder, users)) as brokers:
+            brokers.start()
+            yield GuardedCluster(brokers.addresses[1], brokers.guarded[1], dict(users))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

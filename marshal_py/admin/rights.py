@@ -1,0 +1,50 @@
+"""What each kind of client must be allowed to do, and what of it is missing. Pure: the answers of the cluster come in.
+
+The least that works, no more: tests/kafka/test_access.py runs each role with exactly these and with each one left out.
+`Describe` comes along with Read, Write and Delete in Kafka, and is named only where it stands alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+CONSUMER: Final = "consumer"
+ADMIN: Final = "admin"
+OBSERVER: Final = "observer"
+ROLES: Final = (CONSUMER, ADMIN, OBSERVER)
+
+
+class Right(NamedTuple):
+    """Operations on one topic or group, by the names that ACLs have for them."""
+
+    kind: str  # topic, group
+    name: str
+    operations: tuple[str, ...]
+
+
+def rights_of(role: str, coordination_topic: str, groups: Iterable[str], topics: Iterable[str]) -> list[Right]:
+    """What a role needs for these groups and the topics that they consume."""
+    data, committed = "Describe", ""
+    log: tuple[str, ...] = ("Read",)
+    if role == CONSUMER:
+        log, data, committed = ("Read", "Write", "DescribeConfigs"), "Read", "Read"
+    elif role == ADMIN:
+        log, committed = ("Read", "Write", "Delete"), "Describe"
+    found = [Right("topic", coordination_topic, log)]
+    found += [Right("topic", topic, (data,)) for topic in sorted(topics)]
+    return found + [Right("group", group, (committed,)) for group in sorted(groups) if committed]
+
+
+def missing(needed: Sequence[Right], allowed: Callable[[str, str], frozenset[str]]) -> list[Right]:
+    """What of it the authorizer refuses. `allowed`: operations by kind and name."""
+    lacking = [Right(one.kind, one.name, tuple(o for o in one.operations if o not in allowed(one.kind, one.name)))
+               for one in needed]  # fmt: skip
+    return [one for one in lacking if one.operations]
+
+
+def grant(right: Right, principal: str, servers: str) -> str:
+    """The command that gives it."""
+    operations = " ".join(f"--operation {operation}" for operation in right.operations)
+    return (f"kafka-acls.sh --bootstrap-server {servers} --add --allow-principal {principal} {operations} "
+            f"--{right.kind} {right.name}")  # fmt: skip

@@ -1,0 +1,252 @@
+"""The least rights that each kind of client needs, on a Kafka with an authorizer: with exactly these it works, without
+any one of them it says which is missing (docs/access.md; marshal_py/admin/rights.py).
+
+One guarded broker for all. Every test has users of its own, so that no right of one helps the other.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from typer.testing import CliRunner, Result
+
+import marshal_py
+from marshal_py.admin import rights
+from marshal_py.admin.group import Group
+from marshal_py.cli import app
+from marshal_py.errors import AccessDenied, CoordinationTopicMissing, MarshalError
+from marshal_py.transport.kafka import KafkaDoor
+from tests.support.kafka import GuardedCluster, start_guarded, wait_until
+
+DEADLINE_S = 60.0
+PARTITIONS = 2
+MESSAGES = 20
+QUIET = {"log_level": 0}
+USERS = [f"user{number:02}" for number in range(20)]
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[GuardedCluster]:
+    with start_guarded({name: f"secret-of-{name}" for name in USERS}) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def root(guarded: GuardedCluster) -> AdminClient:
+    """Who may everything."""
+    return AdminClient({"bootstrap.servers": guarded.bootstrap, **QUIET})
+
+
+@pytest.fixture(scope="module")
+def pool() -> list[str]:
+    return list(USERS)
+
+
+class Person:
+    """A user who may what it was given."""
+
+    def __init__(self, cluster: GuardedCluster, root: AdminClient, name: str, path: Path) -> None:
+        self.cluster, self.root, self.name = cluster, root, name
+        self.settings = {**cluster.settings(name), **QUIET}
+        self.file = path / f"{name}.properties"
+        self.file.write_text("".join(f"{key}={value}\n" for key, value in cluster.settings(name).items()))
+
+    def grant(self, *granted: rights.Right) -> None:
+        bindings = [_binding(self.name, right, operation) for right in granted for operation in right.operations]
+        for future in self.root.create_acls(bindings).values():
+            future.result(DEADLINE_S)
+
+    def may(self, *granted: rights.Right) -> Person:
+        """Waits until the broker would let it."""
+        self.grant(*granted)
+        admin = KafkaDoor(self.settings, DEADLINE_S).admin()
+        wait_until(lambda: not rights.missing(granted, admin.allowed), DEADLINE_S, f"the rights of {self.name}")
+        admin.close()
+        return self
+
+    def marshal(self, *arguments: str, asks: bool = False) -> Result:
+        return CliRunner().invoke(app, [*arguments, "--command-config", str(self.file), *(["--yes"] if asks else [])])
+
+    def json(self, *arguments: str, asks: bool = False) -> Any:
+        done = self.marshal(*arguments, "--json", asks=asks)
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout.splitlines()[-1])
+
+
+def _binding(name: str, right: rights.Right, operation: str) -> Any:
+    from confluent_kafka import admin
+
+    words = "".join(f"_{letter}" if letter.isupper() else letter for letter in operation).lstrip("_").upper()
+    return admin.AclBinding(getattr(admin.ResourceType, right.kind.upper()), right.name,
+                            admin.ResourcePatternType.LITERAL, f"User:{name}", "*",
+                            getattr(admin.AclOperation, words), admin.AclPermissionType.ALLOW)  # fmt: skip
+
+
+@pytest.fixture
+def person(guarded: GuardedCluster, root: AdminClient, pool: list[str], tmp_path: Path) -> Callable[[], Person]:
+    return lambda: Person(guarded, root, pool.pop(), tmp_path)
+
+
+@pytest.fixture(scope="module")
+def orders(guarded: GuardedCluster, root: AdminClient) -> str:
+    """A topic with messages; and the coordination topic, made by who may."""
+    root.create_topics([NewTopic("orders", PARTITIONS, 1)])["orders"].result(DEADLINE_S)
+    with marshal_py.connect({"bootstrap.servers": guarded.bootstrap, **QUIET}):
+        pass
+    producer = Producer({"bootstrap.servers": guarded.bootstrap, **QUIET})
+    for number in range(MESSAGES):
+        producer.produce("orders", b"%d" % number, partition=number % PARTITIONS)
+    assert producer.flush(DEADLINE_S) == 0
+    return "orders"
+
+
+@pytest.fixture
+def group() -> str:
+    return f"g-{uuid.uuid4().hex[:8]}"
+
+
+def consume(settings: dict[str, Any], group: str, topic: str) -> int:
+    """Every message, by the defaults: positions from Kafka's offsets, and mirrored back to them."""
+    with (
+        marshal_py.connect(settings, timeout_s=DEADLINE_S) as marshal,
+        marshal.consumer(group, [topic], start_fallback="earliest", heartbeat_interval_s=1.0) as consumer,
+    ):
+        seen = 0
+        for message in consumer:
+            message.ack()
+            seen += 1
+            if seen == MESSAGES:
+                break
+        consumer.flush()
+        told = [event.kind for event in consumer.events()]
+    assert "mirror_refused" not in told
+    return seen
+
+
+def test_a_consumer_works_with_the_least(person: Callable[[], Person], orders: str, group: str) -> None:
+    """Without the right to create or delete anything."""
+    needed = rights.rights_of(rights.CONSUMER, "__marshal", [group], [orders])
+    who = person().may(*needed)
+    assert consume(who.settings, group, orders) == MESSAGES
+    found = who.json("doctor", group, "--as", "consumer")
+    assert found["ok"], found
+    assert {"name": "rights: consumer", "level": "ok"}.items() <= next(
+        check.items() for check in found["checks"] if check["name"] == "rights: consumer"
+    )
+
+
+@pytest.mark.parametrize("lacking", range(5))
+def test_none_of_a_consumers_rights_is_too_many(person: Callable[[], Person], orders: str, group: str,
+                                                lacking: int) -> None:  # fmt: skip
+    """Each one left out: the consumer ends with an error that names it, and so does the doctor."""
+    every = [rights.Right(one.kind, one.name, (operation,))
+             for one in rights.rights_of(rights.CONSUMER, "__marshal", [group], [orders])
+             for operation in one.operations]  # fmt: skip
+    assert len(every) == 5
+    left_out = every[lacking]
+    who = person().may(*(one for one in every if one != left_out))
+    if left_out.kind == "topic" and left_out.operations == ("Read",) and left_out.name == orders:
+        who.may(rights.Right("topic", orders, ("Describe",)))  # else it could not even see the topic
+    if left_out.kind == "topic" and left_out.name == "__marshal" and left_out.operations != ("DescribeConfigs",):
+        who.may(rights.Right("topic", "__marshal", ("Describe",)))
+    with pytest.raises(MarshalError) as failed:
+        consume(who.settings, group, orders)
+    if left_out.name == orders:
+        assert "orders" in str(failed.value)
+        assert "uthorization failed" in str(failed.value)
+    else:
+        error = failed.value
+        assert isinstance(error, AccessDenied), error
+        assert (error.kind, error.name) == (left_out.kind, left_out.name)
+        assert error.operation in (*left_out.operations, "Describe")
+        assert error.principal == f"User:{who.name}"
+    doctor = who.marshal("doctor", group, "--topic", orders, "--as", "consumer", "--json")
+    assert doctor.exit_code == 1
+    (check,) = [one for one in json.loads(doctor.stdout)["checks"] if one["level"] == "fail"]
+    assert check["found"] == f"User:{who.name} lacks {left_out.operations[0]} on {left_out.kind} {left_out.name}"
+    assert check["advice"].endswith(f"--operation {left_out.operations[0]} --{left_out.kind} {left_out.name}")
+    assert f"--allow-principal User:{who.name}" in check["advice"]
+
+
+def test_who_may_nothing_is_told_what_to_ask_for(person: Callable[[], Person], orders: str, group: str) -> None:
+    """Not that the topic is missing: an authorizer hides the difference, and the error says so."""
+    who = person()
+    with pytest.raises(AccessDenied, match="Describe topic '__marshal'"):
+        consume(who.settings, group, orders)
+    for arguments in (("state",), ("groups", "ls"), ("release", group, "--yes"), ("log", "dump")):
+        refused = who.marshal(*arguments)
+        assert refused.exit_code == 1
+        assert "--operation Describe --topic __marshal" in refused.stderr
+    found = who.marshal("doctor", "--json")
+    assert found.exit_code == 0, "it was not said what this client is for"
+    levels = {check["name"]: check["level"] for check in json.loads(found.stdout)["checks"]}
+    assert levels["rights: observer"] == levels["rights: consumer"] == levels["rights: admin"] == "warn"
+
+
+def test_an_observer_looks_and_changes_nothing(person: Callable[[], Person], guarded: GuardedCluster, orders: str,
+                                               group: str) -> None:  # fmt: skip
+    consume({"bootstrap.servers": guarded.bootstrap, **QUIET}, group, orders)
+    who = person().may(*rights.rights_of(rights.OBSERVER, "__marshal", [group], [orders]))
+    assert who.json("doctor", group, "--as", "observer")["ok"]
+    (state,) = who.json("state", group)["groups"]
+    assert [one["lag"] for one in state["partitions"]] == [0] * PARTITIONS
+    assert group in [one["group"] for one in who.json("groups", "ls")]
+    assert who.json("explain", group, f"{orders}:0")["position"] == MESSAGES // PARTITIONS
+    assert who.json("set-position", group, orders, "--to", "earliest", "--dry-run")["outcome"] == "dry_run"
+    for arguments in (("release", group), ("set-position", group, orders, "--to", "0"), ("groups", "rm", group)):
+        refused = who.marshal(*arguments, asks=True)
+        assert refused.exit_code == 1
+        assert "--operation Write --topic __marshal" in refused.stderr, refused.stderr
+    assert who.json("groups", "info", group)["pause"] is None
+
+
+def test_an_admin_works_with_the_least(person: Callable[[], Person], guarded: GuardedCluster, orders: str,
+                                       group: str) -> None:  # fmt: skip
+    """It needs no right to read what the group reads."""
+    consume({"bootstrap.servers": guarded.bootstrap, **QUIET}, group, orders)
+    who = person().may(*rights.rights_of(rights.ADMIN, "__marshal", [group], [orders]))
+    assert who.json("doctor", group, "--as", "admin")["ok"]
+    assert who.json("release", group, asks=True)["token"] >= 0
+    assert who.json("set-position", group, orders, "--to", "earliest", asks=True)["outcome"] == "moved"
+    assert who.json("set-position", group, orders, "--to", "committed", asks=True)["outcome"] == "moved"
+    assert who.json("groups", "update", group, "--policy", "greedy", asks=True)["offset"] > 0
+    assert who.json("groups", "rm", group, asks=True)["deleted"]
+
+
+def test_the_coordination_topic_is_made_by_who_may(person: Callable[[], Person], orders: str, group: str) -> None:
+    """Who may not is told the command, or the right: whatever comes first."""
+    who, told = person(), []
+    who.grant(rights.Right("topic", "__other", ("Describe",)))
+
+    def connects() -> bool:
+        try:
+            marshal_py.connect(who.settings, coordination_topic="__other").close()
+        except (AccessDenied, CoordinationTopicMissing) as error:
+            told.append(error)
+            return False
+        return True
+
+    wait_until(lambda: not connects() and isinstance(told[-1], CoordinationTopicMissing), DEADLINE_S, "it may look")
+    assert "--create --topic __other" in str(told[-1])
+    who.grant(rights.Right("topic", "__other", ("Read", "Write", "DescribeConfigs", "Create")))
+    wait_until(connects, DEADLINE_S, "it may create")
+    assert who.json("groups", "ls", "--coordination-topic", "__other") == []
+
+
+def test_a_group_that_its_admin_may_not_ask_for(person: Callable[[], Person], guarded: GuardedCluster, orders: str,
+                                                group: str) -> None:  # fmt: skip
+    """Committed offsets need a right on the group; the other targets do not."""
+    consume({"bootstrap.servers": guarded.bootstrap, **QUIET}, group, orders)
+    who = person().may(*rights.rights_of(rights.ADMIN, "__marshal", [], [orders]))
+    where = Group(KafkaDoor(who.settings, DEADLINE_S), group, "__marshal")
+    with pytest.raises(AccessDenied, match=f"Describe group '{group}'"):
+        where.set_position(orders, "committed")
+    assert where.set_position(orders, "earliest").offset > 0
