@@ -147,7 +147,7 @@ def test_growth_counts_from_the_last_snapshot() -> None:
     day_bytes = story.study.day_bytes[0]
     assert 20 * 90 < day_bytes < 22 * 200
     assert checkup.of_growth(story.study, {0: Bounds(0, RECORDS_MANY + 1)}).level == "warn"
-    at = story.tell(Snapshot(GENESIS, bytes(16), 16, 0, 1, 0, 0, b""), "")
+    at = story.tell(Snapshot(GENESIS, bytes(range(1, 17)), 16, 0, 1, 0, 1, b""), "")
     assert story.study.snapshot_at == {0: at}
     assert checkup.of_growth(story.study, {0: Bounds(0, at + 5)}).found.startswith("5 records")
 

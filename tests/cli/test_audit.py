@@ -48,7 +48,7 @@ CHANGES: dict[str, tuple[list[str], bool]] = {
     "evict": (["evict", "GROUP", "ghost"], True),
 }
 # They change a log as a whole and no group; their own tests ask the same of them.
-ELSEWHERE = {"snapshot", "bootstrap", "log load"}
+ELSEWHERE = {"snapshot", "bootstrap"}
 
 
 @pytest.fixture(scope="module")

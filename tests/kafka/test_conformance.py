@@ -146,6 +146,7 @@ class TestCannotCreate(conformance.CannotCreatePromises):
                     (ResourceType.BROKER, "kafka-cluster", AclOperation.ALL, AclPermissionType.ALLOW),
                     (ResourceType.BROKER, "kafka-cluster", AclOperation.CREATE, AclPermissionType.DENY),
                     (ResourceType.TOPIC, "__marshal", AclOperation.CREATE, AclPermissionType.DENY),
+                    (ResourceType.TOPIC, "__marshal", AclOperation.DESCRIBE, AclPermissionType.ALLOW),
                 )
             ]
             for future in admin.create_acls(rules).values():
