@@ -18,8 +18,8 @@ from marshal_py.client.marshal import Marshal, connect, stop_on_signals
 from marshal_py.client.message import Batch, Message
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.errors import CallerError, ClusterError, MarshalError, PeerError
+from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.identity import Token, TopicPartition
-from marshal_py.protocol.ready import Advisory
 
 __version__ = "0.1.0"
 

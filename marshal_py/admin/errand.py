@@ -15,9 +15,9 @@ from msgspec import Struct, field
 from marshal_py.admin.author import BY_BYTES_MAX, Author
 from marshal_py.admin.ledger import Ledger
 from marshal_py.errors import AdminGaveUp, GroupDeleted, GroupOpaque, InvalidOption, MarshalError
+from marshal_py.protocol.advisory import PROBE
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.lease import EVICT_INTERVALS
-from marshal_py.protocol.member import PROBE
 from marshal_py.protocol.pulse import Pulse
 from marshal_py.protocol.records import Evict, Note, Record
 from marshal_py.protocol.verdict import Verdict

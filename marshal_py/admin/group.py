@@ -24,7 +24,9 @@ from marshal_py.admin.preview import Row, owners_of, preview, rows_of
 from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
 from marshal_py.admin.targets import COMMITTED, SHIFT, TABLE, TIME, Facts, Target, parse, resolve, shift
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S, Marshal
+from marshal_py.client.observer import Observer
 from marshal_py.errors import AdminGaveUp, GroupMissing, InvalidOption
+from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.world import Group as GroupState
 from marshal_py.transport.ports import Door
@@ -79,6 +81,16 @@ class Group:
         """Live sessions."""
         with self.desk() as desk:
             return overview.members(_state(desk))
+
+    def advisories(self, follow: bool = False) -> Iterator[Advisory]:
+        """What happened to the group since its beginning, as its log tells it; with `follow` it waits for more.
+
+        The same for everybody who asks. Leaving the iteration ends it. Raises CoordinationError, ClusterUnreachable.
+        """
+        with Observer(self._door, self._topic, self._timeout_s) as observer:
+            for advisory in observer.advisories(self.name, follow):
+                if advisory is not None:
+                    yield advisory
 
     def outlook(self, judge: Callable[[Scene], Outlook]) -> Outlook:
         """What an operation would do now: one of the functions of marshal_py.admin.outlook. Writes nothing."""

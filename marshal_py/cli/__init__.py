@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from marshal_py.cli import (
+    advisories,
     consume,
     demo,
     doctor,
@@ -41,6 +42,7 @@ app.command("consume", epilog=consume.EXAMPLE)(consume.consume)
 app.command("produce", epilog=produce.EXAMPLE)(produce.produce)
 app.command("state", epilog=state.EXAMPLE)(state.state)
 app.add_typer(log.app, name="log")
+app.command("advisories", epilog=advisories.EXAMPLE)(advisories.advisories)
 app.command("verify", epilog=verify.EXAMPLE)(verify.verify)
 app.command("doctor", epilog=doctor.EXAMPLE)(doctor.doctor)
 app.command("release", epilog=release.EXAMPLE)(release.release)

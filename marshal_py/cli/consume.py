@@ -12,8 +12,7 @@ from marshal_py.client.consumer import Consumer
 from marshal_py.client.marshal import connect, stop_on_signals
 from marshal_py.client.message import Message
 from marshal_py.client.options import HEARTBEAT_INTERVAL_S
-from marshal_py.protocol.identity import NONE
-from marshal_py.protocol.ready import Advisory
+from marshal_py.history.advisories import in_words
 
 EXAMPLE: Final = frame.example("marshal consume orders --group billing --start earliest --max-messages 10")
 EVENTS_EVERY_S: Final = 0.25
@@ -95,12 +94,3 @@ class Teller:
     def _tell(self) -> None:
         for event in self._consumer.events():
             frame.say(in_words(event))
-
-
-def in_words(event: Advisory) -> str:
-    """`claimed orders:3 from 120`, `lost orders:3: hand-over`, `fenced`."""
-    where = f" {event.topic}:{event.partition}" if event.topic else ""
-    span = f" from {event.offset}" if where and event.offset != NONE else ""
-    span += f" to {event.to}" if event.to != NONE else ""
-    why = f": {event.text}" if event.text else ""
-    return f"{event.kind}{where}{span}{why}"

@@ -12,7 +12,9 @@ from typing import Final, NamedTuple
 
 from marshal_py.client import opening
 from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, TopicRecreated
+from marshal_py.history.advisories import Advisories
 from marshal_py.protocol import codec, rationalizer
+from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import Genesis, Heartbeat, Join
 from marshal_py.protocol.routing import route
@@ -47,6 +49,7 @@ class Observer:
         self.topic = topic
         self.worlds: dict[int, World] = {}
         self.extended_ms: dict[tuple[int, int], int] = {}
+        self._tellers: dict[int, Advisories] = {}  # by log
         self._timeout_s = timeout_s
         self._admin = door.admin()
         count = self._admin.partition_count(topic)
@@ -193,10 +196,34 @@ class Observer:
             if left:
                 self._check(deadline, min(left))
 
-    def _judge(self, record: LogRecord) -> Judged:
-        world = self.worlds.get(record.log)
+    def _world(self, log: int) -> World:
+        world = self.worlds.get(log)
         if world is None:
-            world = self.worlds[record.log] = World(record.log, None if record.log == 0 else self.root)
+            world = self.worlds[log] = World(log, None if log == 0 else self.root)
+        return world
+
+    def advisories(self, group: str | None = None, follow: bool = False) -> Iterator[Advisory | None]:
+        """What the log tells, in order per log; a second call goes on. With `follow` without end, as `follow`.
+
+        What a truncated log's snapshot already holds is not told (N9).
+        """
+        for log, bounds in self.bounds(self.logs_of(group)).items():
+            if bounds.first and log not in self.worlds:
+                self._begin_truncated(log, bounds)
+            if log not in self._tellers:
+                self._tellers[log] = Advisories(self._world(log))
+        for judged in self.follow(group) if follow else self.read(group):
+            if judged is None:
+                yield None
+                continue
+            record, verdict = judged
+            state = self.worlds[record.log].groups.get(verdict.group)
+            told = self._tellers[record.log].read(state, verdict, record.timestamp_ms)
+            if group is None or verdict.group == group:
+                yield from told
+
+    def _judge(self, record: LogRecord) -> Judged:
+        world = self._world(record.log)
         verdict = rationalizer.apply(world, record.offset, record.value)
         group = world.groups.get(verdict.group)
         if verdict.accepted and group is not None:

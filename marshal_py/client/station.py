@@ -5,24 +5,31 @@ Owned by loop.py; everything here is called with the Marshal's lock held, but fo
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
+
+from msgspec import structs
 
 from marshal_py.client.flow import Flow
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.ranges import Ranges, UnfetchedSource
 from marshal_py.errors import AccessDenied, BatchOverdue, ClusterError, MarshalError, PartitionError, PositionBeyondEnd
+from marshal_py.history.advisories import in_words
 from marshal_py.protocol import codec
+from marshal_py.protocol.advisory import ALARMING, Advisory
 from marshal_py.protocol.holdings import Claim
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.member import Member
-from marshal_py.protocol.ready import Advisory, Ready, Wanted
+from marshal_py.protocol.ready import Ready, Wanted
 from marshal_py.protocol.world import World
 from marshal_py.transport.ports import DataSource, OutOfRange
 
 if TYPE_CHECKING:
     from marshal_py.client.loop import Loop
+
+log = logging.getLogger("marshal_py")
 
 EVENTS_KEPT: Final = 10_000  # advisories that nobody has asked for; the oldest go first
 COOL_POLL_S: Final = 0.004  # while a partition is being fetched ahead: a hand-over waits for the first bytes
@@ -165,7 +172,8 @@ class Station:
             self.error = ready.error or self.error
 
     def _tell(self, ready: Ready) -> None:
-        self.events.extend(ready.advisories)
+        for advisory in ready.advisories:
+            self.tell(advisory)
         calls = self.loop.callbacks
         if self.options.on_lost is not None:
             for claim, reason in ready.lost:
@@ -173,6 +181,17 @@ class Station:
         if self.options.on_claim is not None:
             for claim in ready.claimed:
                 calls.append(self._call_claim(claim))
+
+    def tell(self, advisory: Advisory) -> None:
+        """To `Consumer.events`, and to `logging`, with the fields for formatters and filters."""
+        told = structs.replace(advisory, time_ms=self.loop.clock.now().wall_ms)
+        self.events.append(told)
+        level = logging.WARNING if told.kind in ALARMING else logging.INFO
+        if log.isEnabledFor(level):
+            fields = {"marshal_kind": told.kind, "marshal_group": told.group, "marshal_topic": told.topic,
+                      "marshal_partition": told.partition, "marshal_session": told.session,
+                      "marshal_client_id": told.client_id}  # fmt: skip
+            log.log(level, "group %s: %s", told.group, in_words(told), extra=fields)
 
     def _call_claim(self, claim: Claim) -> Callable[[], None]:
         call, info = self.options.on_claim, self.loop.claim_info(self, claim)
@@ -226,8 +245,9 @@ class Station:
         refused = self.loop.admin.commit(self.member.name, positions)
         if refused and refused != self.mirror_refused:
             with self.loop.lock:
-                self.events.append(Advisory("mirror_refused", self.member.name, self.member.options.client_id,
-                                            text=refused))  # fmt: skip
+                self.member.note("mirror_refused", text=refused)
+                now = self.loop.clock.now()
+                self.execute(self.member.tick(now), now)  # now: it may be the last copy of a consumer that has left
         self.mirror_refused = refused
 
     def _place(self) -> None:

@@ -14,9 +14,9 @@ from marshal_py.client import opening
 from marshal_py.client.policy import Policy
 from marshal_py.errors import ClusterError, HistoryTruncated, MarshalError, SnapshotRefused
 from marshal_py.protocol import codec, snapshot
+from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.keeper import Keeper
-from marshal_py.protocol.ready import Advisory
 from marshal_py.protocol.records import Snapshot
 from marshal_py.protocol.snapshot import Stored
 from marshal_py.protocol.verdict import Verdict
@@ -90,12 +90,11 @@ class Upkeep:
                 return
 
     def _tell(self, number: int, kind: str, offset: int, text: str) -> None:
-        log.warning("coordination partition %d, %s at %d: %s", number, kind, offset, text,
-                    extra={"marshal_log": number})  # fmt: skip
         for station in self.loop.stations:
             if station.log == number:
                 member = station.member
-                station.events.append(Advisory(kind, member.name, member.options.client_id, offset=offset, text=text))
+                station.tell(Advisory(kind, member.name, member.options.client_id, text=text, log=number,
+                                      log_offset=offset))  # fmt: skip
 
     # --- on the clerk
 

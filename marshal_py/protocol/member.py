@@ -15,6 +15,7 @@ from marshal_py.errors import (
     MarshalError,
 )
 from marshal_py.protocol import codec
+from marshal_py.protocol.advisory import PROBE, Advisory
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.doubt import Doubt
 from marshal_py.protocol.holdings import Claim, Stage
@@ -22,7 +23,7 @@ from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.intent import Intent
 from marshal_py.protocol.pulse import HEARTBEATS_PER_INTERVAL, Due, Pulse
 from marshal_py.protocol.reading import Reading
-from marshal_py.protocol.ready import Advisory, MemberOptions, Ready
+from marshal_py.protocol.ready import MemberOptions, Ready
 from marshal_py.protocol.records import (
     HEARTBEAT_ENTRIES_MAX,
     ClaimState,
@@ -34,13 +35,13 @@ from marshal_py.protocol.records import (
     ReleaseGroup,
     ReleasingPartition,
     StepDown,
+    clipped,
 )
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.watch import Watch
 from marshal_py.protocol.world import Group, World
 
 MIRROR_MS = 5_000  # how often accepted positions go to Kafka's committed offsets: its own auto-commit interval
-PROBE = "probe"  # kind of the Note that reads the log's end (T2, T10)
 
 
 class Member:
@@ -156,12 +157,14 @@ class Member:
         if not self.ended:
             self.doubt.refolded(at, again, now)
 
-    def lose(self, claim: Claim, reason: str) -> None:
+    def lose(self, claim: Claim, reason: str, kind: str = "lost", at: int = NONE) -> None:
+        """The claim is over. `kind`: "released" if its Release was read; `at`: offset of the record that says so."""
         self.drop_grants(claim)
         claim.seal(Stage.GONE)
         del self.claims[claim.epoch]
         self.out.lost.append((claim, reason))
-        self.advise("lost", claim.tp, epoch=claim.epoch, text=reason)
+        position = claim.released_position if kind == "released" else NONE
+        self.advise(kind, claim.tp, epoch=claim.epoch, offset=position, text=reason, at=at)
         group = self.group
         if group is not None and reason != "session ended":
             self._mirror_one(group, claim.tp)
@@ -172,15 +175,17 @@ class Member:
             lost = claim.tracker.drop()
             if lost:
                 self.amo_dropped += lost
-                self.advise("amo_dropped", claim.tp, epoch=claim.epoch, offset=claim.tracker.delivered_to - lost,
-                             to=claim.tracker.delivered_to)  # fmt: skip
+                to = claim.tracker.delivered_to
+                self.note("amo_dropped", claim.tp, to - lost, to, epoch=claim.epoch)
 
     def advise(self, kind: str, tp: TopicPartition | None = None, *, epoch: int = NONE, offset: int = NONE,
-                to: int = NONE, text: str = "") -> None:  # fmt: skip
+               to: int = NONE, text: str = "", at: int = NONE, session: int | None = None) -> None:  # fmt: skip
+        """Tells the user. `at`: offset of the record that says it; the driver adds the time."""
         topic, partition = tp if tp is not None else ("", NONE)
         self.out.advisories.append(
-            Advisory(kind, self.name, self.options.client_id, topic, partition, epoch, offset, to, text)
-        )
+            Advisory(kind, self.name, self.options.client_id, topic, partition, epoch, offset, to, text,
+                     self.session if session is None else session, self.world.log, at)
+        )  # fmt: skip
 
     # --- acting
 
@@ -202,11 +207,13 @@ class Member:
             return True
         return not self.claims or not self.intent.relieved(group)
 
-    def note(self, kind: str, tp: TopicPartition, from_: int, to: int, text: str = "") -> None:
+    def note(self, kind: str, tp: TopicPartition | None = None, from_: int = NONE, to: int = NONE, text: str = "",
+             epoch: int = NONE) -> None:  # fmt: skip
         """Makes durable, with the next tick, what no other record implies; tells the user too."""
         if self.session != NONE and not self.ended:
-            self.out.send.append(Note(self.session, kind, tp.topic, tp.partition, from_, to, text))
-        self.advise(kind, tp, offset=from_, to=to, text=text)
+            topic, partition = tp if tp is not None else ("", NONE)
+            self.out.send.append(Note(self.session, kind, topic, partition, from_, to, clipped(text)))
+        self.advise(kind, tp, epoch=epoch, offset=from_, to=to, text=text)
 
     def ask_grants(self, now: Instant) -> Ready:
         """The small tick of a user who waits at most once: asks for the grants of what was offered, no more (D2)."""
@@ -318,9 +325,7 @@ class Member:
         if claim.stage in (Stage.OPEN, Stage.DRAINING):
             claim.stop("handler stuck", now.mono_ms)
             self.intent.shun(claim.tp, now.mono_ms + self.options.handler_timeout_ms)
-            self.out.send.append(Note(self.session, "handler_stuck", claim.tp.topic, claim.tp.partition,
-                                       max(claim.position(), NONE)))  # fmt: skip
-            self.advise("handler_stuck", claim.tp, epoch=claim.epoch, offset=claim.position())
+            self.note("handler_stuck", claim.tp, claim.position(), epoch=claim.epoch)
 
     def _release_drained(self, group: Group, now: Instant) -> None:
         for claim in self.claims.values():

@@ -16,6 +16,7 @@ from marshal_py.errors import (
     ModeMismatch,
     SessionCloned,
 )
+from marshal_py.protocol.advisory import Advisory, News
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
@@ -25,11 +26,16 @@ from marshal_py.protocol.records import (
     ClaimingMessages,
     ClaimingPartition,
     Evict,
+    GroupConfig,
     Heartbeat,
     Join,
     Leave,
     Note,
+    Record,
+    ReleaseGroup,
     ReleasingPartition,
+    SetPosition,
+    Topology,
 )
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group
@@ -44,6 +50,7 @@ class Reading:
     def __init__(self, member: Member) -> None:
         self.member = member
         self._shape = -1  # of the world as last looked at
+        self._news = News(member.paused)
 
     def receive(self, verdict: Verdict, now: Instant) -> None:
         """A record of this group was folded into the world just now."""
@@ -68,12 +75,23 @@ class Reading:
                 self._read_grant(record, verdict, now)
             case Leave() if record.session == member.session and member.leave_sent_ms is None:
                 self._cloned(verdict.offset)
+            case ReleaseGroup() | SetPosition() | GroupConfig() | Topology() if verdict.accepted:
+                self._read_news(record, verdict.offset)
             case _:
                 pass
         group = member.group
         if group is not None and self._shape != group.shape:
             self._shape = group.shape
             self._settle(group, verdict, now)
+
+    def _read_news(self, record: Record, at: int) -> None:
+        """What admins did to the group, as far as it concerns this client's topics."""
+        member = self.member
+        for kind, tp, to, text in self._news.read(record):
+            if tp is None or tp.topic in member.options.topics:
+                topic, partition = tp if tp is not None else ("", NONE)
+                member.out.advisories.append(Advisory(kind, member.name, "", topic, partition, to=to, text=text,
+                                                      log=member.world.log, log_offset=at))  # fmt: skip
 
     def _read_heartbeat(self, record: Heartbeat, verdict: Verdict, now: Instant) -> None:
         member = self.member
@@ -100,7 +118,7 @@ class Reading:
             member.session = verdict.offset
             member.join_sent = None
             member.pulse.begin_session(sent)
-            member.advise("joined", offset=verdict.offset)
+            member.advise("joined", at=verdict.offset)
         elif verdict.accepted and verdict.offset != member.session:
             member.ghosts[verdict.offset] = -member.options.interval_ms
         elif newest and member.session == NONE:
@@ -137,7 +155,7 @@ class Reading:
             claim.stop("unwanted", 0)  # a late copy won: let it go at once (T17)
             return
         member.out.claimed.append(claim)
-        member.advise("claimed", tp, epoch=verdict.offset, offset=partition.position)
+        member.advise("claimed", tp, epoch=verdict.offset, offset=partition.position, at=verdict.offset)
 
     def _read_grant(self, record: ClaimingMessages, verdict: Verdict, now: Instant) -> None:
         member = self.member
@@ -165,7 +183,8 @@ class Reading:
         session_gone = member.session != NONE and member.session not in group.sessions
         for claim in [c for c in member.claims.values() if c.epoch not in group.claims]:
             reason = claim.reason if claim.stage is Stage.RELEASING else "session ended"
-            member.lose(claim, reason)
+            released = isinstance(verdict.record, ReleasingPartition) and verdict.record.epoch == claim.epoch
+            member.lose(claim, reason, "released" if released else "lost", verdict.offset)
         for ghost in [g for g in member.ghosts if g not in group.sessions]:
             del member.ghosts[ghost]
         if session_gone:
@@ -183,7 +202,7 @@ class Reading:
             case Join(instance_id=instance) if instance not in member.pulse.instances:
                 member.end(DuplicateClientId(member.name, member.options.client_id, session, verdict.offset))
             case Evict():
-                member.advise("evicted", offset=verdict.offset, text=verdict.record.by)
+                member.advise("evicted", text=verdict.record.by, at=verdict.offset, session=session)
             case _:
                 pass
         if member.leaving:

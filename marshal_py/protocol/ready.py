@@ -13,6 +13,7 @@ from typing import NamedTuple
 from msgspec import Struct, field
 
 from marshal_py.errors import MarshalError
+from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.assignment import DEFAULT_POLICY
 from marshal_py.protocol.holdings import Claim
 from marshal_py.protocol.identity import NONE, TopicPartition
@@ -37,20 +38,6 @@ class MemberOptions(Struct, frozen=True, kw_only=True):
     fast_reclaim: bool = False
     deliver_late: bool = False
     library: str = ""
-
-
-class Advisory(NamedTuple):
-    """Something worth telling, with the fields that it has. `kind` is one of ADVISORIES in PROTOCOL.md's words."""
-
-    kind: str
-    group: str
-    client_id: str
-    topic: str = ""
-    partition: int = NONE
-    epoch: int = NONE
-    offset: int = NONE
-    to: int = NONE
-    text: str = ""
 
 
 class Wanted(NamedTuple):

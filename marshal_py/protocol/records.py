@@ -45,6 +45,11 @@ def check_lengths(*texts: str) -> None:
             raise ValueError(f"a string of {len(text.encode())} bytes exceeds 255 bytes")
 
 
+def clipped(text: str) -> str:
+    """The text, or as much of it as a record takes."""
+    return text.encode()[:255].decode(errors="ignore")
+
+
 class ClaimState(Struct, array_like=True, frozen=True, gc=False):
     """One claim in a heartbeat: what changed against the folded world (T11)."""
 

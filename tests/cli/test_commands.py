@@ -12,7 +12,8 @@ from marshal_py.client.marshal import VERSION, connect
 from tests.cli.shell import DEADLINE_S, Shell
 
 COMMANDS = [["demo"], ["consume"], ["produce"], ["state"], ["log"], ["log", "tail"], ["log", "dump"], ["doctor"],
-            ["verify"], ["log", "load"], ["snapshot"], ["bootstrap"]]  # fmt: skip
+            ["verify"], ["log", "load"], ["snapshot"], ["bootstrap"],
+            ["advisories"]]  # fmt: skip
 
 
 # --- the frame

@@ -16,7 +16,7 @@ from marshal_py.client.marshal import connect, stop_on_signals
 from marshal_py.errors import MarshalError
 
 # Claims and losses are written down where they happen; every consumer is unfenced when it has joined.
-TOLD_ELSEWHERE: Final = frozenset({"claimed", "lost", "joined", "unfenced"})
+TOLD_ELSEWHERE: Final = frozenset({"claimed", "lost", "released", "joined", "unfenced", "topology"})
 
 
 def consume(task: Task, journal: Journal) -> None:

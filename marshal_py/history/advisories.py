@@ -1,0 +1,157 @@
+"""What a log has to tell, as advisories, in the order of its records: the same whoever replays it, and whenever.
+
+Strategy: what the world forgets with an accepted record is remembered from before it: who lived, and who owned what.
+Pure; the caller folds, and hands in what the fold said. The kinds are those of protocol/advisory.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import Struct
+
+from marshal_py.protocol.advisory import PROBE, Advisory, News
+from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.records import (
+    ClaimingMessages,
+    ClaimingPartition,
+    Evict,
+    GroupConfig,
+    Heartbeat,
+    Join,
+    Leave,
+    Note,
+    Record,
+    ReleasingPartition,
+    StepDown,
+)
+from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.world import Group, World
+
+NAMES_MAX: Final = 10_000  # ended sessions of a group whose client ids are kept, for Notes that come late
+
+
+class _Known(Struct):
+    """A group as of the record before. `names` holds ended sessions too, the newest of them."""
+
+    news: News
+    names: dict[int, str] = {}
+    sessions: set[int] = set()
+    claims: dict[int, tuple[TopicPartition, int]] = {}  # by epoch: (partition, session)
+    freed: dict[TopicPartition, int] = {}  # positions of partitions that were let go, as of then
+
+
+class Advisories:
+    """Reads one log."""
+
+    def __init__(self, world: World) -> None:
+        """`world`: as far as the log was folded already. What it holds is known and is not told."""
+        self._log = world.log
+        self._groups: dict[str, _Known] = {}
+        for name, group in world.groups.items():
+            known = self._groups[name] = _Known(News(group.paused))
+            known.names |= {session.id: session.join.client_id for session in group.sessions.values()}
+            known.freed |= {tp: partition.position for tp, partition in group.partitions.items()}
+            known.sessions |= group.sessions.keys()
+            known.claims |= {epoch: (partition.tp, partition.owner) for epoch, partition in group.claims.items()}
+
+    def read(self, group: Group | None, verdict: Verdict, time_ms: int) -> list[Advisory]:
+        """What this record tells. `group`: the verdict's, as it stands behind it."""
+        record = verdict.record
+        if isinstance(record, Heartbeat) or not verdict.group:
+            return []
+        if not verdict.accepted:
+            return self._opaque(group, verdict, time_ms)
+        known = self._groups.get(verdict.group)
+        if known is None:
+            known = self._groups[verdict.group] = _Known(News())
+        if isinstance(record, Join):
+            known.names[verdict.offset] = record.client_id
+            if len(known.names) > NAMES_MAX + len(known.sessions):
+                del known.names[next(name for name in known.names if name not in known.sessions)]
+        told = list(self._told(known, group, verdict.offset, record))
+        return [self._advisory(known, verdict, time_ms, *one) for one in told]
+
+    def _opaque(self, group: Group | None, verdict: Verdict, time_ms: int) -> list[Advisory]:
+        """E5: of all records that are not accepted only the one that ends a group tells something."""
+        if group is None or group.opaque_at != verdict.offset:
+            return []
+        return [Advisory("opaque", verdict.group, log=self._log, log_offset=verdict.offset, time_ms=time_ms)]
+
+    def _advisory(self, known: _Known, verdict: Verdict, time_ms: int, kind: str, session: int,
+                  tp: TopicPartition | None, epoch: int, offset: int, to: int, text: str) -> Advisory:  # fmt: skip
+        topic, partition = tp if tp is not None else ("", NONE)
+        return Advisory(kind, verdict.group, known.names.get(session, ""), topic, partition, epoch, offset, to, text,
+                        session, self._log, verdict.offset, time_ms)  # fmt: skip
+
+    def _told(self, known: _Known, group: Group | None, at: int, record: Record | None) -> Iterator[_Told]:
+        match record:
+            case Note() if record.kind != PROBE:
+                tp = TopicPartition(record.topic, record.partition) if record.topic else None
+                epoch = next((epoch for epoch, claim in known.claims.items() if claim == (tp, record.session)), NONE)
+                yield record.kind, record.session, tp, epoch, record.from_, record.to, record.text
+            case StepDown():
+                why = ", ".join(part for part in (record.reason, f"by {record.by}" if record.by else "") if part)
+                yield "stepped_down", record.session, None, NONE, NONE, NONE, why
+            case ClaimingMessages() if record.start > record.from_:
+                tp, session = known.claims[record.epoch]
+                yield "skipped", session, tp, record.epoch, record.from_, record.start, ""
+            case ClaimingPartition() if group is not None:
+                claim = group.claims[at]
+                known.claims[at] = claim.tp, claim.owner
+                yield "claimed", claim.owner, claim.tp, at, claim.position, NONE, ""
+            case ReleasingPartition() if group is not None:
+                yield self._freed(known, group, record.epoch, "released", record.reason)
+            case Join() | Leave() | Evict() | GroupConfig() if group is not None:
+                yield from self._sessions(known, group, at, record)
+        for kind, tp, to, text in known.news.read(record):
+            was = NONE
+            if kind == "moved" and tp is not None:
+                was, known.freed[tp] = known.freed.get(tp, NONE), to
+            yield kind, NONE, tp, NONE, was, to, text
+
+    def _freed(self, known: _Known, group: Group, epoch: int, kind: str, why: str) -> _Told:
+        tp, session = known.claims.pop(epoch)
+        position = known.freed[tp] = group.partitions[tp].position
+        return kind, session, tp, epoch, position, NONE, why
+
+    def _sessions(self, known: _Known, group: Group, at: int, record: Record) -> Iterator[_Told]:
+        """Sessions that came or went. The end of one is told before that of its claims."""
+        ending, why = _ending(at, record)
+        for session in sorted(known.sessions - group.sessions.keys()):
+            yield ending, session, None, NONE, NONE, NONE, why
+        for epoch in sorted(known.claims.keys() - group.claims.keys()):
+            yield self._freed(known, group, epoch, "lost", f"the session {_VERBS[ending]}")
+        known.sessions = set(group.sessions)
+        if isinstance(record, Join):
+            yield "joined", at, None, NONE, NONE, NONE, record.member
+
+
+# (kind, session, partition, epoch, offset, to, text)
+_Told = tuple[str, int, TopicPartition | None, int, int, int, str]
+_VERBS: Final = {"left": "left", "evicted": "was evicted", "replaced": "was replaced", "ended": "ended"}
+
+
+def _ending(at: int, record: Record | None) -> tuple[str, str]:
+    """How a session ends that this record ends, and why."""
+    match record:
+        case Leave():
+            return "left", record.reason
+        case Evict():
+            by = f", by {record.by}" if record.by else ""
+            return "evicted", f"after {record.waited_ms / 1000:g} s of silence{by}"
+        case Join():
+            return "replaced", f"by session {at}"
+    return "ended", "the group's mode changed"
+
+
+def in_words(advisory: Advisory) -> str:
+    """`claimed orders:3 from 120 (billing-1): why`, for people."""
+    where = f" {advisory.topic}" if advisory.topic else ""
+    where += f":{advisory.partition}" if advisory.topic and advisory.partition != NONE else ""
+    word = "from" if advisory.to != NONE or advisory.kind == "claimed" else "at"
+    span = f" {word} {advisory.offset}" if advisory.offset != NONE else ""
+    span += f" to {advisory.to}" if advisory.to != NONE else ""
+    who = f" ({advisory.client_id})" if advisory.client_id else ""
+    return f"{advisory.kind}{where}{span}{who}{f': {advisory.text}' if advisory.text else ''}"

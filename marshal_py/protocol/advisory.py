@@ -1,0 +1,118 @@
+"""Advisories: what is worth telling about a group, in one form for the API, the command line and the log.
+
+Most follow from verdicts, so whoever replays the log tells them again (history/advisories.py); what no record implies
+is carried by a Note of the same kind (PROTOCOL.md F10.1). Those of LOCAL are about one process and its connection,
+which may be unable to write just then: they stand in no log. docs/advisories.md says the same for users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import Struct
+
+from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.records import GroupConfig, Record, ReleaseGroup, SetPosition, Topology
+
+PROBE: Final = "probe"  # kind of the Note that reads the log's end (T2, T10): no advisory
+
+KINDS: Final = {
+    "joined": "a consumer's session began",
+    "left": "a session ended by its consumer's will; text: why",
+    "evicted": "a session ended because it was silent; text: who waited",
+    "replaced": "a session ended because its client joined anew; text: the new session",
+    "ended": "a session ended because the group's delivery mode changed",
+    "claimed": "a session owns the partition from now on; offset: where it begins",
+    "released": "the owner gave the partition back; offset: the position, text: why",
+    "lost": "the claim ended without a release; text: why",
+    "paused": "the group pauses; text: for how long, why, by whom",
+    "resumed": "the pause is over; text: how, by whom",
+    "moved": "an admin moved the position, offset: from where if known, to: where to, text: by whom",
+    "skipped": "at most once: offset to to - 1 were passed over without a delivery",
+    "topology": "the topic has another number of partitions; to: how many",
+    "configured": "the group's settings changed; text: by whom",
+    "deleted": "the group and its positions are deleted; text: by whom",
+    "stepped_down": "a session became the last candidate for everything; text: why, by whom",
+    "opaque": "a record of a newer library ends the group for readers of this version",
+    "handler_stuck": "a handler held a message for too long; its partition is given back; offset: that message",
+    "offset_lost": "offset to to - 1 were deleted before the group read them",
+    "amo_dropped": "at most once: offset to to - 1 were granted and will not be delivered",
+    "diverged": "another reader folds the log to another state; offset: the first checkpoint seen to differ, text: who",
+    "mirror_refused": "Kafka refuses to keep a copy of the positions; text: why",
+    "fenced": "no own sign of life was read back within an interval: nothing is delivered (T8)",
+    "unfenced": "the lease is valid again",
+    "snapshot_refused": "a snapshot of the log was not written, or is not what this process folded; text: why",
+    "truncation_refused": "the log's old records were not deleted; text: why",
+}
+LOCAL: Final = frozenset({"fenced", "unfenced", "snapshot_refused", "truncation_refused"})
+# Somebody should look at these; the rest is the daily course of things.
+ALARMING: Final = frozenset({
+    "evicted", "lost", "skipped", "opaque", "handler_stuck", "offset_lost", "amo_dropped", "diverged", "mirror_refused",
+    "fenced", "snapshot_refused",
+})  # fmt: skip
+
+
+class Advisory(Struct, frozen=True, gc=False):
+    """Something worth telling, with the fields that it has: NONE and "" stand for those that it has not.
+
+    `kind` is one of KINDS, or that of a Note that a newer library wrote. `offset` and `to` are positions in the data.
+    `log` and `log_offset` say which record told it; `time_ms` is that record's timestamp, in `Consumer.events` the
+    moment at which this process learned of it.
+    """
+
+    kind: str
+    group: str
+    client_id: str = ""
+    topic: str = ""
+    partition: int = NONE
+    epoch: int = NONE
+    offset: int = NONE
+    to: int = NONE
+    text: str = ""
+    session: int = NONE
+    log: int = NONE
+    log_offset: int = NONE
+    time_ms: int = 0
+
+
+class News:
+    """What happens to a group as a whole, from its accepted records, one after the other."""
+
+    def __init__(self, paused: bool = False) -> None:
+        self._paused = paused
+
+    def read(self, record: Record | None) -> Iterator[tuple[str, TopicPartition | None, int, str]]:
+        """(kind, partition, `to`, text) of what an accepted record did."""
+        match record:
+            case ReleaseGroup(duration_ms=0):
+                yield from self._resume(_reason(record.reason, record.by))
+            case ReleaseGroup():
+                if not self._paused:
+                    self._paused = True
+                    seconds = f"for {record.duration_ms / 1000:g} s"
+                    yield "paused", None, NONE, f"{seconds}{_reason(record.reason, record.by, ': ')}"
+            case SetPosition():
+                for move in record.moves:
+                    yield "moved", TopicPartition(move.topic, move.partition), move.position, _reason("", record.by)
+                if record.resume:
+                    yield from self._resume(_reason("positions are moved", record.by))
+            case Topology():
+                yield "topology", TopicPartition(record.topic, NONE), record.partitions, _reason("", record.by)
+            case GroupConfig():
+                yield "deleted" if record.deleted else "configured", None, NONE, _reason("", record.by)
+                if record.deleted:
+                    yield from self._resume("the group is deleted")
+            case _:
+                pass
+
+    def _resume(self, text: str) -> Iterator[tuple[str, TopicPartition | None, int, str]]:
+        if self._paused:
+            self._paused = False
+            yield "resumed", None, NONE, text
+
+
+def _reason(reason: str, by: str, mark: str = "") -> str:
+    """`deploy, by ops`; what is missing is left out."""
+    told = ", ".join(part for part in (reason, f"by {by}" if by else "") if part)
+    return f"{mark}{told}" if told else ""

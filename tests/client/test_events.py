@@ -1,0 +1,55 @@
+"""What a consumer is told while it lives stands in the log too, in the same words; and it goes to `logging`."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from marshal_py.admin.group import Group
+from marshal_py.protocol.advisory import LOCAL, Advisory
+from tests.support.fronts import LOG, Ground, MemoryGround, collect, joined, owns, until
+
+
+def place(event: Advisory) -> tuple[object, ...]:
+    """All that a record says of itself: not the words, and not when this process learned of it."""
+    return (event.kind, event.group, event.client_id, event.topic, event.partition, event.epoch, event.to,
+            event.session, event.log, event.log_offset)  # fmt: skip
+
+
+def test_events_stand_in_the_log(ground: Ground) -> None:
+    topic, group = ground.topic(2), ground.group()
+    ground.fill(topic, 0, 3)
+    with ground.connect("one") as marshal:
+        admin = Group(marshal.door, group, LOG)
+        consumer = joined(marshal, group, [topic])
+        until(owns(consumer, 0, 1), "both partitions are claimed")
+        collect(consumer, 3)
+        consumer.flush()
+        assert admin.set_position([topic], "earliest").offset >= 0
+        until(owns(consumer, 0, 1), "both partitions are claimed again")
+        consumer.stop()
+        events = [event for event in consumer.events() if event.kind not in LOCAL]
+        told = list(admin.advisories())
+    kinds = [event.kind for event in events]
+    assert kinds.count("claimed") == kinds.count("released") == 4
+    assert (kinds.count("paused"), kinds.count("moved"), kinds.count("resumed")) == (1, 2, 1)
+    assert all(event.time_ms > 0 for event in events)
+    assert {place(event) for event in events} <= {place(one) for one in told}
+    moved = {(one.partition, one.offset, one.to) for one in told if one.kind == "moved"}
+    assert moved == {(0, 3, 0), (1, 0, 0)}
+
+
+def test_events_go_to_logging_with_their_fields(memory: MemoryGround, caplog: pytest.LogCaptureFixture) -> None:
+    topic, group = memory.topic(), memory.group()
+    caplog.set_level(logging.INFO, "marshal_py")
+    with memory.connect("one") as marshal:
+        consumer = joined(marshal, group, [topic])
+        until(owns(consumer, 0), "the partition is claimed")
+    fields = {getattr(record, "marshal_kind", ""): vars(record) for record in caplog.records}
+    claimed = fields["claimed"]
+    assert (claimed["marshal_group"], claimed["marshal_topic"], claimed["marshal_partition"]) == (group, topic, 0)
+    assert claimed["marshal_client_id"] == "one"
+    assert claimed["marshal_session"] >= 0
+    assert (claimed["levelno"], claimed["name"]) == (logging.INFO, "marshal_py")
+    assert fields["released"]["message"] == f"group {group}: released {topic}:0 at 0 (one): stopped"

@@ -1,0 +1,192 @@
+"""What a log tells: each kind from the record that means it, the same for whoever replays it from wherever."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from zlib import crc32
+
+from marshal_py.history.advisories import Advisories, in_words
+from marshal_py.protocol import rationalizer
+from marshal_py.protocol.advisory import ALARMING, KINDS, LOCAL, PROBE, Advisory
+from marshal_py.protocol.records import (
+    AT_MOST_ONCE,
+    ClaimingMessages,
+    ClaimingPartition,
+    ClaimState,
+    Evict,
+    GroupConfig,
+    Heartbeat,
+    Leave,
+    Move,
+    Note,
+    SetPosition,
+    StepDown,
+    Topology,
+)
+from marshal_py.protocol.world import World
+from tests.support.logbook import GROUP, INTERVAL_MS, TOPIC, Logbook
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "advisories.md"
+
+
+def told(book: Logbook, start: int = 0) -> list[Advisory]:
+    """All that a reader hears who begins with the record at `start`."""
+    world = World()
+    for offset in range(start):
+        rationalizer.apply(world, offset, book.values[offset])
+    teller, found = Advisories(world), []
+    for offset in range(start, len(book.values)):
+        verdict = rationalizer.apply(world, offset, book.values[offset])
+        found += teller.read(world.groups.get(verdict.group), verdict, 1_000 * offset)
+    return found
+
+
+def lines(book: Logbook, start: int = 0) -> list[str]:
+    return [in_words(advisory) for advisory in told(book, start)]
+
+
+def full_book() -> Logbook:
+    """A life of a group in which nearly every kind happens."""
+    book = Logbook()
+    session, epoch = book.owner()
+    book.must(Heartbeat(session, 1, (ClaimState(epoch, 120),)))
+    other = book.join("other")
+    book.claim(other, 1, 50)
+    book.must(Evict(other, book.session(other).extended, 2 * INTERVAL_MS, "c"))
+    book.must(StepDown(session, -1, "maintenance", "ops"))
+    token = book.pause()
+    book.pause()  # a renewal tells nothing new
+    token = book.group.pause_change
+    book.release(session, epoch, 130)
+    moves = tuple(Move(TOPIC, number, book.partition(number).version, 7 + number) for number in (0, 1))
+    book.must(SetPosition(token, moves, True, "ops"))
+    again = book.must(book.new_join("c", predecessor=session))
+    book.claim(again, 0)
+    book.must(Note(again, "handler_stuck", TOPIC, 0, 7))
+    book.must(Note(again, PROBE, text="0123"))
+    book.must(Note(again, "offset_lost", TOPIC, 0, 7, 9))
+    book.must(Topology(TOPIC, 6, book.group.topics[TOPIC].offset))
+    book.must(Leave(again, "bye"))
+    book.must(GroupConfig(-1, policy="greedy", by="ops"))
+    return book
+
+
+def test_a_story_in_words() -> None:
+    assert lines(full_book()) == [
+        "joined (c)",
+        "topology t to 4",
+        "claimed t:0 from 100 (c)",
+        "joined (other)",
+        "claimed t:1 from 50 (other)",
+        "evicted (other): after 2 s of silence, by c",
+        "lost t:1 at 50 (other): the session was evicted",
+        "stepped_down (c): maintenance, by ops",
+        "paused: for 5 s",
+        "released t:0 at 130 (c)",
+        "moved t:0 from 130 to 7: by ops",
+        "moved t:1 from 50 to 8: by ops",
+        "resumed: positions are moved, by ops",
+        "replaced (c): by session 13",
+        "joined (c)",
+        "claimed t:0 from 7 (c)",
+        "handler_stuck t:0 at 7 (c)",
+        "offset_lost t:0 from 7 to 9 (c)",
+        "topology t to 6",
+        "left (c): bye",
+        "lost t:0 at 7 (c): the session left",
+        "configured: by ops",
+    ]
+
+
+def test_every_advisory_says_which_record_told_it() -> None:
+    book = full_book()
+    for advisory in told(book):
+        assert advisory.kind in KINDS
+        assert (advisory.group, advisory.log) == (GROUP, 0)
+        assert advisory.time_ms == 1_000 * advisory.log_offset
+        alone = Logbook(start=False)
+        for value in book.values[: advisory.log_offset + 1]:
+            alone.put(value)
+        assert told(alone)[-1].log_offset == advisory.log_offset
+
+
+def test_claims_carry_their_epoch_and_session() -> None:
+    book = full_book()
+    claimed = [one for one in told(book) if one.kind == "claimed"]
+    ended = [one for one in told(book) if one.kind in ("released", "lost")]
+    assert {(one.epoch, one.session, one.partition) for one in claimed} == {
+        (one.epoch, one.session, one.partition) for one in ended
+    }
+    assert all(one.epoch == one.log_offset for one in claimed)
+    stuck = next(one for one in told(book) if one.kind == "handler_stuck")
+    assert (stuck.epoch, stuck.client_id) == (claimed[-1].epoch, "c")
+
+
+def test_whoever_begins_later_is_told_the_same_from_there_on() -> None:
+    book = full_book()
+    whole = told(book)
+    for start in range(len(book.values)):
+        assert told(book, start) == [one for one in whole if one.log_offset >= start]
+
+
+def test_what_was_refused_tells_nothing() -> None:
+    book = full_book()
+    before = told(book)
+    book.refuses(Leave(2, "again"), "session")
+    book.refuses(ClaimingPartition(99, TOPIC, 0, -1), "session")
+    book.put(b"garbage")
+    assert told(book) == before
+
+
+def test_skipped_offsets_of_at_most_once() -> None:
+    book = Logbook()
+    session, epoch = book.owner(AT_MOST_ONCE)
+    book.must(ClaimingMessages(session, epoch, 100, 104, 110))
+    book.must(ClaimingMessages(session, epoch, 110, 110, 120))
+    assert [line for line in lines(book) if line.startswith("skipped")] == ["skipped t:0 from 100 to 104 (c)"]
+
+
+def test_the_end_of_sessions_by_a_change_of_mode() -> None:
+    book = Logbook()
+    book.join("idle")
+    token = book.pause()
+    book.must(GroupConfig(-1, token, mode=AT_MOST_ONCE, by="ops"))
+    assert lines(book)[-2:] == ["ended (idle): the group's mode changed", "configured: by ops"]
+
+
+def test_a_deleted_group_is_not_paused_any_more() -> None:
+    book = Logbook()
+    book.must(Leave(book.join(), ""))
+    book.pause()
+    book.delete()
+    assert lines(book)[-2:] == ["deleted", "resumed: the group is deleted"]
+
+
+def test_an_opaque_group_says_so_once() -> None:
+    book = full_book()
+    value = bytearray(book.values[2] or b"")
+    at = 12 + value[11]
+    value[at] = 9  # a record version of the future
+    book.put(sealed(value))
+    book.put(sealed(value))
+    assert lines(book)[-1] == "opaque"
+    assert lines(book).count("opaque") == 1
+
+
+def sealed(value: bytearray) -> bytes:
+    """The value with a checksum that fits again."""
+    value[7:11] = crc32(bytes(value[11:]), crc32(bytes(value[:7]), crc32(bytes(range(16))))).to_bytes(4, "big")
+    return bytes(value)
+
+
+def test_the_document_names_every_kind_and_every_field() -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| .* \| ([\w ,]+) \|$", text, re.MULTILINE)
+    assert [kind for kind, _ in rows] == list(KINDS)
+    assert {kind for kind, source in rows if source == "this process alone"} == LOCAL
+    alarming = re.search(r"should look at: `([^`]*)`", text)
+    assert alarming is not None
+    assert set(alarming[1].split()) == ALARMING
+    fields = text.split("## Kinds")[0]
+    assert all(f"`{name}`" in fields for name in Advisory.__struct_fields__)
