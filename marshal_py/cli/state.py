@@ -76,7 +76,7 @@ def _sessions(observer: Observer, log: int, group: Group) -> list[dict[str, Any]
             "client_id": session.join.client_id,
             "member": session.join.member or None,
             "state": "live",
-            "last_extended_s": round(max(0.0, now_ms - observer.extended_ms[log, session.id]) / 1000, 1),
+            "last_extended_s": _seconds_since(observer.extended_ms.get((log, session.id)), now_ms),
             "interval_s": session.join.interval_ms / 1000,
             "delivery": MODE_NAMES[session.join.mode],
             "topics": list(session.join.topics),
@@ -85,6 +85,11 @@ def _sessions(observer: Observer, log: int, group: Group) -> list[dict[str, Any]
         }
         for session in sorted(group.sessions.values(), key=lambda session: session.id)
     ]
+
+
+def _seconds_since(then_ms: int | None, now_ms: float) -> float | None:
+    """None for a sign of life that was deleted with the log's beginning: it is older than all that is left."""
+    return None if then_ms is None else round(max(0.0, now_ms - then_ms) / 1000, 1)
 
 
 def _partition(group: Group, tp: TopicPartition, end: int | None) -> dict[str, Any]:
@@ -116,8 +121,10 @@ def _print(console: Console, found: dict[str, Any]) -> None:
     console.print(f"group {found['group']}  ({', '.join(marks)}; log {found['log']})", highlight=False, markup=False)
     sessions = _table("session", "client", "state", "last sign of life", "interval", "claims")
     for row in found["sessions"]:
-        sessions.add_row(str(row["session"]), row["client_id"], row["state"], f"{row['last_extended_s']:g} s ago",
-                         f"{row['interval_s']:g} s", str(row["claims"]))  # fmt: skip
+        last_s = row["last_extended_s"]
+        told = "before the log begins" if last_s is None else f"{last_s:g} s ago"
+        sessions.add_row(str(row["session"]), row["client_id"], row["state"], told, f"{row['interval_s']:g} s",
+                         str(row["claims"]))  # fmt: skip
     console.print(sessions if found["sessions"] else "  no live session", markup=False)
     partitions = _table("topic", "partition", "owner", "position", "end", "lag")
     for row in found["partitions"]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from marshal_py.errors import HistoryTruncated
+from marshal_py.errors import ClusterUnreachable, HistoryTruncated
 from marshal_py.protocol import codec, rationalizer, snapshot
 from marshal_py.protocol.records import Genesis
 from marshal_py.protocol.snapshot import Shelf
@@ -105,4 +105,6 @@ def refold(log: CoordinationLog, base: World, to: int, group: str = "") -> World
             if record.offset >= to:
                 break
             rationalizer.apply(base, record.offset, record.value)
+    if base.next_offset != to:
+        raise ClusterUnreachable("the cluster", f"offset {to} of coordination partition {base.log}", "it was not read")
     return base

@@ -3,7 +3,9 @@
 Compared are every verdict, the chain digest and the digests of the groups concerned at every checkpoint, all groups at
 the end, and each digest that a heartbeat carries (PROTOCOL.md 6) with the fold's. The two folds share no code: where
 they agree, the log means what PROTOCOL.md says; where a heartbeat disagrees, its sender once read another log or folded
-it otherwise. The first difference of a log ends the look at that log, for everything behind it may follow from it.
+it otherwise. The same holds for the snapshots in the log (N3). A log whose beginning was deleted is folded from the
+oldest confirmed snapshot that both folds find sound. The first difference of a log ends the look at that log, for
+everything behind it may follow from it.
 """
 
 from __future__ import annotations
@@ -14,10 +16,13 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from marshal_py.errors import CoordinationError
-from marshal_py.protocol import rationalizer
-from marshal_py.protocol.records import Checkpoint, Genesis, Heartbeat
+from marshal_py.protocol import codec, rationalizer, snapshot
+from marshal_py.protocol.records import Checkpoint, Genesis, Heartbeat, Snapshot
+from marshal_py.protocol.snapshot import Shelf, Stored
 from marshal_py.protocol.world import CHECKPOINT_OFFSETS, FOLD_VERSION, World
 from marshal_py.simulator.oracle import Oracle, OracleStop
+from marshal_py.simulator.oracle_snapshot import LogState, Snapshots
+from marshal_py.simulator.oracle_wire import decode_record
 from marshal_py.transport.ports import LogRecord
 
 
@@ -41,6 +46,7 @@ class Report(Struct):
     checkpoints: int = 0
     digests: int = 0  # of groups, by both folds
     heartbeat_digests: int = 0  # carried by heartbeats
+    snapshot_digests: int = 0  # carried by snapshots and their witnesses
     other_fold_versions: int = 0  # carried by heartbeats, not compared (G4)
     differences: list[Difference] = []
 
@@ -55,12 +61,27 @@ class TwoFolds:
     def __init__(self, log: int, root: Genesis | None, root_value: bytes | None, report: Report) -> None:
         """`root`, `root_value`: the root Genesis and its bytes, needed for a log > 0 (L4)."""
         self.difference: Difference | None = None
-        self._log, self._report = log, report
+        self.log, self._report = log, report
         self._world = World(log, None if log == 0 else root)
         self._oracle = Oracle(log, None if log == 0 else root_value)
         self._touched: set[str] = set()  # groups that a record since the last checkpoint named
         self._chains = {0: 0}  # by checkpoint
+        self._totals = {0: 0}  # digest of the whole state (N3), by checkpoint
+        self._parts: dict[str, int] = {}
         self._states: dict[str, tuple[list[int], list[int]]] = {}  # group -> checkpoints at which it changed, digests
+
+    def begin(self, stored: Stored, state: LogState) -> bool:
+        """Goes on from a snapshot (N9), as the one fold reads it and as the other does; False if it is not sound."""
+        world = snapshot.load(stored, self.log, self._world.root)
+        if world is None:
+            return False
+        self._world = world
+        self._oracle.begin_at(state, stored.key.chain)
+        self._chains, self._totals = {stored.at: stored.key.chain}, {stored.at: stored.key.state}
+        self._parts = {name: snapshot.part_of(group) for name, group in world.groups.items()}
+        for name, group in world.groups.items():
+            self._states[name] = ([stored.at], [group.digest()])
+        return True
 
     def put(self, offset: int, value: bytes | None) -> None:
         """Folds the next record; afterwards `difference` may be set."""
@@ -88,6 +109,8 @@ class TwoFolds:
             return
         if isinstance(verdict.record, Heartbeat) and verdict.record.digest is not None:
             self._check_carried(offset, verdict.group, verdict.record.digest)
+        elif isinstance(verdict.record, Snapshot) and verdict.accepted:
+            self._check_snapshot(offset, verdict.record)
         self._touched.add(verdict.group)
         if (offset + 1) % CHECKPOINT_OFFSETS == 0 and self.difference is None:
             self._check_block(offset)
@@ -112,6 +135,9 @@ class TwoFolds:
             self._differs(offset, "", "chain digest", f"{self._world.chain:016x}", f"{chain:016x}")
             return
         self._chains[at] = chain
+        for name in self._touched & self._world.groups.keys():
+            self._parts[name] = snapshot.part_of(self._world.groups[name])
+        self._totals[at] = sum(self._parts.values()) % 2**64
         self._compare_groups(offset)
 
     def _compare_groups(self, offset: int) -> None:
@@ -126,11 +152,25 @@ class TwoFolds:
             digests.append(digest)
         self._touched.clear()
 
+    def _check_snapshot(self, offset: int, record: Snapshot) -> None:
+        """N3: what the writer of a snapshot, or its witness, had folded."""
+        if record.at < self._world.began_at:
+            return  # of what lies before the beginning of this look
+        self._report.snapshot_digests += 1
+        expected = self._totals.get(record.at), self._chains.get(record.at)
+        for what, found, known in zip(("state", "chain"), (record.state, record.chain), expected, strict=True):
+            if found != known and self.difference is None:
+                told = "no such checkpoint there" if known is None else f"{known:016x}"
+                self._differs(offset, "", f"{what} digest of a snapshot, of checkpoint {record.at}", f"{found:016x}",
+                              told)  # fmt: skip
+
     def _check_carried(self, offset: int, group: str, carried: Checkpoint) -> None:
         """G4: what the sender of a heartbeat had folded."""
         if carried.fold != FOLD_VERSION:
             self._report.other_fold_versions += 1
             return
+        if carried.at < self._world.began_at:
+            return  # of what lies before the beginning of this look
         self._report.heartbeat_digests += 1
         if carried.at not in self._chains:
             known = f"checkpoints up to {max(self._chains)}"
@@ -148,19 +188,54 @@ class TwoFolds:
                 self._differs(offset, group, f"state digest of a heartbeat, of checkpoint {carried.at}",
                               f"{carried.state:016x}", expected)  # fmt: skip
 
+    def miss(self, first: int) -> None:
+        """N10: nothing stands in for the beginning."""
+        self._differs(first, "", "the log cannot be folded", f"it begins at offset {first}", "a confirmed snapshot")
+
     def _differs(self, offset: int, group: str, what: str, found: str, expected: str) -> None:
-        self.difference = Difference(self._log, offset, group, what, found, expected)
+        self.difference = Difference(self.log, offset, group, what, found, expected)
         self._report.differences.append(self.difference)
 
 
+class Truncated:
+    """A log whose beginning is gone: kept until its end is known, then folded from its oldest confirmed snapshot."""
+
+    def __init__(self, folds: TwoFolds, first: int) -> None:
+        self.folds, self.first = folds, first
+        self._records: list[tuple[int, bytes | None]] = []
+        self._shelf, self._read = Shelf(), Snapshots()
+
+    def put(self, offset: int, value: bytes | None) -> None:
+        self._records.append((offset, value))
+        found = codec.open_snapshot(value)
+        if found is not None and value is not None:
+            self._shelf.take(found)
+            self._read.read(decode_record(codec.SNAPSHOT, value[14:]))
+
+    def finish(self) -> None:
+        by_place = {(state.at, chain): state for state, chain in self._read.confirmed(self.folds.log, self.first)}
+        for stored in reversed(self._shelf.confirmed(self.first)):
+            state = by_place.get((stored.at, stored.key.chain))
+            if state is not None and self.folds.begin(stored, state):
+                for offset, value in self._records:
+                    if offset >= stored.at:
+                        self.folds.put(offset, value)
+                self.folds.finish()
+                return
+        self.folds.miss(self.first)
+
+
 def verify(records: Iterable[LogRecord], root: Genesis | None, root_value: bytes | None) -> Report:
-    """Checks whole logs; their records may come mixed, each log's in its order."""
+    """Checks whole logs, or what is left of them; their records may come mixed, each log's in its order."""
     report = Report()
-    logs: dict[int, TwoFolds] = {}
+    logs: dict[int, TwoFolds | Truncated] = {}
     for record in records:
         folds = logs.get(record.log)
         if folds is None:
-            folds = logs[record.log] = TwoFolds(record.log, root, root_value, report)
+            folds = TwoFolds(record.log, root, root_value, report)
+            if record.offset:
+                folds = Truncated(folds, record.offset)
+            logs[record.log] = folds
         folds.put(record.offset, record.value)
     for folds in logs.values():
         folds.finish()

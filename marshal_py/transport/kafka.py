@@ -165,8 +165,8 @@ class KafkaLog:
                 if records:
                     at, deadline = records[-1].offset + 1, time.monotonic() + timeout_s
                     yield records
-                elif time.monotonic() >= deadline:
-                    reason = self._trouble or "nothing came"
+                elif self._closed or time.monotonic() >= deadline:
+                    reason = "the connection was closed" if self._closed else self._trouble or "nothing came"
                     raise ClusterUnreachable(self._servers, f"offset {at} of coordination partition {log}", reason)
         except KafkaException as error:
             raise ClusterUnreachable(self._servers, f"metadata of {self.topic}", str(error.args[0])) from error

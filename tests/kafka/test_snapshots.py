@@ -144,6 +144,9 @@ def test_by_hand_under_a_running_consumer(ledger: Ledger, topic: TopicFactory) -
     with ledger.connect("b") as marshal, joined(marshal, GROUP, [data]) as consumer:
         until(lambda: len(consumer.claims()) == 1, "a later one begins at the snapshot")
         assert marshal._loop.worlds[0].began_at == second["snapshot"]
+    looked = ledger.json("verify")
+    assert looked["ok"], looked
+    assert looked["snapshot_digests"] >= 2
 
 
 def test_truncated_history_and_the_way_out(ledger: Ledger, topic: TopicFactory) -> None:

@@ -7,11 +7,11 @@ from zlib import crc32
 
 import pytest
 
-from marshal_py.protocol import rationalizer
+from marshal_py.protocol import codec, rationalizer, snapshot
 from marshal_py.protocol.records import Checkpoint, ClaimState, Genesis, Heartbeat, Leave
 from marshal_py.simulator.verify import Report, verify
 from marshal_py.transport.ports import LogRecord
-from tests.support.logbook import GROUP, Logbook, genesis
+from tests.support.logbook import GROUP, INCARNATION, Logbook, genesis
 
 BEATS = 60
 
@@ -141,3 +141,53 @@ def test_logs_beside_the_first_are_judged_by_the_root() -> None:
     found = verify(mixed, opened, root)
     assert found.ok
     assert (found.logs, found.records) == (2, 3)
+
+
+def with_snapshots(*wrong: int) -> list[bytes | None]:
+    """A log with three confirmed snapshots; those of these checkpoints are wrong about the state.
+
+    The heartbeats carry digests, as in `book_of`.
+    """
+    book = Logbook()
+    book.world.watched.add(GROUP)
+    session, epoch = book.owner()
+    done = 0
+    for number in range(BEATS):
+        world = book.world
+        book.must(Heartbeat(session, number, (ClaimState(epoch, 101 + number),), digest=world.checkpoints.get(GROUP)))
+        if world.next_offset % 16 == 0 and done < 3:
+            done += 1
+            data = snapshot.state_of(world)
+            assert data is not None
+            assert world.genesis is not None
+            state = snapshot.digest_of(world) ^ (world.chain_at in wrong)
+            records = snapshot.split(world.genesis, b"w" * 16, world.chain_at, state, world.chain, data)
+            records.append(snapshot.witness(world.genesis, b"v" * 16, world.chain_at, state, world.chain))
+            for record in records:
+                book.put(codec.encode(record, "", INCARNATION))
+    return book.values
+
+
+def test_snapshots_are_compared() -> None:
+    """N3: their digests and their witnesses' are the folds'."""
+    found = checked(with_snapshots())
+    assert found.ok
+    assert found.snapshot_digests == 6
+    (difference,) = checked(with_snapshots(32)).differences
+    assert (difference.offset, difference.what) == (32, "state digest of a snapshot, of checkpoint 32")
+
+
+def test_a_truncated_log_is_folded_from_its_oldest_snapshot() -> None:
+    """N9: a sound one; without any, that is the difference."""
+    records = [LogRecord(0, offset, value, 0) for offset, value in enumerate(with_snapshots())]
+    found = verify(records[10:], None, None)
+    assert found.ok
+    assert (found.records, found.snapshot_digests) == (len(records) - 16, 6)
+    assert found.heartbeat_digests > 0
+    later = verify(records[20:], None, None)
+    assert (later.ok, later.records) == (True, len(records) - 32)
+    wrong = [LogRecord(0, offset, value, 0) for offset, value in enumerate(with_snapshots(16))]
+    passed = verify(wrong[10:], None, None)
+    assert passed.records == len(records) - 32, "the unsound one is passed over"
+    (difference,) = verify(records[60:], None, None).differences
+    assert (difference.offset, difference.what) == (60, "the log cannot be folded")
