@@ -28,7 +28,7 @@ from bench.stand import Result, Stand, open_stand, show
 from tests.support.jars import KafkaUnavailable
 
 # The quick ones first: whoever waits sees tables early.
-NAMES = ("fold", "memory", "startup", "claims", "traffic", "throughput", "join", "leave", "takeover")
+NAMES = ("fold", "replay", "sweep", "memory", "startup", "claims", "traffic", "throughput", "join", "leave", "takeover")
 
 
 def machine() -> dict[str, Any]:
@@ -57,7 +57,7 @@ def versions(stand: Stand) -> dict[str, str]:
         "librdkafka": str(confluent_kafka.libversion()[0]),
         "Kafka": stand.description,
     }
-    for package in ("aiokafka", "msgspec"):
+    for package in ("aiokafka", "msgspec", "pyarrow", "pyspark"):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

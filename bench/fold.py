@@ -35,21 +35,21 @@ GROUP: Final = "billing"
 INCARNATION: Final = bytes(range(16))
 
 
-def history(records: int, claims: int) -> list[bytes]:
-    """The log's values: joins, topology, claims, then heartbeats in turn."""
+def history(records: int, claims: int, group: str = GROUP, logs: int = 1) -> list[bytes]:
+    """The values of a log of so many: joins, topology, claims, then heartbeats in turn."""
     random = Random(1)
     opening: list[Record] = [Join(f"client-{m}", random.randbytes(16), 1, 2_000, ("orders",)) for m in range(MEMBERS)]
     opening.append(Topology("orders", PARTITIONS, -1))
     epochs = range(MEMBERS + 2, MEMBERS + 2 + PARTITIONS)
     opening += [ClaimingPartition(1 + p % MEMBERS, "orders", p, -1, 0) for p in range(PARTITIONS)]
-    values = [codec.encode(Genesis(INCARNATION, 1, HASH_NAME, 1), "", INCARNATION)]
-    values += [codec.encode(record, GROUP, INCARNATION) for record in opening]
+    values = [codec.encode(Genesis(INCARNATION, logs, HASH_NAME, 1), "", INCARNATION)]
+    values += [codec.encode(record, group, INCARNATION) for record in opening]
     for beat in range(records - len(values)):
         member, turn = beat % MEMBERS, beat // MEMBERS
         own = [epochs[(member + MEMBERS * ((turn + k) % (PARTITIONS // MEMBERS))) % PARTITIONS] for k in range(claims)]
         changed = tuple(ClaimState(epoch, beat, 3, 1) for epoch in own)
         digest = Checkpoint(len(values) // 16 * 16, random.getrandbits(64), random.getrandbits(64), 1)
-        values.append(codec.encode(Heartbeat(1 + member, beat, changed, (), None, digest), GROUP, INCARNATION))
+        values.append(codec.encode(Heartbeat(1 + member, beat, changed, (), None, digest), group, INCARNATION))
     return values
 
 

@@ -86,14 +86,15 @@ def report(
     """
     require_spark()
     from marshal_py.spark import reports
-    from marshal_py.spark.origins import options_of
+    from marshal_py.spark.ranges import as_options
 
     moment = None if at is None else _time(at)
     options = {name: text for name, text in (("group", group), ("since", since), ("until", until)) if text is not None}
     if path is not None:
         options["path"] = _located(path, master)
     else:
-        options |= options_of(frame.settings_of(bootstrap_servers, command_config), coordination_topic)
+        options |= as_options(frame.settings_of(bootstrap_servers, command_config))
+        options["coordination_topic"] = coordination_topic
     names = reports.check_questions(only or [], moment)
     with _session("marshal spark report", master) as session:
         found = reports.report(session, options, names, moment)

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pyspark.errors import AnalysisException
 from pyspark.sql import Window, functions
 
-from marshal_py.errors import HistoryTruncated, InvalidOption, LogGap, TopicRecreated
+from marshal_py.client.options import COORDINATION_TOPIC
+from marshal_py.errors import InvalidOption, LogGap, TopicRecreated
 from marshal_py.protocol.records import Genesis
-from marshal_py.spark.origins import TopicOrigin, options_of
+from marshal_py.spark.origins import TopicOrigin, root_of
+from marshal_py.spark.ranges import as_options
 from marshal_py.spark.replays import find_root
 from marshal_py.transport.ports import Bounds
 
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DAY: Final = "day"
-COORDINATION_TOPIC: Final = "__marshal"
 
 
 class Archived(NamedTuple):
@@ -47,18 +48,20 @@ def archive(spark: SparkSession, servers: str | Mapping[str, Any], path: str, *,
     settings = {"bootstrap.servers": servers} if isinstance(servers, str) else dict(servers)
     origin = TopicOrigin({"log_level": 0, **settings}, coordination_topic)
     held = read_archive(spark, path)
-    root = origin.root()
+    root = root_of(origin)
     if root is None:
         return []
     kept: dict[int, Bounds] = {}
     if held is not None:
         _check_same(root, find_root(held))
         kept = _kept(held)
-    runs = [_next(log, bounds, kept.get(log)) for log, bounds in sorted(origin.spans().items())]
+    # Partitions beyond the root's count belong to nobody (L3).
+    there = {log: bounds for log, bounds in sorted(origin.spans().items()) if log < root.partitions}
+    runs = [_next(log, bounds, kept.get(log)) for log, bounds in there.items()]
     ranges = {str(run.log): [run.first, run.end] for run in runs if run.first < run.end}
     if ranges:
-        options = options_of(settings, coordination_topic)
-        news = spark.read.format("marshal-log").options(**options, raw="true", ranges=json.dumps(ranges)).load()
+        options = {**as_options(settings), "coordination_topic": coordination_topic, "ranges": json.dumps(ranges)}
+        news = spark.read.format("marshal-log").options(**options, raw="true").load()
         write_archive(news, path)
     return runs
 
@@ -104,9 +107,7 @@ def _kept(held: DataFrame) -> dict[int, Bounds]:
 
 def _next(log: int, there: Bounds, kept: Bounds | None) -> Archived:
     if kept is None:
-        if there.first > 0:
-            raise HistoryTruncated(log, there.first)
-        return Archived(log, 0, 0, there.end)
+        return Archived(log, there.first, there.first, there.end)
     if there.end < kept.end:
         raise TopicRecreated(log, f"{kept.end} records in the archive", f"{there.end} in the topic")
     if there.first > kept.end:

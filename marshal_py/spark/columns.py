@@ -111,7 +111,15 @@ def _array(cells: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(known, pa.timestamp("ms", tz="UTC")).cast(_MOMENT)
 
 
+def is_moment(kind: pa.DataType) -> bool:
+    return bool(kind == _MOMENT)
+
+
+def in_ms(column: pa.Array) -> pa.Array:
+    """A column of moments as ms since 1970."""
+    return column.cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64())
+
+
 def moments_ms(column: pa.Array) -> list[int]:
-    """A column of moments as ms since 1970; -1 for NULL."""
-    in_ms = column.cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64())
-    return [-1 if ms is None else ms for ms in in_ms.to_pylist()]
+    """The same as numbers; -1 for NULL."""
+    return [-1 if ms is None else ms for ms in in_ms(column).to_pylist()]

@@ -14,18 +14,19 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from marshal_py.admin.targets import OFFSET, TIME, Target, parse
-from marshal_py.errors import HistoryTruncated, InvalidOption
+from marshal_py.errors import InvalidOption
 from marshal_py.history.tables import TABLES, Row
 from marshal_py.history.timeline import Timeline
 from marshal_py.protocol.identity import check_id
 from marshal_py.protocol.records import Genesis
 from marshal_py.protocol.routing import route
-from marshal_py.protocol.world import World
 from marshal_py.spark import columns
-from marshal_py.spark.origins import Origin, origin_of
+from marshal_py.spark.beginnings import beginning
+from marshal_py.spark.origins import origin_of, root_of
 from marshal_py.transport.ports import Bounds
 
 STATE_TABLES: Final = tuple(name for name in TABLES if name != "records")
@@ -140,20 +141,27 @@ def log_stream(options: Mapping[str, str]) -> DataSourceStreamReader:
     return RawStream(options)
 
 
-class RawStream(DataSourceStreamReader):
+class RawStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The live log, as far as it has come, from its beginning. An offset is {"log": next offset}."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         if "ranges" in options:
             raise InvalidOption("ranges", options["ranges"], "not for a stream, which begins at the beginning")
         self._reader = RawReader(options)
-        self._origin: Origin = self._reader._origin
+        self._origin = origin_of(options)
+        self._target: dict[str, int] | None = None  # of a query that ends when it has read what is there now
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._ends()
+
+    def _ends(self) -> dict[str, int]:
+        return {str(log): bounds.end for log, bounds in sorted(self._origin.spans().items())}
 
     def initialOffset(self) -> dict[str, int]:
         return {}
 
     def latestOffset(self, start: dict[str, int], limit: Any = None) -> dict[str, int]:
-        ends = {str(log): bounds.end for log, bounds in sorted(self._origin.spans().items())}
+        ends = self._ends() if self._target is None else self._target
         return start if ends == start else ends
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
@@ -193,7 +201,7 @@ class FoldReader(DataSourceReader):
         self._window = Window(options)
 
     def partitions(self) -> Sequence[InputPartition]:
-        root = self._origin.root()
+        root = root_of(self._origin)
         if root is None:
             return []
         group = self._window.group
@@ -208,11 +216,11 @@ class FoldReader(DataSourceReader):
             yield from columns.batches(rows, self._tables)
 
     def _folded(self, span: LogSpan) -> Iterator[Mapping[str, Sequence[Row]]]:
-        if span.first > 0:
-            raise HistoryTruncated(span.log, span.first)
+        assert span.root is not None  # else there would be no span
         window = self._window
-        timeline = Timeline(World(span.log, None if span.log == 0 else span.root), self._tables)
-        for _, offset, time_ms, _, value in self._origin.read(span.log, span.first, span.end):
+        values = (value for *_, value in self._origin.read(span.log, span.first, span.end))
+        timeline = Timeline(beginning(span.log, span.first, span.root, values).world(), self._tables)
+        for _, offset, time_ms, _, value in self._origin.read(span.log, timeline.world.next_offset, span.end):
             if window.ends_before(offset, time_ms):
                 break
             timeline.read(offset, time_ms, value)

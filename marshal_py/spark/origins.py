@@ -1,6 +1,6 @@
 """Where the records of coordination logs come from: a live topic, a dump file, a Parquet archive. Folds nothing.
 
-An origin is a small picklable value: the planner asks it for the root and the spans of the logs, a task reads one log.
+An origin is a small picklable value: the planner asks it for the spans of the logs, a task reads one log.
 Records are (log, offset, time in ms, key, value), each log gapless and in order. Knows no Spark.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,11 +18,14 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet
 
-from marshal_py.client.observer import POLL_S, READ_TIMEOUT_S, Observer
-from marshal_py.errors import ClusterUnreachable, InvalidOption, LogGap
-from marshal_py.protocol.codec import open_envelope
+from marshal_py.client.observer import POLL_S, READ_TIMEOUT_S
+from marshal_py.client.options import COORDINATION_TOPIC
+from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, InvalidOption, LogGap
+from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import Genesis
+from marshal_py.spark.beginnings import root_among
 from marshal_py.spark.columns import RAW, moments_ms
+from marshal_py.spark.ranges import kafka_options
 from marshal_py.transport.dump import Reader
 from marshal_py.transport.kafka import KafkaDoor
 from marshal_py.transport.ports import Bounds
@@ -36,9 +39,6 @@ ROWS_PER_READ: Final = 8_192  # of an archive's file, per file that is open
 class Origin(Protocol):
     """Raises CoordinationError, ClusterUnreachable, DumpDamaged or InvalidOption from every method."""
 
-    def root(self) -> Genesis | None:
-        """None if nobody has ever written one."""
-
     def spans(self) -> dict[int, Bounds]:
         """First and end offset of each log that has records, as of now."""
 
@@ -46,13 +46,10 @@ class Origin(Protocol):
         """The records [first, end) of one log."""
 
 
-def root_among(values: Iterable[bytes | None]) -> Genesis | None:
-    """The first valid Genesis (L3) of the values of log 0, which come in order."""
-    for value in values:
-        envelope = open_envelope(value, -1)
-        if envelope is not None and isinstance(envelope[5], Genesis):
-            return envelope[5]
-    return None
+def root_of(origin: Origin) -> Genesis | None:
+    """The root of all logs (L3), None if nobody has ever written one."""
+    first, end = origin.spans().get(0, Bounds(0, 0))
+    return root_among(first, (value for *_, value in origin.read(0, first, end))) if first < end else None
 
 
 @dataclass
@@ -65,14 +62,17 @@ class TopicOrigin:
     def _door(self) -> KafkaDoor:
         return KafkaDoor(self.settings, CONNECT_TIMEOUT_S)
 
-    def root(self) -> Genesis | None:
-        with Observer(self._door(), self.topic) as observer:
-            return observer.root
-
     def spans(self) -> dict[int, Bounds]:
-        with Observer(self._door(), self.topic) as observer:
-            found = observer.bounds(observer.logs_of(None) or [0])
-        return {log: bounds for log, bounds in found.items() if bounds.first < bounds.end}
+        admin = self._door().admin()
+        try:
+            count = admin.partition_count(self.topic)
+            if count is None:
+                raise CoordinationTopicMissing(self.topic, "looking creates nothing", "start a consumer, which creates "
+                                               "it, or name the right topic")  # fmt: skip
+            found = admin.bounds([TopicPartition(self.topic, log) for log in range(count)])
+        finally:
+            admin.close()
+        return {tp.partition: bounds for tp, bounds in found.items() if bounds.first < bounds.end}
 
     def read(self, log: int, first: int, end: int) -> Iterator[Raw]:
         """Ends at `end`; raises ClusterUnreachable after so long without a record."""
@@ -101,10 +101,6 @@ class DumpOrigin:
     """A file of `marshal log dump`. Every task reads the whole of it, for its sums are a chain."""
 
     path: str
-
-    def root(self) -> Genesis | None:
-        with Reader(Path(self.path)) as reader:
-            return root_among(record.value for record in reader if record.log == 0)
 
     def spans(self) -> dict[int, Bounds]:
         with Reader(Path(self.path)) as reader:
@@ -168,10 +164,6 @@ class ArchiveOrigin:
             groups = [file.metadata.row_group(i).column(at).statistics for i in range(file.metadata.num_row_groups)]
         return min(group.min for group in groups), max(group.max for group in groups)
 
-    def root(self) -> Genesis | None:
-        spans = self.spans()
-        return root_among(value for *_, value in self.read(0, *spans[0])) if 0 in spans else None
-
     def spans(self) -> dict[int, Bounds]:
         found = {}
         for log in sorted(self._files):
@@ -214,12 +206,6 @@ class ArchiveOrigin:
                 yield row
 
 
-def options_of(settings: Mapping[str, Any], topic: str) -> dict[str, str]:
-    """A source's options for the live topic. `settings`: librdkafka's."""
-    named = {name if name == "bootstrap.servers" else f"kafka.{name}": str(value) for name, value in settings.items()}
-    return {**named, "coordination_topic": topic}
-
-
 def origin_of(options: Mapping[str, str]) -> Origin:
     """The origin that a source's options name: `path`, or `bootstrap.servers` with `kafka.*` and `coordination_topic`.
 
@@ -231,6 +217,5 @@ def origin_of(options: Mapping[str, str]) -> Origin:
     if path is not None:
         local = path.removeprefix("file://")
         return DumpOrigin(local) if Path(local).is_file() else ArchiveOrigin(local)
-    settings = {name.removeprefix("kafka."): value for name, value in options.items() if name.startswith("kafka.")}
-    return TopicOrigin({"log_level": 0, **settings, "bootstrap.servers": servers},
-                       options.get("coordination_topic", "__marshal"))  # fmt: skip
+    topic = options.get("coordination_topic", COORDINATION_TOPIC)
+    return TopicOrigin({"log_level": 0, **kafka_options(options)}, topic)

@@ -1,33 +1,32 @@
-"""Folding any DataFrame of raw records with the library's own rationalizer, in parallel: batch and streaming.
+"""Folding any DataFrame of raw records with the library's own rationalizer, in parallel. Streams: streams.py.
 
-Strategy: each log is one history, so a log never spans two tasks. Batch: the rows of a log go to one task, sorted by
-offset, and are folded as they stream by. Streaming: one keyed state per log holds the world and what is open; records
-that come early wait in it for those before them. In all of them the rows are those of a fold in one process.
+Strategy: each log is one history, so a log never spans two tasks. The records of a log go to one task, sorted by
+offset, and are folded as they pass by. The rows are those of a fold in one process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql import functions
 
-from marshal_py.errors import HistoryTruncated, InvalidOption, LogGap
+from marshal_py.errors import InvalidOption, LogGap
 from marshal_py.history.tables import TABLES
 from marshal_py.history.timeline import Timeline
+from marshal_py.protocol.codec import GENESIS, SNAPSHOT
 from marshal_py.protocol.records import Genesis
-from marshal_py.protocol.world import World
 from marshal_py.spark import columns
+from marshal_py.spark.beginnings import Beginning, beginning, root_among
 from marshal_py.spark.log import ROWS_HELD_MAX
-from marshal_py.spark.origins import root_among
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 NEEDED: Final = ("log", "offset", "time", "value")
 TASKS_MAX: Final = 256  # a task costs Spark 50 ms before it does anything
-ROOT_CANDIDATES_MAX: Final = 1_000  # records of log 0 that look like a Genesis and stand before the first valid one
+CANDIDATES_MAX: Final = 1_000  # records that look like a Genesis or a Snapshot; a log has a few
 
 Fold = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -38,20 +37,23 @@ def replay(df: DataFrame, tables: Sequence[str] | None = None, *, root: Genesis 
 
     `tables`: those of history/tables.py; without it all of them. One gives a DataFrame with its columns, several one
     wide DataFrame with a column `table`. `root`: found in log 0 of `df` if it is not given. `tasks`: at most one per
-    log is of use. Records that stand twice are folded once. Raises InvalidOption; a log with a hole, or without its
-    beginning, fails the job with LogGap or HistoryTruncated.
+    log is of use. Records that stand twice are folded once. Where a log's beginning is deleted, its oldest confirmed
+    snapshot stands in. Raises InvalidOption, HistoryTruncated; a log with a hole fails the job with LogGap.
     """
     wanted = checked_tables(tables)
-    _check_columns(df)
+    check_columns(df)
     found = root or find_root(df)
     if found is None:
         raise InvalidOption("root", None, "log 0 of the DataFrame holds no Genesis: give the root, or all logs")
+    begun = _beginnings(df, found)
     if tasks is not None and tasks < 1:
         raise InvalidOption("tasks", tasks, "1 or more")
     count = min(tasks or found.partitions, found.partitions, TASKS_MAX)
-    spread = df.select(*NEEDED).repartitionById(count, (functions.col("log") % count).cast("int"))
+    # Partitions beyond the root's count belong to nobody (L3).
+    known = df.select(*NEEDED).where(functions.col("log") < found.partitions)
+    spread = known.repartitionById(count, (functions.col("log") % count).cast("int"))
     schema = columns.spark_schema(columns.columns(wanted))
-    return spread.sortWithinPartitions("log", "offset").mapInArrow(folding(found, wanted), schema)
+    return spread.sortWithinPartitions("log", "offset").mapInArrow(folding(begun, wanted), schema)
 
 
 def checked_tables(tables: Sequence[str] | None) -> tuple[str, ...]:
@@ -65,7 +67,7 @@ def checked_tables(tables: Sequence[str] | None) -> tuple[str, ...]:
     return wanted
 
 
-def _check_columns(df: DataFrame) -> None:
+def check_columns(df: DataFrame) -> None:
     for name in NEEDED:
         if name not in df.columns:
             raise InvalidOption("df", df.columns, f"the columns {', '.join(NEEDED)} must be there; {name} is not")
@@ -73,14 +75,31 @@ def _check_columns(df: DataFrame) -> None:
 
 def find_root(df: DataFrame) -> Genesis | None:
     """The Genesis that counts for all logs (L3), from the records of log 0 in `df`."""
-    _check_columns(df)
-    # PROTOCOL.md 4.1: an empty group id at byte 11, then record version and type 0. Only these few go to the driver.
-    looks_so = (functions.substring("value", 12, 1) == b"\0") & (functions.substring("value", 14, 1) == b"\0")
-    rows = df.where((functions.col("log") == 0) & looks_so).orderBy("offset").select("value")
-    return root_among(bytes(row.value) for row in rows.limit(ROOT_CANDIDATES_MAX).collect())
+    check_columns(df)
+    of_log_0 = df.where(functions.col("log") == 0)
+    first = of_log_0.agg(functions.min("offset")).collect()[0][0]
+    return None if first is None else root_among(first, _unowned(of_log_0, GENESIS if first == 0 else SNAPSHOT))
 
 
-def folding(root: Genesis, tables: Sequence[str]) -> Fold:
+def _unowned(df: DataFrame, kind: int) -> list[bytes]:
+    """The values that look like a Genesis or a Snapshot, in order: only these few go to the driver."""
+    # PROTOCOL.md 4.1: an empty group id at byte 11, then the record version, then the type.
+    byte_11, byte_13 = (functions.substring("value", place, 1) for place in (12, 14))
+    looks_so = (byte_11 == functions.lit(b"\0")) & (byte_13 == functions.lit(bytes([kind])))
+    rows = df.where(looks_so).orderBy("offset").select("value")
+    return [bytes(row.value) for row in rows.limit(CANDIDATES_MAX).collect()]
+
+
+def _beginnings(df: DataFrame, root: Genesis) -> dict[int, Beginning]:
+    firsts = df.groupBy("log").agg(functions.min("offset").alias("first")).collect()
+    found = {}
+    for log, first in ((row["log"], row["first"]) for row in firsts if row["log"] < root.partitions):
+        snapshots = _unowned(df.where(functions.col("log").eqNullSafe(log)), SNAPSHOT) if first > 0 else []
+        found[log] = beginning(log, first, root, snapshots)
+    return found
+
+
+def folding(begun: Mapping[int, Beginning], tables: Sequence[str]) -> Fold:
     """A function for mapInArrow over batches that are sorted by (log, offset)."""
 
     def fold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -89,7 +108,7 @@ def folding(root: Genesis, tables: Sequence[str]) -> Fold:
             if reader is None or log != reader.log:
                 if reader is not None:
                     yield from columns.batches(reader.timeline.finish(), tables)
-                reader = LogReader(log, root, tables)
+                reader = LogReader(begun[log], tables)
             reader.read(offset, time_ms, value)
             if reader.timeline.pending >= ROWS_HELD_MAX:
                 yield from columns.batches(reader.timeline.take(), tables)
@@ -108,18 +127,19 @@ def _records(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, int,
 class LogReader:
     """Folds the records of one log, which come sorted; a record may stand twice."""
 
-    def __init__(self, log: int, root: Genesis, tables: Sequence[str]) -> None:
-        self.log = log
-        self.timeline = Timeline(World(log, None if log == 0 else root), tables)
+    def __init__(self, begun: Beginning, tables: Sequence[str]) -> None:
+        self.log = begun.log
+        self.timeline = Timeline(begun.world(), tables)
+        self._first = self.timeline.world.next_offset
         self._last: bytes | None = None
 
     def read(self, offset: int, time_ms: int, value: bytes | None) -> None:
         expected = self.timeline.world.next_offset
+        if offset < self._first:
+            return  # the snapshot stands for it
         if offset == expected - 1:
             if value != self._last:
                 raise LogGap(self.log, expected, offset)  # two records at one offset: not one log
             return
-        if offset > expected == 0:
-            raise HistoryTruncated(self.log, offset)
         self.timeline.read(offset, time_ms, value)
         self._last = value

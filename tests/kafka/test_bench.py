@@ -98,6 +98,16 @@ def check_startup(result: Result) -> None:
     assert all(count(cell) >= 1 for cell in column(result, "messages"))
 
 
+def check_replay(result: Result) -> None:
+    assert all(count(cell) >= 1_000 for cell in column(result, "work"))
+    assert len(set(column(result, "work"))) == 1, "the digests of all contestants are equal"
+
+
+def check_sweep(result: Result) -> None:
+    assert column(result, "violations") == [0] * len(result.rows)
+    assert len(set(column(result, "work"))) == 1, "the traces of all contestants are equal"
+
+
 CHECKS = {
     "startup": check_startup,
     "join": check_moves,
@@ -108,6 +118,8 @@ CHECKS = {
     "memory": check_memory,
     "throughput": check_throughput,
     "fold": check_fold,
+    "replay": check_replay,
+    "sweep": check_sweep,
 }
 
 

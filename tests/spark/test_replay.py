@@ -13,10 +13,10 @@ import pyarrow.parquet
 import pytest
 from pyspark.errors import PySparkException
 
-from marshal_py.errors import InvalidOption
+from marshal_py.errors import HistoryTruncated, InvalidOption
 from marshal_py.history.tables import TABLES
-from marshal_py.spark import columns, replay
-from tests.support.logs import Raw, folded, root, topic
+from marshal_py.spark import columns, find_root, replay
+from tests.support.logs import Raw, folded, root, topic, with_snapshots
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -86,14 +86,27 @@ def test_bad_input_is_named(spark: SparkSession, tmp_path: Path) -> None:
         replay(df, tasks=0)
 
 
-@pytest.mark.parametrize(("cut", "message"), [
-    (slice(5, 6), "LogGap.*coordination partition 0 jumps from offset 5 to 6"),
-    (slice(0, 1), "HistoryTruncated.*coordination partition 0 begins at offset 1"),
-])  # fmt: skip
-def test_a_log_with_a_hole_fails(spark: SparkSession, tmp_path: Path, cut: slice, message: str) -> None:
+def test_a_log_with_a_hole_fails(spark: SparkSession, tmp_path: Path) -> None:
     """L8: no row is made up for what is not there."""
-    rows = list(ROWS[:40])
-    del rows[cut]
-    df = frame(spark, rows, tmp_path / "in")
-    with pytest.raises(PySparkException, match=message):
+    df = frame(spark, [*ROWS[:5], *ROWS[6:40]], tmp_path / "in")
+    with pytest.raises(PySparkException, match=r"LogGap.*coordination partition 0 jumps from offset 5 to 6"):
         replay(df, ["digests"], root=root(PARTITIONS)).collect()
+
+
+def test_a_log_without_its_beginning_needs_a_snapshot(spark: SparkSession, tmp_path: Path) -> None:
+    """N10."""
+    df = frame(spark, ROWS[1:40], tmp_path / "in")
+    with pytest.raises(HistoryTruncated, match="coordination partition 0 begins at offset 1"):
+        replay(df, ["digests"], root=root(PARTITIONS))
+
+
+def test_a_confirmed_snapshot_stands_in_for_deleted_records(spark: SparkSession, tmp_path: Path) -> None:
+    """N9: of all logs, also of the one with the root."""
+    rows = with_snapshots(ROWS, PARTITIONS, at=160)
+    left = [row for row in rows if row[1] >= 150 + row[0]]
+    df = frame(spark, left, tmp_path / "in", files=2)
+    assert find_root(df) == root(PARTITIONS)
+    found = bag(replay(df, ["digests", "standings"]).toArrow())
+    whole = folded(rows, PARTITIONS, ("digests", "standings"))
+    whole["digests"] = [row for row in whole["digests"] if row.offset > 160]
+    assert found == bag(pa.Table.from_batches(columns.batches(whole, ["digests", "standings"])))

@@ -8,7 +8,7 @@ from random import Random
 
 from marshal_py.history.tables import TABLES
 from marshal_py.history.timeline import Timeline
-from marshal_py.protocol import codec
+from marshal_py.protocol import codec, snapshot
 from marshal_py.protocol.rationalizer import apply
 from marshal_py.protocol.records import Genesis
 from marshal_py.protocol.routing import HASH_NAME, route
@@ -62,3 +62,21 @@ def folded(rows: tuple[Raw, ...], partitions: int, tables: tuple[str, ...] = tup
         for name, told in timeline.finish().items():
             found[name] += told
     return found
+
+
+def with_snapshots(rows: tuple[Raw, ...], partitions: int, at: int) -> tuple[Raw, ...]:
+    """The same topic, in which every log wrote and confirmed a snapshot when it stood at `at`."""
+    found: list[Raw] = []
+    for log in range(partitions):
+        values = [(time_ms, key, value) for number, _, time_ms, key, value in rows if number == log]
+        world = World(log, None if log == 0 else root(partitions))
+        for offset, (_, _, value) in enumerate(values[:at]):
+            apply(world, offset, value)
+        data = snapshot.state_of(world)
+        assert data is not None
+        state = snapshot.digest_of(world)
+        records = [*snapshot.split(root(partitions), bytes(16), at, state, world.chain, data),
+                   snapshot.witness(root(partitions), bytes(15) + b"w", at, state, world.chain)]  # fmt: skip
+        values[at:at] = [(values[at][0], None, codec.encode(record, "", INCARNATION)) for record in records]
+        found += [(log, offset, time_ms, key, value) for offset, (time_ms, key, value) in enumerate(values)]
+    return tuple(found)

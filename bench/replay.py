@@ -1,0 +1,129 @@
+"""How fast is the history of a whole coordination topic folded: in one process, by tasks on Spark, and as a stream?
+
+Sixteen logs, each as 20 consumers of one group with 100 partitions write it, stand in Parquet. All contestants read the
+same files, sort each log by its offsets and fold it with the digest of the group at every checkpoint; the digests are
+compared, and a difference fails the benchmark. Wall clock: what is asked is whether more cores help.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from bench.fold import INCARNATION, history
+from bench.stand import Result, Stand, ratio, spread
+from marshal_py.protocol.records import Genesis
+from marshal_py.protocol.routing import HASH_NAME, route
+from marshal_py.spark import columns, local_session, replay, replay_stream
+from marshal_py.spark.beginnings import Beginning
+from marshal_py.spark.replays import folding
+from marshal_py.spark.streams import PROVIDER, ROCKSDB
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOGS: Final = 16
+RECORDS: Final = 60_000  # per log
+LOGS_TINY, RECORDS_TINY = 4, 500
+ROUNDS: Final = 3
+TABLES: Final = ["digests"]
+FILES_PER_BATCH: Final = 8  # of the stream: two batches, so that state is written and read back
+
+
+@contextmanager
+def spark_session() -> Iterator[SparkSession]:
+    """Two cores of this machine; the session that is there is used and left."""
+    from pyspark.sql import SparkSession
+
+    there = SparkSession.getActiveSession()
+    session = there or local_session("local[2]", settings={"spark.log.level": "OFF"})
+    try:
+        yield session
+    finally:
+        if there is None:
+            session.stop()
+
+
+def write(folder: Path, logs: int, records: int) -> int:
+    """A Parquet file per log; how many records."""
+    written = 0
+    for log in range(logs):
+        group = next(name for number in count() if route(name := f"group-{number}", logs) == log)
+        rows = [(log, offset, 1_000 * offset, None, value)
+                for offset, value in enumerate(history(records, 1, group, logs))]  # fmt: skip
+        table = pa.Table.from_batches(columns.raw_batches(iter(rows)))
+        pyarrow.parquet.write_table(table, folder / f"{log:03}.parquet")
+        written += len(rows)
+    return written
+
+
+def _mark(digests: pa.Table) -> str:
+    """What the digests of the checkpoints are, in few letters."""
+    cells = (digests.column(name).to_pylist() for name in ("log", "offset", "group", "state", "chain"))
+    rows = sorted(row for row in zip(*cells, strict=True) if row[1] % 16 == 0)
+    return blake2b(repr(rows).encode(), digest_size=4).hexdigest()
+
+
+def one_process(folder: Path, root: Genesis) -> pa.Table:
+    found: list[pa.RecordBatch] = []
+    begun = {log: Beginning(log, root) for log in range(root.partitions)}
+    for file in sorted(folder.glob("*.parquet")):
+        table = pyarrow.parquet.read_table(file, columns=["log", "offset", "time", "value"]).sort_by("offset")
+        found += folding(begun, TABLES)(iter(table.to_batches()))
+    return pa.Table.from_batches(found)
+
+
+def in_tasks(spark: SparkSession, folder: Path, root: Genesis) -> pa.Table:
+    return replay(spark.read.parquet(str(folder)), TABLES, root=root).toArrow()
+
+
+def as_stream(spark: SparkSession, folder: Path, root: Genesis, out: Path) -> pa.Table:
+    schema = columns.spark_schema(columns.raw_fields())
+    raw = spark.readStream.schema(schema).option("maxFilesPerTrigger", FILES_PER_BATCH).parquet(str(folder))
+    query = replay_stream(raw, root, TABLES).writeStream.format("parquet").option("path", str(out / "rows")).option(
+        "checkpointLocation", str(out / "checkpoint")).trigger(availableNow=True).start()  # fmt: skip
+    query.awaitTermination()
+    return spark.read.parquet(str(out / "rows")).toArrow()
+
+
+def run(stand: Stand, tiny: bool) -> Result:
+    logs, records, rounds = (LOGS_TINY, RECORDS_TINY, 1) if tiny else (LOGS, RECORDS, ROUNDS)
+    folder, out = stand.folder / "replay", stand.folder / "replayed"
+    folder.mkdir()
+    written = write(folder, logs, records)
+    root = Genesis(INCARNATION, logs, HASH_NAME, 1)
+    with spark_session() as spark:
+        before = spark.conf.get(PROVIDER)
+        spark.conf.set(PROVIDER, ROCKSDB)
+        contestants: dict[str, Callable[[], pa.Table]] = {
+            "one process": lambda: one_process(folder, root),
+            "tasks on Spark, local[2]": lambda: in_tasks(spark, folder, root),
+            "stream on Spark, local[2]": lambda: as_stream(spark, folder, root, out),
+        }
+        contestants["tasks on Spark, local[2]"]()  # starts the workers
+        rates: dict[str, list[float]] = {name: [] for name in contestants}
+        marks: dict[str, str] = {}
+        for _ in range(rounds):
+            for name, fold in contestants.items():
+                shutil.rmtree(out, ignore_errors=True)
+                began = time.perf_counter()
+                table = fold()
+                rates[name].append(written / (time.perf_counter() - began) / 1000)
+                marks[name] = _mark(table)
+        spark.conf.set(PROVIDER, before)
+    shutil.rmtree(folder)
+    if len(set(marks.values())) != 1:
+        raise RuntimeError(f"the digests differ: {marks}")
+    rows: list[list[Any]] = [[name, spread(found), ratio(found, rates["one process"]), f"{written:,} #{marks[name]}"]
+                             for name, found in rates.items()]  # fmt: skip
+    notes = [f"{logs} logs in Parquet, {rounds} rounds in turn; the digests of all are equal"]
+    return Result("replay", ["contestant", "thousand records/s", "ratio to one process", "work"], rows, notes)

@@ -1,0 +1,180 @@
+"""The fold as a stateful stream: one keyed state per log, from which a restarted query goes on where it was.
+
+Strategy: the state is the log's canonical snapshot at its last checkpoint, the few values since, what timeline.py knows
+beside the world, and records that came before those in front of them. It is written with a version byte, so that a
+checkpoint folder outlives a release of this library, or is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import util
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import functions
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
+
+from marshal_py.errors import GroupOpaque, InvalidOption, LogGap, MissingSpark
+from marshal_py.history.timeline import Timeline
+from marshal_py.history.tracks import Open
+from marshal_py.protocol import rationalizer, snapshot
+from marshal_py.protocol.identity import NONE
+from marshal_py.protocol.records import Genesis
+from marshal_py.protocol.snapshot import Key, Stored
+from marshal_py.protocol.world import CHECKPOINT_OFFSETS, World
+from marshal_py.spark import INSTALL, columns
+from marshal_py.spark.replays import NEEDED, check_columns, checked_tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+STATE_VERSION: Final = 1
+HELD_MAX: Final = 200_000  # records of a log that wait for one before them; then it counts as lost
+PROVIDER: Final = "spark.sql.streaming.stateStore.providerClass"
+ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+_PANDAS: Final = {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype()}
+
+
+def replay_stream(sdf: DataFrame, root: Genesis, tables: Sequence[str] | None = None) -> DataFrame:
+    """As `replay`, for a stream with the columns log, offset, time and value; its rows come as they become final.
+
+    What is open (the interval of a live owner) comes when it ends; of digests, those of the checkpoints; no standings.
+    `root`: `find_root` of a batch. The logs must be there from their beginnings: stream an archive, or a whole topic.
+    Write with outputMode("append") and a checkpoint. Raises InvalidOption, MissingSpark.
+    """
+    wanted = checked_tables(tables)
+    check_columns(sdf)
+    if util.find_spec("google.protobuf") is None:
+        raise MissingSpark("protobuf", "which Spark's stateful streams need", INSTALL)
+    provider = sdf.sparkSession.conf.get(PROVIDER)
+    if provider != ROCKSDB:
+        raise InvalidOption(PROVIDER, provider, f"{ROCKSDB}: set it on the session, no other store keeps such a state")
+    fields = columns.columns(wanted)
+    in_ms = {name: pa.int64() if columns.is_moment(kind) else kind for name, kind in fields.items()}
+    known = sdf.select(*NEEDED).where(functions.col("log") < root.partitions)
+    # As numbers: in pandas a time would depend on the session's zone.
+    rows = known.withColumn("time", functions.unix_millis("time")).groupBy("log").transformWithStateInPandas(
+        _Fold(root, wanted), columns.spark_schema(in_ms), "Append", "None")  # fmt: skip
+    return rows.select(*(functions.timestamp_millis(name).alias(name) if columns.is_moment(kind) else name
+                         for name, kind in fields.items()))  # fmt: skip
+
+
+class _State(msgspec.Struct, array_like=True):
+    """One log's state. `at`: its last checkpoint; `data`: the snapshot there, None if that is the log's beginning."""
+
+    at: int
+    data: bytes | None
+    genesis: Genesis | None
+    chain: int
+    digest: int
+    values: list[bytes | None]  # from `at` on
+    known: Open
+    held: dict[int, tuple[int, bytes | None]]  # offset -> time, value; ahead of what is folded
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(_State).decode
+
+
+def read_state(blob: bytes | None) -> _State:
+    """Raises InvalidOption for a state that another release wrote in another way."""
+    if blob is None:
+        return _State(0, None, None, 0, 0, [], Open(), {})
+    if blob[0] != STATE_VERSION:
+        raise InvalidOption("checkpointLocation", f"state version {blob[0]}", f"version {STATE_VERSION}, which this "
+                            f"release of marshal_py reads: begin with a fresh checkpoint folder")  # fmt: skip
+    return _decode(memoryview(blob)[1:])
+
+
+def write_state(state: _State) -> bytes:
+    return bytes([STATE_VERSION]) + _encode(state)
+
+
+def fold_more(state: _State, log: int, root: Genesis, tables: Sequence[str],
+              records: Iterable[tuple[int, int, bytes | None]]) -> Timeline:  # fmt: skip
+    """Folds what has come (offset, time in ms, value), in any order, onto the state; the rows wait in the Timeline.
+
+    Raises LogGap when too much waits for a missing record, GroupOpaque: such a log has no canonical state (N7).
+    """
+    world = _world(state, log, root)
+    timeline = Timeline(world, tables, state.known)
+    for offset, time_ms, value in records:
+        if offset >= world.next_offset:
+            state.held[offset] = time_ms, value
+    end = world.next_offset
+    while end in state.held:
+        end += 1
+    checkpoint = end - end % CHECKPOINT_OFFSETS
+    for offset in range(world.next_offset, end):
+        time_ms, value = state.held.pop(offset)
+        timeline.read(offset, time_ms, value)
+        state.values.append(value)
+        if offset + 1 == checkpoint and world.genesis is not None:
+            _take_snapshot(state, world)
+    if len(state.held) > HELD_MAX:
+        raise LogGap(log, end, min(state.held))
+    return timeline
+
+
+def _world(state: _State, log: int, root: Genesis) -> World:
+    """As it stood when the state was written."""
+    known = None if log == 0 else root
+    world: World | None = World(log, known)
+    if state.data is not None and state.genesis is not None:
+        key = Key(bytes(16), state.at, 1, state.digest, state.chain)
+        world = snapshot.load(Stored(key, state.genesis, state.data, set()), log, known)
+        assert world is not None  # it was written by `_take_snapshot`
+    assert world is not None
+    for offset, value in enumerate(state.values, state.at):
+        rationalizer.apply(world, offset, value)
+    return world
+
+
+def _take_snapshot(state: _State, world: World) -> None:
+    data = snapshot.state_of(world)
+    if data is None:
+        name, group = next((name, group) for name, group in world.groups.items() if group.opaque_at != NONE)
+        raise GroupOpaque(name, group.opaque_at)
+    state.at, state.data, state.genesis = world.next_offset, data, world.genesis
+    state.chain, state.digest = world.chain, snapshot.digest_of(world)
+    state.values.clear()
+
+
+class _Fold(StatefulProcessor):
+    """Spark's side of it: called with the new records of one log, and its state."""
+
+    def __init__(self, root: Genesis, tables: Sequence[str]) -> None:
+        self._root, self._tables = root, tables
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._kept = handle.getValueState("log", "blob binary")
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame],
+                        timerValues: TimerValues) -> Iterator[pd.DataFrame]:  # fmt: skip
+        kept = self._kept.get()
+        state = read_state(None if kept is None else bytes(kept[0]))
+        timeline = fold_more(state, int(key[0]), self._root, self._tables, _records(rows))
+        self._kept.update((write_state(state),))
+        for batch in columns.batches(timeline.take(), self._tables):
+            yield _frame(batch)
+
+    def close(self) -> None:
+        pass
+
+
+def _records(rows: Iterable[pd.DataFrame]) -> Iterator[tuple[int, int, bytes | None]]:
+    for part in rows:
+        for offset, time_ms, value in zip(part["offset"], part["time"], part["value"], strict=True):
+            yield int(offset), NONE if pd.isna(time_ms) else int(time_ms), None if value is None else bytes(value)
+
+
+def _frame(batch: pa.RecordBatch) -> pd.DataFrame:
+    """Numbers that may be missing stay whole numbers, and moments are ms."""
+    arrays = [columns.in_ms(column) if columns.is_moment(column.type) else column
+              for column in batch.columns]  # fmt: skip
+    table = pa.Table.from_arrays(arrays, names=batch.schema.names)
+    return table.to_pandas(types_mapper=_PANDAS.get)
