@@ -276,6 +276,9 @@ class Loop:
 
     def _reopen(self, number: int, root: Genesis | None) -> None:
         while not self._closing:
+            with self.lock:
+                if not any(station.away for station in self.stations if station.log == number):
+                    return  # an earlier attempt has done it, or nobody is left
             try:
                 deadline = time.monotonic() + REOPEN_S
                 world = self._begin(number, root, deadline)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from marshal_py.protocol.member import Member
 
 OUTVOTED_BY = 2  # G8: so in a group of three one broken client stops nobody but itself
+NAME_CHARACTERS = 50  # of at most 4 bytes each: a Note's text holds 255 bytes (PROTOCOL.md 4.2)
 WHOLE_GROUP = TopicPartition("", NONE)
 
 
@@ -72,7 +73,8 @@ class Doubt:
         if not self.accusations:
             self._since_ms, self._first, self._words, self.confirmed = now.mono_ms, accusation.digest, {}, False
         if session not in self.accusations:
-            member.note("diverged", WHOLE_GROUP, at, NONE, f"{accusation.client_id} folds to another state"[:255])
+            who = accusation.client_id[:NAME_CHARACTERS]
+            member.note("diverged", WHOLE_GROUP, at, NONE, f"{who} folds to another state")
         self.accusations[session] = accusation
         self._words[accusation.client_id] = False
         asked_ms = self._asked_ms.get(session)
@@ -100,7 +102,8 @@ class Doubt:
         held, found = member.world.digests_at(member.name, at), again.digests_at(member.name, at)
         assert held is not None
         assert found is not None
-        member.end(Diverged(member.name, member.world.log, at, held[0], found[0], reason))
+        which = 0 if held[0] != found[0] else 1  # the state, or only the bytes that led to it
+        member.end(Diverged(member.name, member.world.log, at, held[which], found[which], reason))
 
     def settle(self, group: Group, now: Instant) -> None:
         """G8: who is the odd one out?"""

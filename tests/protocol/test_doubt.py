@@ -112,6 +112,18 @@ def test_another_one_who_agrees_settles_it() -> None:
     assert not c.member.ended
 
 
+def test_the_longest_names_fit() -> None:
+    """G6: the Note that names the other one is within its bounds, whatever that one is called."""
+    stage = Stage()
+    long = "\U0001f600" * 63 + "abc"  # 255 bytes
+    a, b = stage.team("a", long)
+    plant(stage, b, always=True)
+    stage.run_until(lambda: a.told("diverged"), I)
+    stage.run(I)
+    assert not a.member.ended
+    assert any(record.text.startswith("\U0001f600") for _, record in stage.records(Note) if record.kind == "diverged")
+
+
 def test_nothing_is_claimed_and_nothing_granted_meanwhile() -> None:
     """G6: neither partitions nor messages, while the second fold is awaited."""
     stage = Stage(mode=2)
