@@ -60,6 +60,11 @@ def check_tally(result: Result) -> None:
     assert all(count(cell) > 100 for cell in column(result, "messages"))
 
 
+def check_rewind(result: Result) -> None:
+    assert column(result, "delivered again") >= [12 * 50], "it did move"
+    check_tally(result)
+
+
 def check_takeover(result: Result) -> None:
     assert all(kills >= 1 for kills in column(result, "kills"))
     assert all(partitions >= 4 for partitions in column(result, "partitions")), "a third of 12 for each kill"
@@ -112,6 +117,7 @@ CHECKS = {
     "startup": check_startup,
     "join": check_moves,
     "leave": check_moves,
+    "rewind": check_rewind,
     "takeover": check_takeover,
     "claims": check_claims,
     "traffic": check_traffic,
