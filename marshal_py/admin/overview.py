@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from marshal_py.history.velocity import Velocity
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import MODE_NAMES
 from marshal_py.protocol.world import Group, Session
@@ -72,3 +74,100 @@ def _member(group: Group, session: Session) -> dict[str, Any]:
 def positions(group: Group) -> dict[TopicPartition, int]:
     """Every position that the group has."""
     return {tp: p.position for tp, p in group.partitions.items() if tp.partition >= 0 and p.position != NONE}
+
+
+# --- with what only the cluster and a clock know
+
+
+def liveness(age_s: float | None, interval_s: float) -> str:
+    """The seed's words: fresh for an interval after the last sign of life, then unknown, stale after two."""
+    if age_s is None:
+        return "unknown"
+    return "fresh" if age_s < interval_s else "unknown" if age_s <= 2 * interval_s else "stale"
+
+
+def partitions(group: Group) -> list[TopicPartition]:
+    """Every partition that the group could own, and every topic or pin that it has claimed."""
+    counted = (TopicPartition(name, number) for name, topic in group.topics.items() for number in range(topic.count))
+    return sorted({*group.partitions, *counted})
+
+
+def state(group: Group, log: int, extended_ms: Mapping[int, int], ends: Mapping[TopicPartition, int],
+          now_ms: float) -> dict[str, Any]:  # fmt: skip
+    """All about a group. `extended_ms`: per session the time of its last sign of life; `ends`: of data partitions."""
+    config = group.config
+    return {
+        "group": group.name,
+        "log": log,
+        "delivery": MODE_NAMES[group.mode],
+        "policy": (config.policy if config is not None else "") or None,
+        "deleted": group.deleted,
+        "opaque_at": group.opaque_at if group.opaque_at != NONE else None,
+        "pause": {"token": group.pause_change, "duration_s": group.pause_duration_ms / 1000} if group.paused else None,
+        "sessions": [_session(session, extended_ms.get(session.id), now_ms)
+                     for session in sorted(group.sessions.values(), key=lambda session: session.id)],
+        "partitions": [_partition(group, tp, ends.get(tp)) for tp in partitions(group)],
+    }  # fmt: skip
+
+
+def _session(session: Session, extended_ms: int | None, now_ms: float) -> dict[str, Any]:
+    interval_s = session.join.interval_ms / 1000
+    age_s = None if extended_ms is None else round(max(0.0, now_ms - extended_ms) / 1000, 1)
+    return {
+        "session": session.id,
+        "client_id": session.join.client_id,
+        "member": session.join.member or None,
+        "state": liveness(age_s, interval_s),
+        "last_extended_s": age_s,
+        "interval_s": interval_s,
+        "delivery": MODE_NAMES[session.join.mode],
+        "topics": list(session.join.topics),
+        "claims": session.held,
+        "stepped_down": session.mark != NONE,
+        "library": session.join.library,
+        "reads_version": session.join.reads_version,
+    }
+
+
+def _partition(group: Group, tp: TopicPartition, end: int | None) -> dict[str, Any]:
+    known = group.partitions.get(tp)
+    owned = known is not None and known.owner != NONE
+    position = known.position if known is not None and known.position != NONE else None
+    return {
+        "topic": tp.topic,
+        "partition": tp.partition,
+        "owner": group.sessions[known.owner].join.client_id if known is not None and owned else None,
+        "session": known.owner if known is not None and owned else None,
+        "epoch": known.epoch if known is not None and owned else None,
+        "position": position,
+        "generation": known.generation if known is not None else 0,
+        "version": known.version if known is not None and known.version != NONE else None,
+        "in_flight": known.in_flight if known is not None else 0,
+        "end": end,
+        "lag": None if end is None or position is None else max(0, end - position),
+    }
+
+
+def lag(group: Group, ends: Mapping[TopicPartition, int], velocity: Velocity, now_ms: int) -> dict[str, Any]:
+    """How far the group is behind, per partition and in all, and how long it needs at its speed of the last minute.
+
+    `time_s` is None where there is a lag and nothing moves. New messages are not counted in.
+    """
+    rows = []
+    for tp in partitions(group):
+        if tp.partition >= 0:
+            row = _partition(group, tp, ends.get(tp))
+            speed = velocity.per_second(group.name, tp, now_ms)
+            behind = row["lag"]
+            time_s = None if behind is None else 0.0 if not behind else round(behind / speed, 1) if speed > 0 else None
+            rows.append({**{name: row[name] for name in ("topic", "partition", "owner", "position", "end", "lag")},
+                         "per_second": round(speed, 1), "time_s": time_s})  # fmt: skip
+    known = [row for row in rows if row["lag"] is not None]
+    times = [row["time_s"] for row in known]
+    return {
+        "group": group.name,
+        "lag": sum(row["lag"] for row in known),
+        "per_second": round(sum(row["per_second"] for row in rows), 1),
+        "time_s": None if None in times else max(times, default=0.0),
+        "partitions": rows,
+    }

@@ -16,6 +16,7 @@ from marshal_py.cli import (
     doctor,
     explain,
     groups,
+    lag,
     log,
     members,
     position,
@@ -41,6 +42,7 @@ app.command("demo", epilog=demo.EXAMPLE)(demo.demo)
 app.command("consume", epilog=consume.EXAMPLE)(consume.consume)
 app.command("produce", epilog=produce.EXAMPLE)(produce.produce)
 app.command("state", epilog=state.EXAMPLE)(state.state)
+app.command("lag", epilog=lag.EXAMPLE)(lag.lag)
 app.add_typer(log.app, name="log")
 app.command("advisories", epilog=advisories.EXAMPLE)(advisories.advisories)
 app.command("verify", epilog=verify.EXAMPLE)(verify.verify)

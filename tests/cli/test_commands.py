@@ -13,7 +13,7 @@ from tests.cli.shell import DEADLINE_S, Shell
 
 COMMANDS = [["demo"], ["consume"], ["produce"], ["state"], ["log"], ["log", "tail"], ["log", "dump"], ["doctor"],
             ["verify"], ["log", "load"], ["snapshot"], ["bootstrap"],
-            ["advisories"]]  # fmt: skip
+            ["advisories"], ["lag"]]  # fmt: skip
 
 
 # --- the frame
@@ -157,7 +157,7 @@ def test_consume_stops_at_sigterm_and_releases(shell: Shell, billing: str) -> No
     live = shell.json("state", "sigterm")["groups"][0]
     assert live["delivery"] == "at_most_once"
     assert [(session["client_id"], session["state"], session["claims"]) for session in live["sessions"]] == [
-        ("me", "live", 4)
+        ("me", "fresh", 4)
     ]
     assert {partition["owner"] for partition in live["partitions"]} == {"me"}
 

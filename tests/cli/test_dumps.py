@@ -152,3 +152,29 @@ def test_verify_sees_through_a_dump_that_was_written_anew(shell: Shell, billing:
     assert first["offset"] > 3
     assert "digest" in first["what"]
     assert f"log {log}, offset {first['offset']}: " in done.stderr
+
+
+# --- state and lag
+
+
+def test_state_of_a_dump_has_no_ends(shell: Shell, billing: str, dumped: Path) -> None:
+    live, kept = shell.json("state", billing), Shell("").json("state", billing, "--dump", str(dumped))
+    (now,), (then,) = live["groups"], kept["groups"]
+    assert {partition["end"] for partition in then["partitions"]} == {None}
+    assert [p["position"] for p in then["partitions"]] == [p["position"] for p in now["partitions"]]
+    refused = Shell("").run("state", "nobody", "--dump", str(dumped))
+    assert refused.exit_code == 1
+    assert "group 'nobody' is not in __marshal" in refused.stderr
+
+
+def test_lag_of_a_group(shell: Shell, billing: str) -> None:
+    found = shell.json("lag", billing)
+    assert list(found) == ["group", "lag", "per_second", "time_s", "partitions"]
+    assert list(found["partitions"][0]) == ["topic", "partition", "owner", "position", "end", "lag", "per_second",
+                                            "time_s"]  # fmt: skip
+    assert found["lag"] == sum(row["lag"] for row in found["partitions"])
+    assert all(row["lag"] == row["end"] - row["position"] for row in found["partitions"])
+    assert f"group billing: lag {found['lag']}, " in shell.run("lag", billing).stdout
+    refused = shell.run("lag", "nobody")
+    assert refused.exit_code == 1
+    assert "group 'nobody' is not in __marshal" in refused.stderr

@@ -1,0 +1,65 @@
+"""Groups as programs and people are shown them: the seed's words, lags, and what is not known."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from marshal_py.admin import overview
+from marshal_py.history.velocity import Velocity
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.records import ClaimState, Heartbeat
+from tests.support.logbook import TOPIC, Logbook
+
+ONE, TWO = TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)
+
+
+@pytest.mark.parametrize(
+    ("age_s", "word"),
+    [(0.0, "fresh"), (1.9, "fresh"), (2.0, "unknown"), (4.0, "unknown"), (4.1, "stale"), (1e9, "stale"),
+     (None, "unknown")],
+)  # fmt: skip
+def test_the_words_of_the_seed(age_s: float | None, word: str) -> None:
+    """Fresh below one heartbeat interval, unknown from one to two, stale beyond two."""
+    assert overview.liveness(age_s, 2.0) == word
+
+
+@pytest.fixture
+def book() -> Logbook:
+    book = Logbook()
+    session, epoch = book.owner()
+    book.must(Heartbeat(session, 1, (ClaimState(epoch, 130, in_flight=2),)))
+    return book
+
+
+def test_the_state_of_a_group(book: Logbook) -> None:
+    (session,) = book.group.sessions
+    found = overview.state(book.group, 3, {session: 10_000}, {ONE: 150, TWO: 7}, 11_500.0)
+    json.dumps(found)
+    (shown,) = found["sessions"]
+    assert (shown["state"], shown["last_extended_s"], shown["claims"]) == ("unknown", 1.5, 1)
+    first, second = found["partitions"][:2]
+    assert (first["owner"], first["position"], first["end"], first["lag"], first["in_flight"]) == ("c", 130, 150, 20, 2)
+    assert first["version"] == first["epoch"] == book.partition().version
+    assert (second["owner"], second["position"], second["lag"], second["version"]) == (None, None, None, None)
+    assert len(found["partitions"]) == 4
+
+
+def test_a_session_whose_last_sign_lies_before_the_log(book: Logbook) -> None:
+    (shown,) = overview.state(book.group, 0, {}, {}, 5.0)["sessions"]
+    assert (shown["state"], shown["last_extended_s"]) == ("unknown", None)
+
+
+def test_lag_and_the_time_that_it_takes(book: Logbook) -> None:
+    class Steady(Velocity):
+        def per_second(self, group: str, tp: TopicPartition, now_ms: int) -> float:
+            return 4.0 if tp == ONE else 0.0
+
+    found = overview.lag(book.group, {ONE: 150}, Steady(), 0)
+    assert (found["lag"], found["per_second"], found["time_s"]) == (20, 4.0, 5.0)
+    assert [row["time_s"] for row in found["partitions"]] == [5.0, None, None, None]
+    still = overview.lag(book.group, {ONE: 150}, Velocity(), 0)
+    assert (still["lag"], still["time_s"]) == (20, None)
+    done = overview.lag(book.group, {ONE: 130}, Velocity(), 0)
+    assert (done["lag"], done["time_s"]) == (0, 0.0)

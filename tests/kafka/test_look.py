@@ -1,0 +1,79 @@
+"""Looking at a group on Apache Kafka: lag as Kafka's own tools say it, dumps that can be verified and loaded again."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+import marshal_py
+from tests.kafka.test_admin import DEADLINE_S, Shell
+from tests.support.kafka import Cluster, TopicFactory, wait_until
+
+PARTITIONS = 3
+MESSAGES = 90
+READ = 40
+
+
+def lags_of_kafka(cluster: Cluster, group: str, topic: str) -> dict[int, tuple[int, int, int]]:
+    """Per partition (committed, end, lag): the figures of `kafka-consumer-groups --describe`."""
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    tps = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+    asked = [ConsumerGroupTopicPartitions(group, tps)]
+    answer = admin.list_consumer_group_offsets(asked)[group].result(DEADLINE_S)
+    ends = {tp.partition: future.result(DEADLINE_S).offset
+            for tp, future in admin.list_offsets({tp: OffsetSpec.latest() for tp in tps}).items()}  # fmt: skip
+    committed = {tp.partition: tp.offset for tp in answer.topic_partitions}
+    return {number: (committed[number], ends[number], ends[number] - committed[number]) for number in ends}
+
+
+def test_lag_agrees_with_kafkas_own_figures_and_the_log_with_itself(
+    kafka: Cluster, topic: TopicFactory, tmp_path: Path
+) -> None:
+    name, group, shell = topic(PARTITIONS), f"g-{uuid.uuid4().hex[:8]}", Shell(kafka)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for number in range(MESSAGES):
+        producer.produce(name, b"%d" % number, partition=number % PARTITIONS)
+    assert producer.flush(DEADLINE_S) == 0
+    coordination = topic(PARTITIONS, config={"retention.ms": "-1", "retention.bytes": "-1"})
+    with (
+        marshal_py.connect(kafka.bootstrap, coordination_topic=coordination) as marshal,
+        marshal.consumer(group, [name], start="earliest", heartbeat_interval_s=1.0) as consumer,
+    ):
+        read = 0
+        while read < READ:
+            batch = consumer.fetch(READ - read, expires_s=0.2)
+            read += sum(len(part) for part in batch.parts)
+            batch.ack()
+        consumer.flush()
+        live = shell.json("state", group, "--coordination-topic", coordination)["groups"][0]
+        (session,) = live["sessions"]
+        assert session["state"] in ("fresh", "unknown"), "a machine under load may be slow to look"
+        assert session["claims"] == PARTITIONS
+
+    def agree() -> bool:
+        ours = shell.json("lag", group, "--coordination-topic", coordination)
+        assert ours["lag"] == MESSAGES - READ
+        found = {row["partition"]: (row["position"], row["end"], row["lag"]) for row in ours["partitions"]}
+        return found == lags_of_kafka(kafka, group, name)
+
+    wait_until(agree, DEADLINE_S, "the positions are mirrored and both say the same")
+
+    path, where = tmp_path / "log.dump", ("--coordination-topic", coordination)
+    assert shell.run("log", "dump", "--output", str(path), *where).returncode == 0
+    offline = shell.json("verify", "--dump", str(path))
+    assert offline["ok"]
+    assert offline["records"] == shell.json("verify", *where)["records"]
+    copy = f"{coordination}-copy"
+    assert shell.json("log", "load", str(path), "--coordination-topic", copy)["records"] == offline["records"]
+    again, first = (shell.json("lag", group, "--coordination-topic", one)["partitions"] for one in (copy, coordination))
+    assert [(row["position"], row["lag"]) for row in again] == [(row["position"], row["lag"]) for row in first]
+    whole = path.read_bytes()
+    at = len(whole) * 2 // 3
+    path.write_bytes(whole[:at] + bytes((whole[at] ^ 1,)) + whole[at + 1 :])
+    changed = shell.run("verify", "--dump", str(path), "--json")
+    assert changed.returncode == 1
+    assert f"at offset {json.loads(changed.stdout)['first']['offset']} of log" in changed.stderr
