@@ -103,16 +103,16 @@ class Intent:
         """Order of candidates and target, computed anew only when they may have changed."""
         waited_out = self.member.watch.waited_out(group)
         waited_out.discard(self.member.session)
+        if group.shape == self._key[0] and waited_out == self._key[1]:
+            return  # nearly always; a config is part of the shape
         policy = self.member.options.policy
         if group.config is not None and group.config.policy in POLICIES:
             policy = group.config.policy
-        key = (group.shape, frozenset(waited_out), policy)
-        if key != self._key:
-            self._key = key
-            self._order = candidates(group, waited_out)
-            self._target = POLICIES.get(policy, POLICIES[DEFAULT_POLICY])(group, self._order)
-            me, owned = self.member.session, {p.tp: p.owner for p in group.claims.values()}
-            self._taking = [tp for tp, sid in self._target.items() if sid == me and owned.get(tp, me) != me]
+        self._key = (group.shape, frozenset(waited_out), policy)
+        self._order = candidates(group, waited_out)
+        self._target = POLICIES.get(policy, POLICIES[DEFAULT_POLICY])(group, self._order)
+        me, owned = self.member.session, {p.tp: p.owner for p in group.claims.values()}
+        self._taking = [tp for tp, sid in self._target.items() if sid == me and owned.get(tp, me) != me]
 
     def rank(self, group: Group) -> int:
         """This member's place among those that may act now."""

@@ -70,6 +70,11 @@ class WaitClock:
         if not proven:
             self.floor_ms = self.counted_ms
 
+    def counted_at(self, now: Instant) -> int:
+        """`counted_ms` as it will be if the running step ends at `now`: where a wait begins that begins now (T1)."""
+        last = self.last_mono_ms
+        return self.counted_ms + (0 if last is None else min(max(0, now.mono_ms - last), self.step_ms_max))
+
     def waited_ms(self, began_at: int) -> int:
         """Waited ms of a wait that began when `counted_ms` was `began_at`; one ms less, for both ends were floored."""
         return max(0, self.counted_ms - max(began_at, self.floor_ms) - 1)

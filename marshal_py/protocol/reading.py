@@ -56,8 +56,8 @@ class Reading:
         """A record of this group was folded into the world just now."""
         member = self.member
         record = verdict.record
-        if not verdict.accepted or not isinstance(record, ClaimingMessages):
-            member.stirred = True  # grants come by the thousand and change nothing that a tick would look at
+        # Heartbeats and grants come by the thousand, and nearly all of them change nothing that a tick would look at.
+        member.stirred |= not isinstance(record, Heartbeat | ClaimingMessages) or not verdict.accepted
         match record:
             case Heartbeat():
                 self._read_heartbeat(record, verdict, now)
@@ -95,17 +95,24 @@ class Reading:
 
     def _read_heartbeat(self, record: Heartbeat, verdict: Verdict, now: Instant) -> None:
         member = self.member
+        group = member.group
+        session = None if group is None else group.sessions.get(record.session)
+        extended = session is not None and session.extended == verdict.offset
         if record.session == member.session:
-            group = member.group
-            extended = group is not None and member.session in group.sessions and (
-                group.sessions[member.session].extended == verdict.offset)  # fmt: skip
+            member.stirred = True  # a fence may open, a revival take its next step
             if not member.pulse.read_heartbeat(record.sequence, verdict.accepted, extended):
                 self._cloned(verdict.offset)
             return
-        if record.digest is not None and verdict.accepted:
+        if extended:
+            member.watch.extended(record.session, verdict.offset, now)
+        if not verdict.accepted:
+            return
+        if record.digest is not None:
             member.doubt.compare(record.session, record.digest, now)
-        if record.pause is not None and verdict.accepted:
+        if record.pause is not None:
             member.watch.credit_pause(record.pause.pause_change, record.pause.waited_ms)
+        # Somebody waits for a partition of ours, the pause may be over, or the worlds differ.
+        member.stirred |= bool(record.ready or record.pause is not None or member.doubt.accusations)
 
     def _read_join(self, record: Join, verdict: Verdict) -> None:
         """Adopts the session of the newest own Join; any other own one is a ghost to be left (T14)."""

@@ -47,6 +47,10 @@ class Watch:
             self._shape = group.shape
             self._refresh_free(group, counted)
 
+    def extended(self, session: int, offset: int, now: Instant) -> None:
+        """An extension was read just now, inside a step: its wait begins here, and no look at the world is due (T1)."""
+        self._sessions[session] = (offset, self.clock.counted_at(now))
+
     def _refresh_free(self, group: Group, counted: int) -> None:
         before, self._free = self._free, {}
         for name, topic in group.topics.items():

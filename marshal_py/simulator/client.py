@@ -127,6 +127,18 @@ class Client(Process):
         self.member.fail(error)
         self.act(None)
 
+    def look(self, _: None) -> None:
+        """As the loop does: a tick only if what was read asks for one; what waits for a grant asks for the next."""
+        member = self.member
+        now = self.clock.read(self.stage.now_ms)
+        if member is None or member.stirred or now.mono_ms >= member.deadline_ms:
+            self.act(None)
+        elif not self.dead:
+            self.stage.events += 1
+            ready = member.ask_grants(now)
+            if not self.stall(self._execute, (ready, 0)):
+                self._execute((ready, 0))
+
     def act(self, _: None) -> None:
         """A tick, and what it asks for."""
         if self.dead:

@@ -21,6 +21,7 @@ from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, Genesis
 from marshal_py.protocol.routing import HASH_NAME
+from marshal_py.protocol.world import Group
 from marshal_py.simulator.auditor_evidence import Delivery, Evidence, Report, Stop
 from marshal_py.simulator.auditor_history import root_of
 from marshal_py.simulator.broker import MISSING, Broker
@@ -261,6 +262,42 @@ class Cluster:
         for process in self.processes:
             process.wake_reader()
             self.at(int(self.rng.random() * METADATA_MS), process, process.check_topic)
+
+    # --- may a run go on? The judges ask the log whether this was so.
+
+    def settled(self) -> bool:
+        """Every client that stays is well and takes what it gets, and each group's partitions are owned by them."""
+        staying = [client for client in self.staying() if client.group not in self.damaged]
+        return all(self._well(client) for client in staying) and all(
+            self._owned(group, staying) for group in self.scenario.groups if group.name not in self.damaged)
+
+    def _well(self, client: Client) -> bool:
+        member = client.member
+        if client.frozen or member is None or member.session < 0 or member.fenced:
+            return False
+        shuns = any(member.intent.shuns(TopicPartition(*place)) for place in self.broker.topics)  # D4
+        return member.pulse.healthy(client.now()) and not shuns
+
+    def finished(self) -> bool:
+        """The same, and nothing is left to read."""
+        return self.settled() and all(
+            not offsets or partition.position > offsets[-1]
+            for plan in self.scenario.groups for group in (self._newest_group(plan.name),) if group is not None
+            for tp, partition in group.partitions.items() for offsets in (self.broker.topics.get(tp, ()),)
+        )  # fmt: skip
+
+    def _newest_group(self, name: str) -> Group | None:
+        worlds = [client.world for client in self.living() if client.group == name]
+        return max(worlds, key=lambda world: world.next_offset).groups.get(name) if worlds else None
+
+    def _owned(self, plan: GroupPlan, staying: list[Client]) -> bool:
+        group = self._newest_group(plan.name)
+        sessions = {client.member.session for client in staying if client.member is not None}
+        places = [place for place in self.broker.topics if place[0] in plan.topics]
+        return group is not None and not group.paused and all(
+            (known := group.partitions.get(TopicPartition(*place))) is not None and known.owner in sessions
+            for place in places
+        )  # fmt: skip
 
     def close(self) -> list[Evidence]:
         """The evidence of the coordination topic as it is now, complete, log by log."""

@@ -51,8 +51,8 @@ def draw_kinds(rng: Random) -> frozenset[str]:
     return frozenset(kinds)
 
 
-def spread_ms(rng: Random, least: int, most: int) -> int:
-    """A duration between two bounds, every order of magnitude equally likely."""
+def spread(rng: Random, least: int, most: int) -> int:
+    """A number (or a duration) between two bounds, every order of magnitude equally likely."""
     if most <= least:
         return least
     doublings = (most // max(1, least)).bit_length()
@@ -106,13 +106,13 @@ class Weather:
             return []
         late = rng.random() < self.delay
         if late:
-            usual_ms = spread_ms(rng, 1, self.late_ms_max)
+            usual_ms = spread(rng, 1, self.late_ms_max)
         in_order = rng.random() >= self.reorder
         copies = [(usual_ms, in_order)]
         if rng.random() < self.retry:  # an error was reported, the record was written, the producer tries again
-            copies.append((usual_ms + spread_ms(rng, 1, self.late_ms_max // 10), True))
+            copies.append((usual_ms + spread(rng, 1, self.late_ms_max // 10), True))
         while len(copies) < 4 and rng.random() < self.duplicate:
-            copies.append((spread_ms(rng, 1, self.late_ms_max), False))
+            copies.append((spread(rng, 1, self.late_ms_max), False))
         self.faults += late + (not in_order) + len(copies) - 1
         return copies
 
@@ -131,11 +131,11 @@ class Weather:
         if not self.stop_step or rng.random() >= self.stop_step:
             return 0
         self.faults += 1
-        return spread_ms(rng, 1, self.stop_ms_max)
+        return spread(rng, 1, self.stop_ms_max)
 
     def gate_ms(self, rng: Random) -> int:
         """How long a process stops between the gate and the call of the handler; mostly 0 (X3)."""
         if not self.stop_gate or rng.random() >= self.stop_gate:
             return 0
         self.faults += 1
-        return spread_ms(rng, 1, self.stop_ms_max)
+        return spread(rng, 1, self.stop_ms_max)

@@ -176,8 +176,12 @@ class Process:
             if self.dead:
                 break
         stage.folded(self, first, world.next_offset - first)
-        if not self.dead and not self.stall(self.act, None):
-            self.act(None)
+        if not self.dead and not self.stall(self.look, None):
+            self.look(None)
+
+    def look(self, _: None) -> None:
+        """What was there is read."""
+        self.act(None)
 
     def read(self, verdict: Verdict, now: Instant) -> None:
         """One record was folded."""
@@ -188,7 +192,7 @@ class Process:
         self.world = world
 
     def act(self, _: None) -> None:
-        """Something was read, or a deadline came."""
+        """There is something to do, or a deadline came."""
         raise NotImplementedError
 
     def log_failed(self, error: CoordinationError) -> None:

@@ -16,7 +16,7 @@ from marshal_py.simulator.auditor_evidence import Evidence, Violation
 from marshal_py.simulator.auditor_progress import Demands, Departure, judge_progress
 from marshal_py.simulator.cluster import Cluster
 from marshal_py.simulator.scenario import Options, Scenario, draw
-from marshal_py.simulator.strikes import Striker
+from marshal_py.simulator.strikes import LONG_KINDS, Striker
 
 SETTLE_INTERVALS: Final = 8  # after the heal: the longest silence of a client that revives (4), an eviction, a pause
 # After such a departure. A slow client comes last: named as an heir it would keep others waiting.
@@ -26,6 +26,7 @@ UPLINK_INTERVALS: Final = 1.5  # of a slow uplink: each sign of life is read bac
 # (T9); over a slow uplink, a third later at most, also a probe and the two heartbeats of a revival, each as late as the
 # uplink is slow (T10).
 SIGNS_INTERVALS: Final = {"killed": 0.0, "left": 0.0, "stuck_reader": 1.0, "slow_uplink": 4 / 3 + 3 * UPLINK_INTERVALS}
+LOOKS_PER_INTERVAL: Final = 4  # how often a run looks whether it may go on earlier than that
 V6_KINDS: Final = frozenset({
     "outage", "outage_writes", "clock_rate", "broker_clock", "onlooker", "logs", "genesis_race", "grow_logs",
     "stuck_reader", "slow_uplink",
@@ -101,19 +102,32 @@ def _run(cluster: Cluster, striker: Striker) -> Demands:
     healed_ms = cluster.now_ms
     if scenario.calm:
         return Demands(interval_ms, healed_ms, healed_ms, (), (), {}, True)
-    cluster.run_until(healed_ms + SETTLE_INTERVALS * interval_ms + 5_000)
+    long = not LONG_KINDS.isdisjoint(scenario.kinds)  # a pause may still come, or a hanging handler's end
+    cluster.run_until(healed_ms + interval_ms)  # by now the last record of the storm has landed
+    settled = _go_on(cluster, SETTLE_INTERVALS * interval_ms + 5_000, (lambda: False) if long else cluster.settled)
+    settled_ms = cluster.now_ms if settled else None
     departures: list[Departure] = []
     for how, intervals in STEP_INTERVALS.items():
         if how in ("killed", "left") or how in scenario.kinds:
             departures += _depart(cluster, how)
             cluster.producing = cluster.producing and how != "left"  # from then on the backlog must fall (V3)
-            cluster.run_until(cluster.now_ms + intervals * interval_ms + 2_000)
+            _go_on(cluster, intervals * interval_ms + 2_000, cluster.settled if cluster.producing else cluster.finished)
     for process in cluster.processes:
         process.world.check()
     topics = {group.name: group.topics for group in scenario.groups}
     calm = not (set(scenario.kinds) - V6_KINDS) and not scenario.mixed  # T2 counts in the waiter's own interval
     return Demands(interval_ms, healed_ms, cluster.now_ms, tuple(departures), tuple(sorted(cluster.broker.topics)),
-                   topics, calm)  # fmt: skip
+                   topics, calm, settled_ms)  # fmt: skip
+
+
+def _go_on(cluster: Cluster, most_ms: int, enough: Callable[[], bool]) -> bool:
+    """Until there is nothing more to wait for: what follows is the calm life of a healthy group."""
+    end_ms = cluster.now_ms + most_ms
+    while cluster.now_ms < end_ms:
+        cluster.run_until(min(end_ms, cluster.now_ms + cluster.scenario.interval_ms // LOOKS_PER_INTERVAL))
+        if enough():
+            return True
+    return False
 
 
 def _depart(cluster: Cluster, how: str) -> list[Departure]:

@@ -9,10 +9,17 @@ from random import Random
 from typing import Final, NamedTuple
 
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE
-from marshal_py.simulator.faults import draw_kinds
+from marshal_py.simulator.faults import draw_kinds, spread
 
 INTERVALS_MS: Final = (1_000, 2_000, 2_000, 5_000, 10_000, 60_000)
-SAFETY_INTERVALS: Final = 20  # the faulty part of a run: room for some take-overs and their echoes
+# The faulty part of a run. Short ones are cheap, so that there are many; an admin's pause needs a long one.
+SAFETY_INTERVALS: Final = (8, 8, 12, 24)
+USUAL_INTERVALS: Final = 20  # where the caller names the faults: room for some take-overs and their echoes
+FEW_CLIENTS: Final = 5
+FEW_PARTITIONS: Final = 8
+CLIENTS_MAX: Final = 50
+PARTITIONS_MAX: Final = 64
+CROWD: Final = 0.015  # how often a run has more than a few clients: each reads all that the others write
 TOPICS: Final = ("orders", "bills")
 
 
@@ -58,16 +65,21 @@ class Scenario(NamedTuple):
     logs: int = 1
 
 
-def _few(rng: Random, most: int, usual: int) -> int:
-    """A number up to `most`, nearly always up to `usual`: bugs need few actors, and small runs are fast."""
-    return 1 + int(rng.random() * (most if rng.random() < 0.02 else usual))
+def _safety_intervals(rng: Random, options: Options, clients: int) -> int:
+    if options.intervals is not None:
+        return options.intervals
+    drawn = SAFETY_INTERVALS[int(rng.random() * len(SAFETY_INTERVALS))]
+    return USUAL_INTERVALS if options.kinds is not None else SAFETY_INTERVALS[0] if clients > FEW_CLIENTS else drawn
 
 
 def draw(rng: Random, options: Options) -> Scenario:
     kinds = options.kinds if options.kinds is not None else frozenset() if options.calm else draw_kinds(rng)
     interval_ms = options.interval_ms or INTERVALS_MS[int(rng.random() * len(INTERVALS_MS))]
-    partitions = options.partitions or _few(rng, 64, 8)
-    clients = options.clients or _few(rng, 50 if partitions < 16 else 16, 5)
+    # Bugs need few actors, and small runs are fast; of the rest each order of magnitude is as likely as the others.
+    partitions = spread(rng, FEW_PARTITIONS, PARTITIONS_MAX) if rng.random() < 2 * CROWD else 1 + int(
+        rng.random() * FEW_PARTITIONS)
+    clients = spread(rng, FEW_CLIENTS, CLIENTS_MAX) if rng.random() < CROWD else 1 + int(rng.random() * FEW_CLIENTS)
+    partitions, clients = options.partitions or partitions, options.clients or clients
     first_mode = options.mode or (AT_LEAST_ONCE if rng.random() < 0.5 else AT_MOST_ONCE)
     policy = "greedy" if rng.random() < 0.2 else "balanced"
     groups = [GroupPlan("billing", first_mode, TOPICS[:1], policy)]
@@ -83,7 +95,7 @@ def draw(rng: Random, options: Options) -> Scenario:
         interval_ms=interval_ms,
         mixed=not options.calm and interval_ms >= 2_000 and rng.random() < 0.3,
         kinds=kinds,
-        safety_ms=interval_ms * (options.intervals or SAFETY_INTERVALS),
+        safety_ms=interval_ms * _safety_intervals(rng, options, clients),
         produce_gap_ms=produce_gap_ms,
         handler_ms=1 + int(rng.random() * min(200, produce_gap_ms // 4)),  # one handler keeps up with all messages
         concurrency=1 + int(rng.random() * 4),

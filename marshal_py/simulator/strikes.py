@@ -21,7 +21,7 @@ from marshal_py.simulator.admins import Desk, Fate
 from marshal_py.simulator.broker import MISSING
 from marshal_py.simulator.client import Client
 from marshal_py.simulator.cluster import Cluster
-from marshal_py.simulator.faults import DAMAGE_KINDS, LATE_MS_MAX, STRIKE_KINDS, spread_ms
+from marshal_py.simulator.faults import DAMAGE_KINDS, LATE_MS_MAX, STRIKE_KINDS, spread
 from marshal_py.simulator.poison import damaged_envelope, harmless, newer_record
 from marshal_py.simulator.scenario import GroupPlan
 
@@ -125,7 +125,7 @@ class Striker:
         return living[int(self.rng.random() * len(living))] if living else None
 
     def _duration_ms(self, intervals: int) -> int:
-        return spread_ms(self.rng, self.interval_ms // 50, intervals * self.interval_ms)
+        return spread(self.rng, self.interval_ms // 50, intervals * self.interval_ms)
 
     def _crash(self) -> None:
         client = self._some()
