@@ -19,7 +19,8 @@ FEW_CLIENTS: Final = 5
 FEW_PARTITIONS: Final = 8
 CLIENTS_MAX: Final = 50
 PARTITIONS_MAX: Final = 64
-CROWD: Final = 0.015  # how often a run has more than a few clients: each reads all that the others write
+MANY_PARTITIONS: Final = 0.03  # how often a run has more than a few
+CROWD: Final = 0.006  # of clients less often: each reads all that the others write
 TOPICS: Final = ("orders", "bills")
 
 
@@ -76,7 +77,7 @@ def draw(rng: Random, options: Options) -> Scenario:
     kinds = options.kinds if options.kinds is not None else frozenset() if options.calm else draw_kinds(rng)
     interval_ms = options.interval_ms or INTERVALS_MS[int(rng.random() * len(INTERVALS_MS))]
     # Bugs need few actors, and small runs are fast; of the rest each order of magnitude is as likely as the others.
-    partitions = spread(rng, FEW_PARTITIONS, PARTITIONS_MAX) if rng.random() < 2 * CROWD else 1 + int(
+    partitions = spread(rng, FEW_PARTITIONS, PARTITIONS_MAX) if rng.random() < MANY_PARTITIONS else 1 + int(
         rng.random() * FEW_PARTITIONS)
     clients = spread(rng, FEW_CLIENTS, CLIENTS_MAX) if rng.random() < CROWD else 1 + int(rng.random() * FEW_CLIENTS)
     partitions, clients = options.partitions or partitions, options.clients or clients
