@@ -369,9 +369,13 @@ QUICK = (
 )  # fmt: skip
 
 
+SCHEDULES = 40
+RARE = {"X5": 80, "X39": 250}  # need a message, an outage, within few ms of the right one
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_a_planted_bug_is_found(name: str) -> None:
-    assert find(name, 40).found
+    assert find(name, RARE.get(name, SCHEDULES)).found
 
 
 def test_every_counter_example_is_a_mutant_or_has_a_reason() -> None:
