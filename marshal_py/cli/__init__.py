@@ -11,6 +11,7 @@ import typer
 
 from marshal_py.cli import (
     advisories,
+    bench,
     consume,
     demo,
     doctor,
@@ -58,6 +59,7 @@ app.command("diff", epilog=explain.DIFF_EXAMPLE)(explain.diff)
 app.command("snapshot", epilog=snapshot.EXAMPLE)(snapshot.snapshot)
 app.command("bootstrap", epilog=snapshot.BOOTSTRAP_EXAMPLE)(snapshot.bootstrap)
 app.command("simulate", epilog=simulate.EXAMPLE)(simulate.simulate)
+app.add_typer(bench.app, name="bench")
 app.add_typer(spark.app, name="spark")
 
 

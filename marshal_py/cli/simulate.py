@@ -58,12 +58,13 @@ def simulate(
     elif seed is not None:
         _one(seed, trace, as_json)
     else:
-        wanted = _range(seeds or SEEDS)
+        wanted = seed_range(seeds or SEEDS)
         results = _on_spark(wanted, master) if spark else sweep.sweep(wanted, processes)
         _many(results, len(wanted), as_json)
 
 
-def _range(text: str) -> range:
+def seed_range(text: str) -> range:
+    """`A:B`, B not among them. Wrong usage for anything else."""
     found = re.fullmatch(r"([0-9]+):([0-9]+)", text)
     seeds = range(0) if found is None else range(int(found[1]), int(found[2]))
     if not seeds:

@@ -128,14 +128,15 @@ def _each(work: Callable[[Task], Done], tasks: Iterable[Task], count: int, proce
         yield from map(work, tasks)
         return
     # spawn, not fork: whoever calls may have threads.
-    pool = ProcessPoolExecutor(min(processes, count), get_context("spawn"), _leave_interrupts_to_the_parent)
+    pool = ProcessPoolExecutor(min(processes, count), get_context("spawn"), leave_interrupts_to_the_parent)
     try:
         yield from pool.map(work, tasks, chunksize=max(1, min(CHUNK_MAX, count // (4 * processes))))
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _leave_interrupts_to_the_parent() -> None:
+def leave_interrupts_to_the_parent() -> None:
+    """For the start of a process of a pool: Ctrl-C goes to all of a terminal's processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

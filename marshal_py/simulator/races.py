@@ -1,0 +1,143 @@
+"""What `marshal bench races` measures: how fast the shipped protocol code races in simulated clusters.
+
+Seeds run in their order, in as many processes as asked for; every so often the same seed runs calm as well. Results
+are taken in that order too, so the hash over them says what was run, whoever ran it and wherever. Rates count the CPU
+time of the runs: what else the machine does changes them little.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from hashlib import sha256
+from itertools import count
+from multiprocessing import get_context
+from typing import Final, NamedTuple
+
+from marshal_py.simulator.run import simulate
+from marshal_py.simulator.scenario import Options
+from marshal_py.simulator.sweep import leave_interrupts_to_the_parent
+
+CALM_EVERY: Final = 8  # a calm run is an hour of a cluster: one for so many seeds takes about a quarter of the time
+CALM: Final = Options(clients=5, partitions=16, interval_ms=60_000, intervals=60, calm=True)
+AHEAD: Final = 4  # runs per process that are handed out before their turn: nobody waits, and little is thrown away
+
+
+class Task(NamedTuple):
+    seed: int
+    calm: bool
+
+
+class Lap(NamedTuple):
+    """One run and what it cost."""
+
+    task: Task
+    cpu_s: float
+    events: int
+    simulated_hours: float
+    races: int
+    violations: int
+    trace_hash: str
+
+
+class Pace(NamedTuple):
+    """Rates of all runs of one kind."""
+
+    runs: int
+    cpu_s: float
+    events_per_cpu_s: float
+    simulated_hours_per_cpu_hour: float
+    races_per_cpu_s: float  # partitions that another member claimed, by a take-over or a hand-over
+
+
+class Races(NamedTuple):
+    """What was measured."""
+
+    complete: bool  # False: stopped by Ctrl-C; what is here was run all the same
+    processes: int
+    seconds: float
+    seeds: int
+    seeds_per_minute: float
+    races_per_s: float  # of all processes together
+    violations: int
+    runs: int
+    trace_hash: str  # over `runs` runs in their order: as many of them give the same hash everywhere
+    faulty: Pace
+    calm: Pace
+
+
+def tasks(seeds: range | None) -> Iterator[Task]:
+    """These seeds; None: all from 0 on."""
+    for number, seed in enumerate(count() if seeds is None else seeds):
+        yield Task(seed, False)
+        if number % CALM_EVERY == 0:
+            yield Task(seed, True)
+
+
+def measure(seeds: range | None, seconds: float | None, processes: int, told: Callable[[int, float], None]) -> Races:
+    """Runs `seeds`, or for so many seconds. `told(runs, seconds)` after each run. Ctrl-C ends it early."""
+    began, laps, complete = time.monotonic(), [], True
+    end = None if seconds is None else began + seconds
+    running = _laps(tasks(seeds), end, processes)
+    try:
+        for lap in running:
+            laps.append(lap)
+            told(len(laps), time.monotonic() - began)
+    except KeyboardInterrupt:
+        complete = False
+    finally:
+        running.close()
+    return _summed(laps, complete, processes, time.monotonic() - began)
+
+
+def run(task: Task) -> Lap:
+    began = time.process_time()
+    result = simulate(task.seed, CALM if task.calm else None)
+    return Lap(task, time.process_time() - began, result.events, result.simulated_hours,
+               result.takeovers + result.handovers, len(result.violations), result.trace_hash)  # fmt: skip
+
+
+def _laps(wanted: Iterator[Task], end: float | None, processes: int) -> Generator[Lap, None, None]:
+    """Each run in some process, in their order; at least one. After `end` no more are handed out."""
+    if processes == 1:
+        for task in wanted:
+            yield run(task)
+            if end is not None and time.monotonic() >= end:
+                return
+        return
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), leave_interrupts_to_the_parent)
+    flying: deque[Future[Lap]] = deque()
+    try:
+        for task in wanted:
+            flying.append(pool.submit(run, task))
+            if len(flying) < AHEAD * processes:
+                continue
+            yield flying.popleft().result()
+            if end is not None and time.monotonic() >= end:
+                break
+        while flying and (end is None or flying[0].running() or flying[0].done()):
+            yield flying.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _summed(laps: list[Lap], complete: bool, processes: int, took_s: float) -> Races:
+    traces = sha256()
+    for lap in laps:
+        traces.update(f"{lap.task.seed}{'c' if lap.task.calm else ''}:{lap.trace_hash}\n".encode())
+    faulty = [lap for lap in laps if not lap.task.calm]
+    races = sum(lap.races for lap in laps)
+    return Races(
+        complete, processes, round(took_s, 2), len(faulty), round(len(faulty) * 60 / took_s, 1),
+        round(races / took_s, 1), sum(lap.violations for lap in laps), len(laps), traces.hexdigest(),
+        _pace(faulty), _pace([lap for lap in laps if lap.task.calm]),
+    )  # fmt: skip
+
+
+def _pace(laps: list[Lap]) -> Pace:
+    cpu_s = sum(lap.cpu_s for lap in laps)
+    events, hours, races = (sum(getattr(lap, name) for lap in laps) for name in ("events", "simulated_hours", "races"))
+    per = 1 / cpu_s if cpu_s else 0.0
+    return Pace(len(laps), round(cpu_s, 2), round(events * per), round(hours * 3_600 * per), round(races * per, 1))
