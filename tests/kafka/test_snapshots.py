@@ -19,7 +19,8 @@ from marshal_py.client import upkeep
 from marshal_py.errors import HistoryRestarted, HistoryTruncated
 from marshal_py.protocol import codec, keeper
 from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.records import Note
+from marshal_py.protocol.records import Move, Note, Record, ReleaseGroup, SetPosition, Topology
+from marshal_py.protocol.snapshot import CHUNK_BYTES
 from marshal_py.transport.kafka import KafkaDoor
 from marshal_py.transport.kafka_admin import KafkaAdmin
 from marshal_py.transport.ports import Bounds
@@ -58,6 +59,12 @@ class Ledger:
             self._producer.produce(self.name, value, GROUP.encode(), 0)
         assert self._producer.flush(DEADLINE_S) == 0
         return self.bounds().end
+
+    def write(self, *records: Record) -> None:
+        """Records of the group, as an admin would write them."""
+        for record in records:
+            self._producer.produce(self.name, codec.encode(record, GROUP, self.incarnation), GROUP.encode(), 0)
+        assert self._producer.flush(DEADLINE_S) == 0
 
     def fill(self, topic: str, *values: bytes) -> None:
         for value in values:
@@ -173,3 +180,21 @@ def test_truncated_history_and_the_way_out(ledger: Ledger, topic: TopicFactory) 
     with ledger.connect("b") as marshal, joined(marshal, GROUP, [data], start="committed") as consumer:
         assert marshal.root.incarnation != ledger.incarnation, "the one copy of the root was lost with the log"
         assert places(collect(consumer, 1)) == [(0, 3)]
+
+
+def test_a_state_of_many_chunks(ledger: Ledger) -> None:
+    """N1: larger than one record may be: written in chunks, read back, and begun at after the rest was deleted."""
+    partitions = 20_000
+    moves = tuple(Move("a-wide-topic", number, -1, 10**9 + number) for number in range(partitions))
+    ledger.write(Topology("a-wide-topic", partitions, -1), ReleaseGroup(-1, -1, 60_000), SetPosition(2, moves, True))
+    ledger.grow(20)
+    (first,) = ledger.json("snapshot")
+    assert first["outcome"] == "self_audit"
+    assert first["state_bytes"] > CHUNK_BYTES
+    ledger.grow(20)
+    (second,) = ledger.json("snapshot", "--truncate", "--keep", "0s", "--yes")
+    assert second["deleted_before"] == first["snapshot"] == ledger.bounds().first
+    with ledger.connect() as marshal:
+        world = marshal._loop.worlds[0]
+        assert world.began_at == second["snapshot"]
+        assert world.groups[GROUP].partitions[TopicPartition("a-wide-topic", 19_999)].position == 10**9 + 19_999
