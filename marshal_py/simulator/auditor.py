@@ -57,6 +57,9 @@ def _owners_and_leases(history: History, counted: dict[str, int]) -> Iterator[Vi
         life = history.lives[d.group, tenure.session]
         if life.instance != d.instance:
             yield Violation("S2", d.gate_ms, d.epoch, f"the token of {d.key} {d.offset} is another instance's")
+        if d.client == tenure.let_go[0] and d.gate_ms > tenure.let_go[1]:
+            yield Violation("S3", d.gate_ms, tenure.end, f"client {d.client} delivers {d.key} {d.offset}, having let "
+                                                         f"go of it")  # fmt: skip
         tenures = history.by_key[d.key]
         after = bisect_right(tenures, d.epoch, key=lambda t: t.epoch)
         if after < len(tenures) and tenures[after].session != tenure.session:

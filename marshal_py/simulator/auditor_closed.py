@@ -38,7 +38,8 @@ def _stopped(history: History) -> Iterator[Violation]:
     ended_at = history.stopped.offset if history.stopped is not None else len(history.evidence.log)
     for stop in history.evidence.stops:
         missing = stop.read_to in history.evidence.gaps or stop.read_to in history.evidence.compacted
-        if stop.read_to < ended_at and not missing and stop.error not in history.evidence.excused:
+        excused = stop.error in history.evidence.excused or stop.client in history.evidence.corrupted
+        if stop.read_to < ended_at and not missing and not excused:
             yield Violation("S13", stop.ms, stop.read_to, f"client {stop.client} stops with {stop.error}")
         for d in history.evidence.deliveries + history.evidence.strays:
             if d.client == stop.client and d.gate_ms > stop.ms and not d.inherited:

@@ -82,6 +82,7 @@ class Evidence:
     compacted: set[int] = field(default_factory=set)  # offsets that later readers did not find any more
     strays: list[Delivery] = field(default_factory=list)  # by clients of a topic that is gone
     astray: list[int] = field(default_factory=list)  # clients that never noticed that
+    corrupted: set[int] = field(default_factory=set)  # clients whose memory was falsified
     excused: set[str] = field(default_factory=set)  # errors of readers for which the brokers' answers gave the reason
 
 

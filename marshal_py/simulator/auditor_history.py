@@ -24,7 +24,7 @@ def root_of(values: Iterable[bytes]) -> tuple[bytes, int]:
 class Tenure:
     """One accepted claim: the records [epoch, end) of the log."""
 
-    __slots__ = ("end", "ended_by", "epoch", "generation", "key", "mode", "ms", "position", "session")
+    __slots__ = ("end", "ended_by", "epoch", "generation", "key", "let_go", "mode", "ms", "position", "session")
 
     def __init__(self, key: Key, epoch: int, session: int, ms: int, position: int, generation: int,
                  mode: int) -> None:  # fmt: skip
@@ -32,6 +32,7 @@ class Tenure:
         self.position, self.generation, self.mode = position, generation, mode
         self.end = 2**62
         self.ended_by = ""
+        self.let_go = (-1, -1)  # who first sent the Release or Leave that ended it, and when
 
 
 class Extension(NamedTuple):
@@ -84,6 +85,7 @@ class History:
         self.evictions: list[tuple[int, str, dict[str, Any]]] = []
         self.claim_records: list[tuple[int, Key]] = []
         self.claimants: list[tuple[int, int, int]] = []  # of each claim record: offset, sender, first sent
+        self.notes: list[tuple[int, str, str]] = []  # ms, group, kind
         self.pauses_of: dict[tuple[str, str], list[int]] = {}  # group, author -> accepted starts and renewals
         self.found: list[Violation] = []
         self._open: dict[str, dict[Key, Tenure]] = {}
@@ -115,10 +117,11 @@ class History:
                 sent_ms, _, sender = evidence.sent.get(value, (-1, -1, -1))
                 self.claimants.append((offset, sender, sent_ms))
             for group, state, chain, client in digests.get(offset + 1, ()):
-                if (self.oracle.state_digest(group), self.oracle.chain_digest()[1]) != (state, chain):
+                held = (self.oracle.state_digest(group), self.oracle.chain_digest()[1])
+                if held != (state, chain) and client not in evidence.corrupted:
                     self._say("S1", offset, f"client {client} holds another world at checkpoint {offset + 1}")
             for client, group, state in finals.get(offset + 1, ()):
-                if self.oracle.state_digest(group) != state:
+                if self.oracle.state_digest(group) != state and client not in evidence.corrupted:
                     self._say("S1", offset, f"client {client} ends with another world after {offset}")
         for group, at in self._paused_at.items():
             self.pauses.setdefault(group, []).append((at, 2**62))
@@ -160,8 +163,10 @@ class History:
             self.evictions.append((offset, group, fields))
         elif kind == "SetPosition":
             self._move(group, fields, offset)
+        elif kind == "Note":
+            self.notes.append((self.evidence.appended_ms[offset], group, fields["kind"]))
         if kind in ("Join", "Leave", "Evict", "ReleasingPartition", "GroupConfig"):
-            self._end_tenures(group, offset, kind)
+            self._end_tenures(group, offset, kind, (self.evidence.sent.get(value, (0, 0, -1))[2], sent_ms))
         if kind in ("ReleaseGroup", "SetPosition", "GroupConfig"):
             self._pause(group, offset)
         if kind == "ReleaseGroup" and fields["duration_ms"]:
@@ -186,12 +191,14 @@ class History:
         self.by_key.setdefault(key, []).append(tenure)
         self._positions[key] = part.position
 
-    def _end_tenures(self, group: str, offset: int, kind: str) -> None:
+    def _end_tenures(self, group: str, offset: int, kind: str, sent: tuple[int, int]) -> None:
         opened = self._open.get(group, {})
         partitions = self.oracle.groups[group].partitions
         for key, tenure in list(opened.items()):
             if partitions[key[1], key[2]].epoch != tenure.epoch:
                 tenure.end, tenure.ended_by = offset, kind
+                if kind in ("Leave", "ReleasingPartition"):
+                    tenure.let_go = sent
                 del opened[key]
 
     def _advance(self, tenure: Tenure, offset: int, sent_ms: int) -> None:

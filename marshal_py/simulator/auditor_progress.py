@@ -1,4 +1,6 @@
-"""The judge of progress: V1 to V4 and V6 of invariants.md, after every fault has healed.
+"""The judge of progress: V1 to V6 of invariants.md, after every fault has healed, and V7.
+
+V7: in a pause that an admin begins, who reads lets go of everything within one of its intervals (PROTOCOL.md T12).
 
 Like auditor.py it knows the oracle only. It reads the facts that auditor.py found, by the shapes named in `Facts`.
 """
@@ -12,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 Key = tuple[str, str, int]
 
 SLACK_MS = 200  # log round trips between a record and the claims that follow it
+CHECKPOINT = 16  # PROTOCOL.md G1
 QUIET_INTERVALS = 4  # a client that revived twice in vain keeps silent that long (PROTOCOL.md T10)
 
 
@@ -22,7 +25,7 @@ class Departure(NamedTuple):
     group: str
     session: int
     interval_ms: int
-    how: str  # left (a clean stop), killed, stuck_reader, slow_uplink
+    how: str  # left (a clean stop), killed, stuck_reader, slow_uplink, divergence
     silent_ms: int  # until then it may still show signs of life
 
 
@@ -37,6 +40,7 @@ class Demands(NamedTuple):
     topics: dict[str, tuple[str, ...]]  # of each group
     outages_only: bool  # V6: nobody may lose a claim before the first departure
     settled_ms: int | None = None  # when the run saw that everything was owned, if it did
+    pauses: tuple[tuple[str, int], ...] = ()  # groups that an admin would pause, and since when (V7)
 
 
 class Held(Protocol):
@@ -46,6 +50,7 @@ class Held(Protocol):
     session: int
     ms: int
     end: int
+    ended_by: str
 
 
 class Facts(Protocol):
@@ -57,6 +62,7 @@ class Facts(Protocol):
     claim_records: list[tuple[int, Key]]
     evictions: list[tuple[int, str, dict[str, Any]]]
     pauses: dict[str, list[tuple[int, int]]]
+    notes: list[tuple[int, str, str]]
 
     @property
     def by_key(self) -> Mapping[Key, Sequence[Held]]: ...
@@ -72,7 +78,7 @@ class Finding(NamedTuple):
 def judge_progress(demands: Demands, facts: Facts) -> list[Any]:
     """Every missed demand."""
     found: list[Any] = []
-    for check in (_owned, _departed, _backlog, _claims, _spurious):
+    for check in (_owned, _departed, _backlog, _claims, _noticed, _spurious, _drained):
         found += check(demands, facts)
     return found
 
@@ -157,6 +163,39 @@ def _claims(demands: Demands, facts: Facts) -> Iterator[Finding]:
     for key, count in counts.items():
         if count > 3 * intervals:
             yield Finding("V4", demands.end_ms, -1, f"{count} claim records of {key} in {intervals} intervals")
+
+
+def _noticed(demands: Demands, facts: Facts) -> Iterator[Finding]:
+    """V5: one checkpoint and one heartbeat after a client's state was falsified, somebody says so in the log."""
+    appended_ms = facts.evidence.appended_ms
+    for gone in demands.departures:
+        if gone.how != "divergence" or gone.group not in demands.topics:
+            continue
+        checkpoint = (bisect_right(appended_ms, gone.ms) // CHECKPOINT + 1) * CHECKPOINT
+        if checkpoint >= len(appended_ms):
+            continue
+        due_ms = appended_ms[checkpoint] + demands.interval_ms + 1_000
+        said = [ms for ms, group, kind in facts.notes if group == gone.group and kind == "diverged" and ms > gone.ms]
+        if due_ms < demands.end_ms and not any(ms <= due_ms for ms in said):
+            yield Finding("V5", due_ms, checkpoint, f"nobody in {gone.group} says that session {gone.session} differs")
+
+
+def _drained(demands: Demands, facts: Facts) -> Iterator[Finding]:
+    """V7: an owner that reads lets go in a pause."""
+    appended_ms = facts.evidence.appended_ms
+    for name, asked_ms in demands.pauses:
+        begun = [(at, end) for at, end in facts.pauses.get(name, ()) if appended_ms[at] >= asked_ms]
+        if name not in demands.topics or not begun:
+            continue
+        start, end = begun[0]
+        over_ms = appended_ms[end] if end < len(appended_ms) else demands.end_ms
+        for key, tenures in facts.by_key.items():
+            for held in tenures if key[0] == name else ():
+                due_ms = appended_ms[start] + facts.lives[name, held.session].interval_ms + 1_000 + SLACK_MS
+                ended_ms = appended_ms[held.end] if held.end < len(appended_ms) else demands.end_ms
+                if held.epoch < start < held.end and ended_ms > due_ms < over_ms:
+                    yield Finding("V7", due_ms, start, f"{key} is still held {ended_ms - appended_ms[start]} ms after "
+                                                       f"the pause began")  # fmt: skip
 
 
 def _spurious(demands: Demands, facts: Facts) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from marshal_py.errors import CoordinationError, MarshalError
+from marshal_py.errors import CoordinationError, Diverged, MarshalError
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, Genesis
@@ -140,6 +140,14 @@ class Cluster:
     def advised(self, kind: str) -> None:
         self.advisories[kind] = self.advisories.get(kind, 0) + 1
 
+    def falsify(self, client: Client) -> None:
+        """Something in the memory of a client changes that no record changed: a bug, or worse (V5)."""
+        group = client.world.groups[client.group]
+        partition = list(group.partitions.values())[int(self.rng.random() * len(group.partitions))]
+        partition.generation += 1
+        group.dirty.add(partition)
+        self.evidence.corrupted.add(client.number)
+
     def reported(self, report: Report) -> None:
         self.evidence.reports.append(report)
 
@@ -158,6 +166,8 @@ class Cluster:
     def client_ended(self, client: Client, reason: MarshalError | None) -> None:
         """A client that ended with an error is started anew by its operator; one that was stopped is not."""
         error = "stopped" if reason is None else type(reason).__name__
+        if isinstance(reason, Diverged):
+            self.stopped(client, reason)
         self.endings[error] = self.endings.get(error, 0) + 1
         group = client.world.groups.get(client.group)
         if error == "ModeMismatch" and group is not None and group.mode:
@@ -326,5 +336,5 @@ class Cluster:
             {at for at, value in enumerate(log.values) if value is MISSING},
             [delivery for delivery in deliveries if delivery.client not in here],
             [process.number for process in self.processes if not process.dead and process.group in groups
-             and process.topic_id not in (-1, self.broker.topic_id)], journal.excused,
+             and process.topic_id not in (-1, self.broker.topic_id)], journal.corrupted, journal.excused,
         )  # fmt: skip

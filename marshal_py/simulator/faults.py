@@ -21,10 +21,11 @@ STRIKE_KINDS: Final = (
     "broker_clock", "onlooker", "mode_change", "grow_logs", "false_reclaim",
     "shrink", "recreate",
 )  # fmt: skip
-# Kinds that are a property of the whole run. `stuck_reader` and `slow_uplink` begin after the heal and never end.
+# Kinds that are a property of the whole run, or happen after the heal: `stuck_reader` and `slow_uplink` never end;
+# `divergence` falsifies one client's memory; `drain` is a pause by an admin.
 RUN_KINDS: Final = (
     "clock_rate", "fast_reclaim", "logs", "genesis_race", "mixed_modes", "stuck_reader", "slow_uplink",
-    "snapshots",
+    "snapshots", "divergence", "drain",
 )  # fmt: skip
 # Kinds after which a log, or one group in it, cannot be read on: one at most in a run, and no progress is asked of it.
 DAMAGE_KINDS: Final = ("gap", "compaction", "truncation", "envelope", "newer")

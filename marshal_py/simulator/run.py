@@ -20,16 +20,19 @@ from marshal_py.simulator.strikes import LONG_KINDS, Striker
 
 SETTLE_INTERVALS: Final = 8  # after the heal: the longest silence of a client that revives (4), an eviction, a pause
 # After such a departure. A slow client comes last: named as an heir it would keep others waiting.
-STEP_INTERVALS: Final = {"killed": 4, "stuck_reader": 5, "left": 4, "slow_uplink": 9}
+STEP_INTERVALS: Final = {"drain": 6, "killed": 4, "divergence": 9, "stuck_reader": 5, "left": 4, "slow_uplink": 9}
+PAUSE_INTERVALS: Final = 3  # of a drain
 UPLINK_INTERVALS: Final = 1.5  # of a slow uplink: each sign of life is read back too late to deliver by it (T9)
 # How long who is as good as dead may still show signs of life: of a reader that is stuck the heartbeats of one interval
 # (T9); over a slow uplink, a third later at most, also a probe and the two heartbeats of a revival, each as late as the
 # uplink is slow (T10).
-SIGNS_INTERVALS: Final = {"killed": 0.0, "left": 0.0, "stuck_reader": 1.0, "slow_uplink": 4 / 3 + 3 * UPLINK_INTERVALS}
+# A client whose memory was falsified lives until a checkpoint and a heartbeat have shown it.
+SIGNS_INTERVALS: Final = {"killed": 0.0, "left": 0.0, "divergence": 6.0, "stuck_reader": 1.0,
+                          "slow_uplink": 4 / 3 + 3 * UPLINK_INTERVALS}  # fmt: skip
 LOOKS_PER_INTERVAL: Final = 4  # how often a run looks whether it may go on earlier than that
 V6_KINDS: Final = frozenset({
     "outage", "outage_writes", "clock_rate", "broker_clock", "onlooker", "logs", "genesis_race", "grow_logs",
-    "stuck_reader", "slow_uplink",
+    "stuck_reader", "slow_uplink", "divergence", "drain",
 })  # fmt: skip
 
 
@@ -104,20 +107,32 @@ def _run(cluster: Cluster, striker: Striker) -> Demands:
         return Demands(interval_ms, healed_ms, healed_ms, (), (), {}, True)
     long = not LONG_KINDS.isdisjoint(scenario.kinds)  # a pause may still come, or a hanging handler's end
     cluster.run_until(healed_ms + interval_ms)  # by now the last record of the storm has landed
-    settled = _go_on(cluster, SETTLE_INTERVALS * interval_ms + 5_000, (lambda: False) if long else cluster.settled)
+    settled = _go_on(cluster, SETTLE_INTERVALS * interval_ms + 5_000, _never if long else cluster.settled)
     settled_ms = cluster.now_ms if settled else None
     departures: list[Departure] = []
+    pauses: list[tuple[str, int]] = []
     for how, intervals in STEP_INTERVALS.items():
         if how in ("killed", "left") or how in scenario.kinds:
-            departures += _depart(cluster, how)
+            if how == "drain":
+                pauses = [(group.name, cluster.now_ms) for group in scenario.groups]
+                striker.pause_all(PAUSE_INTERVALS * interval_ms)
+            else:
+                departures += _depart(cluster, how)
             cluster.producing = cluster.producing and how != "left"  # from then on the backlog must fall (V3)
-            _go_on(cluster, intervals * interval_ms + 2_000, cluster.settled if cluster.producing else cluster.finished)
+            enough = cluster.settled if cluster.producing else cluster.finished
+            if how in ("drain", "divergence"):
+                enough = _never  # what is waited for is not seen in who owns what
+            _go_on(cluster, intervals * interval_ms + 2_000, enough)
     for process in cluster.processes:
         process.world.check()
     topics = {group.name: group.topics for group in scenario.groups}
     calm = not (set(scenario.kinds) - V6_KINDS) and not scenario.mixed  # T2 counts in the waiter's own interval
     return Demands(interval_ms, healed_ms, cluster.now_ms, tuple(departures), tuple(sorted(cluster.broker.topics)),
-                   topics, calm, settled_ms)  # fmt: skip
+                   topics, calm, settled_ms, tuple(pauses))  # fmt: skip
+
+
+def _never() -> bool:
+    return False
 
 
 def _go_on(cluster: Cluster, most_ms: int, enough: Callable[[], bool]) -> bool:
@@ -143,6 +158,8 @@ def _depart(cluster: Cluster, how: str) -> list[Departure]:
                 client.leave(0)
             elif how == "killed":
                 cluster.kill(client)
+            elif how == "divergence":
+                cluster.falsify(client)
             elif how == "stuck_reader":
                 client.lagging = True
             else:

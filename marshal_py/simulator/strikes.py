@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from marshal_py.admin.change import ConfigPlan, ShrinkPlan
 from marshal_py.admin.errand import Errand, Scene
+from marshal_py.admin.pause import PausePlan
 from marshal_py.admin.position import PositionPlan
 from marshal_py.admin.sessions import EvictPlan
 from marshal_py.protocol.identity import NONE, TopicPartition
@@ -247,11 +248,17 @@ class Striker:
         groups = self.cluster.scenario.groups
         return groups[int(self.rng.random() * len(groups))]
 
-    def _desk(self, group: GroupPlan, errand: Callable[[Scene], Errand], moves: dict[TopicPartition, int]) -> None:
+    def pause_all(self, duration_ms: int) -> None:
+        """After the heal: an admin pauses each group, until its members have waited that out."""
+        for group in self.cluster.scenario.groups:
+            self._desk(group, lambda scene: PausePlan(scene, duration_ms=duration_ms), {}, Fate(NEVER, NEVER))
+
+    def _desk(self, group: GroupPlan, errand: Callable[[Scene], Errand], moves: dict[TopicPartition, int],
+              fate: Fate | None = None) -> None:  # fmt: skip
         """Somebody runs the tool, which crashes at one of its steps now and then."""
         cluster, rng = self.cluster, self.rng
         way, after = rng.random(), 1 + int(rng.random() * 4)
-        fate = Fate(after if way < 0.4 else NEVER, after if 0.4 <= way < 0.6 else NEVER)
+        fate = fate or Fate(after if way < 0.4 else NEVER, after if 0.4 <= way < 0.6 else NEVER)
         desk = Desk(cluster, len(cluster.processes), f"admin{len(cluster.processes)}", group.name, cluster.new_clock(),
                     errand, moves, fate)  # fmt: skip
         cluster.processes.append(desk)

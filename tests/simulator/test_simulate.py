@@ -24,6 +24,7 @@ SEEDS = range(100)
 INTERVAL = 2_000
 GROUP = "billing"
 JOIN, HEARTBEAT, LEAVE, EVICT, CLAIM, RELEASE, GRANT, PAUSE, MOVE, TOPOLOGY = range(1, 11)
+NOTE = 13
 ONE, TWO = b"1" * 16, b"2" * 16
 
 
@@ -186,6 +187,13 @@ def plant_s3_lease(book: Book) -> None:
     book.deliver(0, 2 * INTERVAL, 2 * INTERVAL + 1)
 
 
+def plant_s3_let_go(book: Book) -> None:
+    """The Release is under way, and nobody has read it yet."""
+    read_to = len(book.evidence.log)
+    book.say(5, RELEASE, book.one, book.epoch, 0)
+    book.deliver(0, 5, 6, read_to=read_to)
+
+
 def plant_s5(book: Book) -> None:
     book.say(5, GRANT, book.one, book.epoch, 0, 0, 4)
     book.deliver(2, 6, 7)
@@ -282,8 +290,8 @@ def plant_s15(book: Book) -> None:
 
 PLANTED: list[tuple[str, int, Callable[[Book], None]]] = [
     ("S1", 1, plant_s1), ("S1", 1, plant_s1_final), ("S2", 1, plant_s2_nobody), ("S2", 1, plant_s2_released),
-    ("S2", 1, plant_s2_instance), ("S3", 1, plant_s3), ("S3", 1, plant_s3_lease), ("S5", 2, plant_s5),
-    ("S6", 2, plant_s6), ("S7", 1, plant_s7), ("S8", 1, plant_s8), ("S9", 1, plant_s9), ("S11", 1, plant_s11),
+    ("S2", 1, plant_s2_instance), ("S3", 1, plant_s3), ("S3", 1, plant_s3_lease), ("S3", 1, plant_s3_let_go),
+    ("S5", 2, plant_s5), ("S6", 2, plant_s6), ("S7", 1, plant_s7), ("S8", 1, plant_s8), ("S9", 1, plant_s9), ("S11", 1, plant_s11),
     ("S12", 1, plant_s12_lie), ("S12", 1, plant_s12_denied), ("S12", 1, plant_s12_elsewhere),
     ("S12", 1, plant_s12_gone_home), ("S13", 1, plant_s13), ("S13", 1, plant_s13_stop),
     ("S14", 1, plant_s14_delivers), ("S14", 1, plant_s14_claims), ("S14", 1, plant_s14_reads_on),
@@ -297,6 +305,63 @@ def test_a_planted_violation_is_found(invariant: str, mode: int, plant: Callable
     assert invariant not in book.found()
     plant(book)
     assert invariant in book.found()
+
+
+def progress(book: Book, **changed: Any) -> set[str]:
+    demands = Demands(INTERVAL, 10, 60_000, (), (("t", 0),), {GROUP: ("t",)}, False)._replace(**changed)
+    return {finding.invariant for finding in judge_progress(demands, judge(book.evidence).history)}
+
+
+def test_a_divergence_that_nobody_names_is_found() -> None:
+    """V5: after the checkpoint and a heartbeat somebody writes a Note of kind `diverged`."""
+    book = Book()
+    for at in range(60):
+        book.say(20 + 100 * at, HEARTBEAT, book.one, at, [[book.epoch, 10]])
+    gone = Departure(30, GROUP, book.one, INTERVAL, "divergence", 60_000)
+    assert "V5" in progress(book, departures=(gone,))
+    book.say(20 + 100 * 60, NOTE, book.one, "diverged", "", -1, 16)
+    assert "V5" in progress(book, departures=(gone,)), "too late"
+    early = Book()
+    for at in range(60):
+        early.say(20 + 100 * at, HEARTBEAT, early.one, at, [[early.epoch, 10]])
+        if at == 20:
+            early.say(2_050, NOTE, early.one, "diverged", "", -1, 16)
+    assert "V5" not in progress(early, departures=(gone,))
+
+
+def test_a_pause_that_an_owner_holds_open_is_found() -> None:
+    """V7: it reads the pause and keeps its claim for longer than an interval; in time it may."""
+    book = Book()
+    book.say(20, HEARTBEAT, book.one, 1, [[book.epoch, 10]])
+    start = book.say(30, PAUSE, -1, -1, 50_000)
+    assert progress(book, pauses=((GROUP, 25),)) == {"V7"}
+    book.say(30 + INTERVAL, RELEASE, book.one, book.epoch, 10)
+    book.say(50_000, PAUSE, start, start, 0)
+    assert "V7" not in progress(book, pauses=((GROUP, 25),))
+
+
+def test_a_falsified_client_is_excused_from_s1_alone() -> None:
+    book = Book()
+    plant_s1_final(book)
+    assert book.found() == {"S1"}
+    book.evidence.corrupted.add(0)
+    assert book.found() == set()
+    plant_s2_nobody(book)
+    assert book.found() == {"S2"}
+
+
+def test_a_client_that_goes_on_with_a_topic_that_is_gone_is_found() -> None:
+    """S14: and one that stopped, and delivers after it."""
+    book = Book()
+    book.evidence.excused.add("TopicRecreated")
+    book.evidence.stops.append(Stop(GROUP, 0, 5, 2, "TopicRecreated"))
+    assert book.found() == set()
+    book.evidence.astray.append(1)
+    assert book.found() == {"S14"}
+    book.evidence.astray.clear()
+    book.deliver(0, 7, 8)
+    book.evidence.strays, book.evidence.deliveries = book.evidence.deliveries, []
+    assert book.found() == {"S14"}
 
 
 def test_a_fast_reclaim_of_a_live_client_is_counted() -> None:
@@ -324,11 +389,6 @@ def test_a_stop_between_gate_and_call_is_counted() -> None:
     assert not judgement.violations
     assert judgement.counted["S3"] == 1
     assert judgement.counted["S4"] == 1
-
-
-def progress(book: Book, **changed: Any) -> set[str]:
-    demands = Demands(INTERVAL, 10, 60_000, (), (("t", 0),), {GROUP: ("t",)}, False)._replace(**changed)
-    return {finding.invariant for finding in judge_progress(demands, judge(book.evidence).history)}
 
 
 def test_progress_that_is_missing_is_found() -> None:
