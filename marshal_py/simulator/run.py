@@ -150,6 +150,8 @@ def _depart(cluster: Cluster, how: str) -> list[Departure]:
     for client in cluster.staying():
         others = [other for other in cluster.staying() if other.group == client.group]
         member = client.member
+        if how == "divergence" and all(other.options.client_id == client.options.client_id for other in others):
+            continue  # G5: digests of the own client id are not compared
         if len(others) > 1 and member is not None and member.session >= 0 and member.claims:
             interval_ms = member.options.interval_ms
             silent_ms = cluster.now_ms + int(SIGNS_INTERVALS[how] * interval_ms)

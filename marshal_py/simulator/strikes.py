@@ -331,7 +331,9 @@ class Striker:
             self._write(number, value, shape)
 
     def _genesis(self, number: int) -> Genesis | None:
-        worlds = [process.world for process in self.cluster.processes if process.log == number]
+        """The one that counts there; None before there is one: a stranger's would become it."""
+        worlds = [process.world for process in self.cluster.processes
+                  if process.log == number and process.topic_id == self.cluster.broker.topic_id]  # fmt: skip
         return next((world.genesis for world in worlds if world.genesis is not None), None)
 
     def _write(self, number: int, value: bytes, shape: str) -> None:

@@ -291,8 +291,8 @@ def plant_s15(book: Book) -> None:
 PLANTED: list[tuple[str, int, Callable[[Book], None]]] = [
     ("S1", 1, plant_s1), ("S1", 1, plant_s1_final), ("S2", 1, plant_s2_nobody), ("S2", 1, plant_s2_released),
     ("S2", 1, plant_s2_instance), ("S3", 1, plant_s3), ("S3", 1, plant_s3_lease), ("S3", 1, plant_s3_let_go),
-    ("S5", 2, plant_s5), ("S6", 2, plant_s6), ("S7", 1, plant_s7), ("S8", 1, plant_s8), ("S9", 1, plant_s9), ("S11", 1, plant_s11),
-    ("S12", 1, plant_s12_lie), ("S12", 1, plant_s12_denied), ("S12", 1, plant_s12_elsewhere),
+    ("S5", 2, plant_s5), ("S6", 2, plant_s6), ("S7", 1, plant_s7), ("S8", 1, plant_s8), ("S9", 1, plant_s9),
+    ("S11", 1, plant_s11), ("S12", 1, plant_s12_lie), ("S12", 1, plant_s12_denied), ("S12", 1, plant_s12_elsewhere),
     ("S12", 1, plant_s12_gone_home), ("S13", 1, plant_s13), ("S13", 1, plant_s13_stop),
     ("S14", 1, plant_s14_delivers), ("S14", 1, plant_s14_claims), ("S14", 1, plant_s14_reads_on),
     ("S14", 1, plant_s14_opaque), ("S15", 1, plant_s15),
