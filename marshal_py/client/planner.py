@@ -11,19 +11,22 @@ most once: after the log has granted the ranges), `finish` acks. For one thread 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from marshal_py.client.ranges import ClaimedRange, Taken, share
-from marshal_py.errors import BatchNotCommitted, ClaimLost, InvalidOption, PositionBeyondEnd
+from marshal_py.errors import BatchNotCommitted, ClaimLost, ClusterUnreachable, InvalidOption, PositionBeyondEnd
 from marshal_py.protocol.identity import NONE, Token, TopicPartition
 
 if TYPE_CHECKING:
     from marshal_py.client.consumer import Consumer
     from marshal_py.client.loop import Loop
     from marshal_py.client.station import Station
+
+log = logging.getLogger("marshal_py")
 
 SETTLE_INTERVALS: Final = 4.0  # a dead owner is waited out in two; ranks, claims and a slow broker get the rest
 GRANT_INTERVALS: Final = 1.0  # a grant takes one round trip of the log; then the range is left for the next plan
@@ -281,7 +284,8 @@ class Planner:
     def batch(self, rows_max: int, wait_s: float | None = None) -> ClaimedBatch:
         """The next batch of at most `rows_max` offsets. Waits for data for `wait_s`, None: until the consumer stops.
 
-        Empty (and false) if none came, or if the consumer is stopping. Raises BatchNotCommitted, and as `plan`.
+        Empty (and false) if none came, or if the consumer is stopping. Raises BatchNotCommitted, and as `plan`; a
+        cluster that does not answer is asked again as long as there is time to wait.
         """
         if rows_max < 1:
             raise InvalidOption("max_rows", rows_max, "at least 1")
@@ -289,7 +293,13 @@ class Planner:
             raise BatchNotCommitted(self._batch.offsets)
         deadline = None if wait_s is None else time.monotonic() + wait_s
         while not self.consumer.stopping:
-            taken = self.take(self.plan(rows_max))
+            try:
+                taken = self.take(self.plan(rows_max))
+            except ClusterUnreachable as error:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise
+                log.warning("%s; trying again", error)
+                taken = []
             if taken:
                 self._batch = ClaimedBatch(self, taken)
                 return self._batch

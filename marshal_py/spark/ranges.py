@@ -43,6 +43,7 @@ ARROW_SCHEMA: Final = pa.schema([
     ("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.timestamp("us", "UTC")), ("token", pa.string()),
 ])  # fmt: skip
 
+OPTIONS: Final = ("ranges", "bootstrap.servers", "read_timeout_s", "once")
 BATCH_ROWS: Final = 10_000  # of one Arrow batch; from 1,000 to 50,000 it makes no difference
 POLL_S: Final = 1.0  # a waiting task looks up so often
 READ_TIMEOUT_S: Final = 60.0  # without progress; a broker that restarts is back within seconds
@@ -123,6 +124,13 @@ def as_options(given: Mapping[str, Any]) -> dict[str, str]:
     return options
 
 
+def check_names(options: Mapping[str, str], known: Sequence[str]) -> None:
+    """Raises InvalidOption for an option that nobody reads: it is a slip of the pen, or meant for another source."""
+    for name in options:
+        if name not in known and not name.startswith("kafka."):
+            raise InvalidOption(name, options[name], f"kafka.* or one of {', '.join(sorted(known))}")
+
+
 def number(options: Mapping[str, str], name: str, default: float, least: float) -> float:
     """The option as a number. Raises InvalidOption."""
     try:
@@ -146,6 +154,7 @@ class RangesReader(DataSourceReader):
     """The batch source. Makes no client before a task reads."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
+        check_names(options, OPTIONS)
         self._pieces = _pieces(options.get("ranges"))
         self._kafka = kafka_options(options)
         self._timeout_s = number(options, "read_timeout_s", READ_TIMEOUT_S, 1.0)

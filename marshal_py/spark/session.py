@@ -39,6 +39,7 @@ exec "{java}" "$@"
 
 _LOCAL: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",  # bars on stderr, between the lines of whoever uses it
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",

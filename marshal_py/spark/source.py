@@ -41,6 +41,7 @@ from marshal_py.protocol.identity import TopicPartition, check_id
 from marshal_py.spark.ranges import (
     READ_TIMEOUT_S,
     RangePartition,
+    check_names,
     flag,
     kafka_options,
     number,
@@ -86,9 +87,7 @@ class StreamOptions:
     @classmethod
     def of(cls, options: Mapping[str, str]) -> StreamOptions:
         """Raises InvalidOption, InvalidName."""
-        for name in options:
-            if name not in OPTIONS and not name.startswith("kafka."):
-                raise InvalidOption(name, options[name], f"kafka.* or one of {', '.join(sorted(OPTIONS))}")
+        check_names(options, OPTIONS)
         for name in ("group", "topics", "bootstrap.servers"):
             if not options.get(name):
                 raise InvalidOption(name, options.get(name), "it must be given")
@@ -138,7 +137,8 @@ class Life:
     def settle(self) -> None:
         """Once per life: the claims that are to come have come, and dead owners have been waited out."""
         if not self.settled:
-            self.settled = self.planner.settle()
+            self.planner.settle()
+            self.settled = True
 
     # --- Spark says that a batch is done
 
@@ -167,6 +167,8 @@ class Life:
         if not ranges and targets is not None and self.planner.settle():
             ranges = self.planner.plan(rows_max, targets)  # what was still to come when we looked first
         if not ranges:
+            if targets is not None and self.consumer.cached_info().paused:
+                log.warning("group %s is paused: the query ends with what was done before", self.consumer.group)
             return start
         end = {"b": start["b"] + 1, "i": self.planner.incarnation.hex(),
                "r": {f"{one.topic}:{one.partition}": [one.token.epoch, one.generation, one.start, one.to]

@@ -19,7 +19,18 @@ from marshal_py.errors import (
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import ClaimingMessages, Note
-from tests.support.fronts import INTERVAL_S, Ground, MemoryGround, collect, joined, owns, places, positions, until
+from tests.support.fronts import (
+    INTERVAL_S,
+    EmbeddedGround,
+    Ground,
+    MemoryGround,
+    collect,
+    joined,
+    owns,
+    places,
+    positions,
+    until,
+)
 
 AMO = "at_most_once"
 
@@ -145,6 +156,27 @@ def test_in_a_pause_the_batch_is_let_go_after_an_interval(ground: Ground) -> Non
         again = planner.batch(100)
         assert spans(again) == [(0, 0, 8)]
         assert again.token > token
+
+
+def test_without_a_lease_nothing_is_handed_over(embedded: EmbeddedGround) -> None:
+    """D8: the gate of a range is the gate of a message."""
+    topic = embedded.topic()
+    embedded.fill(topic, 0, 5)
+    with embedded.connect() as marshal, joined(marshal, embedded.group(), [topic]) as consumer:
+        planner = planning(consumer)
+        wanted = planner.plan(10)
+        assert len(wanted) == 1
+        embedded.broker.broker_down()
+        until(lambda: any(event.kind == "fenced" for event in consumer.events()), "the lease is over")
+        assert planner.take(wanted) == []
+        embedded.broker.broker_up()
+        batch = planner.batch(10)
+        assert spans(batch) == [(0, 0, 5)]
+        embedded.broker.broker_down()
+        until(lambda: any(event.kind == "fenced" for event in consumer.events()), "the lease is over again")
+        with pytest.raises(ClaimLost):
+            batch.check()
+        embedded.broker.broker_up()
 
 
 def test_a_lost_range_is_noted_and_passed(ground: Ground) -> None:

@@ -118,7 +118,7 @@ def test_ranges_travel_as_json() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [
     ("ranges", "not json"), ("ranges", '[["t", 0, 5]]'), ("ranges", '[["t", 0, 5, 4, "x"]]'),
-    ("ranges", '[["t", -1, 5, 6, "x"]]'), ("ranges", '[["t", 0, "5", 6, "x"]]'), ("once", "perhaps"),
+    ("ranges", '[["t", -1, 5, 6, "x"]]'), ("ranges", '[["t", 0, "5", 6, "x"]]'), ("once", "perhaps"), ("topics", "t"),
     ("read_timeout_s", "soon"), ("read_timeout_s", "0"),
     ("read_timeout_s", "inf"), ("bootstrap.servers", ""), ("kafka.auto.offset.reset", "earliest"),
 ])  # fmt: skip
