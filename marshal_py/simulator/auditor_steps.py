@@ -1,0 +1,223 @@
+"""The judge of one step: what a log says, prefix by prefix, and whether a record or a delivery may follow it.
+
+The exhaustive search asks it at every transition. Like its sibling auditor.py it knows the oracle alone and shares no
+code with what it judges. `Facts` are values: extending one leaves it as it is, because a search goes on from each of
+its states in many ways. A judgement is "" or a sentence that begins with the invariant.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any, NamedTuple
+
+from marshal_py.simulator.oracle import Oracle, Verdict
+
+Key = tuple[str, int]  # topic, partition
+Mark = tuple[str, str, int, int, int]  # "begun" (at most once) or "finished", topic, partition, generation, offset
+AT_LEAST_ONCE, AT_MOST_ONCE = 1, 2
+
+
+class Tenure(NamedTuple):
+    """One accepted claim."""
+
+    key: Key
+    session: int
+    instance: bytes
+    position: int
+    generation: int
+    live: bool
+
+
+class Extension(NamedTuple):
+    """The newest extension of a live session. `sent_ms`: the newest send among this and all earlier ones."""
+
+    offset: int
+    sent_ms: int
+    interval_ms: int
+
+
+class Advance(NamedTuple):
+    """A position of an at-least-once group that grew by a record of its owner."""
+
+    key: Key
+    generation: int
+    before: int
+    after: int
+
+
+class Facts:
+    """What one prefix of the log says about one group."""
+
+    __slots__ = ("advances", "broken", "by", "digest", "extensions", "frozen", "grants", "kind", "mode", "newest",
+                 "opaque", "outcome", "paused", "positions", "reason", "sent_ms", "tenures")  # fmt: skip
+
+    def __init__(self) -> None:
+        """Of the empty log."""
+        self.frozen = pickle.dumps(Oracle(), 5)  # the oracle as of here
+        self.outcome, self.reason, self.kind, self.by = "", "", "", ""  # of the newest record
+        self.digest = 0
+        self.mode = 0
+        self.paused = self.opaque = False
+        self.sent_ms: tuple[int, ...] = ()  # by offset
+        self.tenures: dict[int, Tenure] = {}  # by epoch
+        self.newest: dict[Key, int] = {}  # epoch of the newest claim
+        self.grants: dict[int, tuple[tuple[int, int], ...]] = {}  # by epoch
+        self.extensions: dict[int, Extension] = {}  # by session
+        self.positions: dict[Key, int] = {}
+        self.advances: tuple[Advance, ...] = ()  # by the newest record
+        self.broken = ""  # what the newest record violates by itself
+
+    def then(self, group: str, value: bytes | None, sent_ms: int) -> Facts:
+        """The facts of this prefix and one record more."""
+        oracle: Oracle = pickle.loads(self.frozen)
+        verdict = oracle.apply(oracle.next_offset, value)
+        after = Facts.__new__(Facts)
+        after.frozen = pickle.dumps(oracle, 5)
+        after.outcome, after.reason = verdict.outcome, verdict.reason
+        after.kind = verdict.record.type if verdict.record is not None else ""
+        after.by = str(verdict.record.fields.get("by", "")) if verdict.record is not None else ""
+        after.digest = oracle.state_digest(group)
+        after.sent_ms = (*self.sent_ms, sent_ms)
+        after.grants, after.newest = self.grants, self.newest
+        state = oracle.groups.get(group)
+        after.mode = state.mode if state is not None else 0
+        after.paused = state is not None and state.paused
+        after.opaque = state is not None and state.opaque_at >= 0
+        parts = state.partitions if state is not None else {}
+        live = {part.epoch for part in parts.values() if part.owner >= 0}
+        after.tenures = {epoch: tenure if epoch in live or not tenure.live else tenure._replace(live=False)
+                         for epoch, tenure in self.tenures.items()}  # fmt: skip
+        after.positions = {key: part.position for key, part in parts.items()}
+        after.extensions = self._extended(state.sessions if state is not None else {}, after.sent_ms)
+        after.advances = ()
+        after.broken = after._take(self, parts, verdict) if verdict.outcome == "accepted" else ""
+        return after
+
+    def _extended(self, sessions: dict[int, Any], sent_ms: tuple[int, ...]) -> dict[int, Extension]:
+        found = {}
+        for session in sessions.values():
+            known = self.extensions.get(session.id)
+            if known is None or known.offset != session.extended:
+                newest_ms = max(sent_ms[session.extended], known.sent_ms if known is not None else -1)
+                known = Extension(session.extended, newest_ms, session.join["interval_ms"])
+            found[session.id] = known
+        return found
+
+    def _take(self, before: Facts, parts: dict[Key, Any], verdict: Verdict) -> str:
+        """What an accepted record did: S2, S6, S10, S11, S12, S15 as far as the log alone shows them."""
+        record, offset = verdict.record, len(self.sent_ms) - 1
+        if record is None:
+            return ""
+        fields = record.fields
+        if self.kind == "ClaimingPartition":
+            key = (fields["topic"], fields["partition"])
+            part, last = parts[key], before.newest.get(key, -1)
+            if last >= 0 and before.tenures[last].live:
+                return f"S2: {key} is claimed while it is owned"
+            if before.paused:
+                return f"S11: {key} is claimed in a pause"
+            instance = self._instance(fields["session"])
+            self.newest = {**self.newest, key: offset}
+            self.tenures[offset] = Tenure(key, fields["session"], instance, part.position, part.generation, True)
+        elif self.kind == "ClaimingMessages":
+            tenure = self.tenures[fields["epoch"]]
+            if before.paused:
+                return f"S11: messages of {tenure.key} are granted in a pause"
+            if fields["start"] < before.positions[tenure.key]:
+                return f"S6: a grant of {tenure.key} begins below what was granted"
+            self.grants = {**self.grants, fields["epoch"]: (*self.grants.get(fields["epoch"], ()),
+                                                            (fields["start"], fields["to"]))}  # fmt: skip
+        elif self.kind == "Evict":
+            known = before.extensions[fields["session"]]
+            waited_ms = self.sent_ms[offset] - before.sent_ms[fields["observed"]]
+            if waited_ms < 2 * known.interval_ms:
+                return f"S15: session {fields['session']} is evicted {waited_ms} ms after its last sign was sent"
+        elif self.kind == "SetPosition":
+            for move in fields["moves"]:
+                key = (move["topic"], move["partition"])
+                if before.newest.get(key, -1) >= 0 and before.tenures[before.newest[key]].live:
+                    return f"S12: {key} moves under a live owner"
+                if self.positions[key] != move["position"]:
+                    return f"S10: {key} moves to {self.positions[key]}, not to {move['position']}"
+        return self._positions(before, parts)
+
+    def _instance(self, session: int) -> bytes:
+        oracle: Oracle = pickle.loads(self.frozen)
+        for group in oracle.groups.values():
+            if session in group.sessions:
+                return bytes(group.sessions[session].join["instance_id"])
+        return b""
+
+    def _positions(self, before: Facts, parts: dict[Key, Any]) -> str:
+        """S10, and what S7 asks about."""
+        for key, position in self.positions.items():
+            was = before.positions.get(key, -1)
+            if position == was or self.kind in ("SetPosition", "Topology", "GroupConfig"):
+                continue
+            if position < was:
+                return f"S10: the position of {key} falls from {was} to {position}"
+            if self.mode == AT_LEAST_ONCE and was >= 0:
+                self.advances = (*self.advances, Advance(key, parts[key].generation, was, position))
+        return ""
+
+
+class Delivery(NamedTuple):
+    """A message that is handed to a handler right now. `first`: the first one under its claim."""
+
+    instance: bytes
+    epoch: int
+    offset: int
+    first: bool
+
+
+def judge_delivery(delivery: Delivery, read: Facts, log: Facts, journal: frozenset[Mark], now_ms: int) -> str:
+    """S2, S3, S5, S6, S7, S11, S14. `read`: what the process has read; `log`: all that was appended by now."""
+    tenure = read.tenures.get(delivery.epoch)
+    what = f"offset {delivery.offset} under epoch {delivery.epoch}"
+    if tenure is None or not tenure.live:
+        return f"S2: {what}, which is no live claim in what was read"
+    if tenure.instance != delivery.instance:
+        return f"S2: {what}, the claim of another instance"
+    if read.opaque:
+        return f"S14: {what}, in a group that cannot be read any more"
+    if read.paused:
+        return f"S11: {what}, in a pause that was read"
+    newest = log.newest[tenure.key]
+    if newest != delivery.epoch and log.tenures[newest].session != tenure.session:
+        return f"S3: {what}, which session {log.tenures[newest].session} owns by epoch {newest}"
+    extension = read.extensions[tenure.session]
+    if now_ms - extension.sent_ms > extension.interval_ms:
+        return f"S3: {what}, {now_ms - extension.sent_ms} ms after the newest extension was sent"
+    if read.mode == AT_MOST_ONCE:
+        inside = [grant for grant in read.grants.get(delivery.epoch, ()) if grant[0] <= delivery.offset < grant[1]]
+        if len(inside) != 1:
+            return f"S6: {what} lies in {len(inside)} grants"
+        if begun(tenure, delivery.offset) in journal:
+            return f"S5: {what}, which was delivered before"
+    elif delivery.first and delivery.offset != tenure.position:
+        return f"S7: {what}, where its claim begins at {tenure.position}"
+    return ""
+
+
+def begun(tenure: Tenure, offset: int) -> Mark:
+    return ("begun", *tenure.key, tenure.generation, offset)
+
+
+def finished(tenure: Tenure, offset: int) -> Mark:
+    return ("finished", *tenure.key, tenure.generation, offset)
+
+
+def judge_advances(facts: Facts, journal: frozenset[Mark]) -> str:
+    """S7: the newest record moved a position over finished messages only."""
+    for step in facts.advances:
+        for offset in range(step.before, step.after):
+            if ("finished", *step.key, step.generation, offset) not in journal:
+                return f"S7: {step.key} {offset} is skipped"
+    return ""
+
+
+def judge_fold(facts: Facts, outcome: str, reason: str, digest: int) -> str:
+    """S1: the fold that is judged comes to what the oracle comes to."""
+    if (outcome, reason) != (facts.outcome, facts.reason):
+        return f"S1: {outcome} {reason}, where the oracle says {facts.outcome} {facts.reason}"
+    return "" if digest == facts.digest else "S1: another world than the oracle's"

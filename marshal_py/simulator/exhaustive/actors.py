@@ -1,0 +1,301 @@
+"""One process of a small world: the shipped Member or admin errand, with its fetches and handlers, driven by hand.
+
+An actor is told what happens to it (`read`, `tick`, `deliver`, ...) and says into an `Effects` what it sent, what its
+handlers did and which promise about its own records it broke. `Member.may_deliver` is the only gate before a handler.
+It holds its world by reference and never changes it, so a world is made once for every prefix of a log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from msgspec import Struct, field
+
+from marshal_py.admin.author import Author
+from marshal_py.admin.errand import Errand, Scene
+from marshal_py.admin.ledger import Ledger
+from marshal_py.admin.position import PositionPlan
+from marshal_py.protocol.delivery import AtLeastOnce, Run
+from marshal_py.protocol.holdings import Claim, Stage
+from marshal_py.protocol.identity import Instant, TopicPartition
+from marshal_py.protocol.member import Member
+from marshal_py.protocol.ready import MemberOptions
+from marshal_py.protocol.records import Evict, Heartbeat, Record, ReleasingPartition
+from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.world import World
+from marshal_py.simulator.exhaustive.dice import Dice
+
+GROUP: Final = "g"
+TOPIC: Final = "t"
+INTERVAL_MS: Final = 3_000
+QUANTUM_MS: Final = INTERVAL_MS // 3  # time goes on in thirds of an interval: what heartbeats and ranks count in
+ORIGIN_MS: Final = 1_000_000
+ROUNDS_MAX: Final = 9  # of ticks at one moment: each answers what the one before asked for
+
+
+def instant(now_ms: int) -> Instant:
+    return Instant(now_ms, now_ms, now_ms)
+
+
+class Effects(Struct):
+    """What one event of an actor did to the world around it."""
+
+    sent: list[tuple[Record, int]] = field(default_factory=list)  # record, when
+    handed: tuple[int, int, bool] | None = None  # epoch, offset, whether it is the claim's first
+    ended: tuple[int, int] | None = None  # epoch, offset whose handler is done
+    broken: str = ""
+
+
+class Feed:
+    """What one claim has fetched, which is all there is, and what its handlers did, in this actor's own count."""
+
+    __slots__ = ("claim", "first", "low", "run")
+
+    def __init__(self, claim: Claim, messages: int) -> None:
+        self.claim = claim
+        self.first = True
+        self.low = -1  # at least once: every offset below it that was handed over is finished
+        self.run: Run | None = None
+        tracker = claim.tracker
+        if isinstance(tracker, AtLeastOnce):
+            self.low = tracker.position()
+            if self.low < messages:
+                self.run = tracker.add(range(self.low, messages))
+        elif tracker.delivered_to < messages:
+            claim.offer = (tracker.delivered_to, messages)
+        claim.end_offset = messages
+
+    def next_offset(self) -> int:
+        """The message that could be handed over next, or -1."""
+        tracker = self.claim.tracker
+        if isinstance(tracker, AtLeastOnce):
+            run = self.run
+            return -1 if run is None or run.delivered >= len(run.offsets) else run.offsets[run.delivered]
+        for grant in tracker.grants:
+            offset = max(grant.start, tracker.delivered_to)
+            if offset < grant.to:
+                return offset
+        return -1
+
+
+class Actor:
+    """A process that reads the log and writes to it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.dice = Dice(number)
+        self.read_ms: dict[int, int] = {}  # offset of an extension of a live session -> when it was read (S15)
+        self.stirred = True  # something happened since the last tick
+        self.over = False
+        self.said = ""  # an admin's word about its move
+
+    @property
+    def deadline_ms(self) -> int:
+        raise NotImplementedError
+
+    def attach(self, world: World | None) -> None:
+        """The world at the prefix that was read; None to be put away."""
+        raise NotImplementedError
+
+    def receive(self, verdict: Verdict, now_ms: int) -> None:
+        raise NotImplementedError
+
+    def act(self, now_ms: int, effects: Effects) -> bool:
+        """One tick; True if it wants another one at once."""
+        raise NotImplementedError
+
+    def read(self, world: World, verdict: Verdict, now_ms: int) -> None:
+        """One more record was folded: `world` is the prefix with it."""
+        self.attach(world)
+        self.receive(verdict, now_ms)
+        self.stirred = True
+        self.look(world, now_ms)
+
+    def look(self, world: World, now_ms: int) -> None:
+        """Notes which extensions are held, and since when."""
+        group = world.groups.get(GROUP)
+        held = sorted(session.extended for session in group.sessions.values()) if group is not None else ()
+        self.read_ms = {offset: self.read_ms.get(offset, now_ms) for offset in held}
+
+    def tick(self, now_ms: int, effects: Effects) -> None:
+        for _ in range(ROUNDS_MAX):
+            if self.over or not self.act(now_ms, effects):
+                break
+        self.stirred = False
+        for record, sent_ms in effects.sent:
+            if isinstance(record, Evict):
+                self._check_evict(record, sent_ms, effects)
+
+    def run(self, now_ms: int, end_ms: int, effects: Effects) -> None:
+        """A stretch of time in which it runs and reads nothing: a tick at each of its deadlines."""
+        while not self.over:
+            now_ms = max(now_ms + 1, self.deadline_ms)
+            if now_ms > end_ms:
+                break
+            self.tick(now_ms, effects)
+
+    def _check_evict(self, record: Evict, sent_ms: int, effects: Effects) -> None:
+        """S15, at its sender: it has itself waited since it read what it names."""
+        read_ms = self.read_ms.get(record.observed)
+        if read_ms is None or sent_ms - read_ms < 2 * INTERVAL_MS:
+            effects.broken = f"S15: Evict of session {record.session}, whose sign {record.observed} was read at {read_ms}"
+
+    def forked(self, number: int) -> None:
+        """A cloned machine: from now on it draws other bytes."""
+        self.number = self.dice.number = number
+
+    def next_epochs(self) -> tuple[int, ...]:
+        """Claims with a message that could be handed over, if the gate opens."""
+        return ()
+
+    def flights(self) -> tuple[tuple[int, int], ...]:
+        """(epoch, offset) of what handlers hold."""
+        return ()
+
+
+class Consumer(Actor):
+    """A consumer: one Member, and handlers that take one message of a claim at a time."""
+
+    def __init__(self, number: int, options: MemberOptions, world: World, counts: dict[str, int], messages: int) -> None:
+        super().__init__(number)
+        self.member = Member(world, GROUP, options, self.dice)
+        self.member.intent.counts.update(counts)
+        self.messages = messages
+        self.feeds: dict[int, Feed] = {}
+        self.busy: list[tuple[int, int, Feed | None]] = []  # epoch, offset, feed that takes the ack
+
+    @property
+    def deadline_ms(self) -> int:
+        return self.member.deadline_ms
+
+    def attach(self, world: World | None) -> None:
+        self.member.world = world  # type: ignore[assignment]  # None only while it is put away
+
+    def receive(self, verdict: Verdict, now_ms: int) -> None:
+        self.member.receive(verdict, instant(now_ms))
+
+    def act(self, now_ms: int, effects: Effects) -> bool:
+        now, member = instant(now_ms), self.member
+        ready = member.tick(now)
+        for claim, _ in ready.lost:
+            self.feeds.pop(claim.epoch, None)
+        for record in ready.send:
+            effects.sent.append((record, now_ms))
+            if isinstance(record, Heartbeat):
+                self._check_heartbeat(record, effects)
+            elif isinstance(record, ReleasingPartition):
+                self._check_position(record.epoch, record.position, effects)
+        if ready.ended:
+            self.over = True
+            return False
+        for claim in ready.claimed:
+            if claim.stage is not Stage.GONE:
+                self.feeds[claim.epoch] = Feed(claim, self.messages)
+        for tp, _ in ready.warm:
+            member.intent.warmed(tp)
+        for wanted in ready.resolve:
+            member.intent.start_resolved(wanted.tp, 0, now)
+        return bool(ready.claimed or ready.warm or ready.resolve) or member.deadline_ms <= now_ms + 1
+
+    def _check_heartbeat(self, record: Heartbeat, effects: Effects) -> None:
+        """S8, S9: what it says, or by silence leaves standing, is what its handlers have finished, no more, no less."""
+        group = self.member.group
+        if group is None:
+            return
+        named = {entry.epoch: entry.position for entry in record.claims}
+        for epoch, feed in self.feeds.items():
+            if isinstance(feed.claim.tracker, AtLeastOnce):
+                self._check_position(epoch, named.get(epoch, group.partitions[feed.claim.tp].position), effects)
+
+    def _check_position(self, epoch: int, position: int, effects: Effects) -> None:
+        feed = self.feeds.get(epoch)
+        if feed is not None and feed.low >= 0 and position != feed.low:
+            invariant = "S8" if position > feed.low else "S9"
+            effects.broken = f"{invariant}: epoch {epoch} is reported at {position} with all below {feed.low} finished"
+
+    # --- handlers
+
+    def next_epochs(self) -> tuple[int, ...]:
+        if self.over:
+            return ()
+        held = {epoch for epoch, _, feed in self.busy if feed is not None}
+        return tuple(epoch for epoch, feed in self.feeds.items() if epoch not in held and feed.next_offset() >= 0)
+
+    def flights(self) -> tuple[tuple[int, int], ...]:
+        return tuple((epoch, offset) for epoch, offset, _ in self.busy)
+
+    def deliver(self, epoch: int, now_ms: int, effects: Effects) -> None:
+        """Hands the next message over, if the gate is open."""
+        feed = self.feeds[epoch]
+        tracker, offset = feed.claim.tracker, feed.next_offset()
+        if not isinstance(tracker, AtLeastOnce) and not tracker.holds(offset):
+            return
+        if not self.member.may_deliver(epoch, instant(now_ms)):
+            return
+        if isinstance(tracker, AtLeastOnce):
+            assert feed.run is not None
+            feed.run.deliver(1, now_ms)
+        else:
+            tracker.deliver(offset, now_ms)
+        effects.handed = (epoch, offset, feed.first)
+        feed.first = False
+        self.busy.append((epoch, offset, feed))
+
+    def finish(self, at: int, now_ms: int, effects: Effects) -> None:
+        """A handler is done, and acknowledges."""
+        epoch, offset, feed = self.busy.pop(at)
+        effects.ended = (epoch, offset)
+        if feed is None:
+            return
+        tracker = feed.claim.tracker
+        if not isinstance(tracker, AtLeastOnce):
+            tracker.returned()
+        elif not self.member.ack_is_late(feed.claim):
+            assert feed.run is not None
+            feed.run.finish(offset - feed.run.offsets[0])
+            if offset == feed.low:
+                feed.low += 1
+        if feed.claim.stage is Stage.DRAINING:
+            self.tick(now_ms, effects)
+
+    def leave(self, now_ms: int, effects: Effects) -> None:
+        """The user stops the consumer and gives its handlers an interval."""
+        self.member.leave(instant(now_ms), "stopped", INTERVAL_MS)
+        self.tick(now_ms, effects)
+
+class Clerk(Actor):
+    """An admin's run: one errand."""
+
+    def __init__(self, number: int, name: str, world: World, plan: type[Errand], aim: int,
+                 history: Iterable[Verdict]) -> None:  # fmt: skip
+        """`history`: the verdicts on all that stands in the log."""
+        super().__init__(number)
+        author = Author.of(name, "host", "marshal", self.dice(4))
+        self.ledger = Ledger(GROUP)
+        for verdict in history:
+            self.ledger.read(verdict)
+        self.aim = aim
+        scene = Scene(world, GROUP, self.ledger, author, self.dice)
+        self.plan: Errand = PositionPlan(scene, [TopicPartition(TOPIC, 0)]) if plan is PositionPlan else plan(scene)
+
+    @property
+    def deadline_ms(self) -> int:
+        return self.plan.deadline_ms
+
+    def attach(self, world: World | None) -> None:
+        self.plan.scene = self.plan.scene._replace(world=world)  # type: ignore[arg-type]  # as above
+
+    def receive(self, verdict: Verdict, now_ms: int) -> None:
+        self.ledger.read(verdict)
+        self.plan.receive(verdict, instant(now_ms))
+
+    def act(self, now_ms: int, effects: Effects) -> bool:
+        step = self.plan.tick(instant(now_ms))
+        effects.sent += [(record, now_ms) for record in step.send]
+        if step.ended:
+            self.over = True
+            self.said = self.plan.outcome if isinstance(self.plan, PositionPlan) else ""
+        elif step.aim:
+            self.plan.aimed({TopicPartition(TOPIC, 0): self.aim})
+        return step.aim

@@ -1,0 +1,416 @@
+"""The walk: breadth first through every state that a configuration can reach within its bounds.
+
+A state is the numbers of universe.py packed into one int: time, what was spent of the bounds, the journal of the
+handlers, the network, the log, and the condition of every process. The visited set holds these ints and nothing else;
+a parent and the ordinal of a step per state tell the path to a violation, which is then the shortest there is.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Final, NamedTuple
+
+from marshal_py.simulator.auditor_steps import judge_advances, judge_delivery
+from marshal_py.simulator.exhaustive.actors import ORIGIN_MS, TOPIC, Clerk, Consumer
+from marshal_py.simulator.exhaustive.configuration import SPENDINGS, Bounds, Configuration, UNBOUNDED
+from marshal_py.simulator.exhaustive.universe import ABSENT, GONE, Network, Outcome, Universe, moment_ms
+
+# Bits of a packed state, from the lowest: enough for what fits into memory, and Python's ints have no end.
+TIME, SPENT, JOURNAL, NETWORK, LOG, LOCAL = 8, 32, 20, 28, 28, 28
+_AT_JOURNAL: Final = TIME + SPENT
+_AT_NETWORK: Final = _AT_JOURNAL + JOURNAL
+_AT_LOG: Final = _AT_NETWORK + NETWORK
+_AT_LOCALS: Final = _AT_LOG + LOG
+
+# One of each spending, four bits each.
+STOP, CRASH, START, LEAVE, DUPLICATE, DROP, REORDER = (1 << 4 * at for at in range(len(SPENDINGS)))
+
+Label = tuple[str, int, int]  # what, slot (-1: none), argument
+
+
+class Broken(NamedTuple):
+    """A promise that a step breaks. `path`: every step from the beginning of the search to it, as people read it."""
+
+    invariant: str
+    text: str
+    path: tuple[str, ...]
+
+
+class Progress(NamedTuple):
+    """How far a search is."""
+
+    depth: int
+    states: int
+    frontier: int
+
+
+class Report(NamedTuple):
+    """What a search came to. `clipped`: steps that were not taken because they would leave the bounds."""
+
+    configuration: str
+    complete: bool
+    states: int
+    transitions: int
+    clipped: int
+    depth: int
+    conditions: int  # of single processes
+    logs: int
+    deliveries: int  # steps that hand a message over
+    seconds: float
+    violations: tuple[Broken, ...]
+
+
+class Search:
+    """One configuration and all that can become of it."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self.configuration = configuration
+        self.universe = Universe(len(configuration.roles))
+        self.bounds = UNBOUNDED
+        self._caps: tuple[int, ...] = ()
+        self._quanta_max = self._records_max = 0
+        self.clipped = self.deliveries = 0
+        self._moves: dict[int, tuple[Outcome, ...]] = {}
+        self._reads: dict[int, tuple[Outcome, ...]] = {}
+        self._runs: dict[int, Outcome] = {}
+        self._leaves: dict[int, Outcome | None] = {}
+        self._starts: dict[tuple[int, int, int, int], int] = {}
+        self._sent: dict[tuple[int, int, tuple[int, ...]], int] = {}
+        self._flow: dict[int, tuple[tuple[str, int, int, int], ...]] = {}
+        self.broken: list[tuple[str, Label]] = []  # by the newest state that was expanded
+
+    def bound(self, bounds: Bounds, quanta: int, log: int) -> None:
+        """From here on these bounds hold, counted from this moment and this log."""
+        self.bounds = bounds
+        self._caps = tuple(getattr(bounds, name) for name in SPENDINGS)
+        self._quanta_max = quanta + bounds.quanta
+        self._records_max = len(self.universe.paths[log]) + bounds.records
+
+    # --- states
+
+    def pack(self, quanta: int, spent: int, journal: int, network: int, log: int, locals_: tuple[int, ...]) -> int:
+        state = 0
+        for local in reversed(locals_):
+            state = state << LOCAL | local
+        state = (state << LOG | log) << NETWORK | network
+        return ((state << JOURNAL | journal) << SPENT | spent) << TIME | quanta
+
+    def unpack(self, state: int) -> tuple[int, int, int, int, int, tuple[int, ...]]:
+        locals_ = state >> _AT_LOCALS
+        return (state & (1 << TIME) - 1, state >> TIME & (1 << SPENT) - 1, state >> _AT_JOURNAL & (1 << JOURNAL) - 1,
+                state >> _AT_NETWORK & (1 << NETWORK) - 1, state >> _AT_LOG & (1 << LOG) - 1,
+                tuple(locals_ >> LOCAL * at & (1 << LOCAL) - 1
+                      for at in range(len(self.configuration.roles))))  # fmt: skip
+
+    def first(self) -> int:
+        """A log with nothing but its Genesis, and nobody there."""
+        return self.pack(0, 0, 0, 0, self.universe.genesis, (ABSENT,) * len(self.configuration.roles))
+
+    def _may(self, spent: int, unit: int) -> bool:
+        at = unit.bit_length() // 4
+        return (spent >> 4 * at & 15) < self._caps[at]
+
+    # --- steps
+
+    def steps(self, state: int, labels: list[Label] | None = None) -> list[int]:
+        """Every state that one step leads to. `labels`: filled with what each step is. What a step breaks goes into
+        `broken`, and the step is not taken."""
+        found: list[int] = []
+        self.broken.clear()
+        quanta, spent, journal, network, log, locals_ = self.unpack(state)
+        for slot, local in enumerate(locals_):
+            if local > GONE:
+                self._by_process(state, slot, local, found, labels)
+            elif self._may(spent, START):
+                self._start(state, slot, found, labels)
+        self._by_network(state, network, log, found, labels)
+        if quanta < self._quanta_max:
+            self._by_time(state, found, labels)
+        return found
+
+    def _by_process(self, state: int, slot: int, local: int, found: list[int], labels: list[Label] | None) -> None:
+        """What one process does: by itself, by reading, and what is done to it."""
+        universe = self.universe
+        quanta, spent, log = state & 255, state >> TIME & (1 << SPENT) - 1, state >> _AT_LOG & (1 << LOG) - 1
+        view = universe.views[local]
+        key = local << TIME | quanta
+        moves = self._moves.get(key)
+        if moves is None:
+            moves = self._moves[key] = universe.moves(local, slot, quanta)
+        for outcome in moves:
+            self._land(state, slot, local, outcome, found, labels)
+        if view.over:
+            return
+        if view.log != log:
+            key = key << LOG | log
+            reads = self._reads.get(key)
+            if reads is None:
+                reads = self._reads[key] = universe.reads(local, slot, log, quanta)
+            for outcome in reads:
+                self._land(state, slot, local, outcome, found, labels)
+        if self._may(spent, LEAVE):
+            key = local << TIME | quanta
+            if key not in self._leaves:
+                self._leaves[key] = universe.leave(local, slot, quanta)
+            left = self._leaves[key]
+            if left is not None:
+                self._land(state + (LEAVE << TIME), slot, local, left, found, labels)
+        if self._may(spent, CRASH):
+            self._crash(state, slot, local, found, labels)
+
+    def _land(self, state: int, slot: int, local: int, outcome: Outcome, found: list[int],
+              labels: list[Label] | None) -> None:  # fmt: skip
+        """The state after one process's outcome, if it breaks nothing and stays within the bounds."""
+        broken = outcome.broken
+        if outcome.delivery is not None:
+            self.deliveries += 1
+            universe, log = self.universe, state >> _AT_LOG & (1 << LOG) - 1
+            journal = state >> _AT_JOURNAL & (1 << JOURNAL) - 1
+            broken = broken or judge_delivery(
+                outcome.delivery, universe.facts[universe.views[local].log], universe.facts[log],
+                universe.journals[journal], moment_ms(state & 255))  # fmt: skip
+        if broken and broken[: broken.index(":")] not in self.configuration.uncounted:
+            self.broken.append((broken, (outcome.what, slot, outcome.argument)))
+            return
+        state += outcome.local - local << _AT_LOCALS + LOCAL * slot
+        if outcome.mark is not None:
+            journal = state >> _AT_JOURNAL & (1 << JOURNAL) - 1
+            state += self.universe.journal(journal, outcome.mark) - journal << _AT_JOURNAL
+        if outcome.sent:
+            network = state >> _AT_NETWORK & (1 << NETWORK) - 1
+            sent = self._send(network, slot, outcome.sent)
+            if sent < 0:
+                self.clipped += 1
+                return
+            state += sent - network << _AT_NETWORK
+        found.append(state)
+        if labels is not None:
+            labels.append((outcome.what, slot, outcome.argument))
+
+    def _send(self, network: int, slot: int, sent: tuple[int, ...]) -> int:
+        """The network with these records behind the slot's others; -1 if that is more than the bounds allow."""
+        known = self._sent.get((network, slot, sent))
+        if known is None:
+            before = self.universe.networks[network]
+            queues = list(before.queues)
+            queues[slot] = (*queues[slot], *sent)
+            after = Network(tuple(queues), before.strays)
+            known = -1 if after.size > self.bounds.in_flight else self.universe.network(after)
+            self._sent[network, slot, sent] = known
+        return known
+
+    def _crash(self, state: int, slot: int, local: int, found: list[int], labels: list[Label] | None) -> None:
+        """The process is gone. What its producer held may come at any time, or never."""
+        network = state >> _AT_NETWORK & (1 << NETWORK) - 1
+        before = self.universe.networks[network]
+        queues = list(before.queues)
+        strays = tuple(sorted((*before.strays, *queues[slot])))
+        queues[slot] = ()
+        after = self.universe.network(Network(tuple(queues), strays))
+        found.append(state + (CRASH << TIME) + (after - network << _AT_NETWORK)
+                     + (GONE - local << _AT_LOCALS + LOCAL * slot))  # fmt: skip
+        if labels is not None:
+            labels.append(("crash", slot, 0))
+
+    def _start(self, state: int, slot: int, found: list[int], labels: list[Label] | None) -> None:
+        """A process starts, and has read all that stands in the log."""
+        role = self.configuration.roles[slot]
+        quanta, spent, _, _, log, locals_ = self.unpack(state)
+        if role.after >= 0 and locals_[role.after] == ABSENT:
+            return
+        number = slot + len(self.configuration.roles) * (spent >> 8 & 15)
+        key = (log, slot, number, quanta)
+        if key not in self._starts:
+            self._starts[key] = self.start(slot, number, log, quanta)
+        state += self._starts[key] - locals_[slot] << _AT_LOCALS + LOCAL * slot
+        found.append(state + (START << TIME))
+        if labels is not None:
+            labels.append(("start", slot, 0))
+
+    def start(self, slot: int, number: int, log: int, quanta: int) -> int:
+        """A process in this slot that has read this log. `number`: another one draws other random bytes."""
+        role, universe, configuration = self.configuration.roles[slot], self.universe, self.configuration
+        world, _ = universe.world(log)
+        if role.options is not None:
+            actor: Consumer | Clerk = Consumer(number, role.options, world, {TOPIC: configuration.partitions},
+                                               configuration.messages)  # fmt: skip
+        else:
+            assert role.plan is not None
+            verdicts = [universe.world(further)[1] for further in universe.paths[log][1:]]
+            actor = Clerk(number, role.name, world, role.plan, role.aim, [v for v in verdicts if v is not None])
+        return universe.born(actor, log, quanta)
+
+    def _by_network(self, state: int, network: int, log: int, found: list[int], labels: list[Label] | None) -> None:
+        """A record comes to the log: in its producer's order, out of it, twice, late, or not at all."""
+        if not network:
+            return
+        flow = self._flow.get(network)
+        if flow is None:
+            flow = self._flow[network] = tuple(self._flows(self.universe.networks[network]))
+        spent = state >> TIME & (1 << SPENT) - 1
+        for what, slot, entry, after in flow:
+            unit = _FLOW_COSTS[what]
+            if unit and not self._may(spent, unit):
+                continue
+            to = state + (after - network << _AT_NETWORK) + (unit << TIME)
+            if what != "drop":
+                appended = self._append(state, log, entry, (what, slot, entry))
+                if appended < 0:
+                    continue
+                to += appended - log << _AT_LOG
+            found.append(to)
+            if labels is not None:
+                labels.append((what, slot, entry))
+
+    def _flows(self, network: Network) -> Iterator[tuple[str, int, int, int]]:
+        number = self.universe.network
+        for slot, queue in enumerate(network.queues):
+            for what, at in (("append", 0), ("duplicate", 0), ("drop", 0), ("reorder", 1)):
+                if at < len(queue):
+                    queues = list(network.queues)
+                    queues[slot] = (*queue[:at], *queue[at + 1 :])
+                    strays = (*network.strays, queue[at]) if what == "duplicate" else network.strays
+                    yield what, slot, queue[at], number(Network(tuple(queues), tuple(sorted(strays))))
+        for at, stray in enumerate(network.strays):
+            if stray not in network.strays[:at]:
+                rest = (*network.strays[:at], *network.strays[at + 1 :])
+                yield "stray", -1, stray, number(Network(network.queues, rest))
+
+    def _append(self, state: int, log: int, entry: int, label: Label) -> int:
+        """The longer log, or -1 if it breaks something or leaves the bounds."""
+        universe = self.universe
+        if len(universe.paths[log]) >= self._records_max:
+            self.clipped += 1
+            return -1
+        appended = universe.append(log, entry)
+        facts = universe.facts[appended]
+        broken = universe.broken_logs.get(appended, "")
+        if facts.advances and not broken:
+            broken = judge_advances(facts, universe.journals[state >> _AT_JOURNAL & (1 << JOURNAL) - 1])
+        if facts.kind == "SetPosition" and facts.outcome == "accepted" and not broken:
+            broken = self._denied(state, facts.by)
+        if broken and broken[: broken.index(":")] not in self.configuration.uncounted:
+            self.broken.append((broken, label))
+            return -1
+        return appended
+
+    def _denied(self, state: int, by: str) -> str:
+        """S12: who said that nothing moved, or will, is not made a liar by a late copy."""
+        for slot, local in enumerate(self.unpack(state)[5]):
+            name = self.configuration.roles[slot].name
+            if self.universe.views[local].said == "not_moved" and by.startswith(f"{name}@"):
+                return f"S12: {name} said not moved, and it moved"
+        return ""
+
+    def _by_time(self, state: int, found: list[int], labels: list[Label] | None) -> None:
+        """A third of an interval goes by. Who does not stand still does in it what is due."""
+        quanta, spent, _, _, _, locals_ = self.unpack(state)
+        living = [slot for slot, local in enumerate(locals_) if local > GONE and not self.universe.views[local].over]
+        for running in product((True, False), repeat=len(living)):
+            stops = len(living) - sum(running)
+            if (spent & 15) + stops > self._caps[0]:
+                continue
+            # Outcomes are landed on a scratch list one after the other: each adds its own slot and its own queue.
+            at, mask = state + stops * (STOP << TIME) + 1, 0
+            for slot, runs in zip(living, running, strict=True):
+                if runs and at >= 0:
+                    mask |= 1 << slot
+                    at = self._run(at, slot, locals_[slot], quanta)
+            if at >= 0:
+                found.append(at)
+                if labels is not None:
+                    labels.append(("time", -1, mask))
+
+    def _run(self, state: int, slot: int, local: int, quanta: int) -> int:
+        key = local << TIME | quanta
+        outcome = self._runs.get(key)
+        if outcome is None:
+            outcome = self._runs[key] = self.universe.runs(local, slot, quanta)
+        landed: list[int] = []
+        self._land(state, slot, local, outcome, landed, None)
+        return landed[0] if landed else -1
+
+    # --- the walk
+
+    def walk(self, first: int, states_max: int, tolerated: frozenset[str], watch: Callable[[Progress], None]) -> Report:
+        """Every state that can be reached from `first`, until one breaks a promise that is not in `tolerated`."""
+        began_s, found, transitions = time.monotonic(), {}, 0
+        seen, parents, ordinals = {first}, array("L", [0]), array("H", [0])
+        frontier, base, depth, complete = [first], 0, 0, True
+        while frontier and complete:
+            watch(Progress(depth, len(seen), len(frontier)))
+            upcoming: list[int] = []
+            for at, state in enumerate(frontier, base):
+                steps = self.steps(state)
+                transitions += len(steps)
+                for ordinal, to in enumerate(steps):
+                    count = len(seen)
+                    seen.add(to)
+                    if len(seen) > count:
+                        upcoming.append(to)
+                        parents.append(at)
+                        ordinals.append(ordinal)
+                for text, label in self.broken:
+                    invariant = text[: text.index(":")]
+                    if invariant not in found:
+                        path = self._path(first, at, parents, ordinals)
+                        found[invariant] = Broken(invariant, text, (*path, self.describe(state, label)))
+                    complete = complete and invariant in tolerated
+                if not complete or len(seen) > states_max:
+                    complete = False
+                    break
+            base += len(frontier)
+            frontier = upcoming
+            depth += bool(upcoming)
+        universe = self.universe
+        return Report(self.configuration.name, complete, len(seen), transitions, self.clipped, depth,
+                      len(universe.views) - 2, len(universe.parents), self.deliveries,
+                      round(time.monotonic() - began_s, 2), tuple(found.values()))  # fmt: skip
+
+    def _path(self, first: int, at: int, parents: array[int], ordinals: array[int]) -> list[str]:
+        """The steps to the state number `at`, in words."""
+        taken = []
+        while at:
+            taken.append(ordinals[at])
+            at = parents[at]
+        state, told, broken = first, [], list(self.broken)
+        for ordinal in reversed(taken):
+            labels: list[Label] = []
+            states = self.steps(state, labels)
+            told.append(self.describe(state, labels[ordinal]))
+            state = states[ordinal]
+        self.broken[:] = broken
+        return told
+
+    def describe(self, state: int, label: Label) -> str:
+        """One step as people read it: when, who, what, with which record at which offset."""
+        quanta, _, _, _, log, _ = self.unpack(state)
+        what, slot, argument = label
+        who = self.configuration.roles[slot].name if slot >= 0 else "-"
+        match what:
+            case "append" | "duplicate" | "reorder" | "stray":
+                told = self.universe.tell_record(log, argument)
+                how = {"append": "", "duplicate": ", and a copy stays on its way", "reorder": ", before an earlier one",
+                       "stray": ", late"}[what]  # fmt: skip
+                text = f"{told}{how}"
+            case "drop":
+                text = f"loses {self.universe.tell_entry(argument)}"
+            case "read":
+                text = f"reads {argument} more of the log, and acts"
+            case "deliver":
+                text = f"hands the next message over under epoch {argument}"
+            case "finish":
+                text = "a handler is done"
+            case "time":
+                running = [role.name for at, role in enumerate(self.configuration.roles) if argument >> at & 1]
+                text = f"a third of an interval goes by; running: {', '.join(running) or 'nobody'}"
+            case _:
+                text = {"tick": "acts", "run": "acts while time goes by", "leave": "is told to stop",
+                        "crash": "crashes", "start": "starts, with all of the log read"}[what]  # fmt: skip
+        return f"{moment_ms(quanta) - ORIGIN_MS:>6} ms  {who:<6} {text}"
+
+
+_FLOW_COSTS: Final = {"append": 0, "stray": 0, "duplicate": DUPLICATE, "drop": DROP, "reorder": REORDER}
