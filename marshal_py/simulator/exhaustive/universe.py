@@ -39,6 +39,14 @@ def moment_ms(quanta: int) -> int:
     return ORIGIN_MS + quanta * QUANTUM_MS
 
 
+def newer(record: Record) -> bytes:
+    """The same record in a version that this library does not read (E5)."""
+    value = bytearray(codec.encode(record, GROUP, INCARNATION))
+    value[12 + len(GROUP)] = codec.RECORD_VERSION + 1
+    value[7:11] = crc32(value[11:], crc32(value[:7], crc32(INCARNATION))).to_bytes(4, "big")
+    return bytes(value)
+
+
 class Entry(NamedTuple):
     """A record on its way, or in the log."""
 
