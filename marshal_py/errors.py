@@ -70,6 +70,19 @@ class MarshalError(Exception):
 
     retriable: ClassVar[bool] = False
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # An exception is pickled by its args, and those are one sentence here: it could not be made again from it in
+        # the process that it was sent to (multiprocessing, Spark).
+        return _again, (type(self), self.args, self.__dict__)
+
+
+def _again(kind: type[MarshalError], args: tuple[object, ...], fields: dict[str, object]) -> MarshalError:
+    """An error as it was in another process, without building its sentence anew."""
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
+
 
 class CallerError(MarshalError):
     """The calling program asked for something that cannot be."""

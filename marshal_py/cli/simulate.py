@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from marshal_py.cli import frame
+from marshal_py.cli import exhaustive, frame
 from marshal_py.simulator import sweep
 from marshal_py.simulator.auditor_evidence import Violation
 from marshal_py.simulator.mutants import MUTANTS, NOT_YET, SEEDS_BASE
@@ -37,6 +37,10 @@ def simulate(
     spark: Annotated[bool, typer.Option("--spark", help="Runs --seeds on Spark instead of in processes here.")] = False,
     master: Annotated[str | None, typer.Option("--master", metavar="URL", help="Of the Spark cluster.",
                                                show_default="local, every core")] = None,
+    world: Annotated[str | None, typer.Option("--exhaustive", metavar="NAME", help="Searches every interleaving of a "
+                                              "small world; `all` of the quick ones, `list` names them.")] = None,
+    states: Annotated[int | None, typer.Option("--states", min=1, help="Most states of --exhaustive.",
+                                               show_default="30 million")] = None,
     as_json: frame.Json = False,
 ) -> None:  # fmt: skip
     """Run the protocol in simulated clusters with faults, and judge each run by the promises.
@@ -46,6 +50,11 @@ def simulate(
     """
     if (seeds is not None) + (seed is not None and mutant is None) + mutants + (mutant is not None) > 1:
         raise typer.BadParameter("one of --seeds, --seed, --mutants, --mutant; --seed goes with --mutant")
+    if world is not None or states is not None:
+        if world is None or seeds is not None or seed is not None or mutants or trace or spark or processes:
+            raise typer.BadParameter("--exhaustive goes with --states, --mutant and --json, --states with --exhaustive")
+        exhaustive.run(world, states, mutant, as_json)
+        return
     if trace and seed is None:
         raise typer.BadParameter("--trace needs --seed")
     if (spark or master is not None) and (not spark or seed is not None or mutants or mutant is not None or processes):

@@ -18,7 +18,7 @@ from marshal_py.admin.ledger import Ledger
 from marshal_py.admin.position import PositionPlan
 from marshal_py.protocol.delivery import AtLeastOnce, Run
 from marshal_py.protocol.holdings import Claim, Stage
-from marshal_py.protocol.identity import Instant, TopicPartition
+from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import Evict, Heartbeat, Record, ReleasingPartition
@@ -31,6 +31,7 @@ TOPIC: Final = "t"
 INTERVAL_MS: Final = 3_000
 QUANTUM_MS: Final = INTERVAL_MS // 3  # time goes on in thirds of an interval: what heartbeats and ranks count in
 ORIGIN_MS: Final = 1_000_000
+OFFER: Final = 1  # messages that are asked for at a time: few, so that grants follow one another
 ROUNDS_MAX: Final = 9  # of ticks at one moment: each answers what the one before asked for
 
 
@@ -62,9 +63,13 @@ class Feed:
             self.low = tracker.position()
             if self.low < messages:
                 self.run = tracker.add(range(self.low, messages))
-        elif tracker.delivered_to < messages:
-            claim.offer = (tracker.delivered_to, messages)
         claim.end_offset = messages
+
+    def offer(self, messages: int) -> None:
+        """At most once: what is fetched and not granted yet."""
+        tracker = self.claim.tracker
+        if not isinstance(tracker, AtLeastOnce) and tracker.granted_to() < messages:
+            self.claim.offer = (tracker.granted_to(), min(tracker.granted_to() + OFFER, messages))
 
     def next_offset(self) -> int:
         """The message that could be handed over next, or -1."""
@@ -88,7 +93,8 @@ class Actor:
         self.read_ms: dict[int, int] = {}  # offset of an extension of a live session -> when it was read (S15)
         self.stirred = True  # something happened since the last tick
         self.over = False
-        self.said = ""  # an admin's word about its move
+        self.loaded = 0  # the log at whose checkpoint it began from a snapshot
+        self.said = ""  # at its end: an admin's word about its move, or the name of a consumer's error
 
     @property
     def deadline_ms(self) -> int:
@@ -139,7 +145,7 @@ class Actor:
         """S15, at its sender: it has itself waited since it read what it names."""
         read_ms = self.read_ms.get(record.observed)
         if read_ms is None or sent_ms - read_ms < 2 * INTERVAL_MS:
-            effects.broken = f"S15: Evict of session {record.session}, whose sign {record.observed} was read at {read_ms}"
+            effects.broken = f"S15: Evict of session {record.session}, whose newest sign was read at {read_ms}"
 
     def forked(self, number: int) -> None:
         """A cloned machine: from now on it draws other bytes."""
@@ -157,26 +163,29 @@ class Actor:
 class Consumer(Actor):
     """A consumer: one Member, and handlers that take one message of a claim at a time."""
 
-    def __init__(self, number: int, options: MemberOptions, world: World, counts: dict[str, int], messages: int) -> None:
+    def __init__(self, number: int, options: MemberOptions, world: World, counts: dict[str, int],
+                 messages: int) -> None:  # fmt: skip
         super().__init__(number)
-        self.member = Member(world, GROUP, options, self.dice)
-        self.member.intent.counts.update(counts)
+        self.mind = Member(world, GROUP, options, self.dice)
+        self.mind.intent.counts.update(counts)
         self.messages = messages
         self.feeds: dict[int, Feed] = {}
         self.busy: list[tuple[int, int, Feed | None]] = []  # epoch, offset, feed that takes the ack
 
     @property
     def deadline_ms(self) -> int:
-        return self.member.deadline_ms
+        return self.mind.deadline_ms
 
     def attach(self, world: World | None) -> None:
-        self.member.world = world  # type: ignore[assignment]  # None only while it is put away
+        self.mind.world = world  # type: ignore[assignment]  # None only while it is put away
 
     def receive(self, verdict: Verdict, now_ms: int) -> None:
-        self.member.receive(verdict, instant(now_ms))
+        self.mind.receive(verdict, instant(now_ms))
 
     def act(self, now_ms: int, effects: Effects) -> bool:
-        now, member = instant(now_ms), self.member
+        now, member = instant(now_ms), self.mind
+        for feed in self.feeds.values():
+            feed.offer(self.messages)
         ready = member.tick(now)
         for claim, _ in ready.lost:
             self.feeds.pop(claim.epoch, None)
@@ -186,8 +195,11 @@ class Consumer(Actor):
                 self._check_heartbeat(record, effects)
             elif isinstance(record, ReleasingPartition):
                 self._check_position(record.epoch, record.position, effects)
+        if ready.refold != NONE:
+            effects.broken = "S1: a member is told of another state than its own"
         if ready.ended:
             self.over = True
+            self.said = "" if ready.error is None else type(ready.error).__name__
             return False
         for claim in ready.claimed:
             if claim.stage is not Stage.GONE:
@@ -200,7 +212,7 @@ class Consumer(Actor):
 
     def _check_heartbeat(self, record: Heartbeat, effects: Effects) -> None:
         """S8, S9: what it says, or by silence leaves standing, is what its handlers have finished, no more, no less."""
-        group = self.member.group
+        group = self.mind.group
         if group is None:
             return
         named = {entry.epoch: entry.position for entry in record.claims}
@@ -231,7 +243,7 @@ class Consumer(Actor):
         tracker, offset = feed.claim.tracker, feed.next_offset()
         if not isinstance(tracker, AtLeastOnce) and not tracker.holds(offset):
             return
-        if not self.member.may_deliver(epoch, instant(now_ms)):
+        if not self.mind.may_deliver(epoch, instant(now_ms)):
             return
         if isinstance(tracker, AtLeastOnce):
             assert feed.run is not None
@@ -251,7 +263,7 @@ class Consumer(Actor):
         tracker = feed.claim.tracker
         if not isinstance(tracker, AtLeastOnce):
             tracker.returned()
-        elif not self.member.ack_is_late(feed.claim):
+        elif not self.mind.ack_is_late(feed.claim):
             assert feed.run is not None
             feed.run.finish(offset - feed.run.offsets[0])
             if offset == feed.low:
@@ -261,7 +273,7 @@ class Consumer(Actor):
 
     def leave(self, now_ms: int, effects: Effects) -> None:
         """The user stops the consumer and gives its handlers an interval."""
-        self.member.leave(instant(now_ms), "stopped", INTERVAL_MS)
+        self.mind.leave(instant(now_ms), "stopped", INTERVAL_MS)
         self.tick(now_ms, effects)
 
 class Clerk(Actor):

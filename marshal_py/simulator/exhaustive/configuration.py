@@ -65,4 +65,6 @@ class Configuration(NamedTuple):
     bounds: Bounds
     partitions: int = 1
     messages: int = 2  # in each partition, from the beginning on
+    snapshots: bool = False  # who starts loads the snapshot of the newest checkpoint, if the log has one
     uncounted: frozenset[str] = frozenset()  # invariants that nobody promises here, with the reason in `says`
+    endings: frozenset[str] = frozenset()  # errors with which a consumer may end here; any other is a violation

@@ -8,7 +8,7 @@ from marshal_py.protocol.records import Record
 from marshal_py.protocol.world import Group
 from marshal_py.simulator.exhaustive.actors import GROUP
 from marshal_py.simulator.exhaustive.configuration import UNBOUNDED
-from marshal_py.simulator.exhaustive.search import Label, Search
+from marshal_py.simulator.exhaustive.search import Broken, Label, Search, invariant_of
 from marshal_py.simulator.exhaustive.universe import Network, moment_ms
 
 STEPS_MAX = 1_000  # a script that needs more goes round in a circle
@@ -19,6 +19,7 @@ class Prologue:
 
     def __init__(self, search: Search) -> None:
         self.search = search
+        self.broken: dict[str, Broken] = {}  # what a step that it might have taken breaks
         self.state = search.first()
         search.bound(UNBOUNDED, 0, search.universe.genesis)
 
@@ -32,7 +33,8 @@ class Prologue:
         """Takes the last possible step of this kind (of several reads the one that reads all); False without one."""
         labels: list[Label] = []
         states = self.search.steps(self.state, labels)
-        assert not self.search.broken, self.search.broken
+        for text, _ in self.search.broken:
+            self.broken.setdefault(invariant_of(text), Broken(invariant_of(text), text, ("before the search begins",)))
         for label, state in zip(reversed(labels), reversed(states), strict=True):
             if label[0] == what and slot in (-1, label[1]) and argument in (None, label[2]):
                 self.state = state

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Final, NamedTuple
 
+from marshal_py.errors import GroupMissing
+from marshal_py.protocol.world import CHECKPOINT_OFFSETS
 from marshal_py.simulator.auditor_steps import judge_advances, judge_delivery
 from marshal_py.simulator.exhaustive.actors import ORIGIN_MS, TOPIC, Clerk, Consumer
-from marshal_py.simulator.exhaustive.configuration import SPENDINGS, Bounds, Configuration, UNBOUNDED
+from marshal_py.simulator.exhaustive.configuration import SPENDINGS, UNBOUNDED, Bounds, Configuration
 from marshal_py.simulator.exhaustive.universe import ABSENT, GONE, Network, Outcome, Universe, moment_ms
 
 # Bits of a packed state, from the lowest: enough for what fits into memory, and Python's ints have no end.
@@ -47,6 +49,10 @@ class Progress(NamedTuple):
     frontier: int
 
 
+def invariant_of(text: str) -> str:
+    return text[: text.index(":")]
+
+
 class Report(NamedTuple):
     """What a search came to. `clipped`: steps that were not taken because they would leave the bounds."""
 
@@ -66,9 +72,12 @@ class Report(NamedTuple):
 class Search:
     """One configuration and all that can become of it."""
 
-    def __init__(self, configuration: Configuration) -> None:
+    def __init__(self, configuration: Configuration, tolerated: frozenset[str] = frozenset()) -> None:
+        """`tolerated`: invariants whose violation is noted once, and the search goes on behind it."""
         self.configuration = configuration
+        self.tolerated = tolerated
         self.universe = Universe(len(configuration.roles))
+        self._consumers = {slot for slot, role in enumerate(configuration.roles) if role.options is not None}
         self.bounds = UNBOUNDED
         self._caps: tuple[int, ...] = ()
         self._quanta_max = self._records_max = 0
@@ -117,10 +126,10 @@ class Search:
 
     def steps(self, state: int, labels: list[Label] | None = None) -> list[int]:
         """Every state that one step leads to. `labels`: filled with what each step is. What a step breaks goes into
-        `broken`, and the step is not taken."""
+        `broken`, and the step is not taken unless that is tolerated."""
         found: list[int] = []
         self.broken.clear()
-        quanta, spent, journal, network, log, locals_ = self.unpack(state)
+        quanta, spent, _, network, log, locals_ = self.unpack(state)
         for slot, local in enumerate(locals_):
             if local > GONE:
                 self._by_process(state, slot, local, found, labels)
@@ -172,8 +181,10 @@ class Search:
             broken = broken or judge_delivery(
                 outcome.delivery, universe.facts[universe.views[local].log], universe.facts[log],
                 universe.journals[journal], moment_ms(state & 255))  # fmt: skip
-        if broken and broken[: broken.index(":")] not in self.configuration.uncounted:
-            self.broken.append((broken, (outcome.what, slot, outcome.argument)))
+        after = self.universe.views[outcome.local]
+        if after.over and after.said and slot in self._consumers and after.said not in self.configuration.endings:
+            broken = broken or f"T18: {self.configuration.roles[slot].name} ends with {after.said}"
+        if broken and self._breaks(broken, (outcome.what, slot, outcome.argument)):
             return
         state += outcome.local - local << _AT_LOCALS + LOCAL * slot
         if outcome.mark is not None:
@@ -225,22 +236,34 @@ class Search:
         key = (log, slot, number, quanta)
         if key not in self._starts:
             self._starts[key] = self.start(slot, number, log, quanta)
+        if self._starts[key] == ABSENT:
+            return
         state += self._starts[key] - locals_[slot] << _AT_LOCALS + LOCAL * slot
         found.append(state + (START << TIME))
         if labels is not None:
             labels.append(("start", slot, 0))
 
     def start(self, slot: int, number: int, log: int, quanta: int) -> int:
-        """A process in this slot that has read this log. `number`: another one draws other random bytes."""
+        """A process in this slot that has read this log; ABSENT for an admin who finds no group to work on.
+
+        `number`: another one draws other random bytes.
+        """
         role, universe, configuration = self.configuration.roles[slot], self.universe, self.configuration
-        world, _ = universe.world(log)
+        path, loaded = universe.paths[log], 0
+        if configuration.snapshots:
+            loaded = path[(len(path) - 1) // CHECKPOINT_OFFSETS * CHECKPOINT_OFFSETS]
+        world, _ = universe.world(log, loaded)
         if role.options is not None:
             actor: Consumer | Clerk = Consumer(number, role.options, world, {TOPIC: configuration.partitions},
                                                configuration.messages)  # fmt: skip
         else:
             assert role.plan is not None
             verdicts = [universe.world(further)[1] for further in universe.paths[log][1:]]
-            actor = Clerk(number, role.name, world, role.plan, role.aim, [v for v in verdicts if v is not None])
+            try:
+                actor = Clerk(number, role.name, world, role.plan, role.aim, [v for v in verdicts if v is not None])
+            except GroupMissing:
+                return ABSENT
+        actor.loaded = loaded
         return universe.born(actor, log, quanta)
 
     def _by_network(self, state: int, network: int, log: int, found: list[int], labels: list[Label] | None) -> None:
@@ -292,10 +315,15 @@ class Search:
             broken = judge_advances(facts, universe.journals[state >> _AT_JOURNAL & (1 << JOURNAL) - 1])
         if facts.kind == "SetPosition" and facts.outcome == "accepted" and not broken:
             broken = self._denied(state, facts.by)
-        if broken and broken[: broken.index(":")] not in self.configuration.uncounted:
-            self.broken.append((broken, label))
-            return -1
-        return appended
+        return -1 if broken and self._breaks(broken, label) else appended
+
+    def _breaks(self, text: str, label: Label) -> bool:
+        """Notes what a step breaks; whether the step is not taken."""
+        invariant = invariant_of(text)
+        if invariant in self.configuration.uncounted:
+            return False
+        self.broken.append((text, label))
+        return invariant not in self.tolerated
 
     def _denied(self, state: int, by: str) -> str:
         """S12: who said that nothing moved, or will, is not made a liar by a late copy."""
@@ -335,8 +363,8 @@ class Search:
 
     # --- the walk
 
-    def walk(self, first: int, states_max: int, tolerated: frozenset[str], watch: Callable[[Progress], None]) -> Report:
-        """Every state that can be reached from `first`, until one breaks a promise that is not in `tolerated`."""
+    def walk(self, first: int, states_max: int, watch: Callable[[Progress], None]) -> Report:
+        """Every state that can be reached from `first`, until one breaks a promise that is not tolerated."""
         began_s, found, transitions = time.monotonic(), {}, 0
         seen, parents, ordinals = {first}, array("L", [0]), array("H", [0])
         frontier, base, depth, complete = [first], 0, 0, True
@@ -354,11 +382,11 @@ class Search:
                         parents.append(at)
                         ordinals.append(ordinal)
                 for text, label in self.broken:
-                    invariant = text[: text.index(":")]
+                    invariant = invariant_of(text)
                     if invariant not in found:
                         path = self._path(first, at, parents, ordinals)
                         found[invariant] = Broken(invariant, text, (*path, self.describe(state, label)))
-                    complete = complete and invariant in tolerated
+                    complete = complete and invariant in self.tolerated
                 if not complete or len(seen) > states_max:
                     complete = False
                     break

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeVar
 from zlib import crc32
 
 from marshal_py.errors import CoordinationError
-from marshal_py.protocol import codec, rationalizer
+from marshal_py.protocol import codec, rationalizer, snapshot
 from marshal_py.protocol.records import Genesis, Record
 from marshal_py.protocol.routing import HASH_NAME
 from marshal_py.protocol.verdict import Verdict
@@ -28,10 +28,10 @@ from marshal_py.simulator.exhaustive.shape import digest
 T = TypeVar("T")
 
 INCARNATION: Final = b"small and closed"
-WORLDS_KEPT: Final = 4_096  # folded ones; a world takes some 20 KB, and one that is missed is folded anew
+WORLDS_KEPT: Final = 2_048  # folded ones; a world takes some 80 KB, and one that is missed is folded anew
 # What a story tells of a record.
-TOLD: Final = ("client_id", "session", "epoch", "topic", "partition", "observed", "token", "duration_ms", "claims", "from_",
-               "start", "to", "position", "moves", "kind", "by")  # fmt: skip
+TOLD: Final = ("client_id", "session", "epoch", "topic", "partition", "observed", "token", "duration_ms", "claims",
+               "from_", "start", "to", "position", "moves", "kind", "by")  # fmt: skip
 ABSENT, GONE = 0, 1  # a slot that was never started, one whose process crashed
 
 
@@ -99,7 +99,7 @@ class Universe:
         self.paths: list[tuple[int, ...]] = [(0,)]  # logs by length, from the empty one to this
         self.facts: list[Facts] = [Facts()]
         self._log_ids: dict[tuple[int, int], int] = {}
-        self._worlds: OrderedDict[int, tuple[World, Verdict | None]] = OrderedDict()
+        self._worlds: OrderedDict[tuple[int, int], tuple[World, Verdict | None]] = OrderedDict()
         self.networks: list[Network] = [Network(((),) * slots, ())]
         self._network_ids: dict[Network, int] = {self.networks[0]: 0}
         self.journals: list[frozenset[Mark]] = [frozenset()]
@@ -147,19 +147,25 @@ class Universe:
             self.broken_logs[made] = broken
         return made
 
-    def world(self, log: int) -> tuple[World, Verdict | None]:
-        """The shipped fold's world of a log, and its verdict on the newest record. Nobody may change it."""
-        found = self._worlds.get(log)
+    def world(self, log: int, loaded: int = 0) -> tuple[World, Verdict | None]:
+        """The shipped fold's world of a log, and its verdict on the newest record. Nobody may change it.
+
+        `loaded`: the log at whose checkpoint the reader began from a snapshot, 0 for one that folded it all.
+        """
+        found = self._worlds.get((log, loaded))
         if found is not None:
-            self._worlds.move_to_end(log)
+            self._worlds.move_to_end((log, loaded))
             return found
+        verdict = None
         if not log:
-            world, verdict = World(), None
-            world.watched.add(GROUP)
+            world = World()
+        elif log == loaded:
+            world = _reloaded(self.world(log)[0])
         else:
-            world = pickle.loads(pickle.dumps(self.world(self.parents[log])[0], 5))
+            world = pickle.loads(pickle.dumps(self.world(self.parents[log], loaded)[0], 5))
             verdict = rationalizer.apply(world, world.next_offset, self.entries[self.newest[log]].value)
-        self._worlds[log] = world, verdict
+        world.watched.add(GROUP)
+        self._worlds[log, loaded] = world, verdict
         if len(self._worlds) > WORLDS_KEPT:
             self._worlds.popitem(last=False)
         return world, verdict
@@ -190,12 +196,12 @@ class Universe:
     def get(self, local: int) -> Actor:
         """The process in this condition, to go on with."""
         actor: Actor = pickle.loads(zlib.decompress(self._frozen[local]))
-        actor.attach(self.world(self.views[local].log)[0])
+        actor.attach(self.world(self.views[local].log, actor.loaded)[0])
         return actor
 
     def born(self, actor: Actor, log: int, quanta: int) -> int:
         """A process that has read the whole log and did nothing yet."""
-        actor.look(self.world(log)[0], moment_ms(quanta))
+        actor.look(self.world(log, actor.loaded)[0], moment_ms(quanta))
         return self.put(actor, log)
 
     def after(self, local: int, slot: int, what: str, argument: int,
@@ -210,10 +216,14 @@ class Universe:
         event(actor, effects)
         sent = tuple(self.record(record, ms, slot) for record, ms in effects.sent)
         facts, delivery, mark = self.facts[log], None, None
+        if actor.loaded and not effects.broken:
+            group = self.world(log, actor.loaded)[0].groups.get(GROUP)
+            if (0 if group is None else group.digest()) != facts.digest:
+                effects.broken = "S1: another world than the oracle's, from a snapshot"
         if effects.handed is not None:
             epoch, offset, first = effects.handed
             assert isinstance(actor, Consumer)
-            delivery = Delivery(actor.member.pulse.newest_instance, epoch, offset, first)
+            delivery = Delivery(actor.mind.pulse.newest_instance, epoch, offset, first)
             if facts.mode == 2 and epoch in facts.tenures:
                 mark = begun(facts.tenures[epoch], offset)
         elif effects.ended is not None and facts.mode == 1 and effects.ended[0] in facts.tenures:
@@ -229,7 +239,7 @@ class Universe:
 
             def event(actor: Actor, effects: Effects, upto: int = upto) -> None:
                 for further in path[read:upto]:
-                    world, verdict = self.world(further)
+                    world, verdict = self.world(further, actor.loaded)
                     assert verdict is not None
                     actor.read(world, verdict, now_ms)
                 actor.tick(now_ms, effects)
@@ -262,7 +272,7 @@ class Universe:
     def leave(self, local: int, slot: int, quanta: int) -> Outcome | None:
         """The user stops it; None where there is nothing to stop."""
         actor = self.get(local)
-        if not isinstance(actor, Consumer) or actor.over or actor.member.leaving:
+        if not isinstance(actor, Consumer) or actor.over or actor.mind.leaving:
             return None
         now_ms = moment_ms(quanta)
 
@@ -294,6 +304,21 @@ class Universe:
         facts = self.facts[made] if made is not None else None
         fate = f"{facts.outcome} {facts.reason}".strip() if facts is not None else "not folded"
         return f"{self.tell_entry(entry)} comes to offset {len(self.paths[log]) - 1}: {fate}"
+
+
+def _reloaded(world: World) -> World:
+    """A world at a checkpoint as a reader has it that starts there: written as a snapshot and read again."""
+    data = snapshot.state_of(world)
+    assert data is not None
+    assert world.genesis is not None
+    shelf, found = snapshot.Shelf(INCARNATION), None
+    digest_ = snapshot.digest_of(world)
+    for record in snapshot.split(world.genesis, INCARNATION, world.chain_at, digest_, world.chain, data):
+        found = shelf.take(record) or found
+    assert found is not None
+    loaded = snapshot.load(found, 0)
+    assert loaded is not None
+    return loaded
 
 
 def _number(ids: dict[T, int], table: list[T], value: T) -> int:
