@@ -197,7 +197,7 @@ TestLogLife = LogLife.TestCase
 TestLogLife.settings = settings(stateful_step_count=30)
 
 
-@pytest.mark.parametrize("mutant", ["X13", "X19", "X22", "G2"])
+@pytest.mark.parametrize("mutant", ["X22", "X28", "X32", "G2"])
 def test_a_planted_bug_is_found(mutant: str) -> None:
     """F10.2: a check that cannot fail is a defect."""
     with switched_on(MUTANTS[mutant]), pytest.raises((AssertionError, ExceptionGroup)):
