@@ -19,6 +19,7 @@ COLD_FOLD_RECORDS: Final = 8_192  # folded in a few hundredths of a second: look
 WINDOW_RECORDS: Final = 4_096  # the first look back; the next ones are each four times as wide
 WINDOW_GROWTH: Final = 4
 LOOK_BACK_RECORDS: Final = 300_000  # with a whole log: who writes snapshots at all has written one in there
+ATTEMPTS: Final = 5  # to look at a log that is truncated meanwhile: nobody deletes so often
 SILENCE_S: Final = 30.0  # without one record on the way to a known end; then the cluster counts as unreachable
 
 
@@ -66,9 +67,16 @@ def open_world(log: CoordinationLog, number: int, root: Genesis | None, bounds: 
     Raises HistoryTruncated if the log's beginning is gone and no confirmed snapshot stands in for it,
     TopicRecreated, ClusterUnreachable.
     """
-    if bounds.first == 0 and bounds.end <= COLD_FOLD_RECORDS:
-        return World(number, root)
-    return base_of(log, number, root, bounds, bounds.end, None if bounds.first else LOOK_BACK_RECORDS)
+    for left in reversed(range(ATTEMPTS)):
+        if bounds.first == 0 and bounds.end <= COLD_FOLD_RECORDS:
+            return World(number, root)
+        try:
+            return base_of(log, number, root, bounds, bounds.end, None if bounds.first else LOOK_BACK_RECORDS)
+        except HistoryTruncated as error:
+            if error.first_offset <= bounds.first or not left:
+                raise
+            bounds = log.bounds(number, SILENCE_S)  # truncated while it was looked at: look again
+    raise AssertionError("the last attempt returns or raises")
 
 
 def base_of(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds, at: int,

@@ -118,6 +118,24 @@ def test_a_long_log_begins_at_its_snapshot(memory: MemoryGround, number: int, mo
                 world.chain_at)))  # fmt: skip
 
 
+def test_truncated_while_it_is_looked_at(memory: MemoryGround, number: int) -> None:
+    """N9: records go between the look at the log's bounds and the reading: it looks again."""
+    lived(memory, number)
+    write_snapshot(memory, number)
+    pad(memory, number, 2 * opening.WINDOW_RECORDS)
+    at = write_snapshot(memory, number)
+    tp = TopicPartition(LOG, number)
+    memory.truncate(LOG, number, 3)
+    log = memory.target.log(LOG, "reader")
+    stale = memory.broker.bounds(tp)
+    memory.truncate(LOG, number, at)
+    root = None if number == 0 else root_of(memory)
+    assert opening.open_world(log, number, root, stale).began_at == at
+    memory.truncate(LOG, number, stale.end)
+    with pytest.raises(HistoryTruncated):
+        opening.open_world(log, number, root, stale)
+
+
 def test_a_snapshot_of_another_incarnation(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
     """N4: in a whole log the Genesis tells what the log is; an old client's snapshot is garbage."""
     monkeypatch.setattr(opening, "COLD_FOLD_RECORDS", 0)
