@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from typing import Annotated, Any, Final, Literal
 
 import typer
 
 from marshal_py.cli import frame
 from marshal_py.client.consumer import Consumer
+from marshal_py.client.exporter import serve
 from marshal_py.client.marshal import connect, stop_on_signals
 from marshal_py.client.message import Message
 from marshal_py.client.options import HEARTBEAT_INTERVAL_S
@@ -31,6 +33,8 @@ def consume(
     = HEARTBEAT_INTERVAL_S,
     max_messages: Annotated[int | None, typer.Option(min=1, help="Stop after so many.")] = None,
     policy: Annotated[str | None, typer.Option(help="Who tries which partition: balanced or greedy.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(min=0, max=65_535, help="Serve metrics for Prometheus there, on "
+                                                     "this machine; 0 takes a free port.")] = None,
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
@@ -46,8 +50,11 @@ def consume(
     with (
         connect(settings, client_id=client_id, coordination_topic=coordination_topic) as marshal,
         marshal.consumer(group, topics, **options) as consumer,
+        nullcontext() if metrics_port is None else serve(marshal, metrics_port) as exporter,
         Teller(consumer),
     ):
+        if exporter is not None:
+            frame.say(f"metrics at http://127.0.0.1:{exporter.port}/metrics")
         stop_on_signals(consumer)
         for count, message in enumerate(consumer, 1):
             print_message(message, as_json)

@@ -25,10 +25,10 @@ _OPEN: Final = Stage.OPEN  # an enum looks its members up at every use
 class Delivered:
     """Where the acks of messages that were handed over together go."""
 
-    __slots__ = ("_flow", "claim", "key_deserializer", "lock", "run", "token", "value_deserializer")
+    __slots__ = ("claim", "flow", "key_deserializer", "lock", "run", "token", "value_deserializer")
 
     def __init__(self, flow: Flow, claim: Claim, run: Run | None) -> None:
-        self._flow, self.claim, self.run = flow, claim, run
+        self.flow, self.claim, self.run = flow, claim, run
         self.lock = flow.lock
         self.key_deserializer = flow.options.key_deserializer
         self.value_deserializer = flow.options.value_deserializer
@@ -36,7 +36,7 @@ class Delivered:
 
     def finish_late(self) -> bool:
         """The ack of a message whose claim has been released or lost: counted, of no effect. The lock is held."""
-        return not self._flow.member.ack_is_late(self.claim)
+        return not self.flow.member.ack_is_late(self.claim)
 
     def returned(self) -> None:
         """At most once an ack only tells that the handler has returned."""
@@ -55,7 +55,7 @@ class Delivered:
 
     def touch(self) -> None:
         with self.lock:
-            tracker, mono_ms = self.claim.tracker, self._flow.clock_now().mono_ms
+            tracker, mono_ms = self.claim.tracker, self.flow.clock_now().mono_ms
             if isinstance(tracker, AtLeastOnce):
                 tracker.touch(mono_ms)
             elif tracker.in_flight_since_ms is not None:
@@ -98,7 +98,7 @@ class Reserved:
         self._count, self._until_ns, self._mono_ms = count, until_ms * 1_000_000, mono_ms
 
     def messages(self, boot_ns: Callable[[], int]) -> Iterator[Message]:
-        """The messages, until the gate shuts or they are over."""
+        """The messages, until the gate shuts or they are over. They are counted then."""
         run = self._head.run
         return self._at_most_once(boot_ns) if run is None else self._at_least_once(run, boot_ns)
 
@@ -112,18 +112,22 @@ class Reserved:
         claim, fetched, messages = delivered.claim, buffer.fetched, head.messages
         run.deliver(0, self._mono_ms)
         last = len(messages) - 1
-        for at in range(head.at, last + 1):
-            if head.at != at or buffer.paused_by_user:
-                return  # a fetch inside the iteration has taken some, or the user has paused the partition
-            index = run.delivered
-            run.delivered = index + 1
-            if claim.stage is not _OPEN or boot_ns() >= until_ns:
-                run.delivered = index
-                return
-            head.at = at + 1
-            if at == last:
-                fetched.popleft()
-            yield Message(messages[at], delivered, index)
+        first = done = head.at
+        try:
+            for at in range(first, last + 1):
+                if head.at != at or buffer.paused_by_user:
+                    return  # a fetch inside the iteration has taken some, or the user has paused the partition
+                index = run.delivered
+                run.delivered = index + 1
+                if claim.stage is not _OPEN or boot_ns() >= until_ns:
+                    run.delivered = index
+                    return
+                head.at = done = at + 1
+                if at == last:
+                    fetched.popleft()
+                yield Message(messages[at], delivered, index)
+        finally:
+            delivered.flow.delivered += done - first
 
     def _at_most_once(self, boot_ns: Callable[[], int]) -> Iterator[Message]:
         """Under the lock: a grant may be dropped at any time."""
@@ -140,6 +144,7 @@ class Reserved:
                 if claim.stage is not _OPEN or boot_ns() >= self._until_ns or not tracker.holds(offset):
                     return
                 tracker.deliver(offset, self._mono_ms)
+                delivered.flow.delivered += 1
                 head.at += 1
                 if head.at == len(head.messages):
                     fetched.popleft()

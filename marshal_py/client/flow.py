@@ -36,6 +36,7 @@ class Flow:
         self.buffers: dict[TopicPartition, Buffer] = {}
         self.user_paused: set[TopicPartition] = set()
         self._order: deque[TopicPartition] = deque()  # whose turn it is
+        self.delivered = 0  # messages handed over
         self.at_most_once = options.delivery == "at_most_once"
 
     # --- what the loop tells
@@ -219,6 +220,7 @@ class Flow:
         if isinstance(claim.tracker, AtMostOnce):
             claim.tracker.deliver(raw[-1].offset() or 0, now.mono_ms)
         delivered = Delivered(self, claim, head.run)
+        self.delivered += count
         head.at += count
         if head.at == len(head.messages):
             buffer.fetched.popleft()

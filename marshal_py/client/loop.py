@@ -74,6 +74,7 @@ class Loop:
         self.upkeep = Upkeep(self, policy)
         self.pid = os.getpid()
         self._opening = threading.Lock()  # a log is opened once, however many threads ask for it
+        self.folded = 0  # records
         self._topic_id = ""
         self._metadata_due = 0.0
         self._closing = False
@@ -150,6 +151,7 @@ class Loop:
             except CoordinationError as error:
                 self.break_log(number, error)
                 continue
+            self.folded += 1
             self.upkeep.folded(number, verdict, now.mono_ms)
             if verdict.group:
                 for station in self.stations:

@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 
 from marshal_py.client.consumer import LEAVE_TIMEOUT_S, Consumer
 from marshal_py.client.loop import Loop
+from marshal_py.client.metrics import Metrics, consumers_of
 from marshal_py.client.options import (
     COORDINATION_PARTITIONS,
     COORDINATION_TOPIC,
@@ -39,6 +40,7 @@ from marshal_py.transport.settings import default_client_id
 
 VERSION: Final = "marshal_py 0.1.0"
 CONNECT_TIMEOUT_S: Final = 30.0
+STATISTICS_MS_MAX: Final = 86_400_000  # librdkafka's own
 EXIT_TIMEOUT_S: Final = 3.0  # what an interpreter that ends without stop() may wait for its releases
 
 _open: weakref.WeakSet[Marshal] = weakref.WeakSet()
@@ -47,13 +49,14 @@ _open: weakref.WeakSet[Marshal] = weakref.WeakSet()
 def connect(servers_or_config: str | Mapping[str, Any] | MemoryDoor, *, client_id: str | None = None,
             coordination_topic: str = COORDINATION_TOPIC, coordination_partitions: int = COORDINATION_PARTITIONS,
             timeout_s: float = CONNECT_TIMEOUT_S, snapshot_every_records: int = SNAPSHOT_EVERY_RECORDS,
-            history_kept_s: float = HISTORY_KEPT_S) -> Marshal:  # fmt: skip
+            history_kept_s: float = HISTORY_KEPT_S, statistics_interval_ms: int = 0) -> Marshal:  # fmt: skip
     """Connects to a cluster and makes sure that the coordination topic is there and sound (PROTOCOL.md L1).
 
     `servers_or_config`: "host:port,..." or a mapping of librdkafka settings (SASL, TLS, ...). `client_id`: unique per
     live process; by default host name, pid and random digits. `coordination_partitions` counts only when the topic is
     created here. Its consumers write a snapshot of their logs about every `snapshot_every_records` records; what lies
     behind two confirmed ones and is older than `history_kept_s` they delete, where Kafka lets them.
+    `statistics_interval_ms`: how often librdkafka's clients tell their statistics to `Marshal.metrics`; 0 is never.
 
     Raises ClusterUnreachable after `timeout_s`, CoordinationError, InvalidName, InvalidOption, UnsupportedPlatform.
     """
@@ -67,7 +70,11 @@ def connect(servers_or_config: str | Mapping[str, Any] | MemoryDoor, *, client_i
     given = f"{default_client_id()}-{os.getpid()}-{secrets.token_hex(3)}" if client_id is None else client_id
     check_id("client_id", given)
     check_topics([coordination_topic])
+    if type(statistics_interval_ms) is not int or not 0 <= statistics_interval_ms <= STATISTICS_MS_MAX:
+        raise InvalidOption("statistics_interval_ms", statistics_interval_ms, f"0 (never) to {STATISTICS_MS_MAX}")
     door = servers_or_config if isinstance(servers_or_config, MemoryDoor) else KafkaDoor(servers_or_config, timeout_s)
+    if isinstance(door, KafkaDoor):
+        door.watch(statistics_interval_ms)
     return Marshal(door, given, coordination_topic, coordination_partitions, timeout_s, policy)
 
 
@@ -156,6 +163,17 @@ class Marshal:
             if live:
                 raise KafkaGroupIsLive(group, live)
         return counts
+
+    def metrics(self) -> Metrics:
+        """Figures of this connection and its consumers, as of now; asks nobody, so it may be called every second."""
+        self._loop.check_process("Marshal")
+        loop = self._loop
+        with loop.lock:
+            now = loop.clock.now()
+            consumers = consumers_of(loop, now)
+        return Metrics(self.client_id, self.coordination_topic, now.wall_ms, loop.folded, loop.log.produce_errors,
+                       self.waiting_for, consumers,
+                       self.door.statistics() if isinstance(self.door, KafkaDoor) else {})  # fmt: skip
 
     @property
     def waiting_for(self) -> str:

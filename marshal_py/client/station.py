@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import structs
 
 from marshal_py.client.flow import Flow
+from marshal_py.client.metrics import Tally
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.ranges import Ranges, UnfetchedSource
 from marshal_py.errors import AccessDenied, BatchOverdue, ClusterError, MarshalError, PartitionError, PositionBeyondEnd
@@ -56,6 +57,7 @@ class Station:
         self._to_mirror: dict[TopicPartition, int] = {}
         self._ends_due_ms = 0
         self.mirror_refused = ""
+        self.tally = Tally()
         self._called_ms = 0  # of a consumer that plans ranges: when its user last called
 
     def plan_ranges(self) -> Ranges:
@@ -142,6 +144,7 @@ class Station:
     # --- the duties, in the order of Ready
 
     def execute(self, ready: Ready, now: Instant) -> None:
+        self.tally.count(ready)
         if ready.lost or ready.cool:
             gone = [claim.tp for claim, _ in ready.lost] + ready.cool
             self.flow.drop(gone)

@@ -64,6 +64,8 @@ class Member:
         self.error: MarshalError | None = None
         self.amo_dropped = 0
         self.late_acks = 0
+        self.take_overs = 0  # claims of partitions whose owner was evicted
+        self.round_trip_ms = NONE  # of the last own heartbeat that was read back
         self.fenced = True  # as last told to the user
         self.leaving = ""  # reason, once the user wants to stop
         self.retiring = False  # the user will stop soon: heirs may fetch ahead first (A6)

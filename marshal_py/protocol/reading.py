@@ -6,7 +6,7 @@ records (PROTOCOL.md T17) and that somebody else speaks for its session (T18).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from marshal_py.errors import (
     DuplicateClientId,
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from marshal_py.protocol.member import Member
 
 
+EVICTED_KEPT: Final = 1_000  # what they owned is claimed long before so many more have died
+
+
 class Reading:
     """The part of a member that reads."""
 
@@ -51,6 +54,7 @@ class Reading:
         self.member = member
         self._shape = -1  # of the world as last looked at
         self._news = News(member.paused)
+        self._evicted: dict[int, None] = {}  # the newest sessions that were, for the count of take-overs
 
     def receive(self, verdict: Verdict, now: Instant) -> None:
         """A record of this group was folded into the world just now."""
@@ -75,6 +79,10 @@ class Reading:
                 self._read_grant(record, verdict, now)
             case Leave() if record.session == member.session and member.leave_sent_ms is None:
                 self._cloned(verdict.offset)
+            case Evict() if verdict.accepted:
+                self._evicted[record.session] = None
+                if len(self._evicted) > EVICTED_KEPT:
+                    del self._evicted[next(iter(self._evicted))]
             case ReleaseGroup() | SetPosition() | GroupConfig() | Topology() if verdict.accepted:
                 self._read_news(record, verdict.offset)
             case _:
@@ -102,6 +110,8 @@ class Reading:
             member.stirred = True  # a fence may open, a revival take its next step
             if not member.pulse.read_heartbeat(record.sequence, verdict.accepted, extended):
                 self._cloned(verdict.offset)
+            elif member.pulse.last_proof is not None:
+                member.round_trip_ms = max(0, now.mono_ms - member.pulse.last_proof.mono_ms)
             return
         if extended:
             member.watch.extended(record.session, verdict.offset, now)
@@ -151,6 +161,7 @@ class Reading:
         if not verdict.accepted or group is None:
             return
         partition = group.partitions[tp]
+        member.take_overs += partition.last_owner in self._evicted
         tracker: AtLeastOnce | AtMostOnce
         if group.mode == AT_LEAST_ONCE:
             tracker = AtLeastOnce(partition.position, partition.attempts)

@@ -13,8 +13,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
+from msgspec import Struct
 
 from marshal_py.errors import (
     AccessDenied,
@@ -38,6 +40,8 @@ LOG_FETCH_WAIT_MS: Final = 100  # an idle fetch per 100 ms and client; a broker 
 BOUNDS_TIMEOUT_S: Final = 10.0
 READ_POLL_S: Final = 0.1  # a thread that reads a range looks up so often, for ctrl-C
 
+STATISTICS_KEPT: Final = 3  # intervals without news; then the client that told them is gone
+
 # Errors of a produce that no later attempt can mend.
 _REFUSALS: Final = frozenset({
     KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED,
@@ -56,6 +60,7 @@ class KafkaLog:
         self.topic = topic
         self._given = given
         self._servers = str(given["bootstrap.servers"])
+        self.produce_errors = 0
         self._trouble = ""
         self._refused: MarshalError | None = None
         self._followed: dict[int, int] = {}  # log -> next offset
@@ -188,9 +193,11 @@ class KafkaLog:
         try:
             self._producer.produce(self.topic, value, key, log, on_delivery=self._on_delivery)
         except BufferError:
+            self.produce_errors += 1
             self._trouble = "the producer's queue is full"
             return False
         except KafkaException as error:
+            self.produce_errors += 1
             self._trouble = str(error.args[0])
             if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
                 raise MessageTooLarge("a coordination record", len(value), self._trouble) from error
@@ -201,6 +208,7 @@ class KafkaLog:
         if error is None:
             self._trouble = ""
             return
+        self.produce_errors += 1
         self._judge(error, message.partition() or 0, "Write")
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             self._refused = MessageTooLarge("a coordination record", len(message.value() or b""), error.str())
@@ -227,6 +235,15 @@ class KafkaLog:
                 self._consumer.close()
 
 
+class _Named(Struct):
+    """What is read of librdkafka's statistics."""
+
+    name: str
+
+
+_name_of: Final = msgspec.json.Decoder(_Named)
+
+
 class KafkaDoor:
     """Door into a Kafka cluster, the embedded broker included."""
 
@@ -237,14 +254,32 @@ class KafkaDoor:
         self.embedded = is_embedded(cluster_id(self.given, self.client_id, connect_timeout_s))
         self.name = "embedded" if self.embedded else "kafka"
         self.timeout_s = connect_timeout_s
+        self._watched: settings.Settings = {}
+        self._statistics: dict[str, tuple[float, str]] = {}
+
+    def watch(self, interval_ms: int) -> None:
+        """Collects librdkafka's statistics from every log and source that is made from now on."""
+        self._watched = {"statistics.interval.ms": interval_ms, "stats_cb": self._keep} if interval_ms else {}
+
+    def _keep(self, text: str) -> None:
+        """Called by librdkafka's clients while they are polled."""
+        now = time.monotonic()
+        self._statistics[_name_of.decode(text).name] = now, text
+        kept_s = STATISTICS_KEPT * self._watched["statistics.interval.ms"] / 1000
+        for name in [name for name, (at, _) in self._statistics.items() if now - at > kept_s]:
+            del self._statistics[name]  # its client has been closed
+
+    def statistics(self) -> dict[str, str]:
+        """The newest statistics of each client, as JSON texts, by the client's name."""
+        return {name: text for name, (_, text) in self._statistics.copy().items()}
 
     def log(self, topic: str, client_id: str, writes: bool = True) -> KafkaLog:
         wait_ms = FETCH_WAIT_MS if self.embedded else LOG_FETCH_WAIT_MS
-        return KafkaLog(self.given, topic, client_id, wait_ms, writes)
+        return KafkaLog({**self.given, **self._watched}, topic, client_id, wait_ms, writes)
 
     def source(self, group: str, client_id: str, extra: Mapping[str, Any]) -> KafkaSource:
         wait_ms = FETCH_WAIT_MS if self.embedded else None
-        given = {**self.given, **settings.checked(dict(extra))}
+        given = {**self.given, **self._watched, **settings.checked(dict(extra))}
         return KafkaSource(settings.data_reader(given, client_id, group, wait_ms))
 
     def admin(self) -> KafkaAdmin:

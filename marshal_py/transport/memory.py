@@ -135,6 +135,7 @@ class MemoryLog:
     def __init__(self, broker: MemoryBroker, topic: str) -> None:
         self.broker, self.topic = broker, topic
         self._at: dict[int, int] = {}
+        self.produce_errors = 0
 
     def follow(self, log: int, offset: int) -> None:
         with self.broker.changed:
@@ -190,6 +191,7 @@ class MemoryLog:
 
     def append(self, log: int, key: bytes, value: bytes) -> bool:
         if self.broker.queue_full:
+            self.produce_errors += 1
             return False
         # What is not written is lost on the way, as with a real producer that times out.
         if self.broker.writable:

@@ -101,6 +101,8 @@ class CoordinationLog(Protocol):
     def bounds(self, log: int, timeout_s: float) -> Bounds:
         """Raises ClusterUnreachable after `timeout_s`."""
 
+    produce_errors: int  # records that were not written, as far as it is known
+
     def waiting_for(self) -> str:
         """What the connection is waiting for, in words for people; "" when all is well."""
 

@@ -109,7 +109,9 @@ def data_reader(given: Settings, client_id: str, group: str, fetch_wait_ms: int 
 
 
 def admin(given: Settings, client_id: str) -> Settings:
-    keep = {k: v for k, v in given.items() if not k.startswith(("fetch.", "queued.", "isolation.", "check."))}
+    # Nobody polls a client for questions, so statistics would pile up in it.
+    other = ("fetch.", "queued.", "isolation.", "check.", "stat")
+    keep = {k: v for k, v in given.items() if not k.startswith(other)}
     return {**_CONNECTION, "client.id": client_id, **keep}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -282,3 +283,18 @@ def test_doctor_does_not_mind_an_unused_topic(shell: Shell) -> None:
         assert sentence in result.stdout
 
 
+
+
+def test_consume_serves_metrics(shell: Shell, billing: str) -> None:
+    child = shell.start("consume", "orders", "--group", "measured", "--start", "earliest", "--metrics-port", "0")
+    try:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        address = child.stderr.readline().strip().removeprefix("metrics at ")
+        assert child.stdout.readline().strip().isdigit()
+        with urllib.request.urlopen(address, timeout=DEADLINE_S) as answer:
+            assert 'marshal_claims_total{client_id="' in answer.read().decode()
+    finally:
+        child.send_signal(signal.SIGTERM)
+        child.communicate(timeout=DEADLINE_S)
+    assert child.returncode == 0

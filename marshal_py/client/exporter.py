@@ -1,0 +1,119 @@
+"""Metrics for Prometheus: a collector over `Marshal.metrics()`, and a small server. Needs the extra `metrics`.
+
+prometheus-client is imported when it is asked for: a program without metrics does not need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from marshal_py.client.marshal import Marshal
+from marshal_py.client.metrics import ConsumerMetrics, PartitionMetrics
+from marshal_py.errors import InvalidOption, UnsupportedPlatform
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+PREFIX: Final = "marshal"
+
+# name -> (attribute, help). Counters end in _total when they are shown.
+COUNTERS: Final = {
+    "heartbeats_sent": "Heartbeats handed to the producer.",
+    "records_sent": "Coordination records handed to the producer, heartbeats included.",
+    "claims": "Claims that this consumer won.",
+    "claims_ended": "Claims that ended, by release or loss.",
+    "take_overs": "Claims of partitions whose owner had been evicted.",
+    "messages_delivered": "Messages handed over.",
+    "messages_acked": "Messages done, at least once.",
+    "late_acks": "Acks that came after the claim had ended.",
+    "amo_dropped": "Offsets granted and never delivered, at most once.",
+}
+GAUGES: Final = {
+    "lease_left_ms": "Milliseconds until this consumer stops delivering unless it reads a heartbeat of its own.",
+    "round_trip_ms": "Milliseconds from sending the last heartbeat to reading it back, -1 if none came back.",
+    "in_flight": "Messages handed over and not acked.",
+    "buffered": "Messages fetched and not handed over.",
+    "paused": "1 while the group is paused.",
+}
+PARTITION_GAUGES: Final = {
+    "position": "Next offset to read.",
+    "lag": "Messages behind the end, -1 before the first look.",
+}
+
+
+class Collector:
+    """For a registry of prometheus-client: `registry.register(Collector(marshal))`."""
+
+    def __init__(self, marshal: Marshal) -> None:
+        """Raises UnsupportedPlatform if prometheus-client is not installed."""
+        self._families = _prometheus()
+        self._marshal = marshal
+
+    def collect(self) -> Iterator[Metric]:
+        core, found = self._families, self._marshal.metrics()
+        yield core.CounterMetricFamily(f"{PREFIX}_records_folded", "Coordination records read and folded.",
+                                       value=found.records_folded)  # fmt: skip
+        yield core.CounterMetricFamily(f"{PREFIX}_produce_errors", "Coordination records that were not written.",
+                                       value=found.produce_errors)  # fmt: skip
+        for names, family in ((COUNTERS, core.CounterMetricFamily), (GAUGES, core.GaugeMetricFamily)):
+            for name, text in names.items():
+                metric = family(f"{PREFIX}_{name}", text, labels=("group", "client_id"))
+                for consumer in found.consumers:
+                    metric.add_metric((consumer.group, consumer.client_id), float(getattr(consumer, name)))
+                yield metric
+        for name, text in PARTITION_GAUGES.items():
+            metric = core.GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=("group", "topic", "partition"))
+            for consumer, partition in _claims(found.consumers):
+                metric.add_metric((consumer.group, partition.topic, str(partition.partition)), getattr(partition, name))
+            yield metric
+
+
+def _claims(consumers: list[ConsumerMetrics]) -> Iterator[tuple[ConsumerMetrics, PartitionMetrics]]:
+    for consumer in consumers:
+        for partition in consumer.partitions:
+            yield consumer, partition
+
+
+def _prometheus() -> Any:
+    try:
+        from prometheus_client import core
+    except ImportError as error:
+        raise UnsupportedPlatform("the Prometheus exporter", "a Python without prometheus-client",
+                                  "pip install 'marshal_py[metrics]'") from error  # fmt: skip
+    return core
+
+
+class Exporter:
+    """A running server. A context manager; leaving it ends the server, not the Marshal."""
+
+    def __init__(self, marshal: Marshal, port: int, address: str) -> None:
+        collector = Collector(marshal)
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        registry = CollectorRegistry()
+        registry.register(collector)
+        try:
+            self._server, self._thread = start_http_server(port, address, registry)
+        except (OSError, OverflowError) as error:
+            raise InvalidOption("port", port, f"{address} cannot serve there: {error}") from error
+        self.port = int(self._server.server_port)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def serve(marshal: Marshal, port: int, address: str = "127.0.0.1") -> Exporter:
+    """Serves the metrics of a Marshal at http://address:port/metrics until `close`. Port 0 takes a free one.
+
+    Raises UnsupportedPlatform without prometheus-client, InvalidOption if the port cannot be had.
+    """
+    return Exporter(marshal, port, address)

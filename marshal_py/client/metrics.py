@@ -1,0 +1,132 @@
+"""Figures of a running Marshal, as plain values: what `Marshal.metrics()` returns, and where the figures come from.
+
+Taking them costs a pass over the claims under the lock, and asks nobody. Counts are of this process since the consumer
+was made; they never fall. Messages that are handed over one by one are counted chunk by chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from marshal_py.client.flow import Flow
+from marshal_py.protocol.delivery import AtLeastOnce
+from marshal_py.protocol.holdings import Claim
+from marshal_py.protocol.identity import NONE, Instant
+from marshal_py.protocol.ready import Ready
+from marshal_py.protocol.records import Heartbeat
+
+if TYPE_CHECKING:
+    from marshal_py.client.loop import Loop
+    from marshal_py.client.station import Station
+
+
+class PartitionMetrics(Struct, frozen=True):
+    """A claim. `position`: next offset to read. `end` and `lag` are -1 before the first look at the partition."""
+
+    topic: str
+    partition: int
+    epoch: int
+    position: int
+    end: int
+    lag: int
+    in_flight: int
+    buffered: int
+
+
+class ConsumerMetrics(Struct, frozen=True):
+    """One consumer. `lease_left_ms` is 0 while it is fenced, `round_trip_ms` -1 until a heartbeat came back.
+
+    `take_overs` are claims of partitions whose owner was evicted. `in_flight`: handed over and not acked.
+    """
+
+    group: str
+    client_id: str
+    session: int
+    delivery: str
+    paused: bool
+    lease_left_ms: int
+    round_trip_ms: int
+    heartbeats_sent: int
+    records_sent: int
+    claims: int
+    claims_ended: int
+    take_overs: int
+    messages_delivered: int
+    messages_acked: int
+    in_flight: int
+    buffered: int
+    late_acks: int
+    amo_dropped: int
+    partitions: list[PartitionMetrics]
+
+    @property
+    def lag(self) -> int:
+        """Messages behind the ends of all partitions whose end is known."""
+        return sum(partition.lag for partition in self.partitions if partition.lag > 0)
+
+
+class Metrics(Struct, frozen=True):
+    """One look at a Marshal. `records_folded`: of the coordination log, every group's. `time_ms`: when it was taken.
+
+    `librdkafka`: the newest statistics of each of its clients as JSON texts, by the client's name; empty unless
+    `connect` was given a `statistics_interval_ms`.
+    """
+
+    client_id: str
+    coordination_topic: str
+    time_ms: int
+    records_folded: int
+    produce_errors: int
+    waiting_for: str
+    consumers: list[ConsumerMetrics]
+    librdkafka: dict[str, str]
+
+
+class Tally:
+    """Counts of one consumer, from the duties that its station executes."""
+
+    def __init__(self) -> None:
+        self.heartbeats = self.records = self.claims = self.claims_ended = self.abandoned = 0
+
+    def count(self, ready: Ready) -> None:
+        self.records += len(ready.send)
+        self.heartbeats += sum(isinstance(record, Heartbeat) for record in ready.send)
+        self.claims += len(ready.claimed)
+        self.claims_ended += len(ready.lost)
+        self.abandoned += sum(_in_flight(claim) for claim, _ in ready.lost)
+
+
+def consumers_of(loop: Loop, now: Instant) -> list[ConsumerMetrics]:
+    """Every consumer that has not ended. The lock is held."""
+    return [_consumer(station, now) for station in loop.stations]
+
+
+def _consumer(station: Station, now: Instant) -> ConsumerMetrics:
+    member, tally, flow = station.member, station.tally, station.flow
+    partitions = list(_partitions(station, member.claims.values()))
+    in_flight = sum(partition.in_flight for partition in partitions)
+    # A consumer that plans ranges hands no messages over: others read what it grants.
+    delivered = flow.delivered if isinstance(flow, Flow) else 0
+    return ConsumerMetrics(
+        member.name, member.options.client_id, member.session, station.options.delivery, member.paused,
+        max(0, member.pulse.lease.left_ms(now)) if member.session != NONE else 0, member.round_trip_ms,
+        tally.heartbeats, tally.records, tally.claims, tally.claims_ended, member.take_overs, delivered,
+        max(0, delivered - in_flight - tally.abandoned), in_flight, flow.buffered() if isinstance(flow, Flow) else 0,
+        member.late_acks, member.amo_dropped, partitions,
+    )  # fmt: skip
+
+
+def _partitions(station: Station, claims: Iterable[Claim]) -> Iterable[PartitionMetrics]:
+    buffers = station.flow.buffers if isinstance(station.flow, Flow) else {}
+    for claim in claims:
+        position, end = station.position(claim), station.source.end_offset(claim.tp)
+        buffer = buffers.get(claim.tp)
+        yield PartitionMetrics(*claim.tp, claim.epoch, position, end, max(0, end - position) if end >= 0 else -1,
+                               _in_flight(claim), buffer.size if buffer is not None else 0)  # fmt: skip
+
+
+def _in_flight(claim: Claim) -> int:
+    return claim.tracker.in_flight if isinstance(claim.tracker, AtLeastOnce) else 0

@@ -1,0 +1,135 @@
+"""Figures of a running Marshal: what was sent, handed over, acked and lost, and how programs get to see them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.request
+
+import msgspec
+import pytest
+
+from marshal_py.admin.group import Group
+from marshal_py.client.marshal import Marshal
+from marshal_py.client.metrics import ConsumerMetrics
+from marshal_py.errors import InvalidOption, UnsupportedPlatform
+from marshal_py.metrics import Collector, Metrics, serve
+from tests.support.fronts import LOG, EmbeddedGround, Ground, MemoryGround, collect, joined, owns, until
+
+
+def only(marshal: Marshal) -> ConsumerMetrics:
+    (found,) = marshal.metrics().consumers
+    return found
+
+
+def test_the_figures_of_a_consumer(ground: Ground) -> None:
+    topic, group = ground.topic(2), ground.group()
+    ground.fill(topic, 0, 10)
+    with ground.connect("one") as marshal:
+        assert marshal.metrics().consumers == []
+        consumer = joined(marshal, group, [topic])
+        until(owns(consumer, 0, 1), "both partitions are claimed")
+        messages = collect(consumer, 10, ack=False)
+        for message in messages[:4]:
+            message.ack()
+        found = only(marshal)
+        assert (found.group, found.client_id, found.delivery, found.paused) == (group, "one", "at_least_once", False)
+        assert (found.claims, found.claims_ended, found.take_overs) == (2, 0, 0)
+        assert (found.messages_delivered, found.messages_acked, found.in_flight, found.buffered) == (10, 4, 6, 0)
+        assert found.records_sent > found.heartbeats_sent
+        until(lambda: only(marshal).round_trip_ms >= 0, "a heartbeat came back")
+        assert 0 < only(marshal).lease_left_ms <= 1_000
+        first = until(lambda: next((p for p in only(marshal).partitions if p.partition == 0 and p.end == 10), None),
+                      "the end of the partition is known")  # fmt: skip
+        assert (first.position, first.lag, first.in_flight) == (4, 6, 6)
+        whole = marshal.metrics()
+        assert (whole.client_id, whole.produce_errors, whole.waiting_for) == ("one", 0, "")
+        assert whole.records_folded > 4
+        assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(whole))), Metrics) == whole
+        consumer.stop()
+        assert marshal.metrics().consumers == []
+
+
+def test_messages_one_by_one_are_counted(ground: Ground) -> None:
+    topic, group = ground.topic(), ground.group()
+    ground.fill(topic, 0, 7)
+    for delivery in ("at_least_once", "at_most_once"):
+        own = f"{group}-{delivery}"
+        with ground.connect() as marshal, joined(marshal, own, [topic], delivery=delivery) as consumer:
+            for number, message in enumerate(consumer, 1):
+                message.ack()
+                if number == 5:
+                    break
+            until(lambda m=marshal: only(m).messages_delivered == 5, "all that was handed over is counted")
+            if delivery == "at_least_once":
+                assert (only(marshal).messages_acked, only(marshal).buffered) == (5, 2)
+
+
+def test_unfinished_messages_of_a_lost_claim_are_not_acked(memory: MemoryGround) -> None:
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 6)
+    with memory.connect() as marshal, memory.connect() as other:
+        consumer = joined(marshal, group, [topic, memory.topic()])
+        messages = collect(consumer, 6, ack=False)
+        messages[0].ack()
+        consumer.pause([(topic, 0)])
+        assert (only(marshal).messages_acked, only(marshal).in_flight) == (1, 5)
+        assert Group(other.door, group, LOG).pause(5.0).token >= 0
+        found = only(marshal)
+        assert (found.claims_ended, found.in_flight, found.messages_acked) == (2, 0, 1)
+        assert messages[1].ack() is False
+        assert only(marshal).late_acks == 1
+
+
+def test_errors_of_the_producer_are_counted(memory: MemoryGround) -> None:
+    topic = memory.topic()
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]):
+        memory.broker.queue_full = True
+        until(lambda: marshal.metrics().produce_errors > 0, "a heartbeat found the queue full")
+        memory.broker.queue_full = False
+
+
+def test_prometheus_reads_them_over_http(memory: MemoryGround) -> None:
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 3)
+    with memory.connect("one") as marshal, joined(marshal, group, [topic]) as consumer, serve(marshal, 0) as exporter:
+        collect(consumer, 3)
+        with urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        labels = f'{{client_id="one",group="{group}"}}'
+        assert f"marshal_messages_delivered_total{labels} 3.0" in text
+        assert f"marshal_claims_total{labels} 1.0" in text
+        assert f'marshal_position{{group="{group}",partition="0",topic="{topic}"}} 3.0' in text
+        assert "marshal_records_folded_total " in text
+        with pytest.raises(InvalidOption, match="cannot serve there"):
+            serve(marshal, exporter.port)
+
+
+def test_without_prometheus_the_error_names_the_extra(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with memory.connect() as marshal:
+        for use in (lambda: Collector(marshal), lambda: serve(marshal, 0)):
+            with pytest.raises(UnsupportedPlatform, match=r"pip install 'marshal_py\[metrics\]'"):
+                use()
+
+
+def test_librdkafkas_statistics_pass_through(embedded: EmbeddedGround) -> None:
+    topic = embedded.topic()
+    with embedded.connect(statistics_interval_ms=50) as marshal, joined(marshal, embedded.group(), [topic]) as consumer:
+
+        def told() -> dict[str, str] | None:
+            consumer.fetch(1, expires_s=0.05)
+            found = marshal.metrics().librdkafka
+            return found if len(found) >= 3 else None
+
+        found = until(told, "log reader, log writer and consumer have told theirs")
+        assert {json.loads(text)["type"] for text in found.values()} == {"producer", "consumer"}
+        assert all(json.loads(text)["name"] == name for name, text in found.items())
+    with embedded.connect() as marshal:
+        assert marshal.metrics().librdkafka == {}
+
+
+@pytest.mark.parametrize("value", [-1, 0.5, 86_400_001, "1"])
+def test_a_wrong_interval_is_named(memory: MemoryGround, value: object) -> None:
+    with pytest.raises(InvalidOption, match="statistics_interval_ms"):
+        memory.connect(statistics_interval_ms=value)
