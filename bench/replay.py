@@ -1,8 +1,8 @@
 """How fast is the history of a whole coordination topic folded: in one process, by tasks on Spark, and as a stream?
 
-Sixteen logs, each as 20 consumers of one group with 100 partitions write it, stand in Parquet. All contestants read the
-same files, sort each log by its offsets and fold it with the digest of the group at every checkpoint; the digests are
-compared, and a difference fails the benchmark. Wall clock: what is asked is whether more cores help.
+Sixteen logs, each as 20 consumers of one group with 100 partitions write it, stand in an archive. All contestants read
+the same files and fold each log in the order of its offsets, with the digest of the group at every checkpoint; the
+digests are compared, and a difference fails the benchmark. Wall clock: what is asked is whether more cores help.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ RECORDS: Final = 60_000  # per log
 LOGS_TINY, RECORDS_TINY = 4, 500
 ROUNDS: Final = 3
 TABLES: Final = ["digests"]
+DAY: Final = "day=1970-01-01"
 FILES_PER_BATCH: Final = 8  # of the stream: two batches, so that state is written and read back
 
 
@@ -60,8 +61,9 @@ def write(folder: Path, logs: int, records: int) -> int:
         group = next(name for number in count() if route(name := f"group-{number}", logs) == log)
         rows = [(log, offset, 1_000 * offset, None, value)
                 for offset, value in enumerate(history(records, 1, group, logs))]  # fmt: skip
-        table = pa.Table.from_batches(columns.raw_batches(iter(rows)))
-        pyarrow.parquet.write_table(table, folder / f"{log:03}.parquet")
+        table = pa.Table.from_batches(columns.raw_batches(iter(rows))).drop_columns("log")
+        (folder / f"log={log}" / DAY).mkdir(parents=True)
+        pyarrow.parquet.write_table(table, folder / f"log={log}" / DAY / "records.parquet")
         written += len(rows)
     return written
 
@@ -76,14 +78,20 @@ def _mark(digests: pa.Table) -> str:
 def one_process(folder: Path, root: Genesis) -> pa.Table:
     found: list[pa.RecordBatch] = []
     begun = {log: Beginning(log, root) for log in range(root.partitions)}
-    for file in sorted(folder.glob("*.parquet")):
-        table = pyarrow.parquet.read_table(file, columns=["log", "offset", "time", "value"]).sort_by("offset")
+    for log in range(root.partitions):
+        file = folder / f"log={log}" / DAY / "records.parquet"
+        table = pyarrow.parquet.ParquetFile(file).read(columns=["offset", "time", "value"]).sort_by("offset")
+        table = table.append_column("log", pa.repeat(pa.scalar(log, pa.int32()), len(table)))
         found += folding(begun, TABLES)(iter(table.to_batches()))
     return pa.Table.from_batches(found)
 
 
 def in_tasks(spark: SparkSession, folder: Path, root: Genesis) -> pa.Table:
     return replay(spark.read.parquet(str(folder)), TABLES, root=root).toArrow()
+
+
+def as_source(spark: SparkSession, folder: Path) -> pa.Table:
+    return spark.read.format("marshal-state").option("table", "digests").load(str(folder)).toArrow()
 
 
 def as_stream(spark: SparkSession, folder: Path, root: Genesis, out: Path) -> pa.Table:
@@ -106,10 +114,11 @@ def run(stand: Stand, tiny: bool) -> Result:
         spark.conf.set(PROVIDER, ROCKSDB)
         contestants: dict[str, Callable[[], pa.Table]] = {
             "one process": lambda: one_process(folder, root),
-            "tasks on Spark, local[2]": lambda: in_tasks(spark, folder, root),
-            "stream on Spark, local[2]": lambda: as_stream(spark, folder, root, out),
+            "replay() on Spark, local[2]": lambda: in_tasks(spark, folder, root),
+            "marshal-state on Spark, local[2]": lambda: as_source(spark, folder),
+            "replay_stream() on Spark, local[2]": lambda: as_stream(spark, folder, root, out),
         }
-        contestants["tasks on Spark, local[2]"]()  # starts the workers
+        contestants["replay() on Spark, local[2]"]()  # starts the workers
         rates: dict[str, list[float]] = {name: [] for name in contestants}
         marks: dict[str, str] = {}
         for _ in range(rounds):

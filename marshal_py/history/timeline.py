@@ -69,6 +69,7 @@ class Timeline:
         self.world = world
         self.open = open_in(world) if known is None else known
         self._wanted = frozenset(wanted)
+        self._tells_records = "records" in self._wanted  # asked for every record
         self._rows: dict[str, list[Row]] = {name: [] for name in TABLES if name in self._wanted}
         self._digested: set[str] = set()  # groups whose digest was told at the last checkpoint
         self._tells: dict[type[Record], Callable[[Group, Track, int, int, Any], None]] = {
@@ -85,7 +86,7 @@ class Timeline:
         name, record = verdict.group, verdict.record
         if name:
             track = self.open.tracks.get(name) or Track()
-            if "records" in self._wanted:
+            if self._tells_records:
                 self._tell_record(track, time_ms, verdict)
             if record is not None:
                 if not verdict.outcome:
@@ -96,7 +97,7 @@ class Timeline:
                 elif verdict.reason in ("held", "observed") and isinstance(record, ClaimingPartition):
                     self._race(track, offset, time_ms, record, verdict)
             self.open.touched.add(name)
-        elif "records" in self._wanted:
+        elif self._tells_records:
             self._tell_record(Track(), time_ms, verdict)
         if offset % CHECKPOINT_OFFSETS == CHECKPOINT_OFFSETS - 1:
             self._checkpoint()

@@ -31,6 +31,7 @@ from marshal_py.transport.ports import Bounds
 
 STATE_TABLES: Final = tuple(name for name in TABLES if name != "records")
 ROWS_HELD_MAX: Final = columns.BATCH_ROWS  # rows that wait in a task before they go to the JVM
+LOOK_EVERY: Final = 1_024  # offsets between two looks at how many wait
 
 _ORIGIN: Final = frozenset({"path", "bootstrap.servers", "coordination_topic"})
 _LOG: Final = _ORIGIN | {"group", "since", "until", "raw", "ranges"}
@@ -226,7 +227,7 @@ class FoldReader(DataSourceReader):
             timeline.read(offset, time_ms, value)
             if window.begins_after(offset, time_ms):
                 timeline.take()
-            elif timeline.pending >= ROWS_HELD_MAX:
+            elif offset % LOOK_EVERY == 0 and timeline.pending >= ROWS_HELD_MAX:
                 yield self._of_group(timeline.take())
         yield self._of_group(timeline.finish())
 

@@ -22,7 +22,7 @@ from marshal_py.client.observer import POLL_S, READ_TIMEOUT_S
 from marshal_py.client.options import COORDINATION_TOPIC
 from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, InvalidOption, LogGap
 from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.records import Genesis
+from marshal_py.protocol.records import OFFSET_MAX, Genesis
 from marshal_py.spark.beginnings import root_among
 from marshal_py.spark.columns import RAW, moments_ms
 from marshal_py.spark.ranges import kafka_options
@@ -196,14 +196,18 @@ class ArchiveOrigin:
                 row = next(rows, None)
                 if row is not None:
                     heapq.heappush(heads, (row[0], number, row, rows))
-            offset, tie, row, rows = heads[0]
-            following = next(rows, None)
-            if following is None:
-                heapq.heappop(heads)
-            else:
-                heapq.heapreplace(heads, (following[0], tie, following, rows))
-            if first <= offset < end:
+            _, tie, row, rows = heapq.heappop(heads)
+            others = [waiting[0][0]] if waiting else []
+            others += [heads[0][0]] if heads else []
+            limit = min(others, default=OFFSET_MAX)
+            if first <= row[0] < end:
                 yield row
+            for row in rows:  # as long as no other file has an earlier one: nearly always to its end
+                if row[0] > limit:
+                    heapq.heappush(heads, (row[0], tie, row, rows))
+                    break
+                if first <= row[0] < end:
+                    yield row
 
 
 def origin_of(options: Mapping[str, str]) -> Origin:

@@ -19,7 +19,7 @@ from marshal_py.protocol.codec import GENESIS, SNAPSHOT
 from marshal_py.protocol.records import Genesis
 from marshal_py.spark import columns
 from marshal_py.spark.beginnings import Beginning, beginning, root_among
-from marshal_py.spark.log import ROWS_HELD_MAX
+from marshal_py.spark.log import LOOK_EVERY, ROWS_HELD_MAX
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -110,7 +110,7 @@ def folding(begun: Mapping[int, Beginning], tables: Sequence[str]) -> Fold:
                     yield from columns.batches(reader.timeline.finish(), tables)
                 reader = LogReader(begun[log], tables)
             reader.read(offset, time_ms, value)
-            if reader.timeline.pending >= ROWS_HELD_MAX:
+            if offset % LOOK_EVERY == 0 and reader.timeline.pending >= ROWS_HELD_MAX:
                 yield from columns.batches(reader.timeline.take(), tables)
         if reader is not None:
             yield from columns.batches(reader.timeline.finish(), tables)
@@ -134,12 +134,10 @@ class LogReader:
         self._last: bytes | None = None
 
     def read(self, offset: int, time_ms: int, value: bytes | None) -> None:
-        expected = self.timeline.world.next_offset
-        if offset < self._first:
-            return  # the snapshot stands for it
-        if offset == expected - 1:
-            if value != self._last:
-                raise LogGap(self.log, expected, offset)  # two records at one offset: not one log
+        if offset < self.timeline.world.next_offset:
+            # The snapshot stands for what is below it; else two different records at one offset are not one log.
+            if offset >= self._first and (offset < self.timeline.world.next_offset - 1 or value != self._last):
+                raise LogGap(self.log, self.timeline.world.next_offset, offset)
             return
         self.timeline.read(offset, time_ms, value)
         self._last = value
