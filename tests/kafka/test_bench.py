@@ -113,6 +113,12 @@ def check_sweep(result: Result) -> None:
     assert len(set(column(result, "work"))) == 1, "the traces of all contestants are equal"
 
 
+def check_stream(result: Result) -> None:
+    assert column(result, "contestant") == ["marshal", "without claims"]
+    assert column(result, "rows") == [4_000, 4_000], "each has read everything, and once"
+    assert column(result, "longest heartbeat gap / interval")[0] > 0
+
+
 CHECKS = {
     "startup": check_startup,
     "join": check_moves,
@@ -126,6 +132,7 @@ CHECKS = {
     "fold": check_fold,
     "replay": check_replay,
     "sweep": check_sweep,
+    "stream": check_stream,
 }
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from marshal_py import errors
+from marshal_py.spark import Ledger
 from marshal_py.spark.log import STATE_TABLES
 from marshal_py.spark.reports import QUESTIONS
 from marshal_py.spark.source import OPTIONS
@@ -46,7 +47,7 @@ def test_the_programs_run(spark: SparkSession, kafka: Cluster, topic: TopicFacto
     """One after the other, as a reader would try them: the later ones look at what the earlier ones did."""
     here = Place(kafka, topic, partitions=2)
     here.fill(MESSAGES // 2)
-    assert len(PROGRAMS) == 6
+    assert len(PROGRAMS) == 7
     names: dict[str, object] = {}
     before = spark.conf.get(PROVIDER)
     try:
@@ -58,7 +59,8 @@ def test_the_programs_run(spark: SparkSession, kafka: Cluster, topic: TopicFacto
     written = {(row.partition, row.offset) for row in spark.read.parquet(f"{tmp_path}/orders").collect()}
     assert written == here.written
     assert spark.read.parquet(f"{tmp_path}/audited").count() == MESSAGES
-    assert spark.read.parquet(f"{tmp_path}/gaps").where("cause = 'new'").count() == 2 * here.partitions
+    assert Ledger(tmp_path / "ledger").read(spark, "orders").count() == MESSAGES
+    assert spark.read.parquet(f"{tmp_path}/gaps").where("cause = 'new'").count() == 3 * here.partitions
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
