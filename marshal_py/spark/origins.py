@@ -77,7 +77,7 @@ class TopicOrigin:
     def read(self, log: int, first: int, end: int) -> Iterator[Raw]:
         """Ends at `end`; raises ClusterUnreachable after so long without a record."""
         door = self._door()
-        reader = door.log(self.topic, f"{door.client_id}-spark")
+        reader = door.log(self.topic, f"{door.client_id}-spark", writes=False)
         try:
             reader.follow(log, first)
             deadline = time.monotonic() + READ_TIMEOUT_S
@@ -88,6 +88,8 @@ class TopicOrigin:
                     first = record.offset + 1
                     deadline = time.monotonic() + READ_TIMEOUT_S
                     yield record.log, record.offset, record.timestamp_ms, record.key, record.value
+                if (refused := reader.refused()) is not None:
+                    raise refused
                 if time.monotonic() >= deadline:
                     what = f"offset {first} of {self.topic}:{log}"
                     raise ClusterUnreachable(str(self.settings.get("bootstrap.servers")), what,
