@@ -62,6 +62,12 @@ def test_lag_agrees_with_kafkas_own_figures_and_the_log_with_itself(
 
     wait_until(agree, DEADLINE_S, "the positions are mirrored and both say the same")
 
+    told = shell.run("advisories", group, "--coordination-topic", coordination, "--json").stdout.splitlines()
+    kinds = [json.loads(line)["kind"] for line in told]
+    assert [kind for kind in kinds if kind != "topology"] == (
+        ["joined", *["claimed"] * PARTITIONS, *["released"] * PARTITIONS, "left"]
+    )
+
     path, where = tmp_path / "log.dump", ("--coordination-topic", coordination)
     assert shell.run("log", "dump", "--output", str(path), *where).returncode == 0
     offline = shell.json("verify", "--dump", str(path))

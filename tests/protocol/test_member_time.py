@@ -84,6 +84,8 @@ def test_an_eviction_after_two_intervals_and_not_earlier() -> None:
     assert {len(a.owned), len(c.owned)} == {6}
     takers = [record for at_, record in c.sends(ClaimingPartition, at)]
     assert {record.partition for record in takers} == had - claims
+    assert (a.member.take_overs, c.member.take_overs) == (len(claims), len(had - claims))
+    assert 0 < a.member.round_trip_ms <= I
 
 
 def test_rank_orders_the_evictions() -> None:
