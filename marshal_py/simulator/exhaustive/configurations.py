@@ -177,7 +177,7 @@ QUICK: Final = (
                   (ONCE_A, ONCE_B), owner_and_waiter, Bounds(quanta=1, records=6, in_flight=3, duplicates=1, drops=1),
                   messages=4),
     Configuration("twin", "a consumer's machine was cloned: two processes, one session, at most once",
-                  (ONCE_A, ONCE_A._replace(name="twin")), forked, Bounds(quanta=1, records=7),
+                  (ONCE_A, ONCE_A._replace(name="twin")), forked, Bounds(quanta=1, records=7, in_flight=3),
                   endings=frozenset({"SessionCloned"})),
     Configuration("fast-reclaim", "a crashed owner comes back and names its old session as its predecessor",
                   (Role("a", consumer("a", fast_reclaim=True)), B), owner_and_waiter,
@@ -194,8 +194,10 @@ QUICK: Final = (
 )  # fmt: skip
 
 WIDE: Final = (
-    Configuration("eviction-wide", "two partitions, slow handlers, a copy, and every process may stand still",
-                  (A, B), silent_owner, Bounds(quanta=4, records=7, stops=6, duplicates=1), partitions=2),
+    Configuration("eviction-wide", "as eviction, two thirds of an interval, in any of which anybody may stand still",
+                  (A, B), silent_owner, Bounds(quanta=2, records=5, in_flight=3, stops=2)),
+    Configuration("restart-wide", "as restart, with more of everything", (A, B), dead_owner,
+                  Bounds(quanta=2, records=6, in_flight=3, starts=1, stops=2)),
 )  # fmt: skip
 
 CONFIGURATIONS: Final = {configuration.name: configuration for configuration in (*QUICK, *WIDE)}
