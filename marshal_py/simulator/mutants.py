@@ -215,7 +215,7 @@ _MEMBER: Final = (
     Mutant("X1", "a claim is as old as a broker's clock says", mutants_clock.x1, _bias("broker_clock", "arrive")),
     Mutant("X2", "the lease counts from the read-back", _x2, _bias("lag", "delay", "stop")),
     Mutant("X4", "a heartbeat that extends nothing renews the lease", _x4, _bias("admin", "slow_handler")),
-    Mutant("X5", "delivers until a Release is read", _x5, _bias("arrive", "leave", "partial_read", rate=99)),
+    Mutant("X5", "delivers until a Release is read", _x5, _bias("arrive", "leave", "step_stop")),
     Mutant("X14", "the same, by a clamped clock of the log", mutants_clock.x14, _bias("broker_clock", "arrive")),
     Mutant("X16", "a compacted log elects another owner", mutants_log.x16, _bias("compaction", "arrive", "crash")),
     Mutant("X17", "a start in mid-log sees owned as free", mutants_log.x17, _bias("truncation", "arrive", "crash")),
