@@ -42,9 +42,10 @@ test: lint
 bench: $(TEST_STAMP)
 	$(BIN)/python -m bench $(ARGS)
 
-# The same properties with many more examples and a new seed each time (printed). No time limit: this may take hours.
+# Long runs that go on where they stopped: seeds, hostile records, properties with many examples; totals in proof.json.
+# Without a limit it runs until Ctrl-C: make prove ARGS="--seconds 3600"; ARGS=--help lists the rest.
 prove: $(TEST_STAMP)
-	$(BIN)/python -m pytest tests/properties -p no:cacheprovider --hypothesis-profile=prove --timeout=0 $(ARGS)
+	$(BIN)/python -m tests.support.prove $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

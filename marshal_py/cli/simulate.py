@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from marshal_py.cli import exhaustive, frame
+from marshal_py.cli import exhaustive, failing, frame
 from marshal_py.simulator import sweep
 from marshal_py.simulator.auditor_evidence import Violation
 from marshal_py.simulator.mutants import MUTANTS, NOT_YET, SEEDS_BASE
 from marshal_py.simulator.run import Result
+from marshal_py.simulator.schedule import telling
+from marshal_py.simulator.story import line_of, story
 from marshal_py.simulator.sweep import Counted
 from marshal_py.spark import require_spark
 
@@ -41,6 +44,12 @@ def simulate(
                                               "small world; `all` of the quick ones, `list` names them.")] = None,
     states: Annotated[int | None, typer.Option("--states", min=1, help="Most states of --exhaustive.",
                                                show_default="30 million")] = None,
+    scenario: Annotated[Path | None, typer.Option("--scenario", exists=True, dir_okay=False, metavar="FILE",
+                                                  help="Runs the schedule in this file.")] = None,
+    shrink: Annotated[Path | None, typer.Option("--shrink", dir_okay=False, metavar="FILE",
+                                                help="Makes a failing run small and keeps it in this file.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", dir_okay=False, metavar="FILE",
+                                              help="Of one seed, a page with its timeline.")] = None,
     as_json: frame.Json = False,
 ) -> None:  # fmt: skip
     """Run the protocol in simulated clusters with faults, and judge each run by the promises.
@@ -48,10 +57,13 @@ def simulate(
     Exit code 1: a promise was violated (with --mutants: a planted bug was not found), or the search was void, because
     nobody took over from anybody or nothing was delivered. The same seed gives the same run everywhere.
     """
-    if (seeds is not None) + (seed is not None and mutant is None) + mutants + (mutant is not None) > 1:
-        raise typer.BadParameter("one of --seeds, --seed, --mutants, --mutant; --seed goes with --mutant")
+    chosen = (seeds is not None) + (seed is not None and mutant is None) + mutants + (mutant is not None)
+    if chosen + (scenario is not None) > 1:
+        raise typer.BadParameter("one of --seeds, --seed, --mutants, --mutant, --scenario; --seed goes with --mutant")
+    if (shrink is not None or html is not None) and seed is None and scenario is None:
+        raise typer.BadParameter("--shrink and --html need --seed or --scenario")
     if world is not None or states is not None:
-        if world is None or seeds is not None or seed is not None or mutants or trace or spark or processes:
+        if world is None or seeds is not None or seed is not None or mutants or trace or spark or processes or scenario:
             raise typer.BadParameter("--exhaustive goes with --states, --mutant and --json, --states with --exhaustive")
         exhaustive.run(world, states, mutant, as_json)
         return
@@ -60,7 +72,9 @@ def simulate(
     if (spark or master is not None) and (not spark or seed is not None or mutants or mutant is not None or processes):
         raise typer.BadParameter("--spark goes with --seeds, and --master with --spark")
     processes = processes or sweep.cores()
-    if mutants:
+    if scenario is not None or shrink is not None or html is not None:
+        failing.show(scenario, seed, mutant, shrink, html, as_json)
+    elif mutants:
         _mutants(schedules, processes, as_json)
     elif mutant is not None:
         _mutant(mutant, seed, schedules, trace, as_json)
@@ -140,6 +154,7 @@ def _mutants(schedules: int, processes: int, as_json: bool) -> None:
         else:
             word = found.found if isinstance(found.found, str) else "found" if found.found else "not found"
             how = found.reason or f"{found.invariant or 'no violation'} after {found.schedules} schedules"
+            how += f", shortest {found.events:,} events" if found.events is not None else ""
             again = f": {_again(found.seed, found.mutant)}" if found.found is True and found.seed is not None else ""
             print(f"{found.mutant:<4} {word:<10} {how}{again}", flush=True)
     if missed:
@@ -177,16 +192,19 @@ def _mutant(name: str, seed: int | None, schedules: int, trace: bool, as_json: b
 
 
 def _run(seed: int, mutant: str | None, trace: bool, as_json: bool) -> Result:
-    """One seed; its trace is printed at once."""
+    """One seed; its trace is printed at once, and the story of a violation even without one."""
     if not trace:
-        return sweep.run_one(seed, mutant)
-    result, moments = sweep.tell(seed, mutant)
+        result = sweep.run_one(seed, mutant)
+        if result.violations and not as_json:
+            for line in story(telling(result.violations), sweep.tell(seed, mutant).moments):
+                print(line)
+        return result
+    result, moments, _ = sweep.tell(seed, mutant)
     for moment in moments:
         if as_json:
             frame.print_json(moment._asdict())
         else:
-            at = f"@{moment.offset}" if moment.what == "record" else ""
-            print(f"{moment.ms:>9} ms  {moment.who:<10} {at:<6} {moment.verdict or moment.what:<9} {moment.text}")
+            print(line_of(moment))
     return result
 
 
@@ -197,7 +215,7 @@ def _result(result: Result) -> dict[str, Any]:
     plain = result._asdict()
     scenario = result.scenario._asdict()
     scenario["groups"] = [group._asdict() for group in result.scenario.groups]
-    scenario["kinds"] = sorted(result.scenario.kinds)
+    scenario["kinds"], scenario["skip"] = sorted(result.scenario.kinds), sorted(result.scenario.skip)
     return {**plain, "violations": [v._asdict() for v in result.violations], "scenario": scenario,
             "again": _again(result.seed)}  # fmt: skip
 

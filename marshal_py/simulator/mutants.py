@@ -291,15 +291,15 @@ def switched_on(mutant: Mutant) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-def find(name: str, schedules: int) -> Hunt:
-    """Runs up to `schedules` seeds with the mutant switched on, until the auditor objects.
+def find(name: str, schedules: int, base: int = SEEDS_BASE) -> Hunt:
+    """Runs up to `schedules` seeds from `base` on with the mutant switched on, until the auditor objects.
 
     A seed in which the shipped code is not clean either proves nothing. Of what is found in a run the first that is not
     S1 is named: that the worlds differ is only the beginning.
     """
     mutant = MUTANTS[name]
     for number in range(schedules):
-        seed = SEEDS_BASE + number
+        seed = base + number
         with switched_on(mutant):
             violations = simulate(seed, mutant.bias).violations
         if violations and not simulate(seed, mutant.bias).violations:  # the bug it was, not the seed

@@ -60,7 +60,7 @@ def simulate(seed: int, options: Options | None = None,
              stage: Callable[[Scenario, Random], Cluster] = Cluster) -> Result:  # fmt: skip
     """Runs one seed. The same seed and options give the same Result on every machine; a `stage` may only watch."""
     options = options or Options()
-    rng = Random(seed)
+    rng = Random(seed if not options.salt else f"{seed} {options.salt}")
     scenario = draw(rng, options)
     cluster = stage(scenario, rng)
     striker = Striker(cluster)
@@ -98,8 +98,11 @@ def _asked_of(judgement: Judgement, demands: Demands, cluster: Cluster) -> Deman
     return demands._replace(topics=topics)
 
 
-def _run(cluster: Cluster, striker: Striker) -> Demands:
+def _run(cluster: Cluster, striker: Striker) -> Demands | None:
     scenario, interval_ms = cluster.scenario, cluster.scenario.interval_ms
+    if scenario.until_ms is not None and scenario.until_ms < scenario.safety_ms:
+        cluster.run_until(scenario.until_ms)
+        return None
     cluster.run_until(scenario.safety_ms)
     striker.heal()
     healed_ms = cluster.now_ms

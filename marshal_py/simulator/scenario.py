@@ -36,6 +36,10 @@ class Options(NamedTuple):
     rate: int | None = None  # productions per interval
     calm: bool = False  # no faults, few messages, nobody killed: for measuring
     audit: bool = True
+    # What makes a failing run small (shrink.py):
+    salt: int = 0  # another course of all chance
+    skip: frozenset[int] = frozenset()  # strikes that do not happen, by their number
+    until_ms: int | None = None  # the run ends here, and no progress is demanded
 
 
 class GroupPlan(NamedTuple):
@@ -64,6 +68,8 @@ class Scenario(NamedTuple):
     deliver_late: bool
     calm: bool
     logs: int = 1
+    skip: frozenset[int] = frozenset()
+    until_ms: int | None = None
 
 
 def _safety_intervals(rng: Random, options: Options, clients: int) -> int:
@@ -104,4 +110,6 @@ def draw(rng: Random, options: Options) -> Scenario:
         deliver_late=rng.random() < 0.1,
         calm=options.calm,
         logs=2 + int(rng.random() * 3) if "logs" in kinds else 1,
+        skip=options.skip,
+        until_ms=options.until_ms,
     )

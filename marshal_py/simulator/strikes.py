@@ -47,6 +47,7 @@ class Striker:
         self.kinds = [kind for kind in STRIKE_KINDS if kind in cluster.scenario.kinds]
         self.strikes: dict[str, int] = {}
         self.names = 0
+        self._struck = 0  # how many strikes, skipped ones too
         self.healed = False
         self._actions: dict[str, Callable[[], object]] = {
             "stop": lambda: self._freeze(False), "suspend": lambda: self._freeze(True), "crash": self._crash,
@@ -85,6 +86,10 @@ class Striker:
         if self.healed:
             return
         kind = self.kinds[int(self.rng.random() * len(self.kinds))]
+        self._struck += 1
+        if self._struck - 1 in self.cluster.scenario.skip:
+            self._schedule()
+            return
         late = self.cluster.now_ms > self.cluster.scenario.safety_ms - QUIET_INTERVALS * self.interval_ms
         if not (late and kind in LONG_KINDS):
             self.strikes[kind] = self.strikes.get(kind, 0) + 1

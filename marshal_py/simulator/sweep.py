@@ -14,6 +14,7 @@ from functools import partial
 from hashlib import sha256
 from multiprocessing import get_context
 from random import Random
+from statistics import median
 from typing import Final, NamedTuple, Protocol, TypeVar
 from zlib import crc32
 
@@ -30,13 +31,16 @@ from marshal_py.simulator.client import Client
 from marshal_py.simulator.clock import MachineClock
 from marshal_py.simulator.cluster import Cluster
 from marshal_py.simulator.faults import DAMAGE_KINDS, STRIKE_KINDS
-from marshal_py.simulator.mutants import MUTANTS, NOT_YET, SEEDS_BASE, find, switched_on
+from marshal_py.simulator.mutants import MUTANTS, NOT_YET, SEEDS_BASE, Hunt, find, switched_on
 from marshal_py.simulator.oracle import Oracle, OracleStop
 from marshal_py.simulator.process import Process
 from marshal_py.simulator.run import Result, simulate
 from marshal_py.simulator.scenario import Options, Scenario
+from marshal_py.simulator.schedule import Schedule
+from marshal_py.simulator.schedule import run as run_schedule
 
 CHUNK_MAX: Final = 16  # seeds per errand to a process: few enough that all processes end at about the same time
+BASES: Final = tuple(SEEDS_BASE + number * 10_000_000 for number in range(5))  # of searches for one planted bug
 NOBODY: Final = "-"
 
 # The honest limits: nothing is weakened and nothing fails, the auditor counts. name -> (what makes it likely, counter)
@@ -150,9 +154,10 @@ class Found(NamedTuple):
     mutant: str
     found: bool | str  # also "counted", and "pending" where no run can show it yet
     invariant: str | None
-    schedules: int  # how many were run
+    schedules: int  # how many were run; over several searches the median
     seed: int | None  # which one showed it
     reason: str | None  # why it is pending
+    events: int | None = None  # of the shortest run that showed it
 
 
 def all_mutants() -> list[str]:
@@ -161,22 +166,35 @@ def all_mutants() -> list[str]:
 
 
 def hunt_all(schedules: int, processes: int) -> Iterator[Found]:
+    """Searches for all, each among several disjoint ranges of seeds."""
     names = all_mutants()
-    return _each(partial(hunt, schedules=schedules), names, len(names), processes)
+    return _each(partial(hunt, schedules=schedules, bases=BASES), names, len(names), processes)
 
 
-def hunt(name: str, schedules: int) -> Found:
-    """Up to `schedules` seeds, until this planted bug is found."""
-    if name in COUNTED:
-        options, counter = COUNTED[name]
-        for number in range(schedules):
-            if simulate(SEEDS_BASE + number, options).counted[counter]:
-                return Found(name, "counted", counter, number + 1, SEEDS_BASE + number, None)
-        return Found(name, False, None, schedules, None, None)
-    if name in NOT_YET:
+def hunt(name: str, schedules: int, bases: tuple[int, ...] = BASES[:1]) -> Found:
+    """Up to `schedules` seeds from each base on, until this planted bug is found; found only if it is each time."""
+    if name in NOT_YET and name not in COUNTED:
         return Found(name, "pending", None, 0, None, why_not(name))
-    mutant, found, invariant, ran, seed = find(name, schedules)
-    return Found(mutant, found, invariant or None, ran, seed if found else None, None)
+    hunts = [_count(name, schedules, base) if name in COUNTED else find(name, schedules, base) for base in bases]
+    ran = round(median(hunt.schedules for hunt in hunts))
+    if not all(hunt.found for hunt in hunts):
+        return Found(name, False, None, ran, None, None)
+    first = hunts[0]
+    events = min(_run_biased(hunt.seed, name).events for hunt in hunts)
+    return Found(name, "counted" if name in COUNTED else True, first.invariant or None, ran, first.seed, None, events)
+
+
+def _count(name: str, schedules: int, base: int) -> Hunt:
+    """The first seed in which an honest limit shows."""
+    options, counter = COUNTED[name]
+    for number in range(schedules):
+        if simulate(base + number, options).counted[counter]:
+            return Hunt(name, True, counter, number + 1, base + number)
+    return Hunt(name, False, "", schedules, -1)
+
+
+def _run_biased(seed: int, name: str) -> Result:
+    return simulate(seed, COUNTED[name][0]) if name in COUNTED else run_one(seed, name)
 
 
 def why_not(name: str) -> str:
@@ -238,19 +256,36 @@ def run_one(seed: int, mutant: str | None = None) -> Result:
     return _run(seed, mutant, Cluster)
 
 
-def tell(seed: int, mutant: str | None = None) -> tuple[Result, list[Moment]]:
-    """The same, with everything that happened in it in the order of time."""
+class Told(NamedTuple):
+    """A run with everything that happened in it in the order of time."""
+
+    result: Result
+    moments: list[Moment]
+    logs: list[Evidence]
+
+
+def tell(seed: int, mutant: str | None = None) -> Told:
+    """The same as `run_one`, told."""
+    return _told(lambda stage: _run(seed, mutant, stage))
+
+
+def tell_schedule(schedule: Schedule) -> Told:
+    return _told(lambda stage: run_schedule(schedule, stage))
+
+
+def _told(run: Callable[[Callable[[Scenario, Random], Cluster]], Result]) -> Told:
     stages: list[_Watched] = []
 
     def stage(scenario: Scenario, rng: Random) -> Cluster:
         stages.append(_Watched(scenario, rng))
         return stages[0]
 
-    result = _run(seed, mutant, stage)
+    result = run(stage)
     (cluster,) = stages
-    logs = [moment for evidence in cluster.past + cluster.close() for moment in _records(cluster, evidence)]
-    moments = [*cluster.noted, *logs, *_deliveries(cluster)]
-    return result, sorted(moments, key=lambda moment: moment.ms)
+    logs = cluster.past + cluster.close()
+    records = [moment for evidence in logs for moment in _records(cluster, evidence)]
+    moments = [*cluster.noted, *records, *_deliveries(cluster)]
+    return Told(result, sorted(moments, key=lambda moment: moment.ms), logs)
 
 
 def _run(seed: int, mutant: str | None, stage: Callable[[Scenario, Random], Cluster]) -> Result:

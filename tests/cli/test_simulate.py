@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from typer.testing import CliRunner, Result
 from marshal_py.cli import app, simulate
 from marshal_py.simulator import sweep
 from marshal_py.simulator.auditor_evidence import Violation
-from marshal_py.simulator.mutants import MUTANTS, NOT_YET, SEEDS_BASE
+from marshal_py.simulator.mutants import MUTANTS, NOT_YET, SEEDS_BASE, Hunt
 from marshal_py.simulator.run import Result as Ran
 from marshal_py.simulator.run import simulate as run_seed
 from tests.cli.shell import DEADLINE_S, REPOSITORY, Shell
@@ -64,7 +65,7 @@ def test_the_results_come_in_the_order_of_the_seeds() -> None:
 def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[Ran], Ran]) -> Iterator[None]:
     """Each run's result as `change` says: the shipped code gives no violation to report."""
     with monkeypatch.context() as patch:
-        patch.setattr(sweep, "simulate", lambda seed, *_, **__: change(run_seed(seed)))
+        patch.setattr(sweep, "simulate", lambda seed, *rest, **named: change(run_seed(seed, *rest, **named)))
         yield
 
 
@@ -129,7 +130,7 @@ def test_a_trace_tells_everything_and_changes_nothing() -> None:
 @pytest.mark.parametrize("kind", ["twin", "crash", "poison"])
 def test_watching_a_run_leaves_it_as_it_is(kind: str) -> None:
     seed = next(seed for seed in range(100) if kind in run_seed(seed).strikes)
-    result, moments = sweep.tell(seed)
+    result, moments, _ = sweep.tell(seed)
     assert result == run_seed(seed)
     assert any(moment.what == "fault" and moment.text == kind for moment in moments)
 
@@ -166,6 +167,7 @@ def test_a_mutant_that_is_not_found_is_0() -> None:
 def test_all_mutants_are_named_and_none_is_claimed_without_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["X30", "X3", QUICK]
     monkeypatch.setattr(sweep, "all_mutants", lambda: names)
+    monkeypatch.setattr(sweep, "BASES", sweep.BASES[:2])
     result = run("--mutants", "--json", "--processes", "1", "--schedules", "40")
     assert result.exit_code == 0, result.output
     pending, counted, found = objects(result)
@@ -179,7 +181,7 @@ def test_all_mutants_are_named_and_none_is_claimed_without_a_run(monkeypatch: py
 
 def test_a_mutant_that_escapes_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "all_mutants", lambda: [QUICK])
-    monkeypatch.setattr(sweep, "find", lambda name, schedules: (name, False, "", schedules, -1))
+    monkeypatch.setattr(sweep, "find", lambda name, schedules, base: Hunt(name, False, "", schedules, -1))
     result = run("--mutants", "--json", "--schedules", "7")
     assert result.exit_code == 1
     assert objects(result) == [{"mutant": QUICK, "found": False, "schedules": 7}]
@@ -190,6 +192,42 @@ def test_the_list_of_mutants_is_complete() -> None:
     assert set(names) == set(MUTANTS) | set(NOT_YET)
     assert names[:2] == ["X1", "X2"]
     assert names.index("X9") < names.index("X10")
+
+
+# --- one schedule: small, kept, drawn
+
+
+def test_a_failing_seed_is_told_shrunk_kept_and_replayed(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.txt"
+    seed = str(sweep.hunt(QUICK, 40).seed)
+    told = run("--mutant", QUICK, "--seed", seed)
+    assert told.exit_code == 1
+    assert any(line.startswith(">") for line in told.stdout.splitlines()), "the guilty record"
+    shrunk = run("--mutant", QUICK, "--seed", seed, "--shrink", str(kept), "--json")
+    assert shrunk.exit_code == 1
+    assert f"mutant {QUICK}\n" in kept.read_text(encoding="utf-8")
+    (first,) = objects(shrunk)
+    (second,) = objects(run("--scenario", str(kept), "--json"))
+    assert first == second
+    assert first["again"] == f"marshal simulate --scenario {kept}"
+
+
+def test_what_cannot_be_shrunk_or_read_says_so(tmp_path: Path) -> None:
+    refused = run("--seed", "3", "--shrink", str(tmp_path / "kept.txt"))
+    assert refused.exit_code == 1
+    assert "nothing to shrink" in refused.stderr
+    bad = tmp_path / "bad.txt"
+    bad.write_text("seed 1\nkinds rain\n", encoding="utf-8")
+    named = run("--scenario", str(bad))
+    assert named.exit_code == 2
+    assert "line 2" in named.stderr
+
+
+def test_a_page_of_one_seed(tmp_path: Path) -> None:
+    html = tmp_path / "report.html"
+    done = run("--seed", "3", "--html", str(html))
+    assert done.exit_code == 0, done.output
+    assert html.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
 # --- usage
@@ -205,6 +243,8 @@ def test_the_list_of_mutants_is_complete() -> None:
         ["--seeds", "0:5", "--mutants"],
         ["--mutants", "--seed", "1"],
         ["--trace"],
+        ["--html", "report.html"],
+        ["--shrink", "kept.txt", "--seeds", "0:5"],
         ["--mutant", "X99"],
         ["--mutant", "X30"],
         ["--processes", "0"],

@@ -1,0 +1,72 @@
+"""What `marshal simulate` does with one schedule: runs it from a file, shrinks it, tells its story, draws its page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+from marshal_py.cli import frame
+from marshal_py.errors import InvalidOption
+from marshal_py.simulator import sweep
+from marshal_py.simulator.report import page, takeover_times
+from marshal_py.simulator.schedule import Schedule, of_seed, parse, run, telling, text_of
+from marshal_py.simulator.shrink import shrink
+from marshal_py.simulator.story import story
+
+NEIGHBOURS: Final = 20  # runs whose take-overs make the histogram: one run alone has a few
+
+
+def show(file: Path | None, seed: int | None, mutant: str | None, keep: Path | None, html: Path | None,
+         as_json: bool) -> None:  # fmt: skip
+    """Runs the schedule of `file`, or of a seed; shrinks it into `keep`; draws it into `html`. 1 if it violates."""
+    schedule, again = _wanted(file, seed, mutant)
+    if keep is not None:
+        if not run(schedule).violations:
+            raise frame.CommandFailed("--shrink: this run violates nothing, so there is nothing to shrink")
+        small = shrink(schedule, lambda smaller: frame.say(f"smaller: {' '.join(text_of(smaller).split())}"))
+        schedule, again = small.schedule, f"marshal simulate --scenario {keep}"
+        head = f"# {telling(small.result.violations).text}\n# {again}\n"
+        keep.write_text(head + text_of(schedule), encoding="utf-8")
+    told = sweep.tell_schedule(schedule)
+    if html is not None:
+        html.write_text(_page(schedule, told, again), encoding="utf-8")
+    _print(schedule, told, again, as_json)
+    if told.result.violations:
+        raise typer.Exit(frame.FAILED)
+
+
+def _wanted(file: Path | None, seed: int | None, mutant: str | None) -> tuple[Schedule, str]:
+    if file is None:
+        assert seed is not None  # the command has seen to it
+        return of_seed(seed, mutant), f"marshal simulate {f'--mutant {mutant} ' if mutant else ''}--seed {seed} --trace"
+    try:
+        return parse(file.read_text(encoding="utf-8")), f"marshal simulate --scenario {file}"
+    except InvalidOption as error:
+        raise typer.BadParameter(f"{file}: {error}") from error
+
+
+def _page(schedule: Schedule, told: sweep.Told, again: str) -> str:
+    """The page; its histogram also counts the take-overs of the seeds that follow."""
+    times = takeover_times(told.logs, told.result.scenario.interval_ms)
+    for number in range(1, NEIGHBOURS):
+        other = sweep.tell_schedule(Schedule(schedule.seed + number))
+        times += takeover_times(other.logs, other.result.scenario.interval_ms)
+    seeds = f"this run and the seeds {schedule.seed + 1} to {schedule.seed + NEIGHBOURS - 1}"
+    return page(told.result, told.moments, told.logs, again, times, seeds)
+
+
+def _print(schedule: Schedule, told: sweep.Told, again: str, as_json: bool) -> None:
+    result = told.result
+    if as_json:
+        plain: dict[str, Any] = {"seed": schedule.seed, "mutant": schedule.mutant, "verdict": result.verdict,
+                                 "trace_hash": result.trace_hash, "events": result.events, "again": again,
+                                 "violations": [found._asdict() for found in result.violations]}  # fmt: skip
+        frame.print_json(plain)
+        return
+    if result.violations:
+        for line in story(telling(result.violations), told.moments):
+            print(line)
+    print(f"seed {schedule.seed}: {result.verdict}, {result.events:,} events, trace {result.trace_hash}")
+    print(f"again: {again}")

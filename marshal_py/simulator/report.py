@@ -1,0 +1,146 @@
+"""A page about one run: who lived when, who owned which partition when, what struck, and how long take-overs took.
+
+One file of HTML with its picture inside (SVG): nothing is loaded from elsewhere. Facts come from the auditor's fold of
+the raw log, never from the protocol's own state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from marshal_py.simulator.auditor import judge
+from marshal_py.simulator.auditor_evidence import Evidence
+from marshal_py.simulator.auditor_history import History, Tenure
+from marshal_py.simulator.run import Result
+from marshal_py.simulator.sweep import Moment
+
+WIDTH: Final = 1_100  # px, of the part that shows time
+LABEL: Final = 170  # px before it
+ROW: Final = 18
+BARS: Final = 24  # of the histogram
+SPAN_INTERVALS: Final = 6.0  # take-overs that took longer share the last bar
+STYLE: Final = """body{font:14px system-ui,sans-serif;margin:2em;color:#222;background:#fff}svg{font:11px sans-serif}
+h1{font-size:20px}h2{font-size:16px}pre{background:#f4f4f4;padding:.6em}.fault{stroke:#c00}.bad{stroke:#f00}"""
+
+
+class Span(NamedTuple):
+    """Something that lasted, in one row of the picture."""
+
+    row: str
+    from_ms: int
+    to_ms: int
+    session: int
+    text: str
+
+
+def page(result: Result, moments: Sequence[Moment], logs: Sequence[Evidence], again: str,
+         takeovers: Sequence[float], seeds: str) -> str:  # fmt: skip
+    """`takeovers`: in intervals, of the runs that `seeds` says. `again`: the command that repeats the run."""
+    end_ms = max([round(result.simulated_hours * 3_600_000), 1])
+    histories = [judge(log).history for log in logs]
+    spans = [span for history in histories for span in (*_sessions(history, end_ms), *_claims(history, end_ms))]
+    title = f"marshal: seed {result.seed}, {result.verdict}"
+    found = "".join(f"<li>{escape(v.invariant)} at {v.ms} ms: {escape(v.text)}</li>" for v in result.violations)
+    figures = (f"{result.scenario.clients} clients, {result.scenario.partitions} partitions, {result.takeovers} "
+               f"take-overs, {result.handovers} hand-overs, {result.deliveries} deliveries, {result.faults} faults, "
+               f"{end_ms / 1000:.0f} simulated seconds")  # fmt: skip
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f"<style>{STYLE}</style></head><body><h1>{escape(title)}</h1><p>{figures}</p><ul>{found}</ul>"
+        f"<pre>{escape(again)}</pre><h2>Sessions, claims, faults</h2>{_timeline(spans, moments, end_ms, result)}"
+        f"<p>Red lines are faults; point at anything to read what it is. A bar's colour is its session's.</p>"
+        f"<h2>Take-over times</h2>{_histogram(takeovers)}<p>From the last accepted sign of life of the old owner to "
+        f"the claim of the new one, in intervals, of {escape(seeds)}: {len(takeovers)} take-overs.</p></body></html>\n"
+    )
+
+
+def takeover_times(logs: Iterable[Evidence], interval_ms: int) -> list[float]:
+    """Of each take-over, in intervals."""
+    times = []
+    for log in logs:
+        history = judge(log).history
+        for tenures in history.by_key.values():
+            for old, new in pairwise(tenures):
+                if old.ended_by == "Evict":
+                    signs = history.lives[old.key[0], old.session].extensions
+                    times.append((new.ms - log.appended_ms[signs[-1].offset]) / interval_ms)
+    return times
+
+
+def _sessions(history: History, end_ms: int) -> Iterator[Span]:
+    log = history.evidence
+    for (group, session), life in history.lives.items():
+        ended = [tenure.end for tenures in history.by_key.values() for tenure in tenures
+                 if tenure.session == session and tenure.key[0] == group and tenure.ended_by in ("Evict", "Leave")]
+        last = min(ended, default=None)
+        to_ms = _at(log, last, end_ms) if last is not None else log.appended_ms[life.extensions[-1].offset]
+        row = f"{group}, session {session}"
+        yield Span(row, log.appended_ms[session], max(to_ms, log.appended_ms[session]), session, row)
+
+
+def _claims(history: History, end_ms: int) -> Iterator[Span]:
+    for (group, topic, number), tenures in sorted(history.by_key.items()):
+        for tenure in tenures:
+            text = f"claim {tenure.epoch} of session {tenure.session}, {_ending(tenure)}"
+            yield Span(f"{group} {topic}:{number}", tenure.ms, _at(history.evidence, tenure.end, end_ms),
+                       tenure.session, text)  # fmt: skip
+
+
+def _ending(tenure: Tenure) -> str:
+    return f"ended by {tenure.ended_by}" if tenure.ended_by else "held to the end"
+
+
+def _at(log: Evidence, offset: int, end_ms: int) -> int:
+    return log.appended_ms[offset] if offset < len(log.appended_ms) else end_ms
+
+
+def _timeline(spans: Sequence[Span], moments: Sequence[Moment], end_ms: int, result: Result) -> str:
+    rows = {name: number for number, name in enumerate(dict.fromkeys(span.row for span in spans))}
+    height = ROW * (len(rows) + 2)
+    parts = [f'<text x="0" y="{ROW * (number + 2) - 5}">{escape(name)}</text>' for name, number in rows.items()]
+    for span in spans:
+        left, right = _x(span.from_ms, end_ms), _x(span.to_ms, end_ms)
+        parts.append(_bar(left, ROW * (rows[span.row] + 1) + 3, max(1.0, right - left), ROW - 5,
+                          f"hsl({span.session * 137 % 360},60%,65%)",
+                          f"{span.from_ms}-{span.to_ms} ms: {span.text}"))  # fmt: skip
+    lines = [(moment.ms, "fault", moment.text) for moment in moments if moment.what == "fault"]
+    lines += [(found.ms, "bad", f"{found.invariant}: {found.text}") for found in result.violations if found.ms >= 0]
+    for ms, kind, text in lines:
+        at = _x(ms, end_ms)
+        parts.append(f'<line class="{kind}" x1="{at:.1f}" x2="{at:.1f}" y1="0" y2="{height}" stroke-width="1" '
+                     f'stroke-opacity=".5"><title>{ms} ms: {escape(text)}</title></line>')  # fmt: skip
+    for tenth in range(11):
+        ms = end_ms * tenth // 10
+        parts.append(f'<text x="{_x(ms, end_ms):.1f}" y="{height + 12}" text-anchor="middle">{ms / 1000:.1f} s</text>')
+    return _svg(height + 20, parts)
+
+
+def _histogram(times: Sequence[float]) -> str:
+    counts = [0] * BARS
+    for intervals in times:
+        counts[min(BARS - 1, max(0, int(intervals / SPAN_INTERVALS * BARS)))] += 1
+    tallest, width = max([*counts, 1]), WIDTH / BARS
+    parts = []
+    for number, amount in enumerate(counts):
+        size = 120 * amount / tallest
+        from_, to = (SPAN_INTERVALS * edge / BARS for edge in (number, number + 1))
+        text = f"{from_:.2f}-{to:.2f} intervals: {amount}"
+        parts.append(_bar(LABEL + number * width, 130 - size, width - 2, size, "#69c", text))
+        parts.append(f'<text x="{LABEL + number * width:.0f}" y="145">{from_:.2f}</text>')
+    return _svg(160, parts)
+
+
+def _x(ms: int, end_ms: int) -> float:
+    return LABEL + WIDTH * min(ms, end_ms) / end_ms
+
+
+def _bar(x: float, y: float, width: float, height: float, colour: str, text: str) -> str:
+    return (f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{colour}">'
+            f"<title>{escape(text)}</title></rect>")  # fmt: skip
+
+
+def _svg(height: int, parts: Sequence[str]) -> str:
+    return f'<svg width="{LABEL + WIDTH + 40}" height="{height}" xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'

@@ -1,0 +1,93 @@
+"""A schedule: one run, by its seed, what the caller fixed and maybe a planted bug, as a text that can be kept.
+
+The text has one `name value` per line; `#` begins a comment. The same text gives the same run everywhere, as long as
+the simulator draws the same: a file under tests/scenarios also says what it violates, so that a test notices when a
+change of the simulator has made it another run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final, NamedTuple
+
+from marshal_py.errors import InvalidOption
+from marshal_py.protocol.records import MODE_NAMES, MODES
+from marshal_py.simulator.auditor_evidence import Violation
+from marshal_py.simulator.cluster import Cluster
+from marshal_py.simulator.faults import KINDS
+from marshal_py.simulator.mutants import MUTANTS, switched_on
+from marshal_py.simulator.run import Result, simulate
+from marshal_py.simulator.scenario import Options, Scenario
+
+VAGUE: Final = frozenset({"S1", "crash"})  # that worlds differ, or that one broke, is seldom the whole story
+NUMBERS: Final = ("clients", "partitions", "interval_ms", "intervals", "rate", "salt", "until_ms")  # of Options
+
+
+class Schedule(NamedTuple):
+    """One run."""
+
+    seed: int
+    options: Options = Options()
+    mutant: str | None = None
+    violates: str = ""  # the invariant; empty: none
+
+
+def run(schedule: Schedule, stage: Callable[[Scenario, Random], Cluster] = Cluster) -> Result:
+    """The run, with the planted bug in it if the schedule names one."""
+    if schedule.mutant is None:
+        return simulate(schedule.seed, schedule.options, stage)
+    with switched_on(MUTANTS[schedule.mutant]):
+        return simulate(schedule.seed, schedule.options, stage)
+
+
+def of_seed(seed: int, mutant: str | None) -> Schedule:
+    """What the search runs under this seed; with a planted bug, under the conditions that make it likely."""
+    return Schedule(seed, Options() if mutant is None else MUTANTS[mutant].bias, mutant)
+
+
+def telling(violations: tuple[Violation, ...]) -> Violation:
+    """Of all violations the first that says what went wrong."""
+    return next((found for found in violations if found.invariant not in VAGUE), violations[0])
+
+
+def text_of(schedule: Schedule) -> str:
+    options = schedule.options
+    lines = [f"seed {schedule.seed}"]
+    lines += [f"mutant {schedule.mutant}"] if schedule.mutant else []
+    lines += [f"violates {schedule.violates}"] if schedule.violates else []
+    lines += [f"{name} {getattr(options, name)}" for name in NUMBERS if getattr(options, name) is not None]
+    lines += [f"mode {MODE_NAMES[options.mode]}"] if options.mode is not None else []
+    lines += ["kinds " + " ".join(sorted(options.kinds))] if options.kinds is not None else []
+    lines += ["skip " + " ".join(map(str, sorted(options.skip)))] if options.skip else []
+    return "\n".join(lines) + "\n"
+
+
+def parse(text: str) -> Schedule:
+    """The schedule of a text. Raises InvalidOption, which names the line."""
+    seed, mutant, violates, fixed = -1, None, "", dict[str, Any]()
+    for number, line in enumerate(text.splitlines(), 1):
+        name, _, value = line.partition("#")[0].strip().partition(" ")
+        words = value.split()
+        try:
+            if name == "seed":
+                seed = int(value)
+            elif name == "mutant":
+                mutant = {known: known for known in MUTANTS}[value]
+            elif name == "violates":
+                violates = value
+            elif name in NUMBERS:
+                fixed[name] = int(value)
+            elif name == "mode":
+                fixed["mode"] = MODES[value]
+            elif name == "kinds":
+                fixed["kinds"] = frozenset({kind: kind for kind in KINDS}[word] for word in words)
+            elif name == "skip":
+                fixed["skip"] = frozenset(map(int, words))
+            elif name:
+                raise InvalidOption(f"line {number}", line, f"a scenario has no {name!r}")
+        except (KeyError, ValueError) as error:
+            raise InvalidOption(f"line {number}", line, f"{error} is no value of {name!r}") from error
+    if seed < 0:
+        raise InvalidOption("scenario", text[:40], "it needs a line `seed N`")
+    return Schedule(seed, Options(**fixed), mutant, violates)

@@ -1,0 +1,57 @@
+"""A failing run as a story that a person can read: who, when, which record at which offset, and which promise broke.
+
+Chooses among the moments of a run and puts them into lines. Judges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from marshal_py.simulator.auditor_evidence import Violation
+from marshal_py.simulator.sweep import Moment
+
+LINES_MAX: Final = 60  # of moments: what comes before is seldom the reason
+PROMISES: Final = {
+    "S1": "every reader of the log holds the same state",
+    "S2": "a partition has one owner, and only its owner delivers",
+    "S3": "nothing is delivered when another session may own the partition",
+    "S4": "a store refuses who comes with an older token",
+    "S5": "at most once: no message is delivered twice",
+    "S6": "at most once: a message is delivered inside a grant of its own session",
+    "S7": "at least once: no message is lost",
+    "S8": "a position never passes a message whose handler has not ended",
+    "S9": "what a take-over delivers again is bounded by the last position told",
+    "S10": "a position falls only where somebody sets it",
+    "S11": "in a pause nothing is claimed and nothing is delivered",
+    "S12": "an admin's tool says truly whether positions moved",
+    "S13": "no record of a stranger changes anything",
+    "S14": "who cannot trust the log stops",
+    "S15": "nobody is evicted before twice its interval has been waited",
+    "V1": "a dead owner's partitions are claimed within twice its interval and a second",
+    "V2": "a released partition is claimed within a second and a third of an interval",
+    "V3": "when faults are over, all is owned and all is read",
+    "V4": "claims do not come in herds",
+    "V5": "a divergence is noticed",
+    "V6": "an outage costs nobody its claims",
+    "crash": "the protocol code raises nothing that it does not name",
+}
+
+
+def story(violation: Violation, moments: Sequence[Moment]) -> Iterator[str]:
+    """The moments up to the violation, the guilty record marked, and what was promised."""
+    until_ms = violation.ms if violation.ms >= 0 else moments[-1].ms
+    before = [moment for moment in moments if moment.ms <= until_ms]
+    if len(before) > LINES_MAX:
+        yield f"({len(before) - LINES_MAX} moments before)"
+    for moment in before[-LINES_MAX:]:
+        guilty = moment.what == "record" and moment.offset == violation.offset >= 0
+        yield f"{'>' if guilty else ' '} {line_of(moment)}"
+    where = f"offset {violation.offset}" if violation.offset >= 0 else "no record alone"
+    yield f"{violation.invariant} ({PROMISES.get(violation.invariant, 'a promise')}) is broken, {where}:"
+    yield f"  {violation.text}"
+
+
+def line_of(moment: Moment) -> str:
+    at = f"@{moment.offset}" if moment.what == "record" else ""
+    return f"{moment.ms:>9} ms  {moment.who:<10} {at:<6} {moment.verdict or moment.what:<9} {moment.text}"

@@ -1,0 +1,63 @@
+"""What the rates are over: the same runs whatever the number of processes, whole after Ctrl-C; 2,000 seeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from marshal_py.simulator import races, sweep
+from marshal_py.simulator.races import Task
+
+SEEDS = range(6)
+
+
+def quiet(runs: int, seconds: float) -> None:
+    """Progress that nobody watches."""
+
+
+def test_the_hash_does_not_depend_on_the_number_of_processes() -> None:
+    one, two = (races.measure(SEEDS, None, processes, quiet) for processes in (1, 2))
+    assert one.trace_hash == two.trace_hash
+    assert one.runs == two.runs == len(SEEDS) + 1
+    assert (one.violations, one.complete, one.seeds) == (0, True, len(SEEDS))
+    assert one.faulty.runs == len(SEEDS)
+    assert one.calm.runs == 1
+    assert one.calm.simulated_hours_per_cpu_hour > 0
+    assert races.measure(range(1, 7), None, 2, quiet).trace_hash != one.trace_hash
+
+
+def test_so_many_seconds_run_the_first_seeds() -> None:
+    """At least one run; as many as were run give the same hash again."""
+    timed = races.measure(None, 0.1, 2, quiet)
+    assert timed.runs >= 1
+    assert timed.seeds >= 1
+    told: list[int] = []
+    again = races.measure(range(timed.seeds), None, 1, lambda runs, seconds: told.append(runs))
+    assert again.runs - timed.runs in (0, 1)  # the calm run of the last seed may have been cut off
+    if again.runs == timed.runs:
+        assert again.trace_hash == timed.trace_hash
+    assert told == list(range(1, again.runs + 1))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_interrupt_leaves_what_was_run(processes: int) -> None:
+    def stop(runs: int, seconds: float) -> None:
+        if runs == 3:
+            raise KeyboardInterrupt
+
+    found = races.measure(None, None, processes, stop)
+    assert not found.complete
+    assert found.runs == 3
+    assert found.trace_hash == races.measure(range(2), None, 1, quiet).trace_hash  # 0, 0 calm, 1
+
+
+def test_the_tasks_are_every_seed_and_now_and_then_a_calm_one() -> None:
+    assert list(races.tasks(range(5, 7))) == [Task(5, False), Task(5, True), Task(6, False)]
+
+
+@pytest.mark.timeout(600)
+def test_two_thousand_seeds_violate_nothing() -> None:
+    found = sweep.total(sweep.sweep(range(2_000), 2))
+    assert (found.violations, found.failing, found.void) == (0, [], False)
+    assert found.seeds == 2_000
+    assert found.takeovers > 2_000
+    assert found.deliveries > 100_000

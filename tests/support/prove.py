@@ -1,0 +1,129 @@
+"""Long runs that go on where they stopped: `make prove` (python -m tests.support.prove).
+
+Four kinds of work take turns: seeds of the simulator, hostile records through both folds, examples of the property
+tests, and exhaustive searches, each done once. After every slice the totals are written to one JSON file, so that a
+run may be stopped at any moment; the next one continues behind it. Another version of the package begins anew, and
+the old totals stay in the file beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import marshal_py
+from marshal_py.simulator import sweep
+from tests.support.flood import flood
+
+ROOT = Path(__file__).parents[2]
+SEEDS = 500  # per slice: a minute or less
+HOSTILE_RECORDS = 200_000  # per slice and process
+EXAMPLES_S = 600  # at most, per slice of properties
+
+State = dict[str, Any]
+
+
+def machine() -> dict[str, Any]:
+    return {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system(),
+            "machine": platform.machine()}  # fmt: skip
+
+
+def load(path: Path) -> State:
+    """The file's entry for this version, made if it is missing."""
+    runs: list[State] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    for state in runs:
+        if (state["version"], state["machine"]) == (marshal_py.__version__, machine()):
+            return {"runs": runs, "now": state}
+    runs.append({"version": marshal_py.__version__, "machine": machine(), "seconds": 0.0, "totals": {}, "failures": []})
+    return {"runs": runs, "now": runs[-1]}
+
+
+def save(path: Path, runs: list[State]) -> None:
+    """All or nothing: a stop in mid-write must not cost what was proven."""
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
+    fresh.replace(path)
+
+
+def add(now: State, name: str, amount: float) -> None:
+    now["totals"][name] = now["totals"].get(name, 0) + amount
+
+
+def seeds(now: State, processes: int) -> None:
+    first = now["totals"].get("seeds", 0)
+    found = sweep.total(sweep.sweep(range(first, first + SEEDS), processes))
+    for name in ("seeds", "violations", "takeovers", "handovers", "deliveries", "faults", "events", "simulated_hours"):
+        add(now, name, getattr(found, name))
+    now["failures"] += [f"marshal simulate --seed {seed}" for seed in found.failing]
+    if found.void:
+        now["failures"].append(f"seeds from {first} on: void")
+
+
+def hostile_records(now: State, processes: int) -> None:
+    first = Random().randrange(2**40)
+    bases = [first + number * HOSTILE_RECORDS for number in range(processes)]
+    with ProcessPoolExecutor(processes, get_context("spawn"), sweep.leave_interrupts_to_the_parent) as pool:
+        for base, flying in [(base, pool.submit(flood, base, HOSTILE_RECORDS)) for base in bases]:
+            try:
+                add(now, "hostile_records", flying.result().total())
+            except Exception as error:
+                now["failures"].append(f"flood({base}, {HOSTILE_RECORDS}): {error!r}, {error.__notes__}")
+
+
+def properties(now: State, processes: int) -> None:
+    """One round of the differential properties, with another hypothesis seed."""
+    seed = Random().randrange(2**32)
+    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=prove", "--timeout=0",
+            f"--hypothesis-seed={seed}", "-n", str(processes), "-k", "not flood", "tests/properties"]  # fmt: skip
+    try:
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=EXAMPLES_S)
+    except subprocess.TimeoutExpired:
+        add(now, "property_rounds_cut", 1)
+        return
+    add(now, "property_rounds", 1)
+    if done.returncode:
+        now["failures"].append(f"--hypothesis-seed={seed}: {done.stdout.splitlines()[-1:]}")
+
+
+WORK: dict[str, Callable[[State, int], None]] = {"seeds": seeds, "hostile": hostile_records, "properties": properties}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="make prove ARGS=...", description=__doc__)
+    parser.add_argument("--seconds", type=float, help="end after the slice in which they are over (default: never)")
+    parser.add_argument("--out", type=Path, default=ROOT / "proof.json")
+    parser.add_argument("--only", choices=WORK, action="append", help="this kind of work; may be repeated")
+    parser.add_argument("--processes", type=int, default=sweep.cores())
+    options = parser.parse_args(arguments)
+    loaded = load(options.out)
+    now, began = loaded["now"], time.monotonic()
+    try:
+        while options.seconds is None or time.monotonic() - began < options.seconds:
+            for name in options.only or WORK:
+                started = time.monotonic()
+                WORK[name](now, options.processes)
+                now["seconds"] = round(now["seconds"] + time.monotonic() - started, 1)
+                save(options.out, loaded["runs"])
+                print(f"{name}: {json.dumps(now['totals'])}, {len(now['failures'])} failures", flush=True)
+                if options.seconds is not None and time.monotonic() - began >= options.seconds:
+                    break
+    except KeyboardInterrupt:
+        print(f"stopped; {options.out} holds all slices that were complete")
+    for failure in now["failures"]:
+        print(f"FAILED {failure}")
+    return 1 if now["failures"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
