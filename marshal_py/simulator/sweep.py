@@ -320,7 +320,7 @@ def _records(cluster: _Watched, evidence: Evidence) -> Iterator[Moment]:
             return
         verdict = Verdict(offset, Outcome[outcome.upper()], reason, group or "", None)
         envelope = codec.open_envelope(value, crc32(oracle.incarnation or b""))
-        if envelope is not None:
+        if envelope is not None and envelope[3] <= codec.TYPE_MAX:
             verdict = replace(verdict, record=envelope[5] or codec.decode_body(envelope[3], envelope[4]))
         text = describe(verdict)
         yield Moment(ms, who, "record", offset, outcome, f"{group}: {text}" if group else text)

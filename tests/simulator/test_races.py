@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from marshal_py.simulator import races, sweep
 from marshal_py.simulator.races import Task
+from tests.support import prove
 
 SEEDS = range(6)
 
@@ -61,3 +65,21 @@ def test_two_thousand_seeds_violate_nothing() -> None:
     assert found.seeds == 2_000
     assert found.takeovers > 2_000
     assert found.deliveries > 100_000
+
+
+def test_a_long_proof_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Totals add up over runs of `make prove`; a seed that fails is named, and the exit code is 1."""
+    monkeypatch.setattr(prove, "SEEDS", 6)
+    arguments = ["--only", "seeds", "--seconds", "0", "--processes", "1", "--out", str(tmp_path / "proof.json")]
+    monkeypatch.setattr(prove, "WORK", {"seeds": prove.seeds})
+    for seconds in ("0.001", "0.001"):
+        assert prove.main([*arguments, "--seconds", seconds]) == 0
+    (found,) = json.loads((tmp_path / "proof.json").read_text(encoding="utf-8"))
+    assert found["totals"]["seeds"] == 12
+    assert found["totals"]["violations"] == 0
+    assert found["totals"]["events"] == sweep.total(sweep.sweep(range(12), 1)).events
+    planted = sweep.total(())._replace(seeds=6, failing=[13], violations=1, void=False)
+    monkeypatch.setattr(sweep, "total", lambda results: planted)
+    assert prove.main([*arguments, "--seconds", "0.001"]) == 1
+    (found,) = json.loads((tmp_path / "proof.json").read_text(encoding="utf-8"))
+    assert found["failures"] == ["marshal simulate --seed 13"]

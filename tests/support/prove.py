@@ -24,6 +24,8 @@ from typing import Any
 
 import marshal_py
 from marshal_py.simulator import sweep
+from marshal_py.simulator.exhaustive.configurations import CONFIGURATIONS
+from marshal_py.simulator.exhaustive.explore import STATES_MAX, explore
 from tests.support.flood import flood
 
 ROOT = Path(__file__).parents[2]
@@ -96,7 +98,22 @@ def properties(now: State, processes: int) -> None:
         now["failures"].append(f"--hypothesis-seed={seed}: {done.stdout.splitlines()[-1:]}")
 
 
-WORK: dict[str, Callable[[State, int], None]] = {"seeds": seeds, "hostile": hostile_records, "properties": properties}
+def exhaustive(now: State, processes: int) -> None:
+    """The next small world that this version has not searched yet; the widest take long."""
+    done: State = now.setdefault("exhaustive", {})
+    name = next((name for name in CONFIGURATIONS if name not in done), None)
+    if name is None:
+        return
+    report = explore(name, STATES_MAX, None, lambda progress: None)
+    done[name] = {"states": report.states, "complete": report.complete}
+    add(now, "exhaustive_states", report.states)
+    if report.violations or not report.complete:
+        now["failures"].append(f"marshal simulate --exhaustive {name}")
+
+
+WORK: dict[str, Callable[[State, int], None]] = {
+    "seeds": seeds, "hostile": hostile_records, "properties": properties, "exhaustive": exhaustive,
+}  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:
