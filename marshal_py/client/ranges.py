@@ -2,7 +2,8 @@
 
 `Ranges` stands where otherwise a Flow stands: the same claims, trackers, grants and gate, so that leases, pauses,
 hand-overs and handler timeouts are the member's as ever; only the bytes never come here. At most one range per claim is
-in flight: a range is to a claim what a message is to a handler. Everything is called with the Marshal's lock held.
+in flight (PROTOCOL.md D9): a range is to a claim what a message is to a handler. Everything is called with the
+Marshal's lock held.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class Station:
             self.troubles.append(PartitionError(tp.topic, tp.partition, reason))
 
     def _look_at_user(self, now: Instant) -> None:
-        """D4 for a planning consumer: with no range in flight nothing but this call tells that somebody reads."""
+        """D9 for a planning consumer: with no range in flight nothing but this call tells that somebody reads."""
         timeout_s = self.options.handler_timeout_s
         if now.mono_ms - self._called_ms >= timeout_s * 1000 and not self.member.leaving:
             self.error = BatchOverdue(self.member.name, timeout_s)

@@ -46,6 +46,7 @@ def planning(consumer: Consumer) -> Planner:
 
 
 def test_batches_take_turns_and_positions_follow_commits(ground: Ground) -> None:
+    """D9: a range is finished as a whole."""
     topic = ground.topic(2)
     ground.fill(topic, 0, 50)
     ground.fill(topic, 1, 5)
@@ -159,7 +160,7 @@ def test_in_a_pause_the_batch_is_let_go_after_an_interval(ground: Ground) -> Non
 
 
 def test_without_a_lease_nothing_is_handed_over(embedded: EmbeddedGround) -> None:
-    """D8: the gate of a range is the gate of a message."""
+    """D8, D9: the gate of a range is the gate of a message."""
     topic = embedded.topic()
     embedded.fill(topic, 0, 5)
     with embedded.connect() as marshal, joined(marshal, embedded.group(), [topic]) as consumer:
@@ -210,7 +211,7 @@ def test_a_position_beyond_the_end_is_an_error(memory: MemoryGround) -> None:
 
 
 def test_a_silent_user_loses_the_consumer(memory: MemoryGround) -> None:
-    """D4: no range is in flight, and still nobody reads: the claims go to others."""
+    """D4, D9: no range is in flight, and still nobody reads: the claims go to others."""
     topic = memory.topic()
     group = memory.group()
     with memory.connect() as marshal:
@@ -241,7 +242,7 @@ def test_at_most_once_a_batch_is_granted_before_it_is_there(ground: Ground) -> N
 
 
 def test_planning_alone_grants_nothing(memory: MemoryGround) -> None:
-    """What a write-ahead log holds may still be given up."""
+    """D9: what a write-ahead log holds may still be given up; one range per claim is handed over at a time."""
     topic = memory.topic()
     memory.fill(topic, 0, 30)
     group = memory.group()
