@@ -303,7 +303,9 @@ class Cluster:
 
     def _owned(self, plan: GroupPlan, staying: list[Client]) -> bool:
         group = self._newest_group(plan.name)
-        sessions = {client.member.session for client in staying if client.member is not None}
+        # Of this group alone: a session's id is an offset, and another log has the same offsets.
+        sessions = {client.member.session for client in staying
+                    if client.member is not None and client.group == plan.name}  # fmt: skip
         places = [place for place in self.broker.topics if place[0] in plan.topics]
         return group is not None and not group.paused and all(
             (known := group.partitions.get(TopicPartition(*place))) is not None and known.owner in sessions
