@@ -28,8 +28,10 @@ from bench.stand import Result, Stand, open_stand, show
 from tests.support.jars import KafkaUnavailable
 
 # The quick ones first: whoever waits sees tables early.
-NAMES = ("fold", "replay", "sweep", "stream", "memory", "startup", "claims", "traffic", "throughput", "join", "leave",
-         "rewind", "takeover")  # fmt: skip
+NAMES = (
+    "fold", "races", "replay", "sweep", "stream", "memory", "startup", "claims", "traffic", "throughput", "join",
+    "leave", "rewind", "takeover",
+)  # fmt: skip
 
 
 def machine() -> dict[str, Any]:

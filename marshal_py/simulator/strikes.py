@@ -370,6 +370,7 @@ class Striker:
             for at in range(1, len(log.values) - 1):
                 if rng.random() < 0.7:
                     log.values[at] = MISSING
+            cluster.evidence.excused.add("HistoryTruncated")  # a snapshot that a start needs may be gone
         else:
             log.first = 1 + int(rng.random() * len(log.values))
             cluster.evidence.excused.add("HistoryTruncated")

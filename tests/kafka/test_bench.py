@@ -94,6 +94,12 @@ def check_throughput(result: Result) -> None:
     assert len(set(column(result, "messages read"))) == 1, "a tiny run lets all read the same"
 
 
+def check_races(result: Result) -> None:
+    assert column(result, "clusters") == ["faulty", "calm"]
+    assert all(rate > 0 for rate in column(result, "events per CPU s"))
+    assert result.notes[0].startswith("0 violations")
+
+
 def check_fold(result: Result) -> None:
     assert all(count(cell) >= 1_000 for cell in column(result, "work"))
 
@@ -130,6 +136,7 @@ CHECKS = {
     "memory": check_memory,
     "throughput": check_throughput,
     "fold": check_fold,
+    "races": check_races,
     "replay": check_replay,
     "sweep": check_sweep,
     "stream": check_stream,
