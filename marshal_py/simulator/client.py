@@ -134,6 +134,9 @@ class Client(Process):
         if member is None or member.stirred or now.mono_ms >= member.deadline_ms:
             self.act(None)
         elif not self.dead:
+            if self.options.mode == AT_LEAST_ONCE:
+                self._pump_blocked()
+                return
             self.stage.events += 1
             ready = member.ask_grants(now)
             if not self.stall(self._execute, (ready, 0)):
@@ -195,9 +198,12 @@ class Client(Process):
             stage.at(stage.weather.read_ms(stage.rng), self, self._fold_again, ready.refold)
         for wanted in ready.resolve:
             stage.at(1 + stage.weather.read_ms(stage.rng), self, self._resolved, wanted)
+        self._pump_blocked()
+        self._arm()
+
+    def _pump_blocked(self) -> None:
         for feed in [feed for feed in self.feeds.values() if feed.blocked]:
             self._pump(feed)
-        self._arm()
 
     def _arm(self) -> None:
         """One timer, moved lazily: it fires early at worst."""

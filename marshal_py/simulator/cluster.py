@@ -277,7 +277,9 @@ class Cluster:
     # --- may a run go on? The judges ask the log whether this was so.
 
     def settled(self) -> bool:
-        """Every client that stays is well and takes what it gets, and each group's partitions are owned by them."""
+        """Every client that stays is well and takes what it gets, owns all with the others, and no admin is at work."""
+        if any(not process.dead and not isinstance(process, Client) for process in self.processes):
+            return False
         staying = [client for client in self.staying() if client.group not in self.damaged]
         return all(self._well(client) for client in staying) and all(
             self._owned(group, staying) for group in self.scenario.groups if group.name not in self.damaged)
@@ -287,7 +289,10 @@ class Cluster:
         if client.frozen or member is None or member.session < 0 or member.fenced:
             return False
         shuns = any(member.intent.shuns(TopicPartition(*place)) for place in self.broker.topics)  # D4
-        return member.pulse.healthy(client.now()) and not shuns
+        now = client.now()
+        begun = [claim.handler_since_ms() for claim in member.claims.values()]
+        hangs = any(ms is not None and now.mono_ms - ms >= member.options.interval_ms for ms in begun)
+        return member.pulse.healthy(now) and not shuns and not hangs
 
     def finished(self) -> bool:
         """The same, and nothing is left to read."""
@@ -307,7 +312,7 @@ class Cluster:
         sessions = {client.member.session for client in staying
                     if client.member is not None and client.group == plan.name}  # fmt: skip
         places = [place for place in self.broker.topics if place[0] in plan.topics]
-        return group is not None and not group.paused and all(
+        return group is not None and not group.paused and group.sessions.keys() <= sessions and all(
             (known := group.partitions.get(TopicPartition(*place))) is not None and known.owner in sessions
             for place in places
         )  # fmt: skip

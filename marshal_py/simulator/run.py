@@ -16,7 +16,7 @@ from marshal_py.simulator.auditor_evidence import Evidence, Violation
 from marshal_py.simulator.auditor_progress import Demands, Departure, judge_progress
 from marshal_py.simulator.cluster import Cluster
 from marshal_py.simulator.scenario import Options, Scenario, draw
-from marshal_py.simulator.strikes import LONG_KINDS, Striker
+from marshal_py.simulator.strikes import Striker
 
 SETTLE_INTERVALS: Final = 8  # after the heal: the longest silence of a client that revives (4), an eviction, a pause
 # After such a departure. A slow client comes last: named as an heir it would keep others waiting.
@@ -108,9 +108,8 @@ def _run(cluster: Cluster, striker: Striker) -> Demands | None:
     healed_ms = cluster.now_ms
     if scenario.calm:
         return Demands(interval_ms, healed_ms, healed_ms, (), (), {}, True)
-    long = not LONG_KINDS.isdisjoint(scenario.kinds)  # a pause may still come, or a hanging handler's end
     cluster.run_until(healed_ms + interval_ms)  # by now the last record of the storm has landed
-    settled = _go_on(cluster, SETTLE_INTERVALS * interval_ms + 5_000, _never if long else cluster.settled)
+    settled = _go_on(cluster, SETTLE_INTERVALS * interval_ms + 5_000, cluster.settled)
     settled_ms = cluster.now_ms if settled else None
     departures: list[Departure] = []
     pauses: list[tuple[str, int]] = []
@@ -132,6 +131,7 @@ def _run(cluster: Cluster, striker: Striker) -> Demands | None:
     calm = not (set(scenario.kinds) - V6_KINDS) and not scenario.mixed  # T2 counts in the waiter's own interval
     return Demands(interval_ms, healed_ms, cluster.now_ms, tuple(departures), tuple(sorted(cluster.broker.topics)),
                    topics, calm, settled_ms, tuple(pauses))  # fmt: skip
+
 
 
 def _never() -> bool:
