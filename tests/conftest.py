@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import platform
 import random
+import signal
 
 import confluent_kafka
 import hypothesis
@@ -40,6 +41,12 @@ settings.register_profile(
 settings.load_profile("default")
 
 
+# A job in the background of a shell without job control (nohup, some CI runners) ignores Ctrl-C, and so would every
+# command that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.hookimpl(tryfirst=True)  # before hypothesis' plugin reads the option
 def pytest_configure(config: pytest.Config) -> None:
     """Draw the seed of a `prove` run here, so that it can be shown before the first example."""
@@ -54,5 +61,5 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     ]
     seed = config.getoption("--hypothesis-seed")
     if seed is not None:
-        lines.append(f"hypothesis seed {seed}; to repeat: make prove ARGS=--hypothesis-seed={seed}")
+        lines.append(f"hypothesis seed {seed}; to repeat: --hypothesis-seed={seed}")
     return lines

@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Final, Self
@@ -43,7 +42,9 @@ CONNECT_TIMEOUT_S: Final = 30.0
 STATISTICS_MS_MAX: Final = 86_400_000  # librdkafka's own
 EXIT_TIMEOUT_S: Final = 3.0  # what an interpreter that ends without stop() may wait for its releases
 
-_open: weakref.WeakSet[Marshal] = weakref.WeakSet()
+# Strong: a program that ends by sys.exit has dropped its names before `atexit` runs, and its claims must be released
+# all the same. Whoever drops a Marshal without close() keeps its thread and its leases anyway.
+_open: set[Marshal] = set()
 
 
 def connect(servers_or_config: str | Mapping[str, Any] | MemoryDoor, *, client_id: str | None = None,
