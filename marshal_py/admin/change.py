@@ -213,6 +213,13 @@ def changes_mode(group: Group | None, wanted: Mapping[str, str]) -> bool:
     return group is not None and "delivery" in wanted and group.mode not in (0, MODES[wanted["delivery"]])
 
 
+def others_mode(group: Group | None) -> str | None:
+    """The delivery that would end every consumer of the group (F9.6, M15); None if none lives."""
+    if group is None or group.deleted or not group.sessions:
+        return None
+    return next(name for name, mode in MODES.items() if mode != group.mode)
+
+
 def held_beyond(group: Group, topic: str, partitions: int) -> dict[TopicPartition, int]:
     """Owners of the partitions that a shrink takes away."""
     return {tp: owner for tp, owner in holders(group).items() if tp.topic == topic and tp.partition >= partitions}

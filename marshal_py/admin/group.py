@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from marshal_py.admin import overview
 from marshal_py.admin.author import Author
-from marshal_py.admin.change import ConfigPlan, ShrinkPlan, origin_of
+from marshal_py.admin.change import ConfigPlan, ShrinkPlan, origin_of, others_mode
 from marshal_py.admin.desk import Desk, Watcher
 from marshal_py.admin.errand import Scene
 from marshal_py.admin.outlook import Outlook
@@ -229,8 +229,16 @@ class Group:
             desk.run(plan, watcher)
             return plan.ended_by.get(session, "")
 
-    def delete(self, *, reason: str = "", watcher: Watcher | None = None) -> bool:
-        """Deletes the group and its positions; False if it was deleted already. Raises MembersAlive."""
+    def delete(self, *, force: bool = False, reason: str = "", watcher: Watcher | None = None) -> bool:
+        """Deletes the group and its positions; False if it was deleted already. Raises MembersAlive.
+
+        `force` ends consumers that live first, by a change of the group's delivery (M15); they see ModeMismatch or
+        GroupDeleted. Raises AdminBusy, PauseNotDrained, SettingsChanged then too: the positions are still there.
+        """
+        with self.desk() as desk:
+            others = None if not force else others_mode(desk.scene.group)
+        if others is not None:
+            self._settle({"delivery": others}, False, reason, watcher=watcher)
         with self.desk() as desk:
             plan = RemovePlan(desk.scene, reason)
             desk.run(plan, watcher)

@@ -80,7 +80,7 @@ def of_step_down(scene: Scene, session: int) -> Outlook:
     return Outlook(does, {}, {})
 
 
-def of_deletion(scene: Scene) -> Outlook:
+def of_deletion(scene: Scene, force: bool = False) -> Outlook:
     """Raises GroupMissing."""
     group = _there(scene)
     if group.deleted:
@@ -90,7 +90,8 @@ def of_deletion(scene: Scene) -> Outlook:
             "GroupDeleted until it is created again."]  # fmt: skip
     if group.sessions:
         names = ", ".join(name_of(group, session) for session in sorted(group.sessions))
-        does.append(f"{names} must be silent for {EVICT_INTERVALS} intervals first, or nothing is done.")
+        does.append(f"{names}: paused and ended first by a change of the group's delivery." if force else
+                    f"{names} must be silent for {EVICT_INTERVALS} intervals first, or nothing is done.")  # fmt: skip
     settings = {str(tp): {"from": position, "to": None} for tp, position in sorted(positions.items())}
     return Outlook(does, {}, settings)
 

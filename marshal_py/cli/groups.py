@@ -200,6 +200,8 @@ def _wanted(delivery: str | None, policy: str | None) -> dict[str, str]:
 @frame.reports_errors
 def rm(
     group: operate.Name,
+    force: Annotated[bool, typer.Option("--force", help="End consumers that live: pause the group and change its "
+                                        "delivery first.")] = False,
     reason: operate.Reason = "",
     dry_run: operate.DryRun = False,
     yes: operate.Yes = False,
@@ -207,13 +209,13 @@ def rm(
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
     as_json: frame.Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Delete a group and its positions. Refused while consumers live; those that died silently are waited out."""
     target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
-    if not operate.foresee(target, outlook.of_deletion, dry_run=dry_run, as_json=as_json,
+    if not operate.foresee(target, lambda scene: outlook.of_deletion(scene, force), dry_run=dry_run, as_json=as_json,
                            question=f"Delete group {group!r} and all its positions?", yes=yes):  # fmt: skip
         return
-    deleted = target.delete(reason=reason, watcher=operate.watcher(as_json))
+    deleted = target.delete(force=force, reason=reason, watcher=operate.watcher(as_json))
     if as_json:
         frame.print_json({"group": group, "deleted": deleted})
     else:

@@ -31,6 +31,7 @@ from marshal_py.errors import (
     GroupMissing,
     InvalidOption,
     MembersAlive,
+    ModeMismatch,
     PositionOutOfRange,
     UnsupportedPlatform,
 )
@@ -197,6 +198,19 @@ def test_a_group_that_was_deleted_ends_its_past_and_its_consumers(servers: dict[
     assert group.positions() == {}
     with pytest.raises(GroupDeleted), marshal_py.connect(servers) as marshal:
         marshal.consumer(scene.group, ["orders"])
+
+
+def test_a_forced_deletion_ends_consumers_at_work(servers: dict[str, Any], shell: Shell) -> None:
+    with at_work(servers) as scene:
+        refused = shell.run("groups", "rm", scene.group, "--yes")
+        assert refused.exit_code == 1
+        assert "a group with live members is not deleted" in refused.output
+        done = shell.run("groups", "rm", scene.group, "--force", "--yes", "--json")
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout.splitlines()[-1]) == {"group": scene.group, "deleted": True}
+        wait_until(lambda: all(worker.error is not None for worker in scene.workers), "the ends of all consumers")
+        assert {type(worker.error) for worker in scene.workers} <= {ModeMismatch, GroupDeleted}
+    assert front(servers, scene.group).positions() == {}
 
 
 def test_a_group_or_a_topic_that_is_not_there(servers: dict[str, Any]) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from marshal_py.admin import change
+from marshal_py.admin.change import ConfigPlan
 from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
-from marshal_py.errors import AdminGaveUp, GroupMissing, MembersAlive
+from marshal_py.errors import AdminGaveUp, GroupMissing, MembersAlive, ModeMismatch
 from marshal_py.protocol.records import Evict, GroupConfig, StepDown
 from tests.admin.theatre import finish, hire
 from tests.support.stage import INTERVAL_MS, Stage
@@ -87,6 +89,29 @@ def test_a_group_is_deleted_when_nobody_lives() -> None:
     twice = finish(stage, hire(stage, RemovePlan, "twice"))
     assert twice.errand.error is None
     assert len(list(stage.records(GroupConfig))) == 1
+
+
+def test_a_forced_deletion_ends_who_lives_and_whom_it_meets() -> None:
+    """M15: a change of mode ends every session and keeps its consumers out; then the group is deleted."""
+    stage = Stage(partitions=2)
+    a, b = stage.team("a", "b")
+    assert change.others_mode(stage.group) == "at_most_once"
+    first = finish(stage, hire(stage, lambda scene: ConfigPlan(scene, {"delivery": "at_most_once"}), "force"))
+    assert first.errand.error is None
+    assert stage.group.sessions == {}
+    assert not stage.group.paused
+    assert change.others_mode(stage.group) is None, "nobody is left to be ended"
+    stage.run(3 * I)
+    late = stage.add("late")
+    stage.run(3 * I)
+    assert stage.group.sessions == {}, "no consumer of the old mode joins"
+    rm = finish(stage, hire(stage, RemovePlan, "rm"))
+    assert rm.errand.error is None
+    assert stage.group.deleted
+    stage.run(3 * I)
+    assert isinstance(a.member.error, ModeMismatch)
+    assert isinstance(b.member.error, ModeMismatch)
+    assert isinstance(late.member.error, ModeMismatch)
 
 
 def test_a_session_that_leaves_is_no_eviction() -> None:
