@@ -75,8 +75,9 @@ def test_unfinished_messages_of_a_lost_claim_are_not_acked(memory: MemoryGround)
         consumer.pause([(topic, 0)])
         assert (only(marshal).messages_acked, only(marshal).in_flight) == (1, 5)
         assert Group(other.door, group, LOG).pause(5.0).token >= 0
+        until(lambda: only(marshal).claims_ended == 2, "this client has read what the tool has read")
         found = only(marshal)
-        assert (found.claims_ended, found.in_flight, found.messages_acked) == (2, 0, 1)
+        assert (found.in_flight, found.messages_acked) == (0, 1)
         assert messages[1].ack() is False
         assert only(marshal).late_acks == 1
 
