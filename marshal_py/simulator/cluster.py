@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from marshal_py.errors import CoordinationError, Diverged, MarshalError
+from marshal_py.errors import CoordinationError, Diverged, LogGap, MarshalError
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, Genesis
@@ -152,7 +152,9 @@ class Cluster:
         self.evidence.reports.append(report)
 
     def stopped(self, who: Process, error: CoordinationError) -> None:
-        stop = Stop(who.group, who.number, self.now_ms, who.world.next_offset, type(error).__name__)
+        # Who looks for a snapshot to begin with meets a gap elsewhere than where it stands.
+        read_to = error.expected_offset if isinstance(error, LogGap) else who.world.next_offset
+        stop = Stop(who.group, who.number, self.now_ms, read_to, type(error).__name__)
         self.stops.append((who.log, stop))
 
     def begins_late(self, who: Process) -> bool:
@@ -172,10 +174,12 @@ class Cluster:
         group = client.world.groups.get(client.group)
         if error == "ModeMismatch" and group is not None and group.mode:
             self.modes[client.group] = group.mode  # the error names it
-        if error in ("SessionCloned", "ModeMismatch", "TopicRecreated") and client.twin_of < 0:
+        if error in ("SessionCloned", "ModeMismatch", "TopicRecreated"):
             self.at(self.scenario.interval_ms, None, self._start_anew, client)
 
     def _start_anew(self, old: Client) -> None:
+        if old.twin_of >= 0 and any(client.group == old.group for client in self.living()):
+            return  # nobody misses a clone, unless both have gone, or the original before
         # Two processes that both claim the other to be dead would displace each other for ever: the operator's fault.
         options = replace(old.options, fast_reclaim=False, mode=self.modes[old.group])
         self.add_client(old.group, options, old.clock)
@@ -260,7 +264,7 @@ class Cluster:
     def staying(self) -> list[Client]:
         """The living, without those that are on their way out or as good as dead."""
         return [client for client in self.living() if not client.lagging and not client.uplink_ms
-                and (client.member is None or not client.member.leaving)]  # fmt: skip
+                and (client.member is None or not (client.member.leaving or client.member.retiring))]  # fmt: skip
 
     def recreate(self) -> None:
         """Somebody deletes the coordination topic, which is made anew. Processes find out at their next look at it."""
@@ -303,8 +307,11 @@ class Cluster:
         )  # fmt: skip
 
     def _newest_group(self, name: str) -> Group | None:
-        worlds = [client.world for client in self.living() if client.group == name]
-        return max(worlds, key=lambda world: world.next_offset).groups.get(name) if worlds else None
+        """As somebody knows it who has read its log to the end; None if nobody has."""
+        worlds = (client.world for client in self.living() if client.group == name)
+        newest = max(worlds, key=lambda world: world.next_offset, default=None)
+        whole = newest is not None and newest.next_offset == len(self.broker.logs[newest.log].values)
+        return newest.groups.get(name) if newest is not None and whole else None
 
     def _owned(self, plan: GroupPlan, staying: list[Client]) -> bool:
         group = self._newest_group(plan.name)

@@ -166,7 +166,7 @@ class Striker:
 
     def _leave(self) -> None:
         client = self._some()
-        if client is not None and not client.frozen:
+        if client is not None and not client.frozen and len(self.cluster.staying()) > 1:
             if self.rng.random() < 0.5:
                 client.retire()
                 self.cluster.at(HAND_OVER_MS, client, self._left, client)
@@ -174,8 +174,7 @@ class Striker:
                 self._left(client)
 
     def _left(self, client: Client) -> None:
-        if len(self.cluster.staying()) > 1:
-            client.leave(int(self.rng.random() * self.interval_ms))
+        client.leave(int(self.rng.random() * self.interval_ms))
 
     # --- machines, network, broker
 
@@ -358,7 +357,9 @@ class Striker:
         self.strikes[kind] = 1
         self.cluster.trace(NONE, len(STRIKE_KINDS) + DAMAGE_KINDS.index(kind), 0)
         group = here[int(rng.random() * len(here))]
-        cluster.damaged.update([group] if kind == "newer" else here)
+        everybody = [plan.name for plan in cluster.scenario.groups]
+        # Who starts reads log 0 to its end before it knows where its group lives (L2, L3).
+        cluster.damaged.update([group] if kind == "newer" else everybody if number == 0 else here)
         if kind == "newer":
             self._write(number, newer_record(rng, genesis, group), kind)
         elif kind == "envelope":
