@@ -221,11 +221,12 @@ class FoldReader(DataSourceReader):
         window = self._window
         values = (value for *_, value in self._origin.read(span.log, span.first, span.end))
         timeline = Timeline(beginning(span.log, span.first, span.root, values).world(), self._tables)
+        read, begins, ends = timeline.read, window.since is not None, window.until is not None
         for _, offset, time_ms, _, value in self._origin.read(span.log, timeline.world.next_offset, span.end):
-            if window.ends_before(offset, time_ms):
+            if ends and window.ends_before(offset, time_ms):
                 break
-            timeline.read(offset, time_ms, value)
-            if window.begins_after(offset, time_ms):
+            read(offset, time_ms, value)
+            if begins and window.begins_after(offset, time_ms):
                 timeline.take()
             elif offset % LOOK_EVERY == 0 and timeline.pending >= ROWS_HELD_MAX:
                 yield self._of_group(timeline.take())

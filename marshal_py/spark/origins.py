@@ -7,6 +7,7 @@ Records are (log, offset, time in ms, key, value), each log gapless and in order
 from __future__ import annotations
 
 import heapq
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
-import pyarrow.dataset
+import pyarrow.fs  # not pyarrow.dataset: it imports pandas, 0.3 s in each of Spark's planning processes
 import pyarrow.parquet
 
 from marshal_py.client.observer import POLL_S, READ_TIMEOUT_S
@@ -33,6 +34,7 @@ from marshal_py.transport.ports import Bounds
 Raw = tuple[int, int, int, bytes | None, bytes | None]  # log, offset, time in ms, key, value
 
 CONNECT_TIMEOUT_S: Final = 30.0
+_OF_LOG: Final = re.compile(r"log=(\d+)").fullmatch
 ROWS_PER_READ: Final = 8_192  # of an archive's file, per file that is open
 
 
@@ -135,30 +137,52 @@ class ArchiveOrigin:
         return {"path": self.path}  # each process opens the files itself
 
     @cached_property
-    def _found(self) -> Any:
-        parts = pyarrow.dataset.partitioning(pa.schema([("log", pa.int32()), ("day", pa.string())]), flavor="hive")
+    def _system(self) -> tuple[pyarrow.fs.FileSystem, str]:
+        """The file system and the folder in it. A path that is no URI may be relative."""
+        path = self.path if "://" in self.path else str(Path(self.path).absolute())
         try:
-            return pyarrow.dataset.dataset(self.path, format="parquet", partitioning=parts)
+            system, folder = pyarrow.fs.FileSystem.from_uri(path)
         except (OSError, ValueError, pa.ArrowException) as error:
-            raise InvalidOption("path", self.path, f"an archive or a dump that can be read ({error})") from error
+            raise self._unreadable(error) from error
+        return system, folder
+
+    def _unreadable(self, error: Exception) -> InvalidOption:
+        return InvalidOption("path", self.path, f"an archive or a dump that can be read ({error})")
 
     @cached_property
     def _files(self) -> dict[int, list[str]]:
+        """Of each log. Names that begin with _ or . are Spark's own: marks, sums, and files of writers that died."""
+        system, folder = self._system
+        try:
+            found = system.get_file_info(pyarrow.fs.FileSelector(folder, recursive=True))
+        except OSError as error:
+            raise self._unreadable(error) from error
         files: dict[int, list[str]] = {}
-        for fragment in self._found.get_fragments():
-            keys = pyarrow.dataset.get_partition_keys(fragment.partition_expression)
-            if keys.get("log") is None:
-                raise InvalidOption("path", self.path, f"a folder written by `marshal spark archive`; {fragment.path} "
-                                                       f"lies in no log=N")  # fmt: skip
-            files.setdefault(keys["log"], []).append(fragment.path)
+        for file in found:
+            parts = file.path.removeprefix(folder).strip("/").split("/")
+            if file.is_file and not any(part.startswith(("_", ".")) for part in parts):
+                log = _OF_LOG(parts[0])
+                if log is None or len(parts) < 2:
+                    raise InvalidOption("path", self.path, f"a folder written by `marshal spark archive`; {file.path} "
+                                                           f"lies in no log=N")  # fmt: skip
+                files.setdefault(int(log[1]), []).append(file.path)
         return files
+
+    @cached_property
+    def _known(self) -> dict[int, list[tuple[int, int, str]]]:
+        return {}
 
     def _pieces(self, log: int) -> list[tuple[int, int, str]]:
         """(first offset, last offset, file), in the order of the first offsets, from the files' own statistics."""
-        return sorted((*self._reach(path), path) for path in self._files.get(log, ()))
+        if log not in self._known:
+            self._known[log] = sorted((*self._reach(path), path) for path in self._files.get(log, ()))
+        return self._known[log]
 
     def _open(self, path: str) -> pyarrow.parquet.ParquetFile:
-        return pyarrow.parquet.ParquetFile(path, filesystem=self._found.filesystem)
+        try:
+            return pyarrow.parquet.ParquetFile(path, filesystem=self._system[0])
+        except (OSError, pa.ArrowException) as error:
+            raise self._unreadable(error) from error
 
     def _reach(self, path: str) -> tuple[int, int]:
         with self._open(path) as file:

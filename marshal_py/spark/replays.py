@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import functions
 
 from marshal_py.errors import InvalidOption, LogGap
@@ -104,13 +105,13 @@ def folding(begun: Mapping[int, Beginning], tables: Sequence[str]) -> Fold:
 
     def fold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         reader: LogReader | None = None
-        for log, offset, time_ms, value in _records(batches):
+        for log, part in _stretches(batches):
             if reader is None or log != reader.log:
                 if reader is not None:
                     yield from columns.batches(reader.timeline.finish(), tables)
                 reader = LogReader(begun[log], tables)
-            reader.read(offset, time_ms, value)
-            if offset % LOOK_EVERY == 0 and reader.timeline.pending >= ROWS_HELD_MAX:
+            reader.read(part)
+            if reader.timeline.pending >= ROWS_HELD_MAX:
                 yield from columns.batches(reader.timeline.take(), tables)
         if reader is not None:
             yield from columns.batches(reader.timeline.finish(), tables)
@@ -118,10 +119,15 @@ def folding(begun: Mapping[int, Beginning], tables: Sequence[str]) -> Fold:
     return fold
 
 
-def _records(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, int, bytes | None]]:
+def _stretches(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The batches cut where another log begins, and where more rows than wanted may come of one cut."""
     for batch in batches:
-        logs, offsets, values = (batch.column(name).to_pylist() for name in ("log", "offset", "value"))
-        yield from zip(logs, offsets, columns.moments_ms(batch.column("time")), values, strict=True)
+        runs = pc.run_end_encode(batch.column("log"))
+        start = 0
+        for log, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+            for at in range(start, end, LOOK_EVERY):
+                yield log, batch.slice(at, min(LOOK_EVERY, end - at))
+            start = end
 
 
 class LogReader:
@@ -133,11 +139,15 @@ class LogReader:
         self._first = self.timeline.world.next_offset
         self._last: bytes | None = None
 
-    def read(self, offset: int, time_ms: int, value: bytes | None) -> None:
-        if offset < self.timeline.world.next_offset:
+    def read(self, batch: pa.RecordBatch) -> None:
+        """The columns offset, time and value of the next records."""
+        offsets, values = (batch.column(name).to_pylist() for name in ("offset", "value"))
+        world, read, last = self.timeline.world, self.timeline.read, self._last
+        for offset, time_ms, value in zip(offsets, columns.moments_ms(batch.column("time")), values, strict=True):
+            if offset >= world.next_offset:
+                read(offset, time_ms, value)
+                last = value
             # The snapshot stands for what is below it; else two different records at one offset are not one log.
-            if offset >= self._first and (offset < self.timeline.world.next_offset - 1 or value != self._last):
-                raise LogGap(self.log, self.timeline.world.next_offset, offset)
-            return
-        self.timeline.read(offset, time_ms, value)
-        self._last = value
+            elif offset >= self._first and (offset < world.next_offset - 1 or value != last):
+                raise LogGap(self.log, world.next_offset, offset)
+        self._last = last
