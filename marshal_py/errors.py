@@ -18,6 +18,7 @@
     |   +-- GroupExists           a group was to be created that is there
     |   +-- PositionOutOfRange    an admin wanted a position that the partition does not have
     |   +-- DumpDamaged           a dump file of a log is not as it was written
+    |   +-- DumpUnusable          nothing can be judged or simulated from this dump
     |   +-- LoadRefused           a dump cannot be loaded into this topic
     +-- PeerError                 another participant of the group made going on impossible
     |   +-- SessionCloned         somebody else writes with this consumer's session (fork, cloned machine)
@@ -234,7 +235,16 @@ class DumpDamaged(CallerError):
 
     def __init__(self, path: str, line: int, log: int, offset: int, reason: str) -> None:
         self.path, self.line, self.log, self.offset, self.reason = path, line, log, offset, reason
-        super().__init__(f"dump {path!r} is damaged in line {line}, at offset {offset} of log {log}: {reason}")
+        super().__init__(f"dump {path!r} is damaged in line {line}, at offset {offset} of log {log}: {reason}; take "
+                         f"another one (`marshal log dump`), or look for a whole copy of it")
+
+
+class DumpUnusable(CallerError):
+    """A dump is as it was written, and does not hold what was asked of it."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path, self.reason = path, reason
+        super().__init__(f"nothing can be run from the dump {path!r}: {reason}")
 
 
 class LoadRefused(CallerError):

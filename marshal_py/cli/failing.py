@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import typer
 
@@ -11,17 +11,31 @@ from marshal_py.cli import frame
 from marshal_py.errors import InvalidOption
 from marshal_py.simulator import sweep
 from marshal_py.simulator.report import page, takeover_times
+from marshal_py.simulator.scenario import Options
 from marshal_py.simulator.schedule import Schedule, of_seed, parse, run, telling, text_of
 from marshal_py.simulator.shrink import shrink
-from marshal_py.simulator.story import story
+from marshal_py.simulator.story import line_of, story
 
 NEIGHBOURS: Final = 20  # runs whose take-overs make the histogram: one run alone has a few
 
 
-def show(file: Path | None, seed: int | None, mutant: str | None, keep: Path | None, html: Path | None,
-         as_json: bool) -> None:  # fmt: skip
-    """Runs the schedule of `file`, or of a seed; shrinks it into `keep`; draws it into `html`. 1 if it violates."""
+class Asked(NamedTuple):
+    """What is wanted of one run."""
+
+    trace: bool  # all that happened
+    keep: Path | None  # made small, as a schedule in this file
+    html: Path | None  # a page
+
+
+def show(file: Path | None, seed: int | None, mutant: str | None, asked: Asked, as_json: bool) -> None:
+    """Runs the schedule of `file`, or of a seed. 1 if it violates."""
     schedule, again = _wanted(file, seed, mutant)
+    run_one(schedule, again, asked, as_json)
+
+
+def run_one(schedule: Schedule, again: str, asked: Asked, as_json: bool) -> None:
+    """`again`: the command that repeats it. 1 if it violates."""
+    keep, html = asked.keep, asked.html
     if keep is not None:
         if not run(schedule).violations:
             raise frame.CommandFailed("--shrink: this run violates nothing, so there is nothing to shrink")
@@ -32,6 +46,11 @@ def show(file: Path | None, seed: int | None, mutant: str | None, keep: Path | N
     told = sweep.tell_schedule(schedule)
     if html is not None:
         html.write_text(_page(schedule, told, again), encoding="utf-8")
+    for moment in told.moments if asked.trace else ():
+        if as_json:
+            frame.print_json(moment._asdict())
+        else:
+            print(line_of(moment))
     _print(schedule, told, again, as_json)
     if told.result.violations:
         raise typer.Exit(frame.FAILED)
@@ -49,9 +68,10 @@ def _wanted(file: Path | None, seed: int | None, mutant: str | None) -> tuple[Sc
 
 def _page(schedule: Schedule, told: sweep.Told, again: str) -> str:
     """The page; its histogram also counts the take-overs of the seeds that follow."""
+    world = Options(dump=schedule.options.dump, group=schedule.options.group)
     times = takeover_times(told.logs, told.result.scenario.interval_ms)
     for number in range(1, NEIGHBOURS):
-        other = sweep.tell_schedule(Schedule(schedule.seed + number))
+        other = sweep.tell_schedule(Schedule(schedule.seed + number, world))
         times += takeover_times(other.logs, other.result.scenario.interval_ms)
     seeds = f"this run and the seeds {schedule.seed + 1} to {schedule.seed + NEIGHBOURS - 1}"
     return page(told.result, told.moments, told.logs, again, times, seeds)

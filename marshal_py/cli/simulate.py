@@ -10,17 +10,20 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from marshal_py.cli import exhaustive, failing, frame
+from marshal_py.cli import autopsy, exhaustive, failing, frame
 from marshal_py.simulator import sweep
 from marshal_py.simulator.auditor_evidence import Violation
+from marshal_py.simulator.heritage import read
 from marshal_py.simulator.mutants import MUTANTS, NOT_YET, SEEDS_BASE
 from marshal_py.simulator.run import Result
-from marshal_py.simulator.schedule import telling
+from marshal_py.simulator.scenario import Options
+from marshal_py.simulator.schedule import Schedule, telling
 from marshal_py.simulator.story import line_of, story
 from marshal_py.simulator.sweep import Counted
 from marshal_py.spark import require_spark
 
 EXAMPLE: Final = frame.example("marshal simulate --seeds 0:20 --json")
+DUMP_EXAMPLE: Final = "marshal simulate --dump billing.dump --seeds 0:4 --json"  # stands in the help text too
 SEEDS: Final = "0:200"
 SCHEDULES: Final = 10_000
 
@@ -50,13 +53,37 @@ def simulate(
                                                 help="Makes a failing run small and keeps it in this file.")] = None,
     html: Annotated[Path | None, typer.Option("--html", dir_okay=False, metavar="FILE",
                                               help="Of one seed, a page with its timeline.")] = None,
+    dump: Annotated[Path | None, typer.Option("--dump", metavar="FILE", help="Judges what a cluster did, by its log "
+                                              "(`marshal log dump`); with --seeds or --seed, runs go on from "
+                                              "there.")] = None,
+    group: Annotated[str | None, typer.Option("--group", metavar="GROUP", help="Of --dump: runs go on with this group "
+                                              "alone.")] = None,
     as_json: frame.Json = False,
 ) -> None:  # fmt: skip
     """Run the protocol in simulated clusters with faults, and judge each run by the promises.
 
     Exit code 1: a promise was violated (with --mutants: a planted bug was not found), or the search was void, because
     nobody took over from anybody or nothing was delivered. The same seed gives the same run everywhere.
+
+    A dump of a real cluster is a bug report: --dump folds it by two folds, compares them behind every record, and holds
+    the log against the promises. It is also a place to begin: with --seeds or --seed, simulated consumers find the dead
+    of the dump, take over, and are struck by faults.
+
+    \b
+    With a dump:
+      marshal log dump billing --output billing.dump
+      marshal simulate --dump billing.dump --seeds 0:4 --json
     """
+    if dump is not None:
+        others = mutants or mutant is not None or scenario is not None or world is not None or states is not None
+        if others or spark or master is not None or (seeds is not None and seed is not None):
+            raise typer.BadParameter("--dump goes alone, with --seeds (and --processes), or with --seed (and --trace, "
+                                     "--shrink, --html)")  # fmt: skip
+        _from_dump(dump, group, None if seeds is None else seed_range(seeds), seed, processes, as_json,
+                   failing.Asked(trace, shrink, html))  # fmt: skip
+        return
+    if group is not None:
+        raise typer.BadParameter("--group goes with --dump")
     chosen = (seeds is not None) + (seed is not None and mutant is None) + mutants + (mutant is not None)
     if chosen + (scenario is not None) > 1:
         raise typer.BadParameter("one of --seeds, --seed, --mutants, --mutant, --scenario; --seed goes with --mutant")
@@ -73,7 +100,7 @@ def simulate(
         raise typer.BadParameter("--spark goes with --seeds, and --master with --spark")
     processes = processes or sweep.cores()
     if scenario is not None or shrink is not None or html is not None:
-        failing.show(scenario, seed, mutant, shrink, html, as_json)
+        failing.show(scenario, seed, mutant, failing.Asked(False, shrink, html), as_json)
     elif mutants:
         _mutants(schedules, processes, as_json)
     elif mutant is not None:
@@ -95,6 +122,23 @@ def seed_range(text: str) -> range:
     return seeds
 
 
+def _from_dump(dump: Path, group: str | None, seeds: range | None, seed: int | None, processes: int | None,
+               as_json: bool, asked: failing.Asked) -> None:  # fmt: skip
+    """What the log of a cluster shows; then, if seeds are given, the runs that go on from there."""
+    if seed is None and any(asked):
+        raise typer.BadParameter("--trace, --shrink and --html need --seed")
+    if group is not None and seeds is None and seed is None:
+        raise typer.BadParameter("--group says with whom runs go on: give --seeds or --seed too")
+    autopsy.show(dump, as_json)
+    options = Options(dump=str(dump.resolve()), group=group or "")
+    words = f"--dump {dump} {f'--group {group} ' if group else ''}"
+    if seed is not None:
+        failing.run_one(Schedule(seed, options), _again(seed, words=words), asked, as_json)
+    elif seeds is not None:
+        read(options.dump, options.group)  # what is wrong with it is said here, not in some process
+        _many(sweep.sweep(seeds, processes or sweep.cores(), options), len(seeds), as_json, words)
+
+
 def _on_spark(seeds: range, master: str | None) -> Iterable[Counted]:
     """The rows of the same runs, made by a session of our own."""
     require_spark()
@@ -108,14 +152,14 @@ def _on_spark(seeds: range, master: str | None) -> Iterable[Counted]:
         session.stop()
 
 
-def _many(results: Iterable[Counted], count: int, as_json: bool) -> None:
+def _many(results: Iterable[Counted], count: int, as_json: bool, words: str = "") -> None:
     found = sweep.total(_watched(results, count))
     if as_json:
         frame.print_json(found._asdict())
     else:
         _figures(found._asdict())
         for seed in found.failing:
-            print(f"again: {_again(seed)}")
+            print(f"again: {_again(seed, words=words)}")
     if found.void:
         frame.say("marshal: void: nobody took over, or nothing was delivered; this search proves nothing")
     if found.violations or found.void:
@@ -255,5 +299,5 @@ def _violation(violation: Violation) -> str:
     return f"{violation.invariant} violated{when}{where}: {violation.text}"
 
 
-def _again(seed: int, mutant: str | None = None) -> str:
-    return f"marshal simulate {'' if mutant is None else f'--mutant {mutant} '}--seed {seed} --trace"
+def _again(seed: int, mutant: str | None = None, words: str = "") -> str:
+    return f"marshal simulate {words}{'' if mutant is None else f'--mutant {mutant} '}--seed {seed} --trace"

@@ -166,7 +166,8 @@ def _reports(history: History) -> Iterator[Violation]:
     for d in history.evidence.deliveries:
         first[d.group, d.epoch, d.partition] = min(d.offset, first.get((d.group, d.epoch, d.partition), d.offset))
     for report in history.evidence.reports:
-        accepted = history.moved.get((report.group, report.by), [])
+        moved = history.moved.get((report.group, report.by), [])
+        accepted = [move for move in moved if move[0] >= history.evidence.inherited]
         if report.said == "not moved" and accepted:
             yield Violation("S12", -1, accepted[0][0], f"{report.by} said not moved, and it moved")
         late = [at for at in history.pauses_of.get((report.group, report.by), ()) if at >= report.read_to >= 0]
@@ -192,6 +193,8 @@ def _waits(history: History) -> Iterator[Violation]:
     """S15: who evicts has waited, in true time."""
     appended_ms = history.evidence.appended_ms
     for offset, group, fields in history.evictions:
+        if offset < history.evidence.inherited:
+            continue  # by clocks that nobody knows
         need_ms = 2 * history.lives[group, fields["session"]].interval_ms
         waited_ms = appended_ms[offset] - appended_ms[fields["observed"]]
         if waited_ms < need_ms - need_ms * DRIFT_PPM // 1_000_000 - SLACK_MS:

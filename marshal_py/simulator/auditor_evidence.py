@@ -6,10 +6,44 @@ the digests that clients hold.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, MutableSequence, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
+Item = TypeVar("Item")
 Key = tuple[str, str, int]  # group, topic, partition
+
+
+class Tape(MutableSequence[Item], Generic[Item]):
+    """A list by offset that begins at `first`. What lies below was deleted: `below` stands for each of it.
+
+    A log that lived for a year begins at a great offset, and nobody wants a list of nothing before it.
+    """
+
+    def __init__(self, first: int, items: Iterable[Item], below: Item) -> None:
+        self._first, self._items, self._below = first, list(items), below
+
+    def __len__(self) -> int:
+        return self._first + len(self._items)
+
+    def __getitem__(self, offset: Any) -> Any:
+        """One item only: nobody needs a slice."""
+        if offset < 0:
+            offset += len(self)
+        return self._items[offset - self._first] if offset >= self._first else self._below
+
+    def __setitem__(self, offset: Any, item: Any) -> None:
+        if offset >= self._first:
+            self._items[offset - self._first] = item
+
+    def __delitem__(self, offset: Any) -> None:
+        raise TypeError("a log loses nothing from its middle")
+
+    def insert(self, index: int, value: Item) -> None:
+        """Only at the end: `append`."""
+        if index != len(self):
+            raise TypeError("a log grows at its end")
+        self._items.append(value)
 
 
 class Delivery:
@@ -61,14 +95,16 @@ class Stop(NamedTuple):
 class Evidence:
     """All that a run leaves behind about one log. `sent`: value -> (first send, last send, first sender).
 
-    `log` is what a plain consumer saw that read every record as it came. Offsets in `gaps` never held one.
+    `log` is what a plain consumer saw that read every record as it came. Offsets in `gaps` never held one. Records
+    below `first` were deleted before that; a snapshot at `first` stands for them. Those below `inherited` are a dump's:
+    who read, sent or delivered what then, and when, is not known.
     """
 
     number: int = 0
     groups: tuple[str, ...] = ()
     root: bytes = b""  # the root Genesis, for a log that is not its own root
-    log: list[bytes] = field(default_factory=list)
-    appended_ms: list[int] = field(default_factory=list)
+    log: Sequence[bytes | None] = field(default_factory=list)
+    appended_ms: Sequence[int] = field(default_factory=list)
     sent: dict[bytes, tuple[int, int, int]] = field(default_factory=dict)
     deliveries: list[Delivery] = field(default_factory=list)
     digests: dict[tuple[str, int, int, int], int] = field(default_factory=dict)  # group, at, state, chain -> client
@@ -84,6 +120,8 @@ class Evidence:
     astray: list[int] = field(default_factory=list)  # clients that never noticed that
     corrupted: set[int] = field(default_factory=set)  # clients whose memory was falsified
     excused: set[str] = field(default_factory=set)  # errors of readers for which the brokers' answers gave the reason
+    first: int = 0
+    inherited: int = 0
 
 
 class Violation(NamedTuple):

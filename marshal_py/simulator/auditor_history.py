@@ -5,20 +5,44 @@ What a single record already proves wrong (S1, S2, S6, S10, S12) is said here; e
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from marshal_py.simulator.auditor_evidence import Evidence, Key, Violation
 from marshal_py.simulator.oracle import Oracle, OracleStop, Verdict
+from marshal_py.simulator.oracle_snapshot import Snapshots
+from marshal_py.simulator.oracle_wire import HIGHEST_TYPE, decode_record, parse_envelope
 
 
-def root_of(values: Iterable[bytes]) -> tuple[bytes, int]:
+def root_of(values: Iterable[bytes | None]) -> tuple[bytes, int]:
     """The root in log 0, and the number of logs that it names; nothing and 1 where there is none (L3)."""
     oracle = Oracle()
     for offset, value in enumerate(values):
-        if oracle.apply(offset, value).outcome == "accepted":
+        if oracle.apply(offset, value).outcome == "accepted" and value is not None:
             return value, oracle.partitions or 1
     return b"", 1
+
+
+def oracle_of(evidence: Evidence) -> Oracle | None:
+    """The oracle where reading of the log begins: at 0, or at the snapshot that stands for what was deleted (N9).
+
+    None if there is no such snapshot that is sound and confirmed.
+    """
+    oracle = Oracle(evidence.number, evidence.root or None)
+    if not evidence.first:
+        return oracle
+    read = Snapshots()
+    for offset in range(evidence.first, len(evidence.log)):
+        envelope = parse_envelope(evidence.log[offset])
+        if envelope is not None and (envelope.group, envelope.type) == ("", HIGHEST_TYPE):
+            with contextlib.suppress(ValueError):
+                read.read(decode_record(envelope.type, envelope.body))
+    for state, chain in read.confirmed(evidence.number):
+        if state.at == evidence.first:
+            oracle.begin_at(state, chain)
+            return oracle
+    return None
 
 
 class Tenure:
@@ -73,7 +97,8 @@ class History:
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
-        self.oracle = Oracle(evidence.number, evidence.root or None)
+        oracle = oracle_of(evidence)
+        self.oracle = oracle or Oracle(evidence.number, evidence.root or None)
         self.stopped: OracleStop | None = None  # where no reader may go on (S14)
         self.tenures: dict[tuple[str, int], Tenure] = {}
         self.by_key: dict[Key, list[Tenure]] = {}
@@ -97,7 +122,13 @@ class History:
         finals: dict[int, list[tuple[int, str, int]]] = {}
         for client, group, at, state in evidence.finals:
             finals.setdefault(at, []).append((client, group, state))
-        for offset, value in enumerate(evidence.log):
+        if oracle is None:
+            self.stopped = OracleStop("no snapshot", evidence.first)
+            self._say("S14", evidence.first, "no sound and confirmed snapshot stands for what was deleted before")
+        elif evidence.first:
+            self._begin()
+        for offset in range(self.oracle.next_offset, len(evidence.log) if oracle is not None else 0):
+            value = evidence.log[offset]
             if offset in evidence.gaps:
                 continue
             before = self._states() if offset in evidence.poisoned else {}
@@ -108,14 +139,15 @@ class History:
                 break
             if before and before != self._states() and evidence.poisoned[offset] not in ("replay", "newer"):
                 self._say("S13", offset, f"poison ({evidence.poisoned[offset]}) changes the world")
-            if verdict.outcome == "accepted" and verdict.group is not None:
-                self._note(offset, value, verdict)
-            if verdict.group is not None and verdict.record is not None and verdict.record.type == "ClaimingPartition":
-                fields = verdict.record.fields
-                key = (verdict.group, fields["topic"], fields["partition"])
-                self.claim_records.append((evidence.appended_ms[offset], key))
-                sent_ms, _, sender = evidence.sent.get(value, (-1, -1, -1))
-                self.claimants.append((offset, sender, sent_ms))
+            if value is not None and verdict.group is not None and verdict.record is not None:
+                if verdict.outcome == "accepted":
+                    self._note(offset, value, verdict)
+                if verdict.record.type == "ClaimingPartition":
+                    fields = verdict.record.fields
+                    key = (verdict.group, fields["topic"], fields["partition"])
+                    self.claim_records.append((evidence.appended_ms[offset], key))
+                    sent_ms, _, sender = evidence.sent.get(value, (-1, -1, -1))
+                    self.claimants.append((offset, sender, sent_ms))
             for group, state, chain, client in digests.get(offset + 1, ()):
                 held = (self.oracle.state_digest(group), self.oracle.chain_digest()[1])
                 if held != (state, chain) and client not in evidence.corrupted:
@@ -125,6 +157,25 @@ class History:
                     self._say("S1", offset, f"client {client} ends with another world after {offset}")
         for group, at in self._paused_at.items():
             self.pauses.setdefault(group, []).append((at, 2**62))
+
+    def _begin(self) -> None:
+        """What holds where reading begins, as if all before it had been read."""
+        evidence = self.evidence
+        for name, group in self.oracle.groups.items():
+            for session in group.sessions.values():
+                life = Life(session.join["instance_id"], session.join["interval_ms"], name)
+                life.extensions.append(Extension(session.extended, evidence.appended_ms[session.extended]))
+                self.lives[name, session.id] = life
+            for place, part in group.partitions.items():
+                key = (name, *place)
+                self._positions[key] = part.position
+                if part.owner >= 0:
+                    tenure = Tenure(key, part.epoch, part.owner, evidence.appended_ms[part.epoch], part.position,
+                                    part.generation, group.mode)  # fmt: skip
+                    self._open.setdefault(name, {})[key] = self.tenures[name, part.epoch] = tenure
+                    self.by_key.setdefault(key, []).append(tenure)
+            if group.paused:
+                self._paused_at[name] = group.pause_change
 
     def _states(self) -> dict[str, int]:
         return {"": 0, **{name: self.oracle.state_digest(name) for name in self.oracle.groups}}
@@ -185,6 +236,8 @@ class History:
                         part.generation, self.oracle.groups[group].mode)  # fmt: skip
         if key in self._open.setdefault(group, {}):
             self._say("S2", offset, f"{key} is claimed while it is owned")
+        if group in self._paused_at:
+            self._say("S11", offset, f"{key} is claimed in a pause")
         if self._positions.get(key, part.position) not in (part.position, -1):
             self._say("S10", offset, f"the position of {key} changed by a claim")
         self._open[group][key] = self.tenures[group, offset] = tenure
@@ -207,12 +260,14 @@ class History:
         before = self._positions.get(tenure.key, -1)
         if position < before:
             self._say("S10", offset, f"the position of {tenure.key} fell from {before} to {position}")
-        elif position > before:
+        elif position > before and offset >= self.evidence.inherited:
             self.advances.append(Advance(tenure.key, tenure.generation, before, position, offset, sent_ms))
         self._positions[tenure.key] = position
 
     def _grant(self, group: str, fields: dict[str, Any], offset: int, sent_ms: int) -> None:
         tenure = self.tenures[group, fields["epoch"]]
+        if group in self._paused_at:
+            self._say("S11", offset, f"messages of {tenure.key} are granted in a pause")
         if fields["start"] < self._positions.get(tenure.key, -1):
             self._say("S6", offset, f"a grant of {tenure.key} begins below what was granted")
         grant = Grant(tenure.key, tenure.epoch, fields["start"], fields["to"], sent_ms)

@@ -205,6 +205,8 @@ def _spurious(demands: Demands, facts: Facts) -> Iterator[Finding]:
         holders = {(key[0], tenure.end) for key, tenures in facts.by_key.items() for tenure in tenures}
         for offset, group, fields in facts.evictions:
             ms = facts.evidence.appended_ms[offset]
+            if fields["session"] < facts.evidence.inherited:
+                continue  # a client of a dump: dead when the run began
             if ms < first_ms and (group, offset) in holders:
                 yield Finding("V6", ms, offset, f"session {fields['session']} of {group} was evicted by "
                                                 f"{fields['by']}")  # fmt: skip

@@ -6,8 +6,10 @@ Stores what arrives in the order of arrival and tells who waits. Judges nothing,
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, MutableSequence
 from typing import Final
+
+from marshal_py.simulator.auditor_evidence import Tape
 
 Place = tuple[str, int]  # topic, partition
 LEADERS = 3
@@ -19,11 +21,20 @@ class CoordinationLog:
     """One partition of the coordination topic."""
 
     def __init__(self) -> None:
-        self.values: list[bytes] = []  # as they are served now
-        self.recorded: list[bytes] = []  # as they came
+        self.values: MutableSequence[bytes | None] = []  # as they are served now
+        self.recorded: MutableSequence[bytes | None] = []  # as they came
         self.first = 0  # offsets below were deleted
-        self.appended_ms: list[int] = []  # true time
-        self.stamps_ms: list[int] = []  # what the leader of that moment wrote beside it: no shipped code reads it
+        self.began, self.inherited = 0, 0  # offsets from the one on and below the other came from a dump
+        self.appended_ms: MutableSequence[int] = []  # true time
+        self.stamps_ms: MutableSequence[int] = []  # what the leader of that moment wrote beside it: no shipped code
+        # reads it
+
+    def inherit(self, first: int, values: Iterable[bytes | None]) -> None:
+        """The log begins as a dump's, with this first offset; all of it was there before the run."""
+        kept = list(values)
+        self.first, self.began, self.inherited = first, first, first + len(kept)
+        self.values, self.recorded = Tape(first, kept, MISSING), Tape(first, kept, MISSING)
+        self.appended_ms, self.stamps_ms = Tape(first, [0] * len(kept), 0), Tape(first, [0] * len(kept), 0)
 
 
 class LeaderClock:

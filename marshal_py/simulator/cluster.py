@@ -22,12 +22,14 @@ from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, Genesis
 from marshal_py.protocol.routing import HASH_NAME
 from marshal_py.protocol.world import Group
+from marshal_py.simulator import heritage
 from marshal_py.simulator.auditor_evidence import Delivery, Evidence, Report, Stop
 from marshal_py.simulator.auditor_history import root_of
 from marshal_py.simulator.broker import MISSING, Broker
 from marshal_py.simulator.client import Client
 from marshal_py.simulator.clock import MachineClock
 from marshal_py.simulator.faults import BROKER_RATE_PPM_MAX, RATE_PPM_MAX, Weather
+from marshal_py.simulator.heritage import Heritage
 from marshal_py.simulator.oracle import route
 from marshal_py.simulator.process import Process, Step
 from marshal_py.simulator.scenario import GroupPlan, Scenario
@@ -73,12 +75,25 @@ class Cluster:
         self._trace = sha256()
         self._traced = bytearray()
         self.broker.on_append = self._appended
-        for topic in sorted({topic for group in scenario.groups for topic in group.topics}):
+        self._root: tuple[bytes, int] | None = None  # of a dump: its log 0 may begin behind it
+        if scenario.dump:
+            self._inherit(heritage.read(scenario.dump, scenario.group))
+        for topic in sorted({topic for group in scenario.groups for topic in group.topics} - self.broker.counts.keys()):
             self.broker.add_partitions(topic, scenario.partitions)
         if "broker_clock" in scenario.kinds:
             for clock in self.broker.clocks:
                 clock.rate_ppm = int((rng.random() * 2 - 1) * BROKER_RATE_PPM_MAX)
         self.at(scenario.produce_gap_ms, None, self._produce)
+
+    def _inherit(self, past: Heritage) -> None:
+        """The world goes on where a dump ends."""
+        broker, self._root = self.broker, (past.root, past.partitions)
+        for each in past.logs:
+            broker.logs[each.number].inherit(each.first, each.values)
+        for topic, count in past.counts.items():
+            broker.add_partitions(topic, count)
+        for place, target in past.targets.items():
+            broker.topics[place], broker.ends[place] = list(target.offsets), target.end
 
     # --- time
 
@@ -326,7 +341,7 @@ class Cluster:
 
     def close(self) -> list[Evidence]:
         """The evidence of the coordination topic as it is now, complete, log by log."""
-        root, count = root_of(self.broker.logs[0].recorded)
+        root, count = self._root or root_of(self.broker.logs[0].recorded)
         return [self._close(number, root, count) for number in range(count)]
 
     def _close(self, number: int, root: bytes, count: int) -> Evidence:
@@ -347,9 +362,10 @@ class Cluster:
             {key: who for key, who in journal.digests.items() if who in here}, finals, self.broker.topics,
             journal.forks, [report for report in journal.reports if report.by in names],
             [stop for log_number, stop in self.stops if log_number == number], self.poisoned.get(number, {}),
-            {at for at, value in enumerate(log.recorded) if value is MISSING},
-            {at for at, value in enumerate(log.values) if value is MISSING},
+            {at for at in range(log.began, len(log.recorded)) if log.recorded[at] is MISSING},
+            {at for at in range(log.began, len(log.values)) if log.values[at] is MISSING},
             [delivery for delivery in deliveries if delivery.client not in here],
             [process.number for process in self.processes if not process.dead and process.group in groups
              and process.topic_id not in (-1, self.broker.topic_id)], journal.corrupted, journal.excused,
+            log.began, log.inherited,
         )  # fmt: skip

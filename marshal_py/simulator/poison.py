@@ -5,6 +5,7 @@ All that is harmless must leave every world as it was (S13). What hurts ends a g
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import Final
 from zlib import crc32
@@ -50,10 +51,10 @@ def _sealed(value: bytes, incarnation: bytes) -> bytes:
     return value[:7] + crc.to_bytes(4, "big") + value[11:]
 
 
-def harmless(rng: Random, log: list[bytes], genesis: Genesis, group: str) -> tuple[bytes, str]:
+def harmless(rng: Random, log: Sequence[bytes | None], genesis: Genesis, group: str) -> tuple[bytes, str]:
     """A value, and what it is. A replayed record may count once more: that is a duplicate, not poison."""
     value = log[int(rng.random() * len(log))]
-    if value is MISSING:
+    if value is MISSING or value is None:
         return rng.randbytes(20), "noise"
     head = HEADER_TO_GROUP + value[11] + 2 if len(value) > HEADER_TO_GROUP else 0
     shapes = ("noise", "flip", "cut", "replay", "body", "extreme", "incarnation", "genesis")

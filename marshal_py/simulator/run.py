@@ -6,13 +6,14 @@ move, a leaver's partitions move, the backlog falls. The judges read only what t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from random import Random
 from typing import Final, NamedTuple
 
 from marshal_py.simulator.auditor import Judgement, judge
 from marshal_py.simulator.auditor_evidence import Evidence, Violation
+from marshal_py.simulator.auditor_history import History
 from marshal_py.simulator.auditor_progress import Demands, Departure, judge_progress
 from marshal_py.simulator.cluster import Cluster
 from marshal_py.simulator.scenario import Options, Scenario, draw
@@ -82,7 +83,7 @@ def simulate(seed: int, options: Options | None = None,
     counted: dict[str, int] = {}
     for name in judgements[0].counted if judgements else ():
         counted[name] = sum(judgement.counted[name] for judgement in judgements)
-    takeovers, handovers = _moves(judgements)
+    takeovers, handovers = moves_between(judgement.history for judgement in judgements)
     return Result(
         seed, "violation" if found else "ok", takeovers, handovers, sum(map(_deliveries, evidence)),
         cluster.weather.faults + sum(striker.strikes.values()), cluster.events, cluster.now_ms / 3_600_000,
@@ -109,7 +110,8 @@ def _run(cluster: Cluster, striker: Striker) -> Demands | None:
     if scenario.calm:
         return Demands(interval_ms, healed_ms, healed_ms, (), (), {}, True)
     cluster.run_until(healed_ms + interval_ms)  # by now the last record of the storm has landed
-    settled = _go_on(cluster, SETTLE_INTERVALS * interval_ms + 5_000, cluster.settled)
+    # A pause that was inherited may have to be waited out once more: a storm makes waits start anew (T3).
+    settled = _go_on(cluster, SETTLE_INTERVALS * interval_ms + 5_000 + scenario.pause_ms, cluster.settled)
     settled_ms = cluster.now_ms if settled else None
     departures: list[Departure] = []
     pauses: list[tuple[str, int]] = []
@@ -173,13 +175,14 @@ def _depart(cluster: Cluster, how: str) -> list[Departure]:
     return []
 
 
-def _moves(judgements: list[Judgement]) -> tuple[int, int]:
+def moves_between(histories: Iterable[History]) -> tuple[int, int]:
     """Take-overs and hand-overs: claims that follow an eviction, and those that follow a release to another session."""
     takeovers = handovers = 0
-    for tenures in (tenures for judgement in judgements for tenures in judgement.history.by_key.values()):
-        for old, new in pairwise(tenures):
-            takeovers += old.ended_by == "Evict"
-            handovers += old.ended_by in ("ReleasingPartition", "Leave") and old.session != new.session
+    for history in histories:
+        for old, new in (pair for tenures in history.by_key.values() for pair in pairwise(tenures)):
+            if new.epoch >= history.evidence.inherited:  # the others are a dump's, not this run's
+                takeovers += old.ended_by == "Evict"
+                handovers += old.ended_by in ("ReleasingPartition", "Leave") and old.session != new.session
     return takeovers, handovers
 
 

@@ -9,7 +9,9 @@ from random import Random
 from typing import Final, NamedTuple
 
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE
+from marshal_py.simulator import heritage
 from marshal_py.simulator.faults import draw_kinds, spread
+from marshal_py.simulator.heritage import Heritage
 
 INTERVALS_MS: Final = (1_000, 2_000, 2_000, 5_000, 10_000, 60_000)
 # The faulty part of a run. Short ones are cheap, so that there are many; an admin's pause needs a long one.
@@ -22,6 +24,8 @@ PARTITIONS_MAX: Final = 64
 MANY_PARTITIONS: Final = 0.03  # how often a run has more than a few
 CROWD: Final = 0.006  # of clients less often: each reads all that the others write
 TOPICS: Final = ("orders", "bills")
+# Faults that take away what a run inherits from a dump, or come before anything can be inherited.
+NOT_INHERITED: Final = frozenset({"logs", "genesis_race", "recreate", "truncation", "compaction"})
 
 
 class Options(NamedTuple):
@@ -40,6 +44,9 @@ class Options(NamedTuple):
     salt: int = 0  # another course of all chance
     skip: frozenset[int] = frozenset()  # strikes that do not happen, by their number
     until_ms: int | None = None  # the run ends here, and no progress is demanded
+    # What the run begins with (heritage.py):
+    dump: str = ""  # a file
+    group: str = ""  # of it, this group alone
 
 
 class GroupPlan(NamedTuple):
@@ -70,6 +77,9 @@ class Scenario(NamedTuple):
     logs: int = 1
     skip: frozenset[int] = frozenset()
     until_ms: int | None = None
+    dump: str = ""
+    group: str = ""
+    pause_ms: int = 0  # the longest pause with which the run begins
 
 
 def _safety_intervals(rng: Random, options: Options, clients: int) -> int:
@@ -95,7 +105,7 @@ def draw(rng: Random, options: Options) -> Scenario:
         groups.append(GroupPlan("audit", other, TOPICS[: 1 + int(rng.random() * 2)], "balanced"))
     per_interval = options.rate or 2 + int(rng.random() * 10)
     produce_gap_ms = interval_ms if options.calm else interval_ms // per_interval
-    return Scenario(
+    scenario = Scenario(
         groups=tuple(groups),
         clients=clients,
         partitions=partitions,
@@ -113,3 +123,16 @@ def draw(rng: Random, options: Options) -> Scenario:
         skip=options.skip,
         until_ms=options.until_ms,
     )
+    return _heir(scenario, options, heritage.read(options.dump, options.group)) if options.dump else scenario
+
+
+def _heir(scenario: Scenario, options: Options, past: Heritage) -> Scenario:
+    """The same run in the world that a dump leaves: its groups, topics and logs, at a pace that outlives its dead."""
+    interval_ms = max(scenario.interval_ms, past.interval_ms)
+    groups = tuple(GroupPlan(group.name, group.mode, group.topics, scenario.groups[0].policy) for group in past.groups)
+    return scenario._replace(
+        groups=groups, clients=options.clients or max(scenario.clients, len(groups)), partitions=1,
+        interval_ms=interval_ms, safety_ms=scenario.safety_ms * interval_ms // scenario.interval_ms,
+        produce_gap_ms=scenario.produce_gap_ms * interval_ms // scenario.interval_ms, logs=past.partitions,
+        kinds=scenario.kinds - NOT_INHERITED, dump=options.dump, group=options.group, pause_ms=past.pause_ms,
+    )  # fmt: skip

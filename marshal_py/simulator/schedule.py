@@ -22,6 +22,7 @@ from marshal_py.simulator.scenario import Options, Scenario
 
 VAGUE: Final = frozenset({"S1", "crash"})  # that worlds differ, or that one broke, is seldom the whole story
 NUMBERS: Final = ("clients", "partitions", "interval_ms", "intervals", "rate", "salt", "until_ms")  # of Options
+TEXTS: Final = ("dump", "group")  # too
 
 
 class Schedule(NamedTuple):
@@ -60,6 +61,7 @@ def text_of(schedule: Schedule) -> str:
     lines += [f"mode {MODE_NAMES[options.mode]}"] if options.mode is not None else []
     lines += ["kinds " + " ".join(sorted(options.kinds))] if options.kinds is not None else []
     lines += ["skip " + " ".join(map(str, sorted(options.skip)))] if options.skip else []
+    lines += [f"{name} {getattr(options, name)}" for name in TEXTS if getattr(options, name)]
     return "\n".join(lines) + "\n"
 
 
@@ -78,6 +80,8 @@ def parse(text: str) -> Schedule:
                 violates = value
             elif name in NUMBERS:
                 fixed[name] = int(value)
+            elif name in TEXTS:
+                fixed[name] = value
             elif name == "mode":
                 fixed["mode"] = MODES[value]
             elif name == "kinds":

@@ -5,7 +5,7 @@ Chooses among the moments of a run and puts them into lines. Judges nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from marshal_py.simulator.auditor_evidence import Violation
@@ -41,12 +41,16 @@ PROMISES: Final = {
 def story(violation: Violation, moments: Sequence[Moment]) -> Iterator[str]:
     """The moments up to the violation, the guilty record marked, and what was promised."""
     until_ms = violation.ms if violation.ms >= 0 else moments[-1].ms
-    before = [moment for moment in moments if moment.ms <= until_ms]
+    return ending_in(violation, [moment for moment in moments if moment.ms <= until_ms], line_of)
+
+
+def ending_in(violation: Violation, before: Sequence[Moment], line: Callable[[Moment], str]) -> Iterator[str]:
+    """The same of moments that end with the violation, each as `line` says."""
     if len(before) > LINES_MAX:
         yield f"({len(before) - LINES_MAX} moments before)"
     for moment in before[-LINES_MAX:]:
         guilty = moment.what == "record" and moment.offset == violation.offset >= 0
-        yield f"{'>' if guilty else ' '} {line_of(moment)}"
+        yield f"{'>' if guilty else ' '} {line(moment)}"
     where = f"offset {violation.offset}" if violation.offset >= 0 else "no record alone"
     yield f"{violation.invariant} ({PROMISES.get(violation.invariant, 'a promise')}) is broken, {where}:"
     yield f"  {violation.text}"

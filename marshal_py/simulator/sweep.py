@@ -27,12 +27,13 @@ from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.verdict import Outcome, Verdict
 from marshal_py.simulator.auditor_evidence import Evidence, Violation
+from marshal_py.simulator.auditor_history import oracle_of
 from marshal_py.simulator.client import Client
 from marshal_py.simulator.clock import MachineClock
 from marshal_py.simulator.cluster import Cluster
 from marshal_py.simulator.faults import DAMAGE_KINDS, STRIKE_KINDS
 from marshal_py.simulator.mutants import MUTANTS, NOT_YET, SEEDS_BASE, Hunt, find, switched_on
-from marshal_py.simulator.oracle import Oracle, OracleStop
+from marshal_py.simulator.oracle import OracleStop
 from marshal_py.simulator.process import Process
 from marshal_py.simulator.run import Result, simulate
 from marshal_py.simulator.scenario import Options, Scenario
@@ -101,9 +102,9 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def sweep(seeds: range, processes: int) -> Iterator[Result]:
+def sweep(seeds: range, processes: int, options: Options | None = None) -> Iterator[Result]:
     """Runs every seed; yields in their order."""
-    return _each(simulate, seeds, len(seeds), processes)
+    return _each(partial(simulate, options=options), seeds, len(seeds), processes)
 
 
 def total(results: Iterable[Counted]) -> Total:
@@ -283,7 +284,8 @@ def _told(run: Callable[[Callable[[Scenario, Random], Cluster]], Result]) -> Tol
     result = run(stage)
     (cluster,) = stages
     logs = cluster.past + cluster.close()
-    records = [moment for evidence in logs for moment in _records(cluster, evidence)]
+    records = [moment for evidence in logs for moment in
+               records_of(evidence, _sender(cluster, evidence), evidence.inherited)]
     moments = [*cluster.noted, *records, *_deliveries(cluster)]
     return Told(result, sorted(moments, key=lambda moment: moment.ms), logs)
 
@@ -305,25 +307,37 @@ def _title(process: Process) -> str:
     return f"{process.name}#{process.number}"
 
 
-def _records(cluster: _Watched, evidence: Evidence) -> Iterator[Moment]:
-    """A log with the oracle's verdicts. A copy that came twice has the sender of the newest."""
-    oracle = Oracle(evidence.number, evidence.root or None)
-    for offset, (ms, value) in enumerate(zip(evidence.appended_ms, evidence.log, strict=True)):
+def _sender(cluster: _Watched, evidence: Evidence) -> Callable[[int, Verdict | None], str]:
+    """Who sent the record at an offset. A copy that came twice has the sender of the newest."""
+
+    def sender(offset: int, _: Verdict | None) -> str:
+        sent = evidence.sent.get(evidence.log[offset] or b"")
+        return NOBODY if sent is None else _title(cluster.processes[sent[2]])
+
+    return sender
+
+
+def records_of(evidence: Evidence, sender: Callable[[int, Verdict | None], str], first: int = 0) -> Iterator[Moment]:
+    """The records of a log from `first` on, with the oracle's verdicts."""
+    oracle = oracle_of(evidence)
+    if oracle is None:
+        return
+    for offset in range(oracle.next_offset, len(evidence.log)):
         if offset in evidence.gaps:
             continue
-        sender = evidence.sent.get(value)
-        who = NOBODY if sender is None else _title(cluster.processes[sender[2]])
+        ms, value = evidence.appended_ms[offset], evidence.log[offset]
         try:
             outcome, reason, group, _ = oracle.apply(offset, value)
         except OracleStop as stop:
-            yield Moment(ms, who, "record", offset, "stop", stop.reason)
+            yield Moment(ms, sender(offset, None), "record", offset, "stop", stop.reason)
             return
         verdict = Verdict(offset, Outcome[outcome.upper()], reason, group or "", None)
         envelope = codec.open_envelope(value, crc32(oracle.incarnation or b""))
         if envelope is not None and envelope[3] <= codec.TYPE_MAX:
             verdict = replace(verdict, record=envelope[5] or codec.decode_body(envelope[3], envelope[4]))
-        text = describe(verdict)
-        yield Moment(ms, who, "record", offset, outcome, f"{group}: {text}" if group else text)
+        text, who = describe(verdict), sender(offset, verdict)
+        if offset >= first:
+            yield Moment(ms, who, "record", offset, outcome, f"{group}: {text}" if group else text)
 
 
 def _deliveries(cluster: _Watched) -> Iterator[Moment]:

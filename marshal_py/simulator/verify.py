@@ -19,6 +19,7 @@ from marshal_py.errors import CoordinationError
 from marshal_py.protocol import codec, rationalizer, snapshot
 from marshal_py.protocol.records import Checkpoint, Genesis, Heartbeat, Snapshot
 from marshal_py.protocol.snapshot import Shelf, Stored
+from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import CHECKPOINT_OFFSETS, FOLD_VERSION, World
 from marshal_py.simulator.oracle import Oracle, OracleStop
 from marshal_py.simulator.oracle_snapshot import LogState, Snapshots
@@ -49,6 +50,7 @@ class Report(Struct):
     snapshot_digests: int = 0  # carried by snapshots and their witnesses
     other_fold_versions: int = 0  # carried by heartbeats, not compared (G4)
     differences: list[Difference] = []
+    begins: dict[int, int] = {}  # by log: the checkpoint of the snapshot that a truncated one was folded from
 
     @property
     def ok(self) -> bool:
@@ -58,10 +60,17 @@ class Report(Struct):
 class TwoFolds:
     """One log under both folds."""
 
-    def __init__(self, log: int, root: Genesis | None, root_value: bytes | None, report: Report) -> None:
-        """`root`, `root_value`: the root Genesis and its bytes, needed for a log > 0 (L4)."""
+    def __init__(self, log: int, root: Genesis | None, root_value: bytes | None, report: Report,
+                 each: bool = False) -> None:  # fmt: skip
+        """`root`, `root_value`: the root Genesis and its bytes, needed for a log > 0 (L4).
+
+        `each`: a group is compared behind every record that names it, not only at checkpoints; that costs the oracle
+        as much again for each partition of the group.
+        """
+        self._each = each
+        self._known: dict[str, int] = {}  # with `each`: the digest of a group behind the last record that named it
         self.difference: Difference | None = None
-        self.log, self._report = log, report
+        self.log, self.report = log, report
         self._world = World(log, None if log == 0 else root)
         self._oracle = Oracle(log, None if log == 0 else root_value)
         self._touched: set[str] = set()  # groups that a record since the last checkpoint named
@@ -87,7 +96,7 @@ class TwoFolds:
         """Folds the next record; afterwards `difference` may be set."""
         if self.difference is not None:
             return
-        self._report.records += 1
+        self.report.records += 1
         stopped = ["", ""]
         try:
             verdict = rationalizer.apply(self._world, offset, value)
@@ -111,14 +120,31 @@ class TwoFolds:
             self._check_carried(offset, verdict.group, verdict.record.digest)
         elif isinstance(verdict.record, Snapshot) and verdict.accepted:
             self._check_snapshot(offset, verdict.record)
+        if self._each and self.difference is None:
+            self._check_record(offset, verdict)
         self._touched.add(verdict.group)
         if (offset + 1) % CHECKPOINT_OFFSETS == 0 and self.difference is None:
             self._check_block(offset)
 
+    def _check_record(self, offset: int, verdict: Verdict) -> None:
+        """Both folds hold the same group behind the record; if it was not accepted, the group of before (F10.1)."""
+        name = verdict.group
+        group = self._world.groups.get(name)
+        if group is None:
+            return
+        digest, theirs, known = group.digest(), self._oracle.state_digest(name), self._known.get(name)
+        self._known[name] = digest
+        self.report.digests += 1
+        if digest != theirs:
+            self._differs(offset, name, "state digest", f"{digest:016x}", f"{theirs:016x}")
+        elif not verdict.accepted and verdict.reason != "opaque" and known not in (None, digest):
+            self._differs(offset, name, "a record that is not accepted changes the state", f"{digest:016x}",
+                          f"{known:016x}")  # fmt: skip
+
     def finish(self) -> None:
         """The end of the log: every group, whatever was said about it last."""
         names = self._world.groups.keys()
-        self._report.groups += len(names)
+        self.report.groups += len(names)
         if self.difference is None:
             other = self._oracle.groups.keys() ^ names
             if other:
@@ -129,7 +155,7 @@ class TwoFolds:
 
     def _check_block(self, offset: int) -> None:
         """A checkpoint (G1): the chain, and the groups that the block has named."""
-        self._report.checkpoints += 1
+        self.report.checkpoints += 1
         at, chain = self._oracle.chain_digest()
         if (self._world.chain_at, self._world.chain) != (at, chain):
             self._differs(offset, "", "chain digest", f"{self._world.chain:016x}", f"{chain:016x}")
@@ -143,7 +169,7 @@ class TwoFolds:
     def _compare_groups(self, offset: int) -> None:
         for name in sorted(self._touched & self._world.groups.keys()):
             digest, theirs = self._world.groups[name].digest(), self._oracle.state_digest(name)
-            self._report.digests += 1
+            self.report.digests += 1
             if digest != theirs:
                 self._differs(offset, name, "state digest", f"{digest:016x}", f"{theirs:016x}")
                 return
@@ -156,7 +182,7 @@ class TwoFolds:
         """N3: what the writer of a snapshot, or its witness, had folded."""
         if record.at < self._world.began_at:
             return  # of what lies before the beginning of this look
-        self._report.snapshot_digests += 1
+        self.report.snapshot_digests += 1
         expected = self._totals.get(record.at), self._chains.get(record.at)
         for what, found, known in zip(("state", "chain"), (record.state, record.chain), expected, strict=True):
             if found != known and self.difference is None:
@@ -167,11 +193,11 @@ class TwoFolds:
     def _check_carried(self, offset: int, group: str, carried: Checkpoint) -> None:
         """G4: what the sender of a heartbeat had folded."""
         if carried.fold != FOLD_VERSION:
-            self._report.other_fold_versions += 1
+            self.report.other_fold_versions += 1
             return
         if carried.at < self._world.began_at:
             return  # of what lies before the beginning of this look
-        self._report.heartbeat_digests += 1
+        self.report.heartbeat_digests += 1
         if carried.at not in self._chains:
             known = f"checkpoints up to {max(self._chains)}"
             self._differs(offset, group, "checkpoint of a heartbeat", str(carried.at), known)
@@ -194,7 +220,7 @@ class TwoFolds:
 
     def _differs(self, offset: int, group: str, what: str, found: str, expected: str) -> None:
         self.difference = Difference(self.log, offset, group, what, found, expected)
-        self._report.differences.append(self.difference)
+        self.report.differences.append(self.difference)
 
 
 class Truncated:
@@ -217,6 +243,7 @@ class Truncated:
         for stored in reversed(self._shelf.confirmed(self.first)):
             state = by_place.get((stored.at, stored.key.chain))
             if state is not None and self.folds.begin(stored, state):
+                self.folds.report.begins[self.folds.log] = stored.at
                 for offset, value in self._records:
                     if offset >= stored.at:
                         self.folds.put(offset, value)
@@ -225,14 +252,15 @@ class Truncated:
         self.folds.miss(self.first)
 
 
-def verify(records: Iterable[LogRecord], root: Genesis | None, root_value: bytes | None) -> Report:
+def verify(records: Iterable[LogRecord], root: Genesis | None, root_value: bytes | None,
+           each: bool = False) -> Report:  # fmt: skip
     """Checks whole logs, or what is left of them; their records may come mixed, each log's in its order."""
     report = Report()
     logs: dict[int, TwoFolds | Truncated] = {}
     for record in records:
         folds = logs.get(record.log)
         if folds is None:
-            folds = TwoFolds(record.log, root, root_value, report)
+            folds = TwoFolds(record.log, root, root_value, report, each)
             if record.offset:
                 folds = Truncated(folds, record.offset)
             logs[record.log] = folds

@@ -148,6 +148,8 @@ class Reader:
         line = self._file.readline()
         if not line.startswith(b'{"dump":"marshal",'):
             # Another kind of file, most likely; a damaged header is told from it by what follows.
+            if not line:
+                raise self._damage("it is empty")
             self._look_ahead(line)
             raise self._damage('line 1 is no header of a dump: `marshal log dump` writes {"dump":"marshal",...}')
         if line[-_TAIL_BYTES:] != self._chain.tail(line[:-_TAIL_BYTES]):

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from marshal_py.cli import advisories, consume, demo, doctor, lag, log, produce, snapshot, state, verify
+from marshal_py.cli import advisories, consume, demo, doctor, lag, log, produce, simulate, snapshot, state, verify
 from tests.cli.shell import DEADLINE_S, REPOSITORY, Shell
 
 EXAMPLES = [
     consume.EXAMPLE, produce.EXAMPLE, state.EXAMPLE, log.TAIL_EXAMPLE, log.DUMP_EXAMPLE, log.LOAD_EXAMPLE,
     doctor.EXAMPLE, verify.EXAMPLE, snapshot.EXAMPLE, advisories.EXAMPLE,
-    lag.EXAMPLE, snapshot.BOOTSTRAP_EXAMPLE,
+    lag.EXAMPLE, snapshot.BOOTSTRAP_EXAMPLE, simulate.DUMP_EXAMPLE,
 ]  # fmt: skip
 DUMP = "billing.dump"  # what examples write and read
 

@@ -14,12 +14,16 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from marshal_py.cli import app, simulate
+from marshal_py.protocol.records import Checkpoint, ClaimState, Heartbeat
 from marshal_py.simulator import sweep
 from marshal_py.simulator.auditor_evidence import Violation
-from marshal_py.simulator.mutants import MUTANTS, NOT_YET, SEEDS_BASE, Hunt
+from marshal_py.simulator.mutants import MUTANTS, NOT_YET, SEEDS_BASE, Hunt, switched_on
 from marshal_py.simulator.run import Result as Ran
 from marshal_py.simulator.run import simulate as run_seed
+from marshal_py.simulator.schedule import Schedule, text_of
 from tests.cli.shell import DEADLINE_S, REPOSITORY, Shell
+from tests.support import dumps
+from tests.support.logbook import Logbook
 
 SEEDS = 6  # not void: their take-overs are asserted below
 QUICK = "X9"  # a mutant that few schedules show
@@ -230,6 +234,82 @@ def test_a_page_of_one_seed(tmp_path: Path) -> None:
     assert html.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+# --- a dump of a cluster
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("simulate") / "run.dump"
+    dumps.of_run(path, 3)
+    return path
+
+
+def test_a_dump_is_judged_and_runs_go_on_from_it(dump: Path) -> None:
+    (found,) = objects(run("--dump", str(dump), "--json"))
+    assert (found["verdict"], found["violations"], found["first"]) == ("ok", 0, None)
+    assert min(found[name] for name in ("records", "sessions", "claims", "handovers", "digests")) > 0
+    plain = run("--dump", str(dump))
+    assert plain.exit_code == 0
+    assert f"{found['claims']} claims, {found['handovers']} hand-overs" in plain.stdout
+    assert plain.stdout.splitlines()[-1] == "no promise is broken, as far as a log shows"
+    again, races = objects(run("--dump", str(dump), "--seeds", "0:2", "--processes", "1", "--json"))
+    assert again == found
+    assert set(races) == TOTALS
+    assert (races["seeds"], races["violations"], races["void"]) == (2, 0, False)
+
+
+def test_one_run_from_a_dump_is_told(dump: Path, tmp_path: Path) -> None:
+    html = tmp_path / "report.html"
+    done = run("--dump", str(dump), "--seed", "1", "--trace", "--html", str(html), "--group", "billing")
+    assert done.exit_code == 0, done.output
+    assert "c1#0" in done.stdout
+    assert done.stdout.splitlines()[-1] == f"again: marshal simulate --dump {dump} --group billing --seed 1 --trace"
+    assert html.read_text(encoding="utf-8").startswith("<!doctype html>")
+    refused = run("--dump", str(dump), "--seed", "1", "--group", "nobody")
+    assert refused.exit_code == 1
+    assert "it holds no group 'nobody'; it has audit, billing" in refused.stderr
+
+
+def test_a_violation_from_a_dump_is_shrunk_and_kept_with_it(dump: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.txt"
+    bias = MUTANTS[QUICK].bias._replace(dump=str(dump))
+    with switched_on(MUTANTS[QUICK]):
+        seed = next(seed for seed in range(40) if run_seed(seed, bias).violations)
+    kept.write_text(text_of(Schedule(seed, bias, QUICK)), encoding="utf-8")
+    shrunk = run("--scenario", str(kept), "--shrink", str(kept), "--json")
+    assert shrunk.exit_code == 1
+    assert f"dump {dump}\n" in kept.read_text(encoding="utf-8")
+    assert objects(run("--scenario", str(kept), "--json")) == objects(shrunk)
+
+
+def test_a_broken_promise_in_a_dump_is_1_and_nothing_goes_on(tmp_path: Path) -> None:
+    book = Logbook()
+    session, epoch = book.owner()
+    for number in range(30):
+        lie = Checkpoint(16, 1, 2, 1) if number == 20 else None
+        book.must(Heartbeat(session, number, (ClaimState(epoch, 101 + number),), digest=lie))
+    path = dumps.of_values(tmp_path / "lie.dump", book.values)
+    done = run("--dump", str(path), "--seeds", "0:2", "--json")
+    assert done.exit_code == 1
+    (found,) = objects(done)
+    assert (found["first"]["offset"], found["first"]["who"], found["first"]["rule"]) == (24, "c", "G4")
+    assert len(done.stderr.splitlines()) == 1
+    assert "S1 is broken in log 0, offset 24" in done.stderr
+    plain = run("--dump", str(path)).stdout.splitlines()
+    assert any(line.startswith("> ") and "@24 " in line for line in plain), "the story, with the record"
+
+
+def test_a_dump_that_is_none_says_so(tmp_path: Path) -> None:
+    for content in (b"", b"something else\n"):
+        path = tmp_path / "broken.dump"
+        path.write_bytes(content)
+        done = run("--dump", str(path), "--json")
+        assert done.exit_code == 1
+        assert done.stdout == ""
+        assert "marshal log dump" in done.stderr
+    assert run("--dump", str(tmp_path / "missing.dump")).exit_code == 1
+
+
 # --- usage
 
 
@@ -248,6 +328,11 @@ def test_a_page_of_one_seed(tmp_path: Path) -> None:
         ["--mutant", "X99"],
         ["--mutant", "X30"],
         ["--processes", "0"],
+        ["--group", "billing", "--seed", "1"],
+        ["--dump", "x.dump", "--mutants"],
+        ["--dump", "x.dump", "--seeds", "0:2", "--seed", "1"],
+        ["--dump", "x.dump", "--trace"],
+        ["--dump", "x.dump", "--group", "billing"],
     ],
 )
 def test_wrong_usage_is_2(arguments: list[str]) -> None:

@@ -73,6 +73,12 @@ def test_lag_agrees_with_kafkas_own_figures_and_the_log_with_itself(
     offline = shell.json("verify", "--dump", str(path))
     assert offline["ok"]
     assert offline["records"] == shell.json("verify", *where)["records"]
+    judged = shell.json("simulate", "--dump", str(path))
+    assert (judged["verdict"], judged["violations"], judged["sessions"]) == ("ok", 0, 1)
+    assert (judged["records"], judged["claims"]) == (offline["records"], PARTITIONS)
+    raced = shell.json("simulate", "--dump", str(path), "--group", group, "--seeds", "0:3", "--processes", "1")
+    assert (raced["seeds"], raced["violations"]) == (3, 0)
+    assert raced["deliveries"] > 0
     copy = f"{coordination}-copy"
     assert shell.json("log", "load", str(path), "--coordination-topic", copy)["records"] == offline["records"]
     again, first = (shell.json("lag", group, "--coordination-topic", one)["partitions"] for one in (copy, coordination))

@@ -110,7 +110,7 @@ def test_every_missing_or_added_byte_is_noticed(path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "line 1 is no header"),
+        (b"", "it is empty"),
         (b'{"log":1}\n', "line 1 is no header"),
         (b"\xff" * 500, "line 1 is no header"),
         (written(version=2), "version 2, this library reads 1"),

@@ -1,0 +1,60 @@
+"""Dump files for tests: of given values, and of what a simulated cluster left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from random import Random
+
+from marshal_py.protocol import codec
+from marshal_py.protocol.records import Genesis
+from marshal_py.simulator.cluster import Cluster
+from marshal_py.simulator.run import simulate
+from marshal_py.simulator.scenario import Options, Scenario
+from marshal_py.transport.dump import Header, Span, Writer
+from marshal_py.transport.ports import LogRecord
+from tests.support.logbook import INCARNATION
+
+BEGIN_MS = 1_763_700_000_000
+CALMLY = Options(clients=3, partitions=4, interval_ms=2_000, kinds=frozenset({"crash", "leave", "arrive"}),
+                 until_ms=30_000)  # fmt: skip
+
+
+def write(path: Path, records: Iterable[LogRecord], partitions: int = 1, group: str = "") -> Path:
+    """A whole dump of these records, which stand log after log."""
+    kept = list(records)
+    logs = sorted({0, *(record.log for record in kept)})
+    offsets = {log: [record.offset for record in kept if record.log == log] or [0, -1] for log in logs}
+    spans = tuple(Span(log, offsets[log][0], offsets[log][-1] + 1) for log in logs)
+    header = Header(topic="__marshal", incarnation=INCARNATION.hex(), partitions=partitions, logs=spans, group=group,
+                    time_ms=BEGIN_MS, by="a test")  # fmt: skip
+    with path.open("wb") as file:
+        writer = Writer(file, header)
+        for record in kept:
+            writer.write(record)
+        writer.finish()
+    return path
+
+
+def of_values(path: Path, values: Iterable[bytes | None]) -> Path:
+    """One log, a record per second."""
+    return write(path, [LogRecord(0, at, value, BEGIN_MS + 1_000 * at) for at, value in enumerate(values)])
+
+
+def of_run(path: Path, seed: int, options: Options = CALMLY) -> list[LogRecord]:
+    """The logs of a simulated run, as they stand when it ends; returns the records."""
+    stages: list[Cluster] = []
+
+    def stage(scenario: Scenario, rng: Random) -> Cluster:
+        stages.append(Cluster(scenario, rng))
+        return stages[0]
+
+    simulate(seed, options, stage)
+    logs = stages[0].broker.logs
+    records = [LogRecord(number, at, value, BEGIN_MS + ms) for number, log in enumerate(logs)
+               for at, (value, ms) in enumerate(zip(log.recorded, log.appended_ms, strict=True))]  # fmt: skip
+    root = codec.open_envelope(records[0].value, -1)
+    assert root is not None
+    assert isinstance(root[5], Genesis)
+    write(path, records, root[5].partitions)
+    return records
