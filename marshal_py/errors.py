@@ -574,15 +574,21 @@ class Diverged(CoordinationError):
     """This process folded the log to another state than the log says, or than others fold it to (PROTOCOL.md G7, G8).
 
     `offset`: the checkpoint at which the states first differ, as far back as this process remembers. `held` and
-    `again`: the state digests there, as held and as folded again, or as two others have it.
+    `again`: the state digests there, as held and as folded again, or as two others have it. `evidence`: the file in
+    which the consumer kept the state that it held, "" if there is none.
     """
 
     def __init__(self, group: str, log: int, offset: int, held: int, again: int, reason: str) -> None:
         self.group, self.log, self.offset = group, log, offset
-        self.held, self.again, self.reason = held, again, reason
+        self.held, self.again, self.reason, self.evidence = held, again, reason, ""
         super().__init__(f"group {group!r}: the state of coordination partition {log} that this process holds differs "
                          f"from offset {offset} on ({held:016x}, not {again:016x}): {reason}; it has stopped; keep "
                          f"`marshal log dump` for a bug report, then start the process again")
+
+    def keep(self, path: str) -> None:
+        """The state that was held stands in this file."""
+        self.evidence = path
+        self.args = (f"{self.args[0]}; what it held is kept: `marshal diff {self.group} --state {path}`",)
 
 
 class EnvelopeUnknown(CoordinationError):

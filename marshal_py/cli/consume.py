@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import typer
@@ -35,6 +36,10 @@ def consume(
     policy: Annotated[str | None, typer.Option(help="Who tries which partition: balanced or greedy.")] = None,
     metrics_port: Annotated[int | None, typer.Option(min=0, max=65_535, help="Serve metrics for Prometheus there, on "
                                                      "this machine; 0 takes a free port.")] = None,
+    evidence_dir: Annotated[Path | None, typer.Option("--evidence-dir", metavar="DIR", exists=True, file_okay=False,
+                                                      help="Where the state is kept if it is found to be broken "
+                                                      "(Diverged).", show_default="the system's temporary folder")]
+    = None,
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
@@ -48,7 +53,8 @@ def consume(
     options: dict[str, Any] = {"delivery": delivery, "start": start, "policy": policy,
                                "heartbeat_interval_s": heartbeat_interval}  # fmt: skip
     with (
-        connect(settings, client_id=client_id, coordination_topic=coordination_topic) as marshal,
+        connect(settings, client_id=client_id, coordination_topic=coordination_topic,
+                evidence_dir=str(evidence_dir) if evidence_dir is not None else None) as marshal,
         marshal.consumer(group, topics, **options) as consumer,
         nullcontext() if metrics_port is None else serve(marshal, metrics_port) as exporter,
         Teller(consumer),

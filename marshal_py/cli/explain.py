@@ -12,8 +12,10 @@ import typer
 
 from marshal_py.admin.targets import OFFSET, TIME, parse
 from marshal_py.cli import frame, operate
+from marshal_py.client import evidence
 from marshal_py.errors import InvalidOption
 from marshal_py.history import explain as history
+from marshal_py.history import states
 from marshal_py.history.explain import LINES_MAX, Cut, Line, Standing
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.world import World
@@ -21,6 +23,7 @@ from marshal_py.transport.ports import LogRecord
 
 EXAMPLE: Final = frame.example("marshal explain billing orders:0 --json")
 DIFF_EXAMPLE: Final = frame.example("marshal diff billing --at 5 --at 20")
+WHOLE_STATE: Final = 10**9  # entries: what the log says is not cut
 
 
 @frame.reports_errors
@@ -72,7 +75,11 @@ def explain(
 @frame.reports_errors
 def diff(
     group: operate.Name,
-    at: Annotated[list[str], typer.Option("--at", metavar="TIME|OFFSET", help="Give it twice: from, to.")],
+    at: Annotated[list[str] | None, typer.Option("--at", metavar="TIME|OFFSET", help="Give it twice: from, to.")]
+    = None,
+    state: Annotated[Path | None, typer.Option("--state", metavar="FILE", exists=True, dir_okay=False,
+                                               help="Instead: what a consumer that ended with Diverged had kept, "
+                                               "against the log as of there.")] = None,
     dump: frame.DumpFile = None,
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
@@ -80,8 +87,12 @@ def diff(
     as_json: frame.Json = False,
 ) -> None:
     """Show what changed in a group between two times or offsets of its log."""
-    if len(at) != 2:
-        raise typer.BadParameter("give --at twice: from, to")
+    if state is not None and not at:
+        with _history(group, bootstrap_servers, command_config, coordination_topic, dump) as (world, records):
+            _against_log(evidence.read(state, group), world, records, as_json)
+        return
+    if at is None or len(at) != 2 or state is not None:
+        raise typer.BadParameter("give --at twice: from, to; or --state")
     with _history(group, bootstrap_servers, command_config, coordination_topic, dump) as (world, records):
         found = history.diff(world, records, group, _cut(at[0]), _cut(at[1]))
     if as_json:
@@ -108,6 +119,32 @@ def diff(
         print(_text(line))
     for kind, count in found.records.items():
         print(f"{count} x {kind}")
+
+
+def _against_log(kept: dict[str, Any], world: World, records: Iterator[LogRecord], as_json: bool) -> None:
+    """What a broken process held, beside what the log folds to there."""
+    group, at_offset = kept["group"], kept["at_offset"]
+    for _ in history.fold(world, records, Cut(at_offset)):
+        pass
+    if world.next_offset != at_offset + 1 or (world.genesis is not None
+                                              and world.genesis.incarnation.hex() != kept["incarnation"]):  # fmt: skip
+        raise frame.CommandFailed(f"the state is of offset {at_offset} of log {kept['log']}, incarnation "
+                                  f"{kept['incarnation']}; this history does not reach there")  # fmt: skip
+    log = states.plain(world.groups.get(group), WHOLE_STATE)
+    found = list(states.differences(kept["state"], log, whole=not kept["left_out"]))
+    if as_json:
+        frame.print_json({"group": group, "at_offset": at_offset, "first_difference": kept["first_difference"],
+                          "client_id": kept["client_id"], "reason": kept["reason"], "left_out": kept["left_out"],
+                          "differences": [each._asdict() for each in found]})  # fmt: skip
+        return
+    print(f"{kept['client_id']} in group {group!r} after offset {at_offset}, first different at offset "
+          f"{kept['first_difference']}: {kept['reason']}")  # fmt: skip
+    for each in found:
+        print(f"{each.entry}, {each.field}: {each.held} held, {each.log} by the log")
+    if kept["left_out"]:
+        print(f"({kept['left_out']} sessions and partitions were left out of the file)")
+    if not found:
+        print("the same in all entries: the states had differed before, or only in the bytes that led to them")
 
 
 @contextmanager

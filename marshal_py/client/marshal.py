@@ -50,7 +50,8 @@ _open: set[Marshal] = set()
 def connect(servers_or_config: str | Mapping[str, Any] | MemoryDoor, *, client_id: str | None = None,
             coordination_topic: str = COORDINATION_TOPIC, coordination_partitions: int = COORDINATION_PARTITIONS,
             timeout_s: float = CONNECT_TIMEOUT_S, snapshot_every_records: int = SNAPSHOT_EVERY_RECORDS,
-            history_kept_s: float = HISTORY_KEPT_S, statistics_interval_ms: int = 0) -> Marshal:  # fmt: skip
+            history_kept_s: float = HISTORY_KEPT_S, statistics_interval_ms: int = 0,
+            evidence_dir: str | None = None) -> Marshal:  # fmt: skip
     """Connects to a cluster and makes sure that the coordination topic is there and sound (PROTOCOL.md L1).
 
     `servers_or_config`: "host:port,..." or a mapping of librdkafka settings (SASL, TLS, ...). `client_id`: unique per
@@ -58,6 +59,8 @@ def connect(servers_or_config: str | Mapping[str, Any] | MemoryDoor, *, client_i
     created here. Its consumers write a snapshot of their logs about every `snapshot_every_records` records; what lies
     behind two confirmed ones and is older than `history_kept_s` they delete, where Kafka lets them.
     `statistics_interval_ms`: how often librdkafka's clients tell their statistics to `Marshal.metrics`; 0 is never.
+    `evidence_dir`: where a consumer that ends with Diverged keeps the state that it held; the system's temporary folder
+    if left out.
 
     Raises ClusterUnreachable after `timeout_s`, CoordinationError, InvalidName, InvalidOption, UnsupportedPlatform.
     """
@@ -67,7 +70,7 @@ def connect(servers_or_config: str | Mapping[str, Any] | MemoryDoor, *, client_i
         raise InvalidOption("coordination_partitions", coordination_partitions, f"1 to {PARTITION_MAX}")
     if not timeout_s > 0:
         raise InvalidOption("timeout_s", timeout_s, "more than 0")
-    policy = check_policy(snapshot_every_records, history_kept_s)
+    policy = check_policy(snapshot_every_records, history_kept_s, evidence_dir)
     given = f"{default_client_id()}-{os.getpid()}-{secrets.token_hex(3)}" if client_id is None else client_id
     check_id("client_id", given)
     check_topics([coordination_topic])

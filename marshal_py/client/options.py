@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -111,10 +112,12 @@ def check_topics(topics: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def check_policy(snapshot_every_records: int, history_kept_s: float) -> Policy:
+def check_policy(snapshot_every_records: int, history_kept_s: float, evidence_dir: str | None) -> Policy:
     _whole("snapshot_every_records", snapshot_every_records, 10_000_000, "a start folds that many at most")
     _within("history_kept_s", history_kept_s, 0.0, 3_650 * 86_400.0, "what is younger stays readable for people")
-    return Policy(snapshot_every_records, history_kept_s)
+    if evidence_dir is not None and not os.path.isdir(evidence_dir):
+        raise InvalidOption("evidence_dir", evidence_dir, "a folder that exists")
+    return Policy(snapshot_every_records, history_kept_s, evidence_dir or "")
 
 
 def _one_of(option: str, value: object, allowed: tuple[str, ...]) -> None:

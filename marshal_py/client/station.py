@@ -12,11 +12,20 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
+from marshal_py.client import evidence
 from marshal_py.client.flow import Flow
 from marshal_py.client.metrics import Tally
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.ranges import Ranges, UnfetchedSource
-from marshal_py.errors import AccessDenied, BatchOverdue, ClusterError, MarshalError, PartitionError, PositionBeyondEnd
+from marshal_py.errors import (
+    AccessDenied,
+    BatchOverdue,
+    ClusterError,
+    Diverged,
+    MarshalError,
+    PartitionError,
+    PositionBeyondEnd,
+)
 from marshal_py.history.advisories import in_words
 from marshal_py.protocol import codec
 from marshal_py.protocol.advisory import ALARMING, Advisory
@@ -171,8 +180,19 @@ class Station:
             self.loop.upkeep.refold(self, ready.refold)
         self._tell(ready)
         if ready.ended:
+            if isinstance(ready.error, Diverged):
+                self._keep_evidence(ready.error)
             self.ended = True
             self.error = ready.error or self.error
+
+    def _keep_evidence(self, error: Diverged) -> None:
+        """What this process held goes with it, unless it is written down now."""
+        member, now_ms = self.member, self.loop.clock.now().wall_ms
+        path = evidence.keep(member, error, self.loop.upkeep.policy.evidence_dir, member.options.library, now_ms)
+        if path:
+            error.keep(path)
+            self.tell(Advisory("state_kept", member.name, member.options.client_id, text=path, session=member.session,
+                               log=self.log, log_offset=error.offset))  # fmt: skip
 
     def _tell(self, ready: Ready) -> None:
         for advisory in ready.advisories:

@@ -44,12 +44,13 @@ KINDS: Final = {
     "unfenced": "the lease is valid again",
     "snapshot_refused": "a snapshot of the log was not written, or is not what this process folded; text: why",
     "truncation_refused": "the log's old records were not deleted; text: why",
+    "state_kept": "this process held another state than the log says, and ends; text: the file that keeps it",
 }
-LOCAL: Final = frozenset({"fenced", "unfenced", "snapshot_refused", "truncation_refused"})
+LOCAL: Final = frozenset({"fenced", "unfenced", "snapshot_refused", "truncation_refused", "state_kept"})
 # Somebody should look at these; the rest is the daily course of things.
 ALARMING: Final = frozenset({
     "evicted", "lost", "skipped", "opaque", "handler_stuck", "offset_lost", "amo_dropped", "diverged", "mirror_refused",
-    "fenced", "snapshot_refused",
+    "fenced", "snapshot_refused", "state_kept",
 })  # fmt: skip
 
 

@@ -5,11 +5,18 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from marshal_py.client import evidence
 from marshal_py.client.marshal import connect
-from marshal_py.transport.dump import Reader, Writer
+from marshal_py.client.observer import Observer
+from marshal_py.errors import Diverged
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.member import Member
+from marshal_py.transport.dump import Reader, Writer, memory_door
 from tests.cli.shell import Shell, wait_until
 
 
@@ -92,6 +99,44 @@ def test_the_tail_in_its_raw_form(shell: Shell, billing: str, dumped: Path) -> N
 )
 def test_forms_that_contradict_are_wrong_usage(shell: Shell, arguments: list[str]) -> None:
     assert shell.run(*arguments).exit_code == 2
+
+
+# --- what a broken consumer kept
+
+
+def test_what_a_broken_consumer_held_is_compared_with_the_log(billing: str, dumped: Path, tmp_path: Path) -> None:
+    header, door = memory_door(dumped)
+    with Observer(door, header.topic) as observer:
+        observer.fold(billing)
+        (world,) = [world for world in observer.worlds.values() if billing in world.groups]
+    group = world.groups[billing]
+    group.partitions[TopicPartition("orders", 2)].position = 3
+    broken = SimpleNamespace(name=billing, world=world, group=group, session=7,
+                             options=SimpleNamespace(client_id="broken-one"))  # fmt: skip
+    error = Diverged(billing, world.log, 16, 1, 2, "planted")
+    kept = evidence.keep(cast(Member, broken), error, str(tmp_path), "lib", 5)
+    where = ("--state", kept, "--dump", str(dumped))
+    found = Shell("").json("diff", billing, *where)
+    assert (found["client_id"], found["first_difference"], found["left_out"]) == ("broken-one", 16, 0)
+    assert found["at_offset"] == world.next_offset - 1
+    assert found["differences"] == [{"entry": "partition orders:2", "field": "position", "held": 3, "log": 5}]
+    told = Shell("").run("diff", billing, *where)
+    assert told.exit_code == 0
+    assert told.stdout.splitlines()[1:] == ["partition orders:2, position: 3 held, 5 by the log"]
+    other = Shell("").run("diff", "another", *where)
+    assert other.exit_code == 1
+    assert "it is of 'billing'" in other.stderr
+    none = Shell("").run("diff", billing, "--state", str(dumped), "--dump", str(dumped))
+    assert none.exit_code == 1
+    assert "Diverged" in none.stderr
+    assert Shell("").run("diff", billing, "--at", "3", *where).exit_code == 2
+    assert Shell("").run("diff", billing, "--dump", str(dumped)).exit_code == 2
+    kept_later = json.loads(Path(kept).read_text(encoding="utf-8"))
+    later = tmp_path / "later.json"
+    later.write_text(json.dumps({**kept_later, "at_offset": world.next_offset + 9}), encoding="utf-8")
+    short = Shell("").run("diff", billing, "--state", str(later), "--dump", str(dumped))
+    assert short.exit_code == 1
+    assert "this history does not reach there" in short.stderr
 
 
 # --- verify

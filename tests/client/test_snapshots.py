@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from marshal_py.client import opening, upkeep
+from marshal_py.client import evidence, opening, upkeep
 from marshal_py.client import policy as policies
 from marshal_py.errors import Diverged, HistoryRestarted, HistoryTruncated, InvalidOption, SnapshotRefused
+from marshal_py.history import states
 from marshal_py.protocol import codec, keeper, rationalizer, snapshot
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import Genesis, GroupConfig, Leave, Note, Snapshot
@@ -296,8 +298,11 @@ def test_young_history_stays(memory: MemoryGround, monkeypatch: pytest.MonkeyPat
     assert all(before <= first for before in deleted)
 
 
-def test_a_broken_fold_among_three(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
-    """G7: found by the digests, proved by a second fold of re-read bytes; it alone ends, the others take over."""
+def test_a_broken_fold_among_three(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """G7: found by the digests, proved by a second fold of re-read bytes; it alone ends, the others take over.
+
+    What it held is kept, and differs from the log in exactly what was falsified.
+    """
     topic = memory.topic(3)
     broken: list[World] = []
     apply = rationalizer.apply
@@ -312,7 +317,7 @@ def test_a_broken_fold_among_three(memory: MemoryGround, monkeypatch: pytest.Mon
         return verdict
 
     monkeypatch.setattr(rationalizer, "apply", warped)
-    marshals = [memory.connect(name) for name in "abc"]
+    marshals = [memory.connect(name, evidence_dir=str(tmp_path)) for name in "abc"]
     try:
         consumers = [joined(marshal, IN[1], [topic]) for marshal in marshals]
         until(lambda: [len(consumer.claims()) for consumer in consumers] == [1, 1, 1], "each has one")
@@ -324,6 +329,14 @@ def test_a_broken_fold_among_three(memory: MemoryGround, monkeypatch: pytest.Mon
         assert isinstance(error, Diverged)
         assert error.group == IN[1]
         assert error.offset - 32 <= offset < error.offset
+        (kept,) = tmp_path.iterdir()
+        assert error.evidence == str(kept)
+        assert str(kept) in str(error)
+        assert [event.text for event in consumers[1]._station.events if event.kind == "state_kept"] == [str(kept)]
+        held = evidence.read(kept, IN[1])
+        assert (held["client_id"], held["log"], held["first_difference"]) == ("b", 1, error.offset)
+        log = states.plain(folded(memory, 1, held["at_offset"] + 1).groups[IN[1]], 100)
+        assert list(states.differences(held["state"], log)) == [(f"partition {topic}:0", "generation", 1, 0)]
         until(lambda: sorted(len(consumers[at].claims()) for at in (0, 2)) == [1, 2], "the others take over")
         for at in (0, 2):
             events = [event for event in consumers[at]._station.events if event.kind == "diverged"]
@@ -354,8 +367,9 @@ def test_history_begun_anew_stops_who_knows_the_old_one(memory: MemoryGround, nu
 
 
 @pytest.mark.parametrize("options", [{"snapshot_every_records": 0}, {"snapshot_every_records": 1.5},
-                                     {"history_kept_s": -1.0}, {"history_kept_s": "a day"}])  # fmt: skip
+                                     {"history_kept_s": -1.0}, {"history_kept_s": "a day"},
+                                     {"evidence_dir": "/no/such/folder"}])  # fmt: skip
 def test_settings_out_of_bounds(memory: MemoryGround, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption, match=next(iter(options))):
         memory.connect(**options)
-    assert policies.DEFAULT_POLICY == (50_000, 86_400.0)
+    assert policies.DEFAULT_POLICY == (50_000, 86_400.0, "")
