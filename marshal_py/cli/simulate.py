@@ -41,7 +41,8 @@ def simulate(
                          ] = SCHEDULES,
     processes: Annotated[int | None, typer.Option("--processes", min=1, show_default="cores")] = None,
     spark: Annotated[bool, typer.Option("--spark", help="Runs --seeds on Spark instead of in processes here.")] = False,
-    master: Annotated[str | None, typer.Option("--master", metavar="URL", help="Of the Spark cluster.",
+    master: Annotated[str | None, typer.Option("--master", metavar="URL",
+                                               help="Of the Spark cluster; sc://HOST:PORT is Spark Connect.",
                                                show_default="local, every core")] = None,
     world: Annotated[str | None, typer.Option("--exhaustive", metavar="NAME", help="Searches every interleaving of a "
                                               "small world; `all` of the quick ones, `list` names them.")] = None,

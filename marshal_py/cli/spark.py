@@ -28,7 +28,8 @@ QUIET: Final = {"spark.log.level": "OFF", "spark.ui.showConsoleProgress": "false
 PIPE_WIDTH: Final = 160  # of a table where no terminal says how wide it is
 ROWS_MAX: Final = 20  # of each table for people; --json has all
 
-Master = Annotated[str, typer.Option("--master", metavar="URL", help="Of the Spark cluster.")]
+Master = Annotated[str, typer.Option("--master", metavar="URL",
+                                     help="Of the Spark cluster; sc://HOST:PORT is Spark Connect.")]  # fmt: skip
 
 app = typer.Typer(help="The coordination topic as data, on Spark.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -59,10 +59,18 @@ def require_spark() -> None:
     for package in ("pyspark", "pyarrow", "pandas"):
         if util.find_spec(package) is None:
             raise MissingSpark(package, "which is not installed here", INSTALL)
-    found = metadata.version("pyspark")
+    found = _version()
     if tuple(int(part) for part in found.split(".")[:2]) < PYSPARK_MIN:
         wanted = ".".join(map(str, PYSPARK_MIN))
         raise MissingSpark(f"pyspark {wanted} or newer", f"and {found} is installed here", INSTALL)
+
+
+def _version() -> str:
+    """Of the package pyspark, which clients of Spark Connect may have under another name, without a JVM."""
+    try:
+        return metadata.version("pyspark")
+    except metadata.PackageNotFoundError:
+        return metadata.version("pyspark-client")
 
 
 def __getattr__(name: str) -> Any:

@@ -80,11 +80,12 @@ def read_archive(spark: SparkSession, path: str) -> DataFrame | None:
     """
     try:
         found = spark.read.parquet(path)
+        names = set(found.columns)  # over Spark Connect this is what looks
     except AnalysisException as error:
         if error.getCondition() in ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"):
             return None
         raise
-    if not {"log", "offset", "time", "key", "value"} <= set(found.columns):
+    if not names >= {"log", "offset", "time", "key", "value"}:
         raise InvalidOption("path", path, f"no archive of a coordination topic: it has {', '.join(found.columns)}")
     return found
 

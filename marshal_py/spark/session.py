@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +23,8 @@ from marshal_py.errors import MissingSpark
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+CONNECT: Final = "sc://"
+CONNECT_INSTALL: Final = "pip install 'pyspark[connect]'"
 JAVA_MAJOR_MIN: Final = 17  # Spark 4 is compiled for it
 JAVA_PROBE_S: Final = 30.0  # `java -version` takes 0.1 s; a machine under load may take seconds
 
@@ -52,13 +55,16 @@ def local_session(master: str = "local[2]", *, name: str = "marshal_py",
                   settings: Mapping[str, str] | None = None) -> SparkSession:  # fmt: skip
     """The active session of this process, else a new one at `master`. `settings` win over the ones of this file.
 
-    Raises MissingSpark when there is no Java for it.
+    A `master` of `sc://host:port` is a Spark Connect server, whose settings are its own: `settings` are not for it.
+    Raises MissingSpark when there is no Java for it, or no grpcio.
     """
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
+    if master.startswith(CONNECT):
+        return _connected(master)
     os.environ["JAVA_HOME"] = java_home()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else the workers take the python3 of PATH
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -66,6 +72,15 @@ def local_session(master: str = "local[2]", *, name: str = "marshal_py",
     for key, value in {**_LOCAL, **(settings or {})}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def _connected(url: str) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    for module, package in (("grpc", "grpcio"), ("grpc_status", "grpcio-status"), ("zstandard", "zstandard")):
+        if util.find_spec(module) is None:
+            raise MissingSpark(package, f"which a client of {url} uses and is not installed", CONNECT_INSTALL)
+    return SparkSession.builder.remote(url).getOrCreate()
 
 
 def java_home(environ: Mapping[str, str] = os.environ) -> str:

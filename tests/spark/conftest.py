@@ -25,6 +25,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = local_session("local[2]", settings={
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.local.dir": str(folder / "local"),
+        "spark.connect.grpc.binding.address": "127.0.0.1",  # test_connect.py starts the server in this JVM
+        "spark.connect.grpc.binding.port": "0",
     })  # fmt: skip
     session.sparkContext.setLogLevel("ERROR")  # Spark's own warnings on stderr would hide a test's failure
     yield session

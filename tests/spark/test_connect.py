@@ -1,0 +1,81 @@
+"""Spark Connect: a client without a JVM does what a driver does. The server is the shared session's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import marshal_py.spark
+from marshal_py.errors import MissingSpark
+from marshal_py.simulator.run import simulate
+from tests.spark.place import Place
+from tests.support.connect_job import SMALL
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_S = 240.0  # ten seconds of work; a machine with other work is slower
+
+
+@pytest.fixture
+def server(spark: SparkSession) -> Iterator[str]:
+    """The address of a Connect server in the JVM that is there: port and interface are conftest's."""
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    service = getattr(jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")
+    service = getattr(service, "MODULE$")
+    service.start(spark.sparkContext._jsc.sc())
+    yield f"sc://127.0.0.1:{service.localPort()}"
+    service.stop(getattr(service, "stop$default$1")(), getattr(service, "stop$default$2")())
+
+
+@pytest.mark.timeout(300)
+def test_a_client_of_spark_connect_does_all_of_it(
+    server: str, place: Callable[[int], Place], tmp_path: Path
+) -> None:
+    """Claimed batches, a stream with a sink in Python, an archive, its replay in SQL, a sweep."""
+    here = place(3)
+    here.fill(30)
+    given = {"url": server, "options": here.options, "folder": str(tmp_path)}
+    # Of Spark's own variables, which name the JVM of this process, the client sees none.
+    environ = {name: value for name, value in os.environ.items()
+               if name != "JAVA_HOME" and not name.startswith(("SPARK_", "PYSPARK_"))}  # fmt: skip
+    command = [sys.executable, "-B", "-m", "tests.support.connect_job", json.dumps(given)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S,
+                          env={**environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["batches"] == sorted(map(list, here.written))
+    assert found["stream"] == found["batches"]
+    assert found["intervals"] == [[here.topic, partition, 2] for partition in range(3)]
+    assert found["sweep"] == [simulate(seed, SMALL).trace_hash for seed in range(4)]
+
+
+def test_a_client_without_grpc_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark.sql import SparkSession
+
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr(marshal_py.spark.util, "find_spec", lambda name: None if name == "grpc" else object())
+    with pytest.raises(MissingSpark, match=r"Spark needs grpcio.*pip install 'pyspark\[connect\]'"):
+        marshal_py.spark.local_session("sc://127.0.0.1:1")
+
+
+def test_the_light_client_counts_as_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pip install pyspark-client` brings the package pyspark under another name, and no JVM."""
+
+    def version(name: str) -> str:
+        if name == "pyspark":
+            raise marshal_py.spark.metadata.PackageNotFoundError(name)
+        return "4.1.0"
+
+    monkeypatch.setattr(marshal_py.spark.metadata, "version", version)
+    with pytest.raises(MissingSpark, match=r"pyspark 4\.2 or newer, and 4\.1\.0 is installed"):
+        marshal_py.spark.require_spark()

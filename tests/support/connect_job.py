@@ -1,0 +1,95 @@
+"""A client of Spark Connect as a process, without a JVM of its own: what docs/spark.md promises it, done in turn.
+
+    python -m tests.support.connect_job '{"url": "sc://...", "place": {...}, "folder": "..."}'
+
+Prints one JSON object: what each step saw. The judging is the test's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import marshal_py
+from marshal_py.simulator.scenario import Options
+from marshal_py.spark import (
+    Ledger,
+    archive,
+    claimed_batches,
+    local_session,
+    read_archive,
+    replay,
+    runs,
+    sweep,
+    views,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from marshal_py.spark.ledger import Entry
+
+SMALL = Options(clients=2, partitions=2, interval_ms=1_000, intervals=4)
+
+
+def take_batches(spark: SparkSession, options: dict[str, str], folder: Path) -> list[list[int]]:
+    """A plain job; the rows that it wrote."""
+    out = str(folder / "batches")
+    with (
+        marshal_py.connect(options["bootstrap.servers"], coordination_topic=options["coordination_topic"],
+                           coordination_partitions=2) as marshal,
+        marshal.consumer(options["group"], [options["topics"]], start="earliest", heartbeat_interval_s=1.0) as consumer,
+        claimed_batches(spark, consumer, max_rows=50, wait_s=0) as batches,
+    ):  # fmt: skip
+        for batch in batches:
+            batch.check()
+            batch.df.write.mode("append").parquet(out)
+            batch.commit()
+    return places(spark.read.parquet(out))
+
+
+def stream(spark: SparkSession, options: dict[str, str], folder: Path) -> list[list[int]]:
+    """A query whose sink is a function of this program."""
+    ledger = Ledger(folder / "ledger")
+
+    def handle(df: DataFrame, entry: Entry) -> None:
+        df.select("partition", "offset").write.parquet(entry.folder("orders"))
+
+    query = (spark.readStream.format("marshal").options(**options).load().writeStream.foreachBatch(ledger.sink(handle))
+             .option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start())  # fmt: skip
+    query.awaitTermination()
+    return places(ledger.read(spark, "orders"))
+
+
+def fold(spark: SparkSession, options: dict[str, str], folder: Path) -> list[list[Any]]:
+    """The log as tables: archived, folded, asked in SQL."""
+    path = str(folder / "archive")
+    assert read_archive(spark, path) is None
+    archive(spark, options["bootstrap.servers"], path, coordination_topic=options["coordination_topic"])
+    held = read_archive(spark, path)
+    assert held is not None
+    views(replay(held).persist())
+    asked = spark.sql("SELECT topic, partition, count(*) FROM marshal_intervals WHERE ended = 'release' "
+                      "GROUP BY topic, partition ORDER BY topic, partition")  # fmt: skip
+    return [list(row) for row in asked.collect()]
+
+
+def places(df: DataFrame) -> list[list[int]]:
+    return sorted([row.partition, row.offset] for row in df.select("partition", "offset").collect())
+
+
+def main(url: str, options: dict[str, str], folder: Path) -> None:
+    spark = local_session(url)
+    found: dict[str, Any] = {"batches": take_batches(spark, options, folder)}
+    found["stream"] = stream(spark, {**options, "group": f"{options['group']}-stream"}, folder)
+    found["intervals"] = fold(spark, options, folder)
+    found["sweep"] = [run.trace_hash for run in runs(sweep(spark, range(4), options=SMALL))]
+    spark.stop()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    main(given["url"], given["options"], Path(given["folder"]))
