@@ -166,7 +166,7 @@ class KafkaLog:
             while at < end:
                 first = consumer.poll(max(0.0, min(deadline - time.monotonic(), READ_POLL_S)))
                 messages = [] if first is None else [first, *consumer.consume(DRAIN_MAX, 0)]
-                records = [self._record(message, log, at) for message in messages]
+                records = [self._record(message, log, at) for message in messages if not self._of_its_group(message)]
                 if records:
                     at, deadline = records[-1].offset + 1, time.monotonic() + timeout_s
                     yield records
@@ -177,6 +177,11 @@ class KafkaLog:
             raise ClusterUnreachable(self._servers, f"metadata of {self.topic}", str(error.args[0])) from error
         finally:
             consumer.close()
+
+    def _of_its_group(self, message: Message) -> bool:
+        """librdkafka asks for the coordinator of a group that a reader never uses: who has no right to it reads on."""
+        error = message.error()
+        return error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
 
     def _record(self, message: Message, log: int, at: int) -> LogRecord:
         error = message.error()

@@ -22,7 +22,12 @@ import marshal_py
 from marshal_py.admin import rights
 from marshal_py.admin.group import Group
 from marshal_py.cli import app
+from marshal_py.client import upkeep
 from marshal_py.errors import AccessDenied, CoordinationTopicMissing, MarshalError
+from marshal_py.protocol import codec, keeper
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.records import Note
+from marshal_py.protocol.routing import route
 from marshal_py.transport.kafka import KafkaDoor
 from tests.support.kafka import GuardedCluster, start_guarded, wait_until
 
@@ -219,6 +224,55 @@ def test_an_admin_works_with_the_least(person: Callable[[], Person], guarded: Gu
     assert who.json("set-position", group, orders, "--to", "committed", asks=True)["outcome"] == "moved"
     assert who.json("groups", "update", group, "--policy", "greedy", asks=True)["offset"] > 0
     assert who.json("groups", "rm", group, asks=True)["deleted"]
+
+
+def test_who_may_not_delete_leaves_that_to_an_admin(person: Callable[[], Person], guarded: GuardedCluster, orders: str,
+                                                    group: str, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """N12: a consumer with the least rights writes snapshots; Kafka refuses it the deletion; one advisory says so."""
+    monkeypatch.setattr(upkeep, "TRUNCATE_EVERY_MS", 50)
+    monkeypatch.setattr(upkeep, "TRUNCATE_RECORDS_MIN", 16)
+    monkeypatch.setattr(keeper, "STAGGER_RECORDS", 16)
+    who = person().may(*rights.rights_of(rights.CONSUMER, "__marshal", [group], [orders]))
+    chief = person().may(*rights.rights_of(rights.ADMIN, "__marshal", [group], [orders]))
+    options = {"snapshot_every_records": 64, "history_kept_s": 0.0, "timeout_s": DEADLINE_S}
+    producer = Producer({"bootstrap.servers": guarded.bootstrap, **QUIET})
+    with (
+        marshal_py.connect(who.settings, client_id="lesser", **options) as marshal,
+        marshal.consumer(group, [orders], heartbeat_interval_s=1.0) as consumer,
+    ):
+        log = TopicPartition("__marshal", route(group, marshal.root.partitions))
+        value = codec.encode(Note(-1, "filler"), group, marshal.root.incarnation)
+        kept = marshal._loop.upkeep.keepers[log.partition]
+
+        def grow() -> bool:
+            for _ in range(16):
+                producer.produce(log.topic, value, group.encode(), log.partition)
+            return producer.flush(DEADLINE_S) == 0
+
+        def refused() -> list[Any]:
+            return [event for event in consumer._station.events if event.kind == "truncation_refused"]
+
+        wait_until(lambda: grow() and bool(refused()), DEADLINE_S, "Kafka refuses the deletion")
+        at = kept.confirmed_at
+        wait_until(lambda: grow() and kept.confirmed_at > at, DEADLINE_S, "snapshots go on")
+        (told,) = refused()
+        assert "uthoriz" in told.text, told.text
+        assert told.log == log.partition
+        assert marshal._loop.admin.bounds([log])[log].first == 0
+        wait_until(lambda: grow() and kept.deletable() > 0, DEADLINE_S, "its heartbeats show that it reads on")
+        truncate = ("snapshot", "--log", str(log.partition), "--truncate", "--keep", "0s")
+        lesser = who.marshal(*truncate, asks=True)
+        assert lesser.exit_code == 1
+        assert "the deletion of its records is refused" in lesser.stderr
+        assert marshal._loop.admin.bounds([log])[log].first == 0
+        (row,) = chief.json(*truncate, asks=True)
+        assert row["sessions"] == ["lesser"]
+        assert marshal._loop.admin.bounds([log])[log].first == row["deleted_before"] > 0
+        assert len(refused()) == 1
+        assert not consumer.closed
+    with marshal_py.connect(who.settings, timeout_s=DEADLINE_S) as later, later.consumer(group, [orders]) as consumer:
+        assert later._loop.worlds[log.partition].began_at >= row["deleted_before"], "behind the snapshot, by reading it"
+        wait_until(lambda: len(consumer.claims()) == PARTITIONS, DEADLINE_S, "it works")
 
 
 def test_the_coordination_topic_is_made_by_who_may(person: Callable[[], Person], orders: str, group: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -71,11 +72,16 @@ class Ledger:
             self._producer.produce(topic, value, None, 0)
         assert self._producer.flush(DEADLINE_S) == 0
 
-    def marshal(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "MARSHAL_BOOTSTRAP_SERVERS": self.servers}
-        return subprocess.run([sys.executable, "-m", "marshal_py.cli", *arguments, "--coordination-topic", self.name],
-                              env=environment, cwd=ROOT, text=True, capture_output=True, timeout=DEADLINE_S,
-                              check=False)  # fmt: skip
+        return subprocess.Popen([sys.executable, "-m", "marshal_py.cli", *arguments, "--coordination-topic", self.name],
+                                env=environment, cwd=ROOT, text=True, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE)  # fmt: skip
+
+    def marshal(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        running = self.start(*arguments)
+        stdout, stderr = running.communicate(timeout=DEADLINE_S)
+        return subprocess.CompletedProcess(arguments, running.returncode, stdout, stderr)
 
     def json(self, *arguments: str) -> Any:
         done = self.marshal(*arguments, "--json")
@@ -198,3 +204,42 @@ def test_a_state_of_many_chunks(ledger: Ledger) -> None:
         world = marshal._loop.worlds[0]
         assert world.began_at == second["snapshot"]
         assert world.groups[GROUP].partitions[TopicPartition("a-wide-topic", 19_999)].position == 10**9 + 19_999
+
+
+def test_a_reader_that_falls_behind_its_log_begins_anew(ledger: Ledger, topic: TopicFactory) -> None:
+    """N11: it was stopped while what it had not read was deleted. The brokers' own answer is how it learns of that."""
+    data = topic(1)
+    ledger.fill(data, b"0")
+    slow = ledger.start("consume", data, "--group", GROUP, "--client-id", "slow", "--start", "earliest",
+                        "--heartbeat-interval", "1", "--json")  # fmt: skip
+    try:
+        assert slow.stdout is not None
+        assert slow.stderr is not None
+        assert json.loads(slow.stdout.readline())["offset"] == 0
+        (before,) = ledger.json("members", "ls", GROUP)
+        os.kill(slow.pid, signal.SIGSTOP)
+        ledger.grow(1)  # all that its pending fetch gets
+        with ledger.connect("b") as marshal, joined(marshal, GROUP, [data], heartbeat_interval_s=1.0) as other:
+            until(lambda: len(other.claims()) == 1, "the silent one is evicted")
+            ledger.grow(200)
+            (first,) = ledger.json("snapshot")
+            ledger.grow(100)
+            kept = marshal._loop.upkeep.keepers[0]
+            until(lambda: kept.reported.get(other._station.member.session, 0) >= first["snapshot"], "it has read on")
+            (second,) = ledger.json("snapshot", "--truncate", "--keep", "0s", "--yes")
+            assert second["deleted_before"] == first["snapshot"] == ledger.bounds().first
+            os.kill(slow.pid, signal.SIGCONT)
+            until(lambda: {"slow", "b"} == {each["client_id"] for each in ledger.json("members", "ls", GROUP)},
+                  "it is back")  # fmt: skip
+            sessions = {each["client_id"]: each["session"] for each in ledger.json("members", "ls", GROUP)}
+            assert sessions["slow"] > first["snapshot"] > before["session"]
+        ledger.fill(data, b"1")
+        assert json.loads(slow.stdout.readline())["offset"] == 1, "it goes on where the group stands"
+        slow.terminate()
+        told = slow.communicate(timeout=DEADLINE_S)[1]
+        assert slow.returncode == 0, told
+        assert f"begins at offset {first['snapshot']}" in told
+        assert "history truncated" in told, "its claims were lost, and its user was told why"
+    finally:
+        slow.kill()
+        slow.communicate(timeout=DEADLINE_S)
