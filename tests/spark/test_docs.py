@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -47,8 +47,8 @@ def test_the_programs_run(spark: SparkSession, kafka: Cluster, topic: TopicFacto
     """One after the other, as a reader would try them: the later ones look at what the earlier ones did."""
     here = Place(kafka, topic, partitions=2)
     here.fill(MESSAGES // 2)
-    assert len(PROGRAMS) == 7
-    names: dict[str, object] = {}
+    assert len(PROGRAMS) == 8
+    names: dict[str, Any] = {}
     before = spark.conf.get(PROVIDER)
     try:
         for number, program in enumerate(PROGRAMS):
@@ -56,6 +56,7 @@ def test_the_programs_run(spark: SparkSession, kafka: Cluster, topic: TopicFacto
             exec(compile(code, f"docs/spark.md, program {number + 1}", "exec"), names)
     finally:
         spark.conf.set(PROVIDER, before)
+        spark.streams.removeListener(names["listener"])
     written = {(row.partition, row.offset) for row in spark.read.parquet(f"{tmp_path}/orders").collect()}
     assert written == here.written
     assert spark.read.parquet(f"{tmp_path}/audited").count() == MESSAGES
@@ -81,5 +82,7 @@ def test_the_names_exist() -> None:
     rows = TEXT.partition("| table | a row is |")[2].partition("\n\n")[0]
     assert {name for cell in re.findall(r"^\| (`.*?`) \|", rows, re.MULTILINE)
             for name in re.findall(r"\w+", cell)} == set(STATE_TABLES)  # fmt: skip
-    beside = TEXT.partition("Options beside these: ")[2].partition("and `kafka.`")[0]
-    assert set(re.findall(r"`(\w+)`", beside)) <= set(OPTIONS)
+    options = TEXT.partition("| option | default | |")[2].partition("\n\n")[0]
+    cells = re.findall(r"^\| (`.*?`) \|", options, re.MULTILINE)
+    shown = {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+    assert shown == {*OPTIONS, "kafka.*"} - {"start_fallback"}
