@@ -55,7 +55,7 @@ __all__ = [  # __getattr__ has them
 
 
 def require_spark() -> None:
-    """Raises MissingSpark unless pyspark, pyarrow and pandas are there and new enough. Imports none of them."""
+    """Raises MissingSpark unless pyspark, pyarrow and pandas are there and new enough."""
     for package in ("pyspark", "pyarrow", "pandas"):
         if util.find_spec(package) is None:
             raise MissingSpark(package, "which is not installed here", INSTALL)
@@ -66,11 +66,11 @@ def require_spark() -> None:
 
 
 def _version() -> str:
-    """Of the package pyspark, which clients of Spark Connect may have under another name, without a JVM."""
+    """Of the package pyspark. One that pip did not install under this name says so itself, once it is imported."""
     try:
         return metadata.version("pyspark")
-    except metadata.PackageNotFoundError:
-        return metadata.version("pyspark-client")
+    except metadata.PackageNotFoundError:  # SPARK_HOME/python in the path, or the light client of Spark Connect
+        return str(import_module("pyspark.version").__version__)
 
 
 def __getattr__(name: str) -> Any:

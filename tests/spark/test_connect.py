@@ -68,14 +68,14 @@ def test_a_client_without_grpc_is_told_what_to_install(monkeypatch: pytest.Monke
         marshal_py.spark.local_session("sc://127.0.0.1:1")
 
 
-def test_the_light_client_counts_as_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`pip install pyspark-client` brings the package pyspark under another name, and no JVM."""
+def test_a_pyspark_without_its_name_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pip install pyspark-client` brings the package under another name, a cluster's own one has none."""
 
     def version(name: str) -> str:
-        if name == "pyspark":
-            raise marshal_py.spark.metadata.PackageNotFoundError(name)
-        return "4.1.0"
+        raise marshal_py.spark.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(marshal_py.spark.metadata, "version", version)
+    marshal_py.spark.require_spark()
+    monkeypatch.setattr("pyspark.version.__version__", "4.1.0")
     with pytest.raises(MissingSpark, match=r"pyspark 4\.2 or newer, and 4\.1\.0 is installed"):
         marshal_py.spark.require_spark()
