@@ -22,6 +22,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported, but not by name
     AdminClient,
     ConfigResource,
+    ConsumerGroupDescription,
     NewTopic,
     OffsetSpec,
     ResourceType,
@@ -46,6 +47,8 @@ T = TypeVar("T")
 CREATED_TIMEOUT_S: Final = 15.0
 CREATED_POLL_S: Final = 0.05  # metadata spreads within tens of ms
 LIST_TIMEOUT_S_MIN: Final = 1.0  # the last attempt still gets this long
+COORDINATOR_TIMEOUT_S: Final = 2.0  # A group's coordinator answers in milliseconds; then a new client asks once more.
+REQUEST_TIMEOUT_S_MAX: Final = 3_600.0  # the longest that librdkafka takes
 _MOVING: Final = frozenset({
     KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE,
 })  # fmt: skip
@@ -145,6 +148,23 @@ class KafkaAdmin:
 
     def _wait(self, what: str, future: Future[T], right: tuple[str, str]) -> T:
         return self._ask(what, lambda: future.result(self._timeout_s), right)
+
+    def _of_group(self, ask: Callable[[AdminClient, float], Future[T]]) -> T:
+        """What a group's coordinator says to `ask(client, request_timeout)`. Raises KafkaException, TimeoutError.
+
+        librdkafka (2.16) ends the process with a failed assertion when such a request has timed out inside it and a
+        connection comes back afterwards. So a request never times out there: it is waited for here, and goes with its
+        client. Besides, a client that has seen an outage may wait for a connection that it has given up; a new one
+        does not.
+        """
+        first_s = min(COORDINATOR_TIMEOUT_S, self._timeout_s)
+        for patience_s in (first_s, max(LIST_TIMEOUT_S_MIN, self._timeout_s - first_s)):
+            try:
+                return ask(self._client, REQUEST_TIMEOUT_S_MAX).result(patience_s)
+            except TimeoutError as error:
+                late = error
+                self._client = asker(self._given, self._client_id)
+        raise late
 
     # --- topics
 
@@ -279,8 +299,11 @@ class KafkaAdmin:
     def committed(self, group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         # By the admin client: a Consumer that may not find its coordinator asks on until its time is up.
         what, wanted = f"committed offsets of {group}", ConsumerGroupTopicPartitions(group, _at(tps))
-        futures = self._client.list_consumer_group_offsets([wanted], request_timeout=self._timeout_s)
-        found = self._wait(what, futures[group], ("Describe", group)).topic_partitions or []
+
+        def ask(client: AdminClient, timeout_s: float) -> Future[ConsumerGroupTopicPartitions]:
+            return client.list_consumer_group_offsets([wanted], request_timeout=timeout_s)[group]
+
+        found = self._ask(what, lambda: self._of_group(ask), ("Describe", group)).topic_partitions or []
         for answer in found:
             if answer.error is not None:  # not the same as "none": the start would be the fallback then
                 right = ("Describe", answer.topic)
@@ -289,9 +312,12 @@ class KafkaAdmin:
 
     def commit(self, group: str, positions: Mapping[TopicPartition, int]) -> str:
         wanted = ConsumerGroupTopicPartitions(group, [KafkaPartition(*tp, at) for tp, at in positions.items()])
+
+        def ask(client: AdminClient, timeout_s: float) -> Future[ConsumerGroupTopicPartitions]:
+            return client.alter_consumer_group_offsets([wanted], request_timeout=timeout_s)[group]
+
         try:
-            futures = self._client.alter_consumer_group_offsets([wanted], request_timeout=self._timeout_s)
-            answers = futures[group].result(self._timeout_s).topic_partitions or []
+            answers = self._of_group(ask).topic_partitions or []
         except (KafkaException, TimeoutError) as error:
             return _text(error)
         return next((answer.error.str() for answer in answers if answer.error is not None), "")
@@ -309,14 +335,22 @@ class KafkaAdmin:
         return ""
 
     def live_kafka_members(self, group: str) -> int:
-        future = self._client.describe_consumer_groups([group], request_timeout=self._timeout_s)[group]
         try:
-            return len(future.result(self._timeout_s).members)
+            return len(self._group(group).members)
         except (KafkaException, TimeoutError) as error:
             if _code(error) in (KafkaError.GROUP_ID_NOT_FOUND, KafkaError._UNSUPPORTED_FEATURE,
                                 KafkaError.GROUP_AUTHORIZATION_FAILED):  # fmt: skip
                 return 0  # no such group, or a cluster that cannot tell: nobody is known to be alive
             raise ClusterUnreachable(self._servers, f"the members of group {group}", _text(error)) from error
+
+    def _group(self, group: str, *, rights: bool = False) -> ConsumerGroupDescription:
+        """Raises KafkaException, TimeoutError."""
+
+        def ask(client: AdminClient, timeout_s: float) -> Future[ConsumerGroupDescription]:
+            return client.describe_consumer_groups([group], request_timeout=timeout_s,
+                                                   include_authorized_operations=rights)[group]  # fmt: skip
+
+        return self._of_group(ask)
 
     def allowed(self, kind: str, name: str) -> frozenset[str]:
         """The operations that the authorizer would let this client do with a topic or group, as ACLs name them.
@@ -331,9 +365,8 @@ class KafkaAdmin:
                                                       include_authorized_operations=True)  # fmt: skip
                 found = self._wait(what, topics[name], ("Describe", name)).authorized_operations
             else:
-                groups = self._client.describe_consumer_groups([name], request_timeout=self._timeout_s,
-                                                               include_authorized_operations=True)  # fmt: skip
-                found = self._wait(what, groups[name], ("Describe", name)).authorized_operations
+                group = self._ask(what, lambda: self._group(name, rights=True), ("Describe", name))
+                found = group.authorized_operations
         except AccessDenied:
             return frozenset()
         except ClusterUnreachable:

@@ -9,8 +9,10 @@ import pytest
 
 import marshal_py
 from marshal_py.errors import AccessDenied, ClusterUnreachable, CoordinationTopicMissing, MessageTooLarge
+from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import Evict, Leave
 from marshal_py.protocol.routing import route
+from marshal_py.transport.kafka import KafkaDoor
 from tests.support.fronts import (
     LOG,
     LOGS,
@@ -87,6 +89,20 @@ def test_away_in_the_middle_costs_no_claim_and_loses_nothing(embedded: EmbeddedG
         assert {claim.token for claim in consumer.claims().values()} == before
         until(lambda: not marshal.waiting_for, "all is well again")
     assert embedded.accepted(group, Evict) == []
+
+
+def test_questions_to_a_group_survive_an_outage(embedded: EmbeddedGround) -> None:
+    """Those that got no answer do not end the process when the broker is back, and the next ones are answered."""
+    place = TopicPartition(embedded.topic(), 0)
+    admin = KafkaDoor({"bootstrap.servers": embedded.target, **IMPATIENT}, 1.0).admin()
+    assert admin.commit("g", {place: 3}) == ""
+    embedded.broker.broker_down()
+    until(lambda: admin.commit("g", {place: 4}) == "no answer in time", "one has waited for the broker in vain")
+    with pytest.raises(ClusterUnreachable, match="committed offsets of g"):
+        admin.committed("g", [place])
+    embedded.broker.broker_up()
+    until(lambda: admin.commit("g", {place: 5}) == "", "the group's coordinator answers again")
+    assert admin.committed("g", [place]) == {place: 5}
 
 
 def _fenced(consumer: marshal_py.Consumer) -> bool:
