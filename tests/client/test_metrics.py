@@ -62,7 +62,9 @@ def test_messages_one_by_one_are_counted(ground: Ground) -> None:
                     break
             until(lambda m=marshal: only(m).messages_delivered == 5, "all that was handed over is counted")
             if delivery == "at_least_once":
-                assert (only(marshal).messages_acked, only(marshal).buffered) == (5, 2)
+                # The broker may send them in several answers; what came in the first was perhaps five.
+                until(lambda m=marshal: only(m).buffered == 2, "the last two are fetched ahead")
+                assert only(marshal).messages_acked == 5
 
 
 def test_unfinished_messages_of_a_lost_claim_are_not_acked(memory: MemoryGround) -> None:
