@@ -44,6 +44,7 @@
         +-- TopicMissing          a topic to consume does not exist (retriable once it is created)
         +-- PartitionError        Kafka refuses to serve a partition (authorization, for one)
         +-- PositionBeyondEnd     the group's position lies beyond the end of the partition
+        +-- PartitionTruncated    records that were read are gone, and others may stand at their offsets
         +-- RangeLost             Kafka deleted the beginning of a range before it was read (retriable)
         +-- EmbeddedLogFull       the embedded broker is about to drop records
         +-- CoordinationError     the coordination topic cannot be trusted or used
@@ -478,6 +479,16 @@ class PositionBeyondEnd(ClusterError):
         self.topic, self.partition, self.position, self.end = topic, partition, position, end
         super().__init__(f"{topic}:{partition} ends at {end}, but the group's position is {position}: records were "
                          f"lost or the topic was recreated; nothing is reset by itself, set the position")
+
+
+class PartitionTruncated(ClusterError):
+    """What was read of a partition is not its history any more: its log lost its tail (PROTOCOL.md D6, KIP-320)."""
+
+    def __init__(self, topic: str, partition: int, reason: str) -> None:
+        self.topic, self.partition, self.reason = topic, partition, reason
+        super().__init__(f"{topic}:{partition} lost records that were read ({reason}), as in an unclean leader "
+                         f"election; others may stand at their offsets. Nothing is reset by itself: look at what is "
+                         f"there, then set the position")
 
 
 class RangeLost(ClusterError):

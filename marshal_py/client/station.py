@@ -24,6 +24,7 @@ from marshal_py.errors import (
     Diverged,
     MarshalError,
     PartitionError,
+    PartitionTruncated,
     PositionBeyondEnd,
 )
 from marshal_py.history.advisories import in_words
@@ -136,10 +137,12 @@ class Station:
                 claim.end_offset = self.source.end_offset(claim.tp)
             if self.unplaced:
                 self._submit("bounds", self._place)
-        refused = self.source.out_of_range()
-        if refused:
-            self.unplaced += refused
-            self._submit("bounds", self._place)
+        for refused in self.source.out_of_range():
+            if refused.truncated:
+                self.troubles.append(PartitionTruncated(*refused.tp, refused.truncated))
+            else:
+                self.unplaced.append(refused)
+                self._submit("bounds", self._place)
         for tp, reason in self.source.broken():
             self.troubles.append(PartitionError(tp.topic, tp.partition, reason))
 
@@ -276,7 +279,7 @@ class Station:
     def _place(self) -> None:
         """D6: the cluster does not have the position; below the beginning goes on there, beyond the end stops."""
         while self.unplaced:
-            tp, position = self.unplaced[0]
+            tp, position, _ = self.unplaced[0]
             first, end = self.loop.admin.bounds([tp])[tp]
             self.unplaced.popleft()
             self._place_one(tp, position, first, end)

@@ -37,7 +37,9 @@ class Tape(MutableSequence[Item], Generic[Item]):
             self._items[offset - self._first] = item
 
     def __delitem__(self, offset: Any) -> None:
-        raise TypeError("a log loses nothing from its middle")
+        if offset != len(self) - 1 or not self._items:
+            raise TypeError("a log loses nothing from its middle")
+        self._items.pop()
 
     def insert(self, index: int, value: Item) -> None:
         """Only at the end: `append`."""
@@ -119,6 +121,7 @@ class Evidence:
     strays: list[Delivery] = field(default_factory=list)  # by clients of a topic that is gone
     astray: list[int] = field(default_factory=list)  # clients that never noticed that
     corrupted: set[int] = field(default_factory=set)  # clients whose memory was falsified
+    branched: bool = False  # the log once lost its tail: what was promised upon that cannot be asked for
     excused: set[str] = field(default_factory=set)  # errors of readers for which the brokers' answers gave the reason
     first: int = 0
     inherited: int = 0

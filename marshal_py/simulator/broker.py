@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, MutableSequence
+from copy import deepcopy
 from typing import Final
 
 from marshal_py.simulator.auditor_evidence import Tape
@@ -35,6 +36,14 @@ class CoordinationLog:
         self.first, self.began, self.inherited = first, first, first + len(kept)
         self.values, self.recorded = Tape(first, kept, MISSING), Tape(first, kept, MISSING)
         self.appended_ms, self.stamps_ms = Tape(first, [0] * len(kept), 0), Tape(first, [0] * len(kept), 0)
+
+    def branch(self, end: int) -> CoordinationLog:
+        """This log as a replica had it that knew the offsets below `end` only."""
+        other = deepcopy(self)
+        for tape in (other.values, other.recorded, other.appended_ms, other.stamps_ms):
+            while len(tape) > end:
+                del tape[len(tape) - 1]
+        return other
 
 
 class LeaderClock:

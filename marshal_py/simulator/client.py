@@ -389,7 +389,7 @@ class Client(Process):
         """The twin of this process: the same memory, other random bits (T18)."""
         twin = Client(self.scene, number, self.group, self.options, clock, self.concurrency)
         memo: dict[int, Any] = {id(self.stage.rng): self.stage.rng}
-        twin.away = self.away
+        twin.away, twin.forked = self.away, self.forked
         twin.world, twin.log, twin.topic_id = deepcopy(self.world, memo), self.log, self.topic_id
         twin.member = deepcopy(self.member, memo)
         twin.upkeep = self.upkeep.copy(twin, memo) if self.upkeep is not None else None

@@ -38,6 +38,7 @@ EVENTS_MAX = 5_000_000  # a run that needs more has gone round in a circle
 HANDLER_TIMEOUT_INTERVALS = 5  # short enough that a run sees it happen
 METADATA_MS = 10_000  # METADATA_S of client/loop.py
 TRACE_BYTES_KEPT = 65_536
+LOST_RECORDS_MAX = 40  # by an unclean election: more than two checkpoints
 
 _TRACE = Pack("<qqqq").pack
 
@@ -68,6 +69,7 @@ class Cluster:
         self.past: list[Evidence] = []  # of coordination topics that are gone
         self.stops: list[tuple[int, Stop]] = []  # with the log
         self.poisoned: dict[int, dict[int, str]] = {}  # by log and offset
+        self.branched: set[int] = set()  # logs that lost their tail
         self.damaged: set[str] = set()  # groups whose log, or whose share of it, nobody can read any more
         self.modes = {group.name: group.mode for group in scenario.groups}  # as operators know them
         self._heap: list[tuple[int, int, Process | None, Step, Any]] = []
@@ -286,12 +288,29 @@ class Cluster:
         self.past += self.close()
         topics, sent, forks = self.evidence.topics, self.evidence.sent, self.evidence.forks
         self.evidence = Evidence(sent=sent, topics=topics, forks=forks, excused={"TopicRecreated"})
-        self.stops, self.poisoned = [], {}
+        self.stops, self.poisoned, self.branched = [], {}, set()
         # Never fewer logs: a Genesis that was under way to the old topic may become the root of the new one.
         self.broker.recreate(len(self.broker.logs) + int(self.rng.random() * 2))
         for process in self.processes:
             process.wake_reader()
             self.at(int(self.rng.random() * METADATA_MS), process, process.check_topic)
+
+    def elect_uncleanly(self, number: int) -> None:
+        """A replica that had not everything leads a log: its newest records are gone, and it grows on without them."""
+        log = self.broker.logs[number]
+        newest = len(log.values) - max(log.first, log.inherited, len(log.values) // 2)
+        end = len(log.values) - 1 - int(self.rng.random() * min(newest, LOST_RECORDS_MAX))
+        old = self.close()
+        self.past += [evidence for evidence in old if evidence.number == number]
+        self.broker.logs[number] = log.branch(end)
+        self.branched.add(number)
+        self.poisoned[number] = {at: shape for at, shape in self.poisoned.get(number, {}).items() if at < end}
+        self.stops = [(at, stop) for at, stop in self.stops if at != number]
+        self.evidence.excused.update(("TopicRecreated", "SnapshotRefused"))
+        for process in self.processes:
+            if process.log == number and process.world.next_offset > end:
+                process.forked = True
+                process.wake_reader()
 
     # --- may a run go on? The judges ask the log whether this was so.
 
@@ -347,8 +366,9 @@ class Cluster:
     def _close(self, number: int, root: bytes, count: int) -> Evidence:
         journal, log = self.evidence, self.broker.logs[number]
         groups = [group.name for group in self.scenario.groups if route(group.name, count) == number]
+        branched = number in self.branched
         mine = [process for process in self.processes if process.group in groups
-                and process.topic_id == self.broker.topic_id]  # fmt: skip
+                and process.topic_id == self.broker.topic_id and not process.forked]  # fmt: skip
         here, names = {process.number for process in mine}, {process.name for process in mine}
         deliveries = [delivery for delivery in journal.deliveries if delivery.group in groups]
         finals = []
@@ -358,14 +378,14 @@ class Cluster:
                 finals.append((process.number, process.group, process.world.next_offset, group.digest()))
         return Evidence(
             number, tuple(groups), root if number else b"", log.recorded, log.appended_ms, journal.sent,
-            [delivery for delivery in deliveries if delivery.client in here],
+            [delivery for delivery in deliveries if delivery.client in here and not branched],
             {key: who for key, who in journal.digests.items() if who in here}, finals, self.broker.topics,
             journal.forks, [report for report in journal.reports if report.by in names],
             [stop for log_number, stop in self.stops if log_number == number], self.poisoned.get(number, {}),
             {at for at in range(log.began, len(log.recorded)) if log.recorded[at] is MISSING},
             {at for at in range(log.began, len(log.values)) if log.values[at] is MISSING},
-            [delivery for delivery in deliveries if delivery.client not in here],
+            [delivery for delivery in deliveries if delivery.client not in here or branched],
             [process.number for process in self.processes if not process.dead and process.group in groups
-             and process.topic_id not in (-1, self.broker.topic_id)], journal.corrupted, journal.excused,
-            log.began, log.inherited,
+             and (process.forked or process.topic_id not in (-1, self.broker.topic_id))], journal.corrupted, branched,
+            journal.excused, log.began, log.inherited,
         )  # fmt: skip

@@ -28,7 +28,7 @@ RUN_KINDS: Final = (
     "snapshots", "divergence", "drain",
 )  # fmt: skip
 # Kinds after which a log, or one group in it, cannot be read on: one at most in a run, and no progress is asked of it.
-DAMAGE_KINDS: Final = ("gap", "compaction", "truncation", "envelope", "newer")
+DAMAGE_KINDS: Final = ("gap", "compaction", "truncation", "envelope", "newer", "unclean")
 KINDS: Final = NETWORK_KINDS + STALL_KINDS + STRIKE_KINDS + RUN_KINDS + DAMAGE_KINDS
 
 LATE_MS_MAX: Final = 600_000  # invariants.md: delays and late copies up to 10 minutes

@@ -70,6 +70,7 @@ class Process:
         self.dead = False
         self.frozen = False
         self.lagging = False  # the reader alone is cut off
+        self.forked = False  # it has read what an unclean election undid; its next fetch says so (KIP-320)
         self.uplink_ms = 0  # what every record of this process takes longer than others
         self.backlog: deque[tuple[Step, Any]] = deque()
         self._thaw_number = 0
@@ -129,6 +130,10 @@ class Process:
             stage.broker.held.append(lambda: stage.at(stage.weather.read_ms(stage.rng), self, self._arrived))
             return
         self._fetching = False
+        if self.forked:
+            end = len(stage.broker.logs[self.log].values)
+            self.log_failed(TopicRecreated(self.log, f"offset {self.world.next_offset}", f"another log, up to {end}"))
+            return
         if self.log >= len(stage.broker.logs):
             self.check_topic(None)  # fewer logs than the root says (L8)
             return

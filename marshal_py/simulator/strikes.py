@@ -372,6 +372,8 @@ class Striker:
                 if rng.random() < 0.7:
                     log.values[at] = MISSING
             cluster.evidence.excused.add("HistoryTruncated")  # a snapshot that a start needs may be gone
+        elif kind == "unclean":
+            cluster.elect_uncleanly(number)
         else:
             log.first = 1 + int(rng.random() * len(log.values))
             cluster.evidence.excused.add("HistoryTruncated")

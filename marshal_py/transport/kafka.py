@@ -38,6 +38,7 @@ from marshal_py.transport.ports import Bounds, LogRecord
 DRAIN_MAX: Final = 10_000  # records taken at once: bounds the memory and the time under the caller's lock
 LOG_FETCH_WAIT_MS: Final = 100  # an idle fetch per 100 ms and client; a broker answers at once when a record comes
 BOUNDS_TIMEOUT_S: Final = 10.0
+FLUSH_POLL_S: Final = 0.05  # how often a close looks whether everything is written
 READ_POLL_S: Final = 0.1  # a thread that reads a range looks up so often, for ctrl-C
 
 STATISTICS_KEPT: Final = 3  # intervals without news; then the client that told them is gone
@@ -135,7 +136,10 @@ class KafkaLog:
     def _read_error(self, message: Message, error: KafkaError) -> None:
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
             log = message.partition() or 0
-            at = self._followed[log]
+            at, truncation = self._followed[log], settings.truncation(error)
+            if truncation:
+                self._broken.append(TopicRecreated(log, f"offset {at}", f"a log that was cut below it ({truncation})"))
+                return
             try:
                 bounds = self.bounds(log, BOUNDS_TIMEOUT_S)
             except ClusterUnreachable:
@@ -231,8 +235,12 @@ class KafkaLog:
 
     def close(self, flush_s: float) -> None:
         if self._producer is not None:
+            # Not flush: told there that the producer has failed for good, confluent-kafka ends in a SystemError, or in
+            # a crash of the process (seen with 2.16 after a broker had lost its newest records).
+            deadline = time.monotonic() + flush_s
             with contextlib.suppress(KafkaException):  # it has failed for good, and `refused` has said so
-                self._producer.flush(flush_s)
+                while len(self._producer) and time.monotonic() < deadline:
+                    self._producer.poll(FLUSH_POLL_S)
             self._producer.purge(blocking=False)
         with self._polling:
             closed, self._closed = self._closed, True

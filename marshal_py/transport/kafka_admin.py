@@ -6,8 +6,9 @@ out.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
@@ -50,7 +51,8 @@ LIST_TIMEOUT_S_MIN: Final = 1.0  # the last attempt still gets this long
 COORDINATOR_TIMEOUT_S: Final = 2.0  # A group's coordinator answers in milliseconds; then a new client asks once more.
 REQUEST_TIMEOUT_S_MAX: Final = 3_600.0  # the longest that librdkafka takes
 _MOVING: Final = frozenset({
-    KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
 })  # fmt: skip
 _KINDS: Final = {KafkaError.TOPIC_AUTHORIZATION_FAILED: "topic", KafkaError.GROUP_AUTHORIZATION_FAILED: "group",
                  KafkaError.CLUSTER_AUTHORIZATION_FAILED: "cluster"}  # fmt: skip
@@ -58,6 +60,13 @@ _DENIED: Final = frozenset({
     KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.POLICY_VIOLATION,
     KafkaError.INVALID_REPLICATION_FACTOR, KafkaError.INVALID_CONFIG,
 })  # fmt: skip
+
+
+def _learn_leaders(client: AdminClient, topics: Iterable[str], timeout_s: float) -> None:
+    """librdkafka asks by the leader epoch that it knows, and does not ask anew when a broker says that it is old."""
+    with contextlib.suppress(KafkaException):  # what is wrong, the question itself will say
+        for topic in sorted(topics):
+            client.list_topics(topic, timeout=timeout_s)
 
 
 def cluster_id(given: settings.Settings, client_id: str, timeout_s: float) -> str | None:
@@ -107,6 +116,7 @@ def list_bounds(
             # A topic that is new or changes its leader: the broker that is asked does not lead it, yet or any more.
             if _code(error) in _MOVING and time.monotonic() < deadline:
                 time.sleep(CREATED_POLL_S)
+                _learn_leaders(client, {tp.topic for tp in tps}, left_s)
                 continue
             names = ", ".join(map(str, tps[:3]))
             right = ("Describe", tps[0].topic)

@@ -164,7 +164,7 @@ class KafkaSource:
                 position = self._positions.get(tp, -1)
             self.unassign([tp])
             if error.code() == KafkaError._AUTO_OFFSET_RESET:
-                self._out.append(OutOfRange(tp, position))
+                self._out.append(OutOfRange(tp, position, settings.truncation(error)))
             else:
                 self._broken.append((tp, error.str()))
         return good

@@ -59,10 +59,11 @@ class Bounds(NamedTuple):
 
 
 class OutOfRange(NamedTuple):
-    """A fetch position outside what the partition holds (D6)."""
+    """A fetch position outside what the partition holds, or on a history that is not the partition's any more (D6)."""
 
     tp: TopicPartition
     position: int
+    truncated: str = ""  # the broker's words, if its log was cut below what had been read
 
 
 class Clock(Protocol):

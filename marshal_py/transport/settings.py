@@ -9,12 +9,16 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from marshal_py.errors import InvalidOption
 
 Settings = dict[str, Any]
 T = TypeVar("T")
+
+# KIP-320: the leader's epochs say that the log was cut below what was read, whatever stands there now. With
+# `auto.offset.reset=error` librdkafka says so by the code of every failed fetch position, and by this text.
+_TRUNCATED: Final = KafkaError(KafkaError._LOG_TRUNCATION).str()
 
 # For every client of ours.
 _CONNECTION: Final[Mapping[str, Any]] = {
@@ -118,3 +122,8 @@ def admin(given: Settings, client_id: str) -> Settings:
 def default_client_id() -> str:
     """Host name; callers add what makes it unique."""
     return socket.gethostname() or "marshal"
+
+
+def truncation(error: KafkaError) -> str:
+    """What librdkafka says of a log that lost its tail; "" if the error is about something else."""
+    return error.str() if _TRUNCATED in error.str() else ""

@@ -16,6 +16,7 @@ from marshal_py.simulator.auditor_evidence import Delivery, Evidence, Report, St
 from marshal_py.simulator.auditor_progress import Demands, Departure, judge_progress
 from marshal_py.simulator.faults import DAMAGE_KINDS, KINDS, STRIKE_KINDS
 from marshal_py.simulator.mutants import MUTANTS, NOT_YET, find, switched_on
+from marshal_py.simulator.process import Process
 from marshal_py.simulator.run import Result, simulate
 from marshal_py.simulator.scenario import Options
 from tests.support import wire
@@ -50,6 +51,18 @@ def test_the_runs_are_not_void(results: list[Result]) -> None:
     struck = {kind for result in results for kind in result.strikes}
     assert struck >= set(STRIKE_KINDS)
     assert struck & set(DAMAGE_KINDS)
+
+
+def test_who_has_read_what_an_unclean_election_undid_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S14: with brokers that tell by their epochs all do; the judge names those that were not told."""
+    options = Options(kinds=frozenset({"unclean", "crash", "leave", "admin"}))
+    runs = [simulate(seed, options) for seed in range(20)]
+    assert {result.seed: result.violations for result in runs if result.violations} == {}
+    assert sum(result.strikes.get("unclean", 0) for result in runs) >= 15
+    assert sum(result.endings.get("TopicRecreated", 0) for result in runs) >= 15
+    monkeypatch.setattr(Process, "forked", property(lambda process: False, lambda process, value: None), raising=False)
+    found = {violation.invariant for seed in range(20) for violation in simulate(seed, options).violations}
+    assert found & {"S1", "S14"}
 
 
 def test_a_run_is_repeatable(results: list[Result]) -> None:

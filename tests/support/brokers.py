@@ -186,6 +186,7 @@ def guarded_properties(address: str, guarded: str, voter: str, users: Mapping[st
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",
     }  # fmt: skip
+BATCH_HEAD_BYTES = 12  # of a record batch on disk: base offset and length, which the length does not count
 
 
 class JvmNodes:
@@ -231,6 +232,21 @@ class JvmNodes:
         self.kill(node)
         self._spawn(node)
         self._await([i for i, p in self._processes.items() if p.poll() is None and i not in self._frozen] or [node])
+
+    def lose_tail(self, node: int, topic: str, partition: int, keep: int) -> None:
+        """A power loss: the node dies, and comes back without the records from offset `keep` on (whole batches)."""
+        self.kill(node)
+        folder = self._home(node) / "data" / f"{topic}-{partition}"
+        (segment,) = folder.glob("*.log")
+        data, at, base = segment.read_bytes(), 0, -1
+        while at < len(data) and base < keep:
+            base, length = struct.unpack_from(">qi", data, at)  # of each batch: its first offset, its bytes from here
+            start, at = at, at + BATCH_HEAD_BYTES + length
+        assert base >= keep, f"{topic}-{partition} has no batch from {keep} on"
+        os.truncate(segment, start)
+        for derived in (*folder.glob("*index"), *folder.glob("*.snapshot")):  # the broker makes them anew
+            derived.unlink()
+        self.restart(node)
 
     def close(self) -> None:
         """End all brokers. Their data are thrown away, so a clean stop is only worth it to write the archive."""

@@ -21,7 +21,16 @@ from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaDoor
 from marshal_py.transport.memory import MemoryBroker, MemoryDoor
-from marshal_py.transport.ports import CAPABILITIES, Bounds, CoordinationLog, DataSource, Door, LogRecord, RawMessage
+from marshal_py.transport.ports import (
+    CAPABILITIES,
+    Bounds,
+    CoordinationLog,
+    DataSource,
+    Door,
+    LogRecord,
+    OutOfRange,
+    RawMessage,
+)
 
 DEADLINE_S = 30.0  # far above any answer on one machine; only a broken promise waits so long
 QUEUE_MAX = 10_100  # a little more than the producer of the coordination log queues
@@ -449,7 +458,7 @@ class SourcePromises(Suite):
         rig.produce(topic, 1, numbered(0, 3))
         source.assign({bad: 10, good: 0})
         read_source(source, 3)
-        assert self._out_of_range(source) == [(bad, 10)]
+        assert self._out_of_range(source) == [OutOfRange(bad, 10)]
         assert source.round(bad) == 0
         assert source.out_of_range() == []
 
@@ -465,10 +474,10 @@ class SourcePromises(Suite):
         assert source.broken() == []
 
     @staticmethod
-    def _out_of_range(source: DataSource) -> list[tuple[TopicPartition, int]]:
-        def look() -> list[tuple[TopicPartition, int]]:
+    def _out_of_range(source: DataSource) -> list[OutOfRange]:
+        def look() -> list[OutOfRange]:
             source.poll(0.01, 10)
-            return [tuple(out) for out in source.out_of_range()]  # type: ignore[misc]
+            return source.out_of_range()
 
         return until(look, "a position is refused")
 
@@ -537,7 +546,7 @@ class TruncatePromises(Suite):
         rig.produce(topic, 0, numbered(0, 10))
         rig.truncate(topic, 0, 4)
         source.assign({tp: 1})
-        assert SourcePromises._out_of_range(source) == [(tp, 1)]
+        assert SourcePromises._out_of_range(source) == [OutOfRange(tp, 1)]
         source.assign({tp: 4})
         assert values(read_source(source, 6)[tp]) == numbered(4, 10)
 
@@ -552,7 +561,7 @@ class TruncatePromises(Suite):
         rig.produce(topic, 0, numbered(5, 10))
         rig.truncate(topic, 0, 8)
         source.resume({tp: 5})
-        assert SourcePromises._out_of_range(source) == [(tp, 5)]
+        assert SourcePromises._out_of_range(source) == [OutOfRange(tp, 5)]
 
 
 class GrowPromises(Suite):
