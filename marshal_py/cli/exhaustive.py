@@ -10,14 +10,17 @@ import typer
 from marshal_py.cli import frame
 from marshal_py.simulator.exhaustive.configurations import CONFIGURATIONS, QUICK
 from marshal_py.simulator.exhaustive.explore import STATES_MAX, explore
-from marshal_py.simulator.exhaustive.search import Progress, Report
+from marshal_py.simulator.exhaustive.walk import Progress, Report
 
 LIST = "list"
 ALL = "all"
 
 
-def run(name: str, states_max: int | None, mutant: str | None, as_json: bool) -> None:
-    """`name`: of a configuration, `all` for all the quick ones, or `list`. Exits 1 if a promise is broken."""
+def run(name: str, states_max: int | None, mutant: str | None, processes: int, as_json: bool) -> None:
+    """`name`: of a configuration, `all` for all the quick ones, or `list`.
+
+    Exits 1 if a promise is broken or a search is not complete; what Ctrl-C left is printed all the same.
+    """
     if name == LIST:
         for configuration in CONFIGURATIONS.values():
             if as_json:
@@ -28,9 +31,11 @@ def run(name: str, states_max: int | None, mutant: str | None, as_json: bool) ->
         return
     failed = False
     for each in [configuration.name for configuration in QUICK] if name == ALL else [name]:
-        report = explore(each, states_max or STATES_MAX, mutant, _watch)
+        report = explore(each, states_max or STATES_MAX, mutant, _watch, processes)
         failed |= bool(report.violations) or not report.complete
         _print(report, as_json)
+        if report.interrupted:
+            break
     if failed:
         raise typer.Exit(frame.FAILED)
 
@@ -57,8 +62,9 @@ def _print(report: Report, as_json: bool) -> None:
     bounds = ", ".join(f"{key} {value}" for key, value in _bounds(report.configuration)["bounds"].items())
     print(f"{report.configuration}: {CONFIGURATIONS[report.configuration].says}")
     print(f"  bounds       {bounds}")
+    partly = "; stopped, not complete" if report.interrupted else "" if report.complete else "; not complete"
     print(f"  searched     {report.states:,} states, {report.transitions:,} transitions, depth {report.depth}, "
-          f"{report.seconds} s{'' if report.complete else '; not complete'}")  # fmt: skip
+          f"{report.seconds} s{partly}")  # fmt: skip
     print(f"  of these     {report.deliveries:,} deliveries, {report.clipped:,} steps left out at the bounds; "
           f"{report.conditions:,} conditions of a process, {report.logs:,} logs")  # fmt: skip
     print(f"  violations   {len(report.violations)}", flush=True)

@@ -39,7 +39,8 @@ def simulate(
                                                help="Plants one bug; 1 when it is found.")] = None,
     schedules: Annotated[int, typer.Option("--schedules", min=1, help="Most seeds that are run to find a planted bug.")
                          ] = SCHEDULES,
-    processes: Annotated[int | None, typer.Option("--processes", min=1, show_default="cores")] = None,
+    processes: Annotated[int | None, typer.Option("--processes", min=1, show_default="cores; 1 with --exhaustive")
+                         ] = None,
     spark: Annotated[bool, typer.Option("--spark", help="Runs --seeds on Spark instead of in processes here.")] = False,
     master: Annotated[str | None, typer.Option("--master", metavar="URL",
                                                help="Of the Spark cluster; sc://HOST:PORT is Spark Connect.",
@@ -91,9 +92,10 @@ def simulate(
     if (shrink is not None or html is not None) and seed is None and scenario is None:
         raise typer.BadParameter("--shrink and --html need --seed or --scenario")
     if world is not None or states is not None:
-        if world is None or seeds is not None or seed is not None or mutants or trace or spark or processes or scenario:
-            raise typer.BadParameter("--exhaustive goes with --states, --mutant and --json, --states with --exhaustive")
-        exhaustive.run(world, states, mutant, as_json)
+        if world is None or seeds is not None or seed is not None or mutants or trace or spark or scenario:
+            raise typer.BadParameter("--exhaustive goes with --states, --processes, --mutant and --json, and --states "
+                                     "with --exhaustive")
+        exhaustive.run(world, states, mutant, processes or 1, as_json)
         return
     if trace and seed is None:
         raise typer.BadParameter("--trace needs --seed")

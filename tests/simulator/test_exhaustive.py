@@ -12,10 +12,11 @@ from marshal_py.cli import app
 from marshal_py.errors import InvalidOption
 from marshal_py.simulator.auditor_steps import Delivery, Facts, judge_advances, judge_delivery, judge_fold
 from marshal_py.simulator.exhaustive.configurations import CONFIGURATIONS, QUICK
-from marshal_py.simulator.exhaustive.explore import explore
+from marshal_py.simulator.exhaustive.explore import STATES_MAX, explore, search
 from marshal_py.simulator.exhaustive.prologue import Prologue
 from marshal_py.simulator.exhaustive.search import Search
 from marshal_py.simulator.exhaustive.shape import shape
+from marshal_py.simulator.exhaustive.walk import Progress
 from tests.support import wire
 
 CLAIMS_LESS = frozenset({"revival"})  # worlds in whose bounds next to nothing is delivered
@@ -47,15 +48,50 @@ def test_a_search_that_is_cut_short_says_so() -> None:
     assert not report.violations
 
 
+# Snapshots that are loaded, strays of crashed processes, journals, admins: whatever travels between processes.
+@pytest.mark.parametrize(("name", "records"), [("snapshots", 4), ("two-admins", 3), ("duplicates-at-most-once", 3)])
+def test_two_processes_search_what_one_does(name: str, records: int) -> None:
+    configuration = CONFIGURATIONS[name]
+    configuration = configuration._replace(bounds=configuration.bounds._replace(records=records))
+    one, two = (search(configuration, STATES_MAX, lambda progress: None, processes) for processes in (1, 2))
+    assert two.complete
+    assert two.states > 1_000
+    assert one._replace(seconds=0) == two._replace(seconds=0)
+
+
+def test_what_two_processes_find_is_told_as_one_tells_it() -> None:
+    strict = CONFIGURATIONS["twin"]._replace(endings=frozenset())
+    one, two = (search(strict, STATES_MAX, lambda progress: None, processes) for processes in (1, 2))
+    assert [violation.invariant for violation in one.violations] == ["T18"]
+    assert one.violations[0].path
+    assert one._replace(seconds=0) == two._replace(seconds=0)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_what_is_searched_until_ctrl_c_is_reported(processes: int) -> None:
+    seen: list[Progress] = []
+
+    def watch(progress: Progress) -> None:
+        seen.append(progress)
+        if progress.states > 500 and all(earlier.states <= 500 for earlier in seen[:-1]):
+            raise KeyboardInterrupt
+
+    report = search(CONFIGURATIONS["stop"], STATES_MAX, watch, processes)
+    assert report.interrupted
+    assert not report.complete
+    assert not report.violations
+    assert 500 < report.states < explore("stop").states
+
+
 def test_in_the_world_of_snapshots_somebody_loads_one() -> None:
     configuration = CONFIGURATIONS["snapshots"]
-    search = Search(configuration)
-    script = Prologue(search)
+    made = Search(configuration)
+    script = Prologue(made)
     configuration.prologue(script)
     script.wait(1, 0, 1)
     script.must("crash", 0)
     script.must("start", 0)
-    assert search.universe.get(search.unpack(script.state)[5][0]).loaded
+    assert made.universe.get(made.unpack(script.state)[5][0]).loaded
     assert not script.broken
 
 
@@ -163,6 +199,8 @@ def test_the_command_prints_bounds_and_counts() -> None:
     found = json.loads(run("--exhaustive", "fast-reclaim-of-the-living", "--json").stdout)
     assert (found["complete"], found["violations"]) == (True, [])
     assert found["states"] > 1_000
+    with_two = json.loads(run("--exhaustive", "fast-reclaim-of-the-living", "--processes", "2", "--json").stdout)
+    assert with_two["states"] == found["states"]
     names = run("--exhaustive", "list").stdout
     assert all(name in names for name in CONFIGURATIONS)
 

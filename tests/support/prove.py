@@ -15,8 +15,10 @@ import platform
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
@@ -26,6 +28,7 @@ import marshal_py
 from marshal_py.simulator import sweep
 from marshal_py.simulator.exhaustive.configurations import CONFIGURATIONS
 from marshal_py.simulator.exhaustive.explore import STATES_MAX, explore
+from marshal_py.simulator.exhaustive.walk import Progress
 from tests.support.flood import flood
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +65,7 @@ def add(now: State, name: str, amount: float) -> None:
     now["totals"][name] = now["totals"].get(name, 0) + amount
 
 
-def seeds(now: State, processes: int) -> None:
+def seeds(now: State, processes: int) -> bool:
     first = now["totals"].get("seeds", 0)
     found = sweep.total(sweep.sweep(range(first, first + SEEDS), processes))
     for name in ("seeds", "violations", "takeovers", "handovers", "deliveries", "faults", "events", "simulated_hours"):
@@ -70,9 +73,10 @@ def seeds(now: State, processes: int) -> None:
     now["failures"] += [f"marshal simulate --seed {seed}" for seed in found.failing]
     if found.void:
         now["failures"].append(f"seeds from {first} on: void")
+    return True
 
 
-def hostile_records(now: State, processes: int) -> None:
+def hostile_records(now: State, processes: int) -> bool:
     first = Random().randrange(2**40)
     bases = [first + number * HOSTILE_RECORDS for number in range(processes)]
     with ProcessPoolExecutor(processes, get_context("spawn"), sweep.leave_interrupts_to_the_parent) as pool:
@@ -81,9 +85,10 @@ def hostile_records(now: State, processes: int) -> None:
                 add(now, "hostile_records", flying.result().total())
             except Exception as error:
                 now["failures"].append(f"flood({base}, {HOSTILE_RECORDS}): {error!r}, {error.__notes__}")
+    return True
 
 
-def properties(now: State, processes: int) -> None:
+def properties(now: State, processes: int) -> bool:
     """One round of the differential properties, with another hypothesis seed."""
     seed = Random().randrange(2**32)
     line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=prove", "--timeout=0",
@@ -92,26 +97,39 @@ def properties(now: State, processes: int) -> None:
         done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=EXAMPLES_S)
     except subprocess.TimeoutExpired:
         add(now, "property_rounds_cut", 1)
-        return
+        return True
     add(now, "property_rounds", 1)
     if done.returncode:
         now["failures"].append(f"--hypothesis-seed={seed}: {done.stdout.splitlines()[-1:]}")
+    return True
 
 
-def exhaustive(now: State, processes: int) -> None:
-    """The next small world that this version has not searched yet; the widest take long."""
+def exhaustive(now: State, processes: int) -> bool:
+    """The next small world that this version has not searched yet; the widest takes an hour of CPU time."""
     done: State = now.setdefault("exhaustive", {})
     name = next((name for name in CONFIGURATIONS if name not in done), None)
     if name is None:
-        return
-    report = explore(name, STATES_MAX, None, lambda progress: None)
-    done[name] = {"states": report.states, "complete": report.complete}
+        return False
+    report = explore(name, STATES_MAX, None, partial(tell, name), processes)
+    if report.interrupted:
+        print(f"{name}: stopped after {report.states:,} states; it begins anew the next time")
+        raise KeyboardInterrupt
+    done[name] = {"states": report.states, "transitions": report.transitions, "complete": report.complete,
+                  "seconds": report.seconds, "bounds": CONFIGURATIONS[name].bounds._asdict()}  # fmt: skip
     add(now, "exhaustive_states", report.states)
     if report.violations or not report.complete:
         now["failures"].append(f"marshal simulate --exhaustive {name}")
+    return True
 
 
-WORK: dict[str, Callable[[State, int], None]] = {
+def tell(name: str, progress: Progress) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{name}: depth {progress.depth}, {progress.states:,} states, {progress.frontier:,} to look at   ",
+              end="", file=sys.stderr, flush=True)  # fmt: skip
+
+
+# Each does a slice, and says whether there was one to do.
+WORK: dict[str, Callable[[State, int], bool]] = {
     "seeds": seeds, "hostile": hostile_records, "properties": properties, "exhaustive": exhaustive,
 }  # fmt: skip
 
@@ -125,16 +143,16 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     loaded = load(options.out)
     now, began = loaded["now"], time.monotonic()
+    turns = deque(options.only or WORK)
     try:
-        while options.seconds is None or time.monotonic() - began < options.seconds:
-            for name in options.only or WORK:
-                started = time.monotonic()
-                WORK[name](now, options.processes)
+        while turns and (options.seconds is None or time.monotonic() - began < options.seconds):
+            started = time.monotonic()
+            name = turns.popleft()
+            if WORK[name](now, options.processes):
+                turns.append(name)
                 now["seconds"] = round(now["seconds"] + time.monotonic() - started, 1)
                 save(options.out, loaded["runs"])
                 print(f"{name}: {json.dumps(now['totals'])}, {len(now['failures'])} failures", flush=True)
-                if options.seconds is not None and time.monotonic() - began >= options.seconds:
-                    break
     except KeyboardInterrupt:
         print(f"stopped; {options.out} holds all slices that were complete")
     for failure in now["failures"]:

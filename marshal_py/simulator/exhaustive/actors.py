@@ -93,7 +93,7 @@ class Actor:
         self.read_ms: dict[int, int] = {}  # offset of an extension of a live session -> when it was read (S15)
         self.stirred = True  # something happened since the last tick
         self.over = False
-        self.loaded = 0  # the log at whose checkpoint it began from a snapshot
+        self.loaded = 0  # the checkpoint at which it began from a snapshot; 0: at the log's beginning
         self.said = ""  # at its end: an admin's word about its move, or the name of a consumer's error
 
     @property
@@ -275,6 +275,7 @@ class Consumer(Actor):
         """The user stops the consumer and gives its handlers an interval."""
         self.mind.leave(instant(now_ms), "stopped", INTERVAL_MS)
         self.tick(now_ms, effects)
+
 
 class Clerk(Actor):
     """An admin's run: one errand."""

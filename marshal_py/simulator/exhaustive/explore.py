@@ -3,33 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from functools import partial
 from typing import Final
 
 from marshal_py.errors import InvalidOption
+from marshal_py.simulator.exhaustive import crew
+from marshal_py.simulator.exhaustive.configuration import Configuration
 from marshal_py.simulator.exhaustive.configurations import CONFIGURATIONS
 from marshal_py.simulator.exhaustive.prologue import Prologue
-from marshal_py.simulator.exhaustive.search import Progress, Report, Search
+from marshal_py.simulator.exhaustive.search import Search
+from marshal_py.simulator.exhaustive.walk import Progress, Report, walk
 from marshal_py.simulator.mutants import MUTANTS, switched_on
 
 STATES_MAX: Final = 30_000_000  # some 4 GB
+
+Watch = Callable[[Progress], None]
 # That the fold of a mutant comes to another world than the oracle's is only the beginning of what it breaks.
 TOLERATED: Final = frozenset({"S1"})
 
 
 def explore(name: str, states_max: int = STATES_MAX, mutant: str | None = None,
-            watch: Callable[[Progress], None] = lambda progress: None) -> Report:  # fmt: skip
-    """Searches the configuration `name`. Raises InvalidOption for a name that there is not."""
+            watch: Watch = lambda progress: None, processes: int = 1) -> Report:  # fmt: skip
+    """Searches the configuration `name`. Raises InvalidOption for a name that there is not.
+
+    A planted bug is searched for by one process, whatever `processes` says: it is found soon.
+    """
     if name not in CONFIGURATIONS:
         raise InvalidOption("exhaustive", name, f"one of {', '.join(CONFIGURATIONS)}")
-    if mutant is not None and mutant not in MUTANTS:
+    if mutant is None:
+        return search(CONFIGURATIONS[name], states_max, watch, processes)
+    if mutant not in MUTANTS:
         raise InvalidOption("mutant", mutant, f"one of {', '.join(MUTANTS)}")
-    configuration = CONFIGURATIONS[name]
-    with nullcontext() if mutant is None else switched_on(MUTANTS[mutant]):
-        search = Search(configuration, frozenset() if mutant is None else TOLERATED)
-        script = Prologue(search)
-        configuration.prologue(script)
-        if script.broken.keys() - search.tolerated:
-            states_max = 0  # it is found already
-        report = search.walk(script.begin(), states_max, watch)
-        return report._replace(violations=(*script.broken.values(), *report.violations))
+    with switched_on(MUTANTS[mutant]):
+        return search(CONFIGURATIONS[name], states_max, watch, 1, TOLERATED)
+
+
+def search(configuration: Configuration, states_max: int, watch: Watch, processes: int,
+           tolerated: frozenset[str] = frozenset()) -> Report:  # fmt: skip
+    """Searches this world. Ctrl-C ends it early, with a report of what was searched."""
+    if processes > 1:
+        report = crew.walk(configuration.name, partial(_begun, configuration), processes, states_max, watch)
+        if report is not None:
+            return report
+    begun, script = _scripted(configuration, tolerated)
+    if script.broken.keys() - tolerated:
+        states_max = 0  # it is found already
+    report = walk(begun, script.begin(), states_max, watch)
+    return report._replace(violations=(*script.broken.values(), *report.violations))
+
+
+def _scripted(configuration: Configuration, tolerated: frozenset[str]) -> tuple[Search, Prologue]:
+    made = Search(configuration, tolerated)
+    script = Prologue(made)
+    configuration.prologue(script)
+    return made, script
+
+
+def _begun(configuration: Configuration) -> tuple[Search, int]:
+    """For one process of several."""
+    made, script = _scripted(configuration, frozenset())
+    return made, script.begin()

@@ -8,8 +8,9 @@ from marshal_py.protocol.records import Record
 from marshal_py.protocol.world import Group
 from marshal_py.simulator.exhaustive.actors import GROUP
 from marshal_py.simulator.exhaustive.configuration import UNBOUNDED
-from marshal_py.simulator.exhaustive.search import Broken, Label, Search, invariant_of
+from marshal_py.simulator.exhaustive.search import Label, Search, invariant_of
 from marshal_py.simulator.exhaustive.universe import Network, moment_ms
+from marshal_py.simulator.exhaustive.walk import Broken
 
 STEPS_MAX = 1_000  # a script that needs more goes round in a circle
 
@@ -27,6 +28,7 @@ class Prologue:
         """The state where the search begins: nothing of its bounds is spent, and they hold from here on."""
         quanta, _, journal, network, log, locals_ = self.search.unpack(self.state)
         self.search.bound(self.search.configuration.bounds, quanta, log)
+        self.search.clipped = self.search.deliveries = 0
         return self.search.pack(quanta, 0, journal, network, log, locals_)
 
     def take(self, what: str, slot: int = -1, argument: int | None = None) -> bool:

@@ -1,17 +1,14 @@
-"""The walk: breadth first through every state that a configuration can reach within its bounds.
+"""The steps: from one state of a small world to every state that may come next within the bounds, and what breaks.
 
 A state is the numbers of universe.py packed into one int: time, what was spent of the bounds, the journal of the
-handlers, the network, the log, and the condition of every process. The visited set holds these ints and nothing else;
-a parent and the ordinal of a step per state tell the path to a violation, which is then the shortest there is.
+handlers, the network, the log, and the condition of every process. Who walks from state to state is walk.py.
 """
 
 from __future__ import annotations
 
-import time
-from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
-from typing import Final, NamedTuple
+from typing import Final
 
 from marshal_py.errors import GroupMissing
 from marshal_py.protocol.world import CHECKPOINT_OFFSETS
@@ -20,8 +17,9 @@ from marshal_py.simulator.exhaustive.actors import ORIGIN_MS, TOPIC, Clerk, Cons
 from marshal_py.simulator.exhaustive.configuration import SPENDINGS, UNBOUNDED, Bounds, Configuration
 from marshal_py.simulator.exhaustive.universe import ABSENT, GONE, Network, Outcome, Universe, moment_ms
 
-# Bits of a packed state, from the lowest: enough for what fits into memory, and Python's ints have no end.
-TIME, SPENT, JOURNAL, NETWORK, LOG, LOCAL = 8, 32, 20, 28, 28, 28
+# Bits of a packed state, from the lowest: more than fits into memory. With up to three processes a state takes 180 bits
+# at most, which are 48 bytes as an int; one bit more would be 64 bytes.
+TIME, SPENT, JOURNAL, NETWORK, LOG, LOCAL = 8, 28, 20, 24, 22, 24
 _AT_JOURNAL: Final = TIME + SPENT
 _AT_NETWORK: Final = _AT_JOURNAL + JOURNAL
 _AT_LOG: Final = _AT_NETWORK + NETWORK
@@ -33,40 +31,8 @@ STOP, CRASH, START, LEAVE, DUPLICATE, DROP, REORDER = (1 << 4 * at for at in ran
 Label = tuple[str, int, int]  # what, slot (-1: none), argument
 
 
-class Broken(NamedTuple):
-    """A promise that a step breaks. `path`: every step from the beginning of the search to it, as people read it."""
-
-    invariant: str
-    text: str
-    path: tuple[str, ...]
-
-
-class Progress(NamedTuple):
-    """How far a search is."""
-
-    depth: int
-    states: int
-    frontier: int
-
-
 def invariant_of(text: str) -> str:
     return text[: text.index(":")]
-
-
-class Report(NamedTuple):
-    """What a search came to. `clipped`: steps that were not taken because they would leave the bounds."""
-
-    configuration: str
-    complete: bool
-    states: int
-    transitions: int
-    clipped: int
-    depth: int
-    conditions: int  # of single processes
-    logs: int
-    deliveries: int  # steps that hand a message over
-    seconds: float
-    violations: tuple[Broken, ...]
 
 
 class Search:
@@ -83,7 +49,8 @@ class Search:
         self._quanta_max = self._records_max = 0
         self.clipped = self.deliveries = 0
         self._moves: dict[int, tuple[Outcome, ...]] = {}
-        self._reads: dict[int, tuple[Outcome, ...]] = {}
+        self._reads: dict[int, tuple[Outcome, ...]] = {}  # by what the whole log is
+        self._read: dict[int, Outcome] = {}  # by what is read of it: logs that part later share it
         self._runs: dict[int, Outcome] = {}
         self._leaves: dict[int, Outcome | None] = {}
         self._starts: dict[tuple[int, int, int, int], int] = {}
@@ -113,6 +80,9 @@ class Search:
                 state >> _AT_NETWORK & (1 << NETWORK) - 1, state >> _AT_LOG & (1 << LOG) - 1,
                 tuple(locals_ >> LOCAL * at & (1 << LOCAL) - 1
                       for at in range(len(self.configuration.roles))))  # fmt: skip
+
+    def log_of(self, state: int) -> int:
+        return state >> _AT_LOG & (1 << LOG) - 1
 
     def first(self) -> int:
         """A log with nothing but its Genesis, and nobody there."""
@@ -157,7 +127,7 @@ class Search:
             key = key << LOG | log
             reads = self._reads.get(key)
             if reads is None:
-                reads = self._reads[key] = universe.reads(local, slot, log, quanta)
+                reads = self._reads[key] = self._ways_to_read(local, slot, log, quanta)
             for outcome in reads:
                 self._land(state, slot, local, outcome, found, labels)
         if self._may(spent, LEAVE):
@@ -169,6 +139,18 @@ class Search:
                 self._land(state + (LEAVE << TIME), slot, local, left, found, labels)
         if self._may(spent, CRASH):
             self._crash(state, slot, local, found, labels)
+
+    def _ways_to_read(self, local: int, slot: int, log: int, quanta: int) -> tuple[Outcome, ...]:
+        """One record of the log more, or all of it."""
+        path, read = self.universe.paths[log], len(self.universe.paths[self.universe.views[local].log])
+        found = []
+        for upto in dict.fromkeys((path[read], log)):
+            key = (local << TIME | quanta) << LOG | upto
+            outcome = self._read.get(key)
+            if outcome is None:
+                outcome = self._read[key] = self.universe.reads(local, slot, upto, quanta)
+            found.append(outcome)
+        return tuple(found)
 
     def _land(self, state: int, slot: int, local: int, outcome: Outcome, found: list[int],
               labels: list[Label] | None) -> None:  # fmt: skip
@@ -189,7 +171,8 @@ class Search:
         state += outcome.local - local << _AT_LOCALS + LOCAL * slot
         if outcome.mark is not None:
             journal = state >> _AT_JOURNAL & (1 << JOURNAL) - 1
-            state += self.universe.journal(journal, outcome.mark) - journal << _AT_JOURNAL
+            marks = self.universe.journals[journal] | {outcome.mark}
+            state += self.universe.journal(marks) - journal << _AT_JOURNAL
         if outcome.sent:
             network = state >> _AT_NETWORK & (1 << NETWORK) - 1
             sent = self._send(network, slot, outcome.sent)
@@ -249,16 +232,15 @@ class Search:
         `number`: another one draws other random bytes.
         """
         role, universe, configuration = self.configuration.roles[slot], self.universe, self.configuration
-        path, loaded = universe.paths[log], 0
-        if configuration.snapshots:
-            loaded = path[(len(path) - 1) // CHECKPOINT_OFFSETS * CHECKPOINT_OFFSETS]
-        world, _ = universe.world(log, loaded)
+        path = universe.paths[log]
+        loaded = (len(path) - 1) // CHECKPOINT_OFFSETS * CHECKPOINT_OFFSETS if configuration.snapshots else 0
+        world, _ = universe.world(log, path[loaded])
         if role.options is not None:
             actor: Consumer | Clerk = Consumer(number, role.options, world, {TOPIC: configuration.partitions},
                                                configuration.messages)  # fmt: skip
         else:
             assert role.plan is not None
-            verdicts = [universe.world(further)[1] for further in universe.paths[log][1:]]
+            verdicts = [universe.world(further)[1] for further in path[1:]]
             try:
                 actor = Clerk(number, role.name, world, role.plan, role.aim, [v for v in verdicts if v is not None])
             except GroupMissing:
@@ -361,57 +343,7 @@ class Search:
         self._land(state, slot, local, outcome, landed, None)
         return landed[0] if landed else -1
 
-    # --- the walk
-
-    def walk(self, first: int, states_max: int, watch: Callable[[Progress], None]) -> Report:
-        """Every state that can be reached from `first`, until one breaks a promise that is not tolerated."""
-        began_s, found, transitions = time.monotonic(), {}, 0
-        seen, parents, ordinals = {first}, array("L", [0]), array("H", [0])
-        frontier, base, depth, complete = [first], 0, 0, True
-        while frontier and complete:
-            watch(Progress(depth, len(seen), len(frontier)))
-            upcoming: list[int] = []
-            for at, state in enumerate(frontier, base):
-                steps = self.steps(state)
-                transitions += len(steps)
-                for ordinal, to in enumerate(steps):
-                    count = len(seen)
-                    seen.add(to)
-                    if len(seen) > count:
-                        upcoming.append(to)
-                        parents.append(at)
-                        ordinals.append(ordinal)
-                for text, label in self.broken:
-                    invariant = invariant_of(text)
-                    if invariant not in found:
-                        path = self._path(first, at, parents, ordinals)
-                        found[invariant] = Broken(invariant, text, (*path, self.describe(state, label)))
-                    complete = complete and invariant in self.tolerated
-                if not complete or len(seen) > states_max:
-                    complete = False
-                    break
-            base += len(frontier)
-            frontier = upcoming
-            depth += bool(upcoming)
-        universe = self.universe
-        return Report(self.configuration.name, complete, len(seen), transitions, self.clipped, depth,
-                      len(universe.views) - 2, len(universe.parents), self.deliveries,
-                      round(time.monotonic() - began_s, 2), tuple(found.values()))  # fmt: skip
-
-    def _path(self, first: int, at: int, parents: array[int], ordinals: array[int]) -> list[str]:
-        """The steps to the state number `at`, in words."""
-        taken = []
-        while at:
-            taken.append(ordinals[at])
-            at = parents[at]
-        state, told, broken = first, [], list(self.broken)
-        for ordinal in reversed(taken):
-            labels: list[Label] = []
-            states = self.steps(state, labels)
-            told.append(self.describe(state, labels[ordinal]))
-            state = states[ordinal]
-        self.broken[:] = broken
-        return told
+    # --- words
 
     def describe(self, state: int, label: Label) -> str:
         """One step as people read it: when, who, what, with which record at which offset."""

@@ -12,6 +12,7 @@ import pickle
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Final, NamedTuple, TypeVar
 from zlib import crc32
 
@@ -65,6 +66,14 @@ class View(NamedTuple):
     flights: tuple[tuple[int, int], ...]
 
 
+class Frozen(NamedTuple):
+    """A condition that is put away."""
+
+    view: View
+    digest: bytes  # of its canonical form
+    actor: bytes  # for going on
+
+
 class Outcome(NamedTuple):
     """What an event makes of a process."""
 
@@ -98,6 +107,7 @@ class Universe:
         self.newest: list[int] = [-1]  # entry at the end of each log
         self.paths: list[tuple[int, ...]] = [(0,)]  # logs by length, from the empty one to this
         self.facts: list[Facts] = [Facts()]
+        self.shelves: list[int] = [0]  # a number per log that says the same in every process
         self._log_ids: dict[tuple[int, int], int] = {}
         self._worlds: OrderedDict[tuple[int, int], tuple[World, Verdict | None]] = OrderedDict()
         self.networks: list[Network] = [Network(((),) * slots, ())]
@@ -107,6 +117,7 @@ class Universe:
         nobody = View(0, 0, True, "", ())
         self.views: list[View] = [nobody, nobody]
         self._frozen: list[bytes] = [b"", b""]
+        self._digests: list[bytes] = [b"", b""]
         self._local_ids: dict[tuple[int, bytes], int] = {}
         self.broken_logs: dict[int, str] = {}
         self.events = 0  # times that the shipped code was asked
@@ -130,7 +141,9 @@ class Universe:
         self.parents.append(log)
         self.newest.append(entry)
         self.paths.append((*self.paths[log], made))
-        value, sent_ms, _ = self.entries[entry]
+        value, sent_ms, slot = self.entries[entry]
+        name = blake2b(b"%d %d %d " % (self.shelves[log], sent_ms, slot) + value, digest_size=8).digest()
+        self.shelves.append(int.from_bytes(name, "big"))
         facts = self.facts[log].then(GROUP, value, sent_ms)
         self.facts.append(facts)
         broken = facts.broken
@@ -175,8 +188,8 @@ class Universe:
     def network(self, network: Network) -> int:
         return _number(self._network_ids, self.networks, network)
 
-    def journal(self, journal: int, mark: Mark) -> int:
-        return _number(self._journal_ids, self.journals, self.journals[journal] | {mark})
+    def journal(self, marks: frozenset[Mark]) -> int:
+        return _number(self._journal_ids, self.journals, marks)
 
     # --- processes
 
@@ -187,21 +200,42 @@ class Universe:
         known = self._local_ids.get(key)
         if known is not None:
             return known
-        made = self._local_ids[key] = len(self.views)
         due = max(0, -(-(actor.deadline_ms - ORIGIN_MS) // QUANTUM_MS))
-        self.views.append(View(log, 0 if actor.stirred else due, actor.over, actor.said, actor.flights()))
-        self._frozen.append(zlib.compress(pickle.dumps(actor, 5), 1))
-        return made
+        view = View(log, 0 if actor.stirred else due, actor.over, actor.said, actor.flights())
+        return self.adopt(Frozen(view, key[1], zlib.compress(pickle.dumps(actor, 5), 1)))
+
+    def adopt(self, frozen: Frozen) -> int:
+        """The number of a condition that was put away, here or in another process."""
+        key = (frozen.view.log, frozen.digest)
+        known = self._local_ids.get(key)
+        if known is None:
+            known = self._local_ids[key] = len(self.views)
+            self.views.append(frozen.view)
+            self._digests.append(frozen.digest)
+            self._frozen.append(frozen.actor)
+        return known
+
+    def frozen(self, local: int) -> Frozen:
+        return Frozen(self.views[local], self._digests[local], self._frozen[local])
+
+    def conditions(self) -> set[tuple[int, bytes]]:
+        """All that were met, by names that mean the same in every process."""
+        met = zip(self.views[GONE + 1 :], self._digests[GONE + 1 :], strict=True)
+        return {(self.shelves[view.log], digest) for view, digest in met}
 
     def get(self, local: int) -> Actor:
         """The process in this condition, to go on with."""
         actor: Actor = pickle.loads(zlib.decompress(self._frozen[local]))
-        actor.attach(self.world(self.views[local].log, actor.loaded)[0])
+        actor.attach(self._world_of(actor, self.views[local].log)[0])
         return actor
+
+    def _world_of(self, actor: Actor, log: int) -> tuple[World, Verdict | None]:
+        """The world of a log, as this process holds it if it has read that far."""
+        return self.world(log, self.paths[log][actor.loaded])
 
     def born(self, actor: Actor, log: int, quanta: int) -> int:
         """A process that has read the whole log and did nothing yet."""
-        actor.look(self.world(log, actor.loaded)[0], moment_ms(quanta))
+        actor.look(self._world_of(actor, log)[0], moment_ms(quanta))
         return self.put(actor, log)
 
     def after(self, local: int, slot: int, what: str, argument: int,
@@ -217,7 +251,7 @@ class Universe:
         sent = tuple(self.record(record, ms, slot) for record, ms in effects.sent)
         facts, delivery, mark = self.facts[log], None, None
         if actor.loaded and not effects.broken:
-            group = self.world(log, actor.loaded)[0].groups.get(GROUP)
+            group = self._world_of(actor, log)[0].groups.get(GROUP)
             if (0 if group is None else group.digest()) != facts.digest:
                 effects.broken = "S1: another world than the oracle's, from a snapshot"
         if effects.handed is not None:
@@ -230,22 +264,19 @@ class Universe:
             mark = finished(facts.tenures[effects.ended[0]], effects.ended[1])
         return Outcome(what, argument, self.put(actor, log), sent, delivery, mark, effects.broken)
 
-    def reads(self, local: int, slot: int, log: int, quanta: int) -> tuple[Outcome, ...]:
-        """Reading one record of the log, or all of it, and the tick that follows."""
+    def reads(self, local: int, slot: int, log: int, quanta: int) -> Outcome:
+        """Reading on to the end of `log`, and the tick that follows."""
         path, read = self.paths[log], len(self.paths[self.views[local].log])
-        now_ms, found = moment_ms(quanta), []
-        for upto in dict.fromkeys((read + 1, len(path))):
-            actor = self.get(local)
+        now_ms = moment_ms(quanta)
 
-            def event(actor: Actor, effects: Effects, upto: int = upto) -> None:
-                for further in path[read:upto]:
-                    world, verdict = self.world(further, actor.loaded)
-                    assert verdict is not None
-                    actor.read(world, verdict, now_ms)
-                actor.tick(now_ms, effects)
+        def event(actor: Actor, effects: Effects) -> None:
+            for further in path[read:]:
+                world, verdict = self._world_of(actor, further)
+                assert verdict is not None
+                actor.read(world, verdict, now_ms)
+            actor.tick(now_ms, effects)
 
-            found.append(self._after(actor, path[upto - 1], slot, "read", upto - read, event))
-        return tuple(found)
+        return self._after(self.get(local), log, slot, "read", len(path) - read, event)
 
     def moves(self, local: int, slot: int, quanta: int) -> tuple[Outcome, ...]:
         """All that a process can do by itself right now."""
