@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOGS: Final = 16
-RECORDS: Final = 120_000  # per log; a job of Spark costs a second before it folds anything
+RECORDS: Final = 200_000  # per log; a job of Spark costs a second before it folds anything
 LOGS_TINY, RECORDS_TINY = 4, 500
 ROUNDS: Final = 3
 TABLES: Final = ["digests"]

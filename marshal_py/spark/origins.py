@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -120,11 +121,20 @@ class DumpOrigin:
 _Row = tuple[int, int, bytes | None, bytes | None]  # offset, time in ms, key, value
 
 
-def _rows(file: pyarrow.parquet.ParquetFile) -> Iterator[_Row]:
-    """The rows of an archive's file as they are wanted; they are in the order of their offsets."""
-    for batch in file.iter_batches(ROWS_PER_READ, columns=list(RAW[1:])):
-        offsets, times, keys, values = (batch.column(name) for name in RAW[1:])
-        yield from zip(offsets.to_pylist(), moments_ms(times), keys.to_pylist(), values.to_pylist(), strict=True)
+def _batches(file: pyarrow.parquet.ParquetFile) -> Iterator[pa.RecordBatch]:
+    """An archive's file; its rows are in the order of their offsets."""
+    return file.iter_batches(ROWS_PER_READ, columns=list(RAW[1:]))  # type: ignore[no-any-return]
+
+
+def _cells(batch: pa.RecordBatch) -> tuple[list[int], list[int], list[bytes | None], list[bytes | None]]:
+    offsets, times, keys, values = (batch.column(name) for name in RAW[1:])
+    return offsets.to_pylist(), moments_ms(times), keys.to_pylist(), values.to_pylist()
+
+
+def _is_run(batch: pa.RecordBatch, first: int, end: int) -> bool:
+    """Whether its offsets are those from `first` on, none missing, none twice, none from `end` on."""
+    offsets, last = batch.column("offset"), first + batch.num_rows - 1
+    return last < end and bool(offsets.equals(pa.array(range(first, last + 1), pa.int64())))
 
 
 @dataclass
@@ -200,25 +210,45 @@ class ArchiveOrigin:
     def read(self, log: int, first: int, end: int) -> Iterator[Raw]:
         """Files overlap where clocks of writers disagree about the day, or where a run was cut off and done again."""
         expected, previous = first, None
-        for offset, time_ms, key, value in self._merged(log, first, end):
-            if offset == expected - 1 and previous == value:
-                continue  # archived twice
-            if offset != expected:
-                raise LogGap(log, expected, offset)
-            yield log, offset, time_ms, key, value
-            expected, previous = offset + 1, value
+        for part in self._parts(log, first, end):
+            if isinstance(part, pa.RecordBatch):
+                if _is_run(part, expected, end):  # nearly always: then nothing is to be looked at row by row
+                    yield from zip(repeat(log), *_cells(part))
+                    expected, previous = expected + part.num_rows, part.column("value")[-1].as_py()
+                    continue
+                part = zip(*_cells(part), strict=True)
+            for offset, time_ms, key, value in part:
+                if not first <= offset < end or (offset == expected - 1 and previous == value):
+                    continue  # not asked for, or archived twice
+                if offset != expected:
+                    raise LogGap(log, expected, offset)
+                yield log, offset, time_ms, key, value
+                expected, previous = offset + 1, value
         if expected < end:
             raise LogGap(log, expected, end)
 
-    def _merged(self, log: int, first: int, end: int) -> Iterator[_Row]:
+    def _parts(self, log: int, first: int, end: int) -> Iterator[pa.RecordBatch | Iterator[_Row]]:
+        """In order: the batches of files that overlap no other, and the merged rows of those that do."""
+        together: list[tuple[int, int, str]] = []
+        for piece in [*self._pieces(log), (OFFSET_MAX, OFFSET_MAX, "")]:
+            if together and piece[0] > max(last for _, last, _ in together):
+                if len(together) == 1:
+                    yield from _batches(self._open(together[0][2]))
+                else:
+                    yield self._merged(together)
+                together = []
+            if piece[1] >= first and piece[0] < end:
+                together.append(piece)
+
+    def _merged(self, waiting: list[tuple[int, int, str]]) -> Iterator[_Row]:
         """By offset. A file is opened when its first offset is due, so that few are open at a time."""
-        waiting = [piece for piece in self._pieces(log) if piece[1] >= first and piece[0] < end]
         heads: list[tuple[int, int, _Row, Iterator[_Row]]] = []
         number = 0
         while waiting or heads:
             while waiting and (not heads or waiting[0][0] <= heads[0][0]):
                 number += 1
-                rows = _rows(self._open(waiting.pop(0)[2]))
+                file = self._open(waiting.pop(0)[2])
+                rows: Iterator[_Row] = (row for batch in _batches(file) for row in zip(*_cells(batch), strict=True))
                 row = next(rows, None)
                 if row is not None:
                     heapq.heappush(heads, (row[0], number, row, rows))
@@ -226,14 +256,12 @@ class ArchiveOrigin:
             others = [waiting[0][0]] if waiting else []
             others += [heads[0][0]] if heads else []
             limit = min(others, default=OFFSET_MAX)
-            if first <= row[0] < end:
-                yield row
-            for row in rows:  # as long as no other file has an earlier one: nearly always to its end
+            yield row
+            for row in rows:  # as long as no other file has an earlier one
                 if row[0] > limit:
                     heapq.heappush(heads, (row[0], tie, row, rows))
                     break
-                if first <= row[0] < end:
-                    yield row
+                yield row
 
 
 def origin_of(options: Mapping[str, str]) -> Origin:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from pyspark.errors import PySparkException
 
@@ -149,6 +151,41 @@ def test_an_archive_with_a_hole_says_so(spark: SparkSession, tmp_path: Path) -> 
         list(ArchiveOrigin(path).read(0, 0, RECORDS))
     with pytest.raises(PySparkException, match="jumps from offset 50 to 60"):
         read(spark, "marshal-state", {"path": path})
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_files_that_overlap_in_any_way_are_one_log(seed: int, tmp_path: Path) -> None:
+    """Runs that were cut off and done again, days that writers disagree about: each record comes once, in order."""
+    random = Random(seed)
+    rows = [row for row in ROWS if row[0] == 0]
+    cuts = sorted({0, *random.sample(range(1, RECORDS), 5), RECORDS})
+    pieces = [rows[a:b] for a, b in pairwise(cuts)]  # no two overlap
+    for _ in range(seed):  # some are there again, some lie over a cut, some miss every third record
+        first = random.randrange(RECORDS)
+        pieces.append(rows[first : first + random.randrange(1, 90) : random.choice((1, 3))])
+    for number, piece in enumerate(pieces):
+        folder = tmp_path / "log=0" / f"day=1970-01-{1 + number:02}"
+        folder.mkdir(parents=True)
+        table = pa.Table.from_batches(columns.raw_batches(iter(piece))).drop_columns("log")
+        pyarrow.parquet.write_table(table, folder / "records.parquet")
+    (tmp_path / "_SUCCESS").touch()
+    (tmp_path / "log=0" / "_temporary").mkdir()
+    (tmp_path / "log=0" / "_temporary" / "cut-off.parquet").touch()
+    origin = ArchiveOrigin(str(tmp_path))
+    assert origin.spans() == {0: (0, RECORDS)}
+    assert list(origin.read(0, 0, RECORDS)) == rows
+    for first, end in ((0, 1), (17, 18), (40, 260), (RECORDS - 1, RECORDS)):
+        assert list(origin.read(0, first, end)) == rows[first:end]
+
+
+@pytest.mark.parametrize(("name", "content"), [("day=1970-01-01/of.parquet", b""), ("log=0/note.txt", b"no Parquet")])
+def test_a_folder_of_something_else_is_named(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir()
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InvalidOption, match="path="):
+        ArchiveOrigin(str(tmp_path)).spans()
+    with pytest.raises(InvalidOption, match="path="):
+        ArchiveOrigin(str(tmp_path / "none")).spans()
 
 
 # --- what is asked
