@@ -33,11 +33,10 @@ lint: $(TEST_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Two calls: tests of the real broker and of Spark share one broker and one Spark session and must not run beside each
-# other; everything else may. pytest fails when a named folder holds no test: a missing one is never passed over.
+# Two processes, for machines with two cores. Each has a broker and a Spark session of its own, and takes one file after
+# the other in the order of the folders, so that one often computes while the other waits for a broker.
 test: lint
-	$(BIN)/python -m pytest --ignore=tests/kafka --ignore=tests/spark -n 2 --dist loadfile $(ARGS)
-	$(BIN)/python -m pytest tests/kafka tests/spark $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 bench: $(TEST_STAMP)
 	$(BIN)/python -m bench $(ARGS)

@@ -18,6 +18,7 @@ from tests.support.kafka import Cluster, KafkaUnavailable, TopicFactory, brokers
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 30.0  # Fail-over takes 2 to 5 s here; a busy machine may take several times that.
+SUITE_TIMEOUT_S = 100.0  # Two tests in processes of their own take some seconds.
 
 
 def write(cluster: Cluster, topic: str, values: list[bytes]) -> None:
@@ -137,6 +138,34 @@ if sys.platform == "linux":  # Elsewhere the kernel has no such signal and broke
             finally:
                 owner.send_signal(signal.SIGKILL)
             wait_until(lambda: brokers_seen_by(address) == set(), DEADLINE_S, "the orphaned broker is gone")
+
+
+def suite(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A run of pytest over two tests of this file, one with a broker and one without."""
+    here = Path(__file__).relative_to(ROOT)
+    tests = (test_a_record_comes_back, test_levers_refuse_nodes_that_are_not_there_or_not_ours)
+    command = [sys.executable, "-B", "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    command += [f"{here}::{test.__name__}" for test in tests]
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True,
+                          timeout=SUITE_TIMEOUT_S, check=False)  # fmt: skip
+
+
+def test_one_line_says_which_kafka_it_was_whatever_the_number_of_processes(kafka: Cluster) -> None:
+    done = suite("-n", "2", "--dist", "load", MARSHAL_TEST_BOOTSTRAP=kafka.bootstrap)
+    assert done.returncode == 0, done.stdout
+    lines = [line for line in done.stdout.splitlines() if line.startswith("kafka: ")]
+    assert lines == ["kafka: external (MARSHAL_TEST_BOOTSTRAP), 2 tests, 0 skipped"]
+
+
+@pytest.mark.usefixtures("local_jvm")
+def test_without_a_broker_a_run_fails(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.touch()
+    done = suite(MARSHAL_KAFKA_CACHE=str(in_the_way / "cache"))
+    assert done.returncode == 1
+    assert "KafkaUnavailable: cannot make the cache folder" in done.stdout
+    assert "1 passed, 1 error" in done.stdout
+    assert "kafka: no cluster was started, 1 tests, 0 skipped" in done.stdout
 
 
 def test_without_java_in_the_environment_the_packaged_one_is_found() -> None:

@@ -1,6 +1,6 @@
-"""Fixtures for the tests of pipelines: one Spark session for all of them. No test stops it, and none is skipped.
+"""Fixtures for the tests of pipelines: one Spark session for all in a process. No test stops it, and none is skipped.
 
-The broker is the one of tests/kafka: `make test` runs both folders in one call.
+The broker is the one of tests/kafka, when both folders run in one process.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """Fixtures for tests that need a real Kafka, and the line at the end of a run that says which Kafka it was.
 
 A plugin of pytest, loaded by tests/conftest.py, so that tests/kafka and tests/spark share one broker. A cluster lives
-as long as the session; with pytest-xdist each worker has its own, so these tests are best run with at most one worker.
+as long as the session; with pytest-xdist each worker has its own, and the line at the end is of all of them.
 Where no Kafka can be had, tests fail: nothing in these folders may skip, and the last line counts it.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaException
@@ -22,9 +23,10 @@ from tests.support.kafka import Cluster, TopicFactory, start_cluster, wait_until
 TESTS = Path(__file__).parents[1]
 FOLDERS = (TESTS / "kafka", TESTS / "spark")
 DESCRIPTIONS = pytest.StashKey[list[str]]()
+OUTPUT = "kafka"  # under this name a worker of pytest-xdist hands its descriptions to the process that prints
 ADMIN_TIMEOUT_S = 30.0  # Creating a topic takes 0.1 s on a whole cluster, some seconds while a broker is being lost.
 WARM_UP_TIMEOUT_S = 60.0  # The first group on a cluster waits 2 to 4 s for its coordinator's topic.
-FIRST_TEST_TIMEOUT_S = FETCH_TIMEOUT_S + 120.0  # The first test of all pays for fetching the jars, once per machine.
+FIRST_TEST_TIMEOUT_S = FETCH_TIMEOUT_S + 120.0  # Once per machine somebody fetches the jars, and the others wait.
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,12 +34,26 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "node_control: kills or freezes brokers; needs a cluster that the harness owns")
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let the first test that may need Kafka wait for the jars. pytest-timeout counts its fixtures as part of it."""
-    first = next((item for item in items if _needs_kafka(item.path)), None)
-    if first is not None and config.pluginmanager.hasplugin("timeout"):
-        first.add_marker(pytest.mark.timeout(FIRST_TEST_TIMEOUT_S))
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest-timeout's, which reads the marks and starts its timer
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Until this process has a cluster, a test may have to wait for the jars, which others may be fetching already.
+
+    pytest-timeout counts fixtures as part of the test.
+    """
+    if _needs_kafka(item.path) and not item.config.stash[DESCRIPTIONS]:
+        item.add_marker(pytest.mark.timeout(FIRST_TEST_TIMEOUT_S), append=False)
+    return (yield)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output[OUTPUT] = session.config.stash[DESCRIPTIONS]
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_testnodedown(node: Any) -> None:
+    output: dict[str, Any] = getattr(node, "workeroutput", None) or {}  # A worker that crashed has said nothing.
+    node.config.stash[DESCRIPTIONS].extend(output.get(OUTPUT, []))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -55,7 +71,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if not ran and not skipped:
         return
     started: list[str] = config.stash[DESCRIPTIONS]
-    which = " and ".join(dict.fromkeys(started)) or "no cluster was started in this process"
+    which = " and ".join(dict.fromkeys(started)) or "no cluster was started"
     terminalreporter.write_line(f"kafka: {which}, {len(ran)} tests, {len(skipped)} skipped")
 
 
