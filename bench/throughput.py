@@ -5,6 +5,9 @@ once) and message by message with an ack each; confluent-kafka's `consume(1000)`
 defaults and with the settings that marshal_py ships; aiokafka's `getmany` and `getone`. Each reads a filled topic
 (page cache warm) from the first to the last message and looks at every value. The clock runs from the first message
 to the last, so that connecting and joining do not count: join.py measures these.
+
+The bare clients do the least that a correct program does: they ask every message whether it is an error, because an
+error comes as a message whose value is its text. They track no positions and check no lease.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ Batches = Iterator[list[Any]]
 
 
 def bare(bootstrap: str, topic: str, count: int, tuned: bool, single: bool) -> Batches:
-    from confluent_kafka import Consumer, TopicPartition
+    from confluent_kafka import Consumer, KafkaException, TopicPartition
 
     from marshal_py.transport import settings
 
@@ -51,10 +54,12 @@ def bare(bootstrap: str, topic: str, count: int, tuned: bool, single: bool) -> B
             message = consumer.poll(IDLE_LIMIT_S)
             if message is None:
                 raise TimeoutError("no message")
+            if message.error():
+                raise KafkaException(message.error())
             seen += 1
             yield [message.value()]
         else:
-            values = [message.value() for message in consumer.consume(BATCH, 1.0)]
+            values = [message.value() for message in consumer.consume(BATCH, 1.0) if not message.error()]
             seen += len(values)
             yield values
     consumer.close()

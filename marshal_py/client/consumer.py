@@ -9,6 +9,7 @@ from itertools import chain
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
+from marshal_py.client.burst import BURST
 from marshal_py.client.flow import Flow
 from marshal_py.client.loop import ClaimInfo, Loop
 from marshal_py.client.message import Batch, Message
@@ -18,12 +19,17 @@ from marshal_py.errors import ClusterUnreachable, ConcurrentUse, ConsumerClosed,
 from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.transport.ports import Chunk
 
 WAIT_SLICE_S: Final = 0.1  # a waiting fetch looks up at least so often: for signals, errors, a stop from elsewhere
 GRANT_SLICE_S: Final = 0.005  # while a grant is on its way, messages are not
 LOOK_AHEAD_GRANTS: Final = 4  # kept in the buffers at most once: two are granted, two are there to be asked for
 LEAVE_TIMEOUT_S: Final = 10.0
 HAND_OVER_S: Final = 1.0  # a hand-over takes some ms; a deployment must not wait for one that does not come
+# Taken from the source at once, at least once, unless a fetch asks for more. CPython looks for cyclic garbage when 700
+# more objects were made than freed. Fewer messages than that, each freed before the next are taken, never start it; a
+# thousand do, at a tenth of all time.
+PIECE_MESSAGES: Final = 500
 FETCH_EXPIRES_S: Final = 30.0
 FETCH_MESSAGES: Final = 1_000
 
@@ -218,7 +224,7 @@ class Consumer:
             over = left_s <= 0 or self._draining or self._must_stop()
             if full or over:
                 if not full and left_s <= 0 and not self._draining:
-                    self._pull(0.0)
+                    self._pull(0.0, max_messages)
                 with loop.lock:
                     parts = flow.take(max_messages, max_bytes, loop.clock.now())
                 if parts and flow.at_most_once:
@@ -231,16 +237,18 @@ class Consumer:
                     loop.changed.wait(min(WAIT_SLICE_S, left_s))
                 continue
             self._raise_if_ended()
-            self._pull(min(left_s, WAIT_SLICE_S))
+            self._pull(min(left_s, WAIT_SLICE_S), max_messages)
 
-    def _pull(self, timeout_s: float) -> None:
+    def _pull(self, timeout_s: float, wanted: int = PIECE_MESSAGES) -> None:
         """Waits for messages, or for the grant of those that are there."""
         flow, loop = self._flow, self._loop
         if flow.at_most_once and self._asks_grants():
             with loop.changed:
                 loop.changed.wait(min(timeout_s, GRANT_SLICE_S))
             timeout_s = 0.0
-        chunks = flow.pull(timeout_s)
+        # At most once a larger piece is a larger grant.
+        most = flow.options.prefetch_messages
+        chunks = flow.pull(timeout_s, most if flow.at_most_once else min(most, max(wanted, PIECE_MESSAGES)))
         if not chunks:
             return
         with loop.changed:
@@ -263,7 +271,10 @@ class Consumer:
         most = LOOK_AHEAD_GRANTS * flow.options.grant_messages
         with loop.lock:
             room = most - flow.buffered()
-        chunks = flow.pull(0.0, room) if room >= most // 2 else []
+        chunks: list[Chunk] = []
+        if room >= most // 2:
+            with BURST:
+                chunks = flow.pull(0.0, room)
         with loop.lock:
             flow.add(chunks)
             self._station.ask_grants(loop.clock.now())

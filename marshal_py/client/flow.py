@@ -115,9 +115,9 @@ class Flow:
 
     # --- the user's side
 
-    def pull(self, timeout_s: float, max_messages: int = 0) -> list[Chunk]:
-        """Waits for messages, at most `max_messages` (0: one prefetch), without the lock."""
-        return self.source.poll(timeout_s, max_messages or self.options.prefetch_messages)
+    def pull(self, timeout_s: float, max_messages: int) -> list[Chunk]:
+        """Waits for messages, at most `max_messages`, without the lock."""
+        return self.source.poll(timeout_s, max_messages)
 
     def add(self, chunks: Iterable[Chunk]) -> None:
         """Sorts fetched messages into their buffers. What an older assignment fetched is not taken (rounds)."""

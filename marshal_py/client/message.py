@@ -92,7 +92,8 @@ class Message(Struct, eq=False, gc=False):
         At most once needs no acks; there it tells that the handler has returned.
         """
         delivered, index = self._delivered, self._index
-        with delivered.lock:
+        delivered.lock.acquire()  # `with` costs twice as much, and this is done once per message
+        try:
             if delivered.claim.sealed:
                 return delivered.finish_late()
             run = delivered.run
@@ -103,6 +104,8 @@ class Message(Struct, eq=False, gc=False):
             else:
                 run.finish(index)
             return True
+        finally:
+            delivered.lock.release()
 
     def in_progress(self) -> None:
         """The handler is still at work: begins its `handler_timeout_s` anew (D4)."""
