@@ -323,7 +323,7 @@ class AdminBusy(PeerError):
         why = f" ({reason})" if reason else ""
         left = f", about {left_s:.0f} s left" if left_s >= 0 else ""
         super().__init__(f"group {group!r} is paused by {by or 'somebody without a name'}{why}{left}: wait, name its "
-                         f"token, or take the pause over")
+                         f"token (--token {token}), or take the pause over (--take-over)")
 
 
 class PauseNotDrained(PeerError):

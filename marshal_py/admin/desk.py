@@ -173,16 +173,18 @@ class Desk:
         Python, and a record that was polled and not folded would be a gap.
         """
         failed: list[BaseException] = []
-        thread = threading.Thread(target=self._work, args=(errand, watcher, aim, failed), name="marshal-desk")
+        # Not by join(): one that is interrupted counts its thread as ended in Python 3.11, while it runs on.
+        done = threading.Event()
+        thread = threading.Thread(target=self._work, args=(errand, watcher, aim, failed, done), name="marshal-desk")
         thread.daemon = True
         thread.start()
-        while thread.is_alive():
+        while not done.is_set():
             try:
-                thread.join()
+                done.wait()
             except KeyboardInterrupt:
                 if self._interrupted:
                     self._abandoned = True
-                    thread.join(ABANDON_S)
+                    done.wait(ABANDON_S)
                     raise
                 self._interrupted = True
         if failed:
@@ -190,7 +192,8 @@ class Desk:
         if errand.error is not None:
             raise errand.error
 
-    def _work(self, errand: Errand, watcher: Watcher | None, aim: Aim | None, failed: list[BaseException]) -> None:
+    def _work(self, errand: Errand, watcher: Watcher | None, aim: Aim | None, failed: list[BaseException],
+              done: threading.Event) -> None:  # fmt: skip
         try:
             while not errand.ended and not self._abandoned:
                 if self._interrupted:
@@ -200,6 +203,8 @@ class Desk:
             errand.end(error)  # the log cannot be read on: what is true now, the errand knows (M8)
         except BaseException as error:
             failed.append(error)
+        finally:
+            done.set()
 
     def _turn(self, errand: Errand, watcher: Watcher | None, aim: Aim | None) -> None:
         refused = self._log.refused()

@@ -29,6 +29,7 @@ from marshal_py.errors import AdminGaveUp, GroupMissing, InvalidOption
 from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.world import Group as GroupState
+from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.ports import Door
 
 TIMEOUT_S: Final = CONNECT_TIMEOUT_S
@@ -75,7 +76,8 @@ class Group:
     def info(self) -> dict[str, Any]:
         """Topics, members, positions, pause, settings, as of now."""
         with self.desk() as desk:
-            return {**overview.info(_state(desk)), "settings_from": origin_of(_state(desk))}
+            state, now_ms = _state(desk), SystemClock().now().wall_ms
+            return {**overview.info(state, desk.scene.ledger, now_ms), "settings_from": origin_of(state)}
 
     def members(self) -> list[dict[str, Any]]:
         """Live sessions."""

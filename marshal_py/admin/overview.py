@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from marshal_py.admin.ledger import Ledger
 from marshal_py.history.velocity import Velocity
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import MODE_NAMES
@@ -26,13 +27,28 @@ def summary(group: Group) -> dict[str, Any]:
     }
 
 
-def info(group: Group) -> dict[str, Any]:
+def pause(group: Group, ledger: Ledger | None, wall_ms: int) -> dict[str, Any] | None:
+    """The running pause: whose it is, why and for how long yet, as far as the log that was read says so (M1, M2)."""
+    if not group.paused:
+        return None
+    said = ledger.running(group) if ledger is not None else None
+    left_s = ledger.left_s(wall_ms) if ledger is not None and said is not None else -1
+    return {
+        "token": group.pause_change,
+        "duration_s": group.pause_duration_ms / 1000,
+        "by": (said.by if said is not None else "") or None,
+        "reason": (said.reason if said is not None else "") or None,
+        "left_s": round(left_s, 1) if left_s >= 0 else None,
+    }
+
+
+def info(group: Group, ledger: Ledger | None = None, wall_ms: int = 0) -> dict[str, Any]:
     """All about a group, but what only the cluster knows."""
     config = group.config
     return {
         **summary(group),
         "policy": (config.policy if config is not None else "") or None,
-        "pause": {"token": group.pause_change, "duration_s": group.pause_duration_ms / 1000} if group.paused else None,
+        "pause": pause(group, ledger, wall_ms),
         "topics": {name: topic.count for name, topic in sorted(group.topics.items())},
         "members": members(group),
         "positions": [
@@ -93,7 +109,7 @@ def partitions(group: Group) -> list[TopicPartition]:
 
 
 def state(group: Group, log: int, extended_ms: Mapping[int, int], ends: Mapping[TopicPartition, int],
-          now_ms: float) -> dict[str, Any]:  # fmt: skip
+          now_ms: float, ledger: Ledger | None = None) -> dict[str, Any]:  # fmt: skip
     """All about a group. `extended_ms`: per session the time of its last sign of life; `ends`: of data partitions."""
     config = group.config
     return {
@@ -103,7 +119,7 @@ def state(group: Group, log: int, extended_ms: Mapping[int, int], ends: Mapping[
         "policy": (config.policy if config is not None else "") or None,
         "deleted": group.deleted,
         "opaque_at": group.opaque_at if group.opaque_at != NONE else None,
-        "pause": {"token": group.pause_change, "duration_s": group.pause_duration_ms / 1000} if group.paused else None,
+        "pause": pause(group, ledger, round(now_ms)),
         "sessions": [_session(session, extended_ms.get(session.id), now_ms)
                      for session in sorted(group.sessions.values(), key=lambda session: session.id)],
         "partitions": [_partition(group, tp, ends.get(tp)) for tp in partitions(group)],

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 refused or failed with a one-line reason on stderr, 2 wron
 
 from __future__ import annotations
 
+import signal
 from typing import Annotated
 
 import typer
@@ -79,4 +80,7 @@ def marshal(
 
 def main() -> None:
     """Entry point of the `marshal` script."""
+    # `timeout`, systemd and Kubernetes end a program by SIGTERM: a tool then gives up in order, as by ctrl-C (M9).
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     app()

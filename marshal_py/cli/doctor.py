@@ -141,6 +141,7 @@ class Visit:
 
     def _rights(self, admin: KafkaAdmin, principal: str, address: str) -> Iterator[Check]:
         absent = set()
+        who = "this client" if principal.endswith(":NAME") else principal  # the settings name nobody
 
         def allowed(kind: str, name: str) -> frozenset[str]:
             try:
@@ -155,9 +156,10 @@ class Visit:
             if not lacking:
                 where = f" of group {self.group!r}" if self.group else ""
                 unsure = f"; nobody can say for {', '.join(sorted(absent))}, missing yet" if absent else ""
-                yield Check(f"rights: {role}", "ok", f"{principal} has what a {role}{where} needs{unsure}")
+                article = "an" if role[0] in "ao" else "a"
+                yield Check(f"rights: {role}", "ok", f"{who} has what {article} {role}{where} needs{unsure}")
             for one in lacking:
-                yield Check(f"rights: {role}", "fail" if self.strict else "warn", f"{principal} lacks "
+                yield Check(f"rights: {role}", "fail" if self.strict else "warn", f"{who} lacks "
                             f"{', '.join(one.operations)} on {one.kind} {one.name}",
                             rights.grant(one, principal, address))  # fmt: skip
 

@@ -12,7 +12,7 @@ from marshal_py.admin import outlook, overview
 from marshal_py.admin.change import check_settings
 from marshal_py.admin.targets import print_table
 from marshal_py.cli import frame, operate
-from marshal_py.cli.state import NOBODY
+from marshal_py.cli.state import NOBODY, paused
 from marshal_py.client.observer import Observer
 from marshal_py.errors import InvalidOption
 
@@ -79,8 +79,15 @@ def info(
     if as_json:
         frame.print_json(found)
         return
-    for key in ("group", "delivery", "policy", "settings_from", "pause", "topics"):
-        print(f"{key.replace('_', ' ')}: {found[key] if found[key] not in (None, {}) else '-'}")
+    origin = found["settings_from"]
+    told = {
+        "group": found["group"], "delivery": found["delivery"], "policy": found["policy"],
+        "settings from": f"offset {origin['offset']}, by {origin['by'] or 'somebody'}" if origin else None,
+        "pause": paused(found["pause"]) if found["pause"] else None,
+        "topics": ", ".join(f"{name} ({count} partitions)" for name, count in found["topics"].items()),
+    }  # fmt: skip
+    for key, value in told.items():
+        print(f"{key}: {value or '-'}")
     for member in found["members"]:
         print(f"consumer: {member['client_id']}, session {member['session']}: {', '.join(member['claims']) or '-'}")
     for at in found["positions"]:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from marshal_py.admin import overview
+from marshal_py.admin.ledger import Ledger
 from marshal_py.cli import frame
 from marshal_py.client.observer import Observer
 from marshal_py.protocol.world import Group
@@ -34,9 +35,12 @@ def state(
     says that it has ended.
     """
     with frame.look(bootstrap_servers, command_config, coordination_topic, dump) as observer:
-        observer.fold(group)
+        ledgers: dict[str, Ledger] = {}
+        for _, verdict in observer.read(group):
+            if verdict.group:
+                ledgers.setdefault(verdict.group, Ledger(verdict.group)).read(verdict)
         now_ms = time.time() * 1000 if dump is None else max(observer.extended_ms.values(), default=0)
-        groups = [_state(observer, log, found, now_ms) for log, found in observer.groups()
+        groups = [_state(observer, log, found, now_ms, ledgers.get(found.name)) for log, found in observer.groups()
                   if group in (None, found.name)]  # fmt: skip
         if group is not None and not groups:
             raise frame.CommandFailed(f"group {group!r} is not in {observer.topic}")
@@ -51,10 +55,10 @@ def state(
         _print(console, found)
 
 
-def _state(observer: Observer, log: int, group: Group, now_ms: float) -> dict[str, Any]:
+def _state(observer: Observer, log: int, group: Group, now_ms: float, ledger: Ledger | None) -> dict[str, Any]:
     extended_ms = {session: at for (of, session), at in observer.extended_ms.items() if of == log}
     ends = observer.ends(tp for tp in overview.partitions(group) if tp.partition >= 0)
-    return overview.state(group, log, extended_ms, ends, now_ms)
+    return overview.state(group, log, extended_ms, ends, now_ms, ledger)
 
 
 # --- for people
@@ -63,7 +67,7 @@ def _state(observer: Observer, log: int, group: Group, now_ms: float) -> dict[st
 def _print(console: Console, found: dict[str, Any]) -> None:
     marks = [found["delivery"].replace("_", " ")]
     marks += [f"policy {found['policy']}"] if found["policy"] else []
-    marks += [f"paused for {found['pause']['duration_s']:g} s"] if found["pause"] else []
+    marks += [paused(found["pause"])] if found["pause"] else []
     marks += ["deleted"] if found["deleted"] else []
     marks += [f"opaque from offset {found['opaque_at']} on"] if found["opaque_at"] is not None else []
     console.print(f"group {found['group']}  ({', '.join(marks)}; log {found['log']})", highlight=False, markup=False)
@@ -77,6 +81,14 @@ def _print(console: Console, found: dict[str, Any]) -> None:
         numbers = ("-" if row[name] is None else str(row[name]) for name in ("position", "end", "lag"))
         partitions.add_row(row["topic"], str(row["partition"]), row["owner"] or "-", *numbers)
     console.print(partitions)
+
+
+def paused(pause: dict[str, Any]) -> str:
+    """Whose pause it is, why, how long yet, and the token that ends it."""
+    by = f" by {pause['by']}" if pause["by"] else ""
+    why = f", {pause['reason']}" if pause["reason"] else ""
+    left = f", about {pause['left_s']:.0f} s left" if pause["left_s"] is not None else ""
+    return f"paused for {pause['duration_s']:g} s{by}{why}{left}, token {pause['token']}"
 
 
 def _ago(seconds: float | None) -> str:

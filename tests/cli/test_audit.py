@@ -9,6 +9,7 @@ import getpass
 import json
 import re
 import secrets
+import signal
 import socket
 import uuid
 from collections.abc import Iterator
@@ -19,11 +20,24 @@ import pytest
 import typer
 from confluent_kafka import Producer
 
+from marshal_py.admin.author import Author
+from marshal_py.admin.group import Group
 from marshal_py.cli import app
 from marshal_py.client.marshal import VERSION, Marshal, connect
 from marshal_py.client.observer import Judged, Observer
+from marshal_py.errors import AdminBusy
 from marshal_py.protocol import codec
-from marshal_py.protocol.records import Evict, GroupConfig, Join, Record, ReleaseGroup, SetPosition, StepDown, Topology
+from marshal_py.protocol.records import (
+    ClaimingPartition,
+    Evict,
+    GroupConfig,
+    Join,
+    Record,
+    ReleaseGroup,
+    SetPosition,
+    StepDown,
+    Topology,
+)
 from marshal_py.protocol.routing import route
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaDoor
@@ -245,3 +259,50 @@ def test_the_positions_of_a_group_go_to_a_file_and_back(shell: Shell, group: str
     assert shell.json("set-position", group, "orders", "--to", "earliest", "--yes")["outcome"] == "moved"
     back = shell.json("set-position", group, "--to", str(table), "--yes")
     assert [(row["position"], row["target"]) for row in back["partitions"]] == [(0, 2)] * PARTITIONS
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_move_says_what_is_true_and_takes_its_pause_back(
+    shell: Shell, group: str, marshal: Marshal, writer: CoordinationLog, number: int
+) -> None:
+    """M8, M9: also when a service manager ends the tool."""
+    write(shell, writer, marshal, group, Join("slow", secrets.token_bytes(16), 1, 600_000, ("orders",)))
+    session = max(one.verdict.offset for one in judged(shell, group) if isinstance(one.verdict.record, Join))
+    version = json.loads(shell.run("state", group, "--json").stdout)["groups"][0]["partitions"][0]["version"]
+    write(shell, writer, marshal, group, ClaimingPartition(session, "orders", 0, version, 0))
+    running = shell.start("set-position", group, "orders", "--to", "earliest", "--yes")
+    assert running.stderr is not None
+    told = [running.stderr.readline(), running.stderr.readline()]
+    assert "orders:0 is held by slow" in "".join(told), "it waits, and would for minutes"
+    running.send_signal(number)
+    out, trouble = running.communicate(timeout=DEADLINE_S)
+    assert running.returncode == 1
+    assert out == ""
+    assert "Traceback" not in trouble
+    assert f"no position of group {group!r} moved" in trouble.splitlines()[-1]
+    info = shell.json("groups", "info", group)
+    assert info["pause"] is None
+    assert {row["position"] for row in info["positions"]} == {2}
+
+
+def test_a_pause_says_whose_it_is(shell: Shell, group: str) -> None:
+    """To who looks, and to who finds it in the way: with the token and the options that end the quarrel."""
+    token = shell.json("release", group, "--for", "10m", "--yes", "--reason", WHY)["token"]
+    author = f"{getpass.getuser()}@{socket.gethostname()} "
+    for found in (shell.json("groups", "info", group), shell.json("state", group)["groups"][0]):
+        pause = found["pause"]
+        assert (pause["token"], pause["duration_s"], pause["reason"]) == (token, 600.0, WHY)
+        assert pause["by"].startswith(author)
+        assert 0 < pause["left_s"] <= 600
+    for command in (("groups", "info"), ("state",)):
+        told = " ".join(shell.run(*command, group).stdout.split())
+        assert f"paused for 600 s by {author}" in told
+        assert f"{WHY}, about " in told
+        assert f"s left, token {token}" in told
+    other = Author("somebody@else", "run")
+    with pytest.raises(AdminBusy) as caught:
+        Group(door(shell), group, "__marshal", author=other).resume()
+    for word in (author, WHY, "s left", f"--token {token}", "--take-over"):
+        assert word in str(caught.value)
+    assert shell.run("resume", group).exit_code == 0
+    assert shell.json("groups", "info", group)["pause"] is None
