@@ -204,16 +204,21 @@ class Loop:
         for station in list(self.stations):
             self.worker.submit(f"topology of {station.member.name} [{id(station):x}]", station.refresh_topology)
         if self.stations:
-            self.worker.submit("coordination topic", self._check_topic)
+            self.worker.submit("coordination topic", self.check_topic)
 
-    def _check_topic(self) -> None:
-        """L8: a deleted or recreated topic, or one that shrank, is noticed even where offsets still fit."""
+    def check_topic(self) -> bool:
+        """L8: a deleted or recreated topic, or one that shrank, is noticed even where offsets still fit.
+
+        Returns whether the topic is the one that was opened.
+        """
         found = self.admin.topic_id(self.topic)
         if not self._topic_id and found != MISSING:
             self._topic_id = found
-        if found != self._topic_id and self._topic_id:
-            for number in list(self.worlds):
-                self.break_log(number, TopicRecreated(number, f"topic id {self._topic_id}", found))
+        if found == self._topic_id or not self._topic_id:
+            return True
+        for number in list(self.worlds):
+            self.break_log(number, TopicRecreated(number, f"topic id {self._topic_id}", found))
+        return False
 
     # --- opening logs, from the user's thread
 

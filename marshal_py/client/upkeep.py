@@ -162,8 +162,8 @@ class Upkeep:
         first = loop.log.bounds(number, BOUNDS_TIMEOUT_S).first
         kept_from_ms = loop.clock.now().wall_ms - round(self.policy.history_kept_s * 1000)
         before = min(before, loop.admin.offsets_at([tp], kept_from_ms).get(tp, before))
-        if before - first < TRUNCATE_RECORDS_MIN:
-            return
+        if before - first < TRUNCATE_RECORDS_MIN or not loop.check_topic():
+            return  # nothing worth a request; or a topic made anew, which has other records at these offsets
         refused = loop.admin.delete_records(tp, before)
         if refused:
             self._refused = True

@@ -16,12 +16,12 @@ class Worker:
     """A queue and a thread. No executor of the standard library: theirs end before `atexit` handlers run."""
 
     def __init__(self, name: str) -> None:
-        self._tasks: queue.SimpleQueue[tuple[str, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[tuple[str, Callable[[], object]] | None] = queue.SimpleQueue()
         self._waiting: set[str] = set()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, what: str, task: Callable[[], None]) -> None:
+    def submit(self, what: str, task: Callable[[], object]) -> None:
         """Runs `task` later. A task of the same name that still waits is not queued twice."""
         if what not in self._waiting:
             self._waiting.add(what)

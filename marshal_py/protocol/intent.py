@@ -21,7 +21,7 @@ from marshal_py.protocol.records import (
     Evict,
     Topology,
 )
-from marshal_py.protocol.world import Group
+from marshal_py.protocol.world import Group, Session
 
 if TYPE_CHECKING:
     from marshal_py.protocol.member import Member
@@ -192,17 +192,20 @@ class Intent:
     def _evict(self, group: Group, now: Instant, out: Ready) -> set[int]:
         """T4: sessions that this member evicts now, in rank order."""
         evicted: set[int] = set()
-        rank_ms = self._order.index(self.member.session) * self.member.third_ms
         for sid in sorted(self._key[1]):
             session = group.sessions[sid]
             waited_ms = self.member.watch.session_waited_ms(sid)
-            if waited_ms < EVICT_INTERVALS * session.join.interval_ms + rank_ms:
+            if waited_ms < EVICT_INTERVALS * session.join.interval_ms + self._rank_over(session) * self.member.third_ms:
                 continue
             evicted.add(sid)
             if self._again(self._evicting.get((sid, session.extended)), now):
                 self._evicting[sid, session.extended] = now.mono_ms
                 out.send.append(Evict(sid, session.extended, waited_ms, self.member.options.client_id[:60]))
         return evicted
+
+    def _rank_over(self, silent: Session) -> int:
+        """T4: who joined after the last sign of the silent one cannot have waited as long, and comes last."""
+        return sorted(self._order, key=lambda sid: sid > silent.extended).index(self.member.session)
 
     def _claim(self, group: Group, evicted: set[int], now: Instant, out: Ready) -> None:
         """Claims what is free, or becomes free by an Evict of this very tick, when its head start allows (A2, A5)."""

@@ -93,7 +93,7 @@ class Upkeep:
             client.scene.advised("snapshot_refused")
         if keeper.confirmed_at != NONE and now_ms >= self._truncate_due_ms:
             self._truncate_due_ms = now_ms + TRUNCATE_INTERVALS * member.options.interval_ms
-            if keeper.leads(live):
+            if keeper.leads(live) and client.topic_id == client.stage.broker.topic_id:  # N12
                 log = client.stage.broker.logs[client.log]
                 log.first = max(log.first, keeper.deletable())
 

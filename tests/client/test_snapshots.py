@@ -10,9 +10,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from marshal_py.client import evidence, opening, upkeep
+from marshal_py.client import evidence, loop, opening, upkeep
 from marshal_py.client import policy as policies
-from marshal_py.errors import Diverged, HistoryRestarted, HistoryTruncated, InvalidOption, SnapshotRefused
+from marshal_py.errors import (
+    Diverged,
+    HistoryRestarted,
+    HistoryTruncated,
+    InvalidOption,
+    SnapshotRefused,
+    TopicRecreated,
+)
 from marshal_py.history import states
 from marshal_py.protocol import codec, keeper, rationalizer, snapshot
 from marshal_py.protocol.identity import TopicPartition
@@ -296,6 +303,28 @@ def test_young_history_stays(memory: MemoryGround, monkeypatch: pytest.MonkeyPat
         until(lambda: pad(memory, 1, 16) > end + 300, "time for it to look")
     first = min(message.offset() for message in memory.broker.topics[LOG][1] if message.timestamp()[1] == wall_ms)
     assert all(before <= first for before in deleted)
+
+
+def test_a_topic_made_anew_is_not_truncated(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
+    """N12: the look before a deletion finds another topic, and ends the client before anything is lost."""
+    monkeypatch.setattr(upkeep, "TRUNCATE_EVERY_MS", 10)
+    monkeypatch.setattr(upkeep, "TRUNCATE_RECORDS_MIN", 1)
+    monkeypatch.setattr(loop, "METADATA_S", 3_600.0)
+    topic = memory.topic()
+    with (memory.connect("a", snapshot_every_records=64, history_kept_s=0.0) as one,
+          joined(one, IN[1], [topic]) as consumer):  # fmt: skip
+        monkeypatch.setattr(one._loop.admin, "topic_id", lambda topic: "another")
+
+        def ended() -> bool:
+            pad(memory, 1, 16)
+            try:
+                consumer.fetch(1, expires_s=0.05)
+            except TopicRecreated:
+                return True
+            return False
+
+        until(ended, "it looks before it deletes")
+        assert memory.broker.bounds(TopicPartition(LOG, 1)).first == 0
 
 
 def test_a_broken_fold_among_three(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

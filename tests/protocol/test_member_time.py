@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from marshal_py.errors import DuplicateClientId, SessionCloned
+from marshal_py.protocol.assignment import candidates
 from marshal_py.protocol.holdings import Stage as ClaimStage
 from marshal_py.protocol.records import (
     HEARTBEAT_ENTRIES_MAX,
@@ -109,6 +110,20 @@ def test_rank_orders_the_evictions() -> None:
     assert stage.now_ms - read_ms >= 2 * I + THIRD_MS
     assert stage.now_ms - read_ms <= 2 * I + THIRD_MS + STEP
     assert a.sends(Evict)[0][0] < stage.now_ms
+
+
+def test_a_newcomer_keeps_nobody_waiting_however_high_its_rank() -> None:
+    """T4: who joined after the last sign comes last; seed 1011594."""
+    stage = Stage()
+    a, b = stage.team("a", "b", priority=1)
+    stage.kill(b)
+    read_ms = last_sign(b) + TRIP
+    stage.run(I)
+    newcomer = stage.add("c", priority=0)
+    stage.run_until(lambda: list(stage.records(Evict)))
+    ((at, _),) = a.sends(Evict)
+    assert candidates(a.member.group, set())[0] == newcomer.session
+    assert at - read_ms <= 2 * I + STEP
 
 
 def test_a_dead_successor_costs_a_third() -> None:
