@@ -36,11 +36,12 @@ def dump(observer: Observer, out: BinaryIO, group: str | None = None, verdicts: 
                     time_ms=time.time_ns() // 1_000_000, by=VERSION)  # fmt: skip
     writer = Writer(out, header)
     for span in spans:
-        world = World(span.log, None if span.log == 0 else root)
+        world = observer.oldest(span.log) if verdicts else World(span.log)
         for record in observer.records([span.log]):
             if record.offset >= span.end:
                 break
-            more = as_dict(rationalizer.apply(world, record.offset, record.value)) if verdicts else {}
+            told = verdicts and record.offset >= world.next_offset  # what a snapshot stands for was judged long ago
+            more = as_dict(rationalizer.apply(world, record.offset, record.value)) if told else {}
             writer.write(record, {name: value for name, value in more.items() if name != "offset"})
     writer.finish()
     return writer.records

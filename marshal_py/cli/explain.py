@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -50,6 +51,7 @@ def explain(
     if not colon or not number.isdigit():
         raise typer.BadParameter(f"{partition!r} is not TOPIC:PARTITION")
     with _history(group, bootstrap_servers, command_config, coordination_topic, dump) as (world, records):
+        records = _reaching(world, records, cut)
         found = history.explain(world, records, group, TopicPartition(topic, int(number)), cut, count)
     if not found.known:
         raise frame.CommandFailed(f"group {group!r} has no partition {partition} up to there")
@@ -94,6 +96,7 @@ def diff(
     if at is None or len(at) != 2 or state is not None:
         raise typer.BadParameter("give --at twice: from, to; or --state")
     with _history(group, bootstrap_servers, command_config, coordination_topic, dump) as (world, records):
+        records = _reaching(world, records, _cut(at[0]))
         found = history.diff(world, records, group, _cut(at[0]), _cut(at[1]))
     if as_json:
         frame.print_json({
@@ -150,12 +153,22 @@ def _against_log(kept: dict[str, Any], world: World, records: Iterator[LogRecord
 @contextmanager
 def _history(group: str, servers: str | None, config: Path | None, topic: str,
              dump: Path | None) -> Iterator[tuple[World, Iterator[LogRecord]]]:  # fmt: skip
-    """A fresh world of the group's log, and the log's records to its end as of now."""
+    """The group's log from as far back as it is there: the world at that place, and the records up to now."""
     with frame.look(servers, config, topic, dump) as observer:
         if observer.root is None:
             raise frame.CommandFailed(f"no consumer has ever run with {topic}")
         (log,) = observer.logs_of(group)
-        yield history.fresh_world(log, observer.root), observer.records([log])
+        yield observer.history(log)
+
+
+def _reaching(world: World, records: Iterator[LogRecord], cut: Cut) -> Iterator[LogRecord]:
+    """The records, if what is left of the log reaches back to the cut."""
+    first = next(records, None)
+    if world.began_at and first is not None and cut.excludes(first):
+        raise frame.CommandFailed(f"the history before offset {world.began_at} of log {world.log} was deleted, and "
+                                  f"what is left begins at {_time(first.timestamp_ms)}: a snapshot tells the state "
+                                  f"there, not how it came about; a dump from before may have it (--dump)")  # fmt: skip
+    return records if first is None else chain([first], records)
 
 
 def _cut(text: str) -> Cut:

@@ -49,7 +49,7 @@ def tail(
         if observer.root is None:
             frame.say(NOBODY)
         newest: dict[int, deque[Judged]] = defaultdict(lambda: deque(maxlen=count))
-        for judged in observer.read(group):
+        for judged in observer.read(group, back=True):
             if _concerns(judged, group):
                 newest[judged.record.log].append(judged)
         merged = sorted((judged for kept in newest.values() for judged in kept), key=_moment)
@@ -85,7 +85,7 @@ def dump(
         if observer.root is None:
             frame.say(NOBODY)
         if human:
-            for judged in observer.read(group):
+            for judged in observer.read(group, back=True):
                 if _concerns(judged, group):
                     _print(judged, "human")
         elif output is None:

@@ -122,16 +122,16 @@ class Observer:
             return []
         return list(range(self.root.partitions)) if group is None else [route(group, self.root.partitions)]
 
-    def read(self, group: str | None = None) -> Iterator[Judged]:
+    def read(self, group: str | None = None, back: bool = False) -> Iterator[Judged]:
         """Every record of the group's log, or of all logs, to the ends as of now; in order per log.
 
-        A log whose beginning was deleted is read from its newest confirmed snapshot on (N9). A second call goes on
-        where the first ended; run each to its end. Raises HistoryTruncated (N10).
+        A log whose beginning was deleted is read from its newest confirmed snapshot on (N9), with `back` from its
+        oldest. A second call goes on where the first ended; run each to its end. Raises HistoryTruncated (N10).
         """
         found = self.bounds(self.logs_of(group))
         for log, bounds in found.items():
             if bounds.first and log not in self.worlds:
-                self._begin_truncated(log, bounds)
+                self._begin_truncated(log, bounds, back)
         for record in self._records(self._left(found)):
             yield self._judge(record)
 
@@ -142,11 +142,23 @@ class Observer:
             self._next[log] = max(self._next.get(log, 0), bounds.first)
         yield from self._records(self._left(found))
 
+    def oldest(self, log: int) -> World:
+        """What a log held as far back as it can be folded. Raises HistoryTruncated (N10)."""
+        (bounds,) = self.bounds([log]).values()
+        return opening.oldest_world(self._log, log, None if log == 0 else self.root, bounds)
+
+    def history(self, log: int) -> tuple[World, Iterator[LogRecord]]:
+        """That, and the records that follow."""
+        world = self.oldest(log)
+        self._next[log] = world.next_offset
+        return world, self.records([log])
+
     def _left(self, found: dict[int, Bounds]) -> dict[int, int]:
         return {log: bounds.end for log, bounds in found.items() if bounds.end > self._next.get(log, 0)}
 
-    def _begin_truncated(self, log: int, bounds: Bounds) -> World:
-        world = opening.open_world(self._log, log, None if log == 0 else self.root, bounds)
+    def _begin_truncated(self, log: int, bounds: Bounds, back: bool = False) -> World:
+        begin = opening.oldest_world if back else opening.open_world
+        world = begin(self._log, log, None if log == 0 else self.root, bounds)
         self.worlds[log], self._next[log] = world, world.next_offset
         return world
 
@@ -209,7 +221,7 @@ class Observer:
         """
         for log, bounds in self.bounds(self.logs_of(group)).items():
             if bounds.first and log not in self.worlds:
-                self._begin_truncated(log, bounds)
+                self._begin_truncated(log, bounds, back=True)
             if log not in self._tellers:
                 self._tellers[log] = Advisories(self._world(log))
         for judged in self.follow(group) if follow else self.read(group):

@@ -101,6 +101,22 @@ def base_of(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bou
     return World(number, root)
 
 
+def oldest_world(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds) -> World:
+    """As far back as the log can be folded: its beginning, or the oldest snapshot that stands in for it.
+
+    For people who look at the past; who only wants to go on begins at the newest (`open_world`). Raises
+    HistoryTruncated (N10).
+    """
+    if not bounds.first:
+        return World(number, root)
+    shelf = find(log, number, bounds, incarnation_of(log, number, root, bounds), snapshot.SHELF_MAX)
+    for stored in reversed(shelf.confirmed(bounds.first)):
+        world = snapshot.load(stored, number, root)
+        if world is not None:
+            return world
+    raise HistoryTruncated(number, bounds.first)
+
+
 def refold(log: CoordinationLog, base: World, to: int, group: str = "") -> World:
     """Folds re-read bytes from where `base` stands up to a checkpoint; digests of `group` are kept on the way.
 

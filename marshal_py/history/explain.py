@@ -1,8 +1,8 @@
 """Why a partition is where it is: its owner and position at some point of the log, and the records that led there.
 
-Strategy: the caller hands in the raw records of the group's log from its beginning, live or from a dump; they are
-folded onto a world of our own up to the cut, and a record belongs to the story if it changed the partition or wanted
-to. Pure.
+Strategy: the caller hands in the raw records of the group's log from its beginning, live or from a dump, or those that
+follow the world of a snapshot; they are folded onto that world up to the cut, and a record belongs to the story if it
+changed the partition or wanted to. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from marshal_py.protocol.records import (
     MODE_NAMES,
     ClaimingMessages,
     ClaimingPartition,
-    Genesis,
     GroupConfig,
     Heartbeat,
     Note,
@@ -271,8 +270,3 @@ def _snapshot(world: World, name: str) -> _Snapshot:
             "topics": {topic: state.count for topic, state in sorted(group.topics.items())},
         },
     )
-
-
-def fresh_world(log: int, root: Genesis | None) -> World:
-    """A world to fold a log from its beginning (L3, L4)."""
-    return World(log, None if log == 0 else root)

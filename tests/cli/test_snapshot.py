@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -64,6 +66,40 @@ def test_deletion_is_asked_for(shell: Shell) -> None:
     assert "Delete the records" in refused.stderr
     assert shell.run("snapshot", "--log", "2").exit_code == 1
     assert shell.run("snapshot", "--keep", "a day").exit_code == 2
+
+
+def test_what_is_left_of_a_truncated_log_is_told(shell: Shell, broker: Broker, tmp_path: Path) -> None:
+    """N9: from the oldest snapshot that is left; what lies before it is refused by name, not told wrongly."""
+    live(shell)
+    (first,) = shell.json("snapshot", "--log", "1")
+    live(shell)
+    (second,) = shell.json("snapshot", "--log", "1")
+    oldest, newest = first["snapshot"], second["snapshot"]
+    assert oldest < newest
+    whole = shell.json("explain", GROUP, "orders:0", "--offset", str(newest))
+    broker.truncate("__marshal", 1, oldest)
+    path = tmp_path / "cut.dump"
+    assert shell.run("log", "dump", GROUP, "--json", "--output", str(path)).exit_code == 0
+    for where in ((), ("--dump", str(path))):
+        told = shell.json("explain", GROUP, "orders:0", "--offset", str(newest), *where)
+        assert {**told, "records": [], "left_out": 0} == {**whole, "records": [], "left_out": 0}
+        assert told["records"], "further back than the newest snapshot"
+        changed = shell.json("diff", GROUP, "--at", str(oldest), "--at", str(newest), *where)
+        assert (changed["from_offset"], changed["to_offset"]) == (oldest, newest)
+        assert changed["records"]["Join accepted"] > 0
+        tail = shell.run("log", "tail", GROUP, "-n", "1000", "--json", *where).stdout.splitlines()
+        assert oldest <= json.loads(tail[0])["offset"] < newest
+        for command in (("explain", GROUP, "orders:0", "--offset", "3"), ("diff", GROUP, "--at", "3", "--at", "9"),
+                        ("explain", GROUP, "orders:0", "--at", "2001-01-01")):  # fmt: skip
+            refused = shell.run(*command, *where)
+            assert refused.exit_code == 1
+            assert f"the history before offset {oldest} of log 1 was deleted" in refused.stderr
+    news = [json.loads(line) for line in shell.run("advisories", GROUP, "--json").stdout.splitlines()]
+    assert oldest <= min(one["log_offset"] for one in news) < newest
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    judged = [line for line in lines if line.get("log") == 1 and "verdict" in line]
+    assert judged[0]["offset"] == oldest
+    assert shell.json("simulate", "--dump", str(path))["verdict"] == "ok"
 
 
 def test_bootstrap(shell: Shell, broker: Broker) -> None:

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import pytest
 
-from marshal_py.history.explain import Cut, Difference, Explanation, diff, explain, fresh_world
+from marshal_py.history.explain import Cut, Difference, Explanation, diff, explain
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import ClaimingPartition, ClaimState, Heartbeat, Leave, Move, SetPosition
+from marshal_py.protocol.world import World
 from tests.support.logbook import GROUP, TOPIC, Logbook
 
 ONE = TopicPartition(TOPIC, 0)
@@ -27,11 +28,11 @@ def raw(book: Logbook) -> list[Raw]:
 
 
 def story(book: Logbook, cut: Cut = Cut(), tp: TopicPartition = ONE, lines_max: int = 20) -> Explanation:  # noqa: B008
-    return explain(fresh_world(0, None), raw(book), GROUP, tp, cut, lines_max)
+    return explain(World(), raw(book), GROUP, tp, cut, lines_max)
 
 
 def change(book: Logbook, a: Cut, b: Cut) -> Difference:
-    return diff(fresh_world(0, None), raw(book), GROUP, a, b)
+    return diff(World(), raw(book), GROUP, a, b)
 
 
 @pytest.fixture
