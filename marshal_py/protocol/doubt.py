@@ -95,7 +95,7 @@ class Doubt:
             self.confirmed = True
         else:
             self._end(first, again, "folded once more from the same bytes, it comes to another state")
-        member.stirred = True
+        member.stir()
 
     def _end(self, at: int, again: World, reason: str) -> None:
         member = self.member

@@ -15,6 +15,7 @@ from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.lease import EVICT_INTERVALS
 from marshal_py.protocol.ready import Ready, Wanted
 from marshal_py.protocol.records import (
+    AT_MOST_ONCE,
     GRANT_OFFSETS_MAX,
     ClaimingMessages,
     ClaimingPartition,
@@ -49,6 +50,7 @@ class Intent:
         self._now_ms = 0
         self._target: Target = {}
         self._taking: list[TopicPartition] = []  # what the target takes from a live owner for this member
+        self._giving = False  # whether the target gives something of this member's to another
         self._order: list[int] = []
         self._key: tuple[int, frozenset[int], str] = (-1, frozenset(), "")
 
@@ -113,6 +115,7 @@ class Intent:
         self._target = POLICIES.get(policy, POLICIES[DEFAULT_POLICY])(group, self._order)
         me, owned = self.member.session, {p.tp: p.owner for p in group.claims.values()}
         self._taking = [tp for tp, sid in self._target.items() if sid == me and owned.get(tp, me) != me]
+        self._giving = any(owner == me != self._target.get(tp, me) for tp, owner in owned.items())
 
     def rank(self, group: Group) -> int:
         """This member's place among those that may act now."""
@@ -170,6 +173,17 @@ class Intent:
             self._give(group, now)
             self._warm(group, out)
         self.ask_grants(group, now, out)
+
+    def settled(self) -> bool:
+        """Whether, as of the last round, nothing is under way or wanted from anybody, and nobody is waited out."""
+        return not (self._claiming or self._warming or self._taking or self._giving or self._key[1])
+
+    def idle(self, group: Group, now: Instant, out: Ready) -> None:
+        """What is left of a round for a member that is settled, while no wait is over."""
+        self._now_ms = now.mono_ms
+        self._write_topology(group, now, out)
+        if group.mode == AT_MOST_ONCE:
+            self.ask_grants(group, now, out)
 
     def _again(self, sent_ms: int | None, now: Instant) -> bool:
         """T17: one attempt until its fate is read or a third of an interval has passed."""
@@ -310,18 +324,19 @@ class Intent:
     def ask_grants(self, group: Group, now: Instant, out: Ready) -> None:
         """D2: asks for the range that is fetched and not granted, one request per claim in flight."""
         for claim in self.member.claims.values():
-            tracker = claim.tracker
-            if not isinstance(tracker, AtMostOnce) or claim.stage is not Stage.OPEN or claim.offer is None:
+            offer, tracker = claim.offer, claim.tracker
+            if offer is None or claim.stage is not Stage.OPEN or claim.closing_ms is not None:
                 continue
-            if claim.closing_ms is not None:
-                continue
+            from_ = group.partitions[claim.tp].position
+            if offer[1] <= from_ or not isinstance(tracker, AtMostOnce):
+                continue  # nearly always all of it is granted
             if tracker.asked is not None and not self._again(tracker.asked_ms, now):
                 continue
             tracker.holds(tracker.delivered_to)  # drops grants that are used up
             if len(tracker.grants) >= GRANTS_AHEAD:
                 continue
-            from_ = group.partitions[claim.tp].position
-            start, to = max(claim.offer[0], from_), min(claim.offer[1], max(claim.offer[0], from_) + GRANT_OFFSETS_MAX)
+            start = max(offer[0], from_)
+            to = min(offer[1], start + GRANT_OFFSETS_MAX)
             if start >= to:
                 continue
             tracker.asked, tracker.asked_ms = (from_, start, to), now.mono_ms

@@ -20,6 +20,7 @@ from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.doubt import Doubt
 from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.idle import Idle
 from marshal_py.protocol.intent import Intent
 from marshal_py.protocol.pulse import HEARTBEATS_PER_INTERVAL, Due, Pulse
 from marshal_py.protocol.reading import Reading
@@ -58,6 +59,7 @@ class Member:
         self.intent = Intent(self)
         self.reading = Reading(self)
         self.doubt = Doubt(self)
+        self.idle = Idle(self)
         self.session = NONE
         self.claims: dict[int, Claim] = {}  # by epoch; none of them GONE
         self.ended = False
@@ -104,7 +106,10 @@ class Member:
         0 if it is shut. A driver that hands over many messages asks anew before these ms are over on the boot clock.
         """
         claim = self.claims.get(epoch)
-        if claim is None or claim.stage is not Stage.OPEN or self.session == NONE or self.ended or self.paused:
+        if claim is None or claim.stage is not Stage.OPEN or self.session == NONE or self.ended:
+            return 0
+        group = self.world.groups.get(self.name)
+        if group is not None and group.pause_duration_ms > 0:
             return 0
         return self.pulse.lease.left_ms(now) + 1
 
@@ -138,6 +143,7 @@ class Member:
         if self.session != NONE:
             self.ghosts[self.session] = -self.options.interval_ms
         self.session, self.join_sent = NONE, None
+        self.idle.end()
         self.pulse.end_session()
         out, self.out = self.out, Ready()
         return out
@@ -152,7 +158,7 @@ class Member:
         self.watch = Watch(self.options.interval_ms)
         live = self.group.sessions if self.group is not None else {}
         self.ghosts = {ghost: sent_ms for ghost, sent_ms in self.ghosts.items() if ghost in live}
-        self.stirred = True
+        self.stir()
 
     def refolded(self, at: int, again: World | None, now: Instant) -> None:
         """G6: the log was folded once more up to `at`; None if that could not be done now."""
@@ -200,7 +206,13 @@ class Member:
 
     def retire(self) -> None:
         """The user wants to stop soon: delivery goes on while others take over, partition by partition (A6)."""
-        self.retiring = self.stirred = True
+        self.retiring = True
+        self.stir()
+
+    def stir(self) -> None:
+        """Something was read or wanted that a whole tick must look at, and soon."""
+        self.stirred = True
+        self.idle.end()
 
     def retired(self) -> bool:
         """Whether a retiring member gains nothing by staying: it has nothing left, or nobody who fetches ahead."""
@@ -236,6 +248,10 @@ class Member:
         if not self.ended:
             if group is not None:
                 self.watch.refresh(group, now, self.pulse.proven(now))
+                if self.idle.holds(now):
+                    self.deadline_ms = self.idle.tick(group, now, out)
+                    self.out = Ready()
+                    return out
                 if self.doubt.active:
                     self.doubt.settle(group, now)
             self._leave_ghosts(now)
@@ -248,6 +264,7 @@ class Member:
         out.ended = out.ended or self.ended
         out.error = self.error
         self.deadline_ms = min(self.pulse.deadline_ms(now), self._next_ms(group, now))
+        self.idle.begin(group, now)
         return out
 
     def _next_ms(self, group: Group | None, now: Instant) -> int:
@@ -320,7 +337,7 @@ class Member:
             self.out.send.append(Note(self.session, PROBE, text=self.pulse.new_probe(now)))
         elif due is Due.HEARTBEAT or (self.urgent and self.pulse.healthy(now)):
             self._heartbeat(group, now)
-        self._mirror(group, now)
+        self.mirror(group, now)
 
     def _release_stuck(self, claim: Claim, now: Instant) -> None:
         """D4: the heartbeat of a live process must not keep a hung handler's partition."""
@@ -392,7 +409,7 @@ class Member:
         sequence = self.pulse.new_sequence(now)
         self.out.send.append(Heartbeat(self.session, sequence, tuple(entries), ready, pause, digest))
 
-    def _mirror(self, group: Group, now: Instant) -> None:
+    def mirror(self, group: Group, now: Instant) -> None:
         """D7: positions that the log has accepted, every MIRROR_MS."""
         if now.mono_ms < self._mirror_due_ms:
             return

@@ -37,13 +37,16 @@ from marshal_py.protocol.records import (
     SetPosition,
     Topology,
 )
-from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.verdict import Outcome, Verdict
 from marshal_py.protocol.world import Group
 
 if TYPE_CHECKING:
     from marshal_py.protocol.member import Member
 
 
+ACCEPTED: Final = Outcome.ACCEPTED  # an enum looks its members up at every use
+# By the thousand, and nearly all of them change nothing that a tick would look at.
+USUAL: Final = (Heartbeat, ClaimingMessages)
 EVICTED_KEPT: Final = 1_000  # what they owned is claimed long before so many more have died
 
 
@@ -60,8 +63,8 @@ class Reading:
         """A record of this group was folded into the world just now."""
         member = self.member
         record = verdict.record
-        # Heartbeats and grants come by the thousand, and nearly all of them change nothing that a tick would look at.
-        member.stirred |= not isinstance(record, Heartbeat | ClaimingMessages) or not verdict.accepted
+        if not isinstance(record, USUAL) or verdict.outcome is not ACCEPTED:
+            member.stir()
         match record:
             case Heartbeat():
                 self._read_heartbeat(record, verdict, now)
@@ -87,7 +90,7 @@ class Reading:
                 self._read_news(record, verdict.offset)
             case _:
                 pass
-        group = member.group
+        group = member.world.groups.get(member.name)
         if group is not None and self._shape != group.shape:
             self._shape = group.shape
             self._settle(group, verdict, now)
@@ -103,11 +106,11 @@ class Reading:
 
     def _read_heartbeat(self, record: Heartbeat, verdict: Verdict, now: Instant) -> None:
         member = self.member
-        group = member.group
+        group = member.world.groups.get(member.name)
         session = None if group is None else group.sessions.get(record.session)
         extended = session is not None and session.extended == verdict.offset
         if record.session == member.session:
-            member.stirred = True  # a fence may open, a revival take its next step
+            member.stirred = True  # a fence may open, a revival take its next step; an idle member stays idle
             if not member.pulse.read_heartbeat(record.sequence, verdict.accepted, extended):
                 self._cloned(verdict.offset)
             elif member.pulse.last_proof is not None:
@@ -122,7 +125,8 @@ class Reading:
         if record.pause is not None:
             member.watch.credit_pause(record.pause.pause_change, record.pause.waited_ms)
         # Somebody waits for a partition of ours, the pause may be over, or the worlds differ.
-        member.stirred |= bool(record.ready or record.pause is not None or member.doubt.accusations)
+        if record.ready or record.pause is not None or member.doubt.accusations:
+            member.stir()
 
     def _read_join(self, record: Join, verdict: Verdict) -> None:
         """Adopts the session of the newest own Join; any other own one is a ghost to be left (T14)."""

@@ -28,20 +28,22 @@ class Watch:
         counted = self.clock.counted_ms
         floor, waits = self.clock.floor_ms, self._sessions
         self._waited_out.clear()
-        self._nearest_ms = self.clock.step_ms_max
-        for session in group.sessions.values():
+        nearest_ms = self.clock.step_ms_max
+        for session in group.sessions.values():  # at every tick of every member: no calls here
             known = waits.get(session.id)
             if known is None or known[0] != session.extended:
                 known = waits[session.id] = (session.extended, counted)
-            left_ms = EVICT_INTERVALS * session.join.interval_ms - (counted - max(known[1], floor) - 1)
+            began = known[1] if known[1] > floor else floor
+            left_ms = EVICT_INTERVALS * session.join.interval_ms - (counted - began - 1)
             if left_ms <= 0:
                 self._waited_out.add(session.id)
-            elif left_ms < self._nearest_ms:
-                self._nearest_ms = left_ms
+            elif left_ms < nearest_ms:
+                nearest_ms = left_ms
+        self._nearest_ms = nearest_ms
         if len(waits) > len(group.sessions):
             for gone in waits.keys() - group.sessions.keys():
                 del waits[gone]
-        if group.paused and self._pause[0] != group.pause_change:
+        if group.pause_duration_ms and self._pause[0] != group.pause_change:
             self._pause = (group.pause_change, counted, 0)
         if self._shape != group.shape:
             self._shape = group.shape
@@ -77,6 +79,10 @@ class Watch:
     def waited_out(self, group: Group) -> set[int]:
         """Sessions that this client has waited out as of the last refresh: twice their interval (T4)."""
         return {session for session in self._waited_out if session in group.sessions}
+
+    def over(self) -> bool:
+        """Whether some wait is: a session is waited out, or a partition is free."""
+        return bool(self._waited_out or self._free)
 
     def pause_waited_ms(self) -> int:
         """How long this client, or one that it read (T5), has waited on the running pause."""

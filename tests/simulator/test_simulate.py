@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
+from marshal_py.protocol.identity import Instant
+from marshal_py.protocol.idle import Idle
 from marshal_py.simulator.auditor import judge
 from marshal_py.simulator.auditor_evidence import Delivery, Evidence, Report, Stop
 from marshal_py.simulator.auditor_progress import Demands, Departure, judge_progress
 from marshal_py.simulator.faults import DAMAGE_KINDS, KINDS, STRIKE_KINDS
 from marshal_py.simulator.mutants import MUTANTS, NOT_YET, find, switched_on
 from marshal_py.simulator.process import Process
+from marshal_py.simulator.races import CALM
 from marshal_py.simulator.run import Result, simulate
 from marshal_py.simulator.scenario import Options
 from tests.support import wire
@@ -80,6 +83,23 @@ def test_the_trace_does_not_depend_on_the_hash_seed(results: list[Result]) -> No
         ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True,
                              check=True)  # fmt: skip
         assert ran.stdout.strip() == expected
+
+
+def test_an_idle_tick_comes_to_what_a_whole_one_does(results: list[Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same runs in which no tick is cut short: idle.py is a shorter way to the same end."""
+    holds, idle = Idle.holds, [0]
+
+    def counted(self: Idle, now: Instant) -> bool:
+        found = holds(self, now)
+        idle[0] += found
+        return found
+
+    monkeypatch.setattr(Idle, "holds", counted)
+    calm = simulate(1, CALM)
+    assert idle[0] > 1_000
+    monkeypatch.setattr(Idle, "holds", lambda self, now: False)
+    assert simulate(1, CALM) == calm
+    assert [simulate(seed) for seed in SEEDS[:40]] == results[:40]
 
 
 def test_a_calm_cluster_stays_as_it_is() -> None:

@@ -1,0 +1,61 @@
+"""When a tick has nothing to do but to end a step of a wait, and what is left of it then (PROTOCOL.md T2, T11, D2).
+
+Most ticks are such: waits are counted in tenths of an interval, heartbeats in thirds. A member is idle while all that
+it does waits for a moment that it knows, or for a record that stirs it; where that is not plain, ticks are whole ones.
+An idle tick comes to what a whole one would come to; nothing is decided here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from marshal_py.protocol.delivery import MARK_MS
+from marshal_py.protocol.holdings import Stage
+from marshal_py.protocol.identity import NONE, Instant
+from marshal_py.protocol.ready import Ready
+from marshal_py.protocol.world import Group
+
+if TYPE_CHECKING:
+    from marshal_py.protocol.member import Member
+
+
+class Idle:
+    """The part of a member that knows how little there is to do."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self._until_ms = 0  # monotonic; before this only waits can come to an end, unless something stirs
+
+    def end(self) -> None:
+        """Something was read or wanted that a whole tick must look at."""
+        self._until_ms = 0
+
+    def begin(self, group: Group | None, now: Instant) -> None:
+        """A whole tick is done: what it left under way, or may want at a moment of its own, asks for another one."""
+        member, self._until_ms = self.member, 0
+        if group is None or group.paused or member.session == NONE or member.ended or member.ghosts or member.fenced:
+            return
+        if not member.intent.settled() or not member.pulse.healthy(now):
+            return
+        until_ms = member.pulse.deadline_ms(now)
+        for claim in member.claims.values():
+            if claim.stage is not Stage.OPEN:
+                return
+            since_ms = claim.handler_since_ms()
+            since_ms = now.mono_ms if since_ms is None else since_ms - MARK_MS  # it is kept to this grain (D4)
+            until_ms = min(until_ms, since_ms + member.options.handler_timeout_ms)
+        self._until_ms = until_ms
+
+    def holds(self, now: Instant) -> bool:
+        """Whether it is still so: no wait is over, the user wants nothing, and by every clock the lease holds."""
+        member = self.member
+        if now.mono_ms >= self._until_ms or member.watch.over() or member.urgent or member.leaving or member.retiring:
+            return False
+        return not member.doubt.accusations and member.pulse.lease.valid(now) and member.pulse.healthy(now)
+
+    def tick(self, group: Group, now: Instant, out: Ready) -> int:
+        """What is left to do at `now`; returns when to look again (monotonic ms)."""
+        member = self.member
+        member.intent.idle(group, now, out)
+        member.mirror(group, now)
+        return min(member.pulse.deadline_ms(now), member.watch.deadline_ms(now))
