@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from marshal_py.client import opening
 from marshal_py.client.policy import Policy
-from marshal_py.errors import ClusterError, HistoryTruncated, MarshalError, SnapshotRefused
+from marshal_py.errors import ClusterError, CoordinationError, HistoryTruncated, MarshalError, SnapshotRefused
 from marshal_py.protocol import codec, snapshot
 from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
@@ -114,10 +114,12 @@ class Upkeep:
             bounds = loop.log.bounds(world.log, BOUNDS_TIMEOUT_S)
             base = opening.base_of(loop.log, world.log, world.root, bounds, at - CHECKPOINT_OFFSETS)
             return opening.refold(loop.log, base, at, group)
-        except ClusterError as error:
+        except (ClusterError, HistoryTruncated) as error:
             log.warning("coordination partition %d could not be folded again: %s", world.log, error,
                         extra={"marshal_log": world.log})  # fmt: skip
-            return None
+        except CoordinationError as error:  # a reader that meets a gap stops, wherever it reads (L8)
+            loop.break_log(world.log, error)
+        return None
 
     def refold(self, station: Station, at: int) -> None:
         """G6: what does the log fold to, read once more? Asked for by a member."""
@@ -147,6 +149,9 @@ class Upkeep:
             again = opening.refold(loop.log, base, at)
         except HistoryTruncated:
             return  # meanwhile; the older one is gone
+        except CoordinationError as error:
+            loop.break_log(world.log, error)  # L8
+            return
         key = began[0].key
         if (snapshot.digest_of(again), again.chain) != (key.state, key.chain) and loop.worlds.get(world.log) is world:
             loop.break_log(world.log, SnapshotRefused(world.log, at, older[0].at))

@@ -261,8 +261,11 @@ class Client(Process):
 
     def _fold_again(self, at: int) -> None:
         """G6: from the log's beginning; the bytes are as good as re-read."""
-        if self.member is not None:
-            self.member.refolded(at, fold_again(self, at, self.group), self.now())
+        if self.member is None:
+            return
+        again = fold_again(self, at, self.group)
+        if not self.dead:
+            self.member.refolded(at, again, self.now())
             self.act(None)
 
     # --- fetching and delivering

@@ -11,7 +11,7 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from marshal_py.client import opening
-from marshal_py.errors import CoordinationError, SnapshotRefused
+from marshal_py.errors import CoordinationError, HistoryTruncated, SnapshotRefused
 from marshal_py.protocol import codec, snapshot
 from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.keeper import Keeper
@@ -62,7 +62,10 @@ def fold_again(process: Process, at: int, group: str = "") -> World | None:
     try:
         began = base(broker, process.log, process.world.root, at - CHECKPOINT_OFFSETS)
         return opening.refold(reading(broker), began, at, group)
-    except CoordinationError:
+    except HistoryTruncated:
+        return None
+    except CoordinationError as error:
+        process.log_failed(error)  # L8
         return None
 
 
@@ -103,7 +106,9 @@ class Upkeep:
 
     def _audit(self, stored: Stored) -> None:
         """N6."""
-        self._send(self.keeper.audited(stored, fold_again(self.client, stored.at)))
+        again = fold_again(self.client, stored.at)
+        if not self.client.dead:
+            self._send(self.keeper.audited(stored, again))
 
     def copy(self, client: Client, memo: dict[int, Any]) -> Upkeep:
         """For a twin: the same memory, its instance id too."""
@@ -126,6 +131,12 @@ class Upkeep:
         world = snapshot.load(older, number, began.root) if older is not None else None
         if world is None or older is None or here is None:
             return
-        again = opening.refold(reading(broker), world, at)
+        try:
+            again = opening.refold(reading(broker), world, at)
+        except HistoryTruncated:
+            return
+        except CoordinationError as error:
+            client.log_failed(error)
+            return
         if (snapshot.digest_of(again), again.chain) != (here.key.state, here.key.chain):
             client.log_failed(SnapshotRefused(number, at, older.at))

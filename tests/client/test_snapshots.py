@@ -17,6 +17,7 @@ from marshal_py.errors import (
     HistoryRestarted,
     HistoryTruncated,
     InvalidOption,
+    LogGap,
     SnapshotRefused,
     TopicRecreated,
 )
@@ -183,6 +184,24 @@ def test_a_wrong_snapshot_is_found_out(memory: MemoryGround, number: int, monkey
         while time.monotonic() < deadline:
             consumer.fetch(10, expires_s=0.05)
     assert (raised.value.log, raised.value.at, raised.value.older) == (number, newer, older)
+
+
+def test_a_gap_that_only_a_second_look_meets(memory: MemoryGround, number: int,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """L8, N9: the log was compacted between the two newest snapshots; a start behind them would not notice."""
+    monkeypatch.setattr(upkeep, "CHECK_AFTER_MS", 100)
+    topic = lived(memory, number)
+    older = write_snapshot(memory, number)
+    newer = write_snapshot(memory, number)
+    memory.truncate(LOG, number, older)
+    with memory.broker.changed:
+        # In the place of a record stands the next one, as a fetch finds it where compaction has left nothing.
+        memory.broker.topics[LOG][number][newer - 2] = memory.broker.topics[LOG][number][newer - 1]
+    deadline = time.monotonic() + DEADLINE_S
+    with pytest.raises(LogGap), memory.connect() as marshal:  # noqa: PT012  # at any of these steps
+        consumer = joined(marshal, IN[number], [topic])
+        while time.monotonic() < deadline:
+            consumer.fetch(10, expires_s=0.05)
 
 
 def test_no_snapshot_stands_in(memory: MemoryGround, number: int) -> None:
