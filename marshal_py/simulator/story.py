@@ -34,6 +34,7 @@ PROMISES: Final = {
     "V4": "claims do not come in herds",
     "V5": "a divergence is noticed",
     "V6": "an outage costs nobody its claims",
+    "V7": "in a pause that an admin begins, who reads lets go of everything within an interval and a second",
     "crash": "the protocol code raises nothing that it does not name",
 }
 

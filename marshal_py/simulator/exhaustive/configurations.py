@@ -194,8 +194,6 @@ QUICK: Final = (
 )  # fmt: skip
 
 WIDE: Final = (
-    Configuration("eviction-wide", "as eviction, two thirds of an interval, in any of which anybody may stand still",
-                  (A, B), silent_owner, Bounds(quanta=2, records=5, in_flight=3, stops=2)),
     Configuration("restart-wide", "as restart, with more of everything", (A, B), dead_owner,
                   Bounds(quanta=2, records=6, in_flight=3, starts=1, stops=2)),
     Configuration("crossroads", "a silent owner wakes, or crashes and comes back, while another evicts it and an admin "

@@ -1,0 +1,30 @@
+"""docs/proof.md names what the simulator promises and does, no more and no less."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from marshal_py.simulator.faults import KINDS
+from marshal_py.simulator.story import PROMISES
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "proof.md").read_text(encoding="utf-8")
+
+
+def test_every_promise_is_on_the_page_in_the_words_of_a_story() -> None:
+    found = dict(re.findall(r"^\| ([SV]\d+) \| (.+) \|$", PAGE, re.MULTILINE))
+    assert found == {name: text for name, text in PROMISES.items() if name != "crash"}
+
+
+def test_every_kind_of_fault_is_on_the_page() -> None:
+    section = PAGE.partition("## What goes wrong in a run")[2].partition("## A run that fails")[0]
+    named = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"^\| .+ \| (.+) \|$", section, re.MULTILINE))))
+    assert set(KINDS) <= named
+
+
+def test_every_option_on_the_page_is_one() -> None:
+    import marshal_py.cli.simulate as command
+
+    known = set(re.findall(r'"(--[a-z-]+)"', Path(command.__file__).read_text(encoding="utf-8")))
+    used = set(re.findall(r"marshal simulate[^\n#`]*?(--[a-z-]+)", PAGE)) | set(re.findall(r"`(--[a-z-]+)", PAGE))
+    assert used - known == set()
