@@ -191,12 +191,16 @@ class Cluster:
         group = client.world.groups.get(client.group)
         if error == "ModeMismatch" and group is not None and group.mode:
             self.modes[client.group] = group.mode  # the error names it
-        if error in ("SessionCloned", "ModeMismatch", "TopicRecreated"):
-            self.at(self.scenario.interval_ms, None, self._start_anew, client)
+        if error in ("SessionCloned", "ModeMismatch", "TopicRecreated", "DuplicateClientId"):
+            # Nobody misses a clone, or who was displaced by a namesake, unless the other one has gone as well.
+            doubled = client.twin_of >= 0 or error == "DuplicateClientId"
+            self.at(self.scenario.interval_ms, None, self._start_missed if doubled else self._start_anew, client)
+
+    def _start_missed(self, old: Client) -> None:
+        if not any(client.group == old.group for client in self.living()):
+            self._start_anew(old)
 
     def _start_anew(self, old: Client) -> None:
-        if old.twin_of >= 0 and any(client.group == old.group for client in self.living()):
-            return  # nobody misses a clone, unless both have gone, or the original before
         # Two processes that both claim the other to be dead would displace each other for ever: the operator's fault.
         options = replace(old.options, fast_reclaim=False, mode=self.modes[old.group])
         self.add_client(old.group, options, old.clock)
