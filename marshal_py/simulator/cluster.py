@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from copy import copy
+from dataclasses import replace as replaced
 from hashlib import sha256
 from random import Random
 from struct import Struct as Pack
@@ -289,7 +290,7 @@ class Cluster:
 
     def recreate(self) -> None:
         """Somebody deletes the coordination topic, which is made anew. Processes find out at their next look at it."""
-        self.past += self.close()
+        self.past += self._close_early()
         topics, sent, forks = self.evidence.topics, self.evidence.sent, self.evidence.forks
         self.evidence = Evidence(sent=sent, topics=topics, forks=forks, excused={"TopicRecreated"})
         self.stops, self.poisoned, self.branched = [], {}, set()
@@ -304,8 +305,7 @@ class Cluster:
         log = self.broker.logs[number]
         newest = len(log.values) - max(log.first, log.inherited, len(log.values) // 2)
         end = len(log.values) - 1 - int(self.rng.random() * min(newest, LOST_RECORDS_MAX))
-        old = self.close()
-        self.past += [evidence for evidence in old if evidence.number == number]
+        self.past += [evidence for evidence in self._close_early() if evidence.number == number]
         self.broker.logs[number] = log.branch(end)
         self.branched.add(number)
         self.poisoned[number] = {at: shape for at, shape in self.poisoned.get(number, {}).items() if at < end}
@@ -361,6 +361,10 @@ class Cluster:
             (known := group.partitions.get(TopicPartition(*place))) is not None and known.owner in sessions
             for place in places
         )  # fmt: skip
+
+    def _close_early(self) -> list[Evidence]:
+        """Of a log that ends before the run does: who has not noticed an earlier loss yet still may."""
+        return [replaced(evidence, astray=[]) for evidence in self.close()]
 
     def close(self) -> list[Evidence]:
         """The evidence of the coordination topic as it is now, complete, log by log."""
