@@ -22,7 +22,7 @@ from marshal_py.client.observer import Observer
 from marshal_py.errors import AccessDenied, ClusterError, MarshalError, TopicMissing
 from marshal_py.protocol.world import Group
 from marshal_py.transport.kafka import KafkaDoor
-from marshal_py.transport.kafka_admin import KafkaAdmin, principal_of
+from marshal_py.transport.kafka_admin import UNNAMED, KafkaAdmin, principal_of
 from marshal_py.transport.ports import CAPABILITIES
 from marshal_py.transport.soundness import FOREVER, SAFE_BROKERS
 
@@ -141,7 +141,7 @@ class Visit:
 
     def _rights(self, admin: KafkaAdmin, principal: str, address: str) -> Iterator[Check]:
         absent = set()
-        who = "this client" if principal.endswith(":NAME") else principal  # the settings name nobody
+        who = "this client" if principal == UNNAMED else principal
 
         def allowed(kind: str, name: str) -> frozenset[str]:
             try:

@@ -24,7 +24,6 @@ from marshal_py.transport.ports import LogRecord
 
 EXAMPLE: Final = frame.example("marshal explain billing orders:0 --json")
 DIFF_EXAMPLE: Final = frame.example("marshal diff billing --at 5 --at 20")
-WHOLE_STATE: Final = 10**9  # entries: what the log says is not cut
 
 
 @frame.reports_errors
@@ -126,15 +125,10 @@ def diff(
 
 def _against_log(kept: dict[str, Any], world: World, records: Iterator[LogRecord], as_json: bool) -> None:
     """What a broken process held, beside what the log folds to there."""
-    group, at_offset = kept["group"], kept["at_offset"]
-    for _ in history.fold(world, records, Cut(at_offset)):
-        pass
-    if world.next_offset != at_offset + 1 or (world.genesis is not None
-                                              and world.genesis.incarnation.hex() != kept["incarnation"]):  # fmt: skip
+    group, at_offset, found = kept["group"], kept["at_offset"], states.against(kept, world, records)
+    if found is None:
         raise frame.CommandFailed(f"the state is of offset {at_offset} of log {kept['log']}, incarnation "
                                   f"{kept['incarnation']}; this history does not reach there")  # fmt: skip
-    log = states.plain(world.groups.get(group), WHOLE_STATE)
-    found = list(states.differences(kept["state"], log, whole=not kept["left_out"]))
     if as_json:
         frame.print_json({"group": group, "at_offset": at_offset, "first_difference": kept["first_difference"],
                           "client_id": kept["client_id"], "reason": kept["reason"], "left_out": kept["left_out"],

@@ -105,7 +105,7 @@ def fold(world: World, records: Iterable[RawRecord], cut: Cut) -> Iterator[tuple
 
 def explain(world: World, records: Iterable[RawRecord], name: str, tp: TopicPartition, cut: Cut,
             lines_max: int = LINES_MAX) -> Explanation:  # fmt: skip
-    """`world`: a fresh one of the group's log. Raises CoordinationError if the log cannot be folded."""
+    """`world`: the group's log as of where `records` begin. Raises CoordinationError if it cannot be folded."""
     story = _Story(name, tp, lines_max)
     at_offset, at_ms = NONE, NONE
     for record, verdict in fold(world, records, cut):

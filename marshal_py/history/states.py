@@ -6,11 +6,13 @@ the names of PROTOCOL.md, 5; bodies stand as their hashes in hex, as in the dige
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from marshal_py.protocol.world import Group, Partition
+from marshal_py.history.explain import Cut, RawRecord, fold
+from marshal_py.protocol.world import Group, Partition, World
 
+WHOLE: Final = 10**9  # entries: what the log says is not cut
 FIGURES: Final = ("owner", "epoch", "position", "generation", "version", "last_owner", "successor", "lag", "in_flight",
                   "attempts")  # fmt: skip
 
@@ -65,3 +67,16 @@ def differences(held: dict[str, dict[str, Any]], log: dict[str, dict[str, Any]],
                 yield Differing(entry, field, mine.get(field), other.get(field))
 
 
+def against(kept: Mapping[str, Any], world: World, records: Iterable[RawRecord]) -> list[Differing] | None:
+    """What a broken client had kept (client/evidence.py) beside what the log folds to there.
+
+    `world`, `records`: the group's log from as far back as it is there. None if this history, or its incarnation, is
+    not the one that the client had read. Raises CoordinationError if the log cannot be folded.
+    """
+    for _ in fold(world, records, Cut(kept["at_offset"])):
+        pass
+    known = world.genesis.incarnation.hex() if world.genesis is not None else ""
+    if world.next_offset != kept["at_offset"] + 1 or known != kept["incarnation"]:
+        return None
+    log = plain(world.groups.get(kept["group"]), WHOLE)
+    return list(differences(kept["state"], log, whole=not kept["left_out"]))

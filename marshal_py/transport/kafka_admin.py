@@ -49,6 +49,7 @@ CREATED_TIMEOUT_S: Final = 15.0
 CREATED_POLL_S: Final = 0.05  # metadata spreads within tens of ms
 LIST_TIMEOUT_S_MIN: Final = 1.0  # the last attempt still gets this long
 COORDINATOR_TIMEOUT_S: Final = 2.0  # A group's coordinator answers in milliseconds; then a new client asks once more.
+UNNAMED: Final = "User:NAME"  # in an ACL for somebody whom the settings do not name
 REQUEST_TIMEOUT_S_MAX: Final = 3_600.0  # the longest that librdkafka takes
 _MOVING: Final = frozenset({
     KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.FENCED_LEADER_EPOCH,
@@ -86,7 +87,7 @@ def asker(given: settings.Settings, client_id: str) -> AdminClient:
 
 def principal_of(given: Mapping[str, Any]) -> str:
     """Whom an ACL must name. Where no user stands in the settings (TLS), only the brokers know."""
-    return f"User:{given.get('sasl.username', 'NAME')}"
+    return f"User:{given['sasl.username']}" if "sasl.username" in given else UNNAMED
 
 
 def judged(given: settings.Settings, code: int, text: str, what: str, right: tuple[str, str]) -> ClusterError:

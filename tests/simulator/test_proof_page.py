@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from marshal_py.cli import simulate
 from marshal_py.simulator.faults import KINDS
 from marshal_py.simulator.story import PROMISES
 
@@ -23,8 +24,6 @@ def test_every_kind_of_fault_is_on_the_page() -> None:
 
 
 def test_every_option_on_the_page_is_one() -> None:
-    import marshal_py.cli.simulate as command
-
-    known = set(re.findall(r'"(--[a-z-]+)"', Path(command.__file__).read_text(encoding="utf-8")))
+    known = set(re.findall(r'"(--[a-z-]+)"', Path(simulate.__file__).read_text(encoding="utf-8")))
     used = set(re.findall(r"marshal simulate[^\n#`]*?(--[a-z-]+)", PAGE)) | set(re.findall(r"`(--[a-z-]+)", PAGE))
     assert used - known == set()

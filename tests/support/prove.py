@@ -107,7 +107,7 @@ def properties(now: State, processes: int) -> bool:
 
 
 def exhaustive(now: State, processes: int) -> bool:
-    """The next small world that this version has not searched yet; the widest takes an hour of CPU time."""
+    """The next small world that this version has not searched yet; the widest takes some minutes of CPU time."""
     done: State = now.setdefault("exhaustive", {})
     name = next((name for name in CONFIGURATIONS if name not in done), None)
     if name is None:
