@@ -11,7 +11,7 @@ from marshal_py.transport.embedded import Broker
 from tests.cli.shell import Shell
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
     topics = {"orders": 4, "empty": 2, "full": 1, "__marshal": 16, "__unused": 16, "__copy": 16, "__small": 2,
               "__restored": 16}  # fmt: skip
@@ -19,12 +19,12 @@ def broker() -> Iterator[Broker]:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shell(broker: Broker) -> Shell:
     return Shell(broker.bootstrap_servers)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def billing(shell: Shell) -> str:
     """A group that has handled every message of `orders` that was there, and left."""
     assert shell.json("produce", "orders", stdin=b"".join(b"%d\n" % number for number in range(20)))["written"] == 20
