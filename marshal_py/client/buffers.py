@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from marshal_py.client.message import Message
+from marshal_py.client.message import DecodedMessage, Message
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, Run
 from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import Token, TopicPartition
@@ -25,13 +25,14 @@ _OPEN: Final = Stage.OPEN  # an enum looks its members up at every use
 class Delivered:
     """Where the acks of messages that were handed over together go."""
 
-    __slots__ = ("claim", "flow", "key_deserializer", "lock", "run", "token", "value_deserializer")
+    __slots__ = ("claim", "flow", "key_deserializer", "lock", "make", "run", "token", "value_deserializer")
 
     def __init__(self, flow: Flow, claim: Claim, run: Run | None) -> None:
         self.flow, self.claim, self.run = flow, claim, run
         self.lock = flow.lock
         self.key_deserializer = flow.options.key_deserializer
         self.value_deserializer = flow.options.value_deserializer
+        self.make = Message if flow.options.value_deserializer is None else DecodedMessage
         self.token = Token(flow.incarnation, claim.epoch)
 
     def finish_late(self) -> bool:
@@ -109,7 +110,7 @@ class Reserved:
         whether anything is in flight. So one of the two sees the other: no Release goes out between them (T16).
         """
         buffer, head, delivered, until_ns = self._buffer, self._head, self._delivered, self._until_ns
-        claim, fetched, messages = delivered.claim, buffer.fetched, head.messages
+        claim, fetched, messages, make = delivered.claim, buffer.fetched, head.messages, delivered.make
         run.deliver(0, self._mono_ms)
         last = len(messages) - 1
         first = done = head.at
@@ -125,7 +126,8 @@ class Reserved:
                 head.at = done = at + 1
                 if at == last:
                     fetched.popleft()
-                yield Message(messages[at], delivered, index)
+                raw = messages[at]
+                yield make(raw, delivered, index, raw.value())
         finally:
             delivered.flow.delivered += done - first
 
@@ -148,7 +150,7 @@ class Reserved:
                 head.at += 1
                 if head.at == len(head.messages):
                     fetched.popleft()
-            yield Message(raw, delivered, 0)
+            yield delivered.make(raw, delivered, 0, raw.value())
 
 
 class Buffer:

@@ -9,8 +9,8 @@ from itertools import chain
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from marshal_py.client.burst import BURST
 from marshal_py.client.flow import Flow
+from marshal_py.client.headroom import HEADROOM
 from marshal_py.client.loop import ClaimInfo, Loop
 from marshal_py.client.message import Batch, Message
 from marshal_py.client.planner import Planner
@@ -63,6 +63,8 @@ class Consumer:
         self._member = station.member
         assert isinstance(station.flow, Flow)
         self._flow = station.flow
+        # Messages kept in the buffers at most once.
+        self._ahead = LOOK_AHEAD_GRANTS * self._flow.options.grant_messages if self._flow.at_most_once else 0
         self._planner: Planner | None = None
         self._user: int | None = None  # thread that is inside a fetching verb
         self._entry = threading.Lock()  # around `_user`: two threads that arrive together must not both pass
@@ -144,7 +146,11 @@ class Consumer:
             if not station.ended:
                 station.ended = True
                 loop.stations.remove(station)
-        station.source.close()
+        self._close_source()
+
+    def _close_source(self) -> None:
+        self._station.source.close()
+        HEADROOM.leave(self)
 
     def request_stop(self, hand_over_s: float = HAND_OVER_S) -> None:
         """Ends iteration and waiting fetches soon. Takes no lock, so a signal handler may call it.
@@ -187,7 +193,7 @@ class Consumer:
         if self._station.ended:
             error = self._station.error
             self._closed_because = str(error) if error is not None else "it was stopped"
-            self._station.source.close()
+            self._close_source()
             if error is not None:
                 raise error
             raise ConsumerClosed("Consumer", self._closed_because)
@@ -207,6 +213,8 @@ class Consumer:
         if expires_s < 0:
             raise InvalidOption("expires_s", expires_s, "0 takes what is there now")
         self._enter("fetch")
+        # The batch before, which the user forgets when he has this one; this one; what is fetched ahead of the next.
+        HEADROOM.keep(self, 2 * max_messages + self._ahead)
         try:
             return self._fetch(max_messages, max_bytes, time.monotonic() + expires_s)
         finally:
@@ -268,13 +276,11 @@ class Consumer:
         Seldom and much at a time: every look costs as much as handing over some hundred messages.
         """
         flow, loop = self._flow, self._loop
-        most = LOOK_AHEAD_GRANTS * flow.options.grant_messages
         with loop.lock:
-            room = most - flow.buffered()
+            room = self._ahead - flow.buffered()
         chunks: list[Chunk] = []
-        if room >= most // 2:
-            with BURST:
-                chunks = flow.pull(0.0, room)
+        if room >= self._ahead // 2:
+            chunks = flow.pull(0.0, room)
         with loop.lock:
             flow.add(chunks)
             self._station.ask_grants(loop.clock.now())

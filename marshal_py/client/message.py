@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from marshal_py.client.buffers import Delivered
 
 
-
 class SerializationContext:
     """Twin of confluent_kafka.serialization.SerializationContext, which this room may not import."""
 
@@ -30,7 +29,7 @@ def context_of(raw: RawMessage, field: str) -> SerializationContext:
     return SerializationContext(raw.topic() or "", field, raw.headers())
 
 
-class Message(Struct, eq=False, gc=False):
+class Message(Struct, eq=False, frozen=True, gc=False):
     """One message, handed over under a claim. Attributes are read-only.
 
     `key` and `value` are bytes (None for a tombstone), or what the consumer's deserializers made of them. `timestamp`
@@ -41,6 +40,7 @@ class Message(Struct, eq=False, gc=False):
     _raw: RawMessage
     _delivered: Delivered
     _index: int
+    value: Any  # not a property: it is asked for nearly always, and a property costs as much as making the message
 
     @property
     def topic(self) -> str:
@@ -60,11 +60,6 @@ class Message(Struct, eq=False, gc=False):
     def key(self) -> Any:
         read = self._delivered.key_deserializer
         return self._raw.key() if read is None else read(self._raw.key(), context_of(self._raw, "key"))
-
-    @property
-    def value(self) -> Any:
-        read = self._delivered.value_deserializer
-        return self._raw.value() if read is None else read(self._raw.value(), context_of(self._raw, "value"))
 
     @property
     def headers(self) -> list[tuple[str, bytes]]:
@@ -115,6 +110,18 @@ class Message(Struct, eq=False, gc=False):
         return f"Message({self.topic}:{self.partition}@{self.offset}, token={self.token})"
 
 
+class DecodedMessage(Message, frozen=True):
+    """A message of a consumer with a deserializer for values. It is asked when the value is: what it raises is raised
+    in the handler, and the iteration goes on.
+    """
+
+    @property  # type: ignore[misc]  # stands before the field, and is as read-only
+    def value(self) -> Any:
+        read = self._delivered.value_deserializer
+        assert read is not None
+        return read(self._raw.value(), context_of(self._raw, "value"))
+
+
 class Part:
     """The messages of one partition in a Batch: what speed needs, without an object per message."""
 
@@ -160,8 +167,9 @@ class Part:
 
     def __iter__(self) -> Iterator[Message]:
         delivered, first = self._delivered, self._first
+        make = delivered.make
         for index, raw in enumerate(self.raw):
-            yield Message(raw, delivered, first + index)
+            yield make(raw, delivered, first + index, raw.value())
 
 
 class Batch:

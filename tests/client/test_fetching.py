@@ -174,6 +174,36 @@ def test_deserializers_are_given_where_it_came_from(memory: MemoryGround) -> Non
         assert batch.parts[0].values == [(7, topic, "value")]
 
 
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+def test_what_a_deserializer_raises_is_raised_in_the_handler(memory: MemoryGround, delivery: str) -> None:
+    topic = memory.topic()
+    for value in (b"1", b"two", b"3"):
+        memory.put(topic, 0, value)
+    seen: list[object] = []
+    with memory.connect() as marshal, joined(
+        marshal, memory.group(), [topic], delivery=delivery, value_deserializer=lambda value, _: int(value)
+    ) as consumer:  # fmt: skip
+        for message in consumer:
+            try:
+                seen.append(message.value)
+            except ValueError as error:
+                seen.append(str(error))
+            message.ack()
+            if len(seen) == 3:
+                break
+    assert seen == [1, "invalid literal for int() with base 10: b'two'", 3]
+
+
+def test_the_attributes_of_a_message_are_read_only(memory: MemoryGround) -> None:
+    topic = memory.topic()
+    memory.put(topic, 0, b"7")
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        message = consumer.next()
+        assert message is not None
+        with pytest.raises(AttributeError):
+            message.value = b"8"  # type: ignore[misc]
+
+
 def test_pause_and_resume_here_keep_the_claim(ground: Ground) -> None:
     topic = ground.topic(2)
     with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
