@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 LOGS: Final = 16
 RECORDS: Final = 200_000  # per log; a job of Spark costs a second before it folds anything
 LOGS_TINY, RECORDS_TINY = 4, 500
-ROUNDS: Final = 2  # of some 50 s each; all benchmarks together stay under 20 minutes
+ROUNDS: Final = 3  # of some 50 s each; all benchmarks together stay under 20 minutes
 TABLES: Final = ["digests"]
 # The JVM's own compilers, as a cluster has them: local_session's are chosen for a short life.
 SETTINGS: Final = {"spark.log.level": "OFF", "spark.driver.extraJavaOptions": "-XX:+UseSerialGC"}
