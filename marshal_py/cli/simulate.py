@@ -34,7 +34,7 @@ def simulate(
                                               help="Runs these seeds, B not among them.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Runs this one.")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Of one seed, also all that happened in it.")] = False,
-    mutants: Annotated[bool, typer.Option("--mutants", help="Searches every planted bug: X1-X42, G1-G4, D8.")] = False,
+    mutants: Annotated[bool, typer.Option("--mutants", help="Searches all planted bugs, one after the other.")] = False,
     mutant: Annotated[str | None, typer.Option("--mutant", metavar="NAME",
                                                help="Plants one bug; 1 when it is found.")] = None,
     schedules: Annotated[int, typer.Option("--schedules", min=1, help="Most seeds that are run to find a planted bug.")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from marshal_py.simulator.auditor_closed import fail_closed
 from marshal_py.simulator.auditor_evidence import Delivery, Evidence, Key, Violation
-from marshal_py.simulator.auditor_history import History, Life
+from marshal_py.simulator.auditor_history import History, Life, Tenure
 
 DRIFT_PPM = 1_000  # the widest clock rate that a run may use, with room
 SLACK_MS = 3  # two floors and a ceiling between a client's clock and true time
@@ -119,6 +119,10 @@ def _at_most_once(history: History, counted: dict[str, int]) -> Iterator[Violati
         inside = [g for g in history.grants.get((d.group, d.epoch), ()) if g.start <= d.offset < g.to]
         if len(inside) != 1:
             yield Violation("S6", d.begin_ms, d.epoch, f"{d.key} {d.offset} lies in {len(inside)} grants")
+        elif any(inside[0].offset < read_to and fenced_ms < d.gate_ms
+                 for fenced_ms, read_to in history.evidence.fences.get(d.client, ())):  # fmt: skip
+            yield Violation("S6", d.begin_ms, d.epoch, f"client {d.client} delivers {d.key} {d.offset} by a grant of "
+                                                       f"before its fence (D3)")  # fmt: skip
         known = seen.setdefault((d.key, tenure.generation, d.offset), d)
         if known is d:
             continue
@@ -152,13 +156,17 @@ def _at_least_once(history: History) -> Iterator[Violation]:
 
 
 def _redelivery(history: History) -> Iterator[Violation]:
-    """S9, for each take-over in an at-least-once group."""
+    """S9, for each take-over in an at-least-once group; a hand-over repeats nothing."""
     by_epoch: dict[tuple[str, int], list[Delivery]] = {}
     for d in history.evidence.deliveries:
         by_epoch.setdefault((d.group, d.epoch), []).append(d)
     for key, tenures in history.by_key.items():
         for old, new in pairwise(tenures):
-            if old.mode != 1 or old.ended_by != "Evict" or old.generation != new.generation:
+            if old.mode != 1 or old.generation != new.generation:
+                continue
+            if old.handed_over:
+                yield from _repeated(by_epoch.get((key[0], old.epoch), []), by_epoch.get((key[0], new.epoch), []), old)
+            if old.ended_by != "Evict":
                 continue
             for client, sent_ms in history.lives[key[0], old.session].heartbeats.items():
                 begun = [d for d in by_epoch.get((key[0], old.epoch), ()) if d.client == client]
@@ -169,6 +177,14 @@ def _redelivery(history: History) -> Iterator[Violation]:
                 for d in by_epoch.get((key[0], new.epoch), ()):
                     if d.offset in before and d.offset < low and not d.inherited:
                         yield Violation("S9", d.begin_ms, new.epoch, f"{key} {d.offset}, finished in time, comes again")
+
+
+def _repeated(begun: list[Delivery], after: list[Delivery], old: Tenure) -> Iterator[Violation]:
+    """What whoever handed over had begun was finished by then (A3), so his heir gets none of it."""
+    handled = {d.offset for d in begun if d.client == old.let_go[0] and not d.inherited}
+    for d in after:
+        if d.offset in handled and not d.inherited:
+            yield Violation("S9", d.begin_ms, old.end, f"{d.key} {d.offset} comes again after a hand-over")
 
 
 def _reports(history: History) -> Iterator[Violation]:

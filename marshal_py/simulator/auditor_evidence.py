@@ -125,6 +125,8 @@ class Evidence:
     excused: set[str] = field(default_factory=set)  # errors of readers for which the brokers' answers gave the reason
     first: int = 0
     inherited: int = 0
+    # By client, unless it may deliver late: when it told its user of a fence, and how much of the log it had read then.
+    fences: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
 
 
 class Violation(NamedTuple):

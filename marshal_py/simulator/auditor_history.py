@@ -14,6 +14,8 @@ from marshal_py.simulator.oracle import Oracle, OracleStop, Verdict
 from marshal_py.simulator.oracle_snapshot import Snapshots
 from marshal_py.simulator.oracle_wire import HIGHEST_TYPE, decode_record, parse_envelope
 
+HAND_OVER = "hand-over"  # reason of a Release by A3
+
 
 def root_of(values: Iterable[bytes | None]) -> tuple[bytes, int]:
     """The root in log 0, and the number of logs that it names; nothing and 1 where there is none (L3)."""
@@ -48,7 +50,8 @@ def oracle_of(evidence: Evidence) -> Oracle | None:
 class Tenure:
     """One accepted claim: the records [epoch, end) of the log."""
 
-    __slots__ = ("end", "ended_by", "epoch", "generation", "key", "let_go", "mode", "ms", "position", "session")
+    __slots__ = ("end", "ended_by", "epoch", "generation", "handed_over", "key", "let_go", "mode", "ms", "position",
+                 "session")  # fmt: skip
 
     def __init__(self, key: Key, epoch: int, session: int, ms: int, position: int, generation: int,
                  mode: int) -> None:  # fmt: skip
@@ -57,6 +60,7 @@ class Tenure:
         self.end = 2**62
         self.ended_by = ""
         self.let_go = (-1, -1)  # who first sent the Release or Leave that ended it, and when
+        self.handed_over = False  # by a Release for the sake of another live member, after its handlers had finished
 
 
 class Extension(NamedTuple):
@@ -90,6 +94,7 @@ class Grant(NamedTuple):
     start: int
     to: int
     sent_ms: int
+    offset: int  # of the record
 
 
 class History:
@@ -203,6 +208,7 @@ class History:
             return
         if kind == "ReleasingPartition":
             self._advance(self.tenures[group, fields["epoch"]], offset, sent_ms)
+            self.tenures[group, fields["epoch"]].handed_over = fields["reason"] == HAND_OVER
         elif kind == "ClaimingMessages":
             self._grant(group, fields, offset, sent_ms)
         elif kind == "ClaimingPartition":
@@ -270,7 +276,7 @@ class History:
             self._say("S11", offset, f"messages of {tenure.key} are granted in a pause")
         if fields["start"] < self._positions.get(tenure.key, -1):
             self._say("S6", offset, f"a grant of {tenure.key} begins below what was granted")
-        grant = Grant(tenure.key, tenure.epoch, fields["start"], fields["to"], sent_ms)
+        grant = Grant(tenure.key, tenure.epoch, fields["start"], fields["to"], sent_ms, offset)
         self.grants.setdefault((group, tenure.epoch), []).append(grant)
         self._positions[tenure.key] = fields["to"]
 

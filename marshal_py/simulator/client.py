@@ -37,6 +37,7 @@ class ClientStage(Stage, Protocol):
     def start_of(self, place: TopicPartition, earliest: bool) -> int: ...
     def client_ended(self, client: Client, error: MarshalError | None) -> None: ...
     def advised(self, kind: str) -> None: ...
+    def fenced(self, client: Client) -> None: ...
 
     keeps_snapshots: bool
 
@@ -159,6 +160,8 @@ class Client(Process):
         self.stage.events += 1
         now = self.clock.read(self.stage.now_ms)
         ready = self.member.tick(now)
+        if not self.options.deliver_late and any(advisory.kind == "fenced" for advisory in ready.advisories):
+            self.scene.fenced(self)
         if self.upkeep is not None:
             self.upkeep.tick(now.mono_ms)
         for claim, _reason in ready.lost:

@@ -158,6 +158,9 @@ class Cluster:
     def advised(self, kind: str) -> None:
         self.advisories[kind] = self.advisories.get(kind, 0) + 1
 
+    def fenced(self, client: Client) -> None:
+        self.evidence.fences.setdefault(client.number, []).append((self.now_ms, client.world.next_offset))
+
     def falsify(self, client: Client) -> None:
         """Something in the memory of a client changes that no record changed: a bug, or worse (V5)."""
         group = client.world.groups[client.group]
@@ -395,5 +398,5 @@ class Cluster:
             [delivery for delivery in deliveries if delivery.client not in here or branched],
             [process.number for process in self.processes if not process.dead and process.group in groups
              and (process.forked or process.topic_id not in (-1, self.broker.topic_id))], journal.corrupted, branched,
-            journal.excused, log.began, log.inherited,
+            journal.excused, log.began, log.inherited, journal.fences,
         )  # fmt: skip

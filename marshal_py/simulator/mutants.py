@@ -200,6 +200,23 @@ def _g1() -> list[Patch]:
     return [(Claim, "__init__", claim)]
 
 
+def _a3() -> list[Patch]:
+    def drained(self: Claim, now_ms: int) -> bool:
+        return True
+
+    return [(Claim, "drained", drained)]
+
+
+def _d3() -> list[Patch]:
+    drop = Member.drop_grants
+
+    def drop_unless_fenced(self: Member, claim: Claim) -> None:
+        if not self.fenced or self.paused:
+            drop(self, claim)
+
+    return [(Member, "drop_grants", drop_unless_fenced)]
+
+
 def _d8() -> list[Patch]:
     def open_ms(self: Member, epoch: int, now: Instant) -> int:
         return int(epoch in self.claims and self.claims[epoch].stage is Stage.OPEN and not self.paused)
@@ -239,6 +256,8 @@ _MEMBER: Final = (
     Mutant("X42", "the tool exits while its own renewal follows", mutants_log.x42, _bias("admin", "delay", "reorder")),
     Mutant("G1", "max(committed, own) undoes a rewind", _g1, _bias("admin", "two_admins", mode=AT_LEAST_ONCE)),
     Mutant("G3", "the wall clock in the fold", mutants_clock.g3, _bias("wall_jump", "arrive", "lag")),
+    Mutant("A3", "hands over while handlers still run", _a3, _bias("arrive", "slow_handler", mode=AT_LEAST_ONCE)),
+    Mutant("D3", "what was granted outlives the fence", _d3, _bias("lag", "delay", "suspend", mode=AT_MOST_ONCE)),
     Mutant("D8", "the gate does not look at the lease", _d8, _bias("stop", "lag", "suspend")),
 )
 _FOLD_BIAS: Final = {
