@@ -118,6 +118,8 @@ def _run(cluster: Cluster, striker: Striker) -> Demands | None:
     for how, intervals in STEP_INTERVALS.items():
         if how in ("killed", "left") or how in scenario.kinds:
             if how == "drain":
+                striker.hang_one()  # T12: no handler holds a pause open
+                cluster.run_until(cluster.now_ms + interval_ms)
                 pauses = [(group.name, cluster.now_ms) for group in scenario.groups]
                 striker.pause_all(PAUSE_INTERVALS * interval_ms)
             else:
@@ -133,7 +135,6 @@ def _run(cluster: Cluster, striker: Striker) -> Demands | None:
     calm = not (set(scenario.kinds) - V6_KINDS) and not scenario.mixed  # T2 counts in the waiter's own interval
     return Demands(interval_ms, healed_ms, cluster.now_ms, tuple(departures), tuple(sorted(cluster.broker.topics)),
                    topics, calm, settled_ms, tuple(pauses))  # fmt: skip
-
 
 
 def _never() -> bool:

@@ -56,7 +56,7 @@ class Striker:
             "outage_reads": lambda: self._outage(True, False), "grow": self._grow, "admin": self._admin,
             "two_admins": self._two_admins, "slow_handler": self._slow, "leave": self._leave,
             "arrive": self._arrive, "step_down": self._step_down, "poison": self._poison,
-            "stuck_handler": self._stuck, "broker_clock": self._broker_clock, "onlooker": self._onlooker,
+            "stuck_handler": self.hang_one, "broker_clock": self._broker_clock, "onlooker": self._onlooker,
             "false_reclaim": self._false_reclaim, "mode_change": self._mode_change,
             "shrink": self._shrink, "recreate": self._recreate,
             "grow_logs": lambda: self.cluster.broker.add_logs(1),
@@ -238,7 +238,8 @@ class Striker:
     def _slow(self) -> None:
         self.cluster.slow_until_ms = self.cluster.now_ms + self._duration_ms(6)
 
-    def _stuck(self) -> None:
+    def hang_one(self) -> None:
+        """The next handler that is called within an interval does not return."""
         self.cluster.stuck = 1
         self.cluster.at(self.interval_ms, None, self._unstuck)
 
