@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,13 +12,17 @@ from typing import Any
 
 import pytest
 
+from marshal_py.protocol import codec
 from marshal_py.protocol.identity import Instant
 from marshal_py.protocol.idle import Idle
+from marshal_py.protocol.records import Genesis, Note
+from marshal_py.protocol.routing import HASH_NAME
 from marshal_py.simulator.auditor import judge
 from marshal_py.simulator.auditor_evidence import Delivery, Evidence, Report, Stop
 from marshal_py.simulator.auditor_progress import Demands, Departure, judge_progress
 from marshal_py.simulator.faults import DAMAGE_KINDS, KINDS, STRIKE_KINDS
 from marshal_py.simulator.mutants import MUTANTS, NOT_YET, find, switched_on
+from marshal_py.simulator.poison import harmless
 from marshal_py.simulator.process import Process
 from marshal_py.simulator.races import CALM
 from marshal_py.simulator.run import Result, simulate
@@ -469,6 +474,18 @@ def test_progress_that_is_missing_is_found() -> None:
     lost = Book()
     lost.takeover(3 + 2 * INTERVAL)
     assert "V6" in progress(lost, outages_only=True)
+
+
+def test_a_damaged_record_is_not_sealed_anew() -> None:
+    """Poison changes nothing (S13): with another length of its group name it might be a newer library's (E5)."""
+    genesis = Genesis(bytes(16), 1, HASH_NAME, 1)
+    sound = codec.encode(Note(-1, "x"), GROUP, genesis.incarnation)
+    damaged = bytes((*sound[:11], sound[11] - 2, *sound[12:]))
+    rng = random.Random(5)
+    made = [harmless(rng, [sound, damaged], genesis, GROUP) for _ in range(2_000)]
+    bodies = [value for value, shape in made if shape == "body"]
+    assert len(bodies) > 50
+    assert all(value[11] == len(GROUP) for value in bodies)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
