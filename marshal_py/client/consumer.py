@@ -63,7 +63,7 @@ class Consumer:
         self._member = station.member
         assert isinstance(station.flow, Flow)
         self._flow = station.flow
-        # Messages kept in the buffers at most once.
+        # Of delivery at most once: how many messages are fetched beyond those that the user has.
         self._ahead = LOOK_AHEAD_GRANTS * self._flow.options.grant_messages if self._flow.at_most_once else 0
         self._planner: Planner | None = None
         self._user: int | None = None  # thread that is inside a fetching verb
@@ -218,6 +218,8 @@ class Consumer:
         try:
             return self._fetch(max_messages, max_bytes, time.monotonic() + expires_s)
         finally:
+            if self._closed_because:
+                HEADROOM.leave(self)  # another thread stopped it between the entry and `keep`
             if not self._iterating:
                 self._user = None
 

@@ -1,8 +1,8 @@
 """Messages in hand are not what CPython's garbage collector is looking for.
 
 The collector counts objects made, and looks when 700 more were made than freed. Every batch of a thousand messages that
-is kept until the next one comes starts it once, and what it finds alive it looks at again and again: a tenth of the
-time of a consumer that handles batches. So a consumer says how many messages it and its user keep for a moment, and
+is kept until the next one comes starts it once, and what it finds alive it looks at again and again: a seventh of
+the time of a consumer that handles batches. So a consumer says how many messages it and its user keep for a moment, and
 while it is open the collector's first threshold is that much higher; the program's own objects still have their 700.
 
 That is a setting of the whole process, so it is handled with care: raised by what all open consumers together keep, and

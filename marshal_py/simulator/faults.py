@@ -22,7 +22,7 @@ STRIKE_KINDS: Final = (
     "shrink", "recreate",
 )  # fmt: skip
 # Kinds that are a property of the whole run, or happen after the heal: `stuck_reader` and `slow_uplink` never end;
-# `divergence` falsifies one client's memory; `drain` is a pause by an admin.
+# `divergence` falsifies one client's memory; `drain` is a pause by an admin while a handler hangs.
 RUN_KINDS: Final = (
     "clock_rate", "fast_reclaim", "logs", "genesis_race", "mixed_modes", "stuck_reader", "slow_uplink",
     "snapshots", "divergence", "drain",

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from marshal_py.client.headroom import HEADROOM, MESSAGES_MAX
+from marshal_py.client.headroom import HEADROOM, MESSAGES_MAX, Headroom
+from marshal_py.errors import ConsumerClosed
 from tests.support.fronts import MemoryGround, joined
 
 USUAL = (700, 10, 10)
@@ -130,4 +131,21 @@ def test_a_consumer_keeps_two_batches_and_what_is_granted_ahead(memory: MemoryGr
         consumer.fetch(10, expires_s=0)
         assert gc.get_threshold()[0] == 700 + kept
         consumer.stop()
+        assert gc.get_threshold() == USUAL
+
+
+def test_who_is_stopped_as_he_fetches_keeps_nothing(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = memory.topic()
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        keep = Headroom.keep
+
+        def stopped_before(self: Headroom, owner: object, messages: int) -> None:
+            other = threading.Thread(target=consumer.stop)
+            other.start()
+            other.join(10)
+            keep(self, owner, messages)
+
+        monkeypatch.setattr(Headroom, "keep", stopped_before)
+        with pytest.raises(ConsumerClosed):
+            consumer.fetch(300)
         assert gc.get_threshold() == USUAL
