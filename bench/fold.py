@@ -42,7 +42,7 @@ def history(records: int, claims: int, group: str = GROUP, logs: int = 1) -> lis
     opening.append(Topology("orders", PARTITIONS, -1))
     epochs = range(MEMBERS + 2, MEMBERS + 2 + PARTITIONS)
     opening += [ClaimingPartition(1 + p % MEMBERS, "orders", p, -1, 0) for p in range(PARTITIONS)]
-    values = [codec.encode(Genesis(INCARNATION, logs, HASH_NAME, 1), "", INCARNATION)]
+    values = [codec.encode(Genesis(INCARNATION, logs, HASH_NAME, 2), "", INCARNATION)]
     values += [codec.encode(record, group, INCARNATION) for record in opening]
     for beat in range(records - len(values)):
         member, turn = beat % MEMBERS, beat // MEMBERS

@@ -110,7 +110,7 @@ def run(stand: Stand, tiny: bool) -> Result:
     folder, out = stand.folder / "replay", stand.folder / "replayed"
     folder.mkdir()
     written = write(folder, logs, records)
-    root = Genesis(INCARNATION, logs, HASH_NAME, 1)
+    root = Genesis(INCARNATION, logs, HASH_NAME, 2)
     with spark_session() as spark:
         before = spark.conf.get(PROVIDER)
         spark.conf.set(PROVIDER, ROCKSDB)

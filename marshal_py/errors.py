@@ -611,6 +611,17 @@ class EnvelopeUnknown(CoordinationError):
                          f"this process")
 
 
+class ProtocolOutdated(CoordinationError):
+    """The log was begun by an older version of this library, whose records this one does not read (PROTOCOL.md L6)."""
+
+    def __init__(self, log: int, protocol: int, known: int) -> None:
+        self.log, self.protocol, self.known = log, protocol, known
+        super().__init__(f"coordination partition {log} is a log of protocol {protocol}; this library reads protocol "
+                         f"{known} only. Keep it with `marshal log dump` of the version that wrote it, then start on a "
+                         f"fresh coordination topic: consumers go on from the offsets that were mirrored to Kafka "
+                         f"(start='committed')")  # fmt: skip
+
+
 class ProtocolUnknown(CoordinationError):
     """The root names a hash or a protocol version that this library does not know (PROTOCOL.md L6)."""
 

@@ -141,7 +141,7 @@ class Marshal:
         source.learn(names)
         with loop.lock:
             member = Member(world, group, chosen.member_options(self.client_id, names, VERSION), secrets.token_bytes)
-            member.intent.counts.update(counts)
+            member.topics.counts.update(counts)
         station = Station(loop, number, member, source, chosen, self.root.incarnation)
         given = self.door.given if isinstance(self.door, KafkaDoor) else {}
         consumer = Consumer(loop, station, {**given, **chosen.settings})

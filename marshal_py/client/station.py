@@ -313,8 +313,7 @@ class Station:
             count = self.loop.admin.partition_count(topic)
             if count is not None:
                 with self.loop.lock:
-                    grown = self.member.intent.counts.get(topic) != count
-                    self.member.intent.counts[topic] = count
+                    grown = self.member.topics.learn(topic, count)
                 if grown:
                     self.source.learn([topic])
                     self.loop.kick(self)

@@ -24,6 +24,7 @@ from marshal_py.protocol.records import (
     Note,
     Record,
     ReleasingPartition,
+    SeekingPartition,
     StepDown,
 )
 from marshal_py.protocol.verdict import Verdict
@@ -70,7 +71,7 @@ class Advisories:
             known.names[verdict.offset] = record.client_id
             if len(known.names) > NAMES_MAX + len(known.sessions):
                 del known.names[next(name for name in known.names if name not in known.sessions)]
-        told = list(self._told(known, group, verdict.offset, record))
+        told = list(self._told(known, group, verdict, record))
         return [self._advisory(known, verdict, time_ms, *one) for one in told]
 
     def _opaque(self, group: Group | None, verdict: Verdict, time_ms: int) -> list[Advisory]:
@@ -85,7 +86,8 @@ class Advisories:
         return Advisory(kind, verdict.group, known.names.get(session, ""), topic, partition, epoch, offset, to, text,
                         session, self._log, verdict.offset, time_ms)  # fmt: skip
 
-    def _told(self, known: _Known, group: Group | None, at: int, record: Record | None) -> Iterator[_Told]:
+    def _told(self, known: _Known, group: Group | None, verdict: Verdict, record: Record | None) -> Iterator[_Told]:
+        at = verdict.offset
         match record:
             case Note() if record.kind != PROBE:
                 tp = TopicPartition(record.topic, record.partition) if record.topic else None
@@ -94,15 +96,21 @@ class Advisories:
             case StepDown():
                 why = ", ".join(part for part in (record.reason, f"by {record.by}" if record.by else "") if part)
                 yield "stepped_down", record.session, None, NONE, NONE, NONE, why
-            case ClaimingMessages() if record.start > record.from_:
-                tp, session = known.claims[record.epoch]
-                yield "skipped", session, tp, record.epoch, record.from_, record.start, ""
+            case ClaimingMessages():
+                for wanted in [record.ranges[index] for index in verdict.granted]:
+                    if wanted.start > wanted.from_:
+                        tp, session = known.claims[wanted.epoch]
+                        yield "skipped", session, tp, wanted.epoch, wanted.from_, wanted.start, ""
             case ClaimingPartition() if group is not None:
                 claim = group.claims[at]
                 known.claims[at] = claim.tp, claim.owner
                 yield "claimed", claim.owner, claim.tp, at, claim.position, NONE, ""
             case ReleasingPartition() if group is not None:
-                yield self._freed(known, group, record.epoch, "released", record.reason)
+                kind, why = ("parked", record.parked) if record.parked else ("released", record.reason)
+                yield self._freed(known, group, record.epoch, kind, why)
+            case SeekingPartition() if group is not None:
+                tp, session = known.claims[at] = known.claims.pop(record.epoch)
+                yield "moved", session, tp, at, NONE, record.position, "by its owner"
             case Join() | Leave() | Evict() | GroupConfig() if group is not None:
                 yield from self._sessions(known, group, at, record)
         for kind, tp, to, text in known.news.read(record):

@@ -21,6 +21,7 @@ from marshal_py.protocol.records import (
     Record,
     ReleaseGroup,
     ReleasingPartition,
+    SeekingPartition,
     SetPosition,
     Snapshot,
     StepDown,
@@ -101,7 +102,7 @@ def _wish(record: Record) -> str:
     match record:
         case Join() | Heartbeat() | Leave() | Evict() | StepDown():
             return _session_wish(record)
-        case ClaimingPartition() | ReleasingPartition() | ClaimingMessages():
+        case ClaimingPartition() | ReleasingPartition() | SeekingPartition() | ClaimingMessages():
             return _claim_wish(record)
         case Genesis():
             return f"the log begins: incarnation {record.incarnation.hex()}, {record.partitions} partitions"
@@ -114,7 +115,8 @@ def _wish(record: Record) -> str:
             more = f" and {len(record.moves) - 3} more" if len(record.moves) > 3 else ""
             return f"positions move: {moves}{more}{_by(record.by)}"
         case Topology():
-            return f"topic {record.topic} has {record.partitions} partitions"
+            named = f", id {record.topic_id}" if record.topic_id else ""
+            return f"topic {record.topic} has {record.partitions} partitions{named}"
         case GroupConfig():
             return f"the group is deleted{_by(record.by)}" if record.deleted else f"settings change{_by(record.by)}"
         case Note():
@@ -139,7 +141,7 @@ def _session_wish(record: Join | Heartbeat | Leave | Evict | StepDown) -> str:
             return f"session {record.session} steps down{_because(record.reason)}{_by(record.by)}"
 
 
-def _claim_wish(record: ClaimingPartition | ReleasingPartition | ClaimingMessages) -> str:
+def _claim_wish(record: ClaimingPartition | ReleasingPartition | SeekingPartition | ClaimingMessages) -> str:
     match record:
         case ClaimingPartition():
             what = f"{record.topic}:{record.partition}" if record.partition >= 0 else record.topic or "the pin"
@@ -148,9 +150,17 @@ def _claim_wish(record: ClaimingPartition | ReleasingPartition | ClaimingMessage
         case ReleasingPartition():
             at = f" at {record.position}" if record.position != NONE else ""
             heir = f" for session {record.successor}" if record.successor != NONE else ""
-            return f"session {record.session} releases claim {record.epoch}{at}{heir}{_because(record.reason)}"
+            back = f", gives back from {record.give} on" if record.observed not in (NONE, record.give) else ""
+            parked = f", parked: {record.parked}" if record.parked else ""
+            return (f"session {record.session} releases claim {record.epoch}{at}{heir}{_because(record.reason)}"
+                    f"{back}{parked}")  # fmt: skip
+        case SeekingPartition():
+            return f"session {record.session} seeks to {record.position} under claim {record.epoch}"
         case ClaimingMessages():
-            return f"session {record.session} takes messages {record.start} to {record.to - 1} of claim {record.epoch}"
+            first = record.ranges[0]
+            more = f" and of {len(record.ranges) - 1} more" if len(record.ranges) > 1 else ""
+            return (f"session {record.session} takes messages {first.start} to {first.to - 1} of claim "
+                    f"{first.epoch}{more}")  # fmt: skip
 
 
 def _note_wish(record: Note) -> str:

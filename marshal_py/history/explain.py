@@ -22,6 +22,7 @@ from marshal_py.protocol.records import (
     Note,
     ReleaseGroup,
     ReleasingPartition,
+    SeekingPartition,
     SetPosition,
     Topology,
 )
@@ -169,8 +170,10 @@ class _Story:
         match verdict.record:
             case ClaimingPartition() as record:
                 return (record.topic, record.partition) == self.tp
-            case ReleasingPartition() | ClaimingMessages() as record:
+            case ReleasingPartition() | SeekingPartition() as record:
                 return record.epoch in self._epochs
+            case ClaimingMessages() as record:
+                return any(wanted.epoch in self._epochs for wanted in record.ranges)
             case SetPosition() as record:
                 return any((move.topic, move.partition) == self.tp for move in record.moves)
             case ReleaseGroup() | GroupConfig():

@@ -14,7 +14,7 @@ from marshal_py.protocol.world import Group, Partition, World
 
 WHOLE: Final = 10**9  # entries: what the log says is not cut
 FIGURES: Final = ("owner", "epoch", "position", "generation", "version", "last_owner", "successor", "lag", "in_flight",
-                  "attempts")  # fmt: skip
+                  "attempts", "began", "parked")  # fmt: skip
 
 
 class Differing(NamedTuple):

@@ -52,7 +52,7 @@ class SessionRow(NamedTuple):
 class IntervalRow(NamedTuple):
     """Who owned a partition, from the claim at `epoch` until before `to_offset`; None: still.
 
-    `ended`: release, or as the session's end. `after`: how the partition had become free: new, or as `ended`.
+    `ended`: release, seek, or as the session's end. `after`: how the partition had become free: new, or as `ended`.
     `in_flight`: messages begun and not finished as of the owner's last word; they come again at least once.
     Partition -1 is a claim on the whole topic, or on the group where the topic is "" (the pin).
     """

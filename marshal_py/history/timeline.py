@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
+from msgspec.structs import astuple, replace
+
 from marshal_py.errors import InvalidOption
 from marshal_py.history.tables import (
     TABLES,
@@ -42,6 +44,7 @@ from marshal_py.protocol.records import (
     Record,
     ReleaseGroup,
     ReleasingPartition,
+    SeekingPartition,
     SetPosition,
     Topology,
 )
@@ -75,8 +78,8 @@ class Timeline:
         self._tells: dict[type[Record], Callable[[Group, Track, int, int, Any], None]] = {
             Heartbeat: self._heartbeat, Join: self._join, Leave: self._leave, Evict: self._evict,
             ClaimingPartition: self._claim, ReleasingPartition: self._release, ClaimingMessages: self._grant,
-            ReleaseGroup: self._release_group, SetPosition: self._set_position, Topology: self._topology,
-            GroupConfig: self._group_config, Note: self._note,
+            SeekingPartition: self._seek, ReleaseGroup: self._release_group, SetPosition: self._set_position,
+            Topology: self._topology, GroupConfig: self._group_config, Note: self._note,
         }  # fmt: skip
 
     def read(self, offset: int, time_ms: int, value: bytes | None) -> Verdict:
@@ -91,6 +94,8 @@ class Timeline:
             if record is not None:
                 if not verdict.outcome:
                     tell = self._tells.get(type(record))
+                    if isinstance(record, ClaimingMessages):  # what was granted of it (F5.2)
+                        record = replace(record, ranges=tuple(record.ranges[index] for index in verdict.granted))
                     if tell is not None:
                         self.open.tracks[name] = track
                         tell(self.world.groups.get(name) or Group(name), track, offset, time_ms, record)
@@ -168,7 +173,7 @@ class Timeline:
             case ReleasingPartition():
                 position = some_offset(record.position)
             case ClaimingMessages():
-                position = record.to
+                position = record.ranges[0].to if len(record.ranges) == 1 else None
             case Topology():
                 topic = record.topic
             case Note():
@@ -178,6 +183,8 @@ class Timeline:
             session = some_offset(getattr(record, "session", NONE))
             client = track.client(session)
         epoch = getattr(record, "epoch", None)
+        if isinstance(record, ClaimingMessages) and len(record.ranges) == 1:
+            epoch = record.ranges[0].epoch
         if epoch is not None and epoch in track.claims:
             topic, partition = track.claims[epoch].topic, track.claims[epoch].partition
         kind = None if record is None else type(record).__name__
@@ -288,11 +295,21 @@ class Timeline:
             self._tell_position(group, track, part, offset, time_ms, "release", record.session, record.epoch)
 
     def _grant(self, group: Group, track: Track, offset: int, time_ms: int, record: ClaimingMessages) -> None:
-        part = group.claims[record.epoch]
-        if record.start > record.from_:
-            self._tell(LostRow(self.world.log, offset, time_ms, group.name, *part.tp, record.session,
-                               track.client(record.session), record.from_, record.start, "skipped"))  # fmt: skip
-        self._tell_position(group, track, part, offset, time_ms, "grant", record.session, record.epoch)
+        client = track.client(record.session)
+        for epoch, from_, start, _ in map(astuple, record.ranges):
+            part = group.claims[epoch]
+            if start > from_:
+                self._tell(LostRow(self.world.log, offset, time_ms, group.name, *part.tp, record.session, client, from_,
+                                   start, "skipped"))  # fmt: skip
+            self._tell_position(group, track, part, offset, time_ms, "grant", record.session, epoch)
+
+    def _seek(self, group: Group, track: Track, offset: int, time_ms: int, record: SeekingPartition) -> None:
+        """F6.6: the same owner, under another epoch."""
+        claim, part = track.claims.pop(record.epoch), group.claims[offset]
+        self._tell_claim(group, record.epoch, claim, offset, time_ms, "seek")
+        track.claims[offset] = Claim(claim.topic, claim.partition, claim.session, time_ms, "seek", part.position,
+                                     part.generation)  # fmt: skip
+        self._tell_position(group, track, part, offset, time_ms, "seek", record.session, offset)
 
     def _release_group(self, group: Group, track: Track, offset: int, time_ms: int, record: ReleaseGroup) -> None:
         pause = track.pause

@@ -43,7 +43,8 @@ class Velocity:
             case ClaimingPartition():
                 self._note(group, group.claims[verdict.offset], time_ms)
             case ClaimingMessages() as record:
-                self._note(group, group.claims[record.epoch], time_ms)
+                for index in verdict.granted:
+                    self._note(group, group.claims[record.ranges[index].epoch], time_ms)
 
     def _note(self, group: Group, partition: Partition, time_ms: int) -> None:
         if partition.tp.partition < 0:

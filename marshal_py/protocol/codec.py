@@ -7,11 +7,12 @@ exception: whoever can write to the topic must not be able to stop its readers (
 from __future__ import annotations
 
 from struct import Struct as Pack
-from typing import Final
+from typing import Any, Final
 from zlib import crc32
 
-from msgspec import DecodeError
+from msgspec import DecodeError, Struct
 from msgspec.msgpack import Decoder, Encoder
+from msgspec.structs import astuple
 
 from marshal_py.errors import InvalidRecord
 from marshal_py.protocol.records import RECORD_TYPES, Genesis, Record, Snapshot
@@ -48,11 +49,14 @@ _ENCODER: Final = Encoder()
 Envelope = tuple[str, int, int, int, bytes, Genesis | Snapshot | None]
 
 
-def encode(record: Record, group: str, incarnation: bytes) -> bytes:
-    """The record value for the log. Raises InvalidRecord if a field is out of bounds; nothing is clamped (E6)."""
+def encode(record: Record, group: str, incarnation: bytes, version: int = RECORD_VERSION) -> bytes:
+    """The record value for the log, of record version `version` (E8).
+
+    Raises InvalidRecord if a field is out of bounds; nothing is clamped (E6).
+    """
     kind = RECORD_TYPES.index(type(record))
     try:
-        body = _ENCODER.encode(record)
+        body = _ENCODER.encode([kind, *_trimmed(record)])
         group_bytes = group.encode()
     except (ValueError, OverflowError, TypeError) as error:  # no utf-8, no MessagePack integer, no value of ours
         raise InvalidRecord(type(record).__name__, str(error)) from error
@@ -68,9 +72,28 @@ def encode(record: Record, group: str, incarnation: bytes) -> bytes:
     except (DecodeError, ValueError) as error:
         raise InvalidRecord(type(record).__name__, str(error)) from error
     head = MAGIC + bytes((ENVELOPE_VERSION,)) + length.to_bytes(4, "big")
-    tail = bytes((len(group_bytes),)) + group_bytes + bytes((RECORD_VERSION, kind)) + body
+    tail = bytes((len(group_bytes),)) + group_bytes + bytes((version, kind)) + body
     checksum = crc32(tail, crc32(head, crc32(incarnation)))
     return head + checksum.to_bytes(4, "big") + tail
+
+
+def _trimmed(struct: Struct) -> list[Any]:
+    """The fields of a record or nested array without the trailing ones that have their defaults (E7)."""
+    values = list(astuple(struct))
+    defaults = struct.__struct_defaults__
+    while len(values) > len(struct.__struct_fields__) - len(defaults):
+        default = defaults[len(values) - 1 - len(struct.__struct_fields__)]
+        if values[-1] != default or type(values[-1]) is not type(default):
+            break
+        values.pop()
+    return [_flat(value) for value in values]
+
+
+def _flat(value: Any) -> Any:
+    """Nested structs as arrays, trimmed as well."""
+    if isinstance(value, Struct):
+        return _trimmed(value)
+    return [_flat(each) for each in value] if type(value) is tuple and value and isinstance(value[0], Struct) else value
 
 
 def open_envelope(value: bytes | None, seed: int) -> Envelope | None:
@@ -122,7 +145,7 @@ def open_snapshot(value: bytes | None) -> Snapshot | None:
 
 
 def decode_body(kind: int, body: bytes) -> Record | None:
-    """The record of a body of type `kind` (0-14), or None if it is malformed (E6)."""
+    """The record of a body of type `kind` (0-15), or None if it is malformed (E6)."""
     # Each level takes a byte, so a short body cannot be too deep; a long one seldom has so many container bytes.
     if len(body) > DEPTH_MAX and len(body.translate(None, _NOT_CONTAINERS)) > DEPTH_MAX and _too_deep(body):
         return None

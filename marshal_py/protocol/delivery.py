@@ -1,15 +1,21 @@
-"""What one claim has delivered: the low watermark at least once, the grants at most once (PROTOCOL.md 8).
+"""What one claim has delivered: the low watermark in at-least-once mode, the grants in at-most-once mode (8, F5, F6).
 
 Knows offsets, never messages. Callers hold their lock around it; times are monotonic ms.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from marshal_py.protocol import progress
+from marshal_py.protocol.progress import Range
+from marshal_py.protocol.records import OFFSET_MAX
+
 RUN_MERGED_MAX = 1_000  # offsets; bounds the set of what is finished out of order
+SPANS_TOLD = 256  # more do not fit into PROGRESS_BYTES_MAX: each takes three bytes at least
 MARK_MS = 1_000  # delivery times are kept to this grain: a handler timeout is many seconds, a mark costs memory
 
 
@@ -85,19 +91,56 @@ class Run:
 
 
 class AtLeastOnce:
-    """Low watermark of one claim: the lowest unfinished offset is the position (D1)."""
+    """Low watermark of one claim: the lowest unfinished offset is the position (D1).
 
-    __slots__ = ("_base", "_start", "inherited_attempts", "runs")
+    What earlier owners finished above it is skipped, what they delivered is counted (D11): `inherited`.
+    """
 
-    def __init__(self, position: int, attempts: int = 0) -> None:
-        """`position`: of the claim. `attempts`: how often the message there was delivered by earlier owners."""
-        self._base = position
-        self._start = position
-        self.inherited_attempts = attempts
+    __slots__ = ("_base", "_delivered_before", "_fetched_to", "_finished_before", "_floor", "runs")
+
+    def __init__(self, position: int, attempts: int = 0, in_flight: int = 0, known: bytes = b"") -> None:
+        """`position`: of the claim. `attempts`: how often earlier owners delivered the message there.
+
+        `in_flight`, `known`: how many messages the last owner had in flight, and its progress.
+        """
+        self._base = self._floor = self._fetched_to = position
+        ranges = progress.decode(position, known)
+        self._finished_before = [(start, to) for start, to, times in ranges if not times]
+        self._delivered_before = progress.deliveries(position, attempts, in_flight, ranges)
         self.runs: deque[Run] = deque()
+
+    # --- what earlier owners have done
+
+    def finished_to(self) -> int:
+        """The end of what earlier owners finished above the position; the partition must reach it. 0 for nothing."""
+        return self._finished_before[-1][1] if self._finished_before else 0
+
+    def discard_inherited(self) -> None:
+        """D1: the partition was truncated; what was told of its offsets is about messages that are gone."""
+        self._finished_before, self._delivered_before = [], []
+
+    def fresh(self, offsets: Sequence[int]) -> Sequence[int]:
+        """Of fetched offsets, ascending, those that no earlier owner has finished; the same object if all are."""
+        self._fetched_to = max(self._fetched_to, offsets[-1] + 1)
+        spans = self._finished_before
+        if not spans or spans[0][0] > offsets[-1] or spans[-1][1] <= offsets[0]:
+            return offsets
+        kept = [offset for offset in offsets if not self._was_finished(offset)]
+        return offsets if len(kept) == len(offsets) else kept
+
+    def _was_finished(self, offset: int) -> bool:
+        at = bisect_right(self._finished_before, offset, key=lambda span: span[0]) - 1
+        return at >= 0 and offset < self._finished_before[at][1]
+
+    def next_finished(self, offset: int) -> tuple[int, int]:
+        """The first span at or above `offset` that earlier owners finished; (OFFSET_MAX, OFFSET_MAX) if none is."""
+        return next((span for span in self._finished_before if span[1] > offset), (OFFSET_MAX, OFFSET_MAX))
+
+    # --- what this claim does
 
     def add(self, offsets: Sequence[int]) -> Run:
         """The run that holds them. A trickle, fetched one by one, goes on in the newest run: a run costs 500 bytes."""
+        self._fetched_to = max(self._fetched_to, offsets[-1] + 1)
         last = self.runs[-1] if self.runs else None
         if last is not None and isinstance(last.offsets, range) and isinstance(offsets, range):
             if last.offsets.stop == offsets.start and len(last.offsets) + len(offsets) <= RUN_MERGED_MAX:
@@ -112,10 +155,12 @@ class AtLeastOnce:
         while self.runs and not self.runs[-1].delivered:
             self.runs.pop()
         if not self.runs:
+            self._fetched_to = self._floor
             return self.position()
         last = self.runs[-1]
         last.offsets = last.offsets[: last.delivered]
-        return last.offsets[-1] + 1
+        self._fetched_to = last.offsets[-1] + 1
+        return self._fetched_to
 
     def withdraw(self, run: Run, first: int) -> int:
         """Takes the newest delivery, of the messages from index `first` on, back; returns the first of their offsets.
@@ -124,12 +169,24 @@ class AtLeastOnce:
         """
         offset = run.offsets[first]
         run.offsets, run.delivered = run.offsets[:first], first
+        self._fetched_to = offset
         if not first:
             self.runs.pop()
         return offset
 
     def position(self) -> int:
-        """The next offset that an heir must read: never beyond what was finished."""
+        """The next offset that a new owner must read: never beyond what was finished."""
+        low = max(self._low(), self._floor)
+        spans = self._finished_before
+        if spans:
+            ahead = self._unfinished_from()
+            while spans and spans[0][0] <= max(low, ahead):  # what lies between is finished, or does not exist
+                low = max(low, spans.pop(0)[1])
+            self._floor = low
+        return low
+
+    def _low(self) -> int:
+        """The end of what was finished without a hole, by this claim alone."""
         runs = self.runs
         while runs:
             run = runs[0]
@@ -139,6 +196,13 @@ class AtLeastOnce:
             self._base = run.offsets[-1] + 1
             runs.popleft()
         return self._base
+
+    def _unfinished_from(self) -> int:
+        """The lowest offset that was fetched and is not finished, else the end of what was fetched."""
+        if not self.runs:
+            return self._fetched_to
+        run = self.runs[0]
+        return run.offsets[run.low]
 
     @property
     def in_flight(self) -> int:
@@ -150,15 +214,78 @@ class AtLeastOnce:
         self.position()
         return sum(len(run.offsets) for run in self.runs) - (self.runs[0].low if self.runs else 0)
 
-    def attempts(self) -> int:
-        """How often the lowest unfinished message was delivered, earlier owners included."""
+    # --- what it tells
+
+    def progress(self) -> bytes:
+        """What is known above the position, for a heartbeat or a Release (4.2, D1)."""
         position = self.position()
-        begun = bool(self.runs) and self.runs[0].delivered > self.runs[0].low
-        return int(begun) + (self.inherited_attempts if position == self._start else 0)
+        before = self._delivered_before
+        if not self._finished_before and not self._out_of_order() and not (before and before[-1].to > position + 1):
+            return b""  # nearly always
+        finished = progress.union([*self._finished_spans(position), *self._finished_before])
+        again = progress.without(self._delivered_again(position), finished)
+        return progress.encode(position, sorted([*(Range(start, to, 0) for start, to in finished), *again]))
+
+    def _out_of_order(self) -> bool:
+        """Whether something above the lowest unfinished message is finished."""
+        return any(run.finished or (run.low and at) for at, run in enumerate(self.runs))
+
+    def _finished_spans(self, position: int) -> list[tuple[int, int]]:
+        """What this claim has finished above the position, at most SPANS_TOLD of the lowest spans.
+
+        Offsets between two finished ones of which none was fetched do not exist, or were finished before.
+        """
+        spans: list[tuple[int, int]] = []
+        joins = False  # whether the newest span reaches the end of the run before
+        for run in self.runs:
+            offsets = run.offsets
+            if run.low:
+                above = offsets[0] >= position  # of the lowest run everything below `low` lies below the position
+                joins = above and _extend(spans, offsets[0], offsets[run.low - 1] + 1, joins)
+            at = run.low
+            for index in sorted(run.finished):
+                joins = _extend(spans, offsets[index], offsets[index] + 1, joins and index == at)
+                at = index + 1
+            joins = joins and at == len(offsets)
+            if len(spans) > SPANS_TOLD:
+                break
+        return spans
+
+    def _delivered_again(self, position: int) -> list[Range]:
+        """What earlier owners delivered and nobody finished: once more where this claim has delivered it too."""
+        mine = self._delivered_to()
+        told = []
+        for start, to, times in self._delivered_before:
+            start = max(start, position + 1)
+            if start < min(to, mine):
+                told.append(Range(start, min(to, mine), times + 1))
+            if max(start, mine) < to:
+                told.append(Range(max(start, mine), to, times))
+        return told
+
+    def _delivered_to(self) -> int:
+        for run in reversed(self.runs):
+            if run.delivered:
+                return run.offsets[run.delivered - 1] + 1
+        return self._base
+
+    def attempts(self) -> int:
+        """How often the message at the position counts as delivered if this owner dies now (F4.5)."""
+        return self._delivered_before_at(self.position()) + 1
+
+    def deliveries(self) -> int:
+        """How often the message at the position was delivered, by earlier owners and by this one."""
+        before = self._delivered_before_at(self.position())
+        return before + (bool(self.runs) and self.runs[0].delivered > self.runs[0].low)
 
     def delivery_count(self, offset: int) -> int:
-        """1 for a first delivery; more for the message that earlier owners began, as far as the log tells."""
-        return 1 + (self.inherited_attempts if offset == self._start else 0)
+        """Which delivery of `offset` this claim's is: 1 if no earlier owner is known to have delivered it (D11)."""
+        return 1 + self._delivered_before_at(offset)
+
+    def _delivered_before_at(self, offset: int) -> int:
+        ranges = self._delivered_before
+        at = bisect_right(ranges, offset, key=lambda known: known.start) - 1 if ranges else -1
+        return ranges[at].times if at >= 0 and offset < ranges[at].to else 0
 
     def oldest_ms(self) -> int | None:
         """When the lowest unfinished message was handed over; None if none is in flight."""
@@ -175,6 +302,15 @@ class AtLeastOnce:
                 return
 
 
+def _extend(spans: list[tuple[int, int]], start: int, to: int, joins: bool) -> bool:
+    """Adds a span, or makes the newest one longer if nothing that exists lies between; True."""
+    if joins:
+        spans[-1] = (spans[-1][0], to)
+    else:
+        spans.append((start, to))
+    return True
+
+
 class Grant(NamedTuple):
     """A range [start, to) that the log gave to this session once and for ever (F5.2)."""
 
@@ -187,21 +323,21 @@ class AtMostOnce:
 
     Invariants:
       M1  delivered_to never falls: no offset below it is handed over again
-      M2  at most one ClaimingMessages is in flight
+      M2  handed_to is the offset after the highest that was handed over under this epoch, else where the claim began
     """
 
-    __slots__ = ("asked", "asked_ms", "delivered_to", "dropped", "grants", "in_flight_since_ms")
+    __slots__ = ("asked", "delivered_to", "dropped", "grants", "handed_to", "in_flight", "in_flight_since_ms")
 
     def __init__(self, position: int) -> None:
         self.grants: deque[Grant] = deque()
         self.asked: tuple[int, int, int] | None = None  # (from, start, to) in flight
-        self.asked_ms = 0
-        self.delivered_to = position
+        self.delivered_to = self.handed_to = position
         self.dropped = 0
+        self.in_flight = 0  # messages that the handler has
         self.in_flight_since_ms: int | None = None
 
     def granted(self, start: int, to: int) -> None:
-        """A ClaimingMessages of this claim was read accepted."""
+        """A range of this claim was granted."""
         self.asked = None
         self.grants.append(Grant(max(start, self.delivered_to), to))
 
@@ -222,15 +358,16 @@ class AtMostOnce:
         """End of the newest grant; what lies at or beyond it must be asked for."""
         return self.grants[-1].to if self.grants else self.delivered_to
 
-    def deliver(self, offset: int, mono_ms: int) -> None:
-        """Hands the message at `offset` over: the one that `holds` said yes to."""
-        self.delivered_to = offset + 1
+    def deliver(self, offset: int, mono_ms: int, count: int = 1) -> None:
+        """Hands over `count` messages, the last of which is at `offset`: those that `holds` said yes to."""
+        self.delivered_to = self.handed_to = offset + 1
+        self.in_flight += count
         if self.in_flight_since_ms is None:
             self.in_flight_since_ms = mono_ms
 
     def returned(self) -> None:
         """The handler asked for more: what it was given is behind it."""
-        self.in_flight_since_ms = None
+        self.in_flight, self.in_flight_since_ms = 0, None
 
     def drop(self) -> int:
         """Gives up what is granted and not handed over; returns how many offsets that are (D3)."""

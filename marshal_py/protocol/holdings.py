@@ -23,8 +23,8 @@ class Claim:
     """A claim that was read accepted."""
 
     __slots__ = (
-        "closing_ms", "drain_until_ms", "end_offset", "epoch", "generation", "offer", "reason", "release_sent_ms",
-        "released_position", "sealed", "stage", "successor", "tp", "tracker",
+        "drain_until_ms", "end_offset", "epoch", "generation", "give", "offer", "parking", "reason", "release_sent_ms",
+        "released_position", "sealed", "sealed_ms", "stage", "successor", "tp", "tracker",
     )  # fmt: skip
 
     def __init__(self, tp: TopicPartition, epoch: int, generation: int, tracker: AtLeastOnce | AtMostOnce) -> None:
@@ -36,10 +36,12 @@ class Claim:
         self.sealed = False  # RELEASING or GONE: acks come too late
         self.reason = ""
         self.successor = NONE
-        self.closing_ms: int | None = None  # since when no more grants are asked for: it will be handed over (A3)
         self.drain_until_ms: int | None = None  # monotonic; None: until the handlers are done
         self.release_sent_ms: int | None = None
         self.released_position = NONE
+        self.sealed_ms = 0  # monotonic, once sealed
+        self.give = NONE  # at most once: the position that its Release gives back to, fixed when it is sealed (T16)
+        self.parking = ""  # why its Release parks the partition (F6.4)
         self.offer: tuple[int, int] | None = None  # fetched and not yet granted (at most once): [start, to)
         self.end_offset = NONE  # end of the partition as last seen, for lag
 
@@ -73,6 +75,10 @@ class Claim:
     def position(self) -> int:
         """The next offset that an heir must read, as this client knows it."""
         return self.tracker.position() if isinstance(self.tracker, AtLeastOnce) else NONE
+
+    def unfinished(self) -> int:
+        """Messages that handlers have."""
+        return self.tracker.in_flight
 
     def lag(self, position: int) -> int:
         return max(0, self.end_offset - position) if self.end_offset != NONE else 0

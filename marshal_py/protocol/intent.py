@@ -13,14 +13,16 @@ from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.lease import EVICT_INTERVALS
+from marshal_py.protocol.pulse import SENT_KEPT
 from marshal_py.protocol.ready import Ready, Wanted
 from marshal_py.protocol.records import (
     AT_MOST_ONCE,
     GRANT_OFFSETS_MAX,
+    HEARTBEAT_ENTRIES_MAX,
     ClaimingMessages,
     ClaimingPartition,
     Evict,
-    Topology,
+    MessageRange,
 )
 from marshal_py.protocol.world import Group, Session
 
@@ -36,13 +38,11 @@ class Intent:
 
     def __init__(self, member: Member) -> None:
         self.member = member
-        self.counts: dict[str, int] = {}  # topic -> partition count as Kafka's metadata says
         self._claiming: dict[TopicPartition, tuple[int, int]] = {}  # in flight: (observed, sent ms)
         self._claimed_observed: dict[TopicPartition, int] = {}  # greatest `observed` ever sent, to know copies (T18)
-        self._granted_to: dict[int, int] = {}  # epoch -> greatest `to` ever sent, to know copies (T18)
-        self._asked: dict[int, set[tuple[int, ...]]] = {}  # epoch -> (from, start, to, nonce), may still be accepted
+        self._grants: dict[int, tuple[MessageRange, ...]] = {}  # by nonce: the newest sent, to know copies (T18)
+        self._asking: tuple[int, int] | None = None  # nonce of the one in flight, and when it was sent
         self._evicting: dict[tuple[int, int], int] = {}  # (session, extended) -> sent ms
-        self._topology_sent: dict[str, tuple[int, int]] = {}  # topic -> (count, sent ms)
         self._starts: dict[TopicPartition, tuple[int, int]] = {}  # looked-up start -> (offset, when ms)
         self._resolving: dict[TopicPartition, int] = {}  # asked for, and when ms
         self._warming: dict[TopicPartition, bool] = {}  # fetched ahead -> whether data or its end is there
@@ -74,14 +74,18 @@ class Intent:
             del self._claiming[tp]
         return observed <= self._claimed_observed.get(tp, NONE - 1)
 
-    def grant_read(self, record: ClaimingMessages, accepted: bool) -> bool:
+    def grants_read(self, record: ClaimingMessages, accepted: bool) -> bool:
         """An own ClaimingMessages was read; False if this client never sent it (T18).
 
-        Of an accepted one every field must fit, the nonce too: a clone's grant must not be delivered here as well (D2).
+        The nonce must fit: a clone's grant must not be delivered here as well (D2).
         """
-        if accepted:  # what else was asked for names a position that is gone
-            return (record.from_, record.start, record.to, record.nonce) in self._asked.pop(record.epoch, ())
-        return record.to <= self._granted_to.get(record.epoch, NONE)
+        if self._asking is not None and self._asking[0] == record.nonce:
+            self._asking = None
+        sent = self._grants.get(record.nonce)
+        if sent is None:
+            oldest = next(iter(self._grants), None)
+            return not accepted and oldest is not None and record.nonce < oldest  # a late copy of one no longer kept
+        return sent == record.ranges
 
     def shun(self, tp: TopicPartition, until_ms: int) -> None:
         """Do not try `tp` before `until_ms`: its handler hangs here, another process may do better (D4)."""
@@ -94,8 +98,8 @@ class Intent:
         """The session has ended: nothing that was under way belongs to the next one."""
         self._claiming.clear()
         self._claimed_observed.clear()
-        self._granted_to.clear()
-        self._asked.clear()
+        self._grants.clear()
+        self._asking = None
         self._evicting.clear()
         self._resolving.clear()
 
@@ -164,13 +168,13 @@ class Intent:
         """One round of attempts. Who is in doubt evicts, or nobody might, and claims nothing (G6)."""
         self._now_ms = now.mono_ms
         self._look(group)
-        self._write_topology(group, now, out)
+        self.member.topics.write(group, now, out)
         evicted = self._evict(group, now, out)
         if self.member.doubt.active:
             return
         self._claim(group, evicted, now, out)
         if self._key[2] in MOVES:
-            self._give(group, now)
+            self._give(group)
             self._warm(group, out)
         self.ask_grants(group, now, out)
 
@@ -181,27 +185,13 @@ class Intent:
     def idle(self, group: Group, now: Instant, out: Ready) -> None:
         """What is left of a round for a member that is settled, while no wait is over."""
         self._now_ms = now.mono_ms
-        self._write_topology(group, now, out)
+        self.member.topics.write(group, now, out)
         if group.mode == AT_MOST_ONCE:
             self.ask_grants(group, now, out)
 
-    def _again(self, sent_ms: int | None, now: Instant) -> bool:
+    def again(self, sent_ms: int | None, now: Instant) -> bool:
         """T17: one attempt until its fate is read or a third of an interval has passed."""
         return sent_ms is None or now.mono_ms - sent_ms >= self.member.third_ms
-
-    def _write_topology(self, group: Group, now: Instant, out: Ready) -> None:
-        """Tells the log how many partitions Kafka has; the first in rank does it, the rest in case it does not."""
-        for topic, count in self.counts.items():
-            known = group.topics.get(topic)
-            if known is not None and count <= known.count:
-                continue
-            _, sent_ms = self._topology_sent.setdefault(
-                topic, (count, now.mono_ms + (self._order.index(self.member.session) - 1) * self.member.third_ms)
-            )
-            if self._again(sent_ms, now):
-                self._topology_sent[topic] = (count, now.mono_ms)
-                observed = NONE if known is None else known.offset
-                out.send.append(Topology(topic, count, observed, by=self.member.options.client_id[:60]))
 
     def _evict(self, group: Group, now: Instant, out: Ready) -> set[int]:
         """T4: sessions that this member evicts now, in rank order."""
@@ -212,7 +202,7 @@ class Intent:
             if waited_ms < EVICT_INTERVALS * session.join.interval_ms + self._rank_over(session) * self.member.third_ms:
                 continue
             evicted.add(sid)
-            if self._again(self._evicting.get((sid, session.extended)), now):
+            if self.again(self._evicting.get((sid, session.extended)), now):
                 self._evicting[sid, session.extended] = now.mono_ms
                 out.send.append(Evict(sid, session.extended, waited_ms, self.member.options.client_id[:60]))
         return evicted
@@ -242,9 +232,11 @@ class Intent:
     def _rank_for(self, group: Group, tp: TopicPartition) -> int:
         """A2: 0 the named successor or the target, 1 the former owner, then the rest; -1 for who does not take part."""
         me = self.member.session
+        known = group.partitions.get(tp)
         if tp.topic not in group.sessions[me].join.topics or self.shuns(tp):
             return -1
-        known = group.partitions.get(tp)
+        if (known is None or known.position == NONE) and self.member.topics.unfit(group, tp):
+            return -1  # nothing is lost there
         first = self._target.get(tp, NONE)
         former = NONE
         if known is not None:
@@ -258,7 +250,7 @@ class Intent:
     def _try(self, group: Group, tp: TopicPartition, observed: int, claims_max: int, now: Instant, out: Ready) -> None:
         """Sends one claim, after looking up the start if the log has no position."""
         flying = self._claiming.get(tp)
-        if flying is not None and flying[0] == observed and not self._again(flying[1], now):
+        if flying is not None and flying[0] == observed and not self.again(flying[1], now):
             return
         if claims_max and len(self.member.claims) + len(self._claiming.keys() - {tp}) >= claims_max:
             return
@@ -268,7 +260,7 @@ class Intent:
             found = self._starts.get(tp)
             fresh_ms = START_FRESH_INTERVALS * self.member.options.interval_ms
             if found is None or now.mono_ms - found[1] > fresh_ms:
-                if self._again(self._resolving.get(tp), now):
+                if self.again(self._resolving.get(tp), now):
                     self._resolving[tp] = now.mono_ms
                     out.resolve.append(Wanted(tp, tp.partition >= group.topics[tp.topic].first_count))
                 return
@@ -277,7 +269,7 @@ class Intent:
         self._claimed_observed[tp] = max(observed, self._claimed_observed.get(tp, NONE))
         out.send.append(ClaimingPartition(self.member.session, tp.topic, tp.partition, observed, start))
 
-    def _give(self, group: Group, now: Instant) -> None:
+    def _give(self, group: Group) -> None:
         """A3, the owner's side: hands over what the target gives to a live member that has fetched ahead."""
         me = self.member.session
         for claim in self.member.claims.values():
@@ -286,22 +278,9 @@ class Intent:
             fresh = session is not None and to != me and claim.epoch in session.ready and (
                 self.member.watch.session_waited_ms(to) < session.join.interval_ms)  # fmt: skip
             if claim.stage is Stage.OPEN and fresh:
-                if not self._grants_left(claim, now):
-                    claim.stop("hand-over", None, to)
-            elif claim.stage is Stage.OPEN:
-                claim.closing_ms = None
+                claim.stop("hand-over", None, to)
             elif claim.stage is Stage.DRAINING and claim.reason == "hand-over" and claim.successor not in self._order:
                 claim.reopen()
-
-    def _grants_left(self, claim: Claim, now: Instant) -> bool:
-        """A3, at most once: what was granted is handed over before the partition is, for an interval at most."""
-        tracker = claim.tracker
-        if not isinstance(tracker, AtMostOnce):
-            return False
-        if claim.closing_ms is None:
-            claim.closing_ms = now.mono_ms
-        left = tracker.asked is not None or tracker.holds(tracker.delivered_to)
-        return left and now.mono_ms - claim.closing_ms < self.member.options.interval_ms
 
     def _warm(self, group: Group, out: Ready) -> None:
         """A3, the successor's side: fetches ahead what the target takes from a live owner for this member."""
@@ -322,25 +301,40 @@ class Intent:
                 out.warm.append((tp, position))
 
     def ask_grants(self, group: Group, now: Instant, out: Ready) -> None:
-        """D2: asks for the range that is fetched and not granted, one request per claim in flight."""
+        """D2: asks for the ranges that are fetched and not granted: one record for all claims, one at a time (T17)."""
+        if self._asking is not None:
+            if not self.again(self._asking[1], now):
+                return
+            self._asking = None
+            for claim in self.member.claims.values():
+                if isinstance(claim.tracker, AtMostOnce):
+                    claim.tracker.asked = None
+        ranges = []
         for claim in self.member.claims.values():
-            offer, tracker = claim.offer, claim.tracker
-            if offer is None or claim.stage is not Stage.OPEN or claim.closing_ms is not None:
-                continue
-            from_ = group.partitions[claim.tp].position
-            if offer[1] <= from_ or not isinstance(tracker, AtMostOnce):
-                continue  # nearly always all of it is granted
-            if tracker.asked is not None and not self._again(tracker.asked_ms, now):
-                continue
-            tracker.holds(tracker.delivered_to)  # drops grants that are used up
-            if len(tracker.grants) >= GRANTS_AHEAD:
-                continue
-            start = max(offer[0], from_)
-            to = min(offer[1], start + GRANT_OFFSETS_MAX)
-            if start >= to:
-                continue
-            tracker.asked, tracker.asked_ms = (from_, start, to), now.mono_ms
+            wanted = self._range_of(group, claim)
+            if wanted is not None:
+                ranges.append(wanted)
+                if len(ranges) == HEARTBEAT_ENTRIES_MAX:
+                    break
+        if ranges:
             nonce = self.member.pulse.new_nonce()
-            self._asked.setdefault(claim.epoch, set()).add((from_, start, to, nonce))
-            self._granted_to[claim.epoch] = max(to, self._granted_to.get(claim.epoch, NONE))
-            out.send.append(ClaimingMessages(self.member.session, claim.epoch, from_, start, to, nonce))
+            self._asking, self._grants[nonce] = (nonce, now.mono_ms), tuple(ranges)
+            if len(self._grants) > SENT_KEPT:
+                del self._grants[next(iter(self._grants))]
+            out.send.append(ClaimingMessages(self.member.session, tuple(ranges), nonce))
+
+    def _range_of(self, group: Group, claim: Claim) -> MessageRange | None:
+        """What is to be asked for in one claim; None nearly always, for all of its offer is granted."""
+        offer, tracker = claim.offer, claim.tracker
+        if offer is None or claim.stage is not Stage.OPEN or not isinstance(tracker, AtMostOnce):
+            return None
+        from_ = group.partitions[claim.tp].position
+        start = max(offer[0], from_)
+        to = min(offer[1], start + GRANT_OFFSETS_MAX)
+        if start >= to:
+            return None
+        tracker.holds(tracker.delivered_to)  # drops grants that are used up
+        if len(tracker.grants) >= GRANTS_AHEAD:
+            return None
+        tracker.asked = (from_, start, to)
+        return MessageRange(claim.epoch, from_, start, to)

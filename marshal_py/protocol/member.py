@@ -14,7 +14,6 @@ from marshal_py.errors import (
     GroupOpaque,
     MarshalError,
 )
-from marshal_py.protocol import codec
 from marshal_py.protocol.advisory import PROBE, Advisory
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.doubt import Doubt
@@ -38,10 +37,12 @@ from marshal_py.protocol.records import (
     StepDown,
     clipped,
 )
+from marshal_py.protocol.topics import Topics
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.watch import Watch
-from marshal_py.protocol.world import Group, World
+from marshal_py.protocol.world import Group, Partition, World
 
+HEARTBEAT_PROGRESS_BYTES = 800_000  # T11: the rest of a record fits into what is left of codec.VALUE_BYTES_MAX
 MIRROR_MS = 5_000  # how often accepted positions go to Kafka's committed offsets: its own auto-commit interval
 
 
@@ -56,6 +57,7 @@ class Member:
         self.third_ms = options.interval_ms // HEARTBEATS_PER_INTERVAL
         self.pulse = Pulse(options.interval_ms, draw)
         self.watch = Watch(options.interval_ms)
+        self.topics = Topics(self)
         self.intent = Intent(self)
         self.reading = Reading(self)
         self.doubt = Doubt(self)
@@ -152,9 +154,7 @@ class Member:
         """N11: goes on in another world, which is folded to the log's end: joins anew."""
         self.world = world
         world.watched.add(self.name)
-        counts = self.intent.counts
         self.intent, self.doubt, self.reading = Intent(self), Doubt(self), Reading(self)
-        self.intent.counts.update(counts)
         self.watch = Watch(self.options.interval_ms)
         live = self.group.sessions if self.group is not None else {}
         self.ghosts = {ghost: sent_ms for ghost, sent_ms in self.ghosts.items() if ghost in live}
@@ -167,14 +167,17 @@ class Member:
 
     def lose(self, claim: Claim, reason: str, kind: str = "lost", at: int = NONE) -> None:
         """The claim is over. `kind`: "released" if its Release was read; `at`: offset of the record that says so."""
-        self.drop_grants(claim)
+        if kind != "released":  # a Release gives back what was not handed over (F6.3)
+            self.drop_grants(claim)
         claim.seal(Stage.GONE)
         del self.claims[claim.epoch]
         self.out.lost.append((claim, reason))
         position = claim.released_position if kind == "released" else NONE
+        if kind == "released" and claim.parking:
+            kind, reason = "parked", claim.parking
         self.advise(kind, claim.tp, epoch=claim.epoch, offset=position, text=reason, at=at)
         group = self.group
-        if group is not None and reason != "session ended":
+        if group is not None and reason != "session ended" and not claim.parking:
             self._mirror_one(group, claim.tp)
 
     def drop_grants(self, claim: Claim) -> None:
@@ -302,7 +305,7 @@ class Member:
         self.out.send.append(
             Join(options.client_id, self.pulse.new_instance(now), options.mode, options.interval_ms, options.topics,
                  predecessor, options.member, options.capacity, options.claims_max, options.rank, options.priority,
-                 options.priority_group, 0, 0, codec.RECORD_VERSION, options.library)
+                 options.priority_group, 0, 0, options.reads_version, options.library)
         )  # fmt: skip
 
     def _live(self, group: Group, now: Instant) -> None:
@@ -318,12 +321,12 @@ class Member:
         if group.paused:
             for claim in self.claims.values():
                 claim.stop("paused", now.mono_ms + self.options.interval_ms)  # T12
-                self.drop_grants(claim)
             self._end_pause(group, now)
         for claim in self.claims.values():
             since_ms = claim.handler_since_ms()
             if since_ms is not None and now.mono_ms - since_ms >= self.options.handler_timeout_ms:
                 self._release_stuck(claim, now)
+        self.topics.park(group, now)
         self._release_drained(group, now)
         if self.retiring and not self.leaving:
             self._step_down(group, now)
@@ -349,22 +352,39 @@ class Member:
     def _release_drained(self, group: Group, now: Instant) -> None:
         for claim in self.claims.values():
             if claim.stage is Stage.DRAINING and claim.drained(now.mono_ms):
-                self.drop_grants(claim)
                 claim.seal(Stage.RELEASING)
+                claim.sealed_ms = now.mono_ms
                 claim.released_position = claim.position()
+                if isinstance(claim.tracker, AtMostOnce):
+                    claim.give = claim.tracker.handed_to
                 if claim.successor == NONE and self.leaving:
                     claim.successor = self.intent.heir(group, claim.tp)
             if claim.stage is Stage.RELEASING and (
                 claim.release_sent_ms is None or now.mono_ms - claim.release_sent_ms >= self.third_ms
             ):
                 claim.release_sent_ms = now.mono_ms
-                self.out.send.append(ReleasingPartition(self.session, claim.epoch, claim.released_position,
-                                                         claim.successor, claim.reason))  # fmt: skip
+                self.out.send.append(self._release(group, claim))
+
+    def _release(self, group: Group, claim: Claim) -> ReleasingPartition:
+        """F6.2: where the next owner goes on. F6.3: what was granted and not handed over is given back."""
+        tracker = claim.tracker
+        if isinstance(tracker, AtLeastOnce):
+            return ReleasingPartition(self.session, claim.epoch, claim.released_position, claim.successor, claim.reason,
+                                      attempts=tracker.deliveries(), in_flight=tracker.in_flight,
+                                      progress=tracker.progress(), parked=claim.parking)  # fmt: skip
+        return ReleasingPartition(self.session, claim.epoch, NONE, claim.successor, claim.reason,
+                                  group.partitions[claim.tp].position, claim.give, in_flight=tracker.in_flight,
+                                  parked=claim.parking)  # fmt: skip
 
     def _leave(self, now: Instant) -> None:
-        """The Leave follows the Releases: the log keeps their order, and so their positions."""
-        if any(claim.stage is not Stage.RELEASING for claim in self.claims.values()):
-            return
+        """The Leave follows the Releases: the log keeps their order, and so their positions.
+
+        One that gives back may be rejected, so a Leave waits until it was read, for an interval at most (T16).
+        """
+        for claim in self.claims.values():
+            gives_back = claim.give != NONE and now.mono_ms - claim.sealed_ms < self.options.interval_ms
+            if claim.stage is not Stage.RELEASING or gives_back:
+                return
         if self.leave_sent_ms is None or now.mono_ms - self.leave_sent_ms >= self.third_ms:
             self.leave_sent_ms = now.mono_ms
             self.out.send.append(Leave(self.session, self.leaving))
@@ -391,23 +411,36 @@ class Member:
         """T11: entries for what differs from the folded world; G4: the newest checkpoint."""
         self.urgent = False
         entries: list[ClaimState] = []
+        size_bytes = 0
         claims = list(self.claims.values())
         first, self._entries_first = self._entries_first, 0
         for at, claim in enumerate(claims[first:] + claims[:first], first):
-            if len(entries) == HEARTBEAT_ENTRIES_MAX:
+            if len(entries) == HEARTBEAT_ENTRIES_MAX or size_bytes > HEARTBEAT_PROGRESS_BYTES:
                 self._entries_first = at % len(claims)  # the rest goes first into the next one
                 break
-            if not isinstance(claim.tracker, AtLeastOnce):
-                continue  # a claim whose Release is on its way is named like any other: the Release may be lost
-            partition = group.partitions[claim.tp]
-            position, attempts = claim.tracker.position(), claim.tracker.attempts()
-            if position != partition.position or attempts != partition.attempts:
-                lag, in_flight = claim.lag(position), claim.tracker.in_flight
-                entries.append(ClaimState(claim.epoch, position, lag, in_flight, attempts))
+            # A claim whose Release is on its way is named like any other: the Release may be lost.
+            entry = self._entry(group.partitions[claim.tp], claim)
+            if entry is not None:
+                entries.append(entry)
+                size_bytes += len(entry.progress)
         pause = PauseWaited(group.pause_change, self.watch.pause_waited_ms()) if group.paused else None
         ready, digest = self.intent.ready(group), self.world.checkpoints.get(self.name)
         sequence = self.pulse.new_sequence(now)
         self.out.send.append(Heartbeat(self.session, sequence, tuple(entries), ready, pause, digest))
+
+    def _entry(self, partition: Partition, claim: Claim) -> ClaimState | None:
+        """What the world does not know yet of a claim; None if it knows all."""
+        tracker = claim.tracker
+        if isinstance(tracker, AtMostOnce):
+            lag, in_flight = claim.lag(tracker.delivered_to), tracker.in_flight
+            changed = (lag, in_flight) != (partition.lag, partition.in_flight)
+            return ClaimState(claim.epoch, partition.position, lag, in_flight) if changed else None
+        position = tracker.position()
+        entry = ClaimState(claim.epoch, position, claim.lag(position), tracker.in_flight, tracker.attempts(),
+                           tracker.progress())  # fmt: skip
+        held = ClaimState(claim.epoch, partition.position, partition.lag, partition.in_flight, partition.attempts,
+                          partition.progress)  # fmt: skip
+        return entry if entry != held else None
 
     def mirror(self, group: Group, now: Instant) -> None:
         """D7: positions that the log has accepted, every MIRROR_MS."""
@@ -415,7 +448,8 @@ class Member:
             return
         self._mirror_due_ms = now.mono_ms + MIRROR_MS
         for claim in self.claims.values():
-            self._mirror_one(group, claim.tp)
+            if not claim.parking:  # of a topic that was made anew this is no position
+                self._mirror_one(group, claim.tp)
 
     def _mirror_one(self, group: Group, tp: TopicPartition) -> None:
         position = group.partitions[tp].position

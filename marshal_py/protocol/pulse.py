@@ -15,6 +15,7 @@ from marshal_py.protocol.lease import Lease
 HEARTBEATS_PER_INTERVAL = 3  # T9: two may be lost or late before the fence falls
 QUIET_INTERVALS = 4  # T10: long enough for a waiter (2) with ranks and steps to evict in between
 SENT_KEPT = 4_096  # heartbeats whose send time is kept: 45 minutes at the default interval
+NONCE_RANDOM_BITS = 32  # low bits of a nonce, for the same reason
 RANDOM_BITS = 20  # low bits of a sequence: a cloned machine goes on with the same counter, not with the same bits
 
 
@@ -50,6 +51,7 @@ class Pulse:
         self._draw = draw
         self._sent: dict[int, Instant] = {}
         self._counter = 0
+        self._nonces = 0
         self._probes: dict[str, Instant] = {}
         self._probe_sent: Instant | None = None
         self._probe_read = False
@@ -80,8 +82,9 @@ class Pulse:
         return sequence
 
     def new_nonce(self) -> int:
-        """Fresh random bits for a ClaimingMessages: a cloned machine draws others (D2)."""
-        return int.from_bytes(self._draw(8), "big") >> 1
+        """For a ClaimingMessages: greater than all before, with random bits that a cloned machine draws anew (D2)."""
+        self._nonces += 1
+        return self._nonces << NONCE_RANDOM_BITS | int.from_bytes(self._draw(4), "big")
 
     def new_probe(self, now: Instant) -> str:
         """The text of a probe Note that is about to be sent."""

@@ -11,7 +11,14 @@ from collections.abc import Callable
 from typing import Any, Final
 from zlib import crc32
 
-from marshal_py.errors import EnvelopeUnknown, HistoryRestarted, LogGap, ProtocolUnknown, TopicRecreated
+from marshal_py.errors import (
+    EnvelopeUnknown,
+    HistoryRestarted,
+    LogGap,
+    ProtocolOutdated,
+    ProtocolUnknown,
+    TopicRecreated,
+)
 from marshal_py.protocol.codec import ENVELOPE_VERSION, RECORD_VERSION, TYPE_MAX, decode_body, open_envelope
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import (
@@ -26,9 +33,11 @@ from marshal_py.protocol.records import (
     Heartbeat,
     Join,
     Leave,
+    MessageRange,
     Note,
     ReleaseGroup,
     ReleasingPartition,
+    SeekingPartition,
     SetPosition,
     Snapshot,
     StepDown,
@@ -38,7 +47,7 @@ from marshal_py.protocol.routing import HASH_NAME, route
 from marshal_py.protocol.verdict import Outcome, Verdict
 from marshal_py.protocol.world import Group, Partition, Session, Topic, World, hash64
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 
 _ACCEPTED: Final = Outcome.ACCEPTED  # an enum looks its members up at every use
 _REJECTED: Final = Outcome.REJECTED
@@ -91,6 +100,8 @@ def _judge(world: World, offset: int, value: bytes | None) -> Verdict:
     if group.config is not None and group.config.deleted and not isinstance(record, GroupConfig | Note):
         return Verdict(offset, _REJECTED, "deleted", name, record)
     reason = rule(group, offset, record, body)
+    if not isinstance(reason, str):  # the ranges of a ClaimingMessages that were granted (F5.2)
+        return Verdict(offset, _ACCEPTED, "", name, record, reason)
     if reason:
         return Verdict(offset, _REJECTED, reason, name, record)
     if not known and not isinstance(record, Note):  # F10.1: a Note does not even create its group
@@ -120,11 +131,18 @@ def _judge_unowned(world: World, offset: int, record: Genesis | Snapshot, envelo
         raise TopicRecreated(world.log, world.expected.hex(), record.incarnation.hex())
     if record.hash != HASH_NAME:
         raise ProtocolUnknown(world.log, "hash", record.hash)
-    if record.protocol > PROTOCOL_VERSION:
-        raise ProtocolUnknown(world.log, "protocol version", record.protocol)
+    check_protocol(world.log, record)
     world.genesis = record
     world.crc_seed = crc32(record.incarnation)
     return Verdict(offset, _ACCEPTED, "", "", record)
+
+
+def check_protocol(log: int, genesis: Genesis) -> None:
+    """L6. Raises ProtocolOutdated or ProtocolUnknown if the log is of another protocol version than this library."""
+    if genesis.protocol < PROTOCOL_VERSION:
+        raise ProtocolOutdated(log, genesis.protocol, PROTOCOL_VERSION)
+    if genesis.protocol > PROTOCOL_VERSION:
+        raise ProtocolUnknown(log, "protocol version", genesis.protocol)
 
 
 # --- what rules share
@@ -140,19 +158,19 @@ def _partition(group: Group, tp: TopicPartition) -> Partition:
     """The state of a partition, made when first named."""
     found = group.partitions.get(tp)
     if found is None:
-        found = group.partitions[tp] = Partition(tp, hash64(tp.topic.encode()))
+        found = group.partitions[tp] = Partition(tp, hash64(tp.topic.encode()), generation=group.deleted_at + 1)
     return found
 
 
 def _free(group: Group, partition: Partition, successor: int) -> None:
-    """Takes a claim from its owner (F3.3, F6.2); position, generation, version and figures stay."""
+    """Takes a claim from its owner (F3.3, F6.4); position, generation, version, figures and progress stay."""
     session = group.sessions[partition.owner]
     session.epochs.discard(partition.epoch)
     if partition.tp.partition >= 0:
         session.held -= 1
     del group.claims[partition.epoch]
     partition.last_owner = partition.owner
-    partition.owner = partition.epoch = NONE
+    partition.owner = partition.epoch = partition.began = NONE
     partition.successor = successor
     _reshape(group, partition)
 
@@ -166,13 +184,19 @@ def _end_session(group: Group, session: Session) -> None:
     group.shape += 1
 
 
+def _begin_generation(group: Group, partition: Partition) -> None:
+    """A new generation (PROTOCOL.md 5): what was told of the old one does not count any more."""
+    partition.generation += 1
+    partition.lag = partition.in_flight = partition.attempts = 0
+    partition.progress, partition.parked = b"", ""
+    _reshape(group, partition)
+
+
 def _forget_position(group: Group, partition: Partition, offset: int) -> None:
     """F9.2: the position is gone, and records that still name the old version are stale."""
     partition.position = NONE
-    partition.generation += 1
     partition.version = offset
-    partition.lag = partition.in_flight = partition.attempts = 0
-    _reshape(group, partition)
+    _begin_generation(group, partition)
 
 
 def _claim_of(group: Group, session_id: int, epoch: int) -> Partition | None:
@@ -225,10 +249,11 @@ def _heartbeat(group: Group, offset: int, record: Heartbeat, body: bytes) -> str
             if entry.position < partition.position:
                 continue
             partition.position = entry.position
-        partition.lag, partition.in_flight, partition.attempts = entry.lag, entry.in_flight, entry.attempts
+            partition.attempts, partition.progress = entry.attempts, entry.progress
+        partition.lag, partition.in_flight = entry.lag, entry.in_flight
         dirty.add(partition)
-    if record.ready != session.ready:
-        session.ready = record.ready
+    if record.ready != session.ready or record.idle_ms != session.idle_ms:
+        session.ready, session.idle_ms = record.ready, record.idle_ms
         dirty.add(session)
     return ""
 
@@ -263,6 +288,8 @@ def _claim_partition(group: Group, offset: int, record: ClaimingPartition, body:
     if not group.partition_exists(tp):
         return "topology"
     known = group.partitions.get(tp)
+    if known is not None and known.parked:
+        return "parked"
     if known is not None and known.owner != NONE:
         return "held"
     if record.observed != (NONE if known is None else known.version):
@@ -280,25 +307,33 @@ def _claim_partition(group: Group, offset: int, record: ClaimingPartition, body:
     session.epochs.add(offset)
     if tp.partition >= 0:
         session.held += 1
+        partition.began = partition.position
+        partition.attempts += group.mode == AT_LEAST_ONCE
     _reshape(group, partition)
     return ""
 
 
-def _claim_messages(group: Group, offset: int, record: ClaimingMessages, body: bytes) -> str:
+def _claim_messages(group: Group, offset: int, record: ClaimingMessages, body: bytes) -> str | tuple[int, ...]:
+    """The indexes of the ranges that are granted, or the reason why none is."""
     if record.session not in group.sessions:
         return "session"
-    partition = _claim_of(group, record.session, record.epoch)
-    if partition is None or partition.tp.partition < 0:
-        return "claim"
     if group.mode != AT_MOST_ONCE:
         return "mode"
     if group.pause_duration_ms:
         return "paused"
-    if record.from_ != partition.position:
+    refusals = [_claim_range(group, record.session, wanted) for wanted in record.ranges]
+    return tuple([index for index, reason in enumerate(refusals) if not reason]) or refusals[0]
+
+
+def _claim_range(group: Group, session: int, wanted: MessageRange) -> str:
+    partition = _claim_of(group, session, wanted.epoch)
+    if partition is None or partition.tp.partition < 0:
+        return "claim"
+    if wanted.from_ != partition.position:
         return "from"
-    if not record.from_ <= record.start < record.to or record.to - record.start > GRANT_OFFSETS_MAX:
+    if not wanted.from_ <= wanted.start < wanted.to or wanted.to - wanted.start > GRANT_OFFSETS_MAX:
         return "range"
-    partition.position = record.to
+    partition.position = wanted.to
     group.dirty.add(partition)
     return ""
 
@@ -309,10 +344,44 @@ def _release_partition(group: Group, offset: int, record: ReleasingPartition, bo
     partition = _claim_of(group, record.session, record.epoch)
     if partition is None:
         return "claim"
-    if group.mode == AT_LEAST_ONCE and partition.tp.partition >= 0:
-        partition.position = max(partition.position, record.position)
+    if partition.tp.partition >= 0:
+        if group.mode == AT_MOST_ONCE:
+            if record.observed != NONE:
+                if record.observed != partition.position:
+                    return "observed"
+                if not partition.began <= record.give <= partition.position:
+                    return "range"
+                partition.position = record.give
+            partition.in_flight = record.in_flight
+        elif record.position >= partition.position:
+            partition.position = record.position
+            partition.attempts, partition.in_flight = record.attempts, record.in_flight
+            partition.progress = record.progress
+        partition.parked = record.parked
     _free(group, partition, record.successor)
     partition.version = offset
+    return ""
+
+
+def _seek_partition(group: Group, offset: int, record: SeekingPartition, body: bytes) -> str:
+    session = group.sessions.get(record.session)
+    if session is None:
+        return "session"
+    partition = _claim_of(group, record.session, record.epoch)
+    if partition is None or partition.tp.partition < 0:
+        return "claim"
+    if group.mode != AT_LEAST_ONCE:
+        return "mode"
+    if group.pause_duration_ms:
+        return "paused"
+    _begin_generation(group, partition)
+    partition.position = partition.began = record.position
+    partition.attempts = 1
+    del group.claims[partition.epoch]
+    session.epochs.discard(partition.epoch)
+    partition.epoch = partition.version = offset
+    group.claims[offset] = partition
+    session.epochs.add(offset)
     return ""
 
 
@@ -349,10 +418,8 @@ def _set_position(group: Group, offset: int, record: SetPosition, body: bytes) -
     for move, tp in zip(record.moves, targets, strict=True):
         partition = _partition(group, tp)
         partition.position = move.position
-        partition.generation += 1
         partition.version = offset
-        partition.lag = partition.in_flight = partition.attempts = 0
-        group.dirty.add(partition)
+        _begin_generation(group, partition)
     if record.resume:
         group.pause_duration_ms = 0
         group.pause_change = offset
@@ -362,26 +429,34 @@ def _set_position(group: Group, offset: int, record: SetPosition, body: bytes) -
 
 def _topology(group: Group, offset: int, record: Topology, body: bytes) -> str:
     topic = group.topics.get(record.topic)
-    if record.observed != (NONE if topic is None else topic.offset):
+    if record.observed != group.topology_offset(record.topic):
         return "observed"
     if topic is None:
-        topic = Topic(hash64(record.topic.encode()), record.partitions, record.partitions, offset)
+        topic = Topic(hash64(record.topic.encode()), record.partitions, record.partitions, offset, record.topic_id)
         group.topics[record.topic] = topic
         _reshape(group, topic)
         return ""
-    if record.partitions == topic.count:
+    new_id = record.topic_id not in ("", topic.id)
+    if record.partitions == topic.count and not new_id:
         return "same"
-    if record.partitions < topic.count:
-        if not group.paused or record.token != group.pause_change:
-            return "token"
-        cut = [p for p in group.partitions.values() if p.tp.topic == record.topic
-               and p.tp.partition >= record.partitions]  # fmt: skip
-        if any(p.owner != NONE for p in cut):
+    recreated = new_id and topic.id != ""
+    fewer = record.partitions < topic.count and not recreated
+    guarded = fewer or (recreated and group.config is not None and group.config.on_topic_recreated == "fail")
+    if guarded and not (group.paused and record.token == group.pause_change):
+        return "token"
+    if fewer or recreated:
+        least = NONE if recreated else record.partitions  # F9.10: all of the topic, the claim of the whole topic too
+        gone = [p for p in group.partitions.values() if p.tp.topic == record.topic and p.tp.partition >= least]
+        if any(p.owner != NONE for p in gone):
             return "held"
-        for partition in cut:
-            _forget_position(group, partition, offset)
-    topic.count = record.partitions
-    topic.offset = offset
+        for partition in gone:
+            if partition.tp.partition >= 0:
+                _forget_position(group, partition, offset)
+    topic.count, topic.offset = record.partitions, offset
+    if recreated:
+        topic.first_count = 0
+    if new_id:
+        topic.id = record.topic_id
     _reshape(group, topic)
     return ""
 
@@ -401,15 +476,9 @@ def _group_config(group: Group, offset: int, record: GroupConfig, body: bytes) -
             _end_session(group, session)
         for partition in group.partitions.values():
             if partition.tp.partition >= 0:
-                partition.generation += 1
-                group.dirty.add(partition)
+                _begin_generation(group, partition)
     if record.deleted:
-        group.mode = 0
-        if group.paused:
-            group.pause_change, group.pause_duration_ms = offset, 0
-        for partition in group.partitions.values():
-            if partition.tp.partition >= 0:
-                _forget_position(group, partition, offset)
+        _forget_everything(group, offset)
     elif record.mode:
         group.mode = record.mode
     for session in group.sessions.values():
@@ -419,6 +488,18 @@ def _group_config(group: Group, offset: int, record: GroupConfig, body: bytes) -
     group.config, group.config_body, group.config_hash, group.config_offset = record, body, hash64(body), offset
     _reshape(group, group)
     return ""
+
+
+def _forget_everything(group: Group, offset: int) -> None:
+    """F9.5: what is left of a deleted group is its name, the record, and the offset that makes older copies stale."""
+    for topic in group.topics.values():
+        group.forget_entry(topic)
+    for partition in group.partitions.values():
+        group.forget_entry(partition)
+    group.topics.clear()
+    group.partitions.clear()
+    group.mode = group.pause_duration_ms = 0
+    group.pause_change = group.deleted_at = offset
 
 
 def _step_down(group: Group, offset: int, record: StepDown, body: bytes) -> str:
@@ -436,7 +517,7 @@ def _note(group: Group, offset: int, record: Note, body: bytes) -> str:
     return ""
 
 
-_RULES: Final[tuple[Callable[[Group, int, Any, bytes], str] | None, ...]] = (
+_RULES: Final[tuple[Callable[[Group, int, Any, bytes], str | tuple[int, ...]] | None, ...]] = (
     None, _join, _heartbeat, _leave, _evict, _claim_partition, _release_partition, _claim_messages, _release_group,
-    _set_position, _topology, _group_config, _step_down, _note, None,
+    _set_position, _topology, _group_config, _step_down, _note, None, _seek_partition,
 )  # fmt: skip  # by type number; Genesis and Snapshot have no rule under a group id (E2)

@@ -34,6 +34,7 @@ from marshal_py.protocol.records import (
     Record,
     ReleaseGroup,
     ReleasingPartition,
+    SeekingPartition,
     SetPosition,
     Topology,
 )
@@ -78,6 +79,10 @@ class Reading:
                 claim = member.claims.get(record.epoch)
                 if claim is not None and claim.stage is not Stage.RELEASING:
                     self._cloned(verdict.offset)
+                elif claim is not None and not verdict.accepted:
+                    claim.release_sent_ms = None  # a grant was read meanwhile: again, with the position of now (T16)
+            case SeekingPartition() if record.session == member.session:
+                self._cloned(verdict.offset)
             case ClaimingMessages() if record.session == member.session:
                 self._read_grant(record, verdict, now)
             case Leave() if record.session == member.session and member.leave_sent_ms is None:
@@ -98,6 +103,8 @@ class Reading:
     def _read_news(self, record: Record, at: int) -> None:
         """What admins did to the group, as far as it concerns this client's topics."""
         member = self.member
+        if isinstance(record, Topology):
+            member.topics.read(record)
         for kind, tp, to, text in self._news.read(record):
             if tp is None or tp.topic in member.options.topics:
                 topic, partition = tp if tp is not None else ("", NONE)
@@ -168,33 +175,34 @@ class Reading:
         member.take_overs += partition.last_owner in self._evicted
         tracker: AtLeastOnce | AtMostOnce
         if group.mode == AT_LEAST_ONCE:
-            tracker = AtLeastOnce(partition.position, partition.attempts)
+            tracker = AtLeastOnce(partition.position, partition.attempts - 1, partition.in_flight, partition.progress)
         else:
             tracker = AtMostOnce(partition.position)
         claim = Claim(tp, verdict.offset, partition.generation, tracker)
         member.claims[verdict.offset] = claim
-        if member.leaving or member.intent.shuns(tp):
-            claim.stop("unwanted", 0)  # a late copy won: let it go at once (T17)
+        claim.parking = member.topics.unfit(group, tp)
+        if claim.parking or member.leaving or member.intent.shuns(tp):
+            claim.stop("parked" if claim.parking else "unwanted", 0)  # unwanted: a late copy won (T17)
             return
         member.out.claimed.append(claim)
         member.advise("claimed", tp, epoch=verdict.offset, offset=partition.position, at=verdict.offset)
 
     def _read_grant(self, record: ClaimingMessages, verdict: Verdict, now: Instant) -> None:
         member = self.member
-        claim = member.claims.get(record.epoch)
-        if claim is None:
-            return  # of an earlier claim, whose grants were dropped and counted when it ended
-        if not member.intent.grant_read(record, verdict.accepted):
+        if not member.intent.grants_read(record, verdict.accepted):
             self._cloned(verdict.offset)
             return
-        assert isinstance(claim.tracker, AtMostOnce)
-        if verdict.accepted:
-            claim.tracker.granted(record.start, record.to)
-            fenced = not member.pulse.lease.valid(now) and not member.options.deliver_late
-            if claim.stage is not Stage.OPEN or fenced:
-                member.drop_grants(claim)
-        elif claim.tracker.asked == (record.from_, record.start, record.to):
-            claim.tracker.asked = None
+        for index, wanted in enumerate(record.ranges):
+            claim = member.claims.get(wanted.epoch)
+            if claim is None:
+                continue  # of an earlier claim, whose grants were dropped and counted, or given back, when it ended
+            assert isinstance(claim.tracker, AtMostOnce)
+            if index in verdict.granted:
+                claim.tracker.granted(wanted.start, wanted.to)
+                if not claim.sealed and not member.pulse.lease.valid(now) and not member.options.deliver_late:
+                    member.drop_grants(claim)
+            elif claim.tracker.asked == (wanted.from_, wanted.start, wanted.to):
+                claim.tracker.asked = None
 
     def _settle(self, group: Group, verdict: Verdict, now: Instant) -> None:
         """The world changed shape: what of mine is gone?"""

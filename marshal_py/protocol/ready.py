@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from marshal_py.errors import MarshalError
 from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.assignment import DEFAULT_POLICY
+from marshal_py.protocol.codec import RECORD_VERSION
 from marshal_py.protocol.holdings import Claim
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import AT_LEAST_ONCE, Record
@@ -37,6 +38,8 @@ class MemberOptions(Struct, frozen=True, kw_only=True):
     handler_timeout_ms: int = 300_000
     fast_reclaim: bool = False
     deliver_late: bool = False
+    on_topic_recreated: str = "fail"  # or "earliest"; where the group's config is silent (D10)
+    reads_version: int = RECORD_VERSION
     library: str = ""
 
 

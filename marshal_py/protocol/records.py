@@ -5,7 +5,7 @@ Bounds are checked when a record is decoded and when codec.encode writes one; fi
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
@@ -15,8 +15,9 @@ PARTITION_MAX: Final = 99_999  # far above Kafka's practical limits, far below w
 INTERVAL_MS_MIN: Final = 1_000
 INTERVAL_MS_MAX: Final = 600_000
 PAUSE_MS_MAX: Final = 86_400_000  # a day: whoever needs longer renews
-GRANT_OFFSETS_MAX: Final = 1_000_000  # F5.1: bounds what one record can lose at most once
+GRANT_OFFSETS_MAX: Final = 1_000_000  # F5.1: bounds what one range can lose at most once
 HEARTBEAT_ENTRIES_MAX: Final = 10_000  # about 200 KB, well below a broker's default message limit
+PROGRESS_BYTES_MAX: Final = 512  # at least 80 ranges; a snapshot holds one per partition
 
 AT_LEAST_ONCE: Final = 1
 AT_MOST_ONCE: Final = 2
@@ -36,6 +37,7 @@ Partition = Annotated[int, Meta(ge=0, le=PARTITION_MAX)]
 Partitions = Annotated[int, Meta(ge=1, le=PARTITION_MAX + 1)]
 Byte = Annotated[int, Meta(ge=1, le=255)]
 Small = Annotated[int, Meta(ge=0, le=100_000)]
+Progress = Annotated[bytes, Meta(max_length=PROGRESS_BYTES_MAX)]  # protocol/progress.py reads and writes it
 
 
 def check_lengths(*texts: str) -> None:
@@ -58,6 +60,16 @@ class ClaimState(Struct, array_like=True, frozen=True, gc=False):
     lag: Count = 0
     in_flight: Count = 0
     attempts: Count = 0
+    progress: Progress = b""
+
+
+class MessageRange(Struct, array_like=True, frozen=True, gc=False):
+    """What a ClaimingMessages asks for in one partition (F5.1). `from_` is the wire's `from`."""
+
+    epoch: Offset
+    from_: Offset
+    start: Offset
+    to: Offset
 
 
 class PauseWaited(Struct, array_like=True, frozen=True, gc=False):
@@ -129,9 +141,10 @@ class Join(Struct, array_like=True, frozen=True, tag=1):
     min_ack_pending: Count = 0
     reads_version: Byte = 1
     library: Text = ""
+    witness: Text = ""
 
     def __post_init__(self) -> None:
-        check_lengths(self.client_id, self.member, self.priority_group, self.library, *self.topics)
+        check_lengths(self.client_id, self.member, self.priority_group, self.library, self.witness, *self.topics)
 
 
 class Heartbeat(Struct, array_like=True, frozen=True, tag=2, gc=False):
@@ -143,6 +156,7 @@ class Heartbeat(Struct, array_like=True, frozen=True, tag=2, gc=False):
     ready: Annotated[tuple[Offset, ...], Meta(max_length=HEARTBEAT_ENTRIES_MAX)] = ()
     pause: PauseWaited | None = None
     digest: Checkpoint | None = None
+    idle_ms: Ms = 0
 
 
 class Leave(Struct, array_like=True, frozen=True, tag=3):
@@ -183,26 +197,29 @@ class ClaimingPartition(Struct, array_like=True, frozen=True, tag=5):
 
 
 class ReleasingPartition(Struct, array_like=True, frozen=True, tag=6):
-    """Lets a claim go at a position (rule 6)."""
+    """Lets a claim go at a position, gives grants back, parks the partition (rule 6)."""
 
     session: Offset
     epoch: Offset
     position: OffsetOrNone
     successor: OffsetOrNone = -1
     reason: Text = ""
+    observed: OffsetOrNone = -1
+    give: OffsetOrNone = -1
+    attempts: Count = 0
+    in_flight: Count = 0
+    progress: Progress = b""
+    parked: Text = ""
 
     def __post_init__(self) -> None:
-        check_lengths(self.reason)
+        check_lengths(self.reason, self.parked)
 
 
-class ClaimingMessages(Struct, array_like=True, frozen=True, tag=7, gc=False):
-    """Asks for the once-only grant of [start, to) (rule 5). `from_` is the wire's `from`."""
+class ClaimingMessages(Struct, array_like=True, frozen=True, tag=7):
+    """Asks for the once-only grants of one range in each of some partitions (rule 5)."""
 
     session: Offset
-    epoch: Offset
-    from_: Offset
-    start: Offset
-    to: Offset
+    ranges: Annotated[tuple[MessageRange, ...], Meta(min_length=1, max_length=HEARTBEAT_ENTRIES_MAX)]
     nonce: Offset = 0
 
 
@@ -234,16 +251,17 @@ class SetPosition(Struct, array_like=True, frozen=True, tag=9):
 
 
 class Topology(Struct, array_like=True, frozen=True, tag=10):
-    """How many partitions a topic has (F9.1-F9.3)."""
+    """How many partitions a topic has, and its id in the cluster, "" if that is not known (F9.1-F9.3, F9.10)."""
 
     topic: Id
     partitions: Partitions
     observed: OffsetOrNone
     token: OffsetOrNone = -1
     by: Text = ""
+    topic_id: Text = ""
 
     def __post_init__(self) -> None:
-        check_lengths(self.topic, self.by)
+        check_lengths(self.topic, self.by, self.topic_id)
 
 
 class GroupConfig(Struct, array_like=True, frozen=True, tag=11):
@@ -265,6 +283,10 @@ class GroupConfig(Struct, array_like=True, frozen=True, tag=11):
     max_bytes: Count = 0
     max_deliver: Count = 0
     by: Text = ""
+    on_topic_recreated: Literal["", "fail", "earliest"] = ""
+    failover_ms: Ms = 0
+    lag_weighted: bool = False
+    release_behind_ms: Ms = 0
 
     def __post_init__(self) -> None:
         check_lengths(self.policy, self.ack_policy, self.by, *self.priority_groups, *self.members)
@@ -310,12 +332,20 @@ class Snapshot(Struct, array_like=True, frozen=True, tag=14):
     data: bytes
 
 
+class SeekingPartition(Struct, array_like=True, frozen=True, tag=15, gc=False):
+    """Moves the position of a claim by its owner; the claim goes on under the offset of this record (F6.6)."""
+
+    session: Offset
+    epoch: Offset
+    position: Offset
+
+
 Record = (
     Genesis | Join | Heartbeat | Leave | Evict | ClaimingPartition | ReleasingPartition | ClaimingMessages
-    | ReleaseGroup | SetPosition | Topology | GroupConfig | StepDown | Note | Snapshot
+    | ReleaseGroup | SetPosition | Topology | GroupConfig | StepDown | Note | Snapshot | SeekingPartition
 )
 
 RECORD_TYPES: Final[tuple[type[Record], ...]] = (
     Genesis, Join, Heartbeat, Leave, Evict, ClaimingPartition, ReleasingPartition, ClaimingMessages,
-    ReleaseGroup, SetPosition, Topology, GroupConfig, StepDown, Note, Snapshot,
+    ReleaseGroup, SetPosition, Topology, GroupConfig, StepDown, Note, Snapshot, SeekingPartition,
 )  # the index is the type number of PROTOCOL.md 4.2

@@ -17,6 +17,7 @@ from msgspec.msgpack import Decoder, Encoder
 from marshal_py.errors import TopicRecreated
 from marshal_py.protocol.codec import decode_body
 from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.rationalizer import check_protocol
 from marshal_py.protocol.records import (
     RECORD_TYPES,
     Bytes16,
@@ -29,6 +30,8 @@ from marshal_py.protocol.records import (
     OffsetOrNone,
     PartitionOrWhole,
     Partitions,
+    Progress,
+    Small,
     Snapshot,
     Text,
 )
@@ -44,7 +47,7 @@ from marshal_py.protocol.world import (
     hash64,
 )
 
-STATE_FORMAT: Final = 1  # N2: a reader passes over snapshots of a format that it does not know
+STATE_FORMAT: Final = 2  # N2: a reader passes over snapshots of a format that it does not know
 CHUNK_BYTES: Final = 500_000  # half of a broker's default limit of 1 MiB: the envelope and a batch's framing fit
 SHELF_MAX: Final = 32  # snapshots, and witnesses, remembered at a time: a log has few; nonsense must not cost more
 K = TypeVar("K")
@@ -57,8 +60,9 @@ _PART = Pack("<qQQ").pack
 class _Topic(Struct, array_like=True, frozen=True):
     name: Id
     count: Partitions
-    first_count: Partitions
+    first_count: Small  # 0 after another id was accepted (F9.10)
     offset: Offset
+    id: Text
 
 
 class _Session(Struct, array_like=True, frozen=True):
@@ -67,6 +71,7 @@ class _Session(Struct, array_like=True, frozen=True):
     extended: Offset
     mark: OffsetOrNone
     ready: tuple[Offset, ...]
+    idle_ms: Count
 
 
 class _Partition(Struct, array_like=True, frozen=True):
@@ -82,6 +87,9 @@ class _Partition(Struct, array_like=True, frozen=True):
     lag: Count
     in_flight: Count
     attempts: Count
+    began: OffsetOrNone
+    progress: Progress
+    parked: Text
 
 
 class _Group(Struct, array_like=True, frozen=True):
@@ -91,6 +99,7 @@ class _Group(Struct, array_like=True, frozen=True):
     pause_duration_ms: Count
     config_offset: OffsetOrNone
     config: bytes
+    deleted_at: OffsetOrNone
     topics: tuple[_Topic, ...]
     sessions: tuple[_Session, ...]
     partitions: tuple[_Partition, ...]
@@ -162,16 +171,16 @@ def state_of(world: World) -> bytes | None:
 
 def _packed(group: Group) -> _Group:
     # A str sorts by code points, which is the order of its utf-8 bytes.
-    topics = tuple(_Topic(name, t.count, t.first_count, t.offset) for name, t in sorted(group.topics.items()))
-    sessions = tuple(_Session(s.id, s.join_body, s.extended, s.mark, s.ready)
+    topics = tuple(_Topic(name, t.count, t.first_count, t.offset, t.id) for name, t in sorted(group.topics.items()))
+    sessions = tuple(_Session(s.id, s.join_body, s.extended, s.mark, s.ready, s.idle_ms)
                      for _, s in sorted(group.sessions.items()))  # fmt: skip
     partitions = tuple(
         _Partition(*p.tp, p.owner, p.epoch, p.position, p.generation, p.version, p.last_owner, p.successor, p.lag,
-                   p.in_flight, p.attempts)
+                   p.in_flight, p.attempts, p.began, p.progress, p.parked)
         for _, p in sorted(group.partitions.items())
     )  # fmt: skip
     return _Group(group.name, group.mode, group.pause_change, group.pause_duration_ms, group.config_offset,
-                  group.config_body, topics, sessions, partitions)  # fmt: skip
+                  group.config_body, group.deleted_at, topics, sessions, partitions)  # fmt: skip
 
 
 # --- bytes as a world
@@ -180,12 +189,14 @@ def _packed(group: Group) -> _Group:
 def load(stored: Stored, log: int, root: Genesis | None = None, expected: bytes | None = None) -> World | None:
     """The world as it was at the snapshot's checkpoint, None if the snapshot is not sound (N4).
 
-    Raises TopicRecreated if it names another incarnation than the reader knows (L6).
+    Raises TopicRecreated if it names another incarnation than the reader knows, ProtocolOutdated or ProtocolUnknown if
+    it is of a log of another protocol (L6).
     """
     incarnation = stored.genesis.incarnation
     known = expected if root is None else root.incarnation
     if known is not None and incarnation != known:
         raise TopicRecreated(log, known.hex(), incarnation.hex())
+    check_protocol(log, stored.genesis)
     try:
         state = _DECODER.decode(stored.data)
     except (DecodeError, ValueError):
@@ -209,6 +220,7 @@ def _group(packed: _Group, at: int) -> Group | None:
     """None for what no fold could have come to: readers rely on it (W1 to W7 of world.py)."""
     group = Group(packed.name)
     group.mode, group.pause_change, group.pause_duration_ms = packed.mode, packed.pause_change, packed.pause_duration_ms
+    group.deleted_at = packed.deleted_at
     if packed.config_offset != NONE:
         config = decode_body(_CONFIG, packed.config)
         if not isinstance(config, GroupConfig):
@@ -217,13 +229,13 @@ def _group(packed: _Group, at: int) -> Group | None:
         group.config_hash = hash64(packed.config)
     for topic in packed.topics:
         name_hash = hash64(topic.name.encode())
-        group.topics[topic.name] = Topic(name_hash, topic.count, topic.first_count, topic.offset)
+        group.topics[topic.name] = Topic(name_hash, topic.count, topic.first_count, topic.offset, topic.id)
     for kept in packed.sessions:
         join = decode_body(_JOIN, kept.join)
         if not isinstance(join, Join):
             return None
         group.sessions[kept.id] = Session(kept.id, join, kept.join, hash64(kept.join), kept.extended, kept.mark,
-                                          kept.ready)  # fmt: skip
+                                          kept.ready, kept.idle_ms)  # fmt: skip
     group.partitions = {partition.tp: partition for partition in _partitions(packed)}
     owned = [partition for partition in group.partitions.values() if partition.owner != NONE]
     for partition in sorted(owned, key=lambda partition: partition.epoch):  # the order in which a fold meets them
@@ -240,7 +252,8 @@ def _group(packed: _Group, at: int) -> Group | None:
 def _partitions(packed: _Group) -> Iterator[Partition]:
     for p in packed.partitions:
         yield Partition(TopicPartition(p.topic, p.partition), hash64(p.topic.encode()), p.owner, p.epoch, p.position,
-                        p.generation, p.version, p.last_owner, p.successor, p.lag, p.in_flight, p.attempts)  # fmt: skip
+                        p.generation, p.version, p.last_owner, p.successor, p.lag, p.in_flight, p.attempts, p.began,
+                        p.progress, p.parked)  # fmt: skip
 
 
 def _coherent(group: Group, at: int) -> bool:

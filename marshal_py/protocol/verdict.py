@@ -18,13 +18,17 @@ class Outcome(IntEnum):
 
 
 class Verdict(Struct, frozen=True, gc=False):
-    """The one judgement on one record (F10.2). `reason` is "" when accepted; `group` "" where none is known."""
+    """The one judgement on one record (F10.2). `reason` is "" when accepted; `group` "" where none is known.
+
+    `granted`: of an accepted ClaimingMessages, the indexes of the ranges that were granted (F5.2).
+    """
 
     offset: int
     outcome: Outcome
     reason: str
     group: str
     record: Record | None
+    granted: tuple[int, ...] = ()
 
     @property
     def accepted(self) -> bool:

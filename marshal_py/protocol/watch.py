@@ -59,13 +59,13 @@ class Watch:
             for number in range(topic.count):
                 tp = TopicPartition(name, number)
                 known = group.partitions.get(tp)
-                if known is None or known.owner == NONE:
+                if known is None or (known.owner == NONE and not known.parked):
                     version = NONE if known is None else known.version
                     was = before.get(tp)
                     self._free[tp] = was if was is not None and was[0] == version else (version, counted)
 
     def free(self) -> dict[TopicPartition, tuple[int, int]]:
-        """Partitions that nobody owns: (version, wait)."""
+        """Partitions that nobody owns and anybody may claim: (version, wait)."""
         return self._free
 
     def free_waited_ms(self, tp: TopicPartition) -> int:

@@ -2,12 +2,13 @@
 
 Invariants (checked by `Group.check`):
   W1  a claim's owner is a live session, and `claims` holds exactly the owned partitions, by epoch
-  W2  owner and epoch are none together
+  W2  owner and epoch are none together; `began` is none for a partition that nobody owns, and for a whole topic
   W3  a session's `held` counts its claims on partitions >= 0
   W4  no two live sessions share an instance_id
   W5  in a live group every owned partition >= 0 has a position
   W6  an owned partition's version is its epoch; every version, epoch and `extended` is below the next offset
-  W7  a deleted group has no session, no position, no mode, and is not paused
+  W7  a deleted group has no session, no topic, no partition, no mode, and is not paused
+  W8  a parked partition is not owned
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from msgspec import Struct
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import Checkpoint, Genesis, GroupConfig, Join
 
-FOLD_VERSION: Final = 1  # digests of other fold versions are not compared (G4)
+FOLD_VERSION: Final = 2  # digests of other fold versions are not compared (G4)
 CHECKPOINT_OFFSETS: Final = 16  # G1: digests cost little, and everybody has the same checkpoints
 CHECKPOINTS_KEPT: Final = 4_096  # G5: a sender that is 65,536 records behind is compared no more; 32 KB per group
 U64: Final = 2**64 - 1
 NULL_LENGTH: Final = 2**32 - 1  # G2: no value has it
 
 _hash128 = mmh3.mmh3_x64_128_uintdigest
-_GROUP = Pack("<qQqqqqQq").pack
-_TOPIC = Pack("<qQqqq").pack
-_SESSION = Pack("<qqQqqQ").pack
-_PARTITION = Pack("<qQqqqqqqqqqqq").pack
+_GROUP = Pack("<qQqqqqQqq").pack
+_TOPIC = Pack("<qQqqqQ").pack
+_SESSION = Pack("<qqQqqQq").pack
+_PARTITION = Pack("<qQqqqqqqqqqqqqQQ").pack
 _CHAIN = Pack("<Qq16I").pack
 
 
@@ -41,17 +42,23 @@ def hash64(data: bytes) -> int:
     return _hash128(data, 0) & U64
 
 
+def text_hash(text: str) -> int:
+    """H of a text that may be missing: 0 for "" (G3)."""
+    return _hash128(text.encode(), 0) & U64 if text else 0
+
+
 class Topic(Struct, gc=False, eq=False):
-    """Folded topology of a topic (F9.1-F9.3)."""
+    """Folded topology of a topic (F9.1-F9.3, F9.10). `id`: in the cluster, "" if it is not known."""
 
     name_hash: int
     count: int
     first_count: int
     offset: int
+    id: str = ""
     part: int = 0  # what this entry adds to the group's digest as of its last computation
 
     def entry_hash(self) -> int:
-        return hash64(_TOPIC(2, self.name_hash, self.count, self.first_count, self.offset))
+        return hash64(_TOPIC(2, self.name_hash, self.count, self.first_count, self.offset, text_hash(self.id)))
 
 
 class Session(Struct, eq=False):
@@ -64,13 +71,14 @@ class Session(Struct, eq=False):
     extended: int
     mark: int = NONE
     ready: tuple[int, ...] = ()
+    idle_ms: int = 0
     held: int = 0  # W3
     epochs: set[int] = set()  # live claims, the pin and topic claims included
     part: int = 0
 
     def entry_hash(self) -> int:
         ready = hash64(Pack(f"<{len(self.ready)}q").pack(*self.ready)) if self.ready else 0
-        return _hash128(_SESSION(3, self.id, self.join_hash, self.extended, self.mark, ready), 0) & U64
+        return _hash128(_SESSION(3, self.id, self.join_hash, self.extended, self.mark, ready, self.idle_ms), 0) & U64
 
 
 class Partition(Struct, gc=False, eq=False):
@@ -87,22 +95,27 @@ class Partition(Struct, gc=False, eq=False):
     successor: int = NONE
     lag: int = 0
     in_flight: int = 0
-    attempts: int = 0
+    attempts: int = 0  # deliveries of the message at the position, if the owner dies now (F4.5)
+    began: int = NONE  # the position at which the claim began (F6.3)
+    progress: bytes = b""  # what is known above the position (D1)
+    parked: str = ""  # why nobody may claim it (F6.4)
     part: int = 0
 
     def entry_hash(self) -> int:
+        progress = hash64(self.progress) if self.progress else 0
+        parked = text_hash(self.parked) if self.parked else 0
         return _hash128(_PARTITION(4, self.name_hash, self.tp[1], self.owner, self.epoch, self.position,
                                    self.generation, self.version, self.last_owner, self.successor, self.lag,
-                                   self.in_flight, self.attempts), 0) & U64  # fmt: skip
+                                   self.in_flight, self.attempts, self.began, progress, parked), 0) & U64  # fmt: skip
 
 
 class Group:
     """Everything the log says about one group (PROTOCOL.md 5)."""
 
     __slots__ = (
-        "claims", "config", "config_body", "config_hash", "config_offset", "digest_sum", "dirty", "mode", "name",
-        "name_hash", "opaque_at", "part", "partitions", "pause_change", "pause_duration_ms", "sessions", "shape",
-        "topics",
+        "claims", "config", "config_body", "config_hash", "config_offset", "deleted_at", "digest_sum", "dirty", "mode",
+        "name", "name_hash", "opaque_at", "part", "partitions", "pause_change", "pause_duration_ms", "sessions",
+        "shape", "topics",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -112,6 +125,7 @@ class Group:
         self.config_body = b""  # as it stands in the log
         self.config_hash = 0
         self.config_offset = NONE
+        self.deleted_at = NONE  # offset of the last deletion (F9.5)
         self.mode = 0
         self.pause_change = NONE
         self.pause_duration_ms = 0
@@ -133,6 +147,20 @@ class Group:
     def deleted(self) -> bool:
         return self.config is not None and self.config.deleted
 
+    def topology_offset(self, topic: str) -> int:
+        """What a Topology of this topic must name as `observed` (F9.1)."""
+        known = self.topics.get(topic)
+        return self.deleted_at if known is None else known.offset
+
+    def writes_version(self, own: int) -> int:
+        """E8: the record version to write for a writer that reads versions up to `own`."""
+        return min([own, *(session.join.reads_version for session in self.sessions.values())])
+
+    def parked(self, tp: TopicPartition) -> str:
+        """Why nobody may claim it; "" if it is not parked (F6.4)."""
+        known = self.partitions.get(tp)
+        return known.parked if known is not None else ""
+
     def partition_exists(self, tp: TopicPartition) -> bool:
         """Whether the folded topology holds it (F4.1): the pin always, a whole topic if the topic is known."""
         topic = self.topics.get(tp.topic)
@@ -142,7 +170,7 @@ class Group:
 
     def entry_hash(self) -> int:
         return hash64(_GROUP(1, self.name_hash, self.mode, self.pause_change, self.pause_duration_ms,
-                             self.config_offset, self.config_hash, self.opaque_at))  # fmt: skip
+                             self.config_offset, self.config_hash, self.opaque_at, self.deleted_at))  # fmt: skip
 
     def digest(self) -> int:
         """State digest of the group as of now (G3). Costs what changed since the last call."""
@@ -155,19 +183,22 @@ class Group:
         self.digest_sum = total & U64
         return self.digest_sum
 
-    def forget_entry(self, entry: Session) -> None:
+    def forget_entry(self, entry: Topic | Session | Partition) -> None:
         """Takes an entry that has left the state out of the digest."""
         self.dirty.discard(entry)
         self.digest_sum = (self.digest_sum - entry.part) & U64
 
     def check(self, next_offset: int) -> None:
-        """Asserts W1-W7; for tests and the simulator."""
+        """Asserts W1-W8; for tests and the simulator."""
         owned = {p.epoch: p for p in self.partitions.values() if p.owner != NONE}
         assert owned == self.claims, "W1: claims are exactly the owned partitions"
         instances = [s.join.instance_id for s in self.sessions.values()]
         assert len(set(instances)) == len(instances), "W4: instance ids of live sessions differ"
         for p in self.partitions.values():
             assert (p.owner == NONE) == (p.epoch == NONE), f"W2: owner and epoch of {p.tp}"
+            assert (p.began == NONE) == (p.owner == NONE or p.tp.partition < 0), f"W2: where the claim of {p.tp} began"
+            assert p.began <= p.position, f"W2: where the claim of {p.tp} began"
+            assert p.owner == NONE or not p.parked, f"W8: {p.tp} is parked and owned"
             assert p.owner == NONE or p.owner in self.sessions, f"W1: owner of {p.tp} is live"
             assert p.owner == NONE or p.version == p.epoch, f"W6: version of {p.tp}"
             assert p.owner == NONE or p.tp.partition < 0 or p.position >= 0, f"W5: position of {p.tp}"
@@ -179,7 +210,8 @@ class Group:
             assert session.extended < next_offset, "W6: extended"
         if self.deleted:
             assert not self.sessions, "W7: no session in a deleted group"
-            assert all(p.position == NONE for p in self.partitions.values()), "W7: no position in a deleted group"
+            assert not self.topics, "W7: no topic in a deleted group"
+            assert not self.partitions, "W7: no partition in a deleted group"
             assert not self.mode, "W7: a deleted group has no mode"
             assert not self.paused, "W7: a deleted group is not paused"
 

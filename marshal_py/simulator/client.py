@@ -151,7 +151,7 @@ class Client(Process):
             if not self.opened():
                 return
             self.member = Member(self.world, self.group, self.options, self.stage.rng.randbytes)
-            self.member.intent.counts.update(self.counts)
+            self.member.topics.counts.update(self.counts)
         if self.away:
             if not self.opened():
                 return
@@ -248,7 +248,7 @@ class Client(Process):
         """Metadata says so."""
         self.counts[topic] = self.stage.broker.counts[topic]
         if self.member is not None:
-            self.member.intent.counts[topic] = self.counts[topic]
+            self.member.topics.learn(topic, self.counts[topic])
             self.act(None)
 
     def _warmed(self, tp: TopicPartition) -> None:
@@ -299,7 +299,9 @@ class Client(Process):
             return
         feed.cursor = offsets[-1] + 1
         if isinstance(claim.tracker, AtLeastOnce):
-            feed.runs.append(claim.tracker.add(offsets))
+            fresh = claim.tracker.fresh(offsets)
+            if fresh:
+                feed.runs.append(claim.tracker.add(fresh))
             self._pump(feed)
         else:
             feed.buffer.extend(offsets)

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from marshal_py.errors import CoordinationError, Diverged, LogGap, MarshalError
 from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.rationalizer import PROTOCOL_VERSION
 from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, Genesis
 from marshal_py.protocol.routing import HASH_NAME
@@ -184,7 +185,7 @@ class Cluster:
 
     def new_genesis(self) -> Genesis:
         """Of a process that found none."""
-        return Genesis(b"genesi" + self.rng.randbytes(10), len(self.broker.logs), HASH_NAME, 1)
+        return Genesis(b"genesi" + self.rng.randbytes(10), len(self.broker.logs), HASH_NAME, PROTOCOL_VERSION)
 
     def client_ended(self, client: Client, reason: MarshalError | None) -> None:
         """A client that ended with an error is started anew by its operator; one that was stopped is not."""

@@ -194,7 +194,7 @@ def _g1() -> list[Patch]:
     def claim(self: Claim, tp: TopicPartition, epoch: int, generation: int, tracker: Any) -> None:
         if isinstance(tracker, AtLeastOnce):
             position = committed[tp] = max(tracker.position(), committed.get(tp, 0))
-            tracker = AtLeastOnce(position, tracker.inherited_attempts)
+            tracker = AtLeastOnce(position)
         made(self, tp, epoch, generation, tracker)
 
     return [(Claim, "__init__", claim)]

@@ -20,7 +20,7 @@ from marshal_py.protocol.world import Group
 from marshal_py.simulator.process import Process
 
 Patch = tuple[Any, str, Any]
-Rule = Callable[[Group, int, Any, bytes], str]
+Rule = Callable[[Group, int, Any, bytes], str | tuple[int, ...]]
 CLAIM: Final = 5
 
 
@@ -48,7 +48,7 @@ class _Times:
         return rationalizer, "_RULES", tuple(rule and self._timed(rule, before) for rule in rationalizer._RULES)
 
     def _timed(self, rule: Rule, before: Callable[[Group, int, Any], Any]) -> Rule:
-        def timed(group: Group, offset: int, record: Any, body: bytes) -> str:
+        def timed(group: Group, offset: int, record: Any, body: bytes) -> str | tuple[int, ...]:
             known, time_ms = self.newest.get(id(group)), self.time_of(self.reader[0], offset)
             if known is not None and self.step_ms_max is not None:
                 time_ms = min(max(time_ms, known), known + self.step_ms_max)

@@ -56,22 +56,25 @@ def _x7(rule: Rule) -> Rule:
 
 
 def _x8(rule: Rule) -> Rule:
-    def grant(group: Group, offset: int, record: ClaimingMessages, body: bytes) -> str:
-        reason = rule(group, offset, record, body)
-        if not reason:
-            group.claims[record.epoch].position = record.from_  # the next heartbeat would tell
-        return reason
+    def grant(group: Group, offset: int, record: ClaimingMessages, body: bytes) -> Any:
+        verdict: Any = rule(group, offset, record, body)
+        for index in verdict if isinstance(verdict, tuple) else ():
+            wanted = record.ranges[index]
+            group.claims[wanted.epoch].position = wanted.from_  # the next heartbeat would tell
+        return verdict
 
     return grant
 
 
 def _x9(rule: Rule) -> Rule:
-    def grant(group: Group, offset: int, record: ClaimingMessages, body: bytes) -> str:
-        claim = group.claims.get(record.epoch)
-        if claim is not None:
-            record = replace(record, from_=claim.position, start=max(record.start, 0))
-            record = replace(record, start=max(record.start, claim.position))
-        return rule(group, offset, record, body)
+    def grant(group: Group, offset: int, record: ClaimingMessages, body: bytes) -> Any:
+        ranges = []
+        for wanted in record.ranges:
+            claim = group.claims.get(wanted.epoch)
+            if claim is not None:
+                wanted = replace(wanted, from_=claim.position, start=max(wanted.start, claim.position))
+            ranges.append(wanted)
+        return rule(group, offset, replace(record, ranges=tuple(ranges)), body)
 
     return grant
 

@@ -10,7 +10,7 @@ from random import Random
 from typing import Final
 from zlib import crc32
 
-from marshal_py.protocol import codec
+from marshal_py.protocol import codec, rationalizer
 from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.records import (
     OFFSET_MAX,
@@ -21,10 +21,12 @@ from marshal_py.protocol.records import (
     GroupConfig,
     Heartbeat,
     Leave,
+    MessageRange,
     Note,
     Record,
     ReleaseGroup,
     ReleasingPartition,
+    SeekingPartition,
     SetPosition,
     StepDown,
     Topology,
@@ -37,7 +39,8 @@ EXTREME: Final[tuple[Record, ...]] = (
     Heartbeat(OFFSET_MAX, OFFSET_MAX), Leave(OFFSET_MAX), Evict(OFFSET_MAX, OFFSET_MAX, 2**53),
     ClaimingPartition(OFFSET_MAX, "orders", 99_999, OFFSET_MAX, OFFSET_MAX),
     ReleasingPartition(OFFSET_MAX, OFFSET_MAX, OFFSET_MAX, OFFSET_MAX),
-    ClaimingMessages(OFFSET_MAX, OFFSET_MAX, 0, 0, OFFSET_MAX), ReleaseGroup(OFFSET_MAX, OFFSET_MAX, 86_400_000, 2**53),
+    ClaimingMessages(OFFSET_MAX, (MessageRange(OFFSET_MAX, 0, 0, OFFSET_MAX),)),
+    SeekingPartition(OFFSET_MAX, OFFSET_MAX, OFFSET_MAX), ReleaseGroup(OFFSET_MAX, OFFSET_MAX, 86_400_000, 2**53),
     SetPosition(OFFSET_MAX, ()), Topology("orders", 100_000, OFFSET_MAX, OFFSET_MAX),
     GroupConfig(OFFSET_MAX, deleted=True), StepDown(OFFSET_MAX, OFFSET_MAX), Note(OFFSET_MAX, "extreme"),
 )  # fmt: skip
@@ -75,7 +78,7 @@ def harmless(rng: Random, log: Sequence[bytes | None], genesis: Genesis, group: 
     if shape == "incarnation":
         return codec.encode(Leave(int(rng.random() * len(log))), group, rng.randbytes(16)), shape
     if shape == "genesis":
-        other = Genesis(rng.randbytes(16), 1 + int(rng.random() * 99), HASH_NAME, 1)
+        other = Genesis(rng.randbytes(16), 1 + int(rng.random() * 99), HASH_NAME, rationalizer.PROTOCOL_VERSION)
         return codec.encode(other, "", other.incarnation), shape
     return rng.randbytes(int(rng.random() * 40)), "noise"
 

@@ -26,7 +26,7 @@ from marshal_py.transport.ports import Bounds, LogRecord
 
 NOW_MS = 1_800_000_000_000
 INCARNATION = bytes(range(16))
-GENESIS = Genesis(INCARNATION, 1, HASH_NAME, 1)
+GENESIS = Genesis(INCARNATION, 1, HASH_NAME, 2)
 
 
 class Story:

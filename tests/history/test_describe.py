@@ -34,7 +34,7 @@ from marshal_py.protocol.records import (
 from marshal_py.protocol.verdict import Outcome, Verdict
 
 ID = bytes(range(16))
-GENESIS = Genesis(ID, 16, "murmur3-x86-32", 1)
+GENESIS = Genesis(ID, 16, "murmur3-x86-32", 2)
 SENTENCES: list[tuple[Record, str]] = [
     (GENESIS, f"the log begins: incarnation {ID.hex()}, 16 partitions"),
     (Join("me", ID, 1, 2_000, ("a", "b")), "me joins, at least once, for a, b"),

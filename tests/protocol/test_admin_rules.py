@@ -399,7 +399,7 @@ def test_what_changes_nothing() -> None:
     before = log.digest()
     log.must(Note(session, "rebalance", "t", 0, 1, 2, "text"))
     log.must(Note(NEVER, "probe"))
-    inner = Genesis(INCARNATION, 1, HASH_NAME, 1)
+    inner = Genesis(INCARNATION, 1, HASH_NAME, 2)
     assert log.put(codec.encode(Snapshot(inner, bytes(16), 16, 0, 1, 2, 3, b"state"), "", INCARNATION)).accepted
     for record in (Leave(NEVER), ClaimingPartition(session, "t", 0, epoch, 1), ReleaseGroup(0, -1, 1)):
         assert log.say(record) != "accepted"

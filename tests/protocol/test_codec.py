@@ -111,7 +111,7 @@ def test_the_worked_example() -> None:
 
 # --- frozen bytes
 
-GENESIS = Genesis(INCARNATION, 16, "murmur3-x86-32", 1)
+GENESIS = Genesis(INCARNATION, 16, "murmur3-x86-32", 2)
 FROZEN: dict[str, Record] = {
     "Genesis": GENESIS,
     "Join": Join("client-ü", OTHER_INCARNATION, 2, 15_000, ("orders", "événements"), 77, "member", 3, 4, 5, 6, "pg", 7,

@@ -60,8 +60,8 @@ def test_the_root() -> None:
     book = Logbook(start=False)
     broken = genesis(7)[:-1] + b"\x02"
     assert [book.put(value).reason for value in (None, b"Mr", broken, note())] == ["garbage"] * 4
-    assert book.put(genesis(16)).record == Genesis(INCARNATION, 16, "murmur3-x86-32", 1)
-    assert book.world.genesis == Genesis(INCARNATION, 16, HASH_NAME, 1)
+    assert book.put(genesis(16)).record == Genesis(INCARNATION, 16, "murmur3-x86-32", 2)
+    assert book.world.genesis == Genesis(INCARNATION, 16, HASH_NAME, 2)
     # The surplus of a topic that has grown is nobody's: no group hashes to a log beyond P.
     assert all(route(f"group-{number}", 16) < 16 for number in range(500))
 
@@ -93,7 +93,7 @@ def test_a_further_genesis() -> None:
                   genesis(protocol=9)):  # fmt: skip
         verdict = book.put(value)
         assert (verdict.outcome, verdict.reason) == (Outcome.IGNORED, "genesis")
-    assert book.world.genesis == Genesis(INCARNATION, 1, HASH_NAME, 1)
+    assert book.world.genesis == Genesis(INCARNATION, 1, HASH_NAME, 2)
 
 
 def test_a_root_that_is_refused() -> None:
@@ -158,7 +158,7 @@ def test_garbage() -> None:
 
 
 def snapshot(incarnation: bytes = INCARNATION) -> Snapshot:
-    return Snapshot(Genesis(incarnation, 1, HASH_NAME, 1), bytes(16), 16, 0, 1, 2, 3, b"state")
+    return Snapshot(Genesis(incarnation, 1, HASH_NAME, 2), bytes(16), 16, 0, 1, 2, 3, b"state")
 
 
 def test_records_of_the_log() -> None:
@@ -168,7 +168,7 @@ def test_records_of_the_log() -> None:
         wire.record("", NOTE, -1, "k"),
         wire.envelope("", 15, wire.pack([15])),
         wire.envelope("", 0, b""),
-        wire.record("", 0, INCARNATION, 0, HASH_NAME, 1),
+        wire.record("", 0, INCARNATION, 0, HASH_NAME, 2),
         wire.envelope("", 0, wire.pack([14, INCARNATION, 1, HASH_NAME, 1])),
         # A CRC seeded with another incarnation than the one that is named.
         wire.record("", 0, OTHER_INCARNATION, 1, HASH_NAME, 1, incarnation=INCARNATION),
@@ -178,7 +178,7 @@ def test_records_of_the_log() -> None:
         assert book.put(value).reason == "garbage"
     assert book.put(codec.encode(snapshot(), "", INCARNATION)).accepted
     assert book.put(genesis(16)).reason == "genesis"
-    for type_number, record in ((0, Genesis(INCARNATION, 1, HASH_NAME, 1)), (14, snapshot())):
+    for type_number, record in ((0, Genesis(INCARNATION, 1, HASH_NAME, 2)), (14, snapshot())):
         log_record = codec.encode(record, "", INCARNATION)
         verdict = Logbook().put(wire.envelope(GROUP, type_number, log_record[14:]))
         assert (verdict.outcome, verdict.reason, verdict.group) == (Outcome.REJECTED, "malformed", GROUP)

@@ -18,7 +18,7 @@ from marshal_py.protocol.world import World, hash64
 from tests.support import hostile, wire
 from tests.support.logbook import GROUP, INCARNATION, OTHER_INCARNATION, TOPIC, Logbook, genesis
 
-GENESIS = Genesis(INCARNATION, 1, HASH_NAME, 1)
+GENESIS = Genesis(INCARNATION, 1, HASH_NAME, 2)
 ONE, TWO = b"1" * 16, b"2" * 16
 
 
@@ -261,7 +261,7 @@ def test_a_founding_snapshot_stops_who_began_before() -> None:
 
 def test_a_founding_snapshot_of_another_incarnation() -> None:
     """N13: no copy of the root was left; who knows the old one stops. Before a Genesis is known it is garbage."""
-    other = Genesis(OTHER_INCARNATION, 1, HASH_NAME, 1)
+    other = Genesis(OTHER_INCARNATION, 1, HASH_NAME, 2)
     chunk, vouched = (codec.encode(record, "", OTHER_INCARNATION) for record in snapshot.founding(other, 0, ONE, 16))
     log = example()
     for value in (chunk, vouched):

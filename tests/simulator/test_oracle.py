@@ -203,7 +203,7 @@ def test_a_snapshot_of_this_incarnation_is_accepted() -> None:
 def test_genesis_and_snapshot_under_a_group_id() -> None:
     """E2: rejected as malformed, whatever the body says."""
     log = Log()
-    assert log.say(0, INCARNATION, 1, HASH_NAME, 1) == "malformed"
+    assert log.say(0, INCARNATION, 1, HASH_NAME, 2) == "malformed"
     assert log.say(14, "x") == "malformed"
 
 

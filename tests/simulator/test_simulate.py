@@ -478,7 +478,7 @@ def test_progress_that_is_missing_is_found() -> None:
 
 def test_a_damaged_record_is_not_sealed_anew() -> None:
     """Poison changes nothing (S13): with another length of its group name it might be a newer library's (E5)."""
-    genesis = Genesis(bytes(16), 1, HASH_NAME, 1)
+    genesis = Genesis(bytes(16), 1, HASH_NAME, 2)
     sound = codec.encode(Note(-1, "x"), GROUP, genesis.incarnation)
     damaged = bytes((*sound[:11], sound[11] - 2, *sound[12:]))
     rng = random.Random(5)

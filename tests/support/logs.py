@@ -24,7 +24,7 @@ Raw = tuple[int, int, int, bytes | None, bytes | None]  # log, offset, time in m
 
 
 def root(partitions: int) -> Genesis:
-    return Genesis(INCARNATION, partitions, HASH_NAME, 1)
+    return Genesis(INCARNATION, partitions, HASH_NAME, 2)
 
 
 def groups_of(log: int, partitions: int) -> list[str]:

@@ -255,7 +255,7 @@ class Stage:
         self.broken: set[str] = set()  # clients whose fold a test has broken
         self.world = World()  # of an onlooker without delay
         self.verdicts: list[Verdict] = []
-        self.append(codec.encode(Genesis(INCARNATION, 1, HASH_NAME, 1), "", INCARNATION))
+        self.append(codec.encode(Genesis(INCARNATION, 1, HASH_NAME, 2), "", INCARNATION))
 
     # --- clients
 

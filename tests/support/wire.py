@@ -87,7 +87,7 @@ def record(
 
 
 def genesis(
-    partitions: int = 1, incarnation: bytes = INCARNATION, hash_name: str = HASH_NAME, protocol: int = 1
+    partitions: int = 1, incarnation: bytes = INCARNATION, hash_name: str = HASH_NAME, protocol: int = 2
 ) -> bytes:
     return record("", 0, incarnation, partitions, hash_name, protocol, incarnation=incarnation)
 

@@ -51,10 +51,12 @@ def seats_of(group: Group, order: Sequence[int]) -> dict[int, Seat]:
 
 
 def topic_partitions(group: Group) -> Iterator[TopicPartition]:
-    """Every partition of the folded topology, in order."""
+    """Every partition of the folded topology that is not parked, in order."""
     for name in sorted(group.topics):
         for number in range(group.topics[name].count):
-            yield TopicPartition(name, number)
+            tp = TopicPartition(name, number)
+            if not group.parked(tp):
+                yield tp
 
 
 def seat_holders(group: Group, seats: dict[int, Seat]) -> list[TopicPartition]:

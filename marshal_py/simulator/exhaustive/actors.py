@@ -167,7 +167,7 @@ class Consumer(Actor):
                  messages: int) -> None:  # fmt: skip
         super().__init__(number)
         self.mind = Member(world, GROUP, options, self.dice)
-        self.mind.intent.counts.update(counts)
+        self.mind.topics.counts.update(counts)
         self.messages = messages
         self.feeds: dict[int, Feed] = {}
         self.busy: list[tuple[int, int, Feed | None]] = []  # epoch, offset, feed that takes the ack

@@ -121,7 +121,7 @@ class Universe:
         self._local_ids: dict[tuple[int, bytes], int] = {}
         self.broken_logs: dict[int, str] = {}
         self.events = 0  # times that the shipped code was asked
-        genesis = codec.encode(Genesis(INCARNATION, 1, HASH_NAME, 1), "", INCARNATION)
+        genesis = codec.encode(Genesis(INCARNATION, 1, HASH_NAME, rationalizer.PROTOCOL_VERSION), "", INCARNATION)
         self.genesis = self.append(0, self.entry(genesis, 0, -1))
 
     # --- records, logs

@@ -1,0 +1,120 @@
+"""What is known of a partition above its position: ranges that are finished, and deliveries of others (4.2, D1, D11).
+
+Bytes <-> ranges, and what a new owner concludes from them. The fold keeps the bytes and never looks into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from marshal_py.protocol.records import OFFSET_MAX, PROGRESS_BYTES_MAX
+
+NUMBER_BYTES_MAX = 9  # of a LEB128: 63 bits
+
+
+class Range(NamedTuple):
+    """The offsets [start, to). `times`: how often each was delivered; 0 for those that are finished."""
+
+    start: int
+    to: int
+    times: int
+
+
+def encode(position: int, ranges: Iterable[Range]) -> bytes:
+    """The lowest of `ranges` (ascending, disjoint, none below `position`) as far as PROGRESS_BYTES_MAX bytes go."""
+    data = bytearray()
+    for start, to, times in ranges:
+        piece = _number(start - position) + _number(to - start) + _number(times)
+        if len(data) + len(piece) > PROGRESS_BYTES_MAX:
+            break
+        data += piece
+        position = to
+    return bytes(data)
+
+
+def decode(position: int, data: bytes) -> list[Range]:
+    """The ranges above `position` that the bytes name; none at all if the bytes are no such list."""
+    numbers: list[int] = []
+    value = width = 0
+    for byte in data:
+        value |= (byte & 127) << 7 * width
+        width += 1
+        if byte < 128:
+            numbers.append(value)
+            value = width = 0
+        elif width == NUMBER_BYTES_MAX:
+            return []
+    if width or len(numbers) % 3:
+        return []
+    ranges = []
+    for at in range(0, len(numbers), 3):
+        start = position + numbers[at]
+        position = start + numbers[at + 1]
+        if start == position or position > OFFSET_MAX:
+            return []
+        ranges.append(Range(start, position, numbers[at + 2]))
+    return ranges
+
+
+def _number(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def deliveries(position: int, attempts: int, in_flight: int, ranges: Sequence[Range]) -> list[Range]:
+    """How often earlier owners delivered what is unfinished: ascending, disjoint ranges with `times` above 0.
+
+    `attempts`: of the message at `position`. Messages are delivered in the order of their offsets, so the `in_flight`
+    ones of the last owner are the lowest unfinished ones; those that no range names were delivered once.
+    """
+    found = [Range(position, position + 1, attempts)] if attempts else []
+    at = position
+    for start, to, times in [*ranges, Range(OFFSET_MAX, OFFSET_MAX, 0)]:
+        once = min(start - at, in_flight)
+        if once > 0:
+            found += _above(position, Range(at, at + once, 1))
+            in_flight -= once
+        if times:
+            found += _above(position, Range(start, to, times))
+            in_flight -= min(in_flight, to - start)
+        at = to
+    return found
+
+
+def _above(position: int, found: Range) -> list[Range]:
+    """What of a range lies above the position, whose message has a count of its own."""
+    start = max(found.start, position + 1)
+    return [found._replace(start=start)] if start < found.to else []
+
+
+def union(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Spans [start, to) in ascending order, those that touch made one."""
+    merged: list[tuple[int, int]] = []
+    for start, to in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(to, merged[-1][1]))
+        else:
+            merged.append((start, to))
+    return merged
+
+
+def without(ranges: Iterable[Range], spans: Sequence[tuple[int, int]]) -> list[Range]:
+    """What of `ranges` lies in none of `spans`; both ascending and disjoint."""
+    left: list[Range] = []
+    for start, to, times in ranges:
+        for low, high in spans:
+            if high <= start:
+                continue
+            if low >= to:
+                break
+            if low > start:
+                left.append(Range(start, low, times))
+            start = high
+        if start < to:
+            left.append(Range(start, to, times))
+    return left
