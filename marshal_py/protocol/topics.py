@@ -5,17 +5,16 @@ Writes Topology records, parks the partitions of topics that were made anew. Ask
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.parking import RECREATED
 from marshal_py.protocol.ready import Ready
 from marshal_py.protocol.records import Topology
 from marshal_py.protocol.world import Group
 
 if TYPE_CHECKING:
     from marshal_py.protocol.member import Member
-
-RECREATED: Final = "DataTopicRecreated"  # the reason of a parked partition whose topic has another id (D10)
 
 
 class Topics:
