@@ -72,6 +72,7 @@ class MemoryBroker:
         self.committed: dict[tuple[str, TopicPartition], int] = {}
         self.live_kafka: dict[str, int] = {}
         self.writable = True
+        self.tells_ids = True  # of topics; brokers before Apache Kafka 2.8 have none
         self.may_create = True
         self.may_delete = True
         self.queue_full = False
@@ -93,6 +94,7 @@ class MemoryBroker:
             for tp in [tp for tp in (*self.first, *self.base) if tp.topic == name]:
                 self.first.pop(tp, None)
                 self.base.pop(tp, None)
+            self.changed.notify_all()
 
     def grow(self, name: str, partitions: int) -> None:
         with self.changed:
@@ -328,7 +330,8 @@ class MemoryAdmin:
     def describe_topic(self, topic: str) -> TopicInfo | None:
         with self.broker.changed:
             found = self.broker.topics.get(topic)
-            return None if found is None else TopicInfo(len(found), str(self.broker.ids[topic]))
+            known = str(self.broker.ids[topic]) if found is not None and self.broker.tells_ids else ""
+            return None if found is None else TopicInfo(len(found), known)
 
     def partition_count(self, topic: str) -> int | None:
         found = self.describe_topic(topic)
