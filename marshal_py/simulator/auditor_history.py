@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from marshal_py.simulator.auditor_evidence import Evidence, Key, Violation
 from marshal_py.simulator.oracle import Oracle, OracleStop, Verdict
 from marshal_py.simulator.oracle_snapshot import Snapshots
-from marshal_py.simulator.oracle_wire import HIGHEST_TYPE, decode_record, parse_envelope
+from marshal_py.simulator.oracle_wire import SNAPSHOT_TYPE, decode_record, parse_envelope
 
 HAND_OVER = "hand-over"  # reason of a Release by A3
 
@@ -37,9 +37,9 @@ def oracle_of(evidence: Evidence) -> Oracle | None:
     read = Snapshots()
     for offset in range(evidence.first, len(evidence.log)):
         envelope = parse_envelope(evidence.log[offset])
-        if envelope is not None and (envelope.group, envelope.type) == ("", HIGHEST_TYPE):
+        if envelope is not None and (envelope.group, envelope.type) == ("", SNAPSHOT_TYPE):
             with contextlib.suppress(ValueError):
-                read.read(decode_record(envelope.type, envelope.body))
+                read.read(decode_record(envelope.type, envelope.body), offset)
     for state, chain in read.confirmed(evidence.number):
         if state.at == evidence.first:
             oracle.begin_at(state, chain)

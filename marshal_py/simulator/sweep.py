@@ -327,7 +327,7 @@ def records_of(evidence: Evidence, sender: Callable[[int, Verdict | None], str],
             continue
         ms, value = evidence.appended_ms[offset], evidence.log[offset]
         try:
-            outcome, reason, group, _ = oracle.apply(offset, value)
+            outcome, reason, group, *_ = oracle.apply(offset, value)
         except OracleStop as stop:
             yield Moment(ms, sender(offset, None), "record", offset, "stop", stop.reason)
             return
