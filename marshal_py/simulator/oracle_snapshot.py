@@ -90,8 +90,8 @@ def sound(log: int, name: Name, pieces: dict[int, dict[str, Any]]) -> LogState |
         form, fold, number, packed_groups = value
         if (form, fold, number) != (FORMAT, FOLD_VERSION, log):
             return None
-        groups = dict(read_group(each) for each in packed_groups)
-    except (ValueError, TypeError, KeyError, AttributeError):
+        groups = dict(read_group(each) for each in array(packed_groups))
+    except (ValueError, TypeError, KeyError):
         return None
     total = sum(word_hash(packed(5, text_hash(title), group_digest(title, group))) for title, group in groups.items())
     ordered = list(groups) == sorted(groups, key=lambda title: title.encode("utf-8"))
@@ -113,18 +113,18 @@ def read_group(value: Any) -> tuple[str, Group]:
         group.config, group.config_body = decode_record(11, config), config
     elif config != b"":
         raise ValueError("a config without an offset")
-    for title, count, first_count, offset, topic_id in topics:
+    for title, count, first_count, offset, topic_id in array(topics):
         numbers(count, first_count, offset)
-        group.topics[title] = Topic(count, first_count, offset, text(topic_id))
-    for session, join, extended, mark, ready, idle_ms in sessions:
-        numbers(session, extended, mark, *ready, idle_ms)
+        group.topics[text(title)] = Topic(count, first_count, offset, text(topic_id))
+    for session, join, extended, mark, ready, idle_ms in array(sessions):
+        numbers(session, extended, mark, *array(ready), idle_ms)
         fields = decode_record(1, join).fields
         group.sessions[session] = Session(session, fields, join, extended, mark, ready, idle_ms)
-    for title, number, *rest, progress, parked in partitions:
+    for title, number, *rest, progress, parked in array(partitions):
         numbers(number, *rest)
         if len(rest) != 11 or not isinstance(progress, bytes) or len(progress) > 512:
             raise ValueError("no partition of the form of N2")
-        partition = group.partitions[title, number] = Partition(*rest)
+        partition = group.partitions[text(title), number] = Partition(*rest)
         partition.progress, partition.parked = progress, text(parked)
     for given, by in ((topics, group.topics), (sessions, group.sessions), (partitions, group.partitions)):
         if len(given) != len(by):
@@ -133,7 +133,13 @@ def read_group(value: Any) -> tuple[str, Group]:
     titles = [title.encode("utf-8") for title in group.topics]
     if places != sorted(places) or titles != sorted(titles) or list(group.sessions) != sorted(group.sessions):
         raise ValueError("not in order")
-    return name, group
+    return text(name), group
+
+
+def array(value: Any) -> tuple[Any, ...]:
+    if type(value) is not tuple:
+        raise ValueError("no array where one must be")
+    return value
 
 
 def text(value: Any) -> str:
