@@ -14,6 +14,7 @@ from marshal_py.simulator.oracle import Oracle, OracleStop, Verdict
 from marshal_py.simulator.oracle_snapshot import Snapshots
 from marshal_py.simulator.oracle_wire import SNAPSHOT_TYPE, decode_record, parse_envelope
 
+AT_MOST_ONCE = 2
 HAND_OVER = "hand-over"  # reason of a Release by A3
 
 
@@ -50,8 +51,8 @@ def oracle_of(evidence: Evidence) -> Oracle | None:
 class Tenure:
     """One accepted claim: the records [epoch, end) of the log."""
 
-    __slots__ = ("end", "ended_by", "epoch", "generation", "handed_over", "key", "let_go", "mode", "ms", "position",
-                 "session")  # fmt: skip
+    __slots__ = ("end", "ended_by", "epoch", "gave_back", "generation", "handed_over", "key", "let_go", "mode", "ms",
+                 "position", "session")  # fmt: skip
 
     def __init__(self, key: Key, epoch: int, session: int, ms: int, position: int, generation: int,
                  mode: int) -> None:  # fmt: skip
@@ -60,6 +61,7 @@ class Tenure:
         self.end = 2**62
         self.ended_by = ""
         self.let_go = (-1, -1)  # who first sent the Release or Leave that ended it, and when
+        self.gave_back = (-1, -1)  # at most once: the offsets [first, stop) that the Release gave back
         self.handed_over = False  # by a Release for the sake of another live member, after its handlers had finished
 
 
@@ -207,10 +209,10 @@ class History:
                     self._advance(tenure, offset, sent_ms)
             return
         if kind == "ReleasingPartition":
-            self._advance(self.tenures[group, fields["epoch"]], offset, sent_ms)
-            self.tenures[group, fields["epoch"]].handed_over = fields["reason"] == HAND_OVER
+            self._release(self.tenures[group, fields["epoch"]], fields, offset, sent_ms)
         elif kind == "ClaimingMessages":
-            self._grant(group, fields, offset, sent_ms)
+            for index in verdict.granted:
+                self._grant(group, fields["ranges"][index], offset, sent_ms)
         elif kind == "ClaimingPartition":
             self._claim(group, fields, offset)
         elif kind == "Join":
@@ -259,6 +261,21 @@ class History:
                 if kind in ("Leave", "ReleasingPartition"):
                     tenure.let_go = sent
                 del opened[key]
+
+    def _release(self, tenure: Tenure, fields: dict[str, Any], offset: int, sent_ms: int) -> None:
+        """F6.3: a Release that gives back is the only record of an owner that lowers a position."""
+        group, topic, number = tenure.key
+        tenure.handed_over = fields["reason"] == HAND_OVER
+        if tenure.mode != AT_MOST_ONCE or fields["observed"] == -1 or number < 0:
+            self._advance(tenure, offset, sent_ms)
+            return
+        before = self._positions.get(tenure.key, -1)
+        position = self.oracle.groups[group].partitions[topic, number].position
+        if position != fields["give"] or not tenure.position <= position <= before:
+            self._say("S10", offset, f"{tenure.key} is given back to {position}, its claim began at {tenure.position} "
+                                     f"and stands at {before}")  # fmt: skip
+        tenure.gave_back = (position, before)
+        self._positions[tenure.key] = position
 
     def _advance(self, tenure: Tenure, offset: int, sent_ms: int) -> None:
         group, topic, number = tenure.key
