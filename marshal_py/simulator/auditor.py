@@ -123,8 +123,14 @@ def _at_most_once(history: History, counted: dict[str, int]) -> Iterator[Violati
                  for fenced_ms, read_to in history.evidence.fences.get(d.client, ())):  # fmt: skip
             yield Violation("S6", d.begin_ms, d.epoch, f"client {d.client} delivers {d.key} {d.offset} by a grant of "
                                                        f"before its fence (D3)")  # fmt: skip
+        if tenure.gave_back[0] <= d.offset < tenure.gave_back[1] and not _cloned_owner(history, d, tenure):
+            yield Violation("S6", d.begin_ms, tenure.end, f"{d.key} {d.offset} was handed over, and given back")
         known = seen.setdefault((d.key, tenure.generation, d.offset), d)
         if known is d:
+            continue
+        before = history.tenures[known.group, known.epoch]
+        if before.gave_back[0] <= d.offset < before.gave_back[1] and _cloned_owner(history, known, before):
+            counted["S5"] += 1
             continue
         one_ms = _separated_ms(history, known.client, d.client) if d.client != known.client else -1
         if inside and inside[0].sent_ms <= one_ms:
@@ -132,6 +138,11 @@ def _at_most_once(history: History, counted: dict[str, int]) -> Iterator[Violati
         else:
             yield Violation("S5", d.begin_ms, d.epoch, f"{d.key} {d.offset} is delivered twice, by {known.client} "
                                                        f"and {d.client}")  # fmt: skip
+
+
+def _cloned_owner(history: History, d: Delivery, tenure: Tenure) -> bool:
+    """Whether a copy of the machine that delivered ended the claim: it cannot know what the other copy delivered."""
+    return d.client != tenure.let_go[0] and _separated_ms(history, d.client, tenure.let_go[0]) >= 0
 
 
 def _at_least_once(history: History) -> Iterator[Violation]:
