@@ -1,4 +1,4 @@
-"""What an owner tells the log about one claim: its entry in a heartbeat, its Release (PROTOCOL.md T11, T16, F6.2, F6.3)."""
+"""What an owner tells the log about one claim: its entry in a heartbeat and its Release (PROTOCOL.md T11, T16, F6)."""
 
 from __future__ import annotations
 
