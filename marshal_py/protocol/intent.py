@@ -17,6 +17,7 @@ from marshal_py.protocol.ready import Ready, Wanted
 from marshal_py.protocol.records import (
     AT_MOST_ONCE,
     GRANT_OFFSETS_MAX,
+    HEARTBEAT_ENTRIES_MAX,
     ClaimingMessages,
     ClaimingPartition,
     Evict,
@@ -147,13 +148,13 @@ class Intent:
         return any(self._target.get(claim.tp, me) != me for claim in self.member.claims.values())
 
     def ready(self, group: Group) -> tuple[int, ...]:
-        """Epochs whose partition this member has fetched ahead (A3)."""
+        """Epochs whose partition this member has fetched ahead (A3), as many as a heartbeat holds: the lowest."""
         epochs = []
         for tp, warm in self._warming.items():
             known = group.partitions.get(tp)
             if warm and known is not None and known.epoch != NONE:
                 epochs.append(known.epoch)
-        return tuple(epochs)
+        return tuple(sorted(epochs)[:HEARTBEAT_ENTRIES_MAX])
 
     def cool(self, out: Ready) -> None:
         """Nothing may be tried now: stop fetching ahead."""

@@ -345,6 +345,26 @@ def test_a_heartbeat_of_too_many_claims_goes_on_in_the_next(monkeypatch: pytest.
     assert set().union(*seen[:3]) == set(runs), "nobody waits while others are told twice"
 
 
+def test_a_ready_list_that_is_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A3, F2.5: a heartbeat holds so many epochs at most; the lowest ones, so that it is the same list each time."""
+    monkeypatch.setattr("marshal_py.protocol.intent.HEARTBEAT_ENTRIES_MAX", 4)
+    stage = Stage(partitions=20)
+    (a,) = stage.team("a")
+    runs = [a.deliver(claim, 0) for claim in a.member.claims.values()]  # so that no hand-over comes to its end
+    b = stage.add("b")
+    stage.run_until(lambda: len(b.warmed) == 10)
+    begun = stage.now_ms + 1
+    stage.run(I)
+    moving = sorted(a.claim(place.partition).epoch for place, _ in b.warmed)
+    assert {beat.ready for _, beat in b.sends(Heartbeat, begun)} == {tuple(moving[:4])}
+    for _ in range(4):
+        for run in runs:
+            run.finish(0)
+        a.due_ms = stage.now_ms
+        stage.run(I)
+    assert len(a.owned) == len(b.owned) == 10, "the others follow when the first have moved"
+
+
 # --- pauses
 
 
