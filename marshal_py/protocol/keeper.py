@@ -65,7 +65,7 @@ class Keeper:
             if record.digest is not None and not verdict.outcome:
                 self.reported[record.session] = record.digest.at
         elif type(record) is Snapshot and not verdict.outcome:
-            self._read(record, now_ms)
+            self._read(record, verdict.offset, now_ms)
         if verdict.offset % CHECKPOINT_OFFSETS == CHECKPOINT_OFFSETS - 1:
             self._checkpoint()
 
@@ -94,8 +94,8 @@ class Keeper:
         state, chain = self._past[world.chain_at]
         return snapshot.split(world.genesis, self.instance, world.chain_at, state, chain, data)
 
-    def _read(self, record: Snapshot, now_ms: int) -> None:
-        found = self.shelf.take(record)
+    def _read(self, record: Snapshot, offset: int, now_ms: int) -> None:
+        found = self.shelf.take(record, offset)
         if found is None:
             return
         self._seen_at = max(self._seen_at, found.at)

@@ -197,6 +197,21 @@ def test_nobody_writes_while_a_group_is_opaque() -> None:
     assert not due(log, one)
 
 
+def test_a_snapshot_from_the_future_changes_nothing() -> None:
+    """N1: it would be the newest one that was ever read, and no other would ever be due."""
+    log = Logbook(exhaustive=False)
+    one, two = Process(log, "one"), Process(log, "two")
+    genesis = one.world.genesis
+    assert genesis is not None
+    for record in (*snapshot.split(genesis, b"9" * 16, 1 << 40, 1, 1, b"state"),
+                   snapshot.witness(genesis, b"8" * 16, 1 << 40, 1, 1)):  # fmt: skip
+        log.put(codec.encode(record, "", INCARNATION))
+    one.read()
+    assert (one.keeper.confirmed_at, one.keeper.shelf.whole) == (-1, {})
+    first = confirm(log, one, two)
+    assert one.keeper.confirmed_at == first
+
+
 def confirm(log: Logbook, writer: Process, other: Process, records: int = EVERY) -> int:
     grow(log, records)
     (written,) = due(log, writer)
