@@ -556,6 +556,41 @@ def test_a_ghost_that_comes_later_is_left_too() -> None:
     assert b.alive
 
 
+def test_who_is_stopped_before_it_has_read_its_join_leaves_it() -> None:
+    """T14: the Join is accepted after the stop; the session that it begins must not be left behind."""
+    stage = Stage()
+    a = stage.add("a")
+    stage.run(1)
+    assert len(a.sends(Join)) == 1
+    a.member.leave(a.now, "changed my mind", 0)
+    a.tick()
+    assert a.alive
+    assert stage.run_until(lambda: not a.alive) <= 2 * TRIP, "as soon as it has read the Join and then its Leave"
+    assert a.member.error is None
+    (joined,) = [verdict.offset for verdict, _ in stage.records(Join)]
+    assert [record.session for _, record in a.sends(Leave)] == [joined]
+    assert not stage.group.sessions
+    assert not a.told("joined")
+
+
+def test_how_long_a_stop_waits_for_a_join() -> None:
+    """T14: one interval since it was sent; not at all if none was."""
+    stage = Stage()
+    lost = stage.add("lost")
+    lost.hold_writes()
+    stage.run(THIRD_MS)
+    lost.member.leave(lost.now, "", 0)
+    (sent_ms,) = [at for at, _ in lost.sends(Join)]
+    stage.run_until(lambda: not lost.alive)
+    assert I <= stage.now_ms - sent_ms <= I + THIRD_MS
+    assert len(lost.sent) == 1, "nothing new is sent"
+    lost.release_writes(lose=True)
+    late = stage.add("late")
+    late.member.leave(late.now, "", 0)
+    assert late.tick().ended
+    assert not late.sent, "it never joined"
+
+
 def test_leaving() -> None:
     """T16: no delivery after leave(), Releases before the Leave, at their positions, and the heirs come at once."""
     stage = Stage()
