@@ -80,6 +80,7 @@ class Member:
         self.leave_sent_ms: int | None = None
         self._step_down_sent_ms: int | None = None
         self.join_sent: Instant | None = None
+        self.join_unread = b""  # instance of the newest own Join until it is read
         self._mirrored: dict[TopicPartition, int] = {}
         self._mirror_due_ms = 0
         self._pause_end_sent_ms: int | None = None
@@ -289,21 +290,22 @@ class Member:
                 self.out.send.append(Leave(ghost, "superseded"))
 
     def _enter(self, group: Group | None, now: Instant) -> None:
-        """Joins, one fresh instance per interval until one is read (T14)."""
+        """Joins, one fresh instance per interval until one is read (T14). Who leaves joins no more."""
+        recent = self.join_sent is not None and now.mono_ms - self.join_sent.mono_ms < self.options.interval_ms
         if self.leaving:
-            if not self.ghosts:
+            if not self.ghosts and not (recent and self.join_unread):
                 self.end(None)
             return
-        if self.join_sent is not None and now.mono_ms - self.join_sent.mono_ms < self.options.interval_ms:
+        if recent:
             return
         options = self.options
         predecessor = NONE
         if options.fast_reclaim and self.join_sent is None and not self.pulse.instances and group is not None:
             mine = [s.id for s in group.sessions.values() if s.join.client_id == options.client_id]
             predecessor = max(mine, default=NONE)  # T15: the caller vouches that it is dead
-        self.join_sent = now
+        self.join_sent, self.join_unread = now, self.pulse.new_instance(now)
         self.out.send.append(
-            Join(options.client_id, self.pulse.new_instance(now), options.mode, options.interval_ms, options.topics,
+            Join(options.client_id, self.join_unread, options.mode, options.interval_ms, options.topics,
                  predecessor, options.member, options.capacity, options.claims_max, options.rank, options.priority,
                  options.priority_group, 0, 0, options.reads_version, options.library)
         )  # fmt: skip

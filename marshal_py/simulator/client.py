@@ -163,7 +163,7 @@ class Client(Process):
         if not self.options.deliver_late and any(advisory.kind == "fenced" for advisory in ready.advisories):
             self.scene.fenced(self)
         if self.upkeep is not None:
-            self.upkeep.tick(now.mono_ms)
+            self.upkeep.tick(now)
         for claim, _reason in ready.lost:
             self.feeds.pop(claim.epoch, None)
         if ready.send or ready.ended:

@@ -235,7 +235,7 @@ class Truncated:
         self._records.append((offset, value))
         found = codec.open_snapshot(value)
         if found is not None and value is not None:
-            self._shelf.take(found)
+            self._shelf.take(found, offset)
             self._read.read(decode_record(codec.SNAPSHOT, value[14:]), offset)
 
     def finish(self) -> None:

@@ -54,7 +54,7 @@ def loaded(values: list[bytes], log: int, root: bytes | None, at: int) -> tuple[
     for value in values:
         record = codec.open_snapshot(value)
         assert record is not None
-        shelf.take(record)
+        shelf.take(record, at)
         if record.genesis.incarnation == INCARNATION:  # E2: of the log's own; the others are garbage
             read.read(decode_record(14, value[14:]))
     (stored,) = shelf.confirmed()

@@ -188,7 +188,7 @@ def stored_of(world: World, data: bytes) -> Stored:
     found = None
     digest = snapshot.digest_of(world)
     for record in snapshot.split(world.genesis, b"i" * 16, world.chain_at, digest, world.chain, data):
-        found = shelf.take(record) or found
+        found = shelf.take(record, world.next_offset) or found
     assert found is not None
     return found
 

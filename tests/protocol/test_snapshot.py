@@ -20,6 +20,7 @@ from tests.support.logbook import GROUP, INCARNATION, OTHER_INCARNATION, TOPIC, 
 
 GENESIS = Genesis(INCARNATION, 1, HASH_NAME, 2)
 ONE, TWO = b"1" * 16, b"2" * 16
+LATER = 10**6  # an offset beyond every checkpoint of these tests
 
 
 def filled(log: Logbook, group: str = GROUP) -> Logbook:
@@ -27,7 +28,6 @@ def filled(log: Logbook, group: str = GROUP) -> Logbook:
     while log.world.next_offset % 16:
         log.must(Note(-1, "filler"), group)
     return log
-
 
 def example() -> Logbook:
     """A log at checkpoint 16 with everything that a state may hold."""
@@ -46,7 +46,7 @@ def stored(world: World, instance: bytes = ONE) -> Stored:
     data = snapshot.state_of(world)
     assert data is not None
     shelf = Shelf()
-    found = [shelf.take(record) for record in pieces(world, instance)]
+    found = [shelf.take(record, world.next_offset) for record in pieces(world, instance)]
     assert found[-1] is not None
     return found[-1]
 
@@ -199,18 +199,29 @@ def test_chunks_join_in_any_order() -> None:
         mixed += [msgspec.structs.replace(chunks[0], chunk=4), msgspec.structs.replace(chunks[0], state=9, data=b"z")]
         rng.shuffle(mixed)
         shelf = Shelf()
-        found = [one for one in map(shelf.take, mixed) if one is not None]
+        found = [one for record in mixed if (one := shelf.take(record, LATER)) is not None]
         assert {one.data for one in found} == {data, b"other"}
         assert len(found) == 2
+
+
+def test_a_snapshot_from_the_future_is_ignored() -> None:
+    """N1: of a checkpoint beyond the record's own offset: its writer cannot have folded so far."""
+    shelf = Shelf()
+    for record in (Snapshot(GENESIS, ONE, 48, 0, 1, 7, 8, b"state"), snapshot.witness(GENESIS, TWO, 48, 7, 8)):
+        assert shelf.take(record, 47) is None
+    assert (shelf.whole, shelf._vouched) == ({}, {})
+    shelf.take(Snapshot(GENESIS, ONE, 48, 0, 1, 7, 8, b"state"), 48)
+    assert not shelf.confirmed(), "the witness from the future does not count"
+    assert shelf.take(snapshot.witness(GENESIS, TWO, 48, 7, 8), 49) is shelf.confirmed()[0]
 
 
 def test_nonsense_costs_no_memory() -> None:
     """N1: chunks that never become whole are forgotten, the oldest first."""
     shelf = Shelf()
     for number in range(10 * SHELF_MAX):
-        shelf.take(Snapshot(GENESIS, ONE, 16 * number, 0, 2, 1, 1, b"half"))
-        shelf.take(Snapshot(GENESIS, TWO, 16 * number, 0, 1, 1, 1, b"whole"))
-        shelf.take(snapshot.witness(GENESIS, TWO, 16 * number + 1, 1, 1))
+        shelf.take(Snapshot(GENESIS, ONE, 16 * number, 0, 2, 1, 1, b"half"), LATER)
+        shelf.take(Snapshot(GENESIS, TWO, 16 * number, 0, 1, 1, 1, b"whole"), LATER)
+        shelf.take(snapshot.witness(GENESIS, TWO, 16 * number + 1, 1, 1), LATER)
     assert (len(shelf.whole), len(shelf._open), len(shelf._vouched)) == (SHELF_MAX,) * 3
 
 
@@ -222,12 +233,12 @@ def test_who_vouches() -> None:
             records = [*snapshot.split(GENESIS, ONE, 32, 7, 8, b"state"), snapshot.witness(GENESIS, by, 32, 7, 8)]
             for record in reversed(records) if early else records:
                 assert not shelf.confirmed()
-                shelf.take(record)
+                shelf.take(record, LATER)
             (found,) = shelf.confirmed()
             assert (found.at, found.self_audit) == (32, self_audit)
-    shelf.take(snapshot.witness(GENESIS, TWO, 48, 7, 8))
+    shelf.take(snapshot.witness(GENESIS, TWO, 48, 7, 8), LATER)
     assert not shelf.confirmed(48), "it vouches for a snapshot that is not there"
-    shelf.take(Snapshot(GENESIS, TWO, 48, 0, 1, 7, 9, b"state"))
+    shelf.take(Snapshot(GENESIS, TWO, 48, 0, 1, 7, 9, b"state"), LATER)
     assert not shelf.confirmed(48), "of another chain"
 
 
@@ -247,10 +258,10 @@ def test_a_founding_snapshot_stops_who_began_before() -> None:
     assert isinstance(error, HistoryRestarted)
     assert (error.log, error.offset, error.at) == (0, 16, 16)
     shelf = Shelf()
-    for value in data:
+    for offset, value in enumerate(data, 16):
         record = codec.open_snapshot(value)
         assert record is not None
-        shelf.take(record)
+        shelf.take(record, offset)
     world = snapshot.load(shelf.confirmed(16)[0], 0)
     assert world is not None
     assert (world.groups, world.chain) == ({}, 0)

@@ -345,7 +345,7 @@ def _reloaded(world: World) -> World:
     shelf, found = snapshot.Shelf(INCARNATION), None
     digest_ = snapshot.digest_of(world)
     for record in snapshot.split(world.genesis, INCARNATION, world.chain_at, digest_, world.chain, data):
-        found = shelf.take(record) or found
+        found = shelf.take(record, world.next_offset) or found
     assert found is not None
     loaded = snapshot.load(found, 0)
     assert loaded is not None
