@@ -23,6 +23,7 @@ from marshal_py.protocol.records import (
     Join,
     Leave,
     ReleasingPartition,
+    SeekingPartition,
 )
 from marshal_py.protocol.snapshot import Stored
 from marshal_py.protocol.verdict import Outcome, Verdict
@@ -65,6 +66,11 @@ class Owners:
                 key = next(key for key, claim in self.claims.items() if claim == (record.session, record.epoch))
                 assert key[0] == group
                 del self.claims[key]
+            case SeekingPartition():
+                key = next(key for key, claim in self.claims.items() if claim == (record.session, record.epoch))
+                assert key[0] == group
+                self.claims[key] = (record.session, verdict.offset)
+                self.newest[key] = verdict.offset
             case Leave() | Evict():
                 self._end(group, {record.session})
             case Join():

@@ -47,7 +47,7 @@ PAUSE_MS = 5_000
 NEVER = 10**9  # an offset that no log of a test reaches
 
 
-def genesis(partitions: int = 1, incarnation: bytes = INCARNATION, hash: str = HASH_NAME, protocol: int = 1) -> bytes:
+def genesis(partitions: int = 1, incarnation: bytes = INCARNATION, hash: str = HASH_NAME, protocol: int = 2) -> bytes:
     return codec.encode(Genesis(incarnation, partitions, hash, protocol), "", incarnation)
 
 
@@ -208,6 +208,7 @@ class Logbook:
         assert verdict.offset == offset
         assert verdict.group == (judged.group or "")
         assert (verdict.outcome is Outcome.ACCEPTED) == (verdict.reason == "")
+        assert verdict.granted == judged.granted, "the ranges that were granted (F5.2)"
         assert (verdict.record is None) == (judged.record is None)
         if verdict.record is not None:
             assert type(verdict.record).__name__ == judged.record.type
