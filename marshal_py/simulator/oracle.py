@@ -158,7 +158,7 @@ class Oracle:
         held = self._root["incarnation"] if self._root is not None else self.incarnation
         foreign = envelope.version != 1 or envelope.record_version != 1
         if not is_genesis:
-            founding = record.fields["chain"] == 0 and record.fields["at"] > self.began_at
+            founding = record.fields["chain"] == 0 and self.began_at < record.fields["at"] <= offset
             if founding and held is not None and not foreign:
                 raise OracleStop("founding", offset)  # N13, of whatever incarnation
             if named != self.incarnation:

@@ -96,7 +96,7 @@ def claiming_partition(group: Group, fields: dict[str, Any], offset: int, _body:
     if number >= 0:
         partition.claimed_from = partition.position
         if group.mode == AT_LEAST_ONCE:
-            partition.attempts += 1
+            partition.attempts = min(partition.attempts + 1, 2**53)
     group.partitions[topic, number] = partition
     return ""
 
