@@ -32,7 +32,7 @@ INCARNATION: Final = b"small and closed"
 WORLDS_KEPT: Final = 2_048  # folded ones; a world takes some 80 KB, and one that is missed is folded anew
 # What a story tells of a record.
 TOLD: Final = ("client_id", "session", "epoch", "topic", "partition", "observed", "token", "duration_ms", "claims",
-               "from_", "start", "to", "position", "moves", "kind", "by")  # fmt: skip
+               "ranges", "position", "give", "moves", "kind", "by")  # fmt: skip
 ABSENT, GONE = 0, 1  # a slot that was never started, one whose process crashed
 
 
