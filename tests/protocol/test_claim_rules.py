@@ -211,7 +211,7 @@ def test_release_that_may_not_be() -> None:
 
 @pytest.mark.parametrize(("given", "position"), [(120, 120), (100, 100), (90, 100), (-1, 100)])
 def test_release_at_least_once(given: int, position: int) -> None:
-    """F6.2: at least the position: it becomes the position, attempts, in flight and progress the record's; lag stays."""
+    """F6.2: at least the position: position, attempts, in flight and progress become the record's; lag stays."""
     log = Logbook()
     session, epoch = log.owner()
     log.must(Heartbeat(session, 0, (ClaimState(epoch, 100, 1, 2, 3, b"p"),)))

@@ -335,10 +335,11 @@ OUT_OF_BOUNDS: list[Record] = [
     Join("c", bytes(16), 1, 1_000, ("t",) * 1_001), Heartbeat(0, 0, (ClaimState(0, 0),) * 10_001),
     Heartbeat(0, 0, (ClaimState(0, -1),)), ClaimingPartition(0, "t", 100_000, -1), ReleaseGroup(-1, -1, 86_400_001),
     SetPosition(0, (Move("t", 0, -1, -1),)), SetPosition(0, (Move("t", -1, -1, 0),)), Topology("t", 0, -1),
-    GroupConfig(-1, mode=3), Note(-1, ""), ReleasingPartition(0, 0, -2), ReleasingPartition(0, 0, 0, progress=bytes(513)),
+    GroupConfig(-1, mode=3), Note(-1, ""), ReleasingPartition(0, 0, -2),
+    ReleasingPartition(0, 0, 0, progress=bytes(513)), Heartbeat(0, 0, idle_ms=-1),
     ReleasingPartition(0, 0, 0, give=-2), Heartbeat(0, 0, (ClaimState(0, 0, progress=bytes(513)),)),
     ClaimingMessages(0, ()), ClaimingMessages(0, (MessageRange(0, 0, 0, 1),) * 10_001), SeekingPartition(0, 0, -1),
-    ClaimingMessages(0, (MessageRange(0, -1, 0, 1),)), Heartbeat(0, 0, idle_ms=-1),
+    ClaimingMessages(0, (MessageRange(0, -1, 0, 1),)),
     GroupConfig(-1, on_topic_recreated="x"),  # type: ignore[arg-type]
 ]  # fmt: skip
 
@@ -410,8 +411,8 @@ SPARSE: list[tuple[Record, list[object]]] = [
     (SetPosition(1, (Move("t", 0, -1, 5),)), [9, 1, [["t", 0, -1, 5]]]),
     (SetPosition(1, (), True), [9, 1, [], True]),
     (Join("c", bytes(16), 1, 1_000, (), -1, "m"), [1, "c", bytes(16), 1, 1_000, [], -1, "m"]),
-    (Snapshot(GENESIS, bytes(16), 16, 0, 1, 2, 3, b""), [14, [0, INCARNATION, 16, "murmur3-x86-32", 2], bytes(16), 16, 0,
-                                                        1, 2, 3, b""]),
+    (Snapshot(GENESIS, bytes(16), 16, 0, 1, 2, 3, b""),
+     [14, [0, INCARNATION, 16, "murmur3-x86-32", 2], bytes(16), 16, 0, 1, 2, 3, b""]),
 ]  # fmt: skip
 
 
