@@ -8,10 +8,23 @@ from random import Random
 import msgspec
 import pytest
 
-from marshal_py.errors import HistoryRestarted, TopicRecreated
+from marshal_py.errors import HistoryRestarted, ProtocolOutdated, ProtocolUnknown, TopicRecreated
 from marshal_py.protocol import codec, snapshot
+from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.rationalizer import apply
-from marshal_py.protocol.records import Genesis, GroupConfig, Heartbeat, Note, Snapshot
+from marshal_py.protocol.records import (
+    ClaimingPartition,
+    ClaimState,
+    Genesis,
+    GroupConfig,
+    Heartbeat,
+    Note,
+    ReleasingPartition,
+    SeekingPartition,
+    Snapshot,
+    StepDown,
+    Topology,
+)
 from marshal_py.protocol.routing import HASH_NAME, route
 from marshal_py.protocol.snapshot import CHUNK_BYTES, SHELF_MAX, Shelf, Stored
 from marshal_py.protocol.world import World, hash64
@@ -61,17 +74,21 @@ def pieces(world: World, instance: bytes = ONE) -> list[Snapshot]:
 def test_the_state_is_what_the_text_says() -> None:
     """N2: one MessagePack value, written down here by hand."""
     log = Logbook()
-    session, epoch = log.owner()
+    session = log.join()
+    topology = log.must(Topology(TOPIC, 4, -1, topic_id="one"))
+    epoch = log.claim(session)
     config = log.must(GroupConfig(-1, policy="greedy"))
-    log.must(Heartbeat(session, 1, ready=(9,)))
+    parked = log.must(ReleasingPartition(session, log.claim(session, 1, 5), 6, 9, parked="why"))
+    beat = log.must(Heartbeat(session, 1, (ClaimState(epoch, 110, 1, 2, 3, b"\1\2\0"),), (9,), idle_ms=77))
     filled(log)
     body = {number: value[14 + value[11] :] for number, value in enumerate(log.values) if value is not None}
     data = snapshot.state_of(log.world)
     assert data is not None
-    assert msgspec.msgpack.decode(data) == [1, 1, 0, [[
-        GROUP, 1, -1, 0, config, body[config], [[TOPIC, 4, 4, 2]],
-        [[session, body[session], config + 1, -1, [9]]],
-        [[TOPIC, 0, session, epoch, 100, 0, epoch, -1, -1, 0, 0, 0]],
+    assert msgspec.msgpack.decode(data) == [2, 2, 0, [[
+        GROUP, 1, -1, 0, config, body[config], -1, [[TOPIC, 4, 4, topology, "one"]],
+        [[session, body[session], beat, -1, [9], 77]],
+        [[TOPIC, 0, session, epoch, 110, 0, epoch, -1, -1, 1, 2, 3, 100, b"\1\2\0", ""],
+         [TOPIC, 1, -1, -1, 6, 0, parked, session, 9, 0, 0, 0, -1, b"", "why"]],
     ]]]  # fmt: skip
 
 
@@ -106,6 +123,64 @@ def test_load_and_go_on() -> None:
     assert (world.chain, snapshot.state_of(world)) == (log.world.chain, snapshot.state_of(log.world))
 
 
+def rich() -> Logbook:
+    """A log at a checkpoint in which every field of the state has something to say, and a group that was deleted."""
+    log = Logbook()
+    gone = log.delete()
+    log.must(GroupConfig(gone, on_topic_recreated="earliest"))
+    session = log.join()
+    at = log.must(Topology(TOPIC, 4, gone, topic_id="one"))
+    log.must(Topology(TOPIC, 3, at, topic_id="two"))
+    epoch = log.claim(session)
+    log.must(ReleasingPartition(session, log.claim(session, 1), 130, 5, "", attempts=4, in_flight=3, progress=b"q",
+                                parked="DataTopicRecreated"))  # fmt: skip
+    log.must(Heartbeat(session, 1, (ClaimState(epoch, 110, 1, 2, 3, b"p"),), (9,), idle_ms=77))
+    log.must(StepDown(session, -1))
+    log.must(SeekingPartition(session, epoch, 50))
+    log.must(GroupConfig(-1, deleted=True), "deleted")
+    log.must(log.new_join(mode=2), "other")
+    return filled(log)
+
+
+def test_a_state_with_everything_in_it() -> None:
+    """N2, N3: written, read and written again it is the same; whoever loads it folds on as the others do."""
+    log = rich()
+    whole = stored(log.world)
+    world = snapshot.load(whole, 0)
+    assert world is not None
+    world.check()
+    assert snapshot.state_of(world) == whole.data
+    assert snapshot.digest_of(world) == snapshot.digest_of(log.world)
+    group, topic = world.groups[GROUP], world.groups[GROUP].topics[TOPIC]
+    assert (topic.id, topic.first_count, group.deleted_at, group.pause_change) == ("two", 0, 1, 1)
+    assert world.groups["deleted"].deleted
+    one, two = (group.partitions[TopicPartition(TOPIC, number)] for number in (0, 1))
+    assert (one.began, one.position, one.generation, one.attempts) == (50, 50, 3, 1)
+    assert (two.parked, two.progress, two.attempts, two.in_flight) == ("DataTopicRecreated", b"q", 4, 3)
+    (session,) = group.sessions.values()
+    assert (session.idle_ms, session.ready, session.mark > 0) == (77, (9,), True)
+    start = log.world.next_offset
+    log.refuses(Topology(TOPIC, 3, 1), "observed")
+    log.refuses(ClaimingPartition(session.id, TOPIC, 1, two.version), "parked")
+    log.refuses(Topology(TOPIC, 3, -1), "deleted", "deleted")
+    log.must(Heartbeat(session.id, 2, (ClaimState(one.epoch, 60, attempts=1),)))
+    filled(log)
+    for offset in range(start, log.world.next_offset):
+        apply(world, offset, log.values[offset])
+    assert (world.chain, snapshot.state_of(world)) == (log.world.chain, snapshot.state_of(log.world))
+
+
+def test_a_snapshot_of_another_protocol() -> None:
+    """L6: what names a Genesis of protocol 1 is refused by name, of a later one too; another incarnation goes first."""
+    whole = stored(example().world)
+    for protocol, error in ((1, ProtocolOutdated), (3, ProtocolUnknown)):
+        other = Stored(whole.key, msgspec.structs.replace(whole.genesis, protocol=protocol), whole.data, {ONE})
+        with pytest.raises(error):
+            snapshot.load(other, 0)
+        with pytest.raises(TopicRecreated):
+            snapshot.load(other, 0, expected=OTHER_INCARNATION)
+
+
 def changed(**fields: object) -> Iterator[Stored]:
     whole = stored(example().world)
     yield Stored(msgspec.structs.replace(whole.key, **fields), whole.genesis, whole.data, {ONE})
@@ -125,10 +200,10 @@ def unsound() -> Iterator[tuple[str, Stored]]:
     yield "followed", of(whole.data + b"\x00")
     yield "no state", of(b"\x01")
     yield "longer form", of(b"\xdc\x00\x04" + whole.data[1:])
-    for at, value in ((0, 2), (1, 2), (2, 1)):
+    for at, value in ((0, 1), (0, 3), (1, 1), (1, 3), (2, 1)):
         other = [*tree]
         other[at] = value
-        yield f"element {at}", of(msgspec.msgpack.encode(other))
+        yield f"element {at} as {value}", of(msgspec.msgpack.encode(other))
 
 
 def incoherent() -> Iterator[tuple[str, Stored]]:
@@ -142,7 +217,7 @@ def incoherent() -> Iterator[tuple[str, Stored]]:
         inner[path[-1]] = value
         return Stored(whole.key, whole.genesis, msgspec.msgpack.encode(tree), {ONE})
 
-    group, sessions, partitions = (3, 0), 7, 8
+    group, sessions, partitions = (3, 0), 8, 9
     yield "a Join that is none", of((*group, sessions, 0, 1), b"no Join")
     yield "a config that is none", of((*group, 5), b"no config")
     yield "an owner that does not live", of((*group, partitions, 0, 2), 99)
@@ -150,10 +225,14 @@ def incoherent() -> Iterator[tuple[str, Stored]]:
     yield "two claims with one epoch", of((*group, partitions, 1, 3), whole_epoch(whole))
     yield "an extension in the future", of((*group, sessions, 0, 2), 16)
     yield "an owned partition without a position", of((*group, partitions, 0, 4), -1)
+    yield "an owned partition that is parked", of((*group, partitions, 0, 14), "why")
+    yield "a claim that began nowhere", of((*group, partitions, 0, 12), -1)
+    yield "a claim that began above its position", of((*group, partitions, 0, 12), 101)
+    yield "a first count that no topic has", of((*group, 7, 0, 2), -1)
 
 
 def whole_epoch(whole: Stored) -> int:
-    epoch: int = msgspec.msgpack.decode(whole.data)[3][0][8][0][3]
+    epoch: int = msgspec.msgpack.decode(whole.data)[3][0][9][0][3]
     return epoch
 
 
