@@ -15,6 +15,7 @@ from typing import NamedTuple
 from marshal_py.simulator.auditor_closed import fail_closed
 from marshal_py.simulator.auditor_evidence import Delivery, Evidence, Key, Violation
 from marshal_py.simulator.auditor_history import History, Life, Tenure
+from marshal_py.simulator.auditor_losses import losses
 
 DRIFT_PPM = 1_000  # the widest clock rate that a run may use, with room
 SLACK_MS = 3  # two floors and a ceiling between a client's clock and true time
@@ -39,6 +40,7 @@ def judge(evidence: Evidence) -> Judgement:
         return Judgement(found + list(fail_closed(history)), counted, history)
     found += _owners_and_leases(history, counted)
     found += _at_most_once(history, counted)
+    found += losses(history)
     found += _at_least_once(history)
     found += _redelivery(history)
     found += _reports(history)

@@ -15,6 +15,7 @@ from marshal_py.simulator.oracle_snapshot import Snapshots
 from marshal_py.simulator.oracle_wire import HIGHEST_TYPE, decode_record, parse_envelope
 
 HAND_OVER = "hand-over"  # reason of a Release by A3
+AT_MOST_ONCE = 2
 
 
 def root_of(values: Iterable[bytes | None]) -> tuple[bytes, int]:
@@ -50,8 +51,8 @@ def oracle_of(evidence: Evidence) -> Oracle | None:
 class Tenure:
     """One accepted claim: the records [epoch, end) of the log."""
 
-    __slots__ = ("end", "ended_by", "epoch", "generation", "handed_over", "key", "let_go", "mode", "ms", "position",
-                 "session")  # fmt: skip
+    __slots__ = ("end", "ended_by", "epoch", "generation", "given_back", "handed_over", "key", "let_go", "mode", "ms",
+                 "position", "session")  # fmt: skip
 
     def __init__(self, key: Key, epoch: int, session: int, ms: int, position: int, generation: int,
                  mode: int) -> None:  # fmt: skip
@@ -61,6 +62,7 @@ class Tenure:
         self.ended_by = ""
         self.let_go = (-1, -1)  # who first sent the Release or Leave that ended it, and when
         self.handed_over = False  # by a Release for the sake of another live member, after its handlers had finished
+        self.given_back: int | None = None  # at most once: its Release made this the position, which had been greater
 
 
 class Extension(NamedTuple):
@@ -91,6 +93,7 @@ class Advance(NamedTuple):
 class Grant(NamedTuple):
     key: Key
     epoch: int
+    from_: int
     start: int
     to: int
     sent_ms: int
@@ -207,7 +210,7 @@ class History:
                     self._advance(tenure, offset, sent_ms)
             return
         if kind == "ReleasingPartition":
-            self._advance(self.tenures[group, fields["epoch"]], offset, sent_ms)
+            self._advance(self.tenures[group, fields["epoch"]], offset, sent_ms, released=True)
             self.tenures[group, fields["epoch"]].handed_over = fields["reason"] == HAND_OVER
         elif kind == "ClaimingMessages":
             self._grant(group, fields, offset, sent_ms)
@@ -260,11 +263,13 @@ class History:
                     tenure.let_go = sent
                 del opened[key]
 
-    def _advance(self, tenure: Tenure, offset: int, sent_ms: int) -> None:
+    def _advance(self, tenure: Tenure, offset: int, sent_ms: int, released: bool = False) -> None:
         group, topic, number = tenure.key
         position = self.oracle.groups[group].partitions[topic, number].position
         before = self._positions.get(tenure.key, -1)
-        if position < before:
+        if position < before and tenure.mode == AT_MOST_ONCE and released and position >= tenure.position:
+            tenure.given_back = position
+        elif position < before:
             self._say("S10", offset, f"the position of {tenure.key} fell from {before} to {position}")
         elif position > before and offset >= self.evidence.inherited:
             self.advances.append(Advance(tenure.key, tenure.generation, before, position, offset, sent_ms))
@@ -276,7 +281,7 @@ class History:
             self._say("S11", offset, f"messages of {tenure.key} are granted in a pause")
         if fields["start"] < self._positions.get(tenure.key, -1):
             self._say("S6", offset, f"a grant of {tenure.key} begins below what was granted")
-        grant = Grant(tenure.key, tenure.epoch, fields["start"], fields["to"], sent_ms, offset)
+        grant = Grant(tenure.key, tenure.epoch, fields["from"], fields["start"], fields["to"], sent_ms, offset)
         self.grants.setdefault((group, tenure.epoch), []).append(grant)
         self._positions[tenure.key] = fields["to"]
 
