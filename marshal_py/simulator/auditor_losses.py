@@ -30,37 +30,55 @@ class Noted(NamedTuple):
     sent_ms: int  # for the last time
 
 
+class Suspect(NamedTuple):
+    """Messages of one grant that nobody got."""
+
+    grant: Grant
+    client: int
+    offsets: list[int]
+    kinds: tuple[str, ...]  # of Notes that may name them
+    fate: str
+
+
 def losses(history: History) -> Iterator[Violation]:
     """S6, one grant at a time. What a dump holds was granted by processes that nobody has watched."""
+    suspects = list(_suspects(history))
+    noted = _notes(history) if suspects else {}
+    for grant, client, offsets, kinds, fate in suspects:
+        session = history.tenures[grant.key[0], grant.epoch].session
+        notes = [note for note in noted.get((session, grant.key), ())
+                 if note.kind in kinds and note.sent_ms >= grant.sent_ms]  # fmt: skip
+        lost = [offset for offset in offsets if not any(note.start <= offset < note.to for note in notes)]
+        if lost:
+            yield Violation("S6", history.evidence.appended_ms[grant.offset], grant.offset,
+                            f"{grant.key} {lost[0]} {fate}, and client {client} names it in no Note ({len(lost)} such "
+                            f"messages in this grant)")  # fmt: skip
+
+
+def _suspects(history: History) -> Iterator[Suspect]:
+    """What was neither delivered nor given back, by clients that could have said so."""
     delivered: dict[tuple[str, int], dict[int, set[int]]] = {}  # claim -> client -> offsets
     for d in history.evidence.deliveries:
         if not d.inherited:
             delivered.setdefault((d.group, d.epoch), {}).setdefault(d.client, set()).add(d.offset)
-    suspects: list[tuple[Grant, int, int, str]] = []  # grant, sender, offset, what became of the offset
     for claim, grants in history.grants.items():
-        by_client = delivered.get(claim, {})
+        tenure, by_client = history.tenures[claim], delivered.get(claim, {})
         anybody: set[int] = set().union(*by_client.values())
+        returned = 2**63 if tenure.given_back is None else tenure.given_back
         for grant in grants:
             if grant.offset < history.evidence.inherited:
                 continue
-            sender = _sender(history, grant)
-            newest = max(by_client.get(sender, ()), default=-1)
-            for offset in _existing(history, grant.key, grant.from_, grant.start):
-                suspects.append((grant, sender, offset, "is skipped by a grant"))
-            tenure = history.tenures[claim]
-            for offset in _existing(history, grant.key, grant.start, grant.to):
-                returned = tenure.given_back is not None and offset >= tenure.given_back
-                if offset in anybody or returned or (offset > newest and _excused(history, grant, tenure, sender)):
-                    continue
-                suspects.append((grant, sender, offset, "is granted, and neither delivered nor given back"))
-    noted = _notes(history) if suspects else {}
-    for grant, sender, offset, fate in suspects:
-        kinds = (DROPPED, LOST) if offset < grant.start else (DROPPED,)
-        notes = noted.get((history.tenures[grant.key[0], grant.epoch].session, grant.key), ())
-        if not any(note.kind in kinds and note.start <= offset < note.to and note.sent_ms >= grant.sent_ms
-                   for note in notes):  # fmt: skip
-            yield Violation("S6", history.evidence.appended_ms[grant.offset], grant.offset,
-                            f"{grant.key} {offset} {fate}, and client {sender} names it in no Note")  # fmt: skip
+            client = _sender(history, grant)
+            skipped = _existing(history, grant.key, grant.from_, grant.start)
+            if skipped:
+                yield Suspect(grant, client, skipped, (DROPPED, LOST), "is skipped by a grant")
+            missing = [offset for offset in _existing(history, grant.key, grant.start, min(grant.to, returned))
+                       if offset not in anybody]  # fmt: skip
+            if missing and _excused(history, grant, tenure, client):  # but from what it passed over
+                newest = max(by_client.get(client, ()), default=-1)
+                missing = [offset for offset in missing if offset < newest]
+            if missing:
+                yield Suspect(grant, client, missing, (DROPPED,), "is granted, and neither delivered nor given back")
 
 
 def _existing(history: History, key: Key, first: int, end: int) -> list[int]:

@@ -6,7 +6,7 @@ Its log is built with `wire` alone. Every record is appended one ms after it was
 from __future__ import annotations
 
 from marshal_py.simulator.auditor import judge
-from marshal_py.simulator.auditor_evidence import Delivery, Evidence
+from marshal_py.simulator.auditor_evidence import Delivery, Evidence, Violation
 from tests.support import wire
 
 INTERVAL = 2_000
@@ -58,5 +58,8 @@ class Book:
     def beats(self) -> list[bytes]:
         return [v for v in self.evidence.log if len(v) > 20 and v[12 + v[11] + 1] == HEARTBEAT]
 
+    def judged(self) -> list[Violation]:
+        return judge(self.evidence).violations
+
     def found(self) -> set[str]:
-        return {violation.invariant for violation in judge(self.evidence).violations}
+        return {violation.invariant for violation in self.judged()}
