@@ -311,9 +311,9 @@ class Client(Process):
             return
         feed.cursor = offsets[-1] + 1
         if isinstance(claim.tracker, AtLeastOnce):
-            fresh = claim.tracker.fresh(offsets)
-            if fresh:
-                feed.runs.append(claim.tracker.add(fresh))
+            _, run = claim.tracker.admit(offsets)
+            if run is not None:
+                feed.runs.append(run)
             self._pump(feed)
         else:
             feed.buffer.extend(offsets)
