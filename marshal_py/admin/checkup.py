@@ -21,7 +21,7 @@ from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo
 
 DAY_MS: Final = 86_400_000
 ORPHANED_MS: Final = 7 * DAY_MS  # as long as Kafka itself keeps the offsets of an empty group
-SILENT_INTERVALS: Final = 10  # twice would be enough for whoever is there to wait it out: so nobody is there
+SILENT_INTERVALS: Final = 2  # T4, N14: then whoever lives in the log evicts the session, so perhaps nobody does
 SKEW_MS: Final = 2_000  # below that it may be the way of a record, and nobody plans by seconds
 SKEW_RECORDS: Final = 3  # of one client: a single late one was retried
 RECORDS_MANY: Final = 1_000_000  # folding them takes a joining consumer some seconds
@@ -143,15 +143,18 @@ def _orphan(group: Group, study: Study) -> Check | None:
 
 
 def _silent(group: Group, study: Study, extended_ms: Mapping[tuple[str, int], int]) -> Check | None:
-    silent = [s.join.client_id for s in group.sessions.values()
-              if study.now_ms - extended_ms.get((group.name, s.id), study.now_ms)
-              > SILENT_INTERVALS * s.join.interval_ms]  # fmt: skip
+    """Timestamps are of the writers' clocks, "now" is of this machine's: what may be their difference is no silence."""
+    silent = {}
+    for session in group.sessions.values():
+        silent_ms = study.now_ms - extended_ms.get((group.name, session.id), study.now_ms)
+        if silent_ms > SILENT_INTERVALS * session.join.interval_ms + SKEW_MS:
+            silent[session.id] = (f"session {session.id} of {session.join.client_id!r} for {silent_ms / 1000:.0f} s "
+                                  f"(its interval: {session.join.interval_ms / 1000:g} s)")  # fmt: skip
     if not silent:
         return None
-    found = (f"{group.name!r}: no sign of life for more than {SILENT_INTERVALS} intervals of {_some(sorted(silent))}, "
-             "and nobody waits them out")  # fmt: skip
-    return Check("silent consumer", "warn", found, f"start a consumer of the group, or: marshal evict {group.name} "
-                 f"{sorted(silent)[0]}")  # fmt: skip
+    found = f"{group.name!r}: no sign of life of {_some([words for _, words in sorted(silent.items())])}"
+    return Check("silent consumer", "warn", found, "any running consumer of this log evicts them: start one of this "
+                 f"group, or: marshal evict {group.name} {min(silent)}")  # fmt: skip
 
 
 def _parked(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Check]:

@@ -39,6 +39,7 @@ def doctor(
                                                      "has not consumed it yet.")] = None,
     role: Annotated[str | None, typer.Option("--as", metavar="ROLE", help="consumer, admin or observer: a right that "
                                              "it lacks is a failure.")] = None,
+    dump: frame.DumpFile = None,
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
@@ -46,13 +47,16 @@ def doctor(
 ) -> None:  # fmt: skip
     """Check the connection, the coordination topic, this client's rights, clocks, versions, groups and growth.
 
-    One line of advice for whatever is not well. Exit code 1 if a check fails.
+    One line of advice for whatever is not well. Exit code 1 if a check fails. Of a dump there are only its clocks,
+    versions, groups and growth, as of its newest record.
     """
+    if dump is not None and (group or topics or role):
+        raise typer.BadParameter("a dump tells nothing about rights: --dump goes without GROUP, --topic and --as")
     if role is not None and role not in rights.ROLES:
         raise typer.BadParameter("--as takes " + ", ".join(rights.ROLES))
     checks = []
     visit = Visit(coordination_topic, group, topics or [], [role] if role else list(rights.ROLES), bool(role))
-    for check in visit.checks(bootstrap_servers, command_config):
+    for check in visit.of_dump(dump) if dump else visit.checks(bootstrap_servers, command_config):
         checks.append(check)
         if not as_json:
             advice = f"  -> {check.advice}" if check.advice else ""
@@ -106,38 +110,49 @@ class Visit:
                 yield from _settings(admin, self.topic, brokers)
             except AccessDenied as error:
                 yield Check("settings", "warn", "this client may not see them", str(error))
-            yield from self._content(door, admin, count)
+            with Observer(door, self.topic) as observer:
+                yield from self._content(observer, round(time.time() * 1000), admin, count)
         except AccessDenied as error:
             yield Check("coordination topic", "warn", "this client may not look into it", str(error))
 
-    def _content(self, door: KafkaDoor, admin: KafkaAdmin, count: int) -> Iterator[Check]:
-        with Observer(door, self.topic) as observer:
-            if observer.root is None:
-                yield Check("root", "warn", NOBODY)
-                return
-            root = observer.root
-            yield Check("root", "ok", f"incarnation {root.incarnation.hex()}, {root.partitions} logs, "
-                                      f"protocol {root.protocol}")  # fmt: skip
-            if count > root.partitions:
-                surplus = count - root.partitions
-                yield Check("partitions", "ok", f"{surplus} beyond the root's {root.partitions} are not used")
-            study = Study(round(time.time() * 1000))
-            for judged in observer.read():
-                study.read(judged.record, judged.verdict)
-            groups = [group for _, group in observer.groups()]
-            sessions = sum(len(group.sessions) for group in groups)
-            yield Check("content", "ok", f"every log folds; {len(groups)} groups, {sessions} live sessions")
-            yield from _odd_records(observer)
-            yield checkup.of_growth(study, observer.bounds(observer.logs_of(None)))
-            yield checkup.of_clocks(study)
-            yield checkup.of_versions(groups)
-            extended_ms = {(group.name, session): observer.extended_ms[log, session]
-                           for log, group in observer.groups() for session in group.sessions
-                           if (log, session) in observer.extended_ms}  # fmt: skip
-            yield from checkup.of_groups(groups, _infos(admin, groups), study, extended_ms)
-            for group in groups:
-                if group.name == self.group:
-                    self.topics |= set(group.topics)
+    def of_dump(self, dump: Path) -> Iterator[Check]:
+        """The content alone; "now" is the time of the newest record."""
+        with frame.look(None, None, self.topic, dump) as observer:
+            times_ms = (record.timestamp_ms for record in observer.records(observer.logs_of(None)))
+            newest_ms = max(times_ms, default=0)
+        with frame.look(None, None, self.topic, dump) as observer:
+            yield from self._content(observer, newest_ms)
+
+    def _content(self, observer: Observer, now_ms: int, admin: KafkaAdmin | None = None,
+                 count: int = 0) -> Iterator[Check]:  # fmt: skip
+        """`admin` knows the groups' topics; `count` is of the coordination topic's partitions. A dump has neither."""
+        if observer.root is None:
+            yield Check("root", "warn", NOBODY)
+            return
+        root = observer.root
+        yield Check("root", "ok", f"incarnation {root.incarnation.hex()}, {root.partitions} logs, "
+                                  f"protocol {root.protocol}")  # fmt: skip
+        if count > root.partitions:
+            surplus = count - root.partitions
+            yield Check("partitions", "ok", f"{surplus} beyond the root's {root.partitions} are not used")
+        study = Study(now_ms)
+        for judged in observer.read():
+            study.read(judged.record, judged.verdict)
+        groups = [group for _, group in observer.groups()]
+        sessions = sum(len(group.sessions) for group in groups)
+        yield Check("content", "ok", f"every log folds; {len(groups)} groups, {sessions} live sessions")
+        yield from _odd_records(observer)
+        yield checkup.of_growth(study, observer.bounds(observer.logs_of(None)))
+        yield checkup.of_clocks(study)
+        yield checkup.of_versions(groups)
+        # Who lives by a snapshot, and has shown no sign since, has been silent for as long as this log was read.
+        extended_ms = {(group.name, session): observer.extended_ms.get((log, session), study.first_ms.get(log, now_ms))
+                       for log, group in observer.groups() for session in group.sessions}  # fmt: skip
+        infos = {} if admin is None else _infos(admin, groups)
+        yield from checkup.of_groups(groups, infos, study, extended_ms)
+        for group in groups:
+            if group.name == self.group:
+                self.topics |= set(group.topics)
 
     def _rights(self, admin: KafkaAdmin, principal: str, address: str) -> Iterator[Check]:
         absent = set()

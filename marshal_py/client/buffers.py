@@ -179,10 +179,10 @@ class Buffer:
             while part.at < len(part.messages) and (part.messages[part.at].offset() or 0) < position:
                 part.at += 1
             part.messages, part.at = part.messages[part.at :], 0
-        self.fetched = deque(part for part in self.fetched if part.messages)
-        if isinstance(claim.tracker, AtLeastOnce):
-            for part in self.fetched:
-                part.run = claim.tracker.add(offsets_of(part.messages))
+        ahead, self.fetched = self.fetched, deque()
+        for part in ahead:
+            if part.messages:
+                self._keep(part.messages)
 
     def bytes_of(self, count: int, size: Callable[[RawMessage], int]) -> int:
         """Size of the next `count` messages. Whole chunks are measured once: a waiting fetch asks again and again."""
@@ -206,11 +206,23 @@ class Buffer:
             messages = [message for message in messages if (message.offset() or 0) >= self.next_offset]
             if not messages:
                 return
-        part = Fetched(messages)
-        if self.claim is not None and isinstance(self.claim.tracker, AtLeastOnce):
-            part.run = self.claim.tracker.add(offsets_of(messages))
-        self.fetched.append(part)
         self.next_offset = (messages[-1].offset() or 0) + 1
+        self._keep(messages)
+
+    def _keep(self, messages: Sequence[RawMessage]) -> None:
+        """In at-least-once mode without those that an earlier owner has finished (D1)."""
+        run = None
+        if self.claim is not None and isinstance(self.claim.tracker, AtLeastOnce):
+            offsets = offsets_of(messages)
+            fresh, run = self.claim.tracker.admit(offsets)
+            if run is None:
+                return
+            if fresh is not offsets:
+                wanted = frozenset(fresh)
+                messages = [message for message in messages if message.offset() in wanted]
+        part = Fetched(messages)
+        part.run = run
+        self.fetched.append(part)
 
 
 def offsets_of(messages: Sequence[RawMessage]) -> Sequence[int]:

@@ -14,6 +14,7 @@ from typing import Any
 from marshal_py.client.buffers import Buffer, Delivered, Reserved
 from marshal_py.client.message import Part
 from marshal_py.client.options import ConsumerOptions
+from marshal_py.client.pace import Pace
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import Instant, TopicPartition
@@ -37,6 +38,7 @@ class Flow:
         self.user_paused: set[TopicPartition] = set()
         self._order: deque[TopicPartition] = deque()  # whose turn it is
         self.delivered = 0  # messages handed over
+        self.pace = Pace()
         self.at_most_once = options.delivery == "at_most_once"
 
     # --- what the loop tells
@@ -58,6 +60,7 @@ class Flow:
             if buffer is None or start is None or start > position or self.source.round(tp) == 0:
                 buffer = self.buffers[tp] = Buffer(tp, position)
                 fresh[tp] = position
+            self._check_inherited(claim)
             buffer.open(claim, position)
             buffer.next_offset = max(buffer.next_offset, position)
             if tp in self.user_paused:
@@ -70,6 +73,13 @@ class Flow:
             self.source.assign(fresh)
         for tp in self.user_paused & fresh.keys():
             self._hold_back(self.buffers[tp])
+
+    def _check_inherited(self, claim: Claim) -> None:
+        """D1: what earlier owners finished above the position counts only if the partition reaches that far."""
+        if isinstance(claim.tracker, AtLeastOnce) and claim.tracker.finished_to() > 0:
+            end = self.source.end_offset(claim.tp)
+            if 0 <= end < claim.tracker.finished_to():
+                claim.tracker.discard_inherited()
 
     def drop(self, tps: Iterable[TopicPartition]) -> None:
         """Claims are gone, or nothing is fetched ahead any more."""
@@ -130,6 +140,8 @@ class Flow:
                 continue
             if buffer.held_back:
                 continue  # fetched before the source was told; it will be fetched again
+            if buffer.claim is not None:
+                self._check_inherited(buffer.claim)
             buffer.add(messages)
             self._limit(buffer)
 
@@ -179,7 +191,7 @@ class Flow:
     def take(self, max_messages: int, max_bytes: int | None, now: Instant) -> list[tuple[Part, Delivered]]:
         """Hands over up to `max_messages`, partition after partition; at least one if there is one."""
         parts: list[tuple[Part, Delivered]] = []
-        left_bytes = max_bytes
+        left_bytes, before = max_bytes, self.delivered
         for _ in range(len(self._order)):
             tp = self._order[0]
             self._order.rotate(-1)
@@ -199,6 +211,8 @@ class Flow:
                     left_bytes -= sum(map(message_bytes, part[0].raw))
             if max_messages <= 0 or (left_bytes is not None and left_bytes <= 0):
                 break
+        if parts:
+            self.pace.handed_over(before, now.mono_ms)
         return parts
 
     def _take_part(self, buffer: Buffer, claim: Claim, limit: int, limit_bytes: int | None, now: Instant,
@@ -218,7 +232,7 @@ class Flow:
         raw = head.messages if whole else head.messages[head.at : head.at + count]
         first = head.run.deliver(count, now.mono_ms) if head.run is not None else 0
         if isinstance(claim.tracker, AtMostOnce):
-            claim.tracker.deliver(raw[-1].offset() or 0, now.mono_ms)
+            claim.tracker.deliver(raw[-1].offset() or 0, now.mono_ms, len(raw))
         delivered = Delivered(self, claim, head.run)
         self.delivered += count
         head.at += count
@@ -242,6 +256,7 @@ class Flow:
             if isinstance(claim.tracker, AtMostOnce):
                 count = self._skip_to_grant(buffer, claim.tracker)
             if count:
+                self.pace.handed_over(self.delivered, now.mono_ms)
                 head = buffer.fetched[0]
                 until_ms = now.boot_ms + min(open_ms, GATE_MS)
                 return Reserved(buffer, head, Delivered(self, claim, head.run), count, until_ms, now.mono_ms)
@@ -272,6 +287,8 @@ class Flow:
     def offer(self) -> bool:
         """Tells the member what could be granted next (D2). True if there is something to ask for."""
         something = False
+        waiting = sum(buffer.claim is not None and bool(buffer.fetched) for buffer in self.buffers.values())
+        each = max(1, min(self.options.grant_messages, self.pace.per_second() // max(1, waiting)))
         for buffer in self.buffers.values():
             claim = buffer.claim
             if claim is None or not isinstance(claim.tracker, AtMostOnce) or claim.stage is not Stage.OPEN:
@@ -279,13 +296,13 @@ class Flow:
             claim.tracker.holds(claim.tracker.delivered_to)  # drops grants that are used up
             if claim.tracker.asked is not None or len(claim.tracker.grants) >= GRANTS_AHEAD:
                 continue  # its offer stands: a look at the buffer is not free
-            claim.offer = self._ungranted(buffer, claim.tracker)
+            claim.offer = self._ungranted(buffer, claim.tracker, each)
             something = something or claim.offer is not None
         return something
 
-    def _ungranted(self, buffer: Buffer, tracker: AtMostOnce) -> tuple[int, int] | None:
+    def _ungranted(self, buffer: Buffer, tracker: AtMostOnce, left: int) -> tuple[int, int] | None:
+        """The next range to ask for, of at most `left` messages."""
         granted_to = tracker.granted_to()
-        left = self.options.grant_messages
         start: int | None = None
         to = 0
         for part in buffer.fetched:
@@ -301,6 +318,8 @@ class Flow:
 
     def user_returned(self) -> None:
         """The user asks for more: at most once, what was handed over is behind him. Refills what was held back."""
+        if self.at_most_once and self.pace.waits():
+            self.pace.returned(self.delivered, self.clock_now().mono_ms)
         for buffer in self.buffers.values():
             claim = buffer.claim
             if claim is None:

@@ -37,7 +37,7 @@ def find(log: CoordinationLog, number: int, bounds: Bounds, incarnation: bytes |
             for record in records:
                 found = codec.open_snapshot(record.value) if record.offset < end else None
                 if found is not None:
-                    shelf.take(found)
+                    shelf.take(found, record.offset)
         end, width = start, width * WINDOW_GROWTH
     return shelf
 

@@ -150,8 +150,8 @@ class Ranges:
         for tp, lot in self.lots.items():
             if tp not in bounds or lot.claim.stage is not Stage.OPEN or lot.taken is not None or tp in self.user_paused:
                 continue
-            start = self._next(lot)
             first, end = bounds[tp]
+            start, end = self._unfinished(lot, end)
             if start < first:
                 self.member.note("offset_lost", tp, start, first)
                 self.restart(tp, first)
@@ -164,6 +164,19 @@ class Ranges:
         """Claims whose position lies beyond the end, with position and end (D6)."""
         return [(tp, self._next(lot), bounds[tp].end) for tp, lot in self.lots.items()
                 if tp in bounds and self._next(lot) > bounds[tp].end]  # fmt: skip
+
+    def _unfinished(self, lot: Lot, end: int) -> tuple[int, int]:
+        """Where planning goes on, and up to where: around what an earlier owner has finished (D1)."""
+        start, tracker = self._next(lot), lot.claim.tracker
+        if isinstance(tracker, AtMostOnce):
+            return start, end
+        if end < tracker.finished_to():
+            tracker.discard_inherited()
+        low, high = tracker.next_finished(start)
+        while low <= start:
+            start = lot.next_offset = high
+            low, high = tracker.next_finished(start)
+        return start, min(end, low)
 
     def _next(self, lot: Lot) -> int:
         tracker = lot.claim.tracker

@@ -17,7 +17,8 @@ from marshal_py.protocol import codec, snapshot
 from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.keeper import Keeper
-from marshal_py.protocol.records import Snapshot
+from marshal_py.protocol.orphans import Presence
+from marshal_py.protocol.records import Evict, Snapshot
 from marshal_py.protocol.snapshot import Stored
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import CHECKPOINT_OFFSETS, World
@@ -25,6 +26,7 @@ from marshal_py.protocol.world import CHECKPOINT_OFFSETS, World
 if TYPE_CHECKING:
     from marshal_py.client.loop import Loop
     from marshal_py.client.station import Station
+    from marshal_py.protocol.member import Member
 
 log = logging.getLogger("marshal_py")
 
@@ -62,15 +64,17 @@ class Upkeep:
             del self._check_due_ms[number]
             world = self.loop.worlds[number]
             self.loop.clerk.submit(f"check of the start of log {number}", partial(self._check_start, world))
-        sessions: dict[int, set[int]] = {}
+        here: dict[int, list[Member]] = {}
         for station in self.loop.stations:
             if station.member.session != NONE and not station.away:
-                sessions.setdefault(station.log, set()).add(station.member.session)
-        client_id = self.loop.stations[0].member.options.client_id
-        for number, live in sessions.items():
-            keeper = self.keepers[number]
-            chores = keeper.tick(now.mono_ms, client_id, live)
+                here.setdefault(station.log, []).append(station.member)
+        for number, members in here.items():
+            keeper, live = self.keepers[number], {member.session for member in members}
+            chores = keeper.tick(now, Presence(
+                members[0].options.client_id, live, max(member.options.interval_ms for member in members),
+                any(member.pulse.proven(now) for member in members)))  # fmt: skip
             self._send(number, chores.send)
+            self._evict(keeper.world, chores.evict)
             if chores.audit is not None:
                 self._submit_audit(keeper, chores.audit)
             if chores.doubtful is not None:
@@ -88,6 +92,14 @@ class Upkeep:
             except MarshalError as error:  # too large for this cluster: the history stays, and consumers go on
                 self._tell(number, "snapshot_refused", record.at, str(error))
                 return
+
+    def _evict(self, world: World, records: list[tuple[str, Evict]]) -> None:
+        """N14: under the name of the other group, as one of its members would."""
+        for group, record in records:
+            assert world.genesis is not None  # it has sessions
+            self.loop.log.append(world.log, group.encode(), codec.encode(record, group, world.genesis.incarnation))
+            log.info("group %s: session %d has been silent for %d ms; evicting it", group, record.session,
+                     record.waited_ms, extra={"marshal_group": group, "marshal_session": record.session})  # fmt: skip
 
     def _tell(self, number: int, kind: str, offset: int, text: str) -> None:
         for station in self.loop.stations:

@@ -56,7 +56,7 @@ def encode(record: Record, group: str, incarnation: bytes, version: int = RECORD
     """
     kind = RECORD_TYPES.index(type(record))
     try:
-        body = _ENCODER.encode([kind, *_trimmed(record)])
+        body = _ENCODER.encode(_trimmed(record))
         group_bytes = group.encode()
     except (ValueError, OverflowError, TypeError) as error:  # no utf-8, no MessagePack integer, no value of ours
         raise InvalidRecord(type(record).__name__, str(error)) from error
@@ -78,7 +78,7 @@ def encode(record: Record, group: str, incarnation: bytes, version: int = RECORD
 
 
 def _trimmed(struct: Struct) -> list[Any]:
-    """The fields of a record or nested array without the trailing ones that have their defaults (E7)."""
+    """A record (its type first) or nested array without the trailing fields that have their defaults (E7)."""
     values = list(astuple(struct))
     defaults = struct.__struct_defaults__
     while len(values) > len(struct.__struct_fields__) - len(defaults):
@@ -86,7 +86,8 @@ def _trimmed(struct: Struct) -> list[Any]:
         if values[-1] != default or type(values[-1]) is not type(default):
             break
         values.pop()
-    return [_flat(value) for value in values]
+    tag = struct.__struct_config__.tag
+    return [*(() if tag is None else (tag,)), *map(_flat, values)]
 
 
 def _flat(value: Any) -> Any:

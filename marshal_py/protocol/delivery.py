@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from marshal_py.protocol import progress
+from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.progress import Range
 from marshal_py.protocol.records import OFFSET_MAX
 
@@ -96,7 +97,8 @@ class AtLeastOnce:
     What earlier owners finished above it is skipped, what they delivered is counted (D11): `inherited`.
     """
 
-    __slots__ = ("_base", "_delivered_before", "_fetched_to", "_finished_before", "_floor", "runs")
+    __slots__ = ("_attempts", "_base", "_delivered_before", "_fetched_to", "_finished_before", "_first", "_floor",
+                 "runs")  # fmt: skip
 
     def __init__(self, position: int, attempts: int = 0, in_flight: int = 0, known: bytes = b"") -> None:
         """`position`: of the claim. `attempts`: how often earlier owners delivered the message there.
@@ -107,6 +109,8 @@ class AtLeastOnce:
         ranges = progress.decode(position, known)
         self._finished_before = [(start, to) for start, to, times in ranges if not times]
         self._delivered_before = progress.deliveries(position, attempts, in_flight, ranges)
+        self._attempts = attempts
+        self._first = NONE  # the message at the claim's position: the first that exists there; NONE until it is fetched
         self.runs: deque[Run] = deque()
 
     # --- what earlier owners have done
@@ -117,16 +121,21 @@ class AtLeastOnce:
 
     def discard_inherited(self) -> None:
         """D1: the partition was truncated; what was told of its offsets is about messages that are gone."""
-        self._finished_before, self._delivered_before = [], []
+        self._finished_before, self._delivered_before, self._attempts = [], [], 0
 
-    def fresh(self, offsets: Sequence[int]) -> Sequence[int]:
-        """Of fetched offsets, ascending, those that no earlier owner has finished; the same object if all are."""
+    def admit(self, offsets: Sequence[int]) -> tuple[Sequence[int], Run | None]:
+        """Takes fetched offsets, ascending: those that no earlier owner has finished, and the run that holds them.
+
+        The same object comes back if nothing is left out; no run if nothing is left.
+        """
+        spans, kept = self._finished_before, offsets
+        if spans and spans[0][0] <= offsets[-1] and spans[-1][1] > offsets[0]:
+            kept = [offset for offset in offsets if not self._was_finished(offset)]
+        if len(kept) == len(offsets):
+            return offsets, self.add(offsets)
+        run = self.add(kept) if kept else None
         self._fetched_to = max(self._fetched_to, offsets[-1] + 1)
-        spans = self._finished_before
-        if not spans or spans[0][0] > offsets[-1] or spans[-1][1] <= offsets[0]:
-            return offsets
-        kept = [offset for offset in offsets if not self._was_finished(offset)]
-        return offsets if len(kept) == len(offsets) else kept
+        return kept, run
 
     def _was_finished(self, offset: int) -> bool:
         at = bisect_right(self._finished_before, offset, key=lambda span: span[0]) - 1
@@ -140,6 +149,8 @@ class AtLeastOnce:
 
     def add(self, offsets: Sequence[int]) -> Run:
         """The run that holds them. A trickle, fetched one by one, goes on in the newest run: a run costs 500 bytes."""
+        if self._first == NONE:
+            self._first = offsets[0]
         self._fetched_to = max(self._fetched_to, offsets[-1] + 1)
         last = self.runs[-1] if self.runs else None
         if last is not None and isinstance(last.offsets, range) and isinstance(offsets, range):
@@ -219,12 +230,22 @@ class AtLeastOnce:
     def progress(self) -> bytes:
         """What is known above the position, for a heartbeat or a Release (4.2, D1)."""
         position = self.position()
-        before = self._delivered_before
-        if not self._finished_before and not self._out_of_order() and not (before and before[-1].to > position + 1):
+        before, mine, in_flight = self._delivered_before, self._delivered_to(), self.in_flight
+        known = self._finished_before or self._out_of_order() or (before and before[-1].to > position + 1)
+        if not known and (in_flight <= 1 or mine - position == in_flight):
             return b""  # nearly always
         finished = progress.union([*self._finished_spans(position), *self._finished_before])
-        again = progress.without(self._delivered_again(position), finished)
-        return progress.encode(position, sorted([*(Range(start, to, 0) for start, to in finished), *again]))
+        told = [Range(start, to, 0) for start, to in finished]
+        again = progress.without(self._delivered_again(position, mine), finished)
+        open_spans = progress.without([Range(position, mine, 1)], finished)
+        if in_flight > 1 and sum(to - start for start, to, _ in open_spans) != in_flight:
+            # Some offsets do not exist: a new owner could not tell by the number alone what was in flight.
+            spans = progress.union([*finished, *((start, to) for start, to, _ in again)])
+            again += progress.without([Range(position + 1, mine, 1)], spans)
+        whole = progress.encode(position, sorted([*told, *again]))
+        # Where not all fits, what is finished goes first: a count that is missing delivers nothing twice.
+        fits = len(progress.decode(position, whole)) == len(told) + len(again)
+        return whole if fits else progress.encode(position, told)
 
     def _out_of_order(self) -> bool:
         """Whether something above the lowest unfinished message is finished."""
@@ -251,9 +272,8 @@ class AtLeastOnce:
                 break
         return spans
 
-    def _delivered_again(self, position: int) -> list[Range]:
-        """What earlier owners delivered and nobody finished: once more where this claim has delivered it too."""
-        mine = self._delivered_to()
+    def _delivered_again(self, position: int, mine: int) -> list[Range]:
+        """What earlier owners delivered and nobody finished: once more where this claim has, which is below `mine`."""
         told = []
         for start, to, times in self._delivered_before:
             start = max(start, position + 1)
@@ -271,21 +291,27 @@ class AtLeastOnce:
 
     def attempts(self) -> int:
         """How often the message at the position counts as delivered if this owner dies now (F4.5)."""
-        return self._delivered_before_at(self.position()) + 1
+        return self._delivered_before_at(self._message()) + 1
 
     def deliveries(self) -> int:
         """How often the message at the position was delivered, by earlier owners and by this one."""
-        before = self._delivered_before_at(self.position())
+        before = self._delivered_before_at(self._message())
         return before + (bool(self.runs) and self.runs[0].delivered > self.runs[0].low)
 
     def delivery_count(self, offset: int) -> int:
         """Which delivery of `offset` this claim's is: 1 if no earlier owner is known to have delivered it (D11)."""
         return 1 + self._delivered_before_at(offset)
 
+    def _message(self) -> int:
+        """The message at the position; NONE until the first one there is fetched."""
+        self.position()  # drops the runs that are finished
+        return NONE if self._first == NONE else self._unfinished_from()
+
     def _delivered_before_at(self, offset: int) -> int:
         ranges = self._delivered_before
         at = bisect_right(ranges, offset, key=lambda known: known.start) - 1 if ranges else -1
-        return ranges[at].times if at >= 0 and offset < ranges[at].to else 0
+        times = ranges[at].times if at >= 0 and offset < ranges[at].to else 0
+        return max(times, self._attempts) if offset == self._first else times
 
     def oldest_ms(self) -> int | None:
         """When the lowest unfinished message was handed over; None if none is in flight."""

@@ -151,13 +151,13 @@ class Intent:
         return any(self._target.get(claim.tp, me) != me for claim in self.member.claims.values())
 
     def ready(self, group: Group) -> tuple[int, ...]:
-        """Epochs whose partition this member has fetched ahead (A3)."""
+        """Epochs whose partition this member has fetched ahead (A3), as many as a heartbeat holds: the lowest."""
         epochs = []
         for tp, warm in self._warming.items():
             known = group.partitions.get(tp)
             if warm and known is not None and known.epoch != NONE:
                 epochs.append(known.epoch)
-        return tuple(epochs)
+        return tuple(sorted(epochs)[:HEARTBEAT_ENTRIES_MAX])
 
     def cool(self, out: Ready) -> None:
         """Nothing may be tried now: stop fetching ahead."""

@@ -1,8 +1,9 @@
 """Who keeps a log short: when a snapshot is due, who writes it, who vouches for it, what may be deleted (N5-N8, N12).
 
 One Keeper per log and process, beside the world. The driver calls `folded` after every record, `tick` when it has
-time, and carries out the Chores. Pure: no clock, no chance; random bits come from the edge. A process without a
-session in the log keeps nothing: it might be gone in a moment.
+time, and carries out the Chores. A silent session would stop all of it, so such sessions are evicted (N14, orphans.py).
+Pure: no clock, no chance; random bits come from the edge. A process without a session in the log keeps nothing: it
+might be gone in a moment.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Final
 from msgspec import Struct, field
 
 from marshal_py.protocol import snapshot
-from marshal_py.protocol.identity import NONE
-from marshal_py.protocol.records import Heartbeat, Snapshot
+from marshal_py.protocol.identity import NONE, Instant
+from marshal_py.protocol.orphans import Orphans, Presence
+from marshal_py.protocol.records import Evict, Heartbeat, Snapshot
 from marshal_py.protocol.snapshot import Shelf, Stored
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import CHECKPOINT_OFFSETS, U64, World
@@ -30,6 +32,7 @@ class Chores(Struct):
     """What the driver should do now."""
 
     send: list[Snapshot] = field(default_factory=list)  # to the log, under no group
+    evict: list[tuple[str, Evict]] = field(default_factory=list)  # to the log, under the group that is named
     audit: Stored | None = None  # fold once more from re-read bytes, then call `audited` (N6)
     doubtful: Stored | None = None  # a snapshot of somebody else that is not what this process folded
 
@@ -42,6 +45,7 @@ class Keeper:
         self.every_records = every_records
         self.instance = draw(16)  # a cloned machine shares it: it is no other process
         self.shelf = Shelf()
+        self.orphans = Orphans(world)
         self.reported: dict[int, int] = {}  # session -> newest checkpoint that it showed to have folded
         self._past: dict[int, tuple[int, int]] = {}  # checkpoint -> digests of state and chain, as folded here
         self._parts = {name: snapshot.part_of(group) for name, group in world.groups.items()}
@@ -65,7 +69,7 @@ class Keeper:
             if record.digest is not None and not verdict.outcome:
                 self.reported[record.session] = record.digest.at
         elif type(record) is Snapshot and not verdict.outcome:
-            self._read(record, now_ms)
+            self._read(record, verdict.offset, now_ms)
         if verdict.offset % CHECKPOINT_OFFSETS == CHECKPOINT_OFFSETS - 1:
             self._checkpoint()
 
@@ -94,8 +98,8 @@ class Keeper:
         state, chain = self._past[world.chain_at]
         return snapshot.split(world.genesis, self.instance, world.chain_at, state, chain, data)
 
-    def _read(self, record: Snapshot, now_ms: int) -> None:
-        found = self.shelf.take(record)
+    def _read(self, record: Snapshot, offset: int, now_ms: int) -> None:
+        found = self.shelf.take(record, offset)
         if found is None:
             return
         self._seen_at = max(self._seen_at, found.at)
@@ -113,20 +117,21 @@ class Keeper:
 
     # --- acting
 
-    def tick(self, now_ms: int, client_id: str, sessions: set[int]) -> Chores:
-        """What is due. `sessions`: the live ones of this process in this log, all of this client id."""
-        chores = Chores()
+    def tick(self, now: Instant, me: Presence) -> Chores:
+        """What is due."""
+        chores, sessions = Chores(), me.sessions
         if not sessions:
             self._armed = False
             self._written.clear()
             return chores
+        chores.evict = self.orphans.tick(now, me)
         chores.send, self._written = self._written, []
         if chores.send:
             self._seen_at = max(self._seen_at, chores.send[0].at)
         if self._due(sessions):
             self._armed = True
         for at, (stored, since_ms) in list(self._judge.items()):
-            self._judge_one(at, stored, now_ms - since_ms, client_id, sessions, chores)
+            self._judge_one(at, stored, now.mono_ms - since_ms, me.client_id, sessions, chores)
         return chores
 
     def _due(self, sessions: set[int]) -> bool:

@@ -16,7 +16,8 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol import parking
 from marshal_py.protocol.advisory import PROBE, Advisory
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
+from marshal_py.protocol.claim_records import claim_state, release
+from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.doubt import Doubt
 from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
@@ -34,14 +35,13 @@ from marshal_py.protocol.records import (
     Note,
     PauseWaited,
     ReleaseGroup,
-    ReleasingPartition,
     StepDown,
     clipped,
 )
 from marshal_py.protocol.topics import Topics
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.watch import Watch
-from marshal_py.protocol.world import Group, Partition, World
+from marshal_py.protocol.world import Group, World
 
 HEARTBEAT_PROGRESS_BYTES = 800_000  # T11: the rest of a record fits into what is left of codec.VALUE_BYTES_MAX
 MIRROR_MS = 5_000  # how often accepted positions go to Kafka's committed offsets: its own auto-commit interval
@@ -81,6 +81,7 @@ class Member:
         self.leave_sent_ms: int | None = None
         self._step_down_sent_ms: int | None = None
         self.join_sent: Instant | None = None
+        self.join_unread = b""  # instance of the newest own Join until it is read
         self._mirrored: dict[TopicPartition, int] = {}
         self._mirror_due_ms = 0
         self._pause_end_sent_ms: int | None = None
@@ -290,21 +291,22 @@ class Member:
                 self.out.send.append(Leave(ghost, "superseded"))
 
     def _enter(self, group: Group | None, now: Instant) -> None:
-        """Joins, one fresh instance per interval until one is read (T14)."""
+        """Joins, one fresh instance per interval until one is read (T14). Who leaves joins no more."""
+        recent = self.join_sent is not None and now.mono_ms - self.join_sent.mono_ms < self.options.interval_ms
         if self.leaving:
-            if not self.ghosts:
+            if not self.ghosts and not (recent and self.join_unread):
                 self.end(None)
             return
-        if self.join_sent is not None and now.mono_ms - self.join_sent.mono_ms < self.options.interval_ms:
+        if recent:
             return
         options = self.options
         predecessor = NONE
         if options.fast_reclaim and self.join_sent is None and not self.pulse.instances and group is not None:
             mine = [s.id for s in group.sessions.values() if s.join.client_id == options.client_id]
             predecessor = max(mine, default=NONE)  # T15: the caller vouches that it is dead
-        self.join_sent = now
+        self.join_sent, self.join_unread = now, self.pulse.new_instance(now)
         self.out.send.append(
-            Join(options.client_id, self.pulse.new_instance(now), options.mode, options.interval_ms, options.topics,
+            Join(options.client_id, self.join_unread, options.mode, options.interval_ms, options.topics,
                  predecessor, options.member, options.capacity, options.claims_max, options.rank, options.priority,
                  options.priority_group, 0, 0, options.reads_version, options.library)
         )  # fmt: skip
@@ -364,18 +366,7 @@ class Member:
                 claim.release_sent_ms is None or now.mono_ms - claim.release_sent_ms >= self.third_ms
             ):
                 claim.release_sent_ms = now.mono_ms
-                self.out.send.append(self._release(group, claim))
-
-    def _release(self, group: Group, claim: Claim) -> ReleasingPartition:
-        """F6.2: where the next owner goes on. F6.3: what was granted and not handed over is given back."""
-        tracker = claim.tracker
-        if isinstance(tracker, AtLeastOnce):
-            return ReleasingPartition(self.session, claim.epoch, claim.released_position, claim.successor, claim.reason,
-                                      attempts=tracker.deliveries(), in_flight=tracker.in_flight,
-                                      progress=tracker.progress(), parked=claim.parking)  # fmt: skip
-        return ReleasingPartition(self.session, claim.epoch, NONE, claim.successor, claim.reason,
-                                  group.partitions[claim.tp].position, claim.give, in_flight=tracker.in_flight,
-                                  parked=claim.parking)  # fmt: skip
+                self.out.send.append(release(self.session, group.partitions[claim.tp], claim))
 
     def _leave(self, now: Instant) -> None:
         """The Leave follows the Releases: the log keeps their order, and so their positions.
@@ -420,7 +411,7 @@ class Member:
                 self._entries_first = at % len(claims)  # the rest goes first into the next one
                 break
             # A claim whose Release is on its way is named like any other: the Release may be lost.
-            entry = self._entry(group.partitions[claim.tp], claim)
+            entry = claim_state(group.partitions[claim.tp], claim)
             if entry is not None:
                 entries.append(entry)
                 size_bytes += len(entry.progress)
@@ -428,20 +419,6 @@ class Member:
         ready, digest = self.intent.ready(group), self.world.checkpoints.get(self.name)
         sequence = self.pulse.new_sequence(now)
         self.out.send.append(Heartbeat(self.session, sequence, tuple(entries), ready, pause, digest))
-
-    def _entry(self, partition: Partition, claim: Claim) -> ClaimState | None:
-        """What the world does not know yet of a claim; None if it knows all."""
-        tracker = claim.tracker
-        if isinstance(tracker, AtMostOnce):
-            lag, in_flight = claim.lag(tracker.delivered_to), tracker.in_flight
-            changed = (lag, in_flight) != (partition.lag, partition.in_flight)
-            return ClaimState(claim.epoch, partition.position, lag, in_flight) if changed else None
-        position = tracker.position()
-        entry = ClaimState(claim.epoch, position, claim.lag(position), tracker.in_flight, tracker.attempts(),
-                           tracker.progress())  # fmt: skip
-        held = ClaimState(claim.epoch, partition.position, partition.lag, partition.in_flight, partition.attempts,
-                          partition.progress)  # fmt: skip
-        return entry if entry != held else None
 
     def mirror(self, group: Group, now: Instant) -> None:
         """D7: positions that the log has accepted, every MIRROR_MS."""

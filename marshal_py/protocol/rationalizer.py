@@ -24,6 +24,7 @@ from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
+    COUNT_MAX,
     GRANT_OFFSETS_MAX,
     ClaimingMessages,
     ClaimingPartition,
@@ -116,7 +117,7 @@ def _judge_unowned(world: World, offset: int, record: Genesis | Snapshot, envelo
     held = world.genesis or world.root
     known = envelope_version == ENVELOPE_VERSION and record_version == RECORD_VERSION
     if not isinstance(record, Genesis):
-        if known and held is not None and not record.chain and record.at > world.began_at:
+        if known and held is not None and not record.chain and world.began_at < record.at <= offset:
             raise HistoryRestarted(world.log, offset, record.at)
         # The codec compared their CRCs only (E2).
         if world.genesis is None or world.genesis.incarnation != genesis.incarnation:
@@ -308,7 +309,8 @@ def _claim_partition(group: Group, offset: int, record: ClaimingPartition, body:
     if tp.partition >= 0:
         session.held += 1
         partition.began = partition.position
-        partition.attempts += group.mode == AT_LEAST_ONCE
+        if group.mode == AT_LEAST_ONCE:
+            partition.attempts = min(partition.attempts + 1, COUNT_MAX)
     _reshape(group, partition)
     return ""
 

@@ -142,6 +142,8 @@ class Reading:
         if sent is None:
             return
         newest = record.instance_id == member.pulse.newest_instance
+        if newest:
+            member.join_unread = b""
         if verdict.accepted and newest and member.session == NONE and not member.leaving:
             member.session = verdict.offset
             member.join_sent = None

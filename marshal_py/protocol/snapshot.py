@@ -297,10 +297,12 @@ class Shelf:
         self._open: dict[Key, dict[int, bytes]] = {}
         self._vouched: dict[tuple[int, int, int], set[bytes]] = {}
 
-    def take(self, record: Snapshot) -> Stored | None:
-        """Reads a record; the snapshot that it completed or vouched for, if any."""
+    def take(self, record: Snapshot, offset: int) -> Stored | None:
+        """Reads the record at this offset; the snapshot that it completed or vouched for, if any."""
         if self.incarnation is not None and record.genesis.incarnation != self.incarnation:
             return None
+        if record.at > offset:
+            return None  # N1: of a checkpoint that the log had not reached when the record was written
         if not record.data:
             return self._take_witness(record)
         key = Key(record.instance, record.at, record.chunks, record.state, record.chain)

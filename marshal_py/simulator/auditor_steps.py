@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 from typing import Any, NamedTuple
 
-from marshal_py.simulator.oracle import Oracle, Verdict
+from marshal_py.simulator.oracle import Oracle, Record, Verdict
 
 Key = tuple[str, int]  # topic, partition
 Mark = tuple[str, str, int, int, int]  # "begun" (at most once) or "finished", topic, partition, generation, offset
@@ -120,13 +120,14 @@ class Facts:
             self.newest = {**self.newest, key: offset}
             self.tenures[offset] = Tenure(key, fields["session"], instance, part.position, part.generation, True)
         elif self.kind == "ClaimingMessages":
-            tenure = self.tenures[fields["epoch"]]
-            if before.paused:
-                return f"S11: messages of {tenure.key} are granted in a pause"
-            if fields["start"] < before.positions[tenure.key]:
-                return f"S6: a grant of {tenure.key} begins below what was granted"
-            self.grants = {**self.grants, fields["epoch"]: (*self.grants.get(fields["epoch"], ()),
-                                                            (fields["start"], fields["to"]))}  # fmt: skip
+            for wanted in [fields["ranges"][index] for index in verdict.granted]:
+                tenure = self.tenures[wanted["epoch"]]
+                if before.paused:
+                    return f"S11: messages of {tenure.key} are granted in a pause"
+                if wanted["start"] < before.positions[tenure.key]:
+                    return f"S6: a grant of {tenure.key} begins below what was granted"
+                grants = (*self.grants.get(wanted["epoch"], ()), (wanted["start"], wanted["to"]))
+                self.grants = {**self.grants, wanted["epoch"]: grants}
         elif self.kind == "Evict":
             known = before.extensions[fields["session"]]
             waited_ms = self.sent_ms[offset] - before.sent_ms[fields["observed"]]
@@ -139,7 +140,14 @@ class Facts:
                     return f"S12: {key} moves under a live owner"
                 if self.positions[key] != move["position"]:
                     return f"S10: {key} moves to {self.positions[key]}, not to {move['position']}"
-        return self._positions(before, parts)
+        return self._positions(before, parts, record)
+
+    def _given_back(self, before: Facts, record: Record, key: Key, position: int) -> bool:
+        """F6.3: whether a Release of an at-most-once group gave this position back."""
+        if self.kind != "ReleasingPartition" or self.mode != AT_MOST_ONCE or record.fields["observed"] == -1:
+            return False
+        tenure = before.tenures[record.fields["epoch"]]
+        return tenure.key == key and tenure.position <= position == record.fields["give"]
 
     def _instance(self, session: int) -> bytes:
         oracle: Oracle = pickle.loads(self.frozen)
@@ -148,13 +156,13 @@ class Facts:
                 return bytes(group.sessions[session].join["instance_id"])
         return b""
 
-    def _positions(self, before: Facts, parts: dict[Key, Any]) -> str:
+    def _positions(self, before: Facts, parts: dict[Key, Any], record: Record) -> str:
         """S10, and what S7 asks about."""
         for key, position in self.positions.items():
             was = before.positions.get(key, -1)
             if position == was or self.kind in ("SetPosition", "Topology", "GroupConfig"):
                 continue
-            if position < was:
+            if position < was and not self._given_back(before, record, key, position):
                 return f"S10: the position of {key} falls from {was} to {position}"
             if self.mode == AT_LEAST_ONCE and was >= 0:
                 self.advances = (*self.advances, Advance(key, parts[key].generation, was, position))

@@ -16,10 +16,10 @@ from marshal_py.simulator.oracle_state import (
     text_hash,
     word_hash,
 )
-from marshal_py.simulator.oracle_wire import Record, decode_messagepack, decode_record
+from marshal_py.simulator.oracle_wire import HASH_NAME, PROTOCOL_VERSION, Record, decode_messagepack, decode_record
 
-FORMAT = 1
-FOLD_VERSION = 1
+FORMAT = 2
+FOLD_VERSION = 2
 
 Name = tuple[bytes, int, int, int, int]  # instance, N, number of chunks, state digest, chain digest
 
@@ -39,9 +39,19 @@ class Snapshots:
     def __init__(self) -> None:
         self.chunks: dict[Name, dict[int, dict[str, Any]]] = {}
         self.witnesses: dict[tuple[int, int, int], set[bytes]] = {}
+        # L6: why the first Genesis that no reader may begin with is refused, and the offset of the Snapshot that names
+        # it. Whoever finds no other beginning refuses for this reason.
+        self.refused: tuple[str, int] | None = None
 
-    def read(self, record: Record) -> None:
+    def read(self, record: Record, offset: int) -> None:
+        """The Snapshot record at `offset`."""
         fields = record.fields
+        if fields["at"] > offset:
+            return  # N1: nobody can have folded so far when it was written
+        reason = refusal(fields["genesis"])
+        if reason:
+            self.refused = self.refused or (reason, offset)
+            return
         at, state, chain = fields["at"], fields["state"], fields["chain"]
         if fields["data"] == b"":
             self.witnesses.setdefault((at, state, chain), set()).add(fields["instance"])
@@ -61,6 +71,13 @@ class Snapshots:
         return sorted(found, key=lambda pair: -pair[0].at)
 
 
+def refusal(genesis: dict[str, Any]) -> str:
+    """L6: why a Genesis is refused, or ""."""
+    if genesis["hash"] != HASH_NAME:
+        return "hash"
+    return "" if genesis["protocol"] == PROTOCOL_VERSION else "protocol"
+
+
 def sound(log: int, name: Name, pieces: dict[int, dict[str, Any]]) -> LogState | None:
     """N4; None for a snapshot that is to be passed over."""
     _, at, count, state, _ = name
@@ -73,7 +90,7 @@ def sound(log: int, name: Name, pieces: dict[int, dict[str, Any]]) -> LogState |
         form, fold, number, packed_groups = value
         if (form, fold, number) != (FORMAT, FOLD_VERSION, log):
             return None
-        groups = dict(read_group(each) for each in packed_groups)
+        groups = dict(read_group(each) for each in array(packed_groups))
     except (ValueError, TypeError, KeyError):
         return None
     total = sum(word_hash(packed(5, text_hash(title), group_digest(title, group))) for title, group in groups.items())
@@ -83,19 +100,32 @@ def sound(log: int, name: Name, pieces: dict[int, dict[str, Any]]) -> LogState |
     return LogState(genesis["incarnation"], genesis["partitions"], at, groups)
 
 
+def numbers(*values: Any) -> None:
+    if not all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+        raise ValueError("no integer where one must be")
+
+
 def read_group(value: Any) -> tuple[str, Group]:
-    name, mode, pause_change, pause_ms, config_offset, config, topics, sessions, partitions = value
-    group = Group(mode, pause_change, pause_ms, config_offset=config_offset)
+    name, mode, pause_change, pause_ms, config_offset, config, deleted_at, topics, sessions, partitions = value
+    numbers(mode, pause_change, pause_ms, config_offset, deleted_at)
+    group = Group(mode, pause_change, pause_ms, config_offset=config_offset, deleted_at=deleted_at)
     if config_offset != -1:
         group.config, group.config_body = decode_record(11, config), config
     elif config != b"":
         raise ValueError("a config without an offset")
-    for title, count, first_count, offset in topics:
-        group.topics[title] = Topic(count, first_count, offset)
-    for session, join, extended, mark, ready in sessions:
-        group.sessions[session] = Session(session, decode_record(1, join).fields, join, extended, mark, ready)
-    for title, number, *rest in partitions:
-        group.partitions[title, number] = Partition(*rest)
+    for title, count, first_count, offset, topic_id in array(topics):
+        numbers(count, first_count, offset)
+        group.topics[text(title)] = Topic(count, first_count, offset, text(topic_id))
+    for session, join, extended, mark, ready, idle_ms in array(sessions):
+        numbers(session, extended, mark, *array(ready), idle_ms)
+        fields = decode_record(1, join).fields
+        group.sessions[session] = Session(session, fields, join, extended, mark, ready, idle_ms)
+    for title, number, *rest, progress, parked in array(partitions):
+        numbers(number, *rest)
+        if len(rest) != 11 or not isinstance(progress, bytes) or len(progress) > 512:
+            raise ValueError("no partition of the form of N2")
+        partition = group.partitions[text(title), number] = Partition(*rest)
+        partition.progress, partition.parked = progress, text(parked)
     for given, by in ((topics, group.topics), (sessions, group.sessions), (partitions, group.partitions)):
         if len(given) != len(by):
             raise ValueError("something stands there twice")
@@ -103,7 +133,19 @@ def read_group(value: Any) -> tuple[str, Group]:
     titles = [title.encode("utf-8") for title in group.topics]
     if places != sorted(places) or titles != sorted(titles) or list(group.sessions) != sorted(group.sessions):
         raise ValueError("not in order")
-    return name, group
+    return text(name), group
+
+
+def array(value: Any) -> tuple[Any, ...]:
+    if type(value) is not tuple:
+        raise ValueError("no array where one must be")
+    return value
+
+
+def text(value: Any) -> str:
+    if not isinstance(value, str) or len(value.encode("utf-8")) > 255:
+        raise ValueError("no text")
+    return value
 
 
 def written(value: object) -> bytes:

@@ -12,7 +12,7 @@ import mmh3
 from marshal_py.simulator.oracle_wire import Record
 
 # ---------------------------------------------------------------------------------------------------------------------
-# State (section 5). -1 is "none" everywhere; generations and figures count from 0.
+# State (section 5). -1 is "none" everywhere; figures begin at 0, generations where `Group.partition` says.
 
 
 @dataclass
@@ -20,6 +20,7 @@ class Topic:
     count: int
     first_count: int
     offset: int
+    id: str = ""
 
 
 @dataclass
@@ -30,6 +31,7 @@ class Session:
     extended: int
     mark: int = -1
     ready: tuple[int, ...] = ()
+    idle_ms: int = 0
 
 
 @dataclass
@@ -44,6 +46,14 @@ class Partition:
     lag: int = 0
     in_flight: int = 0
     attempts: int = 0
+    claimed_from: int = -1  # the position at which the claim began
+    progress: bytes = b""
+    parked: str = ""
+
+    def new_generation(self) -> None:
+        self.generation += 1
+        self.lag = self.in_flight = self.attempts = 0
+        self.progress, self.parked = b"", ""
 
 
 @dataclass
@@ -55,9 +65,12 @@ class Group:
     config_body: bytes = b""
     config_offset: int = -1
     opaque_at: int = -1
+    deleted_at: int = -1  # the offset of the last deletion
     topics: dict[str, Topic] = field(default_factory=dict)
     sessions: dict[int, Session] = field(default_factory=dict)
     partitions: dict[tuple[str, int], Partition] = field(default_factory=dict)
+    # What the verdict on the last accepted ClaimingMessages names (F5.2): the indexes of its ranges. No state.
+    granted: tuple[int, ...] = field(default=(), compare=False)
 
     @property
     def paused(self) -> bool:
@@ -71,8 +84,12 @@ class Group:
         """Whether a pause runs and this is its token."""
         return self.paused and token == self.pause_change
 
+    def partition(self, topic: str, number: int) -> Partition:
+        """The known one, or one as it begins: a generation begins at the offset of the last deletion plus 1."""
+        return self.partitions.get((topic, number)) or Partition(generation=self.deleted_at + 1)
+
     def claim(self, session: int, epoch: int) -> tuple[tuple[str, int], Partition] | None:
-        """The live claim of this session with this epoch."""
+        """The live claim of this session with this epoch, also on a whole topic or the pin."""
         for place, partition in self.partitions.items():
             if partition.owner == session and partition.epoch == epoch:
                 return place, partition
@@ -82,11 +99,11 @@ class Group:
         return topic in self.topics and partition < self.topics[topic].count
 
     def free(self, partition: Partition, successor: int) -> None:
-        partition.last_owner, partition.owner, partition.epoch = partition.owner, -1, -1
-        partition.successor = successor
+        partition.last_owner, partition.successor = partition.owner, successor
+        partition.owner = partition.epoch = partition.claimed_from = -1
 
     def end_session(self, session: int) -> None:
-        """F3.3: positions, generations, versions and figures stay."""
+        """F3.3: positions, generations, versions, figures and progress stay."""
         for partition in self.partitions.values():
             if partition.owner == session:
                 self.free(partition, -1)
@@ -128,14 +145,18 @@ def group_digest(name: str, group: Group) -> int:
     config = word_hash(group.config_body) if group.config is not None else 0
     pause = (group.pause_change, group.pause_duration_ms)
     rows: list[tuple[int, ...]] = [
-        (1, text_hash(name), group.mode, *pause, group.config_offset, config, group.opaque_at)
+        (1, text_hash(name), group.mode, *pause, group.config_offset, config, group.opaque_at, group.deleted_at)
     ]
     for title, topic in group.topics.items():
-        rows.append((2, text_hash(title), topic.count, topic.first_count, topic.offset))
+        named = text_hash(topic.id) if topic.id else 0
+        rows.append((2, text_hash(title), topic.count, topic.first_count, topic.offset, named))
     for live in group.sessions.values():
         ready = word_hash(packed(*live.ready)) if live.ready else 0
-        rows.append((3, live.id, word_hash(live.join_body), live.extended, live.mark, ready))
+        rows.append((3, live.id, word_hash(live.join_body), live.extended, live.mark, ready, live.idle_ms))
     for (title, number), part in group.partitions.items():
         owned = (part.owner, part.epoch, part.position, part.generation, part.version, part.last_owner, part.successor)
-        rows.append((4, text_hash(title), number, *owned, part.lag, part.in_flight, part.attempts))
+        figures = (part.lag, part.in_flight, part.attempts)
+        progress = word_hash(part.progress) if part.progress else 0
+        parked = text_hash(part.parked) if part.parked else 0
+        rows.append((4, text_hash(title), number, *owned, *figures, part.claimed_from, progress, parked))
     return sum(word_hash(packed(*row)) for row in rows) % 2**64

@@ -10,7 +10,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 MAGIC = b"Mr"
-HIGHEST_TYPE = 14
+GENESIS_TYPE, SNAPSHOT_TYPE, HIGHEST_TYPE = 0, 14, 15
+# What a Genesis must name (L3, L6): the hash of L2, and this version of the protocol.
+HASH_NAME = "murmur3-x86-32"
+PROTOCOL_VERSION = 2
 MAX_OFFSET = 2**63 - 1
 MAX_MS = 2**53
 MAX_U64 = 2**64 - 1
@@ -166,9 +169,18 @@ def string(low: int) -> Check:
     return check
 
 
-def binary(size: int | None) -> Check:
+def one_of(*texts: str) -> Check:
     def check(value: object) -> object:
-        if not isinstance(value, bytes) or (size is not None and len(value) != size):
+        if not isinstance(value, str) or value not in texts:
+            raise ValueError(f"none of {texts}")
+        return value
+
+    return check
+
+
+def binary(low: int, high: int | None) -> Check:
+    def check(value: object) -> object:
+        if not isinstance(value, bytes) or len(value) < low or (high is not None and len(value) > high):
             raise ValueError("no byte string of the right size")
         return value
 
@@ -181,11 +193,11 @@ def boolean(value: object) -> object:
     return value
 
 
-def array(most: int, item: Check) -> Check:
+def array(most: int, item: Check, least: int = 0) -> Check:
     def check(value: object) -> object:
         # A Foreign is a tuple too, by way of NamedTuple, and no array.
-        if not isinstance(value, tuple) or isinstance(value, Foreign) or len(value) > most:
-            raise ValueError(f"no array of 0...{most}")
+        if not isinstance(value, tuple) or isinstance(value, Foreign) or not least <= len(value) <= most:
+            raise ValueError(f"no array of {least}...{most}")
         return tuple(item(element) for element in value)
 
     return check
@@ -231,7 +243,7 @@ def _fields(fields: tuple[Field, ...], values: tuple[object, ...]) -> dict[str, 
 # ---------------------------------------------------------------------------------------------------------------------
 # The table of 4.2, in its words.
 
-ID, TEXT, BIN16, FLAG = string(1), string(0), binary(16), boolean
+ID, TEXT, BIN16, FLAG = string(1), string(0), binary(16, 16), boolean
 OFFSET, OFFSET_OR_NONE = integer(0, MAX_OFFSET), integer(-1, MAX_OFFSET)
 MS, COUNT, U64 = integer(0, MAX_MS), integer(0, 2**53), integer(0, MAX_U64)
 PARTITION, PARTITION_OR_WHOLE, PARTITIONS = integer(0, 99_999), integer(-1, 99_999), integer(1, 100_000)
@@ -241,10 +253,13 @@ def text_field(name: str) -> Field:
     return Field(name, TEXT, ("",))
 
 
+IN_FLIGHT, ATTEMPTS = Field("in_flight", COUNT, (0,)), Field("attempts", COUNT, (0,))
+PROGRESS = Field("progress", binary(0, 512), (b"",))
 CLAIM_STATE = nested(
     Field("epoch", OFFSET), Field("position", OFFSET),
-    Field("lag", COUNT, (0,)), Field("in_flight", COUNT, (0,)), Field("attempts", COUNT, (0,)),
+    Field("lag", COUNT, (0,)), IN_FLIGHT, ATTEMPTS, PROGRESS,
 )  # fmt: skip
+MESSAGE_RANGE = nested(Field("epoch", OFFSET), Field("from", OFFSET), Field("start", OFFSET), Field("to", OFFSET))
 PAUSE_WAITED = nested(Field("pause_change", OFFSET), Field("waited_ms", MS))
 CHECKPOINT = nested(Field("at", OFFSET), Field("state", U64), Field("chain", U64), Field("fold", integer(1, 255)))
 MOVE = nested(
@@ -267,11 +282,12 @@ RECORDS: dict[int, tuple[str, tuple[Field, ...]]] = {
         Field("rank", integer(0, 1_000_000), (0,)), Field("priority", integer(0, 9), (0,)),
         text_field("priority_group"), Field("min_pending", COUNT, (0,)), Field("min_ack_pending", COUNT, (0,)),
         Field("reads_version", integer(1, 255), (1,)), text_field("library"),
+        text_field("witness"),
     )),
     2: ("Heartbeat", (
         SESSION, Field("sequence", integer(0, MAX_OFFSET)), Field("claims", array(10_000, CLAIM_STATE), ((),)),
         Field("ready", array(10_000, OFFSET), ((),)), Field("pause", or_nil(PAUSE_WAITED), (None,)),
-        Field("digest", or_nil(CHECKPOINT), (None,)),
+        Field("digest", or_nil(CHECKPOINT), (None,)), Field("idle_ms", MS, (0,)),
     )),
     3: ("Leave", (SESSION, REASON)),
     4: ("Evict", (SESSION, Field("observed", OFFSET), Field("waited_ms", MS), BY)),
@@ -281,11 +297,11 @@ RECORDS: dict[int, tuple[str, tuple[Field, ...]]] = {
     )),
     6: ("ReleasingPartition", (
         SESSION, Field("epoch", OFFSET), Field("position", OFFSET_OR_NONE), Field("successor", OFFSET_OR_NONE, (-1,)),
-        REASON,
+        REASON, Field("observed", OFFSET_OR_NONE, (-1,)), Field("give", OFFSET_OR_NONE, (-1,)), ATTEMPTS, IN_FLIGHT,
+        PROGRESS, text_field("parked"),
     )),
     7: ("ClaimingMessages", (
-        SESSION, Field("epoch", OFFSET), Field("from", OFFSET), Field("start", OFFSET), Field("to", OFFSET),
-        Field("nonce", OFFSET, (0,)),
+        SESSION, Field("ranges", array(10_000, MESSAGE_RANGE, least=1)), Field("nonce", OFFSET, (0,)),
     )),
     8: ("ReleaseGroup", (
         OBSERVED, Field("token", OFFSET_OR_NONE), Field("duration_ms", integer(0, 86_400_000)),
@@ -296,6 +312,7 @@ RECORDS: dict[int, tuple[str, tuple[Field, ...]]] = {
     )),
     10: ("Topology", (
         Field("topic", ID), Field("partitions", PARTITIONS), OBSERVED, Field("token", OFFSET_OR_NONE, (-1,)), BY,
+        text_field("topic_id"),
     )),
     11: ("GroupConfig", (
         OBSERVED, Field("token", OFFSET_OR_NONE, (-1,)), Field("mode", integer(0, 2), (0,)),
@@ -304,6 +321,8 @@ RECORDS: dict[int, tuple[str, tuple[Field, ...]]] = {
         Field("max_members", integer(0, 100_000), (0,)), Field("members", array(10_000, ID), ((),)),
         Field("mappings", array(10_000, MAPPING), ((),)), Field("max_batch", COUNT, (0,)),
         Field("max_expires_ms", MS, (0,)), Field("max_bytes", COUNT, (0,)), Field("max_deliver", COUNT, (0,)), BY,
+        Field("on_topic_recreated", one_of("", "fail", "earliest"), ("",)), Field("failover_ms", MS, (0,)),
+        Field("lag_weighted", FLAG, (False,)), Field("release_behind_ms", MS, (0,)),
     )),
     12: ("StepDown", (SESSION, OBSERVED, REASON, BY)),
     13: ("Note", (
@@ -314,8 +333,9 @@ RECORDS: dict[int, tuple[str, tuple[Field, ...]]] = {
     14: ("Snapshot", (
         Field("genesis", genesis_array), Field("instance", BIN16), Field("at", OFFSET),
         Field("chunk", integer(0, 99_999)), Field("chunks", PARTITIONS), Field("state", U64), Field("chain", U64),
-        Field("data", binary(None)),
+        Field("data", binary(0, None)),
     )),
+    15: ("SeekingPartition", (SESSION, Field("epoch", OFFSET), Field("position", OFFSET))),
 }  # fmt: skip
 
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from marshal_py.client import opening
 from marshal_py.errors import CoordinationError, HistoryTruncated, SnapshotRefused
 from marshal_py.protocol import codec, snapshot
-from marshal_py.protocol.identity import NONE
+from marshal_py.protocol.identity import NONE, Instant
 from marshal_py.protocol.keeper import Keeper
+from marshal_py.protocol.orphans import Presence
 from marshal_py.protocol.records import Genesis, Snapshot
 from marshal_py.protocol.snapshot import Stored
 from marshal_py.protocol.verdict import Verdict
@@ -82,14 +83,18 @@ class Upkeep:
     def folded(self, verdict: Verdict, now_ms: int) -> None:
         self.keeper.folded(verdict, now_ms)
 
-    def tick(self, now_ms: int) -> None:
+    def tick(self, now: Instant) -> None:
         """Carries out what the keeper wants."""
-        client, keeper = self.client, self.keeper
+        client, keeper, now_ms = self.client, self.keeper, now.mono_ms
         member = client.member
         assert member is not None
         live = {member.session} if member.session != NONE else set()
-        chores = keeper.tick(now_ms, member.options.client_id, live)
+        options = member.options
+        chores = keeper.tick(now, Presence(options.client_id, live, options.interval_ms, member.pulse.proven(now)))
         self._send(chores.send)
+        for group, record in chores.evict:
+            assert client.world.genesis is not None
+            client.post(codec.encode(record, group, client.world.genesis.incarnation))
         if chores.audit is not None:
             client.stage.at(client.stage.weather.read_ms(client.stage.rng), client, self._audit, chores.audit)
         if chores.doubtful is not None:

@@ -235,8 +235,8 @@ class Truncated:
         self._records.append((offset, value))
         found = codec.open_snapshot(value)
         if found is not None and value is not None:
-            self._shelf.take(found)
-            self._read.read(decode_record(codec.SNAPSHOT, value[14:]))
+            self._shelf.take(found, offset)
+            self._read.read(decode_record(codec.SNAPSHOT, value[14:]), offset)
 
     def finish(self) -> None:
         by_place = {(state.at, chain): state for state, chain in self._read.confirmed(self.folds.log, self.first)}

@@ -15,6 +15,8 @@ from marshal_py.protocol.records import Genesis
 from marshal_py.protocol.snapshot import Shelf, Stored
 from marshal_py.protocol.world import World
 
+Placed = tuple[int, bytes | None]  # offset and value
+
 
 class Beginning(NamedTuple):
     """Of one log. `stored`: the snapshot that stands in for deleted records, None if the log begins at offset 0."""
@@ -33,19 +35,19 @@ class Beginning(NamedTuple):
         return world
 
 
-def root_among(first: int, values: Iterable[bytes | None]) -> Genesis | None:
+def root_among(first: int, values: Iterable[Placed]) -> Genesis | None:
     """The root (L3) from the values of log 0, which begin at offset `first` and come in order; None if there is none.
 
     Where the log's beginning is deleted, a confirmed snapshot names it.
     """
     if first == 0:
-        opened = (open_envelope(value, -1) for value in values)
+        opened = (open_envelope(value, -1) for _, value in values)
         return next((found[5] for found in opened if found is not None and isinstance(found[5], Genesis)), None)
     confirmed = _shelf(None, values).confirmed(first)
     return confirmed[-1].genesis if confirmed else None
 
 
-def beginning(log: int, first: int, root: Genesis, values: Iterable[bytes | None]) -> Beginning:
+def beginning(log: int, first: int, root: Genesis, values: Iterable[Placed]) -> Beginning:
     """`values`: of the log, from its first offset on; not read if that is 0. Raises HistoryTruncated (N10)."""
     if first == 0:
         return Beginning(log, root)
@@ -55,10 +57,10 @@ def beginning(log: int, first: int, root: Genesis, values: Iterable[bytes | None
     raise HistoryTruncated(log, first)
 
 
-def _shelf(incarnation: bytes | None, values: Iterable[bytes | None]) -> Shelf:
+def _shelf(incarnation: bytes | None, values: Iterable[Placed]) -> Shelf:
     shelf = Shelf(incarnation)
-    for value in values:
+    for offset, value in values:
         record = open_snapshot(value)
         if record is not None:
-            shelf.take(record)
+            shelf.take(record, offset)
     return shelf

@@ -219,7 +219,7 @@ class FoldReader(DataSourceReader):
     def _folded(self, span: LogSpan) -> Iterator[Mapping[str, Sequence[Row]]]:
         assert span.root is not None  # else there would be no span
         window = self._window
-        values = (value for *_, value in self._origin.read(span.log, span.first, span.end))
+        values = ((offset, value) for _, offset, _, _, value in self._origin.read(span.log, span.first, span.end))
         timeline = Timeline(beginning(span.log, span.first, span.root, values).world(), self._tables)
         read, begins, ends = timeline.read, window.since is not None, window.until is not None
         for _, offset, time_ms, _, value in self._origin.read(span.log, timeline.world.next_offset, span.end):

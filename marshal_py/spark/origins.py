@@ -52,7 +52,8 @@ class Origin(Protocol):
 def root_of(origin: Origin) -> Genesis | None:
     """The root of all logs (L3), None if nobody has ever written one."""
     first, end = origin.spans().get(0, Bounds(0, 0))
-    return root_among(first, (value for *_, value in origin.read(0, first, end))) if first < end else None
+    records = origin.read(0, first, end) if first < end else ()
+    return root_among(first, ((offset, value) for _, offset, _, _, value in records))
 
 
 @dataclass

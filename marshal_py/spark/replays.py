@@ -19,7 +19,7 @@ from marshal_py.history.timeline import Timeline
 from marshal_py.protocol.codec import GENESIS, SNAPSHOT
 from marshal_py.protocol.records import Genesis
 from marshal_py.spark import columns
-from marshal_py.spark.beginnings import Beginning, beginning, root_among
+from marshal_py.spark.beginnings import Beginning, Placed, beginning, root_among
 from marshal_py.spark.log import LOOK_EVERY, ROWS_HELD_MAX
 
 if TYPE_CHECKING:
@@ -82,13 +82,13 @@ def find_root(df: DataFrame) -> Genesis | None:
     return None if first is None else root_among(first, _unowned(of_log_0, GENESIS if first == 0 else SNAPSHOT))
 
 
-def _unowned(df: DataFrame, kind: int) -> list[bytes]:
-    """The values that look like a Genesis or a Snapshot, in order: only these few go to the driver."""
+def _unowned(df: DataFrame, kind: int) -> list[Placed]:
+    """The records that look like a Genesis or a Snapshot, in order: only these few go to the driver."""
     # PROTOCOL.md 4.1: an empty group id at byte 11, then the record version, then the type.
     byte_11, byte_13 = (functions.substring("value", place, 1) for place in (12, 14))
     looks_so = (byte_11 == functions.lit(b"\0")) & (byte_13 == functions.lit(bytes([kind])))
-    rows = df.where(looks_so).orderBy("offset").select("value")
-    return [bytes(row.value) for row in rows.limit(CANDIDATES_MAX).collect()]
+    rows = df.where(looks_so).orderBy("offset").select("offset", "value")
+    return [(row.offset, bytes(row.value)) for row in rows.limit(CANDIDATES_MAX).collect()]
 
 
 def _beginnings(df: DataFrame, root: Genesis) -> dict[int, Beginning]:

@@ -14,10 +14,15 @@ from marshal_py.client import evidence
 from marshal_py.client.marshal import connect
 from marshal_py.client.observer import Observer
 from marshal_py.errors import Diverged
+from marshal_py.protocol import codec, snapshot
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.member import Member
+from marshal_py.protocol.records import Heartbeat
 from marshal_py.transport.dump import Reader, Writer, memory_door
+from marshal_py.transport.ports import LogRecord
 from tests.cli.shell import Shell, wait_until
+from tests.support import dumps
+from tests.support.logbook import INCARNATION, Logbook
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +205,40 @@ def test_verify_sees_through_a_dump_that_was_written_anew(shell: Shell, billing:
     assert first["offset"] > 3
     assert "digest" in first["what"]
     assert f"log {log}, offset {first['offset']}: " in done.stderr
+
+
+# --- doctor
+
+
+def test_the_doctor_names_silent_sessions_of_a_dump(tmp_path: Path, dumped: Path) -> None:
+    """As of the newest record; also one of a log without its beginning, of which a snapshot tells and nothing else."""
+    doctor = ("doctor", "--dump")
+    sound = Shell("").json(*doctor, str(dumped))
+    assert [check["name"] for check in sound["checks"]] == ["root", "content", "growth", "clocks", "versions", "groups"]
+    assert sound["ok"]
+    log = Logbook()
+    orphan = log.must(log.new_join("killed"), "other")
+    session = log.join("alive")
+    while log.world.next_offset % 16:
+        log.must(Heartbeat(session, log.world.next_offset))
+    root, data = log.world.genesis, snapshot.state_of(log.world)
+    assert root is not None
+    assert data is not None
+    state, chain, at = snapshot.digest_of(log.world), log.world.chain, log.world.chain_at
+    for record in (*snapshot.split(root, b"w" * 16, at, state, chain, data),
+                   snapshot.witness(root, b"v" * 16, at, state, chain)):  # fmt: skip
+        log.put(codec.encode(record, "", INCARNATION))
+    for _ in range(10):
+        log.must(Heartbeat(session, log.world.next_offset))
+    whole = [LogRecord(0, offset, value, dumps.BEGIN_MS + 1_000 * offset) for offset, value in enumerate(log.values)]
+    for first in (0, at):
+        path = dumps.write(tmp_path / f"from-{first}.dump", whole[first:])
+        (found,) = [check for check in Shell("").json(*doctor, str(path))["checks"] if check["level"] == "warn"]
+        assert found["name"] == "silent consumer"
+        silent_s = log.last - max(first, orphan)
+        assert found["found"].startswith(f"'other': no sign of life of session {orphan} of 'killed' for {silent_s} s")
+        assert f"marshal evict other {orphan}" in found["advice"]
+    assert Shell("").run(*doctor, str(dumped), "--as", "admin").exit_code == 2
 
 
 # --- state and lag

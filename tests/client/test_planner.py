@@ -233,7 +233,7 @@ def test_at_most_once_a_batch_is_granted_before_it_is_there(ground: Ground) -> N
             planner = planning(consumer)
             batch = planner.batch(20)
             assert sorted(spans(batch)) == [(0, 0, 10), (1, 0, 10)]
-            granted = ground.accepted(group, ClaimingMessages)
+            granted = ground.granted(group)
             assert sorted((g.start, g.to) for g in granted) == [(0, 10), (0, 10)]
             batch.commit()
             planner.batch(20).give_back()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,29 @@ from marshal_py.errors import (
 from marshal_py.history import states
 from marshal_py.protocol import codec, keeper, rationalizer, snapshot
 from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.records import Genesis, GroupConfig, Leave, Note, Snapshot
+from marshal_py.protocol.records import Evict, Genesis, GroupConfig, Join, Leave, Note, Snapshot
 from marshal_py.protocol.routing import route
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import World
 from marshal_py.transport.ports import TopicInfo
 from tests.client.test_bad_logs import ends_with
-from tests.support.fronts import DEADLINE_S, LOG, LOGS, MemoryGround, collect, joined, owns, places, positions, until
+from tests.support.fronts import (
+    DEADLINE_S,
+    LOG,
+    LOGS,
+    EmbeddedGround,
+    Hand,
+    MemoryGround,
+    collect,
+    joined,
+    owns,
+    places,
+    positions,
+    until,
+)
 
 IN = {number: next(f"g{i}" for i in range(100) if route(f"g{i}", LOGS) == number) for number in range(LOGS)}
+OTHER = next(name for name in (f"h{i}" for i in range(100)) if route(name, LOGS) == 1)  # lives in log 1 as well
 WRITER, WITNESS = b"w" * 16, b"v" * 16
 
 
@@ -273,6 +288,46 @@ def test_the_consumers_keep_their_log_short(memory: MemoryGround, monkeypatch: p
     memory.fill(topic, 0, 1)
     with memory.connect("c", **options) as three, joined(three, IN[1], [topic]) as consumer:
         assert places(collect(consumer, 1)) == [(0, 0)]
+
+
+def test_a_dead_group_does_not_stop_truncation(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
+    """N14: a session of a killed process, alone in its group, is evicted by consumers of another group; then they
+    confirm snapshots and delete records again."""
+    monkeypatch.setattr(keeper, "STAGGER_RECORDS", 16)
+    monkeypatch.setattr(keeper, "RETRY_RECORDS", 64)
+    monkeypatch.setattr(upkeep, "TRUNCATE_EVERY_MS", 50)
+    monkeypatch.setattr(upkeep, "TRUNCATE_RECORDS_MIN", 16)
+    topic, tp = lived(memory, 1), TopicPartition(LOG, 1)
+    orphan = memory.broker.bounds(tp).end
+    join = Join("killed", b"k" * 16, 1, 1_000, (topic,))
+    memory.put(LOG, 1, codec.encode(join, IN[1], root_of(memory).incarnation))
+    options = {"snapshot_every_records": 64, "history_kept_s": 0.0}
+    with (memory.connect("a", **options) as one, memory.connect("b", **options) as two,
+          joined(one, OTHER, [topic]), joined(two, OTHER, [topic])):  # fmt: skip
+        until(lambda: pad(memory, 1, 16) and memory.broker.bounds(tp).first > orphan, "records were deleted")
+    evicted = [record for record in memory.accepted(IN[1], Evict) if record.session == orphan]
+    assert [record.by for record in evicted] == ["a"]
+    assert evicted[0].waited_ms >= 2_000
+
+
+def test_a_killed_process_does_not_stop_snapshots(embedded: EmbeddedGround) -> None:
+    """N14, N6: kill -9 of a group's only consumer; the only one of another group evicts it, and is alone again."""
+    topic = embedded.topic()
+    with Hand(embedded.target, IN[1], topic, "--client-id", "killed") as killed:
+        orphan = killed.wait_for("joined")[0]["session"]
+        killed.signal(signal.SIGKILL)
+        killed.wait()
+    with embedded.connect("a", snapshot_every_records=64) as one, joined(one, OTHER, [topic]):
+        filler = codec.encode(Note(-1, "filler"), OTHER, one.root.incarnation)
+
+        def confirmed() -> bool:
+            for _ in range(16):
+                embedded.put(LOG, 1, filler)
+            return one._loop.upkeep.keepers[1].confirmed_at > 0
+
+        until(confirmed, "a snapshot is confirmed")
+    (evicted,) = embedded.accepted(IN[1], Evict)
+    assert (evicted.session, evicted.by) == (orphan, "a")
 
 
 def test_alone_it_audits_itself(memory: MemoryGround, number: int) -> None:

@@ -140,8 +140,8 @@ def amo() -> Run:
     a, b = play.join(100, "a"), play.join(110, "b")
     play.write(120, TOPOLOGY, TOPIC, 1, -1)
     a0 = play.claim(130, a, 0)
-    play.write(150, GRANT, a, a0, 0, 0, 4)
-    play.write(160, GRANT, a, a0, 4, 4, 8)
+    play.write(150, GRANT, a, [[a0, 0, 0, 4]])
+    play.write(160, GRANT, a, [[a0, 4, 4, 8]])
     for offset in range(6):
         play.deliver("a", a0, 0, offset, 200 + 10 * offset, 205 + 10 * offset)
     extended = play.heartbeat(400, a)
@@ -151,7 +151,7 @@ def amo() -> Run:
         play.heartbeat(420 + 300 * number, b)
     evicted_at = play.write(3_300, EVICT, a, extended, 2_001)
     b0 = play.claim(3_310, b, 0, observed=a0)
-    play.write(3_320, GRANT, b, b0, 8, 8, 16)
+    play.write(3_320, GRANT, b, [[b0, 8, 8, 16]])
     for offset in range(8, 16):
         play.deliver("b", b0, 0, offset, 3_330 + offset, 3_331 + offset)
     play.settle()
@@ -477,7 +477,7 @@ def test_a_claim_in_a_pause_is_found(monkeypatch: pytest.MonkeyPatch, record: st
     if record == "ClaimingPartition":
         play.claim(150, a, 1)
     else:
-        play.write(150, GRANT, a, a0, 0, 0, 4)
+        play.write(150, GRANT, a, [[a0, 0, 0, 4]])
     assert "S11" in play.invariants()
 
 

@@ -38,7 +38,7 @@ def written(world: World, rng: Random) -> list[bytes]:
     cuts = [cut for cut in cuts if cut]
     chunks = [Snapshot(world.genesis, b"1" * 16, at, number, len(cuts), state, chain, cut)
               for number, cut in enumerate(cuts)]  # fmt: skip
-    stray = Genesis(OTHER_INCARNATION, 1, world.genesis.hash, 1)
+    stray = Genesis(OTHER_INCARNATION, 1, world.genesis.hash, 2)
     records = [*chunks, *rng.choices(chunks, k=2), snapshot.witness(world.genesis, b"2" * 16, at, state, chain)]
     records += [Snapshot(world.genesis, b"1" * 16, at, len(cuts), len(cuts), state, chain, b"beyond the last"),
                 Snapshot(world.genesis, b"3" * 16, at, 0, 1, state ^ 1, chain, data)]  # fmt: skip
@@ -51,12 +51,12 @@ def written(world: World, rng: Random) -> list[bytes]:
 def loaded(values: list[bytes], log: int, root: bytes | None, at: int) -> tuple[World, Oracle]:
     """What the two readers make of the records."""
     shelf, read = Shelf(INCARNATION), Snapshots()
-    for value in values:
+    for offset, value in enumerate(values, at):  # where they would stand if they were written at once
         record = codec.open_snapshot(value)
         assert record is not None
-        shelf.take(record)
+        shelf.take(record, at)
         if record.genesis.incarnation == INCARNATION:  # E2: of the log's own; the others are garbage
-            read.read(decode_record(14, value[14:]))
+            read.read(decode_record(14, value[14:]), offset)
     (stored,) = shelf.confirmed()
     opened = None if root is None else codec.open_envelope(root, -1)
     root_genesis = None if opened is None else opened[5]

@@ -23,6 +23,7 @@ from marshal_py.protocol.records import (
     Join,
     Leave,
     ReleasingPartition,
+    SeekingPartition,
 )
 from marshal_py.protocol.snapshot import Stored
 from marshal_py.protocol.verdict import Outcome, Verdict
@@ -65,6 +66,11 @@ class Owners:
                 key = next(key for key, claim in self.claims.items() if claim == (record.session, record.epoch))
                 assert key[0] == group
                 del self.claims[key]
+            case SeekingPartition():
+                key = next(key for key, claim in self.claims.items() if claim == (record.session, record.epoch))
+                assert key[0] == group
+                self.claims[key] = (record.session, verdict.offset)
+                self.newest[key] = verdict.offset
             case Leave() | Evict():
                 self._end(group, {record.session})
             case Join():
@@ -188,7 +194,7 @@ def stored_of(world: World, data: bytes) -> Stored:
     found = None
     digest = snapshot.digest_of(world)
     for record in snapshot.split(world.genesis, b"i" * 16, world.chain_at, digest, world.chain, data):
-        found = shelf.take(record) or found
+        found = shelf.take(record, world.next_offset) or found
     assert found is not None
     return found
 

@@ -20,11 +20,13 @@ from marshal_py.protocol.records import (
     Heartbeat,
     Join,
     Leave,
+    MessageRange,
     Move,
     Note,
     Record,
     ReleaseGroup,
     ReleasingPartition,
+    SeekingPartition,
     SetPosition,
     Snapshot,
     StepDown,
@@ -135,11 +137,12 @@ def test_set_position_moves_all_or_nothing() -> None:
 
 
 def test_set_position_accepted() -> None:
-    """F8.3: position, generation + 1, version this offset, figures 0; last owner and successor stay, the pause too."""
+    """F8.3: position, a new generation, version this offset; last owner and successor stay, the pause too."""
     log = Logbook()
     session, epoch = log.owner()
-    log.must(Heartbeat(session, 0, (ClaimState(epoch, 200, 1, 2, 3),)))
-    version = log.release(session, epoch, successor=9)
+    log.must(Heartbeat(session, 0, (ClaimState(epoch, 200, 1, 2, 3, b"p"),)))
+    version = log.must(ReleasingPartition(session, epoch, -1, 9, parked="why"))
+    assert {"lag", "in_flight", "attempts", "progress", "parked"} <= log.state().keys()
     token = log.pause()
     moved = log.must(SetPosition(token, moves((0, version, 7), (3, -1, 0))))
     assert log.state() == {
@@ -190,64 +193,7 @@ def test_which_rejections_of_set_position_are_final() -> None:
     assert log.partition().position == 7
 
 
-# --- rule 9, Topology, GroupConfig, StepDown
-
-
-def test_topology() -> None:
-    """F9.1: `observed`, then `same`; a greater count is accepted, at any time and by anybody."""
-    log = Logbook()
-    log.refuses(Topology("t", 2, 0), "observed")
-    first = log.must(Topology("t", 2, -1))
-    log.refuses(Topology("t", 2, -1), "observed")
-    log.refuses(Topology("t", 3, first + 1), "observed")
-    log.refuses(Topology("t", 2, first), "same")
-    log.pause()
-    grown = log.must(Topology("t", 100_000, first))
-    topic = log.group.topics["t"]
-    assert (topic.count, topic.offset) == (100_000, grown)
-    # Each topic has its own.
-    log.must(Topology("u", 1, -1))
-    assert log.group.topics["u"].count == 1
-
-
-def test_topology_that_shrinks() -> None:
-    """F9.2: a pause, its token, and free partitions; what is known beyond the count is forgotten, the rest stays."""
-    log = Logbook()
-    session = log.join()
-    first = log.topology(6)
-    low, high, whole = log.claim(session, 0), log.claim(session, 4), log.claim(session, -1)
-    log.must(Heartbeat(session, 0, (ClaimState(high, 120, 1, 2, 3),)))
-    log.release(session, log.claim(session, 3), 100, successor=9)
-    log.refuses(Topology("t", 3, first, -1), "token")
-    log.refuses(Topology("t", 3, first, log.group.pause_change), "token")
-    token = log.pause()
-    log.refuses(Topology("t", 3, first - 1, token), "observed")
-    log.refuses(Topology("t", 3, first, token - 1), "token")
-    log.refuses(Topology("t", 3, first, token), "held")
-    log.release(session, high)
-    shrunk = log.must(Topology("t", 3, first, token))
-    assert log.state(3) == {"generation": 1, "version": shrunk, "last_owner": session, "successor": 9}
-    assert log.state(4) == {"generation": 1, "version": shrunk, "last_owner": session}
-    assert TopicPartition("t", 5) not in log.group.partitions
-    assert (log.partition(0).epoch, log.partition(0).position, log.partition(-1).epoch) == (low, 100, whole)
-    assert (log.group.paused, log.group.pause_change) == (True, token)
-    # Grown again, a partition has no position: it must be given one anew.
-    log.must(Topology("t", 5, shrunk))
-    log.must(ReleaseGroup(token, token, 0))
-    log.refuses(ClaimingPartition(session, "t", 4, shrunk), "start")
-    log.must(ClaimingPartition(session, "t", 4, shrunk, 3))
-    assert log.partition(4).position == 3
-
-
-def test_first_count_of_a_topic() -> None:
-    """F9.3: for ever, whatever comes after."""
-    log = Logbook()
-    offset = log.topology(2)
-    offset = log.must(Topology("t", 4, offset))
-    token = log.pause()
-    offset = log.must(Topology("t", 1, offset, token))
-    log.must(Topology("t", 3, offset))
-    assert (log.group.topics["t"].first_count, log.group.topics["t"].count) == (2, 3)
+# --- rule 9, GroupConfig, StepDown; Topology and deletions are in test_topic_rules.py
 
 
 def test_config_that_saw_another() -> None:
@@ -263,50 +209,8 @@ def test_config_that_saw_another() -> None:
     assert (log.group.config.policy, log.group.config_offset) == ("balanced", second)
 
 
-def test_deleting_a_group() -> None:
-    """F9.5: `sessions`; its mode is not read; positions of partitions >= 0 forgotten, no mode, the pause ends."""
-    log = Logbook()
-    session, epoch = log.owner()
-    log.must(Heartbeat(session, 0, (ClaimState(epoch, 120, 1, 2, 3),)))
-    whole, pin = log.claim(session, -1), log.claim(session, -1, topic="")
-    token = log.pause()
-    # Also with a token and a mode that would need one (F9.6).
-    log.refuses(GroupConfig(-1, token, 2, deleted=True), "sessions")
-    log.must(Leave(session))
-    gone = log.must(GroupConfig(-1, -1, 2, deleted=True))
-    assert log.state() == {"generation": 1, "version": gone, "last_owner": session}
-    assert log.state(-1) == {"version": whole, "last_owner": session}
-    assert log.state(-1, "") == {"version": pin, "last_owner": session}
-    assert (log.group.mode, log.group.paused, log.group.pause_change) == (0, False, gone)
-    assert log.group.topics["t"].count == 4
-    # F0 holds until a GroupConfig without `deleted`.
-    log.refuses(log.new_join(), "deleted")
-    again = log.must(GroupConfig(gone, deleted=True))
-    log.refuses(log.new_join(), "deleted")
-    assert (log.partition().generation, log.group.pause_change) == (2, gone)
-    log.must(GroupConfig(again, mode=2))
-    log.refuses(log.new_join(mode=1), "mode")
-    heir = log.join(mode=2)
-    log.refuses(ClaimingPartition(heir, "t", 0, again), "start")
-    assert log.claim(heir, 0, 55) == log.partition().epoch
-    assert log.partition().position == 55
-
-
-def test_deleting_a_group_that_is_not_paused() -> None:
-    """F9.5: then `pause_change` stays. A revived group without a mode takes the first Join's (F1.6)."""
-    log = Logbook()
-    token = log.pause()
-    ended = log.must(ReleaseGroup(token, token, 0))
-    gone = log.delete()
-    assert log.group.pause_change == ended
-    log.must(GroupConfig(gone))
-    assert log.group.mode == 0
-    log.join(mode=2)
-    assert log.group.mode == 2
-
-
 def test_changing_the_mode() -> None:
-    """F9.6: `token`, `held`; then every session ends, generations of partitions >= 0 grow, the mode is the new one."""
+    """F9.6: `token`, `held`; then every session ends, partitions >= 0 get a new generation, the mode is the new one."""
     log = Logbook()
     session, epoch = log.owner()
     other = log.join("d")
@@ -317,9 +221,11 @@ def test_changing_the_mode() -> None:
     token = log.pause()
     log.refuses(GroupConfig(-1, token - 1, 2), "token")
     log.refuses(GroupConfig(-1, token, 2), "held")
-    version = log.release(session, epoch)
+    log.must(Heartbeat(session, 0, (ClaimState(epoch, 100, 1, 2, 3, b"p"),)))
+    version = log.must(ReleasingPartition(session, epoch, -1, parked="why"))
     log.must(GroupConfig(-1, token, 2))
     assert (log.group.mode, log.group.sessions, log.group.paused) == (2, {}, True)
+    # What was told of the old generation is gone.
     assert log.state() == {"position": 100, "generation": 1, "version": version, "last_owner": session}
     assert (log.partition(1).generation, log.partition(-1).generation) == (1, 0)
     assert log.state(-1) == {"version": whole, "last_owner": other}
@@ -410,7 +316,8 @@ def test_what_changes_nothing() -> None:
 
 EVERY_TYPE: tuple[Record, ...] = (
     Join("c", bytes(16), 1, 1_000, ()), Heartbeat(1, 0), Leave(1), ClaimingPartition(1, "t", 0, -1, 0),
-    ReleasingPartition(1, 3, 0), ClaimingMessages(1, 3, 0, 0, 1), ReleaseGroup(-1, -1, 1), SetPosition(0, ()),
+    ReleasingPartition(1, 3, 0), ClaimingMessages(1, (MessageRange(3, 0, 0, 1),)),
+    SeekingPartition(1, 3, 0), ReleaseGroup(-1, -1, 1), SetPosition(0, ()),
     Topology("t", 1, -1), GroupConfig(-1), StepDown(1, -1), Note(-1, "k"),
 )  # fmt: skip
 

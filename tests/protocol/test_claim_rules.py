@@ -1,4 +1,4 @@
-"""Rules F4 to F6, sentence by sentence: claims, grants and releases.
+"""Rules F4 and F6, sentence by sentence: claims and releases. Grants and what is given back are in test_grant_rules.py.
 
 As in test_fold_rules.py, `Logbook` asserts after every record that heart and oracle agree and that a rejected record
 left the group's digest as it was.
@@ -10,13 +10,17 @@ import pytest
 
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import (
-    ClaimingMessages,
     ClaimingPartition,
     ClaimState,
+    GroupConfig,
     Heartbeat,
     Leave,
+    Move,
+    Record,
     ReleaseGroup,
     ReleasingPartition,
+    SetPosition,
+    Topology,
 )
 from tests.support.logbook import GROUP, NEVER, PAUSE_MS, Logbook
 
@@ -96,15 +100,60 @@ def test_start_of_a_claim() -> None:
 
 
 def test_claim_accepted() -> None:
-    """F4.5: owner the session, epoch and version this offset, successor none."""
+    """F4.5: owner the session, epoch and version this offset, successor none, and what began is the position."""
     log = Logbook()
-    session, epoch = log.owner()
-    assert log.state() == {"owner": session, "epoch": epoch, "version": epoch, "position": 100}
+    session, epoch = log.owner(mode=2)
+    assert log.state() == {"owner": session, "epoch": epoch, "version": epoch, "position": 100, "began": 100}
     log.release(session, epoch, successor=session)
     assert log.partition().successor == session
     again = log.claim(session)
-    held = {"owner": session, "epoch": again, "version": again, "position": 100, "last_owner": session}
+    held = {"owner": session, "epoch": again, "version": again, "position": 100, "last_owner": session, "began": 100}
     assert log.state() == held
+
+
+def test_a_claim_counts_a_delivery_at_least_once() -> None:
+    """F4.5: attempts + 1, for the owner may die from here on; never in an at-most-once group, nor of a whole topic."""
+    log = Logbook()
+    first, epoch = log.owner()
+    assert (log.partition().attempts, log.partition().began) == (1, 100)
+    log.must(Heartbeat(first, 0, (ClaimState(epoch, 150, attempts=4),)))
+    assert log.partition().began == 100, "it is where the claim began, not where it stands"
+    log.must(Leave(first))
+    assert (log.partition().attempts, log.partition().began) == (4, -1)
+    second = log.join("d")
+    epoch = log.claim(second)
+    assert (log.partition().attempts, log.partition().began) == (5, 150)
+    log.must(ReleasingPartition(second, epoch, 150, attempts=2))
+    log.claim(second)
+    assert log.partition().attempts == 3
+    for topic in ("t", ""):
+        log.claim(second, -1, topic=topic)
+        assert (log.partition(-1, topic).attempts, log.partition(-1, topic).began) == (0, -1)
+    once = Logbook()
+    session, epoch = once.owner(mode=2)
+    once.release(session, epoch)
+    once.claim(session)
+    assert once.partition().attempts == 0
+
+
+def test_claim_of_a_parked_partition() -> None:
+    """F4.2: `parked`, before the version is looked at and whoever asks; of the others of its topic nothing is said."""
+    log = Logbook()
+    session, epoch = log.owner()
+    log.must(ReleasingPartition(session, epoch, 100, parked="why"))
+    other = log.join("d")
+    for claimer in (session, other):
+        for observed in (log.last, log.partition().version, -1, NEVER):
+            log.refuses(ClaimingPartition(claimer, "t", 0, observed, 5), "parked")
+    log.refuses(ClaimingPartition(NEVER, "t", 0, -1, 5), "session")
+    log.refuses(ClaimingPartition(other, "t", 9, -1, 5), "topology")
+    log.claim(other, 1)
+    log.claim(other, -1)
+    token = log.pause()
+    log.refuses(ClaimingPartition(other, "t", 0, -1, 5), "paused")
+    log.must(ReleaseGroup(token, token, 0))
+    assert log.group.parked(TopicPartition("t", 0)) == "why"
+    assert (log.group.parked(TopicPartition("t", 1)), log.group.parked(TopicPartition("t", 3))) == ("", "")
 
 
 def test_a_rejected_claim_never_wins() -> None:
@@ -134,69 +183,13 @@ def test_a_rejected_claim_leaves_no_trace() -> None:
     log.refuses(early, "held")
     before = log.digest()
     log.must(Leave(session))
-    assert log.state() == {"position": 100, "version": epoch, "last_owner": session}
+    assert log.state() == {"position": 100, "version": epoch, "last_owner": session, "attempts": 1}
     assert log.digest() != before
     token = log.pause()
     log.refuses(early, "paused")
     log.must(ReleaseGroup(token, token, 0))
     assert log.partition().owner == -1
     assert log.must(early) == log.partition().epoch
-
-
-# --- rule 5, ClaimingMessages
-
-
-def test_grant_that_may_not_be() -> None:
-    """F5.1: `session`, `claim`, `mode`, `paused`, `from`, `range`: each beats all that come after it."""
-    log = Logbook()
-    session, epoch = log.owner(mode=2)
-    other = log.join("d", 2)
-    whole, pin = log.claim(session, -1), log.claim(session, -1, topic="")
-    nonsense = (0, 9, 9)
-    log.refuses(ClaimingMessages(NEVER, NEVER, *nonsense), "session")
-    for sender, of in ((session, NEVER), (session, whole), (session, pin), (other, epoch)):
-        log.refuses(ClaimingMessages(sender, of, *nonsense), "claim")
-    log.refuses(ClaimingMessages(session, epoch, 99, 9, 9), "from")
-    log.refuses(ClaimingMessages(session, epoch, 101, 101, 102), "from")
-    for start, to in ((99, 110), (110, 110), (111, 110), (100, 1_000_101), (100, 100)):
-        log.refuses(ClaimingMessages(session, epoch, 100, start, to), "range")
-    assert log.partition().position == 100
-    log.must(ClaimingMessages(session, epoch, 100, 100, 101))
-    token = log.pause()
-    log.refuses(ClaimingMessages(session, epoch, *nonsense), "paused")
-    log.refuses(ClaimingMessages(session, whole, *nonsense), "claim")
-    log.must(ReleaseGroup(token, token, 0))
-    log.must(ClaimingMessages(session, epoch, 101, 2_000_000, 3_000_000))
-
-
-def test_no_grant_at_least_once() -> None:
-    """F5.1: `mode` comes after `claim` and before `paused`."""
-    log = Logbook()
-    session, epoch = log.owner(mode=1)
-    log.pause()
-    log.refuses(ClaimingMessages(session, NEVER, 0, 9, 9), "claim")
-    log.refuses(ClaimingMessages(session, epoch, 0, 9, 9), "mode")
-
-
-def test_grant_accepted() -> None:
-    """F5.2: position = `to`; [from, start) is skipped; good once, and good although the claim is lost then."""
-    log = Logbook()
-    session, epoch = log.owner(mode=2)
-    other = log.join("d", 2)
-    log.must(Heartbeat(session, 0, (ClaimState(epoch, 0, 1, 2, 3),)))
-    grant = ClaimingMessages(session, epoch, 100, 105, 120)
-    log.must(grant)
-    held = {"owner": session, "epoch": epoch, "version": epoch, "lag": 1, "in_flight": 2, "attempts": 3}
-    assert log.state() == {**held, "position": 120}
-    log.refuses(grant, "from")
-    # What was skipped and what was granted is never granted again, to nobody.
-    log.must(Leave(session))
-    log.refuses(grant, "session")
-    assert log.partition().position == 120
-    heir = log.claim(other)
-    for start in (100, 105, 119):
-        log.refuses(ClaimingMessages(other, heir, start, start, 130), "from")
-    log.must(ClaimingMessages(other, heir, 120, 120, 130))
 
 
 # --- rule 6, ReleasingPartition
@@ -216,27 +209,74 @@ def test_release_that_may_not_be() -> None:
     assert log.partition().position == 100
 
 
-@pytest.mark.parametrize(("mode", "given", "position"), [(1, 120, 120), (1, 100, 100), (1, 90, 100), (1, -1, 100),
-                                                         (2, 120, 100), (2, 90, 100), (2, -1, 100)])  # fmt: skip
-def test_release_accepted(mode: int, given: int, position: int) -> None:
-    """F6.2: at least once the greater position; owner and epoch none, last owner, successor, version; figures stay."""
+@pytest.mark.parametrize(("given", "position"), [(120, 120), (100, 100), (90, 100), (-1, 100)])
+def test_release_at_least_once(given: int, position: int) -> None:
+    """F6.2: at least the position: position, attempts, in flight and progress become the record's; lag stays."""
     log = Logbook()
-    session, epoch = log.owner(mode)
-    log.must(Heartbeat(session, 0, (ClaimState(epoch, 100, 1, 2, 3),)))
-    version = log.release(session, epoch, given, successor=NEVER)
+    session, epoch = log.owner()
+    log.must(Heartbeat(session, 0, (ClaimState(epoch, 100, 1, 2, 3, b"p"),)))
+    # Without `observed` and with it: nothing is given back at least once.
+    version = log.must(ReleasingPartition(session, epoch, given, NEVER, "why", 7, 9, 5, 6, b"q"))
+    told = {"attempts": 5, "in_flight": 6, "progress": b"q"}
+    held = {"attempts": 3, "in_flight": 2, "progress": b"p"}
     assert log.state() == {
         "position": position, "version": version, "last_owner": session, "successor": NEVER,
-        "lag": 1, "in_flight": 2, "attempts": 3,
+        "lag": 1, **(told if given >= 100 else held),
     }  # fmt: skip
 
 
+def test_release_accepted() -> None:
+    """F6.4: owner, epoch and what began none, last owner, successor, version; parked for the reason that it names."""
+    log = Logbook()
+    session, epoch = log.owner()
+    version = log.must(ReleasingPartition(session, epoch, 130, 9, parked="DataTopicRecreated"))
+    assert log.state() == {"position": 130, "version": version, "last_owner": session, "successor": 9,
+                           "parked": "DataTopicRecreated"}  # fmt: skip
+    assert not log.session(session).epochs
+    plain = log.claim(session, 1)
+    log.release(session, plain, 100)
+    assert log.partition(1).parked == ""
+    # A whole topic and the pin cannot be parked.
+    for topic in ("t", ""):
+        log.must(ReleasingPartition(session, log.claim(session, -1, topic=topic), -1, parked="why"))
+        assert log.partition(-1, topic).parked == ""
+        log.claim(session, -1, topic=topic)
+
+
 def test_release_of_a_whole_topic_and_of_the_pin() -> None:
-    """F6.2: there is no position on these."""
+    """F6.2, F6.4: there is no position on these, and nothing is given back."""
     log = Logbook()
     session, _ = log.owner()
     for topic in ("t", ""):
-        version = log.release(session, log.claim(session, -1, topic=topic), 50, successor=7)
+        epoch = log.claim(session, -1, topic=topic)
+        version = log.must(ReleasingPartition(session, epoch, 50, 7, "", 3, 3, 1, 1, b"p"))
         assert log.state(-1, topic) == {"version": version, "last_owner": session, "successor": 7}
+
+
+@pytest.mark.parametrize("ended_by", ["SetPosition", "Topology", "GroupConfig"])
+def test_what_ends_that_a_partition_is_parked(ended_by: str) -> None:
+    """F6.5: a new generation alone: a move, another id, another mode; no time, no session, no pause, no growth."""
+    log = Logbook()
+    session = log.join()
+    log.must(Topology("t", 4, -1, topic_id="one"))
+    log.must(ReleasingPartition(session, log.claim(session), 120, attempts=2, progress=b"p", parked="why"))
+    at = log.last
+    log.must(Topology("t", 5, log.group.topics["t"].offset))
+    log.must(Leave(session))
+    token = log.pause()
+    log.must(ReleaseGroup(token, token, 0))
+    session = log.join()
+    log.refuses(ClaimingPartition(session, "t", 0, at), "parked")
+    token = log.pause()
+    end: dict[str, Record] = {
+        "SetPosition": SetPosition(token, (Move("t", 0, at, 120),)),
+        "Topology": Topology("t", 5, log.group.topics["t"].offset, token, topic_id="two"),
+        "GroupConfig": GroupConfig(-1, token, 2),
+    }
+    log.must(end[ended_by])
+    state = log.state()
+    assert (state.get("parked"), state["generation"]) == (None, 1)
+    assert not {"attempts", "progress", "in_flight", "lag"} & state.keys()
 
 
 def test_names_of_the_group() -> None:

@@ -1,7 +1,8 @@
 """The wire form: byte layout, the worked example of PROTOCOL.md 4.3, frozen bytes, and the bounds of the tables of 4.2.
 
 The bounds are read out of PROTOCOL.md itself, so that the text, the heart and the oracle's table cannot drift apart.
-`tests/fixtures/records_v1.txt` holds records as version 1 wrote them; they must decode to the same values for ever.
+`tests/fixtures/records_v2.txt` holds records as protocol 2 wrote them first; they must decode to the same values for
+ever.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import msgspec
 import pytest
 
 from marshal_py.errors import InvalidRecord
-from marshal_py.protocol import codec, records
+from marshal_py.protocol import codec, progress, records
 from marshal_py.protocol.records import (
     Checkpoint,
     ClaimingMessages,
@@ -29,12 +30,14 @@ from marshal_py.protocol.records import (
     Join,
     Leave,
     Mapping,
+    MessageRange,
     Move,
     Note,
     PauseWaited,
     Record,
     ReleaseGroup,
     ReleasingPartition,
+    SeekingPartition,
     SetPosition,
     Snapshot,
     StepDown,
@@ -92,7 +95,7 @@ def test_length_of_group_ids(length: int) -> None:
     assert envelope.record is None
 
 
-EXAMPLE = Heartbeat(session=41, sequence=7, claims=(ClaimState(epoch=42, position=1000, lag=5, in_flight=2),))
+EXAMPLE = Heartbeat(41, 7, (ClaimState(epoch=42, position=1000, lag=5, in_flight=2, attempts=1, progress=b"\2\3\0"),))
 
 
 def test_the_worked_example() -> None:
@@ -104,6 +107,7 @@ def test_the_worked_example() -> None:
     value = bytes.fromhex("".join(part[1] for part in parts if part))
     assert value == codec.encode(EXAMPLE, "billing", bytes(range(16)))
     assert decoded(value) == EXAMPLE
+    assert progress.decode(1_000, EXAMPLE.claims[0].progress) == [(1_002, 1_005, 0)]
     log = Logbook()
     verdict = log.put(value)
     assert (verdict.group, verdict.reason, verdict.record) == ("billing", "session", EXAMPLE)
@@ -115,27 +119,30 @@ GENESIS = Genesis(INCARNATION, 16, "murmur3-x86-32", 2)
 FROZEN: dict[str, Record] = {
     "Genesis": GENESIS,
     "Join": Join("client-ü", OTHER_INCARNATION, 2, 15_000, ("orders", "événements"), 77, "member", 3, 4, 5, 6, "pg", 7,
-                 8, 9, "marshal_py 0.1"),
-    "Heartbeat": Heartbeat(300, 70_000, (ClaimState(301, 2**40, 1, 2, 3), ClaimState(302, 0)), (303, OFFSET_MAX),
-                           PauseWaited(304, 5_000), Checkpoint(288, 2**64 - 1, 2**63, 1)),
+                 8, 9, "marshal_py 0.2", "witness"),
+    "Heartbeat": Heartbeat(300, 70_000, (ClaimState(301, 2**40, 1, 2, 3, b"\x01\x02\x00"), ClaimState(302, 0)),
+                           (303, OFFSET_MAX), PauseWaited(304, 5_000), Checkpoint(288, 2**64 - 1, 2**63, 1), 60_000),
     "Leave": Leave(300, "done"),
     "Evict": Evict(300, 310, 30_000, "by"),
     "ClaimingPartition": ClaimingPartition(300, "orders", 99_999, -1, 12),
-    "ReleasingPartition": ReleasingPartition(300, 301, 1_000, 305, "hand-over"),
-    "ClaimingMessages": ClaimingMessages(300, 301, 1_000, 1_005, 1_100),
+    "ReleasingPartition": ReleasingPartition(300, 301, 1_000, 305, "hand-over", 1_010, 1_005, 3, 4, b"\x80\x01\x01\x02",
+                                             "DataTopicRecreated"),
+    "ClaimingMessages": ClaimingMessages(300, (MessageRange(301, 1_000, 1_005, 1_100), MessageRange(302, 0, 0, 1)),
+                                         2**62),
     "ReleaseGroup": ReleaseGroup(-1, -1, 86_400_000, 1, 2**53, "reason", "by"),
     "SetPosition": SetPosition(400, (Move("orders", 0, -1, 5), Move("orders", 1, 301, 0)), True, "by"),
-    "Topology": Topology("orders", 100_000, -1, 400, "by"),
+    "Topology": Topology("orders", 100_000, -1, 400, "by", "q83iXkcUT0qRnWlvSXqWCg"),
     "GroupConfig": GroupConfig(-1, 400, 2, False, "balanced", ("p", "q"), 1, "all", 2, ("m",),
-                               (Mapping("m", (0, 99_999)),), 3, 4, 5, 6, "by"),
+                               (Mapping("m", (0, 99_999)),), 3, 4, 5, 6, "by", "earliest", 7, True, 8),
     "StepDown": StepDown(300, -1, "reason", "by"),
     "Note": Note(-1, "probe", "orders", 3, 4, 5, "text"),
     "Snapshot": Snapshot(GENESIS, OTHER_INCARNATION, 4_096, 1, 2, 2**64 - 1, 3, b"\x00state"),
+    "SeekingPartition": SeekingPartition(300, 301, 2**50),
 }  # fmt: skip
 
 
 def frozen_lines() -> list[tuple[str, str, bytes]]:
-    text = (REPOSITORY / "tests" / "fixtures" / "records_v1.txt").read_text(encoding="utf-8")
+    text = (REPOSITORY / "tests" / "fixtures" / "records_v2.txt").read_text(encoding="utf-8")
     rows = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
     return [(name, "" if group == "-" else group, bytes.fromhex(data)) for name, group, data in rows]
 
@@ -174,6 +181,7 @@ def rows_of(heading: str) -> Iterator[list[str]]:
 def fields_in(cell: str) -> list[str]:
     """The fields of a row. Text in brackets explains; a piece that starts with a digit belongs to the field before."""
     pieces: list[str] = []
+    cell = cell.replace('text ("", "fail" or "earliest")', "word")
     for piece in re.sub(r" \([^)]*\)", "", cell).split(", "):
         if pieces and piece[0].isdigit():
             pieces[-1] += ", " + piece
@@ -204,10 +212,11 @@ def values_of(kind: str) -> tuple[tuple[object, ...], tuple[object, ...]]:
     if kind.endswith(" or nil"):
         good, bad = values_of(kind.removesuffix(" or nil"))
         return (*good, None), tuple(value for value in bad if value is not None)
-    if found := re.fullmatch(r"array of 0…([\d,]+) (?:integers )?(.+)", kind):
-        most, (good, bad) = number(found[1]), values_of(found[2])
-        fits = ((), tuple(good), (good[0],) * most)
-        return fits, ((good[0],) * (most + 1), None, {}, "", b"", 0, *((value,) for value in bad))
+    if found := re.fullmatch(r"array of ([01])…([\d,]+) (?:integers )?(.+)", kind):
+        most, (good, bad) = number(found[2]), values_of(found[3])
+        fits = (*(((),) if found[1] == "0" else ()), tuple(good), (good[0],) * most)
+        empty = () if found[1] == "0" else ((),)
+        return fits, (*empty, (good[0],) * (most + 1), None, {}, "", b"", 0, *((value,) for value in bad))
     if found := re.fullmatch(r"(-?[\d,^]+)…([\d,^-]+)", kind):
         low, high = number(found[1]), number(found[2])
         outside = (low - 1, *((high + 1,) if high < 2**64 - 1 else ()))
@@ -220,6 +229,11 @@ def values_of(kind: str) -> tuple[tuple[object, ...], tuple[object, ...]]:
     if found := re.fullmatch(r"bin of (\d+) bytes", kind):
         size = int(found[1])
         return (bytes(size),), (bytes(size - 1), bytes(size + 1), b"", "x" * size, None, 1, [1])
+    if found := re.fullmatch(r"bin of 0…(\d+) bytes", kind):
+        size = int(found[1])
+        return (b"", b"x", b"\xff" * size), (bytes(size + 1), "", None, 1, [1])
+    if kind == "word":
+        return ("", "fail", "earliest"), ("x", "Fail", "latest", b"fail", None, 0, ["fail"])
     if kind == "bin":
         return (b"", bytes(1_000)), ("", None, 1)
     if kind == "bool":
@@ -265,7 +279,7 @@ def reads(kind: int, fields: tuple[object, ...]) -> bool:
 
 def test_the_tables_are_read() -> None:
     """E6: a pattern that misses rows would prove nothing: names and order are those of the structs."""
-    kinds = (*records.RECORD_TYPES, ClaimState, PauseWaited, Checkpoint, Move, Mapping)
+    kinds = (*records.RECORD_TYPES, ClaimState, MessageRange, PauseWaited, Checkpoint, Move, Mapping)
     structs = {kind.__name__: kind for kind in kinds}
     assert list(ROWS) == [kind.__name__ for kind in records.RECORD_TYPES]
     assert {**ROWS, **NESTED}.keys() == structs.keys()
@@ -275,7 +289,7 @@ def test_the_tables_are_read() -> None:
         for text, field in zip(texts, fields, strict=True):
             _, equals, default = text.partition(" = ")
             assert bool(equals) != field.required
-            said = {"nil": None, "false": False, "[]": (), '""': ""}
+            said = {"nil": None, "false": False, "[]": (), '""': "", "empty": b""}
             if equals:
                 assert (said[default] if default in said else int(default)) == field.default
 
@@ -296,7 +310,7 @@ def test_bounds(bound: Bound) -> None:
     assert reads(kind, base[:at]) == bound.optional
 
 
-@pytest.mark.parametrize("kind", range(15))
+@pytest.mark.parametrize("kind", range(16))
 def test_more_elements_than_known(kind: int) -> None:
     """E7: ignored under every type, whatever they are, as long as they are MessagePack."""
     base = shortest(list(ROWS.values())[kind])
@@ -322,6 +336,11 @@ OUT_OF_BOUNDS: list[Record] = [
     Heartbeat(0, 0, (ClaimState(0, -1),)), ClaimingPartition(0, "t", 100_000, -1), ReleaseGroup(-1, -1, 86_400_001),
     SetPosition(0, (Move("t", 0, -1, -1),)), SetPosition(0, (Move("t", -1, -1, 0),)), Topology("t", 0, -1),
     GroupConfig(-1, mode=3), Note(-1, ""), ReleasingPartition(0, 0, -2),
+    ReleasingPartition(0, 0, 0, progress=bytes(513)), Heartbeat(0, 0, idle_ms=-1),
+    ReleasingPartition(0, 0, 0, give=-2), Heartbeat(0, 0, (ClaimState(0, 0, progress=bytes(513)),)),
+    ClaimingMessages(0, ()), ClaimingMessages(0, (MessageRange(0, 0, 0, 1),) * 10_001), SeekingPartition(0, 0, -1),
+    ClaimingMessages(0, (MessageRange(0, -1, 0, 1),)),
+    GroupConfig(-1, on_topic_recreated="x"),  # type: ignore[arg-type]
 ]  # fmt: skip
 
 
@@ -371,3 +390,55 @@ def test_a_record_that_no_broker_takes() -> None:
     with pytest.raises(InvalidRecord, match="limit"):
         codec.encode(SetPosition(0, moves), "g", INCARNATION)
     assert codec.encode(SetPosition(0, moves[:3_000]), "g", INCARNATION)
+
+
+# --- trailing defaults
+
+
+SPARSE: list[tuple[Record, list[object]]] = [
+    (FROZEN["Leave"], [3, 300, "done"]),
+    (Leave(300), [3, 300]),
+    (Heartbeat(300, 7), [2, 300, 7]),
+    (Heartbeat(300, 7, idle_ms=5), [2, 300, 7, [], [], None, None, 5]),
+    (Heartbeat(300, 7, (ClaimState(1, 2), ClaimState(3, 4, attempts=1))), [2, 300, 7, [[1, 2], [3, 4, 0, 0, 1]]]),
+    (Heartbeat(300, 7, (ClaimState(1, 2, progress=b"x"),)), [2, 300, 7, [[1, 2, 0, 0, 0, b"x"]]]),
+    (ClaimingPartition(300, "t", 0, -1), [5, 300, "t", 0, -1]),
+    (ReleasingPartition(300, 301, -1), [6, 300, 301, -1]),
+    (ReleasingPartition(300, 301, -1, parked="why"), [6, 300, 301, -1, -1, "", -1, -1, 0, 0, b"", "why"]),
+    (ClaimingMessages(300, (MessageRange(1, 2, 3, 4),)), [7, 300, [[1, 2, 3, 4]]]),
+    (GroupConfig(-1), [11, -1]),
+    (GroupConfig(-1, deleted=True), [11, -1, -1, 0, True]),
+    (SetPosition(1, (Move("t", 0, -1, 5),)), [9, 1, [["t", 0, -1, 5]]]),
+    (SetPosition(1, (), True), [9, 1, [], True]),
+    (Join("c", bytes(16), 1, 1_000, (), -1, "m"), [1, "c", bytes(16), 1, 1_000, [], -1, "m"]),
+    (Snapshot(GENESIS, bytes(16), 16, 0, 1, 2, 3, b""),
+     [14, [0, INCARNATION, 16, "murmur3-x86-32", 2], bytes(16), 16, 0, 1, 2, 3, b""]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "fields"), SPARSE, ids=lambda one: type(one).__name__)
+def test_trailing_defaults_are_left_out(record: Record, fields: list[object]) -> None:
+    """E7: at the end of a record and of nested arrays, never in the middle; what is read is the same record."""
+    value = codec.encode(record, "" if isinstance(record, Snapshot) else "billing", INCARNATION)
+    assert msgspec.msgpack.decode(opened(value).body) == fields
+    assert decoded(value) == record
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_every_record_comes_back(name: str) -> None:
+    """E7: with all its fields, and cut to any number of fields whose rest has defaults."""
+    record, group = FROZEN[name], "" if name in ("Genesis", "Snapshot") else "billing"
+    assert decoded(codec.encode(record, group, INCARNATION)) == record
+    fields = msgspec.structs.fields(type(record))
+    for last in range(len(fields)):
+        if not fields[last].required:
+            cut = msgspec.structs.replace(record, **{field.name: field.default for field in fields[last:]})
+            value = codec.encode(cut, group, INCARNATION)
+            assert decoded(value) == cut
+            assert len(msgspec.msgpack.decode(opened(value).body)) <= 1 + last
+
+
+def test_a_false_that_is_no_default_stays() -> None:
+    """E7: 0 and False are equal and not the same: only a value of the default's own type is left out."""
+    with pytest.raises(InvalidRecord):
+        codec.encode(GroupConfig(-1, release_behind_ms=False), "g", INCARNATION)  # bool is an int: only the codec minds

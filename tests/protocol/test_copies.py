@@ -12,6 +12,7 @@ from marshal_py.protocol.records import (
     GroupConfig,
     Heartbeat,
     Leave,
+    MessageRange,
     Move,
     Note,
     ReleaseGroup,
@@ -62,7 +63,7 @@ def test_copies_right_behind_the_original() -> None:
     claim = ClaimingPartition(session, "t", 0, -1, 100)
     epoch = log.must(claim)
     log.refuses(claim, "held")
-    log.must(grant := ClaimingMessages(session, epoch, 100, 100, 110))
+    log.must(grant := ClaimingMessages(session, (MessageRange(epoch, 100, 100, 110),)))
     log.refuses(grant, "from")
     log.must(beat := Heartbeat(session, 0, (ClaimState(epoch, 110, 1, 1, 1),), (9,)))
     state = log.state()
@@ -70,7 +71,7 @@ def test_copies_right_behind_the_original() -> None:
     assert log.state() == state
     log.must(mark := StepDown(session, -1))
     log.refuses(mark, "observed")
-    log.must(release := ReleasingPartition(session, epoch, -1))
+    log.must(release := ReleasingPartition(session, epoch, -1, observed=110, give=105))
     log.refuses(release, "claim")
     log.must(pause := ReleaseGroup(-1, -1, PAUSE_MS))
     log.refuses(pause, "observed")

@@ -6,9 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marshal_py.protocol import progress
 from marshal_py.protocol.delivery import MARK_MS, AtLeastOnce, AtMostOnce, Run
 from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.progress import Range
+from marshal_py.protocol.records import OFFSET_MAX
 
 # --- at least once
 
@@ -68,18 +71,106 @@ def test_a_trickle_shares_runs() -> None:
 
 
 def test_attempts_are_of_the_message_at_the_position() -> None:
-    """D1: an heir counts on from what the log says, for that one message; the next begins anew."""
+    """D11: the owner tells it as delivered once more than it was, until it releases it; the next one begins anew."""
     tracker = AtLeastOnce(7, 2)
-    assert tracker.attempts() == 2
+    assert (tracker.attempts(), tracker.deliveries()) == (3, 2)
     run = tracker.add([7, 8])
-    assert tracker.attempts() == 2
+    assert (tracker.attempts(), tracker.deliveries()) == (3, 2)
     assert (tracker.delivery_count(7), tracker.delivery_count(8)) == (3, 1)
     run.deliver(2, 0)
-    assert tracker.attempts() == 3
+    assert (tracker.attempts(), tracker.deliveries()) == (3, 3)
     run.finish(0)
-    assert tracker.attempts() == 1
+    assert (tracker.attempts(), tracker.deliveries()) == (1, 1)
     run.finish(1)
-    assert tracker.attempts() == 0
+    assert (tracker.attempts(), tracker.deliveries()) == (1, 0)
+
+
+def test_the_message_at_a_position_that_does_not_exist() -> None:
+    """D11: the count is of the first message that exists there: a transaction marker may stand at the position."""
+    tracker = AtLeastOnce(7, 2, 1)
+    assert tracker.attempts() == 3
+    run = tracker.add([9, 12])
+    assert (tracker.delivery_count(9), tracker.delivery_count(12)) == (3, 1)
+    run.deliver(2, 0)
+    assert (tracker.position(), tracker.attempts(), tracker.in_flight) == (7, 3, 2)
+    # By its number alone the message in flight at 12 could not be found: it is named.
+    assert progress.decode(7, tracker.progress()) == [(8, 13, 1)]
+    heir = AtLeastOnce(7, 3, 2, tracker.progress())
+    heir.add([9, 12])
+    assert (heir.delivery_count(9), heir.delivery_count(12)) == (4, 2)
+
+
+def test_what_earlier_owners_finished_is_passed_and_carried_on() -> None:
+    """D1: it is not handed over, a range that touches the position is absorbed, the rest is told again."""
+    known = progress.encode(10, [Range(12, 14, 0), Range(16, 18, 0), Range(20, 21, 3)])
+    tracker = AtLeastOnce(10, 1, 0, known)
+    assert tracker.finished_to() == 18
+    assert (tracker.position(), tracker.progress()) == (10, known), "before anything is fetched"
+    assert [tracker.next_finished(offset) for offset in (10, 13, 14)] == [(12, 14), (12, 14), (16, 18)]
+    fresh, run = tracker.admit(range(10, 19))
+    assert fresh == [10, 11, 14, 15, 18]
+    assert run is not None
+    chunk = range(19, 25)
+    assert tracker.admit(chunk)[0] is chunk
+    run.deliver(5, 0)
+    run.finish(0)
+    assert tracker.position() == 11
+    run.finish(1)
+    assert tracker.position() == 14, "over what lies between and is finished"
+    run.finish(3)
+    assert progress.decode(14, tracker.progress()) == [(15, 18, 0), (20, 21, 3)]
+    run.finish(2)
+    assert (tracker.position(), progress.decode(18, tracker.progress())) == (18, [(20, 21, 3)])
+    assert tracker.next_finished(18) == (OFFSET_MAX, OFFSET_MAX)
+
+
+def test_progress_of_a_truncated_partition_is_discarded() -> None:
+    """D1: all of it, the counts too: it speaks of messages that are gone."""
+    known = progress.encode(10, [Range(12, 14, 0), Range(16, 18, 4)])
+    tracker = AtLeastOnce(10, 5, 2, known)
+    tracker.discard_inherited()
+    assert (tracker.finished_to(), tracker.progress(), tracker.attempts()) == (0, b"", 1)
+    assert tracker.admit([10, 12, 13, 16])[0] == [10, 12, 13, 16]
+    assert {tracker.delivery_count(offset) for offset in (10, 12, 13, 16)} == {1}
+
+
+def test_nothing_is_told_while_nothing_is_finished_above_the_position() -> None:
+    """D1: heartbeats cost what they did: a prefix of handlers at work, or what is finished in order, needs no bytes."""
+    tracker = AtLeastOnce(0)
+    run = tracker.add(range(100))
+    run.deliver(50, 0)
+    run.finish_range(0, 20)
+    assert (tracker.position(), tracker.in_flight, tracker.progress()) == (20, 30, b"")
+    other = tracker.add([100, 103])
+    assert tracker.progress() == b""
+    run.finish(30)
+    assert progress.decode(20, tracker.progress()) == [(30, 31, 0)]
+    run.finish_range(20, 30)
+    assert tracker.progress() == b""
+    assert other.delivered == 0
+
+
+def test_progress_that_does_not_fit() -> None:
+    """D1: the lowest ranges are told; the next owner gets the rest again, and skips nothing."""
+    tracker = AtLeastOnce(0)
+    run = tracker.add(range(2_000))
+    run.deliver(2_000, 0)
+    for index in range(1, 2_000, 2):
+        run.finish(index)
+    told = tracker.progress()
+    assert len(told) == 510
+    heir = AtLeastOnce(tracker.position(), 1, tracker.in_flight, told)
+    assert heir.progress() == told, "the counts of what was in flight would take the room of what is finished"
+    fresh, again = heir.admit(range(2_000))
+    assert fresh == [offset for offset in range(2_000) if offset % 2 == 0 or offset > 340]
+    assert again is not None
+    run = again
+    assert (heir.position(), heir.progress()) == (0, told)
+    assert (heir.delivery_count(0), heir.delivery_count(2), heir.delivery_count(1_999)) == (2, 2, 1)
+    run.deliver(200, 0)
+    for index in range(1, 200):
+        run.finish(index)
+    assert [span for span in progress.decode(0, heir.progress()) if not span.times] == [(1, 370, 0)]
 
 
 OPS = st.lists(
@@ -204,11 +295,34 @@ def test_a_dropped_grant_is_counted_and_gone() -> None:
     assert tracker.holds(15)
 
 
+def test_what_may_be_given_back() -> None:
+    """D2, D3: the offset after the highest that was handed over, else where the claim began, also after a drop."""
+    tracker = AtMostOnce(5)
+    assert tracker.handed_to == 5
+    tracker.granted(5, 20)
+    tracker.granted(30, 40)
+    assert tracker.handed_to == 5, "granted is not handed over"
+    assert tracker.holds(9), "5 to 8 do not exist"
+    assert tracker.handed_to == 5
+    tracker.deliver(9, 0)
+    tracker.deliver(12, 0, 3)
+    assert tracker.handed_to == 13
+    tracker.returned()
+    assert tracker.drop() == 7 + 10
+    assert (tracker.handed_to, tracker.delivered_to) == (13, 40)
+    tracker.granted(40, 50)
+    assert not tracker.holds(39)
+    tracker.deliver(41, 0)
+    assert tracker.handed_to == 42
+    tracker.drop()
+    assert tracker.handed_to == 42
+
+
 MOST_OPS = st.lists(
     st.one_of(
         st.tuples(st.just("grant"), st.integers(0, 30), st.integers(1, 10)),
         st.tuples(st.just("take"), st.integers(0, 60), st.just(0)),
-        st.tuples(st.just("next"), st.just(0), st.just(0)),
+        st.tuples(st.sampled_from(("next", "drop")), st.just(0), st.just(0)),
     ),
     max_size=60,
 )
@@ -230,6 +344,7 @@ def test_no_offset_twice_whatever_is_granted(ops: list[tuple[str, int, int]]) ->
             if tracker.holds(offset):
                 tracker.deliver(offset, 0)
                 handed.append(offset)
+        assert tracker.handed_to == (handed[-1] + 1 if handed else 0), "M2"
     assert handed == sorted(set(handed))
     assert set(handed) <= granted
 

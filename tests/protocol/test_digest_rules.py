@@ -10,7 +10,19 @@ import pytest
 from marshal_py.errors import InvalidName
 from marshal_py.protocol import codec
 from marshal_py.protocol.identity import Token
-from marshal_py.protocol.records import Checkpoint, ClaimState, GroupConfig, Heartbeat, Note, StepDown
+from marshal_py.protocol.records import (
+    Checkpoint,
+    ClaimState,
+    GroupConfig,
+    Heartbeat,
+    Move,
+    Note,
+    ReleaseGroup,
+    ReleasingPartition,
+    SetPosition,
+    StepDown,
+    Topology,
+)
 from marshal_py.protocol.world import CHECKPOINT_OFFSETS, FOLD_VERSION
 from tests.support import wire
 from tests.support.logbook import GROUP, INCARNATION, NEVER, Logbook, genesis
@@ -68,7 +80,10 @@ def test_state_digest() -> None:
     session = book.last
     topology = book.topology()
     epoch = book.claim(session)
-    beat = book.must(Heartbeat(session, 0, (ClaimState(epoch, 110, 1, 2, 3),), (7, NEVER)))
+    beat = book.must(Heartbeat(session, 0, (ClaimState(epoch, 110, 1, 2, 3, b"\1\2\0"),), (7, NEVER), idle_ms=77))
+    book.must(Topology("t", 4, topology, topic_id="one"))
+    topology = book.last
+    parked = book.must(ReleasingPartition(session, book.claim(session, 1, 5), 6, 9, parked="why"))
     config = wire.pack([11, -1, -1, 0, False, "p"])
     assert book.put(wire.envelope(GROUP, 11, config)).accepted
     config_at = book.last
@@ -76,34 +91,53 @@ def test_state_digest() -> None:
     pause = book.pause()
     t = word(b"t")
     entries = [
-        struct.pack("<qQqqqqQq", 1, word(b"billing"), 1, pause, 5_000, config_at, word(config), -1),
-        struct.pack("<qQqqq", 2, t, 4, 4, topology),
-        struct.pack("<qqQqqQ", 3, session, word(body), beat, mark, word(struct.pack("<qq", 7, NEVER))),
-        struct.pack("<qQ11q", 4, t, 0, session, epoch, 110, 0, epoch, -1, -1, 1, 2, 3),
+        struct.pack("<qQqqqqQqq", 1, word(b"billing"), 1, pause, 5_000, config_at, word(config), -1, -1),
+        struct.pack("<qQqqqQ", 2, t, 4, 4, topology, word(b"one")),
+        struct.pack("<qqQqqQq", 3, session, word(body), beat, mark, word(struct.pack("<qq", 7, NEVER)), 77),
+        struct.pack("<qQ12qQQ", 4, t, 0, session, epoch, 110, 0, epoch, -1, -1, 1, 2, 3, 100, word(b"\1\2\0"), 0),
+        struct.pack("<qQ12qQQ", 4, t, 1, -1, -1, 6, 0, parked, session, 9, 0, 0, 0, -1, 0, word(b"why")),
     ]
     assert book.digest() == sum(map(word, entries)) % 2**64
     # Without config and ready list there stands 0; the opaque offset counts.
     young = Logbook()
     body = codec.encode(join := young.new_join(), GROUP, INCARNATION)[14 + len(GROUP) :]
     session = young.must(join)
-    young.put(wire.envelope(GROUP, 15, b""))
+    young.put(wire.envelope(GROUP, 16, b""))
     entries = [
-        struct.pack("<qQqqqqQq", 1, word(b"billing"), 1, -1, 0, -1, 0, young.last),
-        struct.pack("<qqQqqQ", 3, session, word(body), session, -1, 0),
+        struct.pack("<qQqqqqQqq", 1, word(b"billing"), 1, -1, 0, -1, 0, young.last, -1),
+        struct.pack("<qqQqqQq", 3, session, word(body), session, -1, 0, 0),
     ]
     assert young.digest() == sum(map(word, entries)) % 2**64
+    # A topic whose id is not known, a deleted group, and the generation of a partition that is named after it.
+    gone = Logbook()
+    gone.topology()
+    deletion = gone.delete()
+    body = codec.encode(GroupConfig(-1, deleted=True), GROUP, INCARNATION)[14 + len(GROUP) :]
+    entry = struct.pack("<qQqqqqQqq", 1, word(b"billing"), 0, deletion, 0, deletion, word(body), -1, deletion)
+    assert gone.digest() == word(entry)
+    revival = gone.must(GroupConfig(deletion))
+    body = codec.encode(GroupConfig(deletion), GROUP, INCARNATION)[14 + len(GROUP) :]
+    topology = gone.must(Topology("t", 4, deletion))
+    pause = gone.must(ReleaseGroup(deletion, -1, 5_000))
+    moved = gone.must(SetPosition(pause, (Move("t", 2, -1, 7),)))
+    entries = [
+        struct.pack("<qQqqqqQqq", 1, word(b"billing"), 0, pause, 5_000, revival, word(body), -1, deletion),
+        struct.pack("<qQqqqQ", 2, t, 4, 4, topology, 0),
+        struct.pack("<qQ12qQQ", 4, t, 2, -1, -1, 7, deletion + 2, moved, -1, -1, 0, 0, 0, -1, 0, 0),
+    ]
+    assert gone.digest() == sum(map(word, entries)) % 2**64
 
 
 def test_the_digest_in_a_heartbeat() -> None:
     """G4: state and chain of the newest checkpoint, with the fold version; the fold itself does not judge it."""
-    assert FOLD_VERSION == 1
+    assert FOLD_VERSION == 2
     book = Logbook()
     book.world.watched.add(GROUP)
     session = book.join()
     while not book.world.checkpoints:
         book.put(note())
     newest = book.world.checkpoints[GROUP]
-    assert newest == Checkpoint(16, book.digest(), book.world.chain, 1)
+    assert newest == Checkpoint(16, book.digest(), book.world.chain, 2)
     book.must(Heartbeat(session, 0, digest=newest))
     book.must(Heartbeat(session, 0, digest=Checkpoint(16, newest.state ^ 1, 0, 255)))
 
@@ -129,7 +163,7 @@ def test_tokens() -> None:
 def test_config_is_hashed_as_it_stands() -> None:
     """G3: H(config body): the same settings in other bytes are another digest."""
     short, long = Logbook(), Logbook()
-    assert short.put(wire.record(GROUP, 11, -1)).accepted
-    assert long.put(codec.encode(GroupConfig(-1), GROUP, INCARNATION)).accepted
+    assert short.put(codec.encode(GroupConfig(-1), GROUP, INCARNATION)).accepted
+    assert long.put(wire.record(GROUP, 11, -1, -1, 0)).accepted
     assert short.group.config == long.group.config
     assert short.digest() != long.digest()

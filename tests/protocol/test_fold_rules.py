@@ -17,10 +17,12 @@ from marshal_py.protocol.records import (
     Heartbeat,
     Join,
     Leave,
+    MessageRange,
     Note,
     Record,
     ReleaseGroup,
     ReleasingPartition,
+    SeekingPartition,
     SetPosition,
     StepDown,
     Topology,
@@ -29,7 +31,8 @@ from tests.support.logbook import INTERVAL_MS, NEVER, Logbook
 
 ONCE_EACH: tuple[Record, ...] = (
     Join("c", bytes(16), 1, INTERVAL_MS, ()), Heartbeat(1, 0), Leave(1), Evict(1, 1, 0),
-    ClaimingPartition(1, "t", 0, -1), ReleasingPartition(1, 1, -1), ClaimingMessages(1, 1, 0, 0, 1),
+    ClaimingPartition(1, "t", 0, -1), ReleasingPartition(1, 1, -1),
+    ClaimingMessages(1, (MessageRange(1, 0, 0, 1),)), SeekingPartition(1, 1, 0),
     ReleaseGroup(-1, -1, 0), SetPosition(0, ()), Topology("t", 1, -1), StepDown(1, -1),
 )  # fmt: skip
 
@@ -104,7 +107,7 @@ def test_join_ends_its_predecessor() -> None:
     session, epoch = log.owner()
     successor = log.join("c", predecessor=session)
     assert list(log.group.sessions) == [successor]
-    assert log.state() == {"position": 100, "version": epoch, "last_owner": session}
+    assert log.state() == {"position": 100, "version": epoch, "last_owner": session, "attempts": 1}
     # The same dead predecessor again, by its own client and by another; and one that never was.
     other, third = log.join("c", predecessor=session), log.join("d", predecessor=session)
     fourth = log.join("c", predecessor=NEVER)
@@ -144,7 +147,7 @@ def test_heartbeat_of_a_dead_session() -> None:
     log.must(Heartbeat(session, 0))
     log.must(Leave(session))
     log.refuses(Heartbeat(session, 1, (ClaimState(epoch, 500),), (3,)), "session")
-    assert log.state() == {"position": 100, "version": epoch, "last_owner": session}
+    assert log.state() == {"position": 100, "version": epoch, "last_owner": session, "attempts": 1}
 
 
 def test_heartbeat_extends() -> None:
@@ -172,31 +175,32 @@ def test_heartbeat_extends() -> None:
 
 
 def test_heartbeat_moves_positions_at_least_once() -> None:
-    """F2.3: at least the position: position and figures are set; a smaller one changes nothing."""
+    """F2.3: at least the position: position, figures and progress are set; a smaller one changes nothing."""
     log = Logbook()
     session, epoch = log.owner()
     second = log.claim(session, 1, 7)
-    log.must(Heartbeat(session, 0, (ClaimState(epoch, 110, 1, 2, 3), ClaimState(second, 8))))
-    held = {"owner": session, "epoch": epoch, "version": epoch}
-    assert log.state() == {**held, "position": 110, "lag": 1, "in_flight": 2, "attempts": 3}
+    log.must(Heartbeat(session, 0, (ClaimState(epoch, 110, 1, 2, 3, b"p"), ClaimState(second, 8))))
+    held = {"owner": session, "epoch": epoch, "version": epoch, "began": 100}
+    assert log.state() == {**held, "position": 110, "lag": 1, "in_flight": 2, "attempts": 3, "progress": b"p"}
     assert log.partition(1).position == 8
-    log.must(Heartbeat(session, 0, (ClaimState(epoch, 110, 4, 5, 6),)))
-    assert log.state() == {**held, "position": 110, "lag": 4, "in_flight": 5, "attempts": 6}
-    log.must(Heartbeat(session, 0, (ClaimState(epoch, 109, 7, 8, 9),)))
-    assert log.state() == {**held, "position": 110, "lag": 4, "in_flight": 5, "attempts": 6}
-    # Figures that are not named are 0, and an entry that comes twice counts twice.
+    later = {**held, "position": 110, "lag": 4, "in_flight": 5, "attempts": 6, "progress": b"no list"}
+    log.must(Heartbeat(session, 0, (ClaimState(epoch, 110, 4, 5, 6, b"no list"),)))
+    assert log.state() == later, "the fold does not look into the bytes"
+    log.must(Heartbeat(session, 0, (ClaimState(epoch, 109, 7, 8, 9, b"q"),)))
+    assert log.state() == later
+    # What is not named is 0 or empty, and an entry that comes twice counts twice.
     log.must(Heartbeat(session, 0, (ClaimState(epoch, 120), ClaimState(epoch, 115, 1), ClaimState(epoch, 121, 2))))
     assert log.state() == {**held, "position": 121, "lag": 2}
 
 
 def test_heartbeat_sets_figures_only_at_most_once() -> None:
-    """F2.3: in an at-most-once group, also with a smaller or greater position."""
+    """F2.3: lag and in flight in an at-most-once group, also with a smaller or greater position; nothing else."""
     log = Logbook()
     session, epoch = log.owner(mode=2)
     for position in (50, 100, 200):
-        log.must(Heartbeat(session, 0, (ClaimState(epoch, position, position, 5, 6),)))
-        assert (log.partition().position, log.partition().lag) == (100, position)
-        assert (log.partition().in_flight, log.partition().attempts) == (5, 6)
+        log.must(Heartbeat(session, 0, (ClaimState(epoch, position, position, 5, 6, b"p"),)))
+        assert log.state() == {"owner": session, "epoch": epoch, "version": epoch, "position": 100, "began": 100,
+                               "lag": position, "in_flight": 5}  # fmt: skip
 
 
 def test_heartbeat_with_other_epochs() -> None:
@@ -218,13 +222,15 @@ def test_heartbeat_with_other_epochs() -> None:
 
 
 def test_heartbeat_notes_what_is_ready() -> None:
-    """F2.5: the list becomes the heartbeat's, also the empty one; what it names is not looked at."""
+    """F2.5: list and idle time become the heartbeat's, also the empty one; what it names is not looked at."""
     log = Logbook()
     session = log.join()
-    log.must(Heartbeat(session, 0, (), (NEVER, 3, 3)))
-    assert log.session(session).ready == (NEVER, 3, 3)
+    log.must(Heartbeat(session, 0, (), (NEVER, 3, 3), idle_ms=77))
+    assert (log.session(session).ready, log.session(session).idle_ms) == ((NEVER, 3, 3), 77)
+    before = log.digest()
     log.must(Heartbeat(session, 1))
-    assert log.session(session).ready == ()
+    assert (log.session(session).ready, log.session(session).idle_ms) == ((), 0)
+    assert log.digest() != before
 
 
 # --- rule 3, Leave and Evict
@@ -263,7 +269,7 @@ def test_evict() -> None:
 
 @pytest.mark.parametrize("ended_by", ["Leave", "Evict", "Join"])
 def test_the_end_of_a_session(ended_by: str) -> None:
-    """F3.3: its claims are free: last owner the session, successor none; all else stays. Other claims too."""
+    """F3.3: its claims are free, what began none, last owner the session, successor none; all else stays."""
     log = Logbook()
     session, epoch = log.owner()
     other = log.join("d")
@@ -272,14 +278,15 @@ def test_the_end_of_a_session(ended_by: str) -> None:
     log.release(session, epoch, 150, successor=other)
     epoch = log.claim(session)
     whole, pin = log.claim(session, -1), log.claim(session, -1, topic="")
-    log.must(Heartbeat(session, 0, (ClaimState(epoch, 160, 1, 2, 3),)))
+    log.must(Heartbeat(session, 0, (ClaimState(epoch, 160, 1, 2, 3, b"p"),)))
+    assert log.partition().began == 150
     end: dict[str, Record] = {
         "Leave": Leave(session),
         "Evict": Evict(session, log.session(session).extended, 2 * INTERVAL_MS),
         "Join": log.new_join("c", predecessor=session),
     }
     log.must(end[ended_by])
-    figures = {"lag": 1, "in_flight": 2, "attempts": 3}
+    figures = {"lag": 1, "in_flight": 2, "attempts": 3, "progress": b"p"}
     assert log.state() == {"position": 160, "version": epoch, "last_owner": session, **figures}
     assert log.state(-1) == {"version": whole, "last_owner": session}
     assert log.state(-1, "") == {"version": pin, "last_owner": session}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 import msgspec
+import pytest
 
-from marshal_py.protocol import codec, snapshot
+from marshal_py.protocol import codec, orphans, snapshot
+from marshal_py.protocol.identity import Instant
 from marshal_py.protocol.keeper import (
     CHECKPOINTS_HELD,
     RETRY_RECORDS,
@@ -15,24 +18,30 @@ from marshal_py.protocol.keeper import (
     Chores,
     Keeper,
 )
+from marshal_py.protocol.orphans import Presence
 from marshal_py.protocol.rationalizer import apply
-from marshal_py.protocol.records import Checkpoint, Heartbeat, Leave, Note, Snapshot
+from marshal_py.protocol.records import Checkpoint, Evict, Heartbeat, Leave, Note, Snapshot
 from marshal_py.protocol.world import World
 from tests.support import wire
-from tests.support.logbook import GROUP, INCARNATION, Logbook
+from tests.support.logbook import GROUP, INCARNATION, INTERVAL_MS, Logbook
 
 EVERY = 64
+
+
+def at(ms: int) -> Instant:
+    return Instant(ms, ms, ms)
 
 
 class Process:
     """One process: a world and a keeper of its own over the common log."""
 
-    def __init__(self, log: Logbook, client: str) -> None:
-        self.log, self.client = log, client
+    def __init__(self, log: Logbook, client: str, interval_ms: int = INTERVAL_MS) -> None:
+        self.log, self.client, self.interval_ms = log, client, interval_ms
         self.world = World()
         self.keeper = Keeper(self.world, EVERY, Random(client).randbytes)
         self.now_ms = 0
         self.session = log.join(client)
+        self.proof_ms = 0
         self.read()
 
     def read(self) -> None:
@@ -43,11 +52,18 @@ class Process:
     def tick(self, pass_ms: int = 0) -> Chores:
         self.read()
         self.now_ms += pass_ms
-        return self.keeper.tick(self.now_ms, self.client, {self.session})
+        proven = self.now_ms - self.proof_ms <= self.interval_ms
+        return self.keeper.tick(at(self.now_ms), Presence(self.client, {self.session}, self.interval_ms, proven))
 
     def write(self, chores: Chores) -> None:
         for record in chores.send:
             assert self.log.put(codec.encode(record, "", INCARNATION)).accepted
+
+    def beat(self) -> None:
+        """A heartbeat, which is read at once."""
+        self.log.must(Heartbeat(self.session, self.log.world.next_offset))
+        self.read()
+        self.proof_ms = self.now_ms
 
 
 def grow(log: Logbook, records: int) -> None:
@@ -118,10 +134,10 @@ def test_without_a_session() -> None:
     one = Process(log, "one")
     grow(log, 2 * EVERY)
     one.read()
-    assert not one.keeper.tick(0, "one", set()).send
+    assert not one.keeper.tick(at(0), Presence("one", set(), 0, True)).send
     grow(log, 16)
     one.read()
-    assert not one.keeper.tick(0, "one", set()).send
+    assert not one.keeper.tick(at(0), Presence("one", set(), 0, True)).send
 
 
 def test_nobody_vouches_for_what_it_did_not_fold() -> None:
@@ -197,6 +213,21 @@ def test_nobody_writes_while_a_group_is_opaque() -> None:
     assert not due(log, one)
 
 
+def test_a_snapshot_from_the_future_changes_nothing() -> None:
+    """N1: it would be the newest one that was ever read, and no other would ever be due."""
+    log = Logbook(exhaustive=False)
+    one, two = Process(log, "one"), Process(log, "two")
+    genesis = one.world.genesis
+    assert genesis is not None
+    for record in (*snapshot.split(genesis, b"9" * 16, 1 << 40, 1, 1, b"state"),
+                   snapshot.witness(genesis, b"8" * 16, 1 << 40, 1, 1)):  # fmt: skip
+        log.put(codec.encode(record, "", INCARNATION))
+    one.read()
+    assert (one.keeper.confirmed_at, one.keeper.shelf.whole) == (-1, {})
+    first = confirm(log, one, two)
+    assert one.keeper.confirmed_at == first
+
+
 def confirm(log: Logbook, writer: Process, other: Process, records: int = EVERY) -> int:
     grow(log, records)
     (written,) = due(log, writer)
@@ -267,3 +298,142 @@ def test_digests_of_the_whole_state_step_by_step() -> None:
     one.read()
     assert len(one.keeper._past) == CHECKPOINTS_HELD
     assert log.world.groups.keys() >= {GROUP}
+
+
+# --- sessions of other groups (N14)
+
+STEP_MS = INTERVAL_MS // 10
+THIRD_MS = INTERVAL_MS // 3
+Evicted = list[tuple[int, str, Evict]]  # by which process, in which group
+
+
+def live(log: Logbook, processes: list[Process], for_ms: int, *others: int, write: bool = True,
+         outage: bool = False) -> Evicted:  # fmt: skip
+    """So many ms in the life of these processes, and of sessions in the group "other"; what they evict.
+
+    Signs of life come every third of the interval, but in an outage. `write`: evictions reach the log.
+    """
+    found: Evicted = []
+    for number in range(for_ms // STEP_MS):
+        for session in others if not outage and number % 3 == 0 else ():
+            log.must(Heartbeat(session, log.world.next_offset), "other")
+        for index, process in enumerate(processes):
+            if not outage and number % 3 == 0:
+                process.beat()
+            evicts = process.tick(STEP_MS).evict
+            found += [(index, group, record) for group, record in evicts]
+            for group, record in evicts if write else ():
+                log.must(record, group)
+    return found
+
+
+def test_an_orphan_does_not_stop_truncation() -> None:
+    """N14: a killed one, alone in its group, is waited out and evicted; then the log is kept short again."""
+    log = Logbook(exhaustive=False)
+    orphan = log.must(log.new_join("killed"), "other")
+    one, two = Process(log, "one"), Process(log, "two")
+    confirm(log, one, two, EVERY + STAGGER_RECORDS)
+    newest = confirm(log, one, two, EVERY + STAGGER_RECORDS)
+    for process in (one, two):
+        beat(log, process, newest)
+        process.read()
+        assert not process.keeper.leads({process.session})
+        assert process.keeper.deletable() == orphan
+    assert not live(log, [one, two], 2 * INTERVAL_MS), "nobody has waited for two intervals"
+    ((who, group, evict),) = live(log, [one, two], 3 * STEP_MS)
+    assert (who, group) == (0, "other"), "the first in rank; the orphan, which is older, does not count"
+    assert (evict.session, evict.observed, evict.by) == (orphan, orphan, "one")
+    assert 2 * INTERVAL_MS <= evict.waited_ms <= 2 * INTERVAL_MS + 3 * STEP_MS
+    assert not log.world.groups["other"].sessions
+    one.read()
+    assert one.keeper.leads({one.session})
+    assert one.keeper.deletable() > orphan
+    assert not live(log, [one, two], 5 * INTERVAL_MS)
+
+
+def test_a_live_session_of_another_group_is_never_evicted() -> None:
+    """N14: not while it shows signs of life, and not by an outage, however long, whoever has the longer interval."""
+    for own_ms, outage_ms in ((1_000, 1_000), (1_000, 30_000), (500, 1_000), (10_000, 9_000), (10_000, 11_000)):
+        log = Logbook(exhaustive=False)
+        other = log.must(log.new_join("elsewhere"), "other")
+        one = Process(log, "one", own_ms)
+        for _ in range(3):
+            assert not live(log, [one], 3 * INTERVAL_MS, other)
+            assert not live(log, [one], outage_ms, other, outage=True)
+        assert not live(log, [one], 10 * INTERVAL_MS, other)
+        longer_ms = max(own_ms, INTERVAL_MS)
+        ((_, _, evict),) = live(log, [one], 5 * longer_ms)
+        assert evict.waited_ms >= 2 * longer_ms, "and when it is silent, it is"
+
+
+def test_who_has_stopped_waits_anew() -> None:
+    """N14: a process that ran on after a stop has read nothing meanwhile; one long step counts as a tenth (T2)."""
+    log = Logbook(exhaustive=False)
+    log.must(log.new_join("killed"), "other")
+    one = Process(log, "one")
+    live(log, [one], INTERVAL_MS)
+    assert not one.tick(10 * INTERVAL_MS).evict
+    assert not live(log, [one], 2 * INTERVAL_MS - STEP_MS), "the stop is an unproven step"
+    assert len(live(log, [one], 3 * STEP_MS)) == 1
+
+
+def test_the_next_in_rank_evicts_when_the_first_does_not() -> None:
+    """N14: a third of an interval later per client with an older session, as long as that one lives."""
+    log = Logbook(exhaustive=False)
+    log.must(log.new_join("killed"), "other")
+    one, two = Process(log, "one"), Process(log, "two")
+    found = live(log, [one, two], 3 * INTERVAL_MS, write=False)
+    waited_ms = [next(evict.waited_ms for who, _, evict in found if who == index) for index in range(2)]
+    assert 2 * INTERVAL_MS <= waited_ms[0] < 2 * INTERVAL_MS + THIRD_MS <= waited_ms[1] < 3 * INTERVAL_MS
+    mine = [evict.waited_ms for who, _, evict in found if who == 0]
+    assert len(mine) == 3, "again every third, as long as nothing of it is read (T17)"
+    log = Logbook(exhaustive=False)
+    log.must(log.new_join("killed"), "other")
+    log.join("dead")
+    two = Process(log, "two")
+    ((_, _, evict),) = live(log, [two], 2 * INTERVAL_MS + 3 * STEP_MS)
+    assert evict.waited_ms < 2 * INTERVAL_MS + THIRD_MS, "whom it has waited out itself does not count"
+
+
+def test_whom_a_keeper_leaves_alone() -> None:
+    """N14: its own groups, where its members wait, and opaque groups, where an Evict would be ignored."""
+    log = Logbook(exhaustive=False)
+    log.join("silent")
+    log.must(log.new_join("newer"), "other")
+    log.put(wire.record("other", 3, 0, record_version=2))
+    one = Process(log, "one")
+    assert not live(log, [one], 5 * INTERVAL_MS)
+    assert len(log.group.sessions) == 2
+
+
+def test_a_process_that_gets_another_interval_waits_anew() -> None:
+    """N14: what was waited by a shorter interval was proven for a shorter time (T2)."""
+    log = Logbook(exhaustive=False)
+    log.must(log.new_join("killed"), "other")
+    one = Process(log, "one")
+    live(log, [one], 2 * INTERVAL_MS - STEP_MS)
+    one.interval_ms *= 2
+    assert not live(log, [one], 4 * INTERVAL_MS)
+    assert len(live(log, [one], 4 * STEP_MS)) == 1
+
+
+def test_a_dead_fleet_is_evicted_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """N14: so many at one look and no more; a look every tenth of an interval, however often there is a tick."""
+    monkeypatch.setattr(orphans, "EVICTS_MAX", 3)
+    log = Logbook(exhaustive=False)
+    dead = [log.must(log.new_join(f"c{number}"), f"group-{number}") for number in range(7)]
+    one = Process(log, "one")
+    looks: list[int] = []
+    look = orphans.Orphans._look
+    monkeypatch.setattr(orphans.Orphans, "_look", lambda self: looks.append(one.now_ms) or look(self))
+    sent: list[list[int]] = []
+    while one.now_ms < 2 * INTERVAL_MS + 5 * STEP_MS:
+        one.proof_ms = one.now_ms
+        evicts = one.tick(1).evict
+        if evicts:
+            sent.append([evict.session for _, evict in evicts])
+        for group, record in evicts:
+            log.must(record, group)
+    assert sent == [dead[:3], dead[3:6], dead[6:]]
+    assert all(later - earlier == STEP_MS for earlier, later in pairwise(looks))
+    assert len(one.keeper.orphans._waits) == 1, "the others are forgotten"

@@ -11,7 +11,7 @@ from zlib import crc32
 import mmh3
 import pytest
 
-from marshal_py.errors import EnvelopeUnknown, LogGap, ProtocolUnknown, TopicRecreated
+from marshal_py.errors import EnvelopeUnknown, LogGap, ProtocolOutdated, ProtocolUnknown, TopicRecreated
 from marshal_py.protocol import codec
 from marshal_py.protocol.rationalizer import apply
 from marshal_py.protocol.records import (
@@ -58,7 +58,7 @@ def test_which_log() -> None:
 def test_the_root() -> None:
     """L3: the first valid Genesis; it names incarnation, partition count, hash and protocol version."""
     book = Logbook(start=False)
-    broken = genesis(7)[:-1] + b"\x02"
+    broken = genesis(7)[:-1] + b"\x03"
     assert [book.put(value).reason for value in (None, b"Mr", broken, note())] == ["garbage"] * 4
     assert book.put(genesis(16)).record == Genesis(INCARNATION, 16, "murmur3-x86-32", 2)
     assert book.world.genesis == Genesis(INCARNATION, 16, HASH_NAME, 2)
@@ -70,7 +70,7 @@ def test_the_genesis_of_a_further_log() -> None:
     """L4: the first whose fields equal the root's; what stands before it is part of the chain digest only."""
     log = route(GROUP, 16)
     book = Logbook(log=log, root=genesis(16), start=False)
-    others = (genesis(8), genesis(16, OTHER_INCARNATION), genesis(16, hash="md5"), genesis(16, protocol=2))
+    others = (genesis(8), genesis(16, OTHER_INCARNATION), genesis(16, hash="md5"), genesis(16, protocol=1))
     assert [book.put(value).reason for value in others] == ["genesis"] * 4
     for value in (note(), note(incarnation=OTHER_INCARNATION), codec.encode(snapshot(), "", INCARNATION)):
         assert book.put(value).reason == "garbage"
@@ -97,20 +97,36 @@ def test_a_further_genesis() -> None:
 
 
 def test_a_root_that_is_refused() -> None:
-    """L6: another incarnation than the known one, an unknown hash, a newer protocol version; nothing is consumed."""
+    """L6: another incarnation than the known one, an unknown hash, another protocol; nothing is consumed."""
     book = Logbook(start=False, expected=OTHER_INCARNATION)
     error = book.stops(genesis())
     assert isinstance(error, TopicRecreated)
     assert (error.known, error.found) == (OTHER_INCARNATION.hex(), INCARNATION.hex())
     assert book.put(genesis(incarnation=OTHER_INCARNATION)).accepted
     fresh = Logbook(start=False)
-    for value, what in ((genesis(hash="md5"), "hash"), (genesis(protocol=2), "protocol version")):
+    for value, what in ((genesis(hash="md5"), "hash"), (genesis(protocol=3), "protocol version")):
         for _ in range(2):
             error = fresh.stops(value)
             assert isinstance(error, ProtocolUnknown)
             assert error.what == what
     assert (fresh.world.next_offset, fresh.world.genesis) == (0, None)
     assert fresh.put(genesis()).accepted
+
+
+def test_a_root_of_protocol_1() -> None:
+    """L6: refused by a name of its own, with what to do; whoever knows another incarnation hears of that first."""
+    fresh = Logbook(start=False)
+    error = fresh.stops(genesis(protocol=1))
+    assert isinstance(error, ProtocolOutdated)
+    assert (error.log, error.protocol, error.known) == (0, 1, 2)
+    assert "marshal log dump" in str(error)
+    assert isinstance(fresh.stops(genesis(protocol=1, hash="md5")), ProtocolUnknown)
+    assert (fresh.world.next_offset, fresh.world.genesis) == (0, None)
+    known = Logbook(start=False, expected=OTHER_INCARNATION)
+    assert isinstance(known.stops(genesis(protocol=1)), TopicRecreated)
+    assert isinstance(known.stops(genesis(protocol=1, incarnation=OTHER_INCARNATION)), ProtocolOutdated)
+    # Behind a root that counts it is only one more Genesis (L5).
+    assert Logbook().put(genesis(protocol=1)).reason == "genesis"
 
 
 def test_a_gap() -> None:
@@ -166,7 +182,8 @@ def test_records_of_the_log() -> None:
     book = Logbook(16)
     for value in (
         wire.record("", NOTE, -1, "k"),
-        wire.envelope("", 15, wire.pack([15])),
+        wire.envelope("", 15, wire.pack([15, 1, 2, 3])),
+        wire.envelope("", 16, wire.pack([16])),
         wire.envelope("", 0, b""),
         wire.record("", 0, INCARNATION, 0, HASH_NAME, 2),
         wire.envelope("", 0, wire.pack([14, INCARNATION, 1, HASH_NAME, 1])),
@@ -262,7 +279,7 @@ def test_misrouted() -> None:
     [
         wire.record(GROUP, NOTE, -1, "k", record_version=2),
         wire.record(GROUP, NOTE, -1, "k", record_version=255),
-        wire.envelope(GROUP, 15, b"?"),
+        wire.envelope(GROUP, 16, b"?"),
         wire.envelope(GROUP, 255, b"", record_version=0),
         wire.envelope(GROUP, 0, b"", record_version=2),
     ],
@@ -369,10 +386,10 @@ def test_unknown_and_missing_fields() -> None:
     book = Logbook()
     joined = book.put(wire.record(GROUP, 1, "c", bytes(16), 1, 1_000, ["t"]))
     assert joined.record == Join("c", bytes(16), 1, 1_000, ("t",))
-    beat = book.put(wire.record(GROUP, 2, 1, 0, [[5, 6, 7, 8, 9, *extra], [5, 6]], [3], None, [1, 2, 3, 1, *extra],
-                                *extra))  # fmt: skip
-    claims = (ClaimState(5, 6, 7, 8, 9), ClaimState(5, 6))
-    assert beat.record == Heartbeat(1, 0, claims, (3,), None, Checkpoint(1, 2, 3, 1))
+    beat = book.put(wire.record(GROUP, 2, 1, 0, [[5, 6, 7, 8, 9, b"p", *extra], [5, 6]], [3], None,
+                                [1, 2, 3, 1, *extra], 77, *extra))  # fmt: skip
+    claims = (ClaimState(5, 6, 7, 8, 9, b"p"), ClaimState(5, 6))
+    assert beat.record == Heartbeat(1, 0, claims, (3,), None, Checkpoint(1, 2, 3, 1), 77)
     assert book.put(wire.record(GROUP, 2, 1, 0)).record == Heartbeat(1, 0, (), (), None, None)
     # A field in the middle has no default, and unknown elements must be MessagePack.
     assert book.put(wire.record(GROUP, 2, 1)).reason == "malformed"

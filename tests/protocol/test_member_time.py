@@ -345,6 +345,26 @@ def test_a_heartbeat_of_too_many_claims_goes_on_in_the_next(monkeypatch: pytest.
     assert set().union(*seen[:3]) == set(runs), "nobody waits while others are told twice"
 
 
+def test_a_ready_list_that_is_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A3, F2.5: a heartbeat holds so many epochs at most; the lowest ones, so that it is the same list each time."""
+    monkeypatch.setattr("marshal_py.protocol.intent.HEARTBEAT_ENTRIES_MAX", 4)
+    stage = Stage(partitions=20)
+    (a,) = stage.team("a")
+    runs = [a.deliver(claim, 0) for claim in a.member.claims.values()]  # so that no hand-over comes to its end
+    b = stage.add("b")
+    stage.run_until(lambda: len(b.warmed) == 10)
+    begun = stage.now_ms + 1
+    stage.run(I)
+    moving = sorted(a.claim(place.partition).epoch for place, _ in b.warmed)
+    assert {beat.ready for _, beat in b.sends(Heartbeat, begun)} == {tuple(moving[:4])}
+    for _ in range(4):
+        for run in runs:
+            run.finish(0)
+        a.due_ms = stage.now_ms
+        stage.run(I)
+    assert len(a.owned) == len(b.owned) == 10, "the others follow when the first have moved"
+
+
 # --- pauses
 
 
@@ -534,6 +554,41 @@ def test_a_ghost_that_comes_later_is_left_too() -> None:
     assert ghost.offset not in stage.group.sessions
     assert b.session == session
     assert b.alive
+
+
+def test_who_is_stopped_before_it_has_read_its_join_leaves_it() -> None:
+    """T14: the Join is accepted after the stop; the session that it begins must not be left behind."""
+    stage = Stage()
+    a = stage.add("a")
+    stage.run(1)
+    assert len(a.sends(Join)) == 1
+    a.member.leave(a.now, "changed my mind", 0)
+    a.tick()
+    assert a.alive
+    assert stage.run_until(lambda: not a.alive) <= 2 * TRIP, "as soon as it has read the Join and then its Leave"
+    assert a.member.error is None
+    (joined,) = [verdict.offset for verdict, _ in stage.records(Join)]
+    assert [record.session for _, record in a.sends(Leave)] == [joined]
+    assert not stage.group.sessions
+    assert not a.told("joined")
+
+
+def test_how_long_a_stop_waits_for_a_join() -> None:
+    """T14: one interval since it was sent; not at all if none was."""
+    stage = Stage()
+    lost = stage.add("lost")
+    lost.hold_writes()
+    stage.run(THIRD_MS)
+    lost.member.leave(lost.now, "", 0)
+    (sent_ms,) = [at for at, _ in lost.sends(Join)]
+    stage.run_until(lambda: not lost.alive)
+    assert I <= stage.now_ms - sent_ms <= I + THIRD_MS
+    assert len(lost.sent) == 1, "nothing new is sent"
+    lost.release_writes(lose=True)
+    late = stage.add("late")
+    late.member.leave(late.now, "", 0)
+    assert late.tick().ended
+    assert not late.sent, "it never joined"
 
 
 def test_leaving() -> None:

@@ -8,10 +8,23 @@ from random import Random
 import msgspec
 import pytest
 
-from marshal_py.errors import HistoryRestarted, TopicRecreated
+from marshal_py.errors import HistoryRestarted, ProtocolOutdated, ProtocolUnknown, TopicRecreated
 from marshal_py.protocol import codec, snapshot
+from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.rationalizer import apply
-from marshal_py.protocol.records import Genesis, GroupConfig, Heartbeat, Note, Snapshot
+from marshal_py.protocol.records import (
+    ClaimingPartition,
+    ClaimState,
+    Genesis,
+    GroupConfig,
+    Heartbeat,
+    Note,
+    ReleasingPartition,
+    SeekingPartition,
+    Snapshot,
+    StepDown,
+    Topology,
+)
 from marshal_py.protocol.routing import HASH_NAME, route
 from marshal_py.protocol.snapshot import CHUNK_BYTES, SHELF_MAX, Shelf, Stored
 from marshal_py.protocol.world import World, hash64
@@ -20,6 +33,7 @@ from tests.support.logbook import GROUP, INCARNATION, OTHER_INCARNATION, TOPIC, 
 
 GENESIS = Genesis(INCARNATION, 1, HASH_NAME, 2)
 ONE, TWO = b"1" * 16, b"2" * 16
+LATER = 10**6  # an offset beyond every checkpoint of these tests
 
 
 def filled(log: Logbook, group: str = GROUP) -> Logbook:
@@ -27,7 +41,6 @@ def filled(log: Logbook, group: str = GROUP) -> Logbook:
     while log.world.next_offset % 16:
         log.must(Note(-1, "filler"), group)
     return log
-
 
 def example() -> Logbook:
     """A log at checkpoint 16 with everything that a state may hold."""
@@ -46,7 +59,7 @@ def stored(world: World, instance: bytes = ONE) -> Stored:
     data = snapshot.state_of(world)
     assert data is not None
     shelf = Shelf()
-    found = [shelf.take(record) for record in pieces(world, instance)]
+    found = [shelf.take(record, world.next_offset) for record in pieces(world, instance)]
     assert found[-1] is not None
     return found[-1]
 
@@ -61,17 +74,21 @@ def pieces(world: World, instance: bytes = ONE) -> list[Snapshot]:
 def test_the_state_is_what_the_text_says() -> None:
     """N2: one MessagePack value, written down here by hand."""
     log = Logbook()
-    session, epoch = log.owner()
+    session = log.join()
+    topology = log.must(Topology(TOPIC, 4, -1, topic_id="one"))
+    epoch = log.claim(session)
     config = log.must(GroupConfig(-1, policy="greedy"))
-    log.must(Heartbeat(session, 1, ready=(9,)))
+    parked = log.must(ReleasingPartition(session, log.claim(session, 1, 5), 6, 9, parked="why"))
+    beat = log.must(Heartbeat(session, 1, (ClaimState(epoch, 110, 1, 2, 3, b"\1\2\0"),), (9,), idle_ms=77))
     filled(log)
     body = {number: value[14 + value[11] :] for number, value in enumerate(log.values) if value is not None}
     data = snapshot.state_of(log.world)
     assert data is not None
-    assert msgspec.msgpack.decode(data) == [1, 1, 0, [[
-        GROUP, 1, -1, 0, config, body[config], [[TOPIC, 4, 4, 2]],
-        [[session, body[session], config + 1, -1, [9]]],
-        [[TOPIC, 0, session, epoch, 100, 0, epoch, -1, -1, 0, 0, 0]],
+    assert msgspec.msgpack.decode(data) == [2, 2, 0, [[
+        GROUP, 1, -1, 0, config, body[config], -1, [[TOPIC, 4, 4, topology, "one"]],
+        [[session, body[session], beat, -1, [9], 77]],
+        [[TOPIC, 0, session, epoch, 110, 0, epoch, -1, -1, 1, 2, 3, 100, b"\1\2\0", ""],
+         [TOPIC, 1, -1, -1, 6, 0, parked, session, 9, 0, 0, 0, -1, b"", "why"]],
     ]]]  # fmt: skip
 
 
@@ -106,6 +123,64 @@ def test_load_and_go_on() -> None:
     assert (world.chain, snapshot.state_of(world)) == (log.world.chain, snapshot.state_of(log.world))
 
 
+def rich() -> Logbook:
+    """A log at a checkpoint in which every field of the state has something to say, and a group that was deleted."""
+    log = Logbook()
+    gone = log.delete()
+    log.must(GroupConfig(gone, on_topic_recreated="earliest"))
+    session = log.join()
+    at = log.must(Topology(TOPIC, 4, gone, topic_id="one"))
+    log.must(Topology(TOPIC, 3, at, topic_id="two"))
+    epoch = log.claim(session)
+    log.must(ReleasingPartition(session, log.claim(session, 1), 130, 5, "", attempts=4, in_flight=3, progress=b"q",
+                                parked="DataTopicRecreated"))  # fmt: skip
+    log.must(Heartbeat(session, 1, (ClaimState(epoch, 110, 1, 2, 3, b"p"),), (9,), idle_ms=77))
+    log.must(StepDown(session, -1))
+    log.must(SeekingPartition(session, epoch, 50))
+    log.must(GroupConfig(-1, deleted=True), "deleted")
+    log.must(log.new_join(mode=2), "other")
+    return filled(log)
+
+
+def test_a_state_with_everything_in_it() -> None:
+    """N2, N3: written, read and written again it is the same; whoever loads it folds on as the others do."""
+    log = rich()
+    whole = stored(log.world)
+    world = snapshot.load(whole, 0)
+    assert world is not None
+    world.check()
+    assert snapshot.state_of(world) == whole.data
+    assert snapshot.digest_of(world) == snapshot.digest_of(log.world)
+    group, topic = world.groups[GROUP], world.groups[GROUP].topics[TOPIC]
+    assert (topic.id, topic.first_count, group.deleted_at, group.pause_change) == ("two", 0, 1, 1)
+    assert world.groups["deleted"].deleted
+    one, two = (group.partitions[TopicPartition(TOPIC, number)] for number in (0, 1))
+    assert (one.began, one.position, one.generation, one.attempts) == (50, 50, 3, 1)
+    assert (two.parked, two.progress, two.attempts, two.in_flight) == ("DataTopicRecreated", b"q", 4, 3)
+    (session,) = group.sessions.values()
+    assert (session.idle_ms, session.ready, session.mark > 0) == (77, (9,), True)
+    start = log.world.next_offset
+    log.refuses(Topology(TOPIC, 3, 1), "observed")
+    log.refuses(ClaimingPartition(session.id, TOPIC, 1, two.version), "parked")
+    log.refuses(Topology(TOPIC, 3, -1), "deleted", "deleted")
+    log.must(Heartbeat(session.id, 2, (ClaimState(one.epoch, 60, attempts=1),)))
+    filled(log)
+    for offset in range(start, log.world.next_offset):
+        apply(world, offset, log.values[offset])
+    assert (world.chain, snapshot.state_of(world)) == (log.world.chain, snapshot.state_of(log.world))
+
+
+def test_a_snapshot_of_another_protocol() -> None:
+    """L6: what names a Genesis of protocol 1 is refused by name, of a later one too; another incarnation goes first."""
+    whole = stored(example().world)
+    for protocol, error in ((1, ProtocolOutdated), (3, ProtocolUnknown)):
+        other = Stored(whole.key, msgspec.structs.replace(whole.genesis, protocol=protocol), whole.data, {ONE})
+        with pytest.raises(error):
+            snapshot.load(other, 0)
+        with pytest.raises(TopicRecreated):
+            snapshot.load(other, 0, expected=OTHER_INCARNATION)
+
+
 def changed(**fields: object) -> Iterator[Stored]:
     whole = stored(example().world)
     yield Stored(msgspec.structs.replace(whole.key, **fields), whole.genesis, whole.data, {ONE})
@@ -125,10 +200,10 @@ def unsound() -> Iterator[tuple[str, Stored]]:
     yield "followed", of(whole.data + b"\x00")
     yield "no state", of(b"\x01")
     yield "longer form", of(b"\xdc\x00\x04" + whole.data[1:])
-    for at, value in ((0, 2), (1, 2), (2, 1)):
+    for at, value in ((0, 1), (0, 3), (1, 1), (1, 3), (2, 1)):
         other = [*tree]
         other[at] = value
-        yield f"element {at}", of(msgspec.msgpack.encode(other))
+        yield f"element {at} as {value}", of(msgspec.msgpack.encode(other))
 
 
 def incoherent() -> Iterator[tuple[str, Stored]]:
@@ -142,7 +217,7 @@ def incoherent() -> Iterator[tuple[str, Stored]]:
         inner[path[-1]] = value
         return Stored(whole.key, whole.genesis, msgspec.msgpack.encode(tree), {ONE})
 
-    group, sessions, partitions = (3, 0), 7, 8
+    group, sessions, partitions = (3, 0), 8, 9
     yield "a Join that is none", of((*group, sessions, 0, 1), b"no Join")
     yield "a config that is none", of((*group, 5), b"no config")
     yield "an owner that does not live", of((*group, partitions, 0, 2), 99)
@@ -150,10 +225,14 @@ def incoherent() -> Iterator[tuple[str, Stored]]:
     yield "two claims with one epoch", of((*group, partitions, 1, 3), whole_epoch(whole))
     yield "an extension in the future", of((*group, sessions, 0, 2), 16)
     yield "an owned partition without a position", of((*group, partitions, 0, 4), -1)
+    yield "an owned partition that is parked", of((*group, partitions, 0, 14), "why")
+    yield "a claim that began nowhere", of((*group, partitions, 0, 12), -1)
+    yield "a claim that began above its position", of((*group, partitions, 0, 12), 101)
+    yield "a first count that no topic has", of((*group, 7, 0, 2), -1)
 
 
 def whole_epoch(whole: Stored) -> int:
-    epoch: int = msgspec.msgpack.decode(whole.data)[3][0][8][0][3]
+    epoch: int = msgspec.msgpack.decode(whole.data)[3][0][9][0][3]
     return epoch
 
 
@@ -199,18 +278,29 @@ def test_chunks_join_in_any_order() -> None:
         mixed += [msgspec.structs.replace(chunks[0], chunk=4), msgspec.structs.replace(chunks[0], state=9, data=b"z")]
         rng.shuffle(mixed)
         shelf = Shelf()
-        found = [one for one in map(shelf.take, mixed) if one is not None]
+        found = [one for record in mixed if (one := shelf.take(record, LATER)) is not None]
         assert {one.data for one in found} == {data, b"other"}
         assert len(found) == 2
+
+
+def test_a_snapshot_from_the_future_is_ignored() -> None:
+    """N1: of a checkpoint beyond the record's own offset: its writer cannot have folded so far."""
+    shelf = Shelf()
+    for record in (Snapshot(GENESIS, ONE, 48, 0, 1, 7, 8, b"state"), snapshot.witness(GENESIS, TWO, 48, 7, 8)):
+        assert shelf.take(record, 47) is None
+    assert (shelf.whole, shelf._vouched) == ({}, {})
+    shelf.take(Snapshot(GENESIS, ONE, 48, 0, 1, 7, 8, b"state"), 48)
+    assert not shelf.confirmed(), "the witness from the future does not count"
+    assert shelf.take(snapshot.witness(GENESIS, TWO, 48, 7, 8), 49) is shelf.confirmed()[0]
 
 
 def test_nonsense_costs_no_memory() -> None:
     """N1: chunks that never become whole are forgotten, the oldest first."""
     shelf = Shelf()
     for number in range(10 * SHELF_MAX):
-        shelf.take(Snapshot(GENESIS, ONE, 16 * number, 0, 2, 1, 1, b"half"))
-        shelf.take(Snapshot(GENESIS, TWO, 16 * number, 0, 1, 1, 1, b"whole"))
-        shelf.take(snapshot.witness(GENESIS, TWO, 16 * number + 1, 1, 1))
+        shelf.take(Snapshot(GENESIS, ONE, 16 * number, 0, 2, 1, 1, b"half"), LATER)
+        shelf.take(Snapshot(GENESIS, TWO, 16 * number, 0, 1, 1, 1, b"whole"), LATER)
+        shelf.take(snapshot.witness(GENESIS, TWO, 16 * number + 1, 1, 1), LATER)
     assert (len(shelf.whole), len(shelf._open), len(shelf._vouched)) == (SHELF_MAX,) * 3
 
 
@@ -222,12 +312,12 @@ def test_who_vouches() -> None:
             records = [*snapshot.split(GENESIS, ONE, 32, 7, 8, b"state"), snapshot.witness(GENESIS, by, 32, 7, 8)]
             for record in reversed(records) if early else records:
                 assert not shelf.confirmed()
-                shelf.take(record)
+                shelf.take(record, LATER)
             (found,) = shelf.confirmed()
             assert (found.at, found.self_audit) == (32, self_audit)
-    shelf.take(snapshot.witness(GENESIS, TWO, 48, 7, 8))
+    shelf.take(snapshot.witness(GENESIS, TWO, 48, 7, 8), LATER)
     assert not shelf.confirmed(48), "it vouches for a snapshot that is not there"
-    shelf.take(Snapshot(GENESIS, TWO, 48, 0, 1, 7, 9, b"state"))
+    shelf.take(Snapshot(GENESIS, TWO, 48, 0, 1, 7, 9, b"state"), LATER)
     assert not shelf.confirmed(48), "of another chain"
 
 
@@ -247,10 +337,10 @@ def test_a_founding_snapshot_stops_who_began_before() -> None:
     assert isinstance(error, HistoryRestarted)
     assert (error.log, error.offset, error.at) == (0, 16, 16)
     shelf = Shelf()
-    for value in data:
+    for offset, value in enumerate(data, 16):
         record = codec.open_snapshot(value)
         assert record is not None
-        shelf.take(record)
+        shelf.take(record, offset)
     world = snapshot.load(shelf.confirmed(16)[0], 0)
     assert world is not None
     assert (world.groups, world.chain) == ({}, 0)

@@ -2,7 +2,6 @@
 
 import struct
 from collections.abc import Callable
-from typing import Any
 
 import mmh3
 import pytest
@@ -10,62 +9,27 @@ import pytest
 from marshal_py.simulator.oracle import HASH_NAME, Oracle, OracleStop, Partition, Verdict, decode_messagepack, route
 from marshal_py.simulator.oracle_wire import MAX_DEPTH, Foreign
 from tests.support import wire
+from tests.support.oracle_log import (
+    CLAIM,
+    CONFIG,
+    EVICT,
+    GRANT,
+    GROUP,
+    HEARTBEAT,
+    INSTANCE,
+    JOIN,
+    LEAVE,
+    MOVE,
+    NOTE,
+    NOW,
+    PAUSE,
+    RELEASE,
+    SEEK,
+    STEP_DOWN,
+    TOPOLOGY,
+    Log,
+)
 from tests.support.wire import INCARNATION, OTHER_INCARNATION, Raw, envelope, genesis, pack, record, snapshot
-
-JOIN, HEARTBEAT, LEAVE, EVICT, CLAIM, RELEASE, GRANT, PAUSE, MOVE, TOPOLOGY, CONFIG, STEP_DOWN, NOTE = range(1, 14)
-GROUP = "billing"
-NOW = 10**6
-
-
-class Log:
-    """A log with one partition, written and folded at once; every record returns what the oracle said."""
-
-    def __init__(self, partitions: int = 1, start: bool = True) -> None:
-        self.oracle = Oracle()
-        if start:
-            assert self.put(genesis(partitions)).outcome == "accepted"
-
-    def put(self, value: bytes | None) -> Verdict:
-        return self.oracle.apply(self.oracle.next_offset, value)
-
-    def say(self, number: int, *fields: object, group: str = GROUP) -> str:
-        """`accepted`, or the reason why not."""
-        verdict = self.put(record(group, number, *fields))
-        assert verdict.group == group
-        assert (verdict.outcome == "accepted") == (verdict.reason == "")
-        return verdict.reason or verdict.outcome
-
-    def must(self, number: int, *fields: object) -> int:
-        """Accepted, and the offset of it."""
-        assert self.say(number, *fields) == "accepted"
-        return self.last
-
-    @property
-    def last(self) -> int:
-        return self.oracle.next_offset - 1
-
-    @property
-    def group(self) -> Any:
-        return self.oracle.groups[GROUP]
-
-    def partition(self, number: int = 0, topic: str = "t") -> Partition:
-        found = self.group.partitions[topic, number]
-        assert isinstance(found, Partition)
-        return found
-
-    def join(self, client: str = "c", mode: int = 1, predecessor: int = -1) -> int:
-        instance = struct.pack(">QQ", 1, self.oracle.next_offset)
-        return self.must(JOIN, client, instance, mode, 1000, ["t"], predecessor)
-
-    def owner(self, mode: int = 1, number: int = 0, start: int = 100) -> tuple[int, int]:
-        """A session that owns a partition of a topic with four: (session, epoch)."""
-        session = self.join(mode=mode)
-        self.must(TOPOLOGY, "t", 4, -1)
-        return session, self.must(CLAIM, session, "t", number, -1, start)
-
-    def pause(self) -> int:
-        return self.must(PAUSE, self.group.pause_change if GROUP in self.oracle.groups else -1, -1, 5000)
-
 
 # ---------------------------------------------------------------------------------------------------------------------
 # MessagePack
@@ -165,12 +129,13 @@ def test_garbage_under_an_empty_group_id() -> None:
     log = Log()
     for value in (
         record("", NOTE, -1, "k"),
-        envelope("", 15, pack([15])),
-        envelope("", 0, pack([0, INCARNATION, 0, HASH_NAME, 1])),
-        envelope("", 0, pack([14, INCARNATION, 1, HASH_NAME, 1])),
+        envelope("", 15, pack([15, 0, 0, 0])),
+        envelope("", 16, pack([16])),
+        envelope("", 0, pack([0, INCARNATION, 0, HASH_NAME, 2])),
+        envelope("", 0, pack([14, INCARNATION, 1, HASH_NAME, 2])),
         envelope("", 0, b""),
         snapshot(OTHER_INCARNATION),
-        record("", 0, OTHER_INCARNATION, 1, HASH_NAME, 1, incarnation=INCARNATION),
+        record("", 0, OTHER_INCARNATION, 1, HASH_NAME, 2, incarnation=INCARNATION),
     ):
         assert log.put(value) == Verdict("ignored", "garbage", None, None)
 
@@ -184,7 +149,7 @@ def test_before_the_genesis_all_else_is_garbage() -> None:
     assert verdict[:3] == ("accepted", "", None)
     assert verdict.record is not None
     assert verdict.record.fields == {
-        "incarnation": INCARNATION, "partitions": 16, "hash": HASH_NAME, "protocol": 1,
+        "incarnation": INCARNATION, "partitions": 16, "hash": HASH_NAME, "protocol": 2,
     }  # fmt: skip
     assert (log.oracle.incarnation, log.oracle.partitions) == (INCARNATION, 16)
     assert log.oracle.next_offset == 4
@@ -193,6 +158,8 @@ def test_before_the_genesis_all_else_is_garbage() -> None:
 def test_a_snapshot_of_this_incarnation_is_accepted() -> None:
     """F10.1: and changes nothing."""
     log = Log()
+    # L6 speaks of who begins with a snapshot; in the middle of a log one that names another protocol stops nobody.
+    assert log.put(snapshot(protocol=1)).outcome == "accepted"
     verdict = log.put(snapshot())
     assert verdict[:3] == ("accepted", "", None)
     assert verdict.record is not None
@@ -220,11 +187,12 @@ def test_later_genesis_are_ignored() -> None:
     [
         (genesis(), OTHER_INCARNATION, "recreated"),
         (genesis(hash_name="md5"), None, "hash"),
-        (genesis(protocol=2), INCARNATION, "protocol"),
+        (genesis(protocol=1), INCARNATION, "protocol"),
+        (genesis(protocol=3), None, "protocol"),
     ],
 )
 def test_a_first_genesis_that_is_refused(value: bytes, expected: bytes | None, reason: str) -> None:
-    """L6: recreated topic, unknown hash, newer protocol; nothing is consumed."""
+    """L6: recreated topic, unknown hash, another protocol; nothing is consumed."""
     oracle = Oracle(expect_incarnation=expected)
     for _ in range(2):
         with pytest.raises(OracleStop) as stop:
@@ -240,7 +208,7 @@ def test_the_genesis_of_a_further_log() -> None:
     assert oracle.apply(1, genesis(8)).reason == "genesis"
     assert oracle.apply(2, record(GROUP, NOTE, -1, "k")).reason == "garbage"
     assert oracle.incarnation is None
-    wide = envelope("", 0, pack([Raw(b"\xcc\x00"), INCARNATION, Raw(b"\xce\x00\x00\x00\x10"), HASH_NAME, 1, "later"]))
+    wide = envelope("", 0, pack([Raw(b"\xcc\x00"), INCARNATION, Raw(b"\xce\x00\x00\x00\x10"), HASH_NAME, 2, "later"]))
     assert oracle.apply(3, wide)[:2] == ("accepted", "")
     assert oracle.apply(4, genesis(16)).reason == "genesis"
     assert oracle.apply(5, record(GROUP, NOTE, -1, "k")).outcome == "accepted"
@@ -254,6 +222,8 @@ def test_a_further_log_needs_the_root() -> None:
         Oracle(1, b"no genesis")
     with pytest.raises(OracleStop, match="recreated"):
         Oracle(1, genesis(), OTHER_INCARNATION)
+    with pytest.raises(OracleStop, match="protocol"):
+        Oracle(1, genesis(protocol=1))
 
 
 def test_another_envelope_version_stops() -> None:
@@ -264,21 +234,21 @@ def test_another_envelope_version_stops() -> None:
     for value in (
         envelope(GROUP, NOTE, b"?", version=2),
         envelope(GROUP, NOTE, b"?", version=0),
-        envelope("", 0, pack([0, INCARNATION, 1, HASH_NAME, 1]), version=2),
-        envelope("", 0, pack([0, INCARNATION, 1, HASH_NAME, 1]), record_version=2),
+        envelope("", 0, pack([0, INCARNATION, 1, HASH_NAME, 2]), version=2),
+        envelope("", 0, pack([0, INCARNATION, 1, HASH_NAME, 2]), record_version=2),
         snapshot(record_version=0),
         snapshot(version=3),
     ):
         with pytest.raises(OracleStop) as stop:
             log.put(value)
         assert (stop.value.reason, stop.value.offset, log.oracle.next_offset) == ("envelope", at, at)
-    foreign = pack([0, OTHER_INCARNATION, 1, HASH_NAME, 1])
+    foreign = pack([0, OTHER_INCARNATION, 1, HASH_NAME, 2])
     assert log.put(envelope("", 0, foreign, incarnation=OTHER_INCARNATION, version=2)).reason == "genesis"
 
 
 def test_a_first_genesis_of_another_version_stops() -> None:
     """E3: none is held yet, so it counts as of this incarnation. In a further log the root's is held (L4)."""
-    foreign = pack([0, OTHER_INCARNATION, 1, HASH_NAME, 1])
+    foreign = pack([0, OTHER_INCARNATION, 1, HASH_NAME, 2])
     value = envelope("", 0, foreign, incarnation=OTHER_INCARNATION, record_version=2)
     with pytest.raises(OracleStop, match="envelope"):
         Oracle().apply(0, value)
@@ -335,32 +305,34 @@ def test_misrouted() -> None:
 
 def test_opaque() -> None:
     """E5: from that record on, that group only; it has a state from there."""
-    for value in (envelope(GROUP, 15, b"?"), envelope(GROUP, NOTE, b"?", record_version=2)):
+    for value in (envelope(GROUP, 16, b"?"), envelope(GROUP, NOTE, b"?", record_version=2)):
         log = Log()
         assert log.put(value) == Verdict("ignored", "opaque", GROUP, None)
         assert log.group.opaque_at == 1
         before = log.oracle.state_digest(GROUP)
         assert before != 0
-        assert log.put(envelope(GROUP, 15, b"?")).reason == "opaque"
+        assert log.put(envelope(GROUP, 16, b"?")).reason == "opaque"
         assert log.say(NOTE, -1, "k") == "opaque"
         assert (log.group.opaque_at, log.oracle.state_digest(GROUP)) == (1, before)
         assert log.say(NOTE, -1, "k", group="other") == "accepted"
 
 
 def test_record_version_zero() -> None:
-    """E5: rejected; but a type above 14 makes opaque also under version 0."""
+    """E5: rejected; but a type above 15 makes opaque also under version 0."""
     log = Log()
     assert log.put(record(GROUP, NOTE, -1, "k", record_version=0)) == Verdict("rejected", "malformed", GROUP, None)
     assert log.oracle.groups == {}
-    assert log.put(envelope(GROUP, 15, b"", record_version=0)).reason == "opaque"
+    assert log.put(envelope(GROUP, 15, b"", record_version=0)).reason == "malformed"
+    assert log.put(envelope(GROUP, 16, b"", record_version=0)).reason == "opaque"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Bodies
 
 
+# A GroupConfig up to and with `by`.
+CONFIG_TO_BY = (-1, -1, 0, False, "", (), 0, "", 0, (), (), 0, 0, 0, 0, "")
 DEEP = Raw(b"\x91" * (MAX_DEPTH + 1) + b"\x01")
-INSTANCE = bytes(16)
 
 
 @pytest.mark.parametrize(
@@ -424,12 +396,42 @@ def test_malformed_leave(body: bytes) -> None:
         (EVICT, (0, -1, 0)),
         (CLAIM, (0, "", 0, -1)),
         (CLAIM, (0, "t", 100_000, -1)),
-        (GRANT, (0, -1, 0, 0, 0)),
+        (HEARTBEAT, (0, 0, [[1, 1, 0, 0, 0, bytes(513)]])),
+        (HEARTBEAT, (0, 0, [[1, 1, 0, 0, 0, "x"]])),
+        (HEARTBEAT, (0, 0, [], [], None, None, -1)),
+        (HEARTBEAT, (0, 0, [], [], None, None, 2**53 + 1)),
+        (JOIN, ("c", INSTANCE, 1, 1000, [], -1, "", 1, 0, 0, 0, "", 0, 0, 1, "", "x" * 256)),
+        (GRANT, (0, [])),
+        (GRANT, (0, [[0, 0, 0]])),
+        (GRANT, (0, [[0, 0, 0, -1]])),
+        (GRANT, (0, [[0, 0, 0, 0], 7])),
+        (GRANT, (0, [[0, 0, 0, 0]] * 10_001)),
+        (GRANT, (0, [[0, 0, 0, 0]], -1)),
+        (GRANT, (0, 0, 0, 0, 0)),
+        (RELEASE, (0, 0, -1, -1, "", -2)),
+        (RELEASE, (0, 0, -1, -1, "", -1, -2)),
+        (RELEASE, (0, 0, -1, -1, "", -1, -1, -1)),
+        (RELEASE, (0, 0, -1, -1, "", -1, -1, 0, 2**53 + 1)),
+        (RELEASE, (0, 0, -1, -1, "", -1, -1, 0, 0, bytes(513))),
+        (RELEASE, (0, 0, -1, -1, "", -1, -1, 0, 0, "")),
+        (RELEASE, (0, 0, -1, -1, "", -1, -1, 0, 0, b"", "x" * 256)),
+        (RELEASE, (0, 0, -1, -1, "", -1, -1, 0, 0, b"", b"x")),
+        (SEEK, (0, 0)),
+        (SEEK, (0, 0, -1)),
+        (SEEK, (-1, 0, 0)),
         (PAUSE, (-1, -1, 86_400_001)),
         (MOVE, (0, [["t", -1, -1, 0]])),
         (MOVE, (0, [["t", 0, -1, -1]])),
         (MOVE, (0, [["t", 0, -1, 0]], 1)),
         (TOPOLOGY, ("t", 0, -1)),
+        (TOPOLOGY, ("t", 1, -1, -1, "", "x" * 256)),
+        (TOPOLOGY, ("t", 1, -1, -1, "", None)),
+        (CONFIG, (*CONFIG_TO_BY, "no")),
+        (CONFIG, (*CONFIG_TO_BY, "Fail")),
+        (CONFIG, (*CONFIG_TO_BY, b"fail")),
+        (CONFIG, (*CONFIG_TO_BY, "", -1)),
+        (CONFIG, (*CONFIG_TO_BY, "", 0, 0)),
+        (CONFIG, (*CONFIG_TO_BY, "", 0, False, 2**53 + 1)),
         (CONFIG, (-1, -1, 3)),
         (CONFIG, (-1, -1, 0, 0)),
         (CONFIG, (-1, -1, 0, False, "", ["x"] * 17)),
@@ -451,14 +453,18 @@ def test_defaults_and_unknown_elements() -> None:
     assert verdict.record == ("Join", {
         "client_id": "c", "instance_id": INSTANCE, "mode": 1, "interval_ms": 1000, "topics": ("t", "t"),
         "predecessor": -1, "member": "", "capacity": 1, "claims_max": 0, "rank": 0, "priority": 0,
-        "priority_group": "", "min_pending": 0, "min_ack_pending": 0, "reads_version": 1, "library": "",
+        "priority_group": "", "min_pending": 0, "min_ack_pending": 0, "reads_version": 1, "library": "", "witness": "",
     })  # fmt: skip
     extra: tuple[object, ...] = ({"a": [1.5]}, Raw(b"\xd4\x01a"), Raw(b"\xa1\xff"), Raw(b"\xc7\x00\x05"))
-    beat = log.put(record(GROUP, HEARTBEAT, 1, 0, [[5, 6, 7, 8, 9, *extra], [5, 6]], [], [1, 2, *extra], None, *extra))
+    claims = [[5, 6, 7, 8, 9, b"p", *extra], [5, 6]]
+    beat = log.put(record(GROUP, HEARTBEAT, 1, 0, claims, [], [1, 2, *extra], None, 3, *extra))
     assert beat.outcome == "accepted"
     assert beat.record is not None
-    full = {"epoch": 5, "position": 6, "lag": 7, "in_flight": 8, "attempts": 9}
-    assert beat.record.fields["claims"] == (full, {**full, "lag": 0, "in_flight": 0, "attempts": 0})
+    full = {"epoch": 5, "position": 6, "lag": 7, "in_flight": 8, "attempts": 9, "progress": b"p"}
+    assert beat.record.fields["claims"] == (
+        full, {**full, "lag": 0, "in_flight": 0, "attempts": 0, "progress": b""},
+    )  # fmt: skip
+    assert beat.record.fields["idle_ms"] == 3
     assert beat.record.fields["pause"] == {"pause_change": 1, "waited_ms": 2}
     assert log.say(LEAVE, Raw(b"\xd3" + bytes(7) + b"\x01")) == "accepted"
 
@@ -467,9 +473,10 @@ def test_every_type_decodes_at_its_shortest() -> None:
     """4.2: a field without a default must be there, one with a default need not."""
     shortest: dict[int, tuple[object, ...]] = {
         HEARTBEAT: (0, 0), LEAVE: (0,), EVICT: (0, 0, 0), CLAIM: (0, "", -1, -1), RELEASE: (0, 0, -1),
-        GRANT: (0, 0, 0, 0, 0), PAUSE: (-1, -1, 0), MOVE: (0, []), TOPOLOGY: ("t", 1, -1), CONFIG: (-1,),
-        STEP_DOWN: (0, -1), NOTE: (-1, "k"), JOIN: ("c", INSTANCE, 1, 1000, []),
+        GRANT: (0, [[0, 0, 0, 0]]), PAUSE: (-1, -1, 0), MOVE: (0, []), TOPOLOGY: ("t", 1, -1), CONFIG: (-1,),
+        STEP_DOWN: (0, -1), NOTE: (-1, "k"), SEEK: (0, 0, 0), JOIN: ("c", INSTANCE, 1, 1000, []),
     }  # fmt: skip
+    assert sorted(shortest) == [*range(1, 14), 15]
     for number, fields in shortest.items():
         assert Log().say(number, *fields) != "malformed"
         assert Log().say(number, *fields[:-1]) == "malformed"
@@ -497,40 +504,50 @@ def test_join() -> None:
 
 
 def test_predecessor_frees_its_claims() -> None:
-    """F1.5, F3.3: last owner the session, positions and versions stay."""
+    """F1.5, F3.3: last owner the session; positions, versions, figures and progress stay."""
     log = Log()
     session, epoch = log.owner()
+    log.must(HEARTBEAT, session, 0, [[epoch, 100, 1, 2, 3, b"p"]])
     log.join(predecessor=session)
-    assert log.partition() == Partition(position=100, version=epoch, last_owner=session)
+    assert log.partition() == Partition(
+        position=100, version=epoch, last_owner=session, lag=1, in_flight=2, attempts=3, progress=b"p"
+    )
 
 
 def test_heartbeat_at_least_once() -> None:
-    """F2.1, F2.3, F2.4, F2.5: positions grow, equal ones set figures, smaller ones nothing, foreign epochs nothing."""
+    """F2.1, F2.3, F2.4, F2.5: figures and progress come with a position that does not fall, else nothing comes."""
     log = Log()
     session, epoch = log.owner()
     other = log.join("d")
     assert log.say(HEARTBEAT, NOW, 0) == "session"
-    beat = log.must(HEARTBEAT, session, 0, [[epoch, 110, 1, 2, 3], [NOW, 500]], [7, 8])
+    beat = log.must(HEARTBEAT, session, 0, [[epoch, 110, 1, 2, 3, b"p"], [NOW, 500]], [7, 8], None, None, 60)
     assert log.group.sessions[session].extended == beat
-    assert log.group.sessions[session].ready == (7, 8)
+    assert (log.group.sessions[session].ready, log.group.sessions[session].idle_ms) == ((7, 8), 60)
     part = log.partition()
-    assert (part.position, part.lag, part.in_flight, part.attempts, part.version) == (110, 1, 2, 3, epoch)
-    log.must(HEARTBEAT, session, 0, [[epoch, 109, 9, 9, 9]])
-    assert (part.position, part.lag) == (110, 1)
-    log.must(HEARTBEAT, session, 0, [[epoch, 110, 9, 9, 9]])
-    assert (part.position, part.lag) == (110, 9)
+    expected = Partition(owner=session, epoch=epoch, position=110, version=epoch, lag=1, in_flight=2, attempts=3,
+                         claimed_from=100, progress=b"p")  # fmt: skip
+    assert part == expected
+    log.must(HEARTBEAT, session, 0, [[epoch, 109, 9, 9, 9, b"q"]])
+    assert part == expected
+    log.must(HEARTBEAT, session, 0, [[epoch, 110, 9, 8, 7, bytes(512)]])
+    assert (part.position, part.lag, part.in_flight, part.attempts) == (110, 9, 8, 7)
+    assert part.progress == bytes(512)
+    log.must(HEARTBEAT, session, 0, [[epoch, 110]])
+    assert (part.lag, part.in_flight, part.attempts, part.progress) == (0, 0, 0, b"")
     log.must(HEARTBEAT, other, 0, [[epoch, 200]])
     assert part.position == 110
-    assert log.group.sessions[session].ready == ()
+    assert (log.group.sessions[session].ready, log.group.sessions[session].idle_ms) == ((), 0)
 
 
-def test_heartbeat_at_most_once_sets_figures_only() -> None:
-    """F2.3: the position is moved by grants alone."""
+def test_heartbeat_at_most_once() -> None:
+    """F2.3: lag and in flight only, whatever the position says: that is moved by grants alone."""
     log = Log()
     session, epoch = log.owner(mode=2)
-    log.must(HEARTBEAT, session, 0, [[epoch, 50, 4, 5, 6]])
-    part = log.partition()
-    assert (part.position, part.lag, part.in_flight, part.attempts) == (100, 4, 5, 6)
+    for position in (50, 150):
+        log.must(HEARTBEAT, session, 0, [[epoch, position, position + 4, 5, 6, b"p"]])
+        part = log.partition()
+        assert (part.position, part.lag, part.in_flight, part.attempts) == (100, position + 4, 5, 0)
+        assert part.progress == b""
 
 
 def test_heartbeat_in_a_pause() -> None:
@@ -556,98 +573,8 @@ def test_leave_and_evict() -> None:
     assert log.say(EVICT, session, session + 1, 0) == "observed"
     assert log.say(EVICT, session, session, 1999) == "waited"
     log.must(EVICT, session, session, 2000)
-    assert log.partition() == Partition(position=100, version=epoch, last_owner=session)
+    assert log.partition() == Partition(position=100, version=epoch, last_owner=session, attempts=1)
     assert log.say(EVICT, session, session, 2000) == "session"
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Rules 4 to 6: claims
-
-
-def test_claim() -> None:
-    """F4.1, F4.2, F4.3, F4.4, F4.5: reasons in their order; a start is read only without a position."""
-    log = Log()
-    session = log.join()
-    assert log.say(CLAIM, NOW, "t", 0, -1, 5) == "session"
-    assert log.say(CLAIM, session, "t", 0, -1, 5) == "topology"
-    assert log.say(CLAIM, session, "t", -1, -1) == "topology"
-    log.must(TOPOLOGY, "t", 2, -1)
-    assert log.say(CLAIM, session, "t", 2, -1, 5) == "topology"
-    assert log.say(CLAIM, session, "t", 0, 0, 5) == "observed"
-    assert log.say(CLAIM, session, "t", 0, -1) == "start"
-    assert log.group.partitions == {}
-    epoch = log.must(CLAIM, session, "t", 0, -1, 5)
-    assert log.partition() == Partition(owner=session, epoch=epoch, position=5, version=epoch)
-    assert log.say(CLAIM, session, "t", 0, epoch, 9) == "held"
-    released = log.must(RELEASE, session, epoch, -1, NOW)
-    again = log.must(CLAIM, session, "t", 0, released, 99)
-    assert (log.partition().position, log.partition().successor, log.partition().epoch) == (5, -1, again)
-    log.pause()
-    assert log.say(CLAIM, session, "t", 7, 0) == "paused"
-
-
-def test_claims_without_positions() -> None:
-    """F4.1, F4.4: a whole topic asks for the topic, the pin for nothing; neither has a position."""
-    log = Log()
-    session = log.join()
-    pin = log.must(CLAIM, session, "", -1, -1, 77)
-    assert log.partition(-1, "") == Partition(owner=session, epoch=pin, version=pin)
-    log.must(TOPOLOGY, "t", 1, -1)
-    whole = log.must(CLAIM, session, "t", -1, -1)
-    log.must(HEARTBEAT, session, 0, [[whole, 9, 9, 9, 9]])
-    log.must(RELEASE, session, whole, 50)
-    assert (log.partition(-1).position, log.partition(-1).lag, log.partition(-1).owner) == (-1, 0, -1)
-
-
-def test_a_rejected_claim_never_wins_later() -> None:
-    """F4.6: the claim that lost names a version that is gone."""
-    log = Log()
-    session, epoch = log.owner()
-    other = log.join("d")
-    late = (CLAIM, other, "t", 0, -1, 5)
-    assert log.say(*late) == "held"
-    log.must(RELEASE, session, epoch, 100)
-    assert log.say(*late) == "observed"
-
-
-def test_grants() -> None:
-    """F5.1, F5.2: reasons in their order; a copy is not granted twice."""
-    log = Log()
-    session, epoch = log.owner(mode=2)
-    whole = log.must(CLAIM, session, "t", -1, -1)
-    assert log.say(GRANT, NOW, epoch, 100, 100, 110) == "session"
-    assert log.say(GRANT, session, NOW, 100, 100, 110) == "claim"
-    assert log.say(GRANT, session, whole, 100, 100, 110) == "claim"
-    assert log.say(GRANT, session, epoch, 99, 100, 110) == "from"
-    for start, to in ((99, 110), (110, 110), (111, 110), (100, 1_000_101)):
-        assert log.say(GRANT, session, epoch, 100, start, to) == "range"
-    log.must(GRANT, session, epoch, 100, 105, 1_000_105)
-    assert log.say(GRANT, session, epoch, 100, 105, 1_000_105) == "from"
-    assert (log.partition().position, log.partition().version) == (1_000_105, epoch)
-    log.pause()
-    assert log.say(GRANT, session, epoch, 0, 0, 0) == "paused"
-
-
-def test_no_grants_at_least_once() -> None:
-    """F5.1: `mode`, before the pause is looked at."""
-    log = Log()
-    session, epoch = log.owner()
-    log.pause()
-    assert log.say(GRANT, session, epoch, 100, 100, 110) == "mode"
-
-
-@pytest.mark.parametrize(("mode", "given", "position"), [(1, 120, 120), (1, 90, 100), (1, -1, 100), (2, 120, 100)])
-def test_release(mode: int, given: int, position: int) -> None:
-    """F6.1, F6.2: also in a pause; the position never falls."""
-    log = Log()
-    session, epoch = log.owner(mode)
-    other = log.join("d", mode)
-    log.pause()
-    assert log.say(RELEASE, NOW, epoch, 0) == "session"
-    assert log.say(RELEASE, other, epoch, 0) == "claim"
-    version = log.must(RELEASE, session, epoch, given, other)
-    assert log.partition() == Partition(position=position, version=version, last_owner=session, successor=other)
-    assert log.say(RELEASE, session, epoch, given) == "claim"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -690,11 +617,13 @@ def test_set_position_rejected() -> None:
 
 
 def test_set_position_accepted() -> None:
-    """F8.3, F8.4, F8.5: generation and version move, figures go, the pause ends on wish."""
+    """F6.5, F8.3, F8.4, F8.5: a new generation without figures, progress or parking; the pause ends on wish."""
     log = Log()
     session, epoch = log.owner()
-    log.must(HEARTBEAT, session, 0, [[epoch, 200, 1, 2, 3]])
-    version = log.must(RELEASE, session, epoch, -1, 9)
+    assert log.release(session, epoch, position=200, successor=9, attempts=3, in_flight=2, progress=b"p",
+                       parked="why") == "accepted"  # fmt: skip
+    version = log.last
+    assert log.partition().parked == "why"
     token = log.pause()
     moved = log.must(MOVE, token, [["t", 0, version, 7], ["t", 3, -1, 8]])
     assert log.partition() == Partition(position=7, generation=1, version=moved, last_owner=session, successor=9)
@@ -707,78 +636,6 @@ def test_set_position_accepted() -> None:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Rules 9 and 10
-
-
-def test_topology() -> None:
-    """F9.1, F9.2, F9.3: growing is free, shrinking needs the pause, its token and free partitions."""
-    log = Log()
-    assert log.say(TOPOLOGY, "t", 2, 0) == "observed"
-    first = log.must(TOPOLOGY, "t", 2, -1)
-    assert log.say(TOPOLOGY, "t", 3, -1) == "observed"
-    assert log.say(TOPOLOGY, "t", 2, first) == "same"
-    grown = log.must(TOPOLOGY, "t", 4, first)
-    topic = log.group.topics["t"]
-    assert (topic.count, topic.first_count, topic.offset) == (4, 2, grown)
-    session = log.join()
-    low, high = log.must(CLAIM, session, "t", 0, -1, 5), log.must(CLAIM, session, "t", 3, -1, 5)
-    assert log.say(TOPOLOGY, "t", 3, grown, -1) == "token"
-    token = log.pause()
-    assert log.say(TOPOLOGY, "t", 3, grown, token - 1) == "token"
-    assert log.say(TOPOLOGY, "t", 3, grown, token) == "held"
-    log.must(RELEASE, session, high, 5)
-    shrunk = log.must(TOPOLOGY, "t", 3, grown, token)
-    assert log.partition(3) == Partition(generation=1, version=shrunk, last_owner=session)
-    assert log.partition(0) == Partition(owner=session, epoch=low, position=5, version=low)
-    assert (topic.count, topic.first_count) == (3, 2)
-
-
-def test_deleted() -> None:
-    """F0, F9.4, F9.5: no live session, positions forgotten, no mode, the pause ends, then only config and notes."""
-    log = Log()
-    session, epoch = log.owner()
-    log.must(CLAIM, session, "t", -1, -1)
-    log.pause()
-    assert log.say(CONFIG, 0, -1, 0, True) == "observed"
-    assert log.say(CONFIG, -1, -1, 0, True) == "sessions"
-    log.must(LEAVE, session)
-    gone = log.must(CONFIG, -1, -1, 0, True)
-    assert log.partition() == Partition(generation=1, version=gone, last_owner=session)
-    assert (log.partition(-1).generation, log.partition(-1).version) == (0, epoch + 1)
-    assert (log.group.mode, log.group.paused, log.group.pause_change) == (0, False, gone)
-    for number, fields in (
-        (JOIN, ("c", INSTANCE, 1, 1000, [])), (HEARTBEAT, (session, 0)), (LEAVE, (session,)), (EVICT, (session, 0, 0)),
-        (CLAIM, (session, "t", 0, -1)), (RELEASE, (session, 0, -1)), (GRANT, (session, 0, 0, 0, 0)),
-        (PAUSE, (gone, -1, 0)), (MOVE, (0, [])), (TOPOLOGY, ("t", 9, -1)), (STEP_DOWN, (session, -1)),
-    ):  # fmt: skip
-        assert log.say(number, *fields) == "deleted"
-    log.must(NOTE, -1, "k")
-    log.must(CONFIG, gone, -1, 0)
-    log.join(mode=2)
-    assert log.group.mode == 2
-
-
-def test_change_of_mode() -> None:
-    """F9.6, F1.6: needs a pause, its token and free partitions; ends all sessions, all generations grow."""
-    log = Log()
-    session, epoch = log.owner()
-    log.must(CLAIM, session, "t", -1, -1)
-    assert log.say(CONFIG, -1, -1, 2) == "token"
-    token = log.pause()
-    assert log.say(CONFIG, -1, token - 1, 2) == "token"
-    assert log.say(CONFIG, -1, token, 2) == "held"
-    same = log.must(CONFIG, -1, -1, 1)
-    released = log.must(RELEASE, session, epoch, -1)
-    log.must(CONFIG, same, token, 2)
-    assert (log.group.mode, log.group.sessions, log.group.paused) == (2, {}, True)
-    assert log.partition() == Partition(position=100, generation=1, version=released, last_owner=session)
-    assert (log.partition(-1).generation, log.partition(-1).owner) == (0, -1)
-
-
-def test_a_group_without_a_mode_takes_it() -> None:
-    """F9.6: no pause needed; the first Join then has to fit (F1.2)."""
-    log = Log()
-    log.must(CONFIG, -1, -1, 2)
-    assert log.say(JOIN, "c", INSTANCE, 1, 1000, []) == "mode"
 
 
 def test_step_down() -> None:
@@ -819,20 +676,31 @@ def test_the_hash_of_digests() -> None:
 def test_state_digest() -> None:
     """G3: the sum over all entries, packed by hand here."""
     log = Log()
-    session, epoch = log.owner()
-    beat = log.must(HEARTBEAT, session, 0, [[epoch, 110, 1, 2, 3]], [7])
-    config = pack([CONFIG, -1, -1, 0, False, "p"])
+    gone = log.must(CONFIG, -1, -1, 0, True)
+    log.must(CONFIG, gone)
+    session = log.join()
+    shape = log.must(TOPOLOGY, "t", 4, gone, -1, "", "id one")
+    nameless = log.must(TOPOLOGY, "u", 1, gone)
+    epoch = log.must(CLAIM, session, "t", 0, -1, 100)
+    beat = log.must(HEARTBEAT, session, 0, [[epoch, 110, 1, 2, 3, b"progress"]], [7], None, None, 250)
+    other = log.must(CLAIM, session, "t", 1, -1, 5)
+    assert log.release(session, other, parked="looked at by nobody") == "accepted"
+    version = log.last
+    config = pack([CONFIG, gone + 1, -1, 0, False, "p"])
     assert log.put(envelope(GROUP, CONFIG, config)).outcome == "accepted"
     config_offset = log.last
     mark = log.must(STEP_DOWN, session, -1)
     joined = pack([JOIN, "c", struct.pack(">QQ", 1, session), 1, 1000, ["t"], -1])
-    topic = first_word(b"t")
+    t, u, parked = first_word(b"t"), first_word(b"u"), first_word(b"looked at by nobody")
     entries = [
-        struct.pack("<qQqqqqQq", 1, first_word(b"billing"), 1, -1, 0, config_offset, first_word(config), -1),
-        struct.pack("<qQqqq", 2, topic, 4, 4, session + 1),
-        struct.pack("<qqQqqQ", 3, session, first_word(joined), beat, mark, first_word(struct.pack("<q", 7))),
-        struct.pack("<qQ11q", 4, topic, 0, session, epoch, 110, 0, epoch, -1, -1, 1, 2, 3),
-    ]
+        struct.pack("<qQqqqqQqq", 1, first_word(b"billing"), 1, gone, 0, config_offset, first_word(config), -1, gone),
+        struct.pack("<qQqqqQ", 2, t, 4, 4, shape, first_word(b"id one")),
+        struct.pack("<qQqqqQ", 2, u, 1, 1, nameless, 0),
+        struct.pack("<qqQqqQq", 3, session, first_word(joined), beat, mark, first_word(struct.pack("<q", 7)), 250),
+        struct.pack("<qQ12qQQ", 4, t, 0, session, epoch, 110, gone + 1, epoch, -1, -1, 1, 2, 3, 100,
+                    first_word(b"progress"), 0),
+        struct.pack("<qQ12qQQ", 4, t, 1, -1, -1, 5, gone + 1, version, session, -1, 0, 0, 1, -1, 0, parked),
+    ]  # fmt: skip
     assert log.oracle.state_digest(GROUP) == sum(map(first_word, entries)) % 2**64
     assert log.oracle.state_digest("nobody") == 0
 
@@ -846,10 +714,14 @@ def test_state_digest() -> None:
         (lambda log: log.put(snapshot()), False),
         (lambda log: log.say(PAUSE, -1, -1, 0, group="another"), False),
         (lambda log: log.say(HEARTBEAT, 1, 0), True),
+        (lambda log: log.say(HEARTBEAT, 1, 0, [[3, 99, 1, 1, 1, b"p"]]), True),
+        (lambda log: log.say(SEEK, 1, 3, 100), True),
+        (lambda log: log.say(TOPOLOGY, "t", 4, 2, -1, "", "id"), True),
+        (lambda log: log.say(SEEK, 1, 2, 100), False),
         (lambda log: log.say(STEP_DOWN, 1, -1), True),
         (lambda log: log.say(PAUSE, -1, -1, 0), True),
         (lambda log: log.say(CONFIG, -1), True),
-        (lambda log: log.put(envelope(GROUP, 15, b"")), True),
+        (lambda log: log.put(envelope(GROUP, 16, b"")), True),
     ],
 )
 def test_what_changes_the_state_digest(change: Callable[[Log], object], changes: bool) -> None:
@@ -882,5 +754,5 @@ def test_chain_digest() -> None:
 
 
 def test_the_tests_and_the_oracle_name_the_same_hash() -> None:
-    """L3: the text does not spell the name, so it stands in two places that must agree."""
+    """L3: the name stands in two places that must agree."""
     assert wire.HASH_NAME == HASH_NAME

@@ -25,7 +25,7 @@ import marshal_py
 from marshal_py import Batch, Consumer, Marshal, Message
 from marshal_py.protocol import rationalizer
 from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.records import Genesis, Record
+from marshal_py.protocol.records import ClaimingMessages, Genesis, MessageRange, Record
 from marshal_py.protocol.routing import route
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import World
@@ -106,6 +106,14 @@ class Ground:
     def accepted(self, group: str, kind: type[Record]) -> list[Any]:
         """Accepted records of one kind, in the order of the log."""
         return [v.record for v in self.verdicts(group) if v.accepted and isinstance(v.record, kind)]
+
+    def granted(self, group: str) -> list[MessageRange]:
+        """The ranges of messages that were granted, in the order of the log (F5.2)."""
+        found = []
+        for verdict in self.verdicts(group):
+            if isinstance(verdict.record, ClaimingMessages):
+                found += [verdict.record.ranges[index] for index in verdict.granted]
+        return found
 
 
 class MemoryGround(Ground):

@@ -250,9 +250,10 @@ class History:
                 if tenure is not None and tenure.end == NEVER and tenure.session == fields["session"]:
                     self._advance(oracle, tenure, offset, sent_ns)
         elif kind == "ReleasingPartition":
-            self._advance(oracle, self.tenures[group, fields["epoch"]], offset, sent_ns)
+            self._release(oracle, self.tenures[group, fields["epoch"]], fields, offset, sent_ns)
         elif kind == "ClaimingMessages":
-            self._grant(oracle, group, fields, offset, sent_ns)
+            for index in verdict.granted:
+                self._grant(oracle, group, fields["ranges"][index], offset, sent_ns)
         elif kind == "ClaimingPartition":
             self._claim(oracle, log, group, fields, record)
         elif kind == "Join":
@@ -302,6 +303,20 @@ class History:
         for (name, session), stay in self.stays.items():
             if name == group and stay.end == NEVER and session not in oracle.groups[group].sessions:
                 stay.end, stay.ended_by = record.offset, kind
+
+    def _release(self, oracle: Oracle, tenure: Tenure, fields: dict[str, Any], offset: int, sent_ns: int) -> None:
+        """F6.3: in an at-most-once group a Release may give grants back; what it gives back was never granted."""
+        group, topic, number = tenure.key
+        if self.modes.get(group) != 2 or fields["observed"] == -1 or number < 0:
+            self._advance(oracle, tenure, offset, sent_ns)
+            return
+        position, give = oracle.groups[group].partitions[topic, number].position, fields["give"]
+        if position != give or not tenure.position <= give <= self._positions[tenure.key]:
+            self.say("S10", sent_ns, f"{tenure.key} was given back to {position} at {offset}, its claim began at "
+                                     f"{tenure.position}")  # fmt: skip
+        kept = [grant._replace(to=min(grant.to, give)) for grant in self.grants.get((group, tenure.epoch), ())]
+        self.grants[group, tenure.epoch] = [grant for grant in kept if grant.start < grant.to]
+        self._positions[tenure.key] = position
 
     def _advance(self, oracle: Oracle, tenure: Tenure, offset: int, sent_ns: int) -> None:
         group, topic, number = tenure.key

@@ -16,6 +16,7 @@ import msgspec
 from marshal_py.protocol import codec
 from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.records import (
+    AT_MOST_ONCE,
     OFFSET_MAX,
     ClaimingMessages,
     ClaimingPartition,
@@ -26,23 +27,27 @@ from marshal_py.protocol.records import (
     Join,
     Leave,
     Mapping,
+    MessageRange,
     Move,
     Note,
     PauseWaited,
     Record,
     ReleaseGroup,
     ReleasingPartition,
+    SeekingPartition,
     SetPosition,
     StepDown,
     Topology,
 )
-from marshal_py.protocol.world import Group, Session, World
+from marshal_py.protocol.world import Group, Partition, Session, World
 from tests.support import wire
 from tests.support.logbook import INCARNATION, OTHER_INCARNATION, genesis
 
 GROUPS = ("billing", "g", "grüppe")
 TOPICS = ("t", "u")
+TOPIC_IDS = ("", "one", "two")
 CLIENTS = ("a", "b", "c")
+PROGRESS_MAX = 512
 INTEGERS = (-(2**63), -(2**31), -2, -1, 0, 1, 2, 127, 128, 255, 256, 65_535, 100_000, 2**31, 2**32, 2**53, 2**53 + 1,
             2**63 - 1, 2**63, 2**64 - 1)  # fmt: skip
 
@@ -54,13 +59,60 @@ def plausible(rng: Random, world: World, name: str) -> Record:
     group = world.groups.get(name) or Group(name)
     if group.deleted and rng.random() < 0.5:
         return GroupConfig(group.config_offset)
+    if not group.sessions and group.topics and rng.random() < 0.15:
+        return ending(group)
     if not group.sessions and rng.random() < 0.5:
         return _join(rng, group)
     if not group.topics and rng.random() < 0.5:
         return _topology(rng, group)
     if group.paused and rng.random() < 0.2:
         return ReleaseGroup(group.pause_change, group.pause_change, 0)
-    return rng.choices(_MAKERS, _WEIGHTS)[0](rng, group)
+    parked = [known for known in group.partitions.values() if known.parked]
+    if group.paused and parked and rng.random() < 0.4:
+        known = rng.choice(parked)
+        return SetPosition(group.pause_change, (Move(known.tp.topic, known.tp.partition, known.version, 9),), True)
+    maker = rng.choices(_MAKERS, _WEIGHTS)[0]
+    # What the group's mode or its lack of claims refuses is tried seldom.
+    if maker in (_grant, _seek) and rng.random() < 0.8:
+        maker = _grant if group.mode == AT_MOST_ONCE else _seek
+    if maker in (_grant, _seek, _release) and rng.random() < 0.9:
+        if not any(known.tp.partition >= 0 for known in group.claims.values()):
+            maker = _claim_partition
+    if maker is _set_position and not group.paused and rng.random() < 0.5:
+        maker = _release_group
+    return maker(rng, group)
+
+
+def ending(group: Group) -> Record:
+    """The next record on the way of a group to its deletion, and from there to its revival."""
+    if group.deleted:
+        return GroupConfig(group.config_offset)
+    if group.sessions:
+        return Leave(min(group.sessions))
+    return GroupConfig(group.config_offset, deleted=True)
+
+
+def progress(rng: Random) -> bytes:
+    """What may stand in a field for progress: mostly a list of ranges, else bytes that are none."""
+    kind = rng.randrange(8)
+    if kind < 3:
+        return b""
+    if kind < 6:
+        made = b""
+        for _ in range(rng.choice((1, 2, 3, 200))):
+            triple = (rng.choice((0, 1, 7, 2**62)), rng.choice((1, 2, 300)), rng.choice((0, 0, 1, 200)))
+            more = b"".join(leb128(number) for number in triple)
+            made = made + more if len(made + more) <= PROGRESS_MAX else made
+        return made
+    if kind == 6:
+        # A number that does not end, a length of 0, a number of ten bytes, two numbers instead of three.
+        return rng.choice((b"\x80", b"\x01\x00\x00", b"\x80" * 9 + b"\x01\x01\x00", b"\x01\x01"))
+    return rng.randbytes(rng.choice((1, 3, 40, PROGRESS_MAX)))
+
+
+def leb128(number: int) -> bytes:
+    low, high = number & 0x7F, number >> 7
+    return bytes([low | 0x80]) + leb128(high) if high else bytes([low])
 
 
 def _near(rng: Random, right: int) -> int:
@@ -78,7 +130,9 @@ def _claim(rng: Random, group: Group) -> tuple[int, int]:
     """(session, epoch) of a live claim, or of none."""
     if not group.claims or rng.random() < 0.05:
         return _session(rng, group), rng.randrange(60)
-    epoch = rng.choice(list(group.claims))
+    # Whole topics and the pin have no messages: mostly a claim on a partition is asked for.
+    real = [epoch for epoch, known in group.claims.items() if known.tp.partition >= 0]
+    epoch = rng.choice(real if real and rng.random() < 0.8 else list(group.claims))
     return group.claims[epoch].owner, epoch
 
 
@@ -91,7 +145,8 @@ def _join(rng: Random, group: Group) -> Record:
     if predecessor in group.sessions and rng.random() < 0.8:
         client = group.sessions[predecessor].join.client_id
     instance = rng.randrange(12 if rng.random() < 0.3 else 2**64).to_bytes(16, "big")
-    return Join(client, instance, mode, 1_000, TOPICS[: rng.randrange(3)], predecessor, rank=rng.randrange(3))
+    return Join(client, instance, mode, 1_000, TOPICS[: rng.randrange(3)], predecessor, rank=rng.randrange(3),
+                witness=rng.choice(("", "keeper")))  # fmt: skip
 
 
 def _heartbeat(rng: Random, group: Group) -> Record:
@@ -100,12 +155,13 @@ def _heartbeat(rng: Random, group: Group) -> Record:
     entries = []
     for epoch in sorted(session.epochs) if session else ():
         position = min(max(0, group.claims[epoch].position + rng.randrange(-2, 9)), OFFSET_MAX)
-        entries.append(ClaimState(epoch, position, *(rng.randrange(9) for _ in range(3))))
+        entries.append(ClaimState(epoch, position, *(rng.randrange(9) for _ in range(3)), progress(rng)))
     if group.claims and rng.random() < 0.1:
         entries.append(ClaimState(rng.choice(list(group.claims)), rng.randrange(999)))
     ready = tuple(rng.sample(list(group.claims), rng.randrange(len(group.claims) + 1))) if rng.random() < 0.3 else ()
     pause = PauseWaited(group.pause_change, rng.randrange(9_000)) if group.paused else None
-    return Heartbeat(session_id, rng.randrange(99), tuple(entries), ready, pause)
+    idle_ms = rng.choice((0, 0, 1, rng.randrange(90_000)))
+    return Heartbeat(session_id, rng.randrange(99), tuple(entries), ready, pause, idle_ms=idle_ms)
 
 
 def _leave(rng: Random, group: Group) -> Record:
@@ -131,15 +187,49 @@ def _claim_partition(rng: Random, group: Group) -> Record:
 
 def _release(rng: Random, group: Group) -> Record:
     session, epoch = _claim(rng, group)
-    return ReleasingPartition(session, epoch, rng.choice((-1, 5, 105, 300)), rng.choice((-1, _session(rng, group))))
+    known = group.claims.get(epoch)
+    at = known.position if known else 100
+    position = min(max(NONE, rng.choice((NONE, at, at + 5, at - 1, 300))), OFFSET_MAX)
+    observed, give = NONE, NONE
+    # In an at-least-once group nobody reads these two; there they stand seldom.
+    if known is not None and rng.random() < (0.7 if group.mode == AT_MOST_ONCE else 0.1):
+        observed = min(max(NONE, rng.choice((at, at, at, at, at - 1, at + 1, NONE))), OFFSET_MAX)
+        give = _give(rng, known)
+    reason = rng.choice(("", "hand-over", "paused"))
+    parked = rng.choice(("poison", "DataTopicRecreated")) if rng.random() < 0.15 else ""
+    return ReleasingPartition(session, epoch, position, rng.choice((-1, _session(rng, group))), reason, observed, give,
+                              rng.randrange(5), rng.randrange(5), progress(rng), parked)  # fmt: skip
+
+
+def _give(rng: Random, known: Partition) -> int:
+    """Mostly between where the claim began and the position, both included; else beside one of them, or none."""
+    if rng.random() < 0.2:
+        return min(max(NONE, rng.choice((NONE, known.began - 1, known.position + 1))), OFFSET_MAX)
+    low, high = max(0, known.began), max(0, known.position)
+    return rng.choice((low, high, rng.randint(low, max(low, high))))
 
 
 def _grant(rng: Random, group: Group) -> Record:
     session, epoch = _claim(rng, group)
-    from_ = min(max(0, _near(rng, group.claims[epoch].position if epoch in group.claims else 0)), OFFSET_MAX)
-    start = min(max(0, from_ + rng.choice((0, 0, 3, -1))), OFFSET_MAX)
-    to = min(start + rng.choice((1, 10, 10**6, 10**6 + 1, 0)), OFFSET_MAX)
-    return ClaimingMessages(session, epoch, from_, start, to)
+    held = sorted(group.sessions[session].epochs) if session in group.sessions else []
+    epochs = [epoch, *rng.choices([epoch, *held, rng.randrange(60)], k=rng.choice((0, 0, 1, 2, 5)))]
+    rng.shuffle(epochs)
+    # Where each partition stands behind the ranges before, if they are granted: one record may ask for two in a row.
+    ends = {epoch: known.position for epoch, known in group.claims.items()}
+    ranges = []
+    for each in epochs:
+        from_ = min(max(0, _near(rng, ends.get(each, 0))), OFFSET_MAX)
+        start = min(max(0, from_ + rng.choice((0, 0, 0, 3, -1))), OFFSET_MAX)
+        to = min(start + rng.choice((1, 10, 10**6, 10**6 + 1, 0)), OFFSET_MAX)
+        ranges.append(MessageRange(each, from_, start, to))
+        if rng.random() < 0.8:
+            ends[each] = to
+    return ClaimingMessages(session, tuple(ranges), rng.choice((0, rng.randrange(2**63))))
+
+
+def _seek(rng: Random, group: Group) -> Record:
+    session, epoch = _claim(rng, group)
+    return SeekingPartition(session, epoch, rng.choice((0, 5, 100, 300, OFFSET_MAX if rng.random() < 0.1 else 7)))
 
 
 def _release_group(rng: Random, group: Group) -> Record:
@@ -164,14 +254,22 @@ def _topology(rng: Random, group: Group) -> Record:
     topic = rng.choice(TOPICS)
     known = group.topics.get(topic)
     count = rng.choice((1, 2, 3, 4))
-    return Topology(topic, count, _near(rng, known.offset if known else NONE), group.pause_change)
+    if known is not None and rng.random() < 0.3:
+        count = known.count
+    # Most writers know the id that the log knows, or none; another one says that the topic was made anew.
+    topic_id = rng.choice((known.id, "")) if known is not None and rng.random() < 0.6 else rng.choice(TOPIC_IDS)
+    observed = _near(rng, known.offset if known else group.deleted_at)
+    token = group.pause_change if rng.random() < 0.8 else NONE
+    return Topology(topic, count, observed, token, topic_id=topic_id)
 
 
 def _config(rng: Random, group: Group) -> Record:
     deleted = rng.random() < (0.1 if group.sessions else 0.4)
     mappings = (Mapping("m", (0, 3)),) if rng.random() < 0.2 else ()
     return GroupConfig(_near(rng, group.config_offset), group.pause_change, rng.choice((0, 0, 1, 2)), deleted,
-                       rng.choice(("", "greedy")), ("p",), mappings=mappings)  # fmt: skip
+                       rng.choice(("", "greedy")), ("p",), mappings=mappings,
+                       on_topic_recreated=rng.choice(("", "fail", "earliest")), failover_ms=rng.choice((0, 700)),
+                       lag_weighted=rng.random() < 0.3, release_behind_ms=rng.choice((0, 9)))  # fmt: skip
 
 
 def _step_down(rng: Random, group: Group) -> Record:
@@ -185,9 +283,9 @@ def _note(rng: Random, group: Group) -> Record:
 
 _MAKERS: Sequence[Callable[[Random, Group], Record]] = (
     _join, _heartbeat, _leave, _evict, _claim_partition, _release, _grant, _release_group, _set_position, _topology,
-    _config, _step_down, _note,
+    _config, _step_down, _note, _seek,
 )  # fmt: skip
-_WEIGHTS = (6, 14, 2, 2, 16, 6, 8, 6, 6, 4, 3, 3, 1)
+_WEIGHTS = (6, 14, 2, 2, 16, 6, 8, 6, 6, 5, 3, 3, 1, 3)
 
 
 # --- everything else
@@ -244,7 +342,7 @@ def junk(rng: Random) -> bytes:
     if kind == 7:
         return wire.pack("ü" * rng.choice((63, 64, 127, 128)))
     if kind == 8:
-        return wire.pack(bytes(rng.choice((0, 15, 16, 17))))
+        return wire.pack(bytes(rng.choice((0, 15, 16, 17, PROGRESS_MAX, PROGRESS_MAX + 1))))
     return wire.pack(rng.choice(INTEGERS))
 
 
@@ -268,6 +366,10 @@ def _mutated(rng: Random, tree: object, depth: int = 0) -> object:
             return rng.choice(INTEGERS)
         if chance < 0.8:
             return rng.choice((float(tree), bool(tree), None, str(tree)))
+    if isinstance(tree, bytes) and rng.random() < 0.5:
+        return rng.randbytes(rng.choice((0, 1, len(tree), PROGRESS_MAX, PROGRESS_MAX + 1)))
+    if isinstance(tree, str) and rng.random() < 0.3:
+        return rng.choice(("", "fail", "earliest", "Fail", *TOPIC_IDS))
     return wire.Raw(junk(rng))
 
 
@@ -286,7 +388,7 @@ def tampered(rng: Random, record: Record, name: str) -> bytes:
         other = body[:at] + rng.randbytes(1) + body[at + 1 :]
         body = rng.choice((body[:at], body + junk(rng), other, rng.randbytes(at)))
     if rng.random() < 0.03:
-        number = rng.choice((0, 14, rng.randrange(1, 14)))
+        number = rng.choice((0, 14, 15, rng.randrange(1, 14)))
     return wire.envelope(name, number, body)
 
 
@@ -295,11 +397,13 @@ def of_the_log(rng: Random) -> bytes:
     incarnation = rng.choice((INCARNATION, OTHER_INCARNATION))
     versions = {"version": rng.choice((1, 1, 1, 0, 2)), "record_version": rng.choice((1, 1, 1, 0, 2))}
     if rng.random() < 0.4:
-        return wire.snapshot(incarnation, chain=rng.choice((3, 3, 3, 3, 3, 0)), **versions)
-    tree: object = [0, incarnation, rng.choice((1, 2, 16)), rng.choice((wire.HASH_NAME, "md5")), rng.choice((1, 2))]
+        protocol = rng.choice((2, 2, 2, 1, 3))
+        return wire.snapshot(incarnation, chain=rng.choice((3, 3, 3, 3, 3, 0)), protocol=protocol, **versions)
+    tree: object = [0, incarnation, rng.choice((1, 2, 16)), rng.choice((wire.HASH_NAME, "md5")), rng.choice((1, 2, 2))]
     if rng.random() < 0.3:
         tree = _mutated(rng, tree)
-    return wire.envelope("", rng.choice((0, 0, 0, 14, 3)), pack_oddly(rng, tree), incarnation=incarnation, **versions)
+    number = rng.choice((0, 0, 0, 14, 3, 15))
+    return wire.envelope("", number, pack_oddly(rng, tree), incarnation=incarnation, **versions)
 
 
 def hostile(rng: Random, world: World, written: Sequence[bytes | None]) -> bytes | None:
@@ -334,4 +438,4 @@ def hostile(rng: Random, world: World, written: Sequence[bytes | None]) -> bytes
         return wire.envelope(name, number, body, version=rng.choice((0, 2, 255)))
     # What makes a group opaque ends the attack on it, so it goes mostly to a group of its own.
     victim = name if rng.random() < 0.05 else f"opaque-{rng.randrange(9)}"
-    return wire.envelope(victim, rng.choice((number, 15, 16, 255)), body, record_version=rng.choice((0, 1, 2, 255)))
+    return wire.envelope(victim, rng.choice((number, 16, 17, 255)), body, record_version=rng.choice((0, 1, 2, 255)))

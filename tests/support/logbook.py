@@ -2,7 +2,7 @@
 
 `Logbook.put` folds one value and asserts, for whatever test uses it: the same outcome, reason, group and decoded
 record, the same groups with the same digests, the same chain; that a rejected or ignored record left every group as it
-was; that the digest kept step by step is the one computed from nothing; and the invariants W1 to W7.
+was; that the digest kept step by step is the one computed from nothing; and the invariants W1 to W8.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from marshal_py.errors import (
     EnvelopeUnknown,
     HistoryRestarted,
     LogGap,
+    ProtocolOutdated,
     ProtocolUnknown,
     TopicRecreated,
 )
@@ -47,7 +48,7 @@ PAUSE_MS = 5_000
 NEVER = 10**9  # an offset that no log of a test reaches
 
 
-def genesis(partitions: int = 1, incarnation: bytes = INCARNATION, hash: str = HASH_NAME, protocol: int = 1) -> bytes:
+def genesis(partitions: int = 1, incarnation: bytes = INCARNATION, hash: str = HASH_NAME, protocol: int = 2) -> bytes:
     return codec.encode(Genesis(incarnation, partitions, hash, protocol), "", incarnation)
 
 
@@ -77,7 +78,7 @@ def stop_reason(error: CoordinationError) -> str:
             return "envelope"
         case ProtocolUnknown(what="hash"):
             return "hash"
-        case ProtocolUnknown(what="protocol version"):
+        case ProtocolOutdated() | ProtocolUnknown(what="protocol version"):
             return "protocol"
         case HistoryRestarted():
             return "founding"
@@ -208,6 +209,7 @@ class Logbook:
         assert verdict.offset == offset
         assert verdict.group == (judged.group or "")
         assert (verdict.outcome is Outcome.ACCEPTED) == (verdict.reason == "")
+        assert verdict.granted == judged.granted, "the ranges that were granted (F5.2)"
         assert (verdict.record is None) == (judged.record is None)
         if verdict.record is not None:
             assert type(verdict.record).__name__ == judged.record.type
@@ -242,12 +244,12 @@ class Logbook:
     def partition(self, number: int = 0, topic: str = TOPIC) -> Partition:
         return self.group.partitions[TopicPartition(topic, number)]
 
-    def state(self, number: int = 0, topic: str = TOPIC) -> dict[str, int]:
+    def state(self, number: int = 0, topic: str = TOPIC) -> dict[str, int | bytes | str]:
         """The partition's entries that are not at their first value: what a test wants to read."""
         part = self.partition(number, topic)
         fresh = Partition(part.tp, part.name_hash)
         names = ("owner", "epoch", "position", "generation", "version", "last_owner", "successor", "lag", "in_flight",
-                 "attempts")  # fmt: skip
+                 "attempts", "began", "progress", "parked")  # fmt: skip
         return {name: getattr(part, name) for name in names if getattr(part, name) != getattr(fresh, name)}
 
     # --- the ways into a situation

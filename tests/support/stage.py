@@ -76,7 +76,7 @@ class Client:
         for value in stage.values:
             self._fold(value)
         self.member = Member(self.world, GROUP, options, self.rng.randbytes)
-        self.member.intent.counts.update(counts)
+        self.member.topics.counts.update(counts)
         self.due_ms = stage.now_ms
 
     # --- clocks

@@ -92,7 +92,9 @@ def genesis(
     return record("", 0, incarnation, partitions, hash_name, protocol, incarnation=incarnation)
 
 
-def snapshot(incarnation: bytes = INCARNATION, *, chain: int = 3, version: int = 1, record_version: int = 1) -> bytes:
-    inner = [0, incarnation, 1, HASH_NAME, 1]
+def snapshot(
+    incarnation: bytes = INCARNATION, *, chain: int = 3, version: int = 1, record_version: int = 1, protocol: int = 2
+) -> bytes:
+    inner = [0, incarnation, 1, HASH_NAME, protocol]
     body = pack([14, inner, bytes(16), 16, 0, 1, 2**64 - 1, chain, b"data"])
     return envelope("", 14, body, incarnation=incarnation, version=version, record_version=record_version)

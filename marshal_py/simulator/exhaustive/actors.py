@@ -51,18 +51,21 @@ class Effects(Struct):
 class Feed:
     """What one claim has fetched, which is all there is, and what its handlers did, in this actor's own count."""
 
-    __slots__ = ("claim", "first", "low", "run")
+    __slots__ = ("claim", "first", "handed_to", "low", "run")
 
     def __init__(self, claim: Claim, messages: int) -> None:
         self.claim = claim
         self.first = True
         self.low = -1  # at least once: every offset below it that was handed over is finished
+        self.handed_to = -1  # at most once: the offset after the highest that was handed over, else the claim's first
         self.run: Run | None = None
         tracker = claim.tracker
         if isinstance(tracker, AtLeastOnce):
             self.low = tracker.position()
             if self.low < messages:
-                self.run = tracker.add(range(self.low, messages))
+                _, self.run = tracker.admit(range(self.low, messages))
+        else:
+            self.handed_to = tracker.delivered_to
         claim.end_offset = messages
 
     def offer(self, messages: int) -> None:
@@ -195,6 +198,7 @@ class Consumer(Actor):
                 self._check_heartbeat(record, effects)
             elif isinstance(record, ReleasingPartition):
                 self._check_position(record.epoch, record.position, effects)
+                self._check_give(record, effects)
         if ready.refold != NONE:
             effects.broken = "S1: a member is told of another state than its own"
         if ready.ended:
@@ -226,6 +230,12 @@ class Consumer(Actor):
             invariant = "S8" if position > feed.low else "S9"
             effects.broken = f"{invariant}: epoch {epoch} is reported at {position} with all below {feed.low} finished"
 
+    def _check_give(self, record: ReleasingPartition, effects: Effects) -> None:
+        """S6: a Release gives back what was not handed over, and nothing that was."""
+        feed = self.feeds.get(record.epoch)
+        if feed is not None and feed.handed_to >= 0 and record.give != feed.handed_to:
+            effects.broken = f"S6: epoch {record.epoch} is given back to {record.give}, handed over to {feed.handed_to}"
+
     # --- handlers
 
     def next_epochs(self) -> tuple[int, ...]:
@@ -250,6 +260,7 @@ class Consumer(Actor):
             feed.run.deliver(1, now_ms)
         else:
             tracker.deliver(offset, now_ms)
+            feed.handed_to = offset + 1
         effects.handed = (epoch, offset, feed.first)
         feed.first = False
         self.busy.append((epoch, offset, feed))
@@ -265,7 +276,7 @@ class Consumer(Actor):
             tracker.returned()
         elif not self.mind.ack_is_late(feed.claim):
             assert feed.run is not None
-            feed.run.finish(offset - feed.run.offsets[0])
+            feed.run.finish(feed.run.offsets.index(offset))
             if offset == feed.low:
                 feed.low += 1
         if feed.claim.stage is Stage.DRAINING:

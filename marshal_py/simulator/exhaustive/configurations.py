@@ -73,6 +73,15 @@ def dead_owner(script: Prologue) -> None:
     script.wait(SILENT_QUANTA, 1)
 
 
+def granted_ahead(script: Prologue) -> None:
+    """At most once: the owner has handed one message over and holds the grant of another one; somebody waits."""
+    owner_and_waiter(script)
+    script.wait(1, 0, 1)
+    script.must("deliver", 0)
+    script.must("finish", 0)
+    script.settle(0, 1)
+
+
 def outage(script: Prologue) -> None:
     """Nobody could write for longer than an interval: both fell silent, and nothing of it came through."""
     owner_and_waiter(script)
@@ -176,6 +185,19 @@ QUICK: Final = (
     Configuration("duplicates-at-most-once", "records come twice, out of order, or never, at most once",
                   (ONCE_A, ONCE_B), owner_and_waiter, Bounds(quanta=1, records=6, in_flight=3, duplicates=1, drops=1),
                   messages=4),
+    Configuration("give-back", "an owner with open grants is told to stop; its records come twice or out of order",
+                  (ONCE_A, ONCE_B), granted_ahead, Bounds(quanta=0, records=4, in_flight=3, leaves=1, duplicates=1,
+                                                          reorders=1), messages=4),
+    Configuration("give-back-eviction", "an owner that was silent gives grants back while another one evicts it",
+                  (ONCE_A, ONCE_B), silent_owner, Bounds(quanta=1, records=5, in_flight=2, stops=1, leaves=1),
+                  messages=4),
+    Configuration("give-back-join", "a second consumer joins and gets a partition whose owner has open grants",
+                  (ONCE_A, ONCE_B), owner, Bounds(quanta=0, records=7, in_flight=2, starts=1), partitions=2),
+    Configuration("give-back-move", "an admin pauses an owner with open grants and moves its position; it may crash",
+                  (ONCE_A, ANNE), owner, Bounds(quanta=1, records=7, in_flight=3, starts=1, crashes=1), messages=3),
+    Configuration("give-back-twin", "a consumer's machine was cloned before it held grants; either copy may be stopped",
+                  (ONCE_A, ONCE_A._replace(name="twin")), forked, Bounds(quanta=1, records=7, in_flight=3, leaves=1),
+                  endings=frozenset({"SessionCloned"})),
     Configuration("twin", "a consumer's machine was cloned: two processes, one session, at most once",
                   (ONCE_A, ONCE_A._replace(name="twin")), forked, Bounds(quanta=1, records=7, in_flight=3),
                   endings=frozenset({"SessionCloned"})),
@@ -194,6 +216,11 @@ QUICK: Final = (
 )  # fmt: skip
 
 WIDE: Final = (
+    Configuration("give-back-wide", "as give-back, with time, and records that are lost", (ONCE_A, ONCE_B),
+                  granted_ahead, Bounds(quanta=1, records=6, in_flight=3, leaves=1, duplicates=1, drops=1, reorders=1),
+                  messages=4),
+    Configuration("give-back-join-wide", "as give-back-join, and anybody may be stopped", (ONCE_A, ONCE_B), owner,
+                  Bounds(quanta=0, records=8, in_flight=2, starts=1, leaves=1), partitions=2),
     Configuration("restart-wide", "as restart, with more of everything", (A, B), dead_owner,
                   Bounds(quanta=2, records=6, in_flight=3, starts=1, stops=2)),
     Configuration("crossroads", "a silent owner wakes, or crashes and comes back, while another evicts it and an admin "

@@ -32,7 +32,7 @@ INCARNATION: Final = b"small and closed"
 WORLDS_KEPT: Final = 2_048  # folded ones; a world takes some 80 KB, and one that is missed is folded anew
 # What a story tells of a record.
 TOLD: Final = ("client_id", "session", "epoch", "topic", "partition", "observed", "token", "duration_ms", "claims",
-               "from_", "start", "to", "position", "moves", "kind", "by")  # fmt: skip
+               "ranges", "position", "give", "moves", "kind", "by")  # fmt: skip
 ABSENT, GONE = 0, 1  # a slot that was never started, one whose process crashed
 
 
@@ -345,7 +345,7 @@ def _reloaded(world: World) -> World:
     shelf, found = snapshot.Shelf(INCARNATION), None
     digest_ = snapshot.digest_of(world)
     for record in snapshot.split(world.genesis, INCARNATION, world.chain_at, digest_, world.chain, data):
-        found = shelf.take(record) or found
+        found = shelf.take(record, world.next_offset) or found
     assert found is not None
     loaded = snapshot.load(found, 0)
     assert loaded is not None

@@ -1,0 +1,35 @@
+"""What an owner tells the log about one claim: its entry in a heartbeat and its Release (PROTOCOL.md T11, T16, F6)."""
+
+from __future__ import annotations
+
+from marshal_py.protocol.delivery import AtMostOnce
+from marshal_py.protocol.holdings import Claim
+from marshal_py.protocol.identity import NONE
+from marshal_py.protocol.records import ClaimState, ReleasingPartition
+from marshal_py.protocol.world import Partition
+
+
+def claim_state(partition: Partition, claim: Claim) -> ClaimState | None:
+    """What the world does not know yet of a claim; None if it knows all (T11)."""
+    tracker = claim.tracker
+    if isinstance(tracker, AtMostOnce):
+        lag, in_flight = claim.lag(tracker.delivered_to), tracker.in_flight
+        changed = (lag, in_flight) != (partition.lag, partition.in_flight)
+        return ClaimState(claim.epoch, partition.position, lag, in_flight) if changed else None
+    position = tracker.position()
+    entry = ClaimState(claim.epoch, position, claim.lag(position), tracker.in_flight, tracker.attempts(),
+                       tracker.progress())  # fmt: skip
+    held = ClaimState(claim.epoch, partition.position, partition.lag, partition.in_flight, partition.attempts,
+                      partition.progress)  # fmt: skip
+    return entry if entry != held else None
+
+
+def release(session: int, partition: Partition, claim: Claim) -> ReleasingPartition:
+    """F6.2: where the next owner goes on. F6.3: what was granted and not handed over is given back."""
+    tracker = claim.tracker
+    if isinstance(tracker, AtMostOnce):
+        return ReleasingPartition(session, claim.epoch, NONE, claim.successor, claim.reason, partition.position,
+                                  claim.give, in_flight=tracker.in_flight, parked=claim.parking)  # fmt: skip
+    return ReleasingPartition(session, claim.epoch, claim.released_position, claim.successor, claim.reason,
+                              attempts=tracker.deliveries(), in_flight=tracker.in_flight, progress=tracker.progress(),
+                              parked=claim.parking)  # fmt: skip

@@ -1,0 +1,104 @@
+"""Silent sessions of groups that may have nobody left to evict them: how long one process waits, and whom it evicts.
+
+A session of a killed process stops the confirmation of snapshots and the truncation of its whole log, and in a group
+without other consumers no member waits on it (T4). So every process with a session in the log does (PROTOCOL.md N14).
+Pure: no clock and no chance. It evicts and does nothing else: partitions are claimed by the group's own members.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from marshal_py.protocol.identity import NONE, Instant
+from marshal_py.protocol.lease import EVICT_INTERVALS, WaitClock
+from marshal_py.protocol.pulse import HEARTBEATS_PER_INTERVAL
+from marshal_py.protocol.records import Evict
+from marshal_py.protocol.world import Group, Session, World
+
+EVICTS_MAX: Final = 100  # at one look, ten of which make an interval: a dead fleet must not fill the producer's queue
+BY_CHARS_MAX: Final = 60  # of the client id: the field takes 255 bytes, and a character has up to four
+
+
+class Presence(NamedTuple):
+    """What one process has in one log, as of now."""
+
+    client_id: str
+    sessions: set[int]  # the live ones of its members
+    interval_ms: int  # the longest one of its members
+    proven: bool  # T2: one of its members has read a record of its own back that it sent at most one interval ago
+
+
+class _Silent(NamedTuple):
+    """A session that was waited out."""
+
+    group: Group
+    session: Session
+    waited_ms: int
+    need_ms: int
+
+
+class Orphans:
+    """Waits of one process on all sessions of one log."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._clock = WaitClock(0)
+        self._interval_ms = 0
+        self._waits: dict[int, tuple[int, int]] = {}  # session -> (extended, wait)
+        self._sent: dict[tuple[int, int], int] = {}  # (session, extended) -> when its Evict was sent, in ms
+        self._look_due_ms = 0
+
+    def tick(self, now: Instant, me: Presence) -> list[tuple[str, Evict]]:
+        """Ends a step (T2) and, every tenth of an interval, looks at the sessions: evictions by group, due now."""
+        if me.interval_ms != self._interval_ms:  # what was counted by another interval proves less, or more
+            self._interval_ms, self._clock = me.interval_ms, WaitClock(me.interval_ms)
+            self._waits.clear()
+            self._look_due_ms = now.mono_ms
+        self._clock.advance(now, me.proven)
+        if now.mono_ms < self._look_due_ms:
+            return []
+        self._look_due_ms = now.mono_ms + self._clock.step_ms_max
+        silent = self._look()
+        self._sent = {key: sent_ms for key, sent_ms in self._sent.items() if key[0] in silent}
+        return self._evict(silent, now.mono_ms, me) if silent else []
+
+    def _look(self) -> dict[int, _Silent]:
+        """What is waited out by now; what is new or was extended begins a new wait (T1)."""
+        clock, waits, live, found = self._clock, self._waits, 0, {}
+        counted_ms, least_ms = clock.counted_ms, EVICT_INTERVALS * self._interval_ms
+        for group in self.world.groups.values():  # a log may have thousands of groups: no calls here
+            for session in group.sessions.values():
+                live += 1
+                known = waits.get(session.id)
+                if known is None or known[0] != session.extended:
+                    waits[session.id] = (session.extended, counted_ms)
+                elif counted_ms - known[1] > least_ms:
+                    waited_ms = clock.waited_ms(known[1])
+                    need_ms = max(least_ms, EVICT_INTERVALS * session.join.interval_ms)
+                    if waited_ms >= need_ms:
+                        found[session.id] = _Silent(group, session, waited_ms, need_ms)
+        if len(waits) > live:
+            there = {session for group in self.world.groups.values() for session in group.sessions}
+            self._waits = {session: wait for session, wait in waits.items() if session in there}
+        return found
+
+    def _evict(self, silent: dict[int, _Silent], now_ms: int, me: Presence) -> list[tuple[str, Evict]]:
+        """T4: in rank order, so that seldom more than one process sends."""
+        due: list[tuple[str, Evict]] = []
+        third_ms = self._interval_ms // HEARTBEATS_PER_INTERVAL
+        rank_ms = self._rank(silent, me.sessions) * third_ms
+        for number, (group, session, waited_ms, need_ms) in sorted(silent.items()):
+            if group.opaque_at != NONE or not me.sessions.isdisjoint(group.sessions):
+                continue  # nobody can evict there; or this process's own member does (T4)
+            key = (number, session.extended)
+            again = key not in self._sent or now_ms - self._sent[key] >= third_ms  # T17
+            if waited_ms >= need_ms + rank_ms and again and len(due) < EVICTS_MAX:
+                self._sent[key] = now_ms
+                due.append((group.name, Evict(number, session.extended, waited_ms, me.client_id[:BY_CHARS_MAX])))
+        return due
+
+    def _rank(self, silent: dict[int, _Silent], mine: set[int]) -> int:
+        """How many clients of the log have an older live session than this process, without those it has waited out."""
+        first = min(mine)
+        sessions = (session for group in self.world.groups.values() for session in group.sessions.values())
+        return len({session.join.client_id for session in sessions if session.id < first and session.id not in silent})
