@@ -137,7 +137,7 @@ class Client:
         self.cooled += out.cool
         for record in out.send:
             self.sent.append((at, record))
-            self.stage.send(self, codec.encode(record, GROUP, INCARNATION))
+            self.stage.send(self, codec.encode(record, GROUP, INCARNATION, self.member.writes_version))
         self.claimed += [(at, claim) for claim in out.claimed]
         for partition, position in out.warm:
             self.warmed.append((partition, position))
