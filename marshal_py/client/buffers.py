@@ -214,13 +214,12 @@ class Buffer:
         run = None
         if self.claim is not None and isinstance(self.claim.tracker, AtLeastOnce):
             offsets = offsets_of(messages)
-            fresh = self.claim.tracker.fresh(offsets)
+            fresh, run = self.claim.tracker.admit(offsets)
+            if run is None:
+                return
             if fresh is not offsets:
-                if not fresh:
-                    return
                 wanted = frozenset(fresh)
                 messages = [message for message in messages if message.offset() in wanted]
-            run = self.claim.tracker.add(fresh)
         part = Fetched(messages)
         part.run = run
         self.fetched.append(part)

@@ -98,15 +98,14 @@ class AtLeastOnce:
     """
 
     __slots__ = ("_attempts", "_base", "_delivered_before", "_fetched_to", "_finished_before", "_first", "_floor",
-                 "_owed", "_seen_to", "runs")  # fmt: skip
+                 "runs")  # fmt: skip
 
     def __init__(self, position: int, attempts: int = 0, in_flight: int = 0, known: bytes = b"") -> None:
         """`position`: of the claim. `attempts`: how often earlier owners delivered the message there.
 
         `in_flight`, `known`: how many messages the last owner had in flight, and its progress.
         """
-        self._base = self._floor = self._fetched_to = self._seen_to = position
-        self._owed = NONE  # the last offset that `fresh` returned and `add` has not got yet
+        self._base = self._floor = self._fetched_to = position
         ranges = progress.decode(position, known)
         self._finished_before = [(start, to) for start, to, times in ranges if not times]
         self._delivered_before = progress.deliveries(position, attempts, in_flight, ranges)
@@ -124,21 +123,19 @@ class AtLeastOnce:
         """D1: the partition was truncated; what was told of its offsets is about messages that are gone."""
         self._finished_before, self._delivered_before, self._attempts = [], [], 0
 
-    def fresh(self, offsets: Sequence[int]) -> Sequence[int]:
-        """Of fetched offsets, ascending, those that no earlier owner has finished; the same object if all are.
+    def admit(self, offsets: Sequence[int]) -> tuple[Sequence[int], Run | None]:
+        """Takes fetched offsets, ascending: those that no earlier owner has finished, and the run that holds them.
 
-        They count as fetched when `add` has got them: until then the position must not pass them.
+        The same object comes back if nothing is left out; no run if nothing is left.
         """
-        self._seen_to = max(self._seen_to, offsets[-1] + 1)
-        spans = self._finished_before
-        kept: Sequence[int] = offsets
+        spans, kept = self._finished_before, offsets
         if spans and spans[0][0] <= offsets[-1] and spans[-1][1] > offsets[0]:
             kept = [offset for offset in offsets if not self._was_finished(offset)]
-        if kept:
-            self._owed = kept[-1]
-        elif self._owed == NONE:
-            self._fetched_to = self._seen_to
-        return offsets if len(kept) == len(offsets) else kept
+        if len(kept) == len(offsets):
+            return offsets, self.add(offsets)
+        run = self.add(kept) if kept else None
+        self._fetched_to = max(self._fetched_to, offsets[-1] + 1)
+        return kept, run
 
     def _was_finished(self, offset: int) -> bool:
         at = bisect_right(self._finished_before, offset, key=lambda span: span[0]) - 1
@@ -155,8 +152,6 @@ class AtLeastOnce:
         if self._first == NONE:
             self._first = offsets[0]
         self._fetched_to = max(self._fetched_to, offsets[-1] + 1)
-        if offsets[-1] >= self._owed:
-            self._owed, self._fetched_to = NONE, max(self._fetched_to, self._seen_to)
         last = self.runs[-1] if self.runs else None
         if last is not None and isinstance(last.offsets, range) and isinstance(offsets, range):
             if last.offsets.stop == offsets.start and len(last.offsets) + len(offsets) <= RUN_MERGED_MAX:
@@ -168,15 +163,14 @@ class AtLeastOnce:
 
     def forget_undelivered(self) -> int:
         """Drops what was fetched and not handed over; returns the offset after everything that was."""
-        self._owed = NONE
         while self.runs and not self.runs[-1].delivered:
             self.runs.pop()
         if not self.runs:
-            self._fetched_to = self._seen_to = self._floor
+            self._fetched_to = self._floor
             return self.position()
         last = self.runs[-1]
         last.offsets = last.offsets[: last.delivered]
-        self._fetched_to = self._seen_to = last.offsets[-1] + 1
+        self._fetched_to = last.offsets[-1] + 1
         return self._fetched_to
 
     def withdraw(self, run: Run, first: int) -> int:
@@ -186,7 +180,7 @@ class AtLeastOnce:
         """
         offset = run.offsets[first]
         run.offsets, run.delivered = run.offsets[:first], first
-        self._fetched_to, self._seen_to, self._owed = offset, offset, NONE
+        self._fetched_to = offset
         if not first:
             self.runs.pop()
         return offset

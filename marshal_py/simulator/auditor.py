@@ -15,6 +15,7 @@ from typing import NamedTuple
 from marshal_py.simulator.auditor_closed import fail_closed
 from marshal_py.simulator.auditor_evidence import Delivery, Evidence, Key, Violation
 from marshal_py.simulator.auditor_history import History, Life, Tenure
+from marshal_py.simulator.auditor_losses import losses
 
 DRIFT_PPM = 1_000  # the widest clock rate that a run may use, with room
 SLACK_MS = 3  # two floors and a ceiling between a client's clock and true time
@@ -39,6 +40,7 @@ def judge(evidence: Evidence) -> Judgement:
         return Judgement(found + list(fail_closed(history)), counted, history)
     found += _owners_and_leases(history, counted)
     found += _at_most_once(history, counted)
+    found += losses(history)
     found += _at_least_once(history)
     found += _redelivery(history)
     found += _reports(history)
@@ -123,13 +125,13 @@ def _at_most_once(history: History, counted: dict[str, int]) -> Iterator[Violati
                  for fenced_ms, read_to in history.evidence.fences.get(d.client, ())):  # fmt: skip
             yield Violation("S6", d.begin_ms, d.epoch, f"client {d.client} delivers {d.key} {d.offset} by a grant of "
                                                        f"before its fence (D3)")  # fmt: skip
-        if tenure.gave_back[0] <= d.offset < tenure.gave_back[1] and not _cloned_owner(history, d, tenure):
+        if _given_back(d, tenure) and not _cloned_owner(history, d, tenure):
             yield Violation("S6", d.begin_ms, tenure.end, f"{d.key} {d.offset} was handed over, and given back")
         known = seen.setdefault((d.key, tenure.generation, d.offset), d)
         if known is d:
             continue
         before = history.tenures[known.group, known.epoch]
-        if before.gave_back[0] <= d.offset < before.gave_back[1] and _cloned_owner(history, known, before):
+        if _given_back(known, before) and _cloned_owner(history, known, before):
             counted["S5"] += 1
             continue
         one_ms = _separated_ms(history, known.client, d.client) if d.client != known.client else -1
@@ -138,6 +140,10 @@ def _at_most_once(history: History, counted: dict[str, int]) -> Iterator[Violati
         else:
             yield Violation("S5", d.begin_ms, d.epoch, f"{d.key} {d.offset} is delivered twice, by {known.client} "
                                                        f"and {d.client}")  # fmt: skip
+
+
+def _given_back(d: Delivery, tenure: Tenure) -> bool:
+    return tenure.given_back is not None and d.offset >= tenure.given_back
 
 
 def _cloned_owner(history: History, d: Delivery, tenure: Tenure) -> bool:

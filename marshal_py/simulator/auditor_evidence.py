@@ -127,6 +127,11 @@ class Evidence:
     inherited: int = 0
     # By client, unless it may deliver late: when it told its user of a fence, and how much of the log it had read then.
     fences: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    # By client: up to where it had read when it did something for the last time, because it was killed, ended with an
+    # error or the run ended. -1 if it was stopped then: what it had read may have led to nothing.
+    acted_to: dict[int, int] = field(default_factory=dict)
+    # By client: when it lost its place in the log and began anew (N11), and how much of the log it had read by then.
+    restarts: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
 
 
 class Violation(NamedTuple):

@@ -1,6 +1,7 @@
 """One log, folded once by the oracle, as the facts that the invariants speak of: tenures, sessions, grants, pauses.
 
-What a single record already proves wrong (S1, S2, S6, S10, S12) is said here; everything else is judged in auditor.py.
+What a single record already proves wrong is said here: S1, S13, and what auditor_model.py finds (S2, S6, S10, S11, S12,
+S15). Everything else is judged in auditor.py.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from marshal_py.simulator.auditor_evidence import Evidence, Key, Violation
+from marshal_py.simulator.auditor_model import AT_MOST_ONCE, Model
 from marshal_py.simulator.oracle import Oracle, OracleStop, Verdict
 from marshal_py.simulator.oracle_snapshot import Snapshots
-from marshal_py.simulator.oracle_wire import SNAPSHOT_TYPE, decode_record, parse_envelope
+from marshal_py.simulator.oracle_wire import SNAPSHOT_TYPE, Record, decode_record, parse_envelope
 
-AT_MOST_ONCE = 2
 HAND_OVER = "hand-over"  # reason of a Release by A3
+ENDINGS = ("Join", "Leave", "Evict", "ReleasingPartition", "GroupConfig")  # records that may end a claim
 
 
 def root_of(values: Iterable[bytes | None]) -> tuple[bytes, int]:
@@ -51,7 +53,7 @@ def oracle_of(evidence: Evidence) -> Oracle | None:
 class Tenure:
     """One accepted claim: the records [epoch, end) of the log."""
 
-    __slots__ = ("end", "ended_by", "epoch", "gave_back", "generation", "handed_over", "key", "let_go", "mode", "ms",
+    __slots__ = ("end", "ended_by", "epoch", "generation", "given_back", "handed_over", "key", "let_go", "mode", "ms",
                  "position", "session")  # fmt: skip
 
     def __init__(self, key: Key, epoch: int, session: int, ms: int, position: int, generation: int,
@@ -61,8 +63,8 @@ class Tenure:
         self.end = 2**62
         self.ended_by = ""
         self.let_go = (-1, -1)  # who first sent the Release or Leave that ended it, and when
-        self.gave_back = (-1, -1)  # at most once: the offsets [first, stop) that the Release gave back
         self.handed_over = False  # by a Release for the sake of another live member, after its handlers had finished
+        self.given_back: int | None = None  # at most once: its Release made this the position, which had been greater
 
 
 class Extension(NamedTuple):
@@ -93,6 +95,7 @@ class Advance(NamedTuple):
 class Grant(NamedTuple):
     key: Key
     epoch: int
+    from_: int
     start: int
     to: int
     sent_ms: int
@@ -121,7 +124,7 @@ class History:
         self.pauses_of: dict[tuple[str, str], list[int]] = {}  # group, author -> accepted starts and renewals
         self.found: list[Violation] = []
         self._open: dict[str, dict[Key, Tenure]] = {}
-        self._positions: dict[Key, int] = {}
+        self._models: dict[str, Model] = {}
         self._paused_at: dict[str, int] = {}
         digests: dict[int, list[tuple[str, int, int, int]]] = {}
         for group, at, state, chain in evidence.digests:
@@ -147,8 +150,7 @@ class History:
             if before and before != self._states() and evidence.poisoned[offset] not in ("replay", "newer"):
                 self._say("S13", offset, f"poison ({evidence.poisoned[offset]}) changes the world")
             if value is not None and verdict.group is not None and verdict.record is not None:
-                if verdict.outcome == "accepted":
-                    self._note(offset, value, verdict)
+                self._read(offset, value, verdict)
                 if verdict.record.type == "ClaimingPartition":
                     fields = verdict.record.fields
                     key = (verdict.group, fields["topic"], fields["partition"])
@@ -169,13 +171,14 @@ class History:
         """What holds where reading begins, as if all before it had been read."""
         evidence = self.evidence
         for name, group in self.oracle.groups.items():
+            self._models[name] = Model()
+            self._models[name].adopt(group)
             for session in group.sessions.values():
                 life = Life(session.join["instance_id"], session.join["interval_ms"], name)
                 life.extensions.append(Extension(session.extended, evidence.appended_ms[session.extended]))
                 self.lives[name, session.id] = life
             for place, part in group.partitions.items():
                 key = (name, *place)
-                self._positions[key] = part.position
                 if part.owner >= 0:
                     tenure = Tenure(key, part.epoch, part.owner, evidence.appended_ms[part.epoch], part.position,
                                     part.generation, group.mode)  # fmt: skip
@@ -190,131 +193,93 @@ class History:
     def _say(self, invariant: str, offset: int, text: str) -> None:
         self.found.append(Violation(invariant, self.evidence.appended_ms[offset], offset, text))
 
-    def _note(self, offset: int, value: bytes, verdict: Verdict) -> None:
-        """What one accepted record did."""
-        group, record = verdict.group, verdict.record
-        assert group is not None
+    def _read(self, offset: int, value: bytes, verdict: Verdict) -> None:
+        """What one record of a group did, and what the model says about it."""
+        name, record = verdict.group, verdict.record
+        assert name is not None
         assert record is not None
-        fields, kind = record.fields, record.type
-        sent_ms = self.evidence.sent.get(value, (self.evidence.appended_ms[offset],))[0]
-        if kind == "Heartbeat":
-            life = self.lives[group, fields["session"]]
-            sender = self.evidence.sent.get(value, (0, 0, -1))[2]
-            life.heartbeats[sender] = max(life.heartbeats.get(sender, -1), sent_ms)
-            if self.oracle.groups[group].sessions[fields["session"]].extended == offset:
-                self._extend(life, offset, sent_ms)
-            for entry in fields["claims"]:
-                tenure = self.tenures.get((group, entry["epoch"]))
-                if tenure is not None and tenure.end > offset and tenure.session == fields["session"]:
-                    self._advance(tenure, offset, sent_ms)
+        accepted, state = verdict.outcome == "accepted", self.oracle.groups.get(name)
+        if state is None or verdict.outcome == "ignored":
             return
-        if kind == "ReleasingPartition":
-            self._release(self.tenures[group, fields["epoch"]], fields, offset, sent_ms)
+        if accepted and record.type == "ClaimingMessages":  # what was granted of it (F5.2)
+            granted = tuple(record.fields["ranges"][index] for index in verdict.granted)
+            record = Record(record.type, {**record.fields, "ranges": granted})
+        model = self._models.setdefault(name, Model())
+        sent_ms, _, sender = self.evidence.sent.get(value, (self.evidence.appended_ms[offset], 0, -1))
+        if accepted:
+            self._note(offset, name, record, sent_ms, sender)
+        for invariant, text in model.read(offset, record.type, record.fields, accepted, state):
+            self._say(invariant, offset, f"{name}: {text}")
+        if accepted:
+            self._settle(offset, name, record, sent_ms, sender)
+
+    def _note(self, offset: int, group: str, record: Record, sent_ms: int, sender: int) -> None:
+        """The facts of an accepted record, while the model holds what was before it."""
+        fields, kind = record.fields, record.type
+        life = self.lives.get((group, fields.get("session", -1)))
+        tenure = self.tenures.get((group, fields.get("epoch", -1)))
+        if kind == "Heartbeat" and life is not None:
+            life.heartbeats[sender] = max(life.heartbeats.get(sender, -1), sent_ms)
+            for entry in fields["claims"]:
+                named = self.tenures.get((group, entry["epoch"]))
+                if named is not None and named.end > offset and named.session == fields["session"]:
+                    self._advance(named, offset, sent_ms)
+        elif kind == "ReleasingPartition" and tenure is not None:
+            self._advance(tenure, offset, sent_ms)
+            tenure.handed_over = fields["reason"] == HAND_OVER
         elif kind == "ClaimingMessages":
-            for index in verdict.granted:
-                self._grant(group, fields["ranges"][index], offset, sent_ms)
+            for wanted in fields["ranges"]:
+                owned = self.tenures.get((group, wanted["epoch"]))
+                if owned is not None:
+                    span = (wanted["from"], wanted["start"], wanted["to"])
+                    grant = Grant(owned.key, owned.epoch, *span, sent_ms, offset)
+                    self.grants.setdefault((group, owned.epoch), []).append(grant)
         elif kind == "ClaimingPartition":
             self._claim(group, fields, offset)
         elif kind == "Join":
-            life = self.lives[group, offset] = Life(fields["instance_id"], fields["interval_ms"], group)
-            self._extend(life, offset, sent_ms)
-        elif kind == "Evict":
+            self.lives[group, offset] = Life(fields["instance_id"], fields["interval_ms"], group)
+        elif kind == "Evict" and life is not None:
             self.evictions.append((offset, group, fields))
         elif kind == "SetPosition":
-            self._move(group, fields, offset)
+            self.moved.setdefault((group, fields["by"]), []).append((offset, fields))
         elif kind == "Note":
             self.notes.append((self.evidence.appended_ms[offset], group, fields["kind"]))
-        if kind in ("Join", "Leave", "Evict", "ReleasingPartition", "GroupConfig"):
-            self._end_tenures(group, offset, kind, (self.evidence.sent.get(value, (0, 0, -1))[2], sent_ms))
-        if kind in ("ReleaseGroup", "SetPosition", "GroupConfig"):
-            self._pause(group, offset)
-        if kind == "ReleaseGroup" and fields["duration_ms"]:
+        elif kind == "ReleaseGroup" and fields["duration_ms"]:
             self.pauses_of.setdefault((group, fields["by"]), []).append(offset)
-        if kind in ("Topology", "GroupConfig"):
-            self._forget(group)
 
-    def _extend(self, life: Life, offset: int, sent_ms: int) -> None:
-        newest = life.extensions[-1].sent_ms if life.extensions else -1
-        life.extensions.append(Extension(offset, max(newest, sent_ms)))
+    def _settle(self, offset: int, group: str, record: Record, sent_ms: int, sender: int) -> None:
+        """The facts that follow from what the model holds after an accepted record."""
+        model, kind = self._models[group], record.type
+        session = offset if kind == "Join" else record.fields["session"] if kind == "Heartbeat" else -1
+        if model.extended.get(session) == offset:
+            extensions = self.lives[group, session].extensions
+            extensions.append(Extension(offset, max(sent_ms, extensions[-1].sent_ms if extensions else -1)))
+        opened = self._open.get(group, {})
+        for key, tenure in list(opened.items()) if kind in ENDINGS else ():
+            if model.held.get((key[1], key[2])) != (tenure.session, tenure.epoch):
+                tenure.end, tenure.ended_by = offset, kind
+                if kind in ("Leave", "ReleasingPartition"):
+                    tenure.let_go = (sender, sent_ms)
+                del opened[key]
+        if model.paused and group not in self._paused_at:
+            self._paused_at[group] = offset
+        elif not model.paused and group in self._paused_at:
+            self.pauses.setdefault(group, []).append((self._paused_at.pop(group), offset))
 
     def _claim(self, group: str, fields: dict[str, Any], offset: int) -> None:
         key = (group, fields["topic"], fields["partition"])
         part = self.oracle.groups[group].partitions[key[1], key[2]]
         tenure = Tenure(key, offset, fields["session"], self.evidence.appended_ms[offset], part.position,
                         part.generation, self.oracle.groups[group].mode)  # fmt: skip
-        if key in self._open.setdefault(group, {}):
-            self._say("S2", offset, f"{key} is claimed while it is owned")
-        if group in self._paused_at:
-            self._say("S11", offset, f"{key} is claimed in a pause")
-        if self._positions.get(key, part.position) not in (part.position, -1):
-            self._say("S10", offset, f"the position of {key} changed by a claim")
-        self._open[group][key] = self.tenures[group, offset] = tenure
+        self._open.setdefault(group, {})[key] = self.tenures[group, offset] = tenure
         self.by_key.setdefault(key, []).append(tenure)
-        self._positions[key] = part.position
-
-    def _end_tenures(self, group: str, offset: int, kind: str, sent: tuple[int, int]) -> None:
-        opened = self._open.get(group, {})
-        partitions = self.oracle.groups[group].partitions
-        for key, tenure in list(opened.items()):
-            if partitions[key[1], key[2]].epoch != tenure.epoch:
-                tenure.end, tenure.ended_by = offset, kind
-                if kind in ("Leave", "ReleasingPartition"):
-                    tenure.let_go = sent
-                del opened[key]
-
-    def _release(self, tenure: Tenure, fields: dict[str, Any], offset: int, sent_ms: int) -> None:
-        """F6.3: a Release that gives back is the only record of an owner that lowers a position."""
-        group, topic, number = tenure.key
-        tenure.handed_over = fields["reason"] == HAND_OVER
-        if tenure.mode != AT_MOST_ONCE or fields["observed"] == -1 or number < 0:
-            self._advance(tenure, offset, sent_ms)
-            return
-        before = self._positions.get(tenure.key, -1)
-        position = self.oracle.groups[group].partitions[topic, number].position
-        if position != fields["give"] or not tenure.position <= position <= before:
-            self._say("S10", offset, f"{tenure.key} is given back to {position}, its claim began at {tenure.position} "
-                                     f"and stands at {before}")  # fmt: skip
-        tenure.gave_back = (position, before)
-        self._positions[tenure.key] = position
 
     def _advance(self, tenure: Tenure, offset: int, sent_ms: int) -> None:
+        """The position of a claim by a record of its owner."""
         group, topic, number = tenure.key
         position = self.oracle.groups[group].partitions[topic, number].position
-        before = self._positions.get(tenure.key, -1)
-        if position < before:
-            self._say("S10", offset, f"the position of {tenure.key} fell from {before} to {position}")
+        before = self._models[group].positions.get((topic, number), -1)
+        if position < before and tenure.mode == AT_MOST_ONCE:
+            tenure.given_back = position
         elif position > before and offset >= self.evidence.inherited:
             self.advances.append(Advance(tenure.key, tenure.generation, before, position, offset, sent_ms))
-        self._positions[tenure.key] = position
-
-    def _grant(self, group: str, fields: dict[str, Any], offset: int, sent_ms: int) -> None:
-        tenure = self.tenures[group, fields["epoch"]]
-        if group in self._paused_at:
-            self._say("S11", offset, f"messages of {tenure.key} are granted in a pause")
-        if fields["start"] < self._positions.get(tenure.key, -1):
-            self._say("S6", offset, f"a grant of {tenure.key} begins below what was granted")
-        grant = Grant(tenure.key, tenure.epoch, fields["start"], fields["to"], sent_ms, offset)
-        self.grants.setdefault((group, tenure.epoch), []).append(grant)
-        self._positions[tenure.key] = fields["to"]
-
-    def _move(self, group: str, fields: dict[str, Any], offset: int) -> None:
-        self.moved.setdefault((group, fields["by"]), []).append((offset, fields))
-        for move in fields["moves"]:
-            key = (group, move["topic"], move["partition"])
-            if key in self._open.get(group, {}):
-                self._say("S12", offset, f"{key} moved under a live owner")
-            self._positions[key] = self.oracle.groups[group].partitions[key[1], key[2]].position
-            if self._positions[key] != move["position"]:
-                self._say("S10", offset, f"{key} moved to {self._positions[key]}, not to {move['position']}")
-
-    def _pause(self, group: str, offset: int) -> None:
-        paused = self.oracle.groups[group].paused
-        if paused and group not in self._paused_at:
-            self._paused_at[group] = offset
-        elif not paused and group in self._paused_at:
-            self.pauses.setdefault(group, []).append((self._paused_at.pop(group), offset))
-
-    def _forget(self, group: str) -> None:
-        for (topic, number), part in self.oracle.groups[group].partitions.items():
-            if part.position == -1:
-                self._positions[group, topic, number] = -1

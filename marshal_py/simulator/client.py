@@ -38,6 +38,7 @@ class ClientStage(Stage, Protocol):
     def client_ended(self, client: Client, error: MarshalError | None) -> None: ...
     def advised(self, kind: str) -> None: ...
     def fenced(self, client: Client) -> None: ...
+    def restarted(self, client: Client, read_to: int) -> None: ...
 
     keeps_snapshots: bool
 
@@ -93,6 +94,7 @@ class Client(Process):
         self.upkeep: Upkeep | None = None  # of snapshots, in a run that has them
         self.away = False  # while the log's history is read anew (N11)
         self.twin_of = NONE
+        self._ended_at = NONE  # the record at which its member ended
         self._flights = 0
         self._armed_ms = NONE  # true time of the pending timer
         self._timer = 0
@@ -104,13 +106,23 @@ class Client(Process):
             self.upkeep.folded(verdict, now.mono_ms)
         if self.member is not None and not self.away:
             self.member.receive(verdict, now)
+            if self.member.ended and self._ended_at == NONE:
+                self._ended_at = verdict.offset
 
     def begin(self, world: World) -> None:
         """N9, and N11 for who has read further than the log now goes back."""
+        read_to = self.world.next_offset
         super().begin(world)
         if self.member is not None and not self.away:
             self.away = True
+            self.scene.restarted(self, read_to)
             self._execute((self.member.surrender(), 0))
+
+    def acted_to(self) -> int:
+        """Up to where this client has read and done what follows from it; NONE if it is stopped just now."""
+        if self.frozen:
+            return NONE
+        return self.world.next_offset if self._ended_at == NONE else self._ended_at
 
     def read_to(self, upto: int) -> None:
         world = self.world
@@ -299,9 +311,9 @@ class Client(Process):
             return
         feed.cursor = offsets[-1] + 1
         if isinstance(claim.tracker, AtLeastOnce):
-            fresh = claim.tracker.fresh(offsets)
-            if fresh:
-                feed.runs.append(claim.tracker.add(fresh))
+            _, run = claim.tracker.admit(offsets)
+            if run is not None:
+                feed.runs.append(run)
             self._pump(feed)
         else:
             feed.buffer.extend(offsets)

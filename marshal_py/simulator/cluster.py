@@ -72,6 +72,7 @@ class Cluster:
         self.stops: list[tuple[int, Stop]] = []  # with the log
         self.poisoned: dict[int, dict[int, str]] = {}  # by log and offset
         self.branched: set[int] = set()  # logs that lost their tail
+        self.acted_to: dict[int, int] = {}  # by client that is gone, as Evidence says it
         self.damaged: set[str] = set()  # groups whose log, or whose share of it, nobody can read any more
         self.modes = {group.name: group.mode for group in scenario.groups}  # as operators know them
         self._heap: list[tuple[int, int, Process | None, Step, Any]] = []
@@ -162,6 +163,9 @@ class Cluster:
     def fenced(self, client: Client) -> None:
         self.evidence.fences.setdefault(client.number, []).append((self.now_ms, client.world.next_offset))
 
+    def restarted(self, client: Client, read_to: int) -> None:
+        self.evidence.restarts.setdefault(client.number, []).append((self.now_ms, read_to))
+
     def falsify(self, client: Client) -> None:
         """Something in the memory of a client changes that no record changed: a bug, or worse (V5)."""
         group = client.world.groups[client.group]
@@ -190,6 +194,7 @@ class Cluster:
     def client_ended(self, client: Client, reason: MarshalError | None) -> None:
         """A client that ended with an error is started anew by its operator; one that was stopped is not."""
         error = "stopped" if reason is None else type(reason).__name__
+        self.acted_to[client.number] = client.acted_to()
         if isinstance(reason, Diverged):
             self.stopped(client, reason)
         self.endings[error] = self.endings.get(error, 0) + 1
@@ -283,6 +288,8 @@ class Cluster:
 
     def kill(self, client: Process) -> None:
         client.dead = True
+        if isinstance(client, Client):
+            self.acted_to[client.number] = client.acted_to()
 
     def living(self) -> list[Client]:
         return [client for client in self.clients if not client.dead]
@@ -400,4 +407,5 @@ class Cluster:
             [process.number for process in self.processes if not process.dead and process.group in groups
              and (process.forked or process.topic_id not in (-1, self.broker.topic_id))], journal.corrupted, branched,
             journal.excused, log.began, log.inherited, journal.fences,
+            self.acted_to | {client.number: client.acted_to() for client in self.living()}, journal.restarts,
         )  # fmt: skip

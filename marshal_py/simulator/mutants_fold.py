@@ -47,6 +47,8 @@ def _x6(rule: Rule) -> Rule:
 def _x7(rule: Rule) -> Rule:
     def move(group: Group, offset: int, record: SetPosition, body: bytes) -> str:
         change, duration_ms = group.pause_change, group.pause_duration_ms
+        if group.paused and record.token == change:
+            return rule(group, offset, record, body)
         group.pause_change, group.pause_duration_ms = record.token, max(1, duration_ms)
         reason = rule(group, offset, replace(record, resume=False), body)
         group.pause_change, group.pause_duration_ms = change, duration_ms
@@ -104,6 +106,7 @@ def _x11(rationalizer: Any) -> list[tuple[Any, str, Any]]:
             if other is not session and other.join.client_id == session.join.client_id:
                 for epoch in sorted(session.epochs):
                     group.claims[epoch].owner = other.id
+                    group.dirty.add(group.claims[epoch])
                     other.epochs.add(epoch)
                     other.held += 1
                 session.epochs.clear()
@@ -147,12 +150,20 @@ def _x19(rule: Rule) -> Rule:
     return evict
 
 
-def _x20(rule: Rule) -> Rule:
+def _x20(rationalizer: Any) -> list[tuple[Any, str, Any]]:
+    """Each entry for itself; and a tool that does not wait until all is free, so that entries fare differently."""
+    rules, rule = list(rationalizer._RULES), rationalizer._RULES[MOVE]
+
     def move(group: Group, offset: int, record: SetPosition, body: bytes) -> str:
         reasons = [rule(group, offset, replace(record, moves=(item,), resume=False), body) for item in record.moves]
+        if record.resume and "" in reasons:
+            group.pause_change, group.pause_duration_ms = offset, 0
+            group.dirty.add(group)
+            group.shape += 1
         return "" if "" in reasons else reasons[0] if reasons else "empty"
 
-    return move
+    rules[MOVE] = move
+    return [(rationalizer, "_RULES", tuple(rules)), (Drain, "empty", lambda self, group, now: True)]
 
 
 def _x21(rationalizer: Any) -> list[tuple[Any, str, Any]]:
@@ -285,6 +296,7 @@ def _g4(rule: Rule) -> Rule:
             session.epochs.add(taken.epoch)
             session.held += 1
             taken.owner = session.id
+            group.dirty.add(taken)
             group.shape += 1
         return rule(group, offset, record, body)
 
@@ -302,7 +314,7 @@ MUTANTS: Final[dict[str, tuple[str, int, Callable[[Any], Any]]]] = {
     "X13": ("the last heartbeat wins", HEARTBEAT, _x13),
     "X15": ("one scope of sequences drops reordered heartbeats as old", HEARTBEAT, _x15),
     "X19": ("Evict without compare-and-set", EVICT, _x19),
-    "X20": ("SetPosition entry by entry", MOVE, _x20),
+    "X20": ("SetPosition entry by entry", -1, _x20),
     "X21": ("SetPosition under a live owner", -1, _x21),
     "X22": ("heartbeats extend a session that keeps claims through a pause", HEARTBEAT, _x22),
     "X28": ("a renewal keeps the token", PAUSE, _x28),

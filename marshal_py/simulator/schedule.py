@@ -16,7 +16,7 @@ from marshal_py.protocol.records import MODE_NAMES, MODES
 from marshal_py.simulator.auditor_evidence import Violation
 from marshal_py.simulator.cluster import Cluster
 from marshal_py.simulator.faults import KINDS
-from marshal_py.simulator.mutants import MUTANTS, switched_on
+from marshal_py.simulator.mutants import MUTANTS, in_both_folds, switched_on
 from marshal_py.simulator.run import Result, simulate
 from marshal_py.simulator.scenario import Options, Scenario
 
@@ -38,7 +38,7 @@ def run(schedule: Schedule, stage: Callable[[Scenario, Random], Cluster] = Clust
     """The run, with the planted bug in it if the schedule names one."""
     if schedule.mutant is None:
         return simulate(schedule.seed, schedule.options, stage)
-    with switched_on(MUTANTS[schedule.mutant]):
+    with switched_on(in_both_folds(schedule.mutant)):
         return simulate(schedule.seed, schedule.options, stage)
 
 

@@ -107,10 +107,11 @@ def test_what_earlier_owners_finished_is_passed_and_carried_on() -> None:
     assert tracker.finished_to() == 18
     assert (tracker.position(), tracker.progress()) == (10, known), "before anything is fetched"
     assert [tracker.next_finished(offset) for offset in (10, 13, 14)] == [(12, 14), (12, 14), (16, 18)]
-    assert list(tracker.fresh(range(10, 19))) == [10, 11, 14, 15, 18]
+    fresh, run = tracker.admit(range(10, 19))
+    assert fresh == [10, 11, 14, 15, 18]
+    assert run is not None
     chunk = range(19, 25)
-    assert tracker.fresh(chunk) is chunk
-    run = tracker.add([10, 11, 14, 15, 18])
+    assert tracker.admit(chunk)[0] is chunk
     run.deliver(5, 0)
     run.finish(0)
     assert tracker.position() == 11
@@ -129,8 +130,7 @@ def test_progress_of_a_truncated_partition_is_discarded() -> None:
     tracker = AtLeastOnce(10, 5, 2, known)
     tracker.discard_inherited()
     assert (tracker.finished_to(), tracker.progress(), tracker.attempts()) == (0, b"", 1)
-    assert list(tracker.fresh([10, 12, 13, 16])) == [10, 12, 13, 16]
-    tracker.add([10, 12, 13, 16])
+    assert tracker.admit([10, 12, 13, 16])[0] == [10, 12, 13, 16]
     assert {tracker.delivery_count(offset) for offset in (10, 12, 13, 16)} == {1}
 
 
@@ -160,11 +160,11 @@ def test_progress_that_does_not_fit() -> None:
     told = tracker.progress()
     assert len(told) == 510
     heir = AtLeastOnce(tracker.position(), 1, tracker.in_flight, told)
-    fresh = list(heir.fresh(range(2_000)))
-    assert fresh == [offset for offset in range(2_000) if offset % 2 == 0 or offset > 340]
-    assert heir.position() == 0, "what it was handed is not finished yet, although it was not added yet"
     assert heir.progress() == told, "the counts of what was in flight would take the room of what is finished"
-    run = heir.add(fresh)
+    fresh, again = heir.admit(range(2_000))
+    assert fresh == [offset for offset in range(2_000) if offset % 2 == 0 or offset > 340]
+    assert again is not None
+    run = again
     assert (heir.position(), heir.progress()) == (0, told)
     assert (heir.delivery_count(0), heir.delivery_count(2), heir.delivery_count(1_999)) == (2, 2, 1)
     run.deliver(200, 0)

@@ -7,7 +7,6 @@ heartbeats, and dies or releases.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from hypothesis import example, given, settings
@@ -42,7 +41,6 @@ class Owner:
         self.tracker = AtLeastOnce(log.position, log.attempts, log.in_flight, log.progress)
         assert self.tracker.position() >= log.position
         self.cursor = self.tracker.position()
-        self.waiting: list[Sequence[int]] = []
         self.runs: list[Run] = []
         self.delivered: list[tuple[int, Run, int]] = []
         self.mine: set[int] = set()
@@ -61,22 +59,13 @@ class Owner:
             return
         self.cursor = found[-1] + 1
         chunk = range(found[0], self.cursor) if len(found) == self.cursor - found[0] else found
-        fresh = self.tracker.fresh(chunk)
+        fresh, run = self.tracker.admit(chunk)
         assert set(found) - set(fresh) <= self.finished, "it passes over what nobody has finished"
         assert not set(fresh) & self.begun.finished, "it is handed what an earlier owner told as finished"
-        if fresh:
-            self.waiting.append(fresh)
-
-    def add(self) -> None:
-        """A driver may keep what it fetched for a while."""
-        for fresh in self.waiting:
-            run = self.tracker.add(fresh)
-            if not self.runs or self.runs[-1] is not run:
-                self.runs.append(run)
-        self.waiting.clear()
+        if run is not None and (not self.runs or self.runs[-1] is not run):
+            self.runs.append(run)
 
     def deliver(self, count: int) -> None:
-        self.add()
         for run in self.runs:
             while count and run.delivered < len(run.offsets):
                 offset = run.offsets[run.delivered]

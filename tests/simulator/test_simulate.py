@@ -18,7 +18,7 @@ from marshal_py.protocol.idle import Idle
 from marshal_py.protocol.records import Genesis, Note
 from marshal_py.protocol.routing import HASH_NAME
 from marshal_py.simulator.auditor import judge
-from marshal_py.simulator.auditor_evidence import Delivery, Evidence, Report, Stop
+from marshal_py.simulator.auditor_evidence import Report, Stop
 from marshal_py.simulator.auditor_progress import Demands, Departure, judge_progress
 from marshal_py.simulator.faults import DAMAGE_KINDS, KINDS, STRIKE_KINDS
 from marshal_py.simulator.mutants import MUTANTS, NOT_YET, find, switched_on
@@ -27,14 +27,22 @@ from marshal_py.simulator.process import Process
 from marshal_py.simulator.races import CALM
 from marshal_py.simulator.run import Result, simulate
 from marshal_py.simulator.scenario import Options
-from tests.support import wire
+from tests.support.casebook import (
+    CLAIM,
+    GRANT,
+    GROUP,
+    HEARTBEAT,
+    INTERVAL,
+    JOIN,
+    MOVE,
+    NOTE,
+    PAUSE,
+    RELEASE,
+    TWO,
+    Book,
+)
 
 SEEDS = range(100)
-INTERVAL = 2_000
-GROUP = "billing"
-JOIN, HEARTBEAT, LEAVE, EVICT, CLAIM, RELEASE, GRANT, PAUSE, MOVE, TOPOLOGY = range(1, 11)
-NOTE = 13
-ONE, TWO = b"1" * 16, b"2" * 16
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -123,52 +131,6 @@ def test_each_fault_alone(kind: str) -> None:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The judge
-
-
-class Book:
-    """Evidence made by hand: a log whose every record is appended one ms after it was sent."""
-
-    def __init__(self, mode: int = 1) -> None:
-        self.evidence = Evidence()
-        self.mode = mode
-        self.put(0, wire.genesis())
-        self.say(1, TOPOLOGY, "t", 1, -1)
-        self.evidence.topics["t", 0] = list(range(10))
-        self.one = self.join(2, ONE)
-        self.epoch = self.say(3, CLAIM, self.one, "t", 0, -1, 0)
-
-    def put(self, ms: int, value: bytes) -> int:
-        self.evidence.sent.setdefault(value, (ms - 1, ms - 1, 0))
-        self.evidence.log.append(value)
-        self.evidence.appended_ms.append(ms)
-        return len(self.evidence.log) - 1
-
-    def say(self, ms: int, number: int, *fields: object) -> int:
-        return self.put(ms, wire.record(GROUP, number, *fields))
-
-    def join(self, ms: int, instance: bytes) -> int:
-        return self.say(ms, JOIN, "c", instance, self.mode, INTERVAL, ["t"])
-
-    def deliver(self, offset: int, ms: int, end_ms: int, epoch: int = -1, instance: bytes = ONE, client: int = 0,
-                gate_ms: int = -1, read_to: int = -1) -> None:  # fmt: skip
-        log = len(self.evidence.log)
-        self.evidence.deliveries.append(
-            Delivery(GROUP, client, instance, self.epoch if epoch < 0 else epoch, "t", 0, offset,
-                     log if read_to < 0 else read_to, ms if gate_ms < 0 else gate_ms, ms, end_ms)
-        )  # fmt: skip
-
-    def takeover(self, ms: int) -> int:
-        """The first session is evicted at `ms`, having been silent since 3; a second one claims."""
-        two = self.join(ms - 1, TWO)
-        extended = max(i for i, v in enumerate(self.evidence.log) if v in self.beats()) if self.beats() else self.one
-        self.say(ms, EVICT, self.one, extended, 2 * INTERVAL)
-        return self.say(ms + 1, CLAIM, two, "t", 0, self.epoch)
-
-    def beats(self) -> list[bytes]:
-        return [v for v in self.evidence.log if len(v) > 20 and v[12 + v[11] + 1] == HEARTBEAT]
-
-    def found(self) -> set[str]:
-        return {violation.invariant for violation in judge(self.evidence).violations}
 
 
 def test_a_clean_book_is_clean() -> None:
@@ -491,10 +453,10 @@ def test_a_damaged_record_is_not_sealed_anew() -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 # Mutants
 
+# Of bugs in the fold see test_both_folds.py.
 QUICK = (
-    "X1", "X2", "X4", "X5", "X6", "X7", "X9", "X10", "X11", "X13", "X14", "X15", "X16", "X17", "X18", "X19", "X20",
-    "X21", "X22", "X23", "X24", "X26", "X27", "X28", "X29", "X31", "X33", "X34", "X36", "X38", "X40", "X41",
-    "G1", "G2", "G4", "A3", "D3", "D8",
+    "X1", "X2", "X4", "X5", "X14", "X16", "X17", "X18", "X23", "X24", "X26", "X27", "X31", "X34", "X36", "X40", "X41",
+    "G1", "A3", "D3", "D8",
 )  # fmt: skip
 
 

@@ -62,8 +62,8 @@ class Feed:
         tracker = claim.tracker
         if isinstance(tracker, AtLeastOnce):
             self.low = tracker.position()
-            if self.low < messages and (fresh := tracker.fresh(range(self.low, messages))):
-                self.run = tracker.add(fresh)
+            if self.low < messages:
+                _, self.run = tracker.admit(range(self.low, messages))
         else:
             self.handed_to = tracker.delivered_to
         claim.end_offset = messages

@@ -1,0 +1,114 @@
+"""The judge of losses at most once, reported as S6: every message of a grant is delivered, given back or noted.
+
+A grant is an accepted ClaimingMessages. Whoever got it delivers each existing offset of [start, to) under that claim,
+gives it back by its Release, or names it in a Note. It is excused from what it could not do: its process died, or the
+run ended, before it had read the end of the claim. What lies in [from, start) and exists must stand in a Note too.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from marshal_py.simulator.auditor_evidence import Key, Violation
+from marshal_py.simulator.auditor_history import Grant, History, Tenure
+from marshal_py.simulator.oracle_wire import crc_fits, decode_record, parse_envelope
+
+NOTE = 13  # PROTOCOL.md 4.2
+DROPPED = "amo_dropped"  # D3
+LOST = "offset_lost"  # what retention had deleted
+NOBODY = -1
+
+
+class Noted(NamedTuple):
+    """A Note that names messages which nobody will get."""
+
+    kind: str
+    start: int
+    to: int
+    sent_ms: int  # for the last time
+
+
+class Suspect(NamedTuple):
+    """Messages of one grant that nobody got."""
+
+    grant: Grant
+    client: int
+    offsets: list[int]
+    kinds: tuple[str, ...]  # of Notes that may name them
+    fate: str
+
+
+def losses(history: History) -> Iterator[Violation]:
+    """S6, one grant at a time. What a dump holds was granted by processes that nobody has watched."""
+    suspects = list(_suspects(history))
+    noted = _notes(history) if suspects else {}
+    for grant, client, offsets, kinds, fate in suspects:
+        session = history.tenures[grant.key[0], grant.epoch].session
+        notes = [note for note in noted.get((session, grant.key), ())
+                 if note.kind in kinds and note.sent_ms >= grant.sent_ms]  # fmt: skip
+        lost = [offset for offset in offsets if not any(note.start <= offset < note.to for note in notes)]
+        if lost:
+            yield Violation("S6", history.evidence.appended_ms[grant.offset], grant.offset,
+                            f"{grant.key} {lost[0]} {fate}, and client {client} names it in no Note ({len(lost)} such "
+                            f"messages in this grant)")  # fmt: skip
+
+
+def _suspects(history: History) -> Iterator[Suspect]:
+    """What was neither delivered nor given back, by clients that could have said so."""
+    delivered: dict[tuple[str, int], dict[int, set[int]]] = {}  # claim -> client -> offsets
+    for d in history.evidence.deliveries:
+        if not d.inherited:
+            delivered.setdefault((d.group, d.epoch), {}).setdefault(d.client, set()).add(d.offset)
+    for claim, grants in history.grants.items():
+        tenure, by_client = history.tenures[claim], delivered.get(claim, {})
+        anybody: set[int] = set().union(*by_client.values())
+        returned = 2**63 if tenure.given_back is None else tenure.given_back
+        for grant in grants:
+            if grant.offset < history.evidence.inherited:
+                continue
+            client = _sender(history, grant)
+            skipped = _existing(history, grant.key, grant.from_, grant.start)
+            if skipped:
+                yield Suspect(grant, client, skipped, (DROPPED, LOST), "is skipped by a grant")
+            missing = [offset for offset in _existing(history, grant.key, grant.start, min(grant.to, returned))
+                       if offset not in anybody]  # fmt: skip
+            if missing and _excused(history, grant, tenure, client):  # but from what it passed over
+                newest = max(by_client.get(client, ()), default=-1)
+                missing = [offset for offset in missing if offset < newest]
+            if missing:
+                yield Suspect(grant, client, missing, (DROPPED,), "is granted, and neither delivered nor given back")
+
+
+def _existing(history: History, key: Key, first: int, end: int) -> list[int]:
+    """The offsets of [first, end) that the partition holds."""
+    offsets = history.evidence.topics.get((key[1], key[2]), [])
+    return offsets[bisect_left(offsets, first) : bisect_left(offsets, end)]
+
+
+def _sender(history: History, grant: Grant) -> int:
+    value = history.evidence.log[grant.offset]
+    return history.evidence.sent[value][2] if value in history.evidence.sent else NOBODY
+
+
+def _excused(history: History, grant: Grant, tenure: Tenure, client: int) -> bool:
+    """Whether the client never learned that it must let go of this grant, or could do nothing when it learned it."""
+    acted_to = history.evidence.acted_to.get(client, len(history.evidence.log))
+    restarts = history.evidence.restarts.get(client, ())
+    return tenure.end >= acted_to or any(grant.sent_ms <= ms and grant.offset >= read_to for ms, read_to in restarts)
+
+
+def _notes(history: History) -> dict[tuple[int, Key], list[Noted]]:
+    """What clients wrote about lost messages, by session and partition, also where the record never reached the log."""
+    found: dict[tuple[int, Key], list[Noted]] = {}
+    incarnation = history.oracle.incarnation or b""
+    for value, (_, sent_ms, _) in history.evidence.sent.items():
+        envelope = parse_envelope(value)
+        if envelope is None or envelope.type != NOTE or not crc_fits(value, incarnation):
+            continue
+        fields = decode_record(envelope.type, envelope.body).fields
+        if fields["kind"] in (DROPPED, LOST):
+            place = (fields["session"], (envelope.group, fields["topic"], fields["partition"]))
+            found.setdefault(place, []).append(Noted(fields["kind"], fields["from"], fields["to"], sent_ms))
+    return found

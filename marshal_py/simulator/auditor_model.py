@@ -1,0 +1,256 @@
+"""The auditor's own model of one group: live sessions and their extensions, claims, positions, the pause.
+
+It takes from the oracle what a record says and whether it was accepted, and nothing else. From these it follows the few
+rules on which the invariants stand, and names each record that should not have been accepted and each difference to the
+state that the oracle came to. So a bug that both folds share is found here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from marshal_py.simulator.oracle import Group
+
+AT_LEAST_ONCE, AT_MOST_ONCE = 1, 2
+NONE = -1
+FREE: Final = (NONE, NONE)
+# Records of a session that is live; a Note needs none.
+OF_A_SESSION: Final = frozenset({
+    "Heartbeat", "Leave", "Evict", "ClaimingPartition", "ReleasingPartition", "ClaimingMessages", "StepDown",
+    "SeekingPartition",
+})  # fmt: skip
+
+Place = tuple[str, int]  # topic, partition
+Said = tuple[str, str]  # the invariant that is broken, and how
+
+
+class Model:
+    """One group, record by record."""
+
+    def __init__(self) -> None:
+        self.mode = 0
+        self.pause_change, self.pause_ms = NONE, 0
+        self.extended: dict[int, int] = {}  # live session -> its newest extension
+        self.held: dict[Place, tuple[int, int]] = {}  # place -> session, epoch
+        self.positions: dict[Place, int] = {}
+        self.claimed_at: dict[Place, int] = {}  # position with which the claim on a held place began
+        self.parked: set[Place] = set()
+        self.ids: dict[str, str] = {}  # of topics, where they are known
+
+    @property
+    def paused(self) -> bool:
+        return self.pause_ms > 0
+
+    def adopt(self, state: Group) -> None:
+        """Goes on from what the oracle holds: where reading begins, and after a difference that was named."""
+        self.mode, self.pause_change, self.pause_ms = state.mode, state.pause_change, state.pause_duration_ms
+        self.extended = {session.id: session.extended for session in state.sessions.values()}
+        self.positions = {place: part.position for place, part in state.partitions.items()}
+        self.held = {place: (part.owner, part.epoch) for place, part in state.partitions.items() if part.owner != NONE}
+        self.claimed_at = {place: self.claimed_at.get(place, self.positions[place]) for place in self.held}
+        self.parked = {place for place, part in state.partitions.items() if part.parked}
+        self.ids = {name: topic.id for name, topic in state.topics.items() if topic.id}
+
+    def read(self, offset: int, kind: str, fields: dict[str, Any], accepted: bool, state: Group) -> Iterator[Said]:
+        """What is wrong about one record. `state`: of the oracle, which has folded the record."""
+        if accepted:
+            yield from self._forbidden(kind, fields)
+            self._follow(offset, kind, fields, state)
+        elif kind == "Heartbeat" and fields["session"] in self.extended:
+            yield "S15", f"a sign of life of the live session {fields['session']} does not count"
+        differences = list(self._differences(state))
+        if differences:
+            yield from differences
+            self.adopt(state)
+
+    # --- may this record have been accepted?
+
+    def _forbidden(self, kind: str, fields: dict[str, Any]) -> Iterator[Said]:
+        if kind in OF_A_SESSION and fields["session"] not in self.extended:
+            yield "S2", f"a {kind} of session {fields['session']} counts, which is not live"
+        match kind:
+            case "Evict":
+                newest = self.extended.get(fields["session"], fields["observed"])
+                if fields["observed"] != newest:
+                    yield "S15", (f"session {fields['session']} was evicted as silent since {fields['observed']}, and "
+                                  f"{newest} extended it")  # fmt: skip
+            case "ClaimingPartition":
+                place = (fields["topic"], fields["partition"])
+                if place in self.held:
+                    yield "S2", f"{place} is claimed while it is owned"
+                if place in self.parked:
+                    yield "S2", f"{place} is claimed while it is parked"
+                if self.paused:
+                    yield "S11", f"{place} is claimed in a pause"
+            case "ReleasingPartition" | "SeekingPartition":
+                released = self._place(fields)
+                if released is None:
+                    yield "S2", f"session {fields['session']} lets go of claim {fields['epoch']}, which is not its own"
+                elif kind == "ReleasingPartition":
+                    yield from self._forbidden_return(released, fields)
+            case "ClaimingMessages":
+                yield from self._forbidden_grants(fields)
+            case "ReleaseGroup":
+                waited_out = fields["duration_ms"] == 0 and fields["waited_ms"] >= self.pause_ms
+                if fields["observed"] != self.pause_change:
+                    yield "S11", f"the pause changes by who saw {fields['observed']} and not {self.pause_change}"
+                elif self.paused and fields["token"] != self.pause_change and not waited_out:
+                    yield "S11", "the pause of somebody else changes before it was waited out"
+            case "SetPosition":
+                if not self.paused or fields["token"] != self.pause_change:
+                    yield "S12", f"positions move outside of the pause {fields['token']} that the record names"
+                for move in fields["moves"]:
+                    if (move["topic"], move["partition"]) in self.held:
+                        yield "S12", f"{(move['topic'], move['partition'])} moved under a live owner"
+            case _:
+                pass
+
+    def _forbidden_return(self, place: Place, fields: dict[str, Any]) -> Iterator[Said]:
+        """F6.3: who gives back has read all that was granted to the claim, and gives back no more than that."""
+        if self.mode != AT_MOST_ONCE or place[1] < 0 or fields["observed"] == NONE:
+            return
+        position, first = self.positions.get(place, NONE), self.claimed_at.get(place, NONE)
+        if fields["observed"] != position:
+            yield "S6", f"{place} is given back by who saw {fields['observed']} and not {position}"
+        if not first <= fields["give"] <= position:
+            yield "S6", f"{place} is given back to {fields['give']}, its claim was granted {first} to {position}"
+
+    def _forbidden_grants(self, fields: dict[str, Any]) -> Iterator[Said]:
+        positions = dict(self.positions)
+        for wanted in fields["ranges"]:
+            place = self._place({"session": fields["session"], "epoch": wanted["epoch"]})
+            if place is None:
+                yield "S6", f"messages are granted to claim {wanted['epoch']}, not session {fields['session']}'s"
+                continue
+            known, positions[place] = positions.get(place, NONE), wanted["to"]
+            if wanted["start"] < known:
+                yield "S6", f"a grant of {place} begins below what was granted"
+            elif wanted["from"] != known:
+                yield "S6", f"a grant of {place} from {wanted['from']} on leaves {known} out"
+        if self.mode != AT_MOST_ONCE:
+            yield "S6", "messages are granted in a group that is not at most once"
+        if self.paused:
+            yield "S11", "messages are granted in a pause"
+
+    def _place(self, fields: dict[str, Any]) -> Place | None:
+        """What this session holds by this epoch."""
+        wanted = (fields["session"], fields["epoch"])
+        return next((place for place, claim in self.held.items() if claim == wanted), None)
+
+    # --- what follows from it
+
+    def _follow(self, offset: int, kind: str, fields: dict[str, Any], state: Group) -> None:
+        match kind:
+            case "Join":
+                self._end(fields["predecessor"])
+                self.extended[offset] = offset
+                self.mode = self.mode or fields["mode"]
+            case "Heartbeat":
+                self._heartbeat(offset, fields)
+            case "Leave" | "Evict":
+                self._end(fields["session"])
+            case "ClaimingPartition":
+                place = (fields["topic"], fields["partition"])
+                self.held[place] = (fields["session"], offset)
+                if self.positions.get(place, NONE) == NONE and place[1] >= 0:
+                    self.positions[place] = fields["start"]
+                self.claimed_at[place] = self.positions.get(place, NONE)
+            case "ReleasingPartition":
+                self._release(fields)
+            case "SeekingPartition":
+                sought = self._place(fields)
+                if sought is not None:
+                    self.held[sought] = (fields["session"], offset)
+                    self.positions[sought] = self.claimed_at[sought] = fields["position"]
+            case "ClaimingMessages":
+                for wanted in fields["ranges"]:
+                    granted = self._place({"session": fields["session"], "epoch": wanted["epoch"]})
+                    if granted is not None:
+                        self.positions[granted] = wanted["to"]
+            case "ReleaseGroup":
+                self.pause_change, self.pause_ms = offset, fields["duration_ms"]
+            case "SetPosition":
+                moves = {(move["topic"], move["partition"]): move["position"] for move in fields["moves"]}
+                self.positions |= moves
+                self.parked -= moves.keys()
+                if fields["resume"]:
+                    self.pause_change, self.pause_ms = offset, 0
+            case "Topology":
+                self._topology(fields["topic"], fields["partitions"], fields["topic_id"])
+            case "GroupConfig":
+                self._configure(offset, fields)
+            case _:
+                pass
+
+    def _end(self, session: int) -> None:
+        self.extended.pop(session, None)
+        self.held = {place: claim for place, claim in self.held.items() if claim[0] != session}
+
+    def _heartbeat(self, offset: int, fields: dict[str, Any]) -> None:
+        """F2.2: in a pause who keeps a claim on a partition does not extend its session. F2.3: positions."""
+        session = fields["session"]
+        mine = {epoch: place for place, (owner, epoch) in self.held.items() if owner == session and place[1] >= 0}
+        if session in self.extended and not (self.paused and mine):
+            self.extended[session] = offset
+        for entry in fields["claims"] if self.mode == AT_LEAST_ONCE else ():
+            place = mine.get(entry["epoch"])
+            if place is not None:
+                self.positions[place] = max(entry["position"], self.positions.get(place, NONE))
+
+    def _release(self, fields: dict[str, Any]) -> None:
+        """F6.2 to F6.4. At most once a Release may give back what was granted to its claim: the position falls."""
+        place = self._place(fields)
+        if place is None:
+            return
+        del self.held[place]
+        position = self.positions.get(place, NONE)
+        if self.mode == AT_LEAST_ONCE and place[1] >= 0:
+            self.positions[place] = max(position, fields["position"])
+        elif self.mode == AT_MOST_ONCE and place[1] >= 0 and fields["observed"] != NONE:
+            self.positions[place] = fields["give"]
+        if fields["parked"] and place[1] >= 0:
+            self.parked.add(place)
+
+    def _topology(self, topic: str, count: int, topic_id: str) -> None:
+        """F9.2, F9.10: from partition `count` on, or of a topic that was made anew all, positions are forgotten."""
+        known = self.ids.get(topic, "")
+        least = 0 if "" not in (known, topic_id) and known != topic_id else count
+        self.ids[topic] = topic_id or known
+        gone = {place for place in self.positions if place[0] == topic and place[1] >= least}
+        self.positions |= dict.fromkeys(gone, NONE)
+        self.parked -= gone
+
+    def _configure(self, offset: int, fields: dict[str, Any]) -> None:
+        """F9.5, F9.6."""
+        if fields["deleted"]:
+            self.mode, self.pause_change, self.pause_ms = 0, offset, 0
+            self.positions.clear()
+            self.parked.clear()
+            self.ids.clear()
+        elif fields["mode"]:
+            if self.mode not in (0, fields["mode"]):
+                self.extended.clear()
+                self.held.clear()
+                self.parked.clear()
+            self.mode = fields["mode"]
+
+    # --- does the oracle hold the same?
+
+    def _differences(self, state: Group) -> Iterator[Said]:
+        live = {session.id: session.extended for session in state.sessions.values()}
+        if live.keys() != self.extended.keys():
+            yield "S2", f"the sessions {sorted(live)} are live, and must be {sorted(self.extended)}"
+        for session in live.keys() & self.extended.keys():
+            if live[session] != self.extended[session]:
+                yield "S15", (f"the newest extension of session {session} is {live[session]}, and must be "
+                              f"{self.extended[session]}")  # fmt: skip
+        for place, part in state.partitions.items():
+            held, position = self.held.get(place, FREE), self.positions.get(place, NONE)
+            if (part.owner, part.epoch) != held:
+                yield "S2", f"{place} is owned by {(part.owner, part.epoch)} (session, claim), and must be by {held}"
+            if part.position != position:
+                yield "S10", f"the position of {place} is {part.position}, and must be {position}"
+        if (state.pause_change, state.pause_duration_ms) != (self.pause_change, self.pause_ms):
+            yield "S11", (f"the pause is {state.pause_change} for {state.pause_duration_ms} ms, and must be "
+                          f"{self.pause_change} for {self.pause_ms} ms")  # fmt: skip
