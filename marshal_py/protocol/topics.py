@@ -59,6 +59,8 @@ class Topics:
 
     def read(self, record: Topology) -> None:
         """Somebody knows better: what this member was told before that record is old, until it is told again."""
+        if record.topic_id:
+            self.member.intent.forget_starts(record.topic)
         if record.topic_id and self.ids.get(record.topic) not in (None, record.topic_id):
             del self.ids[record.topic]
             self.counts.pop(record.topic, None)
