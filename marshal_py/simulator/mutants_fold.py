@@ -23,9 +23,11 @@ from marshal_py.protocol.records import (
     Heartbeat,
     Join,
     ReleaseGroup,
+    ReleasingPartition,
     SetPosition,
 )
 from marshal_py.protocol.world import Group, Partition
+from marshal_py.simulator import mutants_claims
 
 Rule = Callable[[Group, int, Any, bytes], str]
 
@@ -303,6 +305,16 @@ def _g4(rule: Rule) -> Rule:
     return heartbeat
 
 
+def _r4(rule: Rule) -> Rule:
+    def release(group: Group, offset: int, record: ReleasingPartition, body: bytes) -> str:
+        claim = group.claims.get(record.epoch)
+        if claim is not None and record.observed != NONE:
+            record = replace(record, observed=claim.position)
+        return rule(group, offset, record, body)
+
+    return release
+
+
 # name -> (what it breaks, number of the record type or -1, how)
 MUTANTS: Final[dict[str, tuple[str, int, Callable[[Any], Any]]]] = {
     "X6": ("a rewind is swallowed by a global max", MOVE, _x6),
@@ -324,4 +336,6 @@ MUTANTS: Final[dict[str, tuple[str, int, Callable[[Any], Any]]]] = {
     "X38": ("a change of mode leaves old sessions alive", -1, _x38),
     "G2": ("a failed claim sets the position to 0", CLAIM, _g2),
     "G4": ("a heartbeat takes ownership", HEARTBEAT, _g4),
+    "R4": ("a Release gives back whatever it has observed", RELEASE, _r4),
+    "P3": ("progress outlives a generation", -1, mutants_claims.p3),
 }
