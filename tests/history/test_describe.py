@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from marshal_py.history.describe import REASONS, as_dict, describe
-from marshal_py.protocol import rationalizer
+from marshal_py.protocol import admin_rules, rationalizer
 from marshal_py.protocol.records import (
     RECORD_TYPES,
     ClaimingMessages,
@@ -94,7 +94,7 @@ def test_what_did_not_happen_says_why() -> None:
 
 def test_every_reason_of_the_fold_has_words() -> None:
     """Read from the source, so that a new reason without words is noticed."""
-    source = Path(rationalizer.__file__).read_text(encoding="utf-8")
+    source = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in (rationalizer, admin_rules))
     reasons = set(re.findall(r'return "(\w+)"', source)) | set(re.findall(r'Verdict\(\w+, [\w.]+, "(\w+)"', source))
     assert len(reasons) > 15
     assert reasons <= REASONS.keys()
