@@ -41,6 +41,7 @@ REASONS: Final = {
     "instance": "a live session has this instance already",
     "claim": "the claim has ended, or was another session's",
     "held": "somebody owns it",
+    "parked": "it is parked",
     "observed": "something had changed since its sender looked",
     "paused": "the group is paused",
     "topology": "there is no such partition",
