@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from marshal_py.protocol import claim_records, member, progress
+from marshal_py.protocol import claim_records, member, progress, transitions
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, Run
 from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import NONE
@@ -116,15 +116,15 @@ def p6() -> list[Patch]:
 # --- of the fold, and the same in the oracle
 
 
-def p3(rationalizer: Any) -> list[Patch]:
-    begin = rationalizer._begin_generation
+def p3(_rationalizer: Any) -> list[Patch]:
+    begin = transitions.begin_generation
 
     def keeps(group: Any, partition: Partition) -> None:
         known = partition.progress
         begin(group, partition)
         partition.progress = known
 
-    return [(rationalizer, "_begin_generation", keeps)]
+    return [(transitions, "begin_generation", keeps)]
 
 
 def p3_in_the_oracle() -> list[Patch]:

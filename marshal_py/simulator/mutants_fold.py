@@ -12,6 +12,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from marshal_py.admin.pause import Drain
+from marshal_py.protocol import transitions
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.reading import Reading
 from marshal_py.protocol.records import (
@@ -101,7 +102,7 @@ def _x10(rationalizer: Any) -> list[tuple[Any, str, Any]]:
 
 def _x11(rationalizer: Any) -> list[tuple[Any, str, Any]]:
     """What a session leaves behind belongs to another process of the same name."""
-    end = rationalizer._end_session
+    end = transitions.end_session
 
     def end_session(group: Group, session: Any) -> None:
         for other in group.sessions.values():
@@ -115,7 +116,7 @@ def _x11(rationalizer: Any) -> list[tuple[Any, str, Any]]:
                 break
         end(group, session)
 
-    return [(rationalizer, "_end_session", end_session)]
+    return [(transitions, "end_session", end_session)]
 
 
 def _x13(rule: Rule) -> Rule:
@@ -257,11 +258,11 @@ def _x38(rationalizer: Any) -> list[tuple[Any, str, Any]]:
     rules, config = list(rationalizer._RULES), rationalizer._RULES[CONFIG]
 
     def lenient(group: Group, offset: int, record: GroupConfig, body: bytes) -> str:
-        end, rationalizer._end_session = rationalizer._end_session, lambda group, session: None
+        end, transitions.end_session = transitions.end_session, lambda group, session: None
         try:
             reason: str = config(group, offset, record, body)
         finally:
-            rationalizer._end_session = end
+            transitions.end_session = end
         return reason
 
     rules[CONFIG] = lenient
