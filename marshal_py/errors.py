@@ -43,6 +43,8 @@
         +-- AccessDenied          this client lacks a right
         +-- TopicMissing          a topic to consume does not exist (retriable once it is created)
         +-- PartitionError        Kafka refuses to serve a partition (authorization, for one)
+        +-- PartitionParked       nobody may consume a partition until an admin has looked at it
+        |   +-- DataTopicRecreated    its topic was deleted and made anew
         +-- PositionBeyondEnd     the group's position lies beyond the end of the partition
         +-- PartitionTruncated    records that were read are gone, and others may stand at their offsets
         +-- RangeLost             Kafka deleted the beginning of a range before it was read (retriable)
@@ -57,6 +59,7 @@
             +-- SnapshotRefused            a snapshot is not what the log's history folds to
             +-- Diverged                   this process holds another state than its history folds to
             +-- EnvelopeUnknown            written by a library of another envelope version
+            +-- ProtocolOutdated           the log was begun by an older version of this library
             +-- ProtocolUnknown            the root names a hash or a protocol version that is not ours
 
 `retriable` tells whether the same call may succeed later without anybody mending anything.
@@ -470,6 +473,33 @@ class PartitionError(ClusterError):
     def __init__(self, topic: str, partition: int, reason: str) -> None:
         self.topic, self.partition, self.reason = topic, partition, reason
         super().__init__(f"{topic}:{partition} cannot be read: {reason}")
+
+
+class PartitionParked(ClusterError):
+    """Nobody may consume a partition until somebody has looked at it (PROTOCOL.md F6.4). `reason`: from the log."""
+
+    def __init__(self, group: str, topic: str, partition: int, reason: str, sentence: str = "") -> None:
+        """`sentence`: of an error that knows more of its reason."""
+        self.group, self.topic, self.partition, self.reason = group, topic, partition, reason
+        where = f"{topic}:{partition}"
+        super().__init__(sentence or f"{where} is parked for the reason {reason!r}, so nobody consumes it: `marshal "
+                         f"explain {group} {where}` shows how that came about, `marshal set-position {group} {where} "
+                         f"--to POSITION` goes on")  # fmt: skip
+
+
+class DataTopicRecreated(PartitionParked):
+    """A data topic was deleted and made anew, so positions in it mean nothing (PROTOCOL.md D10).
+
+    `known` is the topic's id in the group's log, `found` that in the cluster; "" where it is not told.
+    """
+
+    def __init__(self, group: str, topic: str, partition: int, known: str = "", found: str = "") -> None:
+        self.known, self.found = known, found
+        ids = f" (its id was {known}, now it is {found})" if known and found else ""
+        super().__init__(group, topic, partition, type(self).__name__, f"topic {topic!r} was deleted and made anew"
+                         f"{ids}, so nobody consumes {topic}:{partition}: the positions of group {group!r} are those "
+                         f"of the old topic; `marshal set-position {group} {topic} --to earliest` goes on with the "
+                         f"new one")  # fmt: skip
 
 
 class PositionBeyondEnd(ClusterError):

@@ -26,7 +26,7 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol.assignment import POLICIES
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
-from marshal_py.protocol.records import MODE_NAMES, MODES, PARTITION_MAX, GroupConfig, Topology
+from marshal_py.protocol.records import MODE_NAMES, MODES, ON_TOPIC_RECREATED, PARTITION_MAX, GroupConfig, Topology
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group
 
@@ -136,7 +136,10 @@ class ConfigPlan(ChangePlan):
 
 
 class ShrinkPlan(ChangePlan):
-    """Makes a topic of the group smaller, as after it was made anew; forgets the positions beyond (F9.2)."""
+    """Makes a topic of the group smaller, after it was made anew; forgets the positions beyond (F9.2).
+
+    For clusters that tell no ids of topics. Where they do, a move of positions accepts the new topic (anew.py).
+    """
 
     def __init__(self, scene: Scene, topic: str, partitions: int, *, reason: str = "", token: int | None = None,
                  take_over: bool = False, duration_ms: int | None = None,
@@ -160,8 +163,11 @@ class ShrinkPlan(ChangePlan):
 
 
 def check_settings(wanted: Mapping[str, str]) -> dict[str, str]:
-    """`delivery` and `policy`, those that are named. Raises InvalidOption: what nobody obeys is not taken."""
-    allowed = {"delivery": tuple(MODES), "policy": (*POLICIES, OWN_POLICY)}
+    """`delivery`, `policy` and `on_topic_recreated`, those that are named.
+
+    Raises InvalidOption: what nobody obeys is not taken.
+    """
+    allowed = {"delivery": tuple(MODES), "policy": (*POLICIES, OWN_POLICY), "on_topic_recreated": ON_TOPIC_RECREATED}
     for name, value in wanted.items():
         if name not in allowed:
             raise InvalidOption(name, value, "settings of a group are " + ", ".join(allowed))
@@ -205,7 +211,8 @@ def settle(base: GroupConfig, wanted: Mapping[str, str], observed: int, token: i
     policy = wanted.get("policy", base.policy)
     mode = MODES[wanted["delivery"]] if "delivery" in wanted else base.mode
     return replace(base, observed=observed, token=token, deleted=False, mode=mode, by=by,
-                   policy="" if policy == OWN_POLICY else policy)  # fmt: skip
+                   policy="" if policy == OWN_POLICY else policy,
+                   on_topic_recreated=wanted.get("on_topic_recreated", base.on_topic_recreated))  # fmt: skip
 
 
 def changes_mode(group: Group | None, wanted: Mapping[str, str]) -> bool:
@@ -228,10 +235,11 @@ def held_beyond(group: Group, topic: str, partitions: int) -> dict[TopicPartitio
 def settings_of(group: Group | None) -> dict[str, str | None]:
     """What an admin can set, by name; None where nothing is said."""
     if group is None or group.deleted:
-        return {"delivery": None, "policy": None}
+        return {"delivery": None, "policy": None, "on_topic_recreated": None}
     return {
         "delivery": MODE_NAMES[group.mode] if group.mode else None,
         "policy": (group.config.policy if group.config is not None else "") or None,
+        "on_topic_recreated": (group.config.on_topic_recreated if group.config is not None else "") or None,
     }
 
 

@@ -10,12 +10,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
-from marshal_py.admin.overview import positions
-from marshal_py.protocol.identity import NONE
+from marshal_py.admin.anew import find_anew
+from marshal_py.admin.overview import parked, positions
+from marshal_py.protocol import parking
+from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import Join, Snapshot
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group
-from marshal_py.transport.ports import Bounds, LogRecord
+from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo
 
 DAY_MS: Final = 86_400_000
 ORPHANED_MS: Final = 7 * DAY_MS  # as long as Kafka itself keeps the offsets of an empty group
@@ -112,18 +114,19 @@ def of_versions(groups: Iterable[Group]) -> Check:
                                             f"still run {fewest}")  # fmt: skip
 
 
-def of_groups(groups: Iterable[Group], counts: Mapping[str, int | None], study: Study,
+def of_groups(groups: Iterable[Group], infos: Mapping[str, TopicInfo | None], study: Study,
               extended_ms: Mapping[tuple[str, int], int]) -> Iterator[Check]:  # fmt: skip
-    """Groups that nobody uses, sessions that nobody ends, positions of topics that are gone.
+    """Groups that nobody uses, sessions that nobody ends, parked partitions, positions of topics that are gone.
 
-    `counts`: partitions of a topic in Kafka, None if it is gone; a topic that may not be looked at is left out.
+    `infos`: what Kafka says of a topic, None if it is gone; a topic that may not be looked at is left out.
     `extended_ms`: timestamp of the last sign of life, by group and session.
     """
     sound = True
     for group in groups:
         if group.deleted:
             continue
-        for check in (_orphan(group, study), _silent(group, study, extended_ms), *_gone(group, counts)):
+        for check in (_orphan(group, study), _silent(group, study, extended_ms), *_parked(group, infos),
+                      *_gone(group, infos)):
             if check is not None:
                 sound = False
                 yield check
@@ -154,16 +157,31 @@ def _silent(group: Group, study: Study, extended_ms: Mapping[tuple[str, int], in
                  f"group, or: marshal evict {group.name} {min(silent)}")  # fmt: skip
 
 
-def _gone(group: Group, counts: Mapping[str, int | None]) -> Iterator[Check]:
+def _parked(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Check]:
+    """By topic and reason, also a topic that was made anew and that no consumer has parked yet."""
+    anew = find_anew(group, {topic: info for topic, info in infos.items() if info is not None})
+    found: dict[tuple[str, str], list[int]] = {(topic, parking.RECREATED): [] for topic in anew}
+    for tp, reason in parked(group).items():
+        found.setdefault((tp.topic, reason), []).append(tp.partition)
+    for (topic, reason), numbers in sorted(found.items()):
+        one = anew.get(topic) if reason == parking.RECREATED else None
+        tp = TopicPartition(topic, numbers[0] if numbers else 0)
+        error = parking.error_of(group.name, tp, reason, *(() if one is None else (one.known, one.found)))
+        yield Check("parked partitions", "warn", f"{group.name!r}: {len(numbers)} partitions of {topic!r} are parked "
+                    f"({reason})", str(error))  # fmt: skip
+
+
+def _gone(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Check]:
     for topic, known in sorted(group.topics.items()):
-        if topic not in counts:
+        if topic not in infos:
             continue
-        count = counts[topic]
-        if count is None:
+        info = infos[topic]
+        if info is None:
             kept = sum(tp.topic == topic for tp in positions(group))
             yield Check("missing topic", "warn", f"{group.name!r} keeps {kept} positions of {topic!r}, which is gone",
                         f"if it comes back empty: marshal set-position {group.name} {topic} --to earliest")
-        elif count < known.count:
+        elif info.partitions < known.count and not find_anew(group, {topic: info}):
+            count = info.partitions
             yield Check("smaller topic", "warn", f"{group.name!r} knows {known.count} partitions of {topic!r}, Kafka "
                         f"has {count}", f"marshal groups shrink {group.name} {topic} --partitions {count}")  # fmt: skip
 

@@ -13,19 +13,21 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from marshal_py.admin import overview
+from marshal_py.admin.aim import Aim
+from marshal_py.admin.anew import Anew, check_topology, find_anew
 from marshal_py.admin.author import Author
 from marshal_py.admin.change import ConfigPlan, ShrinkPlan, origin_of, others_mode
 from marshal_py.admin.desk import Desk, Watcher
 from marshal_py.admin.errand import Scene
 from marshal_py.admin.outlook import Outlook
 from marshal_py.admin.pause import PausePlan, ResumePlan
-from marshal_py.admin.position import PositionPlan, check_size, check_topology
+from marshal_py.admin.position import PositionPlan, check_size
 from marshal_py.admin.preview import Row, owners_of, preview, rows_of
 from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
-from marshal_py.admin.targets import COMMITTED, SHIFT, TABLE, TIME, Facts, Target, parse, resolve, shift
+from marshal_py.admin.targets import Target, parse, shift
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S, Marshal
 from marshal_py.client.observer import Observer
-from marshal_py.errors import AdminGaveUp, GroupMissing, InvalidOption
+from marshal_py.errors import AdminGaveUp, DataTopicRecreated, GroupMissing, InvalidOption
 from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.world import Group as GroupState
@@ -36,11 +38,15 @@ TIMEOUT_S: Final = CONNECT_TIMEOUT_S
 
 
 class Moved(NamedTuple):
-    """What a move did, or with `dry_run` would do. `token`: of a pause that stays. `offset`: of the record. -1: no."""
+    """What a move did, or with `dry_run` would do. `token`: of a pause that stays. `offset`: of the record. -1: no.
+
+    `recreated`: the topics of it that had been made anew, and were accepted as they are now.
+    """
 
     rows: list[Row]
     offset: int = NONE
     token: int = NONE
+    recreated: Sequence[Anew] = ()
 
 
 class Paused(NamedTuple):
@@ -101,27 +107,30 @@ class Group:
 
     # --- settings
 
-    def create(self, *, delivery: str | None = None, policy: str | None = None, reason: str = "",
+    def create(self, *, delivery: str | None = None, policy: str | None = None,
+               on_topic_recreated: str | None = None, reason: str = "",
                watcher: Watcher | None = None) -> int:  # fmt: skip
         """Creates the group before its first consumer, or revives a deleted one; returns the offset of the record.
 
         `delivery`: "at_least_once" or "at_most_once"; without it the first consumer decides. `policy`: "balanced",
-        "greedy", or "own": each consumer its own. Raises GroupExists, InvalidOption.
+        "greedy", or "own": each consumer its own. `on_topic_recreated`: "fail" or "earliest": what happens to the
+        partitions of a topic that was deleted and made anew, parked until somebody moves them, or consumed from their
+        beginnings; without it each consumer's option counts. Raises GroupExists, InvalidOption.
         """
-        return self._settle(_named(delivery, policy), True, reason, watcher=watcher)
+        return self._settle(_named(delivery, policy, on_topic_recreated), True, reason, watcher=watcher)
 
-    def set_config(self, *, delivery: str | None = None, policy: str | None = None, reason: str = "",
-                   token: int | None = None, take_over: bool = False,
-                   watcher: Watcher | None = None) -> int:  # fmt: skip
-        """Changes settings; what is not named stays. Returns the offset of the record.
+    def set_config(self, *, delivery: str | None = None, policy: str | None = None,
+                   on_topic_recreated: str | None = None, reason: str = "", token: int | None = None,
+                   take_over: bool = False, watcher: Watcher | None = None) -> int:  # fmt: skip
+        """Changes settings, those of `create`; what is not named stays. Returns the offset of the record.
 
         Another `delivery` pauses the group for that moment, and its consumers end with ModeMismatch: start them again
         with the new one. Positions stay. Raises SettingsChanged if somebody else was faster, InvalidOption,
         GroupMissing, GroupDeleted; for a change of the delivery also AdminBusy and PauseNotDrained.
         """
-        wanted = _named(delivery, policy)
+        wanted = _named(delivery, policy, on_topic_recreated)
         if not wanted:
-            raise InvalidOption("delivery, policy", None, "name what shall change")
+            raise InvalidOption("delivery, policy, on_topic_recreated", None, "name what shall change")
         return self._settle(wanted, False, reason, token, take_over, watcher)
 
     def _settle(self, wanted: dict[str, str], create: bool, reason: str, token: int | None = None,
@@ -138,14 +147,17 @@ class Group:
         """Makes a topic smaller for the group, after it was made anew with fewer partitions; returns the offset.
 
         The positions of the partitions beyond are forgotten. Pauses the group for that moment. Raises InvalidOption
-        while Kafka's topic is larger, GroupMissing, SettingsChanged, AdminBusy, PauseNotDrained.
+        while Kafka's topic is larger, GroupMissing, SettingsChanged, AdminBusy, PauseNotDrained; DataTopicRecreated
+        where the cluster tells that it is another topic: `set_position` goes on with that one.
         """
         with self.desk() as desk:
             plan = ShrinkPlan(desk.scene, topic, partitions, reason=reason, token=token, take_over=take_over)
-            there = desk.admin.partition_count(topic)
-            if there is not None and there > partitions:
-                raise InvalidOption("partitions", partitions, f"{topic!r} has {there} in Kafka, so the next consumer "
-                                    "would make it grow again: recreate the topic first")  # fmt: skip
+            there = desk.admin.describe_topic(topic)
+            for one in find_anew(_state(desk), {} if there is None else {topic: there}).values():
+                raise DataTopicRecreated(self.name, topic, 0, one.known, one.found)
+            if there is not None and there.partitions > partitions:
+                raise InvalidOption("partitions", partitions, f"{topic!r} has {there.partitions} in Kafka, so the next "
+                                    "consumer would make it grow again: recreate the topic first")  # fmt: skip
             desk.run(plan, watcher)
             return plan.changed_at
 
@@ -189,23 +201,26 @@ class Group:
         `topics`: "orders" (every partition), "orders:3", or TopicPartitions. `to`: earliest, latest, latest-N, an
         offset, an ISO-8601 time, committed, or a table (targets.parse_table). Raises PositionOutOfRange before anything
         is paused, AdminBusy, PositionNotMoved (nothing moved, and nothing will), PositionUnknown.
+
+        The group goes on with a topic that was made anew: the new one is accepted in the same pause, before the move.
+        The positions of all its partitions are forgotten, also of those that are not named.
         """
         target = _target(to, shift_by)
         with self.desk() as desk:
-            tps = partitions_of(desk, topics, target)
-            check_topology(desk.scene, tps)
-            check_size(desk.scene, tps)
-            facts = _Lookup(desk, tps, target)
+            aim = Aim(desk, topics, target)
+            check_topology(desk.scene.group, self.name, aim.tps, aim.anew)
+            check_size(desk.scene, aim.tps)
+            recreated = list(aim.anew.values())
             if dry_run:
-                return Moved(preview(desk.scene, facts.positions()))
-            facts.check()
+                return Moved(preview(desk.scene, aim.positions(), aim.anew), recreated=recreated)
+            aim.check()
             owners = owners_of(_state(desk))
-            plan = PositionPlan(desk.scene, tps, stay_paused=stay_paused, reason=reason, token=token,
-                                take_over=take_over)  # fmt: skip
-            desk.run(plan, watcher, facts.positions)
+            plan = PositionPlan(desk.scene, aim.tps, stay_paused=stay_paused, reason=reason, token=token,
+                                take_over=take_over, anew=aim.anew)  # fmt: skip
+            desk.run(plan, watcher, aim.positions)
             assert plan.moved is not None  # the desk raises what it did not do
             after = {TopicPartition(move.topic, move.partition): move.position for move in plan.moved.moves}
-            return Moved(rows_of(owners, plan.before, after), plan.moved_at, plan.token)
+            return Moved(rows_of(owners, plan.before, after), plan.moved_at, plan.token, recreated)
 
     def positions(self) -> dict[TopicPartition, int]:
         """Every position that the group has: what `targets.print_table` writes down."""
@@ -261,9 +276,10 @@ def _state(desk: Desk) -> GroupState:
     return state
 
 
-def _named(delivery: str | None, policy: str | None) -> dict[str, str]:
+def _named(delivery: str | None, policy: str | None, on_topic_recreated: str | None) -> dict[str, str]:
     """The settings that are named."""
-    return {name: value for name, value in (("delivery", delivery), ("policy", policy)) if value is not None}
+    given = {"delivery": delivery, "policy": policy, "on_topic_recreated": on_topic_recreated}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _target(to: str | int | Target | None, shift_by: int | None) -> Target:
@@ -274,75 +290,3 @@ def _target(to: str | int | Target | None, shift_by: int | None) -> Target:
     if isinstance(to, Target):
         return to
     return parse(str(to))
-
-
-def partitions_of(desk: Desk, topics: str | Sequence[str | TopicPartition], target: Target) -> list[TopicPartition]:
-    """The partitions that are meant. Raises InvalidOption, GroupMissing."""
-    state = _state(desk)
-    found: list[TopicPartition] = []
-    table = [tp for tp, _ in target.table]
-    for given in [topics] if isinstance(topics, str) else topics:
-        if isinstance(given, TopicPartition):
-            found.append(given)
-            continue
-        topic, colon, number = given.rpartition(":")
-        if colon and number.isdigit():
-            found.append(TopicPartition(topic, int(number)))
-        elif target.kind == TABLE:
-            found += [tp for tp in table if tp.topic == given]
-        elif given in state.topics:
-            found += [TopicPartition(given, partition) for partition in range(state.topics[given].count)]
-        else:
-            raise GroupMissing(desk.scene.name, f"has never consumed topic {given!r}")
-    if target.kind == TABLE:
-        found = found if topics else table
-        missing = sorted(set(found) - set(table))
-        if missing:
-            raise InvalidOption("to", "the file", f"it does not name {missing[0]}")
-    if not found:
-        raise InvalidOption("topics", topics, "name at least one topic")
-    return sorted(set(found))
-
-
-class _Lookup:
-    """What the cluster says about these partitions, asked anew for every aim: ends move while a group drains."""
-
-    def __init__(self, desk: Desk, tps: Sequence[TopicPartition], target: Target) -> None:
-        self._desk, self._tps, self._target = desk, tps, target
-        admin = desk.admin
-        for topic in {tp.topic for tp in tps}:
-            count = admin.partition_count(topic)
-            if count is None:
-                raise GroupMissing(desk.scene.name, f"consumed {topic!r}, which does not exist any more")
-            if any(tp.topic == topic and tp.partition >= count for tp in tps):
-                raise GroupMissing(desk.scene.name, f"knows more partitions of {topic!r} than the {count} that Kafka "
-                                   f"has: marshal groups shrink {desk.scene.name} {topic} --partitions {count}")
-        # What the group itself commits while it lets go must not move the aim.
-        self._committed = admin.committed(desk.scene.name, tps) if target.kind == COMMITTED else {}
-
-    def check(self) -> None:
-        """What can be refused is refused before anything is paused (M3). Raises as `resolve`.
-
-        A shift from an owned partition is judged once it is free: its owner is further than the log says.
-        """
-        owned = _state(self._desk).claims.values()
-        moving = {partition.tp for partition in owned} if self._target.kind == SHIFT else set()
-        self._resolve([tp for tp in self._tps if tp not in moving])
-
-    def positions(self) -> dict[TopicPartition, int]:
-        return self._resolve(self._tps)
-
-    def _resolve(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        if not tps:
-            return {}
-        admin, state = self._desk.admin, _state(self._desk)
-        bounds = admin.bounds(tps)
-        at_time = admin.offsets_at(tps, self._target.number) if self._target.kind == TIME else {}
-        facts = Facts(
-            {tp: state.partitions[tp].position if tp in state.partitions else NONE for tp in tps},
-            {tp: bounds[tp].first for tp in tps},
-            {tp: bounds[tp].end for tp in tps},
-            self._committed,
-            at_time,
-        )
-        return resolve(self._target, tps, facts)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from marshal_py.admin.ledger import Ledger
 from marshal_py.history.velocity import Velocity
 from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.parking import RECREATED
 from marshal_py.protocol.records import MODE_NAMES
 from marshal_py.protocol.world import Group, Session
 
@@ -21,10 +22,16 @@ def summary(group: Group) -> dict[str, Any]:
         "topics": sorted(group.topics),
         "partitions": sum(topic.count for topic in group.topics.values()),
         "owned": sum(p.tp.partition >= 0 for p in group.claims.values()),
+        "parked": len(parked(group)),
         "paused": group.paused,
         "deleted": group.deleted,
         "opaque": group.opaque_at != NONE,
     }
+
+
+def parked(group: Group) -> dict[TopicPartition, str]:
+    """Partitions that nobody may claim, with the reason (F6.4)."""
+    return {tp: partition.parked for tp, partition in sorted(group.partitions.items()) if partition.parked}
 
 
 def pause(group: Group, ledger: Ledger | None, wall_ms: int) -> dict[str, Any] | None:
@@ -49,7 +56,9 @@ def info(group: Group, ledger: Ledger | None = None, wall_ms: int = 0) -> dict[s
         **summary(group),
         "policy": (config.policy if config is not None else "") or None,
         "pause": pause(group, ledger, wall_ms),
+        "on_topic_recreated": (config.on_topic_recreated if config is not None else "") or None,
         "topics": {name: topic.count for name, topic in sorted(group.topics.items())},
+        "topic_ids": {name: topic.id or None for name, topic in sorted(group.topics.items())},
         "members": members(group),
         "positions": [
             {
@@ -58,6 +67,7 @@ def info(group: Group, ledger: Ledger | None = None, wall_ms: int = 0) -> dict[s
                 "position": p.position if p.position != NONE else None,
                 "generation": p.generation,
                 "owner": p.owner if p.owner != NONE else None,
+                "parked": p.parked or None,
             }
             for p in sorted(group.partitions.values(), key=lambda p: p.tp)
             if p.tp.partition >= 0
@@ -109,8 +119,11 @@ def partitions(group: Group) -> list[TopicPartition]:
 
 
 def state(group: Group, log: int, extended_ms: Mapping[int, int], ends: Mapping[TopicPartition, int],
-          now_ms: float, ledger: Ledger | None = None) -> dict[str, Any]:  # fmt: skip
-    """All about a group. `extended_ms`: per session the time of its last sign of life; `ends`: of data partitions."""
+          now_ms: float, ledger: Ledger | None = None, recreated: Collection[str] = ()) -> dict[str, Any]:  # fmt: skip
+    """All about a group. `extended_ms`: per session the time of its last sign of life; `ends`: of data partitions.
+
+    `recreated`: topics that are others in the cluster than in the log.
+    """
     config = group.config
     return {
         "group": group.name,
@@ -122,7 +135,7 @@ def state(group: Group, log: int, extended_ms: Mapping[int, int], ends: Mapping[
         "pause": pause(group, ledger, round(now_ms)),
         "sessions": [_session(session, extended_ms.get(session.id), now_ms)
                      for session in sorted(group.sessions.values(), key=lambda session: session.id)],
-        "partitions": [_partition(group, tp, ends.get(tp)) for tp in partitions(group)],
+        "partitions": [_partition(group, tp, ends.get(tp), recreated) for tp in partitions(group)],
     }  # fmt: skip
 
 
@@ -145,10 +158,12 @@ def _session(session: Session, extended_ms: int | None, now_ms: float) -> dict[s
     }
 
 
-def _partition(group: Group, tp: TopicPartition, end: int | None) -> dict[str, Any]:
+def _partition(group: Group, tp: TopicPartition, end: int | None, recreated: Collection[str]) -> dict[str, Any]:
     known = group.partitions.get(tp)
     owned = known is not None and known.owner != NONE
     position = known.position if known is not None and known.position != NONE else None
+    why = known.parked if known is not None else ""
+    anew = why == RECREATED or tp.topic in recreated  # then the position is one of another topic
     return {
         "topic": tp.topic,
         "partition": tp.partition,
@@ -160,29 +175,35 @@ def _partition(group: Group, tp: TopicPartition, end: int | None) -> dict[str, A
         "version": known.version if known is not None and known.version != NONE else None,
         "in_flight": known.in_flight if known is not None else 0,
         "end": end,
-        "lag": None if end is None or position is None else max(0, end - position),
+        "lag": None if end is None or position is None or anew else max(0, end - position),
+        "parked": why or None,
     }
 
 
-def lag(group: Group, ends: Mapping[TopicPartition, int], velocity: Velocity, now_ms: int) -> dict[str, Any]:
+def lag(group: Group, ends: Mapping[TopicPartition, int], velocity: Velocity, now_ms: int,
+        recreated: Collection[str] = ()) -> dict[str, Any]:  # fmt: skip
     """How far the group is behind, per partition and in all, and how long it needs at its speed of the last minute.
 
-    `time_s` is None where there is a lag and nothing moves. New messages are not counted in.
+    `time_s` is None where there is a lag and nothing moves. New messages are not counted in. A lag is None where it is
+    not known: without a position or an end, and in a topic that was made anew (`recreated`, or parked for it). The
+    total is of the others, None if there are none; `unknown` says how many are left out of it.
     """
     rows = []
     for tp in partitions(group):
         if tp.partition >= 0:
-            row = _partition(group, tp, ends.get(tp))
+            row = _partition(group, tp, ends.get(tp), recreated)
             speed = velocity.per_second(group.name, tp, now_ms)
             behind = row["lag"]
             time_s = None if behind is None else 0.0 if not behind else round(behind / speed, 1) if speed > 0 else None
-            rows.append({**{name: row[name] for name in ("topic", "partition", "owner", "position", "end", "lag")},
-                         "per_second": round(speed, 1), "time_s": time_s})  # fmt: skip
+            names = ("topic", "partition", "owner", "position", "end", "lag", "parked")
+            rows.append({**{name: row[name] for name in names}, "per_second": round(speed, 1), "time_s": time_s})
     known = [row for row in rows if row["lag"] is not None]
     times = [row["time_s"] for row in known]
     return {
         "group": group.name,
-        "lag": sum(row["lag"] for row in known),
+        "lag": sum(row["lag"] for row in known) if known or not rows else None,
+        "unknown": len(rows) - len(known),
+        "parked": sum(row["parked"] is not None for row in rows),
         "per_second": round(sum(row["per_second"] for row in rows), 1),
         "time_s": None if None in times else max(times, default=0.0),
         "partitions": rows,

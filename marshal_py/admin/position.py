@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from marshal_py.admin.anew import Anew, check_topology, partitions_of
 from marshal_py.admin.author import BY_BYTES_MAX
 from marshal_py.admin.errand import Errand, Scene
 from marshal_py.admin.hold import Hold
@@ -23,13 +24,14 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol import codec
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
-from marshal_py.protocol.records import OFFSET_MAX, Move, SetPosition
+from marshal_py.protocol.records import OFFSET_MAX, Move, SetPosition, Topology
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group
 
 MOVED: Final = "moved"
 NOT_MOVED: Final = "not_moved"
 UNKNOWN: Final = "unknown"
+NO_TOPICS: Final[Mapping[str, Anew]] = {}
 
 
 class PositionPlan(Errand):
@@ -37,16 +39,23 @@ class PositionPlan(Errand):
 
     def __init__(self, scene: Scene, tps: Iterable[TopicPartition], *, stay_paused: bool = False, reason: str = "",
                  duration_ms: int | None = None, token: int | None = None, take_over: bool = False,
-                 patience_ms: int | None = None) -> None:  # fmt: skip
-        """Raises InvalidRecord if the record would be too large, GroupMissing for a partition that is not there."""
+                 patience_ms: int | None = None, anew: Mapping[str, Anew] = NO_TOPICS) -> None:  # fmt: skip
+        """`anew`: topics of these partitions that were made anew, by name: accepted in the pause, before the move.
+
+        Raises InvalidRecord if the record would be too large, GroupMissing for a partition that is not there.
+        """
         super().__init__(scene, patience_ms, reason)
         self.tps = sorted(set(tps))
+        self.anew = anew
+        self.accepted: set[str] = set()  # new topics that a record of this run made the group's
         self.resume = not stay_paused
-        check_topology(scene, self.tps)
+        check_topology(scene.group, scene.name, self.tps, anew)
         check_size(scene, self.tps)
         self.hold = Hold(self, reason or "set-position", duration_ms, token, take_over)
         self.by = scene.author.signed(reason)
-        self.drain = Drain(self, set(self.tps))
+        group = scene.group
+        assert group is not None  # check_topology has looked
+        self.drain = Drain(self, set(self.tps) | partitions_of(group, anew.values()))
         self.moved: SetPosition | None = None  # as read accepted
         self.moved_at = NONE
         self.before: dict[TopicPartition, int] = {}  # positions as they were when the move was sent
@@ -63,6 +72,9 @@ class PositionPlan(Errand):
         if isinstance(record, SetPosition) and verdict.accepted and self.scene.author.wrote(record.by):
             self.moved, self.moved_at = record, verdict.offset  # M6: any of our attempts
             self.tell("moved", offset=verdict.offset)
+        elif isinstance(record, Topology) and verdict.accepted and self.scene.author.wrote(record.by):
+            self.accepted.add(record.topic)
+            self.tell("accepted", record.topic, offset=verdict.offset)
 
     @property
     def outcome(self) -> str:
@@ -88,11 +100,11 @@ class PositionPlan(Errand):
             self._leave_moved(group, now)
             return
         try:
-            check_topology(self.scene, self.tps)
+            check_topology(group, group.name, self.tps, self.anew)
         except GroupMissing as error:
             self.give_up(PositionNotMoved(group.name, str(error)))
             return
-        if not self.hold.seize(group, now) or not self.drain.empty(group, now):
+        if not self.hold.seize(group, now) or not self.drain.empty(group, now) or not self._accept(group, now):
             return
         states = tuple(_state(group, tp) for tp in self.tps)
         if self._aims is None or self._aimed_at != states:
@@ -107,6 +119,20 @@ class PositionPlan(Errand):
             Move(*tp, version, self._aims[tp]) for tp, (version, _) in zip(self.tps, states, strict=True)
         )
         self.send(SetPosition(group.pause_change, moves, self.resume, self.by), now)
+
+    def _accept(self, group: Group, now: Instant) -> bool:
+        """M16: makes new topics the group's, once nobody holds a partition of the old ones; True when that was read."""
+        waiting = False
+        for one in self.anew.values():
+            known = group.topics[one.topic].id
+            if known == one.found:
+                continue  # by this run, by one before it, or by a consumer
+            if known != one.known:
+                self.give_up(PositionNotMoved(group.name, f"topic {one.topic!r} was made anew once more: try again"))
+            else:
+                self.send(one.accepting(group, group.pause_change, self.by), now)
+            waiting = True
+        return not waiting
 
     def _leave_moved(self, group: Group, now: Instant) -> None:
         """The move resumed the group, which killed all of ours (F8.4); or its pause stays, its token final."""
@@ -133,9 +159,27 @@ class PositionPlan(Errand):
             error = None  # it landed while the end was on its way
         elif self.outcome == UNKNOWN:
             error = PositionUnknown(self.scene.name, str(error), self.command())
-        elif error is not None and not isinstance(error, PositionNotMoved | AdminBusy):
-            error = PositionNotMoved(self.scene.name, str(error))
+        elif error is not None:
+            error = self._not_moved(error)
         super().end(error)
+
+    def _not_moved(self, error: MarshalError) -> MarshalError:
+        """What is true of new topics is told too: their positions are forgotten, although nothing moved (M16)."""
+        told = [f"topic {topic!r} is the new one for the group now, and its partitions start at their beginnings"
+                for topic in sorted(self.accepted)]  # fmt: skip
+        told += [f"the new topic {topic!r} may still be accepted" for topic in sorted(self._acceptable())]
+        if isinstance(error, AdminBusy) and not told:
+            return error
+        reason = error.reason if isinstance(error, PositionNotMoved) else str(error)
+        return PositionNotMoved(self.scene.name, "; ".join([reason, *told]))
+
+    def _acceptable(self) -> set[str]:
+        """New topics whose record was sent, not read, and needs no pause: the group's config does not forbid that."""
+        group = self.scene.group
+        if group is None or group.deleted or (group.config is not None and group.config.on_topic_recreated == "fail"):
+            return set()
+        sent = self.sent(Topology)
+        return {record.topic for record in sent if record.observed == group.topology_offset(record.topic)}
 
     def command(self) -> str:
         """What finds out later."""
@@ -146,19 +190,6 @@ def _state(group: Group, tp: TopicPartition) -> tuple[int, int]:
     """(version, position) of a partition; none for one that nobody ever claimed."""
     known = group.partitions.get(tp)
     return (NONE, NONE) if known is None else (known.version, known.position)
-
-
-def check_topology(scene: Scene, tps: Iterable[TopicPartition]) -> None:
-    """F8.2, before anything is paused: the log must know the partitions."""
-    group = scene.group
-    if group is None:
-        raise GroupMissing(scene.name, "has never been used: start a consumer once, or mend the name")
-    for tp in tps:
-        topic = group.topics.get(tp.topic)
-        if topic is None:
-            raise GroupMissing(scene.name, f"has never consumed topic {tp.topic!r}")
-        if not 0 <= tp.partition < topic.count:
-            raise GroupMissing(scene.name, f"knows {topic.count} partitions of {tp.topic!r}, not {tp}")
 
 
 def check_size(scene: Scene, tps: Iterable[TopicPartition]) -> None:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from marshal_py.admin.anew import Anew
 from marshal_py.admin.errand import Scene
 from marshal_py.errors import PositionNotMoved
 from marshal_py.protocol import codec, rationalizer
@@ -43,13 +44,17 @@ def rows_of(owners: Mapping[TopicPartition, str], before: Mapping[TopicPartition
     return rows
 
 
-def preview(scene: Scene, targets: Mapping[TopicPartition, int]) -> list[Row]:
+def preview(scene: Scene, targets: Mapping[TopicPartition, int], anew: Mapping[str, Anew] | None = None) -> list[Row]:
     """The rows as the fold itself makes them. Raises PositionNotMoved with the fold's reason."""
     world = twin(scene.world, scene.name)
     group = scene.group
     assert group is not None  # position.check_topology has looked
-    before = {tp: p.position for tp, p in group.partitions.items()}
     there = drained(scene, world)
+    for one in (anew or {}).values():
+        verdict = rehearse(world, scene.name, one.accepting(there, there.pause_change, scene.author.by))
+        if not verdict.accepted:
+            raise PositionNotMoved(scene.name, f"the fold would reject the new topic {one.topic!r}: {verdict.reason}")
+    before = {tp: p.position for tp, p in there.partitions.items()}
     versions = {tp: p.version for tp, p in there.partitions.items()}
     moves = tuple(Move(*tp, versions.get(tp, NONE), position) for tp, position in sorted(targets.items()))
     verdict = rehearse(world, scene.name, SetPosition(there.pause_change, moves, True, scene.author.by))

@@ -23,7 +23,7 @@ from marshal_py.errors import AccessDenied, ClusterError, MarshalError, TopicMis
 from marshal_py.protocol.world import Group
 from marshal_py.transport.kafka import KafkaDoor
 from marshal_py.transport.kafka_admin import UNNAMED, KafkaAdmin, principal_of
-from marshal_py.transport.ports import CAPABILITIES
+from marshal_py.transport.ports import CAPABILITIES, TopicInfo
 from marshal_py.transport.soundness import FOREVER, SAFE_BROKERS
 
 EXAMPLE: Final = frame.example("marshal doctor --bootstrap-servers localhost:9092")
@@ -148,8 +148,8 @@ class Visit:
         # Who lives by a snapshot, and has shown no sign since, has been silent for as long as this log was read.
         extended_ms = {(group.name, session): observer.extended_ms.get((log, session), study.first_ms.get(log, now_ms))
                        for log, group in observer.groups() for session in group.sessions}  # fmt: skip
-        counts = {} if admin is None else _counts(admin, groups)
-        yield from checkup.of_groups(groups, counts, study, extended_ms)
+        infos = {} if admin is None else _infos(admin, groups)
+        yield from checkup.of_groups(groups, infos, study, extended_ms)
         for group in groups:
             if group.name == self.group:
                 self.topics |= set(group.topics)
@@ -179,12 +179,12 @@ class Visit:
                             rights.grant(one, principal, address))  # fmt: skip
 
 
-def _counts(admin: KafkaAdmin, groups: list[Group]) -> dict[str, int | None]:
-    """Partitions of the groups' topics in Kafka; those that this client may not see are left out."""
-    found: dict[str, int | None] = {}
+def _infos(admin: KafkaAdmin, groups: list[Group]) -> dict[str, TopicInfo | None]:
+    """What Kafka says of the groups' topics; those that this client may not see are left out."""
+    found: dict[str, TopicInfo | None] = {}
     for topic in sorted({topic for group in groups for topic in group.topics}):
         try:
-            found[topic] = admin.partition_count(topic)
+            found[topic] = admin.describe_topic(topic)
         except AccessDenied:
             continue
     return found

@@ -18,6 +18,7 @@ from marshal_py.errors import InvalidOption
 from marshal_py.history import explain as history
 from marshal_py.history import states
 from marshal_py.history.explain import LINES_MAX, Cut, Line, Standing
+from marshal_py.protocol import parking
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.world import World
 from marshal_py.transport.ports import LogRecord
@@ -64,9 +65,10 @@ def explain(
     now = found.standing
     owner = f"owned by {now.client_id} (session {now.owner})" if now.owner != NONE else "owned by nobody"
     position = f"position {now.position}" if now.position != NONE else "without a position"
+    parked = f", parked: {parking.words(group, found.tp, now.parked)}" if now.parked else ""
     paused = ", the group is paused" if found.paused else ", the group is deleted" if found.deleted else ""
     when = f"at offset {found.at_offset}, {_time(found.at_ms)}"
-    print(f"{partition} of group {group!r} {when}: {owner}, {position}{paused}")
+    print(f"{partition} of group {group!r} {when}: {owner}, {position}{paused}{parked}")
     if found.left_out:
         print(f"({found.left_out} older records left out)")
     for line in found.lines:
@@ -184,6 +186,7 @@ def _standing(standing: Standing) -> dict[str, Any]:
         "epoch": operate.number_or_none(standing.epoch),
         "position": operate.number_or_none(standing.position),
         "generation": standing.generation,
+        "parked": standing.parked or None,
     }
 
 

@@ -28,6 +28,10 @@ DeliveryOption = Annotated[str | None, typer.Option("--delivery", metavar="MODE"
 PolicyOption = Annotated[str | None, typer.Option("--policy", metavar="POLICY", help="balanced, greedy, or own: each "
                                                   "consumer follows its own.")]  # fmt: skip
 
+RecreatedOption = Annotated[str | None, typer.Option("--on-topic-recreated", metavar="fail|earliest", help="For a "
+                                                     "data topic that was deleted and made anew: its partitions are "
+                                                     "parked, or consumed from their beginnings.")]  # fmt: skip
+
 app = typer.Typer(help="Administer groups.", no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -54,6 +58,7 @@ def ls(
         table.add_column(column)
     for group in found:
         state = "deleted" if group["deleted"] else "paused" if group["paused"] else "running"
+        state += f", {group['parked']} partitions parked" if group["parked"] else ""
         table.add_row(group["group"], group["delivery"], str(group["sessions"]), str(group["owned"]),
                       str(group["partitions"]), ", ".join(group["topics"]), state)  # fmt: skip
     Console().print(table)
@@ -82,6 +87,7 @@ def info(
     origin = found["settings_from"]
     told = {
         "group": found["group"], "delivery": found["delivery"], "policy": found["policy"],
+        "on topic recreated": found["on_topic_recreated"],
         "settings from": f"offset {origin['offset']}, by {origin['by'] or 'somebody'}" if origin else None,
         "pause": paused(found["pause"]) if found["pause"] else None,
         "topics": ", ".join(f"{name} ({count} partitions)" for name, count in found["topics"].items()),
@@ -91,7 +97,9 @@ def info(
     for member in found["members"]:
         print(f"consumer: {member['client_id']}, session {member['session']}: {', '.join(member['claims']) or '-'}")
     for at in found["positions"]:
-        print(f"position: {at['topic']}:{at['partition']} {at['position'] if at['position'] is not None else '-'}")
+        parked = f" (parked: {at['parked']})" if at["parked"] else ""
+        position = at["position"] if at["position"] is not None else "-"
+        print(f"position: {at['topic']}:{at['partition']} {position}{parked}")
 
 
 @app.command("create", epilog=CREATE_EXAMPLE)
@@ -100,6 +108,7 @@ def create(
     group: operate.Name,
     delivery: DeliveryOption = None,
     policy: PolicyOption = None,
+    on_topic_recreated: RecreatedOption = None,
     reason: operate.Reason = "",
     dry_run: operate.DryRun = False,
     yes: operate.Yes = False,
@@ -113,11 +122,11 @@ def create(
     The coordination topic must be there; any consumer creates it. A group needs no creation: its first consumer does.
     """
     target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
-    wanted = _wanted(delivery, policy)
+    wanted = _wanted(delivery, policy, on_topic_recreated)
     if not operate.foresee(target, lambda scene: outlook.of_settings(scene, wanted, True), dry_run=dry_run,
                            as_json=as_json, question=f"Create group {group!r}?", yes=yes):  # fmt: skip
         return
-    offset = target.create(delivery=delivery, policy=policy, reason=reason)
+    offset = target.create(delivery=delivery, policy=policy, on_topic_recreated=on_topic_recreated, reason=reason)
     if as_json:
         frame.print_json({"group": group, "created": True, "offset": offset})
     else:
@@ -130,6 +139,7 @@ def update(
     group: operate.Name,
     delivery: DeliveryOption = None,
     policy: PolicyOption = None,
+    on_topic_recreated: RecreatedOption = None,
     reason: operate.Reason = "",
     token: operate.TokenOption = None,
     take_over: operate.TakeOver = False,
@@ -145,16 +155,16 @@ def update(
     Another delivery pauses the group for that moment and ends its consumers: start them again with the new one.
     Positions stay. Refused if somebody else changes the settings meanwhile.
     """
-    wanted = _wanted(delivery, policy)
+    wanted = _wanted(delivery, policy, on_topic_recreated)
     if not wanted:
-        raise typer.BadParameter("name what shall change: --delivery or --policy")
+        raise typer.BadParameter("name what shall change: --delivery, --policy or --on-topic-recreated")
     target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
     if not operate.foresee(target, lambda scene: outlook.of_settings(scene, wanted, False), dry_run=dry_run,
                            as_json=as_json, question=f"Change group {group!r}?", yes=yes):  # fmt: skip
         return
     operate.ask_twice(group, take_over, yes)
-    offset = target.set_config(delivery=delivery, policy=policy, reason=reason, token=token, take_over=take_over,
-                               watcher=operate.watcher(as_json))  # fmt: skip
+    offset = target.set_config(delivery=delivery, policy=policy, on_topic_recreated=on_topic_recreated, reason=reason,
+                               token=token, take_over=take_over, watcher=operate.watcher(as_json))  # fmt: skip
     if as_json:
         frame.print_json({"group": group, "changed": wanted, "offset": offset})
     else:
@@ -194,9 +204,10 @@ def shrink(
         print(f"{topic!r} has {partitions} partitions in group {group!r}")
 
 
-def _wanted(delivery: str | None, policy: str | None) -> dict[str, str]:
+def _wanted(delivery: str | None, policy: str | None, on_topic_recreated: str | None) -> dict[str, str]:
     """The settings that are named. Wrong usage for a value that no setting has."""
-    wanted = {name: value for name, value in (("delivery", delivery), ("policy", policy)) if value is not None}
+    given = {"delivery": delivery, "policy": policy, "on_topic_recreated": on_topic_recreated}
+    wanted = {name: value for name, value in given.items() if value is not None}
     try:
         return check_settings(wanted)
     except InvalidOption as error:

@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from marshal_py.admin import overview
+from marshal_py.admin.anew import find_anew
 from marshal_py.cli import frame
+from marshal_py.cli.state import notices
 from marshal_py.client.observer import Observer
 from marshal_py.history.velocity import Velocity
 
@@ -29,6 +31,7 @@ def lag(
 
     Positions are those of the coordination log; kafka-consumer-groups shows their copies, some seconds later. The time
     is what the lag takes at the speed of the last minute, without what is written meanwhile; - if nothing moves.
+    - as a lag: nobody knows it. The topic is gone or was made anew, or the partition has no position yet.
     """
     with Observer(frame.open_door(bootstrap_servers, command_config), coordination_topic) as observer:
         velocity = Velocity()
@@ -39,23 +42,30 @@ def lag(
         if state is None:
             raise frame.CommandFailed(f"group {group!r} is not in {coordination_topic}")
         ends = observer.ends(tp for tp in overview.partitions(state) if tp.partition >= 0)
-    found = overview.lag(state, ends, velocity, time.time_ns() // 1_000_000)
+    anew = find_anew(state, observer.topics)
+    found = {**overview.lag(state, ends, velocity, time.time_ns() // 1_000_000, anew), "notices": notices(state, anew)}
     if as_json:
         frame.print_json(found)
         return
     table = Table(box=None)
-    for column in ("topic", "partition", "owner", "position", "end", "lag", "per second", "time"):
+    for column in ("topic", "partition", "owner", "position", "end", "lag", "per second", "time", "parked"):
         table.add_column(column, overflow="fold")
     for row in found["partitions"]:
         numbers = ["-" if row[name] is None else str(row[name]) for name in ("position", "end", "lag")]
         table.add_row(row["topic"], str(row["partition"]), row["owner"] or "-", *numbers, f"{row['per_second']:g}",
-                      _duration(row["time_s"]))  # fmt: skip
+                      _duration(row["time_s"]), row["parked"] or "-")  # fmt: skip
     Console().print(table)
     print(f"group {group}: {_total(found)}")
+    for notice in found["notices"]:
+        print(f"! {notice}")
 
 
 def _total(found: dict[str, Any]) -> str:
-    return f"lag {found['lag']}, {found['per_second']:g} messages per second, time {_duration(found['time_s'])}"
+    lag = "-" if found["lag"] is None else str(found["lag"])
+    unknown = f" and what {found['unknown']} partitions have, which is not known" if found["unknown"] else ""
+    parked = f", {found['parked']} partitions parked" if found["parked"] else ""
+    speed, time_ = f"{found['per_second']:g} messages per second", _duration(found["time_s"])
+    return f"lag {lag}{unknown}{parked}, {speed}, time {time_}"
 
 
 def _duration(seconds: float | None) -> str:

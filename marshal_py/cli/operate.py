@@ -34,6 +34,7 @@ WORDS: Final = {
     "evicting": "{text} (session {session}) is silent: waited out",
     "evicted": "session {session} is evicted",
     "drained": "everybody has let go",
+    "accepted": "topic {text} is accepted as it is now, at offset {offset}",
     "moving": "{text} are free: moving",
     "moved": "moved at offset {offset}",
     "changed": "{text} changed at offset {offset}",

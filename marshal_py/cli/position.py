@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -42,6 +43,8 @@ def set_position(
     """Move a live group to other positions: pause, wait until everybody has let go, move, go on.
 
     Either all that is named moves or nothing does. The positions as they are: `marshal groups info GROUP --csv`.
+    Partitions that are parked are consumed again afterwards. A topic that was deleted and made anew is accepted as it
+    is now, before the move: then the positions of all its partitions are forgotten.
     """
     target = _target(to, shift_by, group)
     if not topics and not target.table:
@@ -53,6 +56,8 @@ def set_position(
         if dry_run:
             _print(group, preview, "dry_run", as_json)
             return
+        for line in _recreated(preview):
+            frame.say(line)
         _print_rows(preview.rows, Console(stderr=True))
         operate.ask(f"Move {len(preview.rows)} positions of group {group!r}?", yes)
     operate.ask_twice(group, take_over, yes)
@@ -90,12 +95,22 @@ def _print(group: str, moved: Moved, outcome: str, as_json: bool) -> None:
         rows = [{**row._asdict(), "owner": row.owner or None, "position": operate.number_or_none(row.position)}
                 for row in moved.rows]  # fmt: skip
         frame.print_json({"group": group, "outcome": outcome, "offset": operate.number_or_none(moved.offset),
-                          "token": operate.number_or_none(moved.token), "partitions": rows})  # fmt: skip
+                          "token": operate.number_or_none(moved.token), "partitions": rows,
+                          "recreated": [one._asdict() for one in moved.recreated]})  # fmt: skip
         return
+    for line in _recreated(moved):
+        print(line)
     _print_rows(moved.rows, Console())
     if outcome == "moved":
         stays = f"; the group stays paused, token {moved.token}" if moved.token != NONE else ""
         print(f"moved at offset {moved.offset}{stays}")
+
+
+def _recreated(moved: Moved) -> Iterator[str]:
+    for one in moved.recreated:
+        yield (f"topic {one.topic!r} was made anew (its id was {one.known}, now it is {one.found}, with "
+               f"{one.partitions} partitions): the {one.forgotten} positions of all its partitions are forgotten, and "
+               f"those that are not moved start at their beginnings")  # fmt: skip
 
 
 def _print_rows(rows: list[Row], console: Console) -> None:

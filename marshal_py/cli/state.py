@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import typer
@@ -10,9 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from marshal_py.admin import overview
+from marshal_py.admin.anew import Anew, find_anew
 from marshal_py.admin.ledger import Ledger
 from marshal_py.cli import frame
 from marshal_py.client.observer import Observer
+from marshal_py.protocol import parking
+from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.world import Group
 
 EXAMPLE: Final = frame.example("marshal state billing --json")
@@ -58,7 +62,18 @@ def state(
 def _state(observer: Observer, log: int, group: Group, now_ms: float, ledger: Ledger | None) -> dict[str, Any]:
     extended_ms = {session: at for (of, session), at in observer.extended_ms.items() if of == log}
     ends = observer.ends(tp for tp in overview.partitions(group) if tp.partition >= 0)
-    return overview.state(group, log, extended_ms, ends, now_ms, ledger)
+    anew = find_anew(group, observer.topics)
+    return {**overview.state(group, log, extended_ms, ends, now_ms, ledger, anew), "notices": notices(group, anew)}
+
+
+def notices(group: Group, anew: Mapping[str, Anew]) -> list[str]:
+    """One sentence per topic and reason that keeps partitions from being consumed, with the way out."""
+    found = {(one.topic, parking.RECREATED): parking.error_of(group.name, TopicPartition(one.topic, 0),
+                                                              parking.RECREATED, one.known, one.found)
+             for one in anew.values()}  # fmt: skip
+    for tp, reason in overview.parked(group).items():
+        found.setdefault((tp.topic, reason), parking.error_of(group.name, tp, reason))
+    return [str(error) for _, error in sorted(found.items())]
 
 
 # --- for people
@@ -76,11 +91,13 @@ def _print(console: Console, found: dict[str, Any]) -> None:
         sessions.add_row(str(row["session"]), row["client_id"], row["state"], _ago(row["last_extended_s"]),
                          f"{row['interval_s']:g} s", str(row["claims"]))  # fmt: skip
     console.print(sessions if found["sessions"] else "  no live session", markup=False)
-    partitions = _table("topic", "partition", "owner", "position", "end", "lag")
+    partitions = _table("topic", "partition", "owner", "position", "end", "lag", "parked")
     for row in found["partitions"]:
         numbers = ("-" if row[name] is None else str(row[name]) for name in ("position", "end", "lag"))
-        partitions.add_row(row["topic"], str(row["partition"]), row["owner"] or "-", *numbers)
+        partitions.add_row(row["topic"], str(row["partition"]), row["owner"] or "-", *numbers, row["parked"] or "-")
     console.print(partitions)
+    for notice in found["notices"]:
+        console.print(f"  ! {notice}", highlight=False, markup=False)
 
 
 def paused(pause: dict[str, Any]) -> str:

@@ -35,7 +35,10 @@ FETCH_MESSAGES: Final = 1_000
 
 
 class ConsumerInfo(NamedTuple):
-    """What a consumer knows of itself. Offsets are next offsets to read; `waiting_for` is "" when all is well."""
+    """What a consumer knows of itself. Offsets are next offsets to read; `waiting_for` is "" when all is well.
+
+    `lag` is -1 while the cluster does not have one of its topics: nobody knows then how far behind it is.
+    """
 
     group: str
     client_id: str
@@ -406,8 +409,9 @@ class Consumer:
                             if isinstance(c.tracker, AtLeastOnce))  # fmt: skip
             return ConsumerInfo(
                 self.group, self.client_id, self._member.session, self._station.options.delivery, self._member.paused,
-                claims, sum(max(0, c.lag) for c in claims.values()), in_flight, self._member.amo_dropped,
-                self._member.late_acks, self._loop.log.waiting_for(),
+                claims, -1 if self._station.missing else sum(max(0, c.lag) for c in claims.values()), in_flight,
+                self._member.amo_dropped, self._member.late_acks,
+                self._loop.log.waiting_for() or self._station.waiting_for(),
             )  # fmt: skip
 
     def info(self, timeout_s: float = LEAVE_TIMEOUT_S) -> ConsumerInfo:

@@ -34,6 +34,7 @@ GAUGES: Final = {
     "round_trip_ms": "Milliseconds from sending the last heartbeat to reading it back, -1 if none came back.",
     "in_flight": "Messages handed over and not acked.",
     "buffered": "Messages fetched and not handed over.",
+    "parked": "Partitions of its topics that nobody may consume until an admin has looked at them.",
     "paused": "1 while the group is paused.",
 }
 PARTITION_GAUGES: Final = {

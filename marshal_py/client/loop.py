@@ -35,7 +35,7 @@ from marshal_py.protocol.identity import Token, TopicPartition
 from marshal_py.protocol.records import Genesis
 from marshal_py.protocol.routing import HASH_NAME
 from marshal_py.protocol.world import World
-from marshal_py.transport.ports import MISSING, Clock, ClusterAdmin, CoordinationLog, LogRecord
+from marshal_py.transport.ports import Clock, ClusterAdmin, CoordinationLog, LogRecord
 
 log = logging.getLogger("marshal_py")
 
@@ -202,7 +202,7 @@ class Loop:
             return
         self._metadata_due = time.monotonic() + METADATA_S
         for station in list(self.stations):
-            self.worker.submit(f"topology of {station.member.name} [{id(station):x}]", station.refresh_topology)
+            station.look_at_topics()
         if self.stations:
             self.worker.submit("coordination topic", self.check_topic)
 
@@ -211,11 +211,12 @@ class Loop:
 
         Returns whether the topic is the one that was opened.
         """
-        found = self.admin.topic_id(self.topic)
-        if not self._topic_id and found != MISSING:
-            self._topic_id = found
-        if found == self._topic_id or not self._topic_id:
+        info = self.admin.describe_topic(self.topic)
+        if not self._topic_id and info is not None:
+            self._topic_id = info.topic_id
+        if not self._topic_id or (info is not None and info.topic_id == self._topic_id):
             return True
+        found = "no topic" if info is None else info.topic_id
         for number in list(self.worlds):
             self.break_log(number, TopicRecreated(number, f"topic id {self._topic_id}", found))
         return False
@@ -226,8 +227,8 @@ class Loop:
         """The root Genesis (L3), written if the topic is new. Raises CoordinationError, ClusterUnreachable."""
         deadline = time.monotonic() + timeout_s
         count = self.admin.prepare_coordination(self.topic, partitions)
-        found = self.admin.topic_id(self.topic)
-        self._topic_id = "" if found == MISSING else found  # just created, and the broker that answered is behind
+        info = self.admin.describe_topic(self.topic)
+        self._topic_id = "" if info is None else info.topic_id  # just created, and the broker that answered is behind
         world = self.open_world(0, None, deadline)
         if world.genesis is None:
             created_ms = self.clock.now().wall_ms
@@ -333,11 +334,11 @@ class Loop:
         with self.changed:
             self.stations.append(station)
             self._step(station, None)
-        self.worker.submit(f"topology of {station.member.name}", station.refresh_topology)
+        station.look_at_topics()
 
     def claim_info(self, station: Station, claim: Claim) -> ClaimInfo:
         position = station.position(claim)
-        end = station.source.end_offset(claim.tp)
+        end = station.end_offset(claim.tp)
         return ClaimInfo(*claim.tp, Token(station.incarnation, claim.epoch), position,
                          max(0, end - position) if end >= 0 else -1)  # fmt: skip
 

@@ -35,6 +35,7 @@ from marshal_py.protocol.routing import route
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.kafka import KafkaDoor
 from marshal_py.transport.memory import MemoryDoor
+from marshal_py.transport.ports import TopicInfo
 from marshal_py.transport.settings import default_client_id
 
 VERSION: Final = "marshal_py 0.1.0"
@@ -116,9 +117,9 @@ class Marshal:
 
         Options are those of ConsumerOptions: delivery ("at_least_once" | "at_most_once"), policy, member,
         heartbeat_interval_s=2.0, max_claims, capacity, fast_reclaim, start ("committed" | "earliest" | "latest"),
-        start_fallback, handler_timeout_s=300, unacked_max, prefetch_messages, grant_messages, deliver_late,
-        join_live_kafka_group, mirror_offsets, on_claim(info), on_lost(info, reason), key_deserializer,
-        value_deserializer, settings (librdkafka's, for the data consumer).
+        start_fallback, on_topic_recreated ("fail" | "earliest"), handler_timeout_s=300, unacked_max,
+        prefetch_messages, grant_messages, deliver_late, join_live_kafka_group, mirror_offsets, on_claim(info),
+        on_lost(info, reason), key_deserializer, value_deserializer, settings (librdkafka's, for the data consumer).
 
         Raises InvalidName, InvalidOption, TopicMissing, KafkaGroupIsLive, ModeMismatch, GroupDeleted, GroupOpaque,
         CoordinationError, ClusterUnreachable.
@@ -134,14 +135,15 @@ class Marshal:
             raise InvalidOption("consumer()", sorted(options), str(error)) from error
         loop = self._loop
         deadline = time.monotonic() + self._timeout_s
-        counts = self._check(group, names, chosen)
+        found = self._check(group, names, chosen)
         number = route(group, self.root.partitions)
         world = loop.open_world(number, None if number == 0 else self.root, deadline)
         source = self.door.source(group, self.client_id, chosen.settings)
         source.learn(names)
         with loop.lock:
             member = Member(world, group, chosen.member_options(self.client_id, names, VERSION), secrets.token_bytes)
-            member.topics.counts.update(counts)
+            for topic, info in found.items():  # D10: before it can claim anything
+                member.topics.learn(topic, info.partitions, info.topic_id)
         station = Station(loop, number, member, source, chosen, self.root.incarnation)
         given = self.door.given if isinstance(self.door, KafkaDoor) else {}
         consumer = Consumer(loop, station, {**given, **chosen.settings})
@@ -154,19 +156,19 @@ class Marshal:
             raise
         return consumer
 
-    def _check(self, group: str, topics: Sequence[str], options: ConsumerOptions) -> dict[str, int]:
+    def _check(self, group: str, topics: Sequence[str], options: ConsumerOptions) -> dict[str, TopicInfo]:
         """Topics exist; no ordinary Kafka consumers share the group id (D7)."""
-        counts: dict[str, int] = {}
+        found: dict[str, TopicInfo] = {}
         for topic in topics:
-            count = self._loop.admin.partition_count(topic)
-            if count is None:
+            info = self._loop.admin.describe_topic(topic)
+            if info is None:
                 raise TopicMissing(topic)
-            counts[topic] = count
+            found[topic] = info
         if not options.join_live_kafka_group:
             live = self._loop.admin.live_kafka_members(group)
             if live:
                 raise KafkaGroupIsLive(group, live)
-        return counts
+        return found
 
     def metrics(self) -> Metrics:
         """Figures of this connection and its consumers, as of now; asks nobody, so it may be called every second."""

@@ -39,7 +39,8 @@ class PartitionMetrics(Struct, frozen=True):
 class ConsumerMetrics(Struct, frozen=True):
     """One consumer. `lease_left_ms` is 0 while it is fenced, `round_trip_ms` -1 until a heartbeat came back.
 
-    `take_overs` are claims of partitions whose owner was evicted. `in_flight`: handed over and not acked.
+    `take_overs` are claims of partitions whose owner was evicted, `parked` the partitions of its topics that nobody may
+    consume until an admin has looked at them. `in_flight`: handed over and not acked.
     """
 
     group: str
@@ -54,6 +55,7 @@ class ConsumerMetrics(Struct, frozen=True):
     claims: int
     claims_ended: int
     take_overs: int
+    parked: int
     messages_delivered: int
     messages_acked: int
     in_flight: int
@@ -113,16 +115,16 @@ def _consumer(station: Station, now: Instant) -> ConsumerMetrics:
     return ConsumerMetrics(
         member.name, member.options.client_id, member.session, station.options.delivery, member.paused,
         max(0, member.pulse.lease.left_ms(now)) if member.session != NONE else 0, member.round_trip_ms,
-        tally.heartbeats, tally.records, tally.claims, tally.claims_ended, member.take_overs, delivered,
-        max(0, delivered - in_flight - tally.abandoned), in_flight, flow.buffered() if isinstance(flow, Flow) else 0,
-        member.late_acks, member.amo_dropped, partitions,
+        tally.heartbeats, tally.records, tally.claims, tally.claims_ended, member.take_overs,
+        len(station.parked()), delivered, max(0, delivered - in_flight - tally.abandoned), in_flight,
+        flow.buffered() if isinstance(flow, Flow) else 0, member.late_acks, member.amo_dropped, partitions,
     )  # fmt: skip
 
 
 def _partitions(station: Station, claims: Iterable[Claim]) -> Iterable[PartitionMetrics]:
     buffers = station.flow.buffers if isinstance(station.flow, Flow) else {}
     for claim in claims:
-        position, end = station.position(claim), station.source.end_offset(claim.tp)
+        position, end = station.position(claim), station.end_offset(claim.tp)
         buffer = buffers.get(claim.tp)
         yield PartitionMetrics(*claim.tp, claim.epoch, position, end, max(0, end - position) if end >= 0 else -1,
                                _in_flight(claim), buffer.size if buffer is not None else 0)  # fmt: skip

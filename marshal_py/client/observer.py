@@ -20,7 +20,7 @@ from marshal_py.protocol.records import Genesis, Heartbeat, Join
 from marshal_py.protocol.routing import route
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group, World
-from marshal_py.transport.ports import Bounds, Door, LogRecord
+from marshal_py.transport.ports import Bounds, Door, LogRecord, TopicInfo
 
 POLL_S: Final = 0.1  # a waiting reader looks up so often, for ctrl-C
 READ_TIMEOUT_S: Final = 30.0  # without one record on the way to a known end; then the cluster counts as unreachable
@@ -38,6 +38,7 @@ class Observer:
 
     1. `worlds` holds the fold of every log that was read, as far as it was read.
     2. `extended_ms` holds, per (log, live session), the timestamp of the record that last extended the session.
+    3. `topics` holds what Kafka says of the data topics that `ends` has looked at; those that are gone are left out.
     """
 
     def __init__(self, door: Door, topic: str, timeout_s: float = READ_TIMEOUT_S) -> None:
@@ -49,6 +50,7 @@ class Observer:
         self.topic = topic
         self.worlds: dict[int, World] = {}
         self.extended_ms: dict[tuple[int, int], int] = {}
+        self.topics: dict[str, TopicInfo] = {}
         self._tellers: dict[int, Advisories] = {}  # by log
         self._timeout_s = timeout_s
         self._admin = door.admin()
@@ -253,12 +255,17 @@ class Observer:
         return sorted(found, key=lambda pair: pair[1].name)
 
     def ends(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """End offsets of data partitions; those that Kafka does not have are left out. Raises ClusterUnreachable."""
-        by_topic: dict[str, list[TopicPartition]] = {}
+        """End offsets of data partitions; those that Kafka does not have are left out. Raises ClusterUnreachable.
+
+        What it says of their topics stands in `topics` afterwards.
+        """
+        by_topic: dict[str, list[TopicPartition]] = {}  # what is asked of each, to look at each once
         for tp in tps:
             by_topic.setdefault(tp.topic, []).append(tp)
         there: list[TopicPartition] = []
         for topic, wanted in by_topic.items():
-            count = self._admin.partition_count(topic) or 0
-            there += [tp for tp in wanted if 0 <= tp.partition < count]
+            info = self._admin.describe_topic(topic)
+            if info is not None:
+                self.topics[topic] = info
+                there += [tp for tp in wanted if 0 <= tp.partition < info.partitions]
         return {tp: bounds.end for tp, bounds in self._admin.bounds(there).items()} if there else {}

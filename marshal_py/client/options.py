@@ -12,12 +12,19 @@ from marshal_py.errors import InvalidName, InvalidOption
 from marshal_py.protocol.assignment import DEFAULT_POLICY, POLICIES
 from marshal_py.protocol.identity import check_id
 from marshal_py.protocol.ready import MemberOptions
-from marshal_py.protocol.records import INTERVAL_MS_MAX, INTERVAL_MS_MIN, MODES, PARTITION_MAX
+from marshal_py.protocol.records import (
+    INTERVAL_MS_MAX,
+    INTERVAL_MS_MIN,
+    MODES,
+    ON_TOPIC_RECREATED,
+    PARTITION_MAX,
+)
 
 if TYPE_CHECKING:
     from marshal_py.client.loop import ClaimInfo
 
 Delivery = Literal["at_least_once", "at_most_once"]
+OnTopicRecreated = Literal["fail", "earliest"]
 Start = Literal["committed", "earliest", "latest"]
 
 HEARTBEAT_INTERVAL_S: Final = 2.0  # fail-over in about two of these; a third of it is one small record per consumer
@@ -48,6 +55,7 @@ class ConsumerOptions:
     fast_reclaim: bool = False
     start: Start = "committed"
     start_fallback: Literal["earliest", "latest"] = "latest"  # Kafka's own default for a group without offsets
+    on_topic_recreated: OnTopicRecreated = "fail"  # where the group's config says nothing (PROTOCOL.md D10)
     handler_timeout_s: float = HANDLER_TIMEOUT_S
     unacked_max: int = UNACKED_MAX
     prefetch_messages: int = PREFETCH_MESSAGES
@@ -65,6 +73,7 @@ class ConsumerOptions:
         _one_of("delivery", self.delivery, tuple(MODES))
         _one_of("start", self.start, ("committed", "earliest", "latest"))
         _one_of("start_fallback", self.start_fallback, ("earliest", "latest"))
+        _one_of("on_topic_recreated", self.on_topic_recreated, ON_TOPIC_RECREATED)
         if self.policy is not None:
             _one_of("policy", self.policy, tuple(POLICIES))
         if self.member is not None:
@@ -93,6 +102,7 @@ class ConsumerOptions:
             handler_timeout_ms=round(self.handler_timeout_s * 1000),
             fast_reclaim=self.fast_reclaim,
             deliver_late=self.deliver_late,
+            on_topic_recreated=self.on_topic_recreated,
             library=library,
         )
 

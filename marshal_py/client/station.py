@@ -28,7 +28,7 @@ from marshal_py.errors import (
     PositionBeyondEnd,
 )
 from marshal_py.history.advisories import in_words
-from marshal_py.protocol import codec
+from marshal_py.protocol import codec, parking
 from marshal_py.protocol.advisory import ALARMING, Advisory
 from marshal_py.protocol.holdings import Claim
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("marshal_py")
 
 EVENTS_KEPT: Final = 10_000  # advisories that nobody has asked for; the oldest go first
+LOOK_AGAIN_MS: Final = 1_000  # between two looks at topics that the data source does not find
 COOL_POLL_S: Final = 0.004  # while a partition is being fetched ahead: a hand-over waits for the first bytes
 
 
@@ -63,6 +64,8 @@ class Station:
         self.events: deque[Advisory] = deque(maxlen=EVENTS_KEPT)
         self.cold: set[TopicPartition] = set()  # fetched ahead, nothing seen yet
         self.unplaced: deque[OutOfRange] = deque()  # the cluster refused the position; asked until it answers
+        self.missing: set[str] = set()  # topics that the cluster said not to have, as of the last look
+        self._look_due_ms = 0
         self._to_resolve: list[Wanted] = []
         self._to_mirror: dict[TopicPartition, int] = {}
         self._ends_due_ms = 0
@@ -134,15 +137,15 @@ class Station:
             if isinstance(self.flow, Ranges) and self.flow.looked_at():
                 self._submit("ends", self._look_at_ends)
             for claim in self.member.claims.values():
-                claim.end_offset = self.source.end_offset(claim.tp)
+                claim.end_offset = self.end_offset(claim.tp)
             if self.unplaced:
                 self._submit("bounds", self._place)
         for refused in self.source.out_of_range():
-            if refused.truncated:
-                self.troubles.append(PartitionTruncated(*refused.tp, refused.truncated))
-            else:
-                self.unplaced.append(refused)
-                self._submit("bounds", self._place)
+            self.unplaced.append(refused)
+            self._submit("bounds", self._place)
+        if isinstance(self.flow, Flow) and self.flow.source.unknown() and now.mono_ms >= self._look_due_ms:
+            self._look_due_ms = now.mono_ms + LOOK_AGAIN_MS
+            self.look_at_topics()
         for tp, reason in self.source.broken():
             self.troubles.append(PartitionError(tp.topic, tp.partition, reason))
 
@@ -277,18 +280,34 @@ class Station:
         self.mirror_refused = refused
 
     def _place(self) -> None:
-        """D6: the cluster does not have the position; below the beginning goes on there, beyond the end stops."""
-        while self.unplaced:
-            tp, position, _ = self.unplaced[0]
-            first, end = self.loop.admin.bounds([tp])[tp]
-            self.unplaced.popleft()
-            self._place_one(tp, position, first, end)
+        """D6: the cluster does not have the position; below the beginning goes on there, beyond the end stops.
 
-    def _place_one(self, tp: TopicPartition, position: int, first: int, end: int) -> None:
+        A topic that was made anew is the more likely reason, so its id is looked at first (D10). What cannot be
+        answered now is asked again later.
+        """
+        failed: ClusterError | None = None
+        for _ in range(len(self.unplaced)):
+            refused = self.unplaced.popleft()
+            try:
+                self._look_at_topic(refused.tp.topic)
+                first, end = self.loop.admin.bounds([refused.tp])[refused.tp]
+            except ClusterError as error:
+                failed = error
+                self.unplaced.append(refused)
+            else:
+                self._place_one(refused, first, end)
+        if failed is not None:
+            raise failed
+
+    def _place_one(self, refused: OutOfRange, first: int, end: int) -> None:
+        tp, position, truncated = refused
         with self.loop.lock:
-            if tp not in self.flow.buffers:
+            group = self.member.group
+            if tp not in self.flow.buffers or (group is not None and self.member.topics.unfit(group, tp)):
                 return
-            if position < first:
+            if truncated:
+                self.troubles.append(PartitionTruncated(*tp, truncated))
+            elif position < first:
                 self.member.note("offset_lost", tp, position, first)
                 self.flow.restart(tp, first)
                 self.step(self.loop.clock.now())
@@ -307,16 +326,71 @@ class Station:
         with self.loop.lock:
             self.source.ends.update(ends)
 
-    def refresh_topology(self) -> None:
-        """How many partitions Kafka has; growth becomes a Topology record (F9.1)."""
+    def look_at_topics(self) -> None:
+        """Has the worker ask the cluster about this consumer's topics."""
+        self._submit("topology", self._refresh_topology)
+
+    def _refresh_topology(self) -> None:
+        """What Kafka says of the topics: growth becomes a Topology record (F9.1), another id parks (D10)."""
+        failed: ClusterError | None = None
         for topic in self.member.options.topics:
-            count = self.loop.admin.partition_count(topic)
-            if count is not None:
-                with self.loop.lock:
-                    grown = self.member.topics.learn(topic, count)
-                if grown:
-                    self.source.learn([topic])
-                    self.loop.kick(self)
+            try:
+                self._look_at_topic(topic)
+            except ClusterError as error:  # one that may not be looked at must not hide the others
+                failed = error
+        if failed is not None:
+            raise failed
+
+    def _look_at_topic(self, topic: str) -> None:
+        info = self.loop.admin.describe_topic(topic)
+        with self.loop.lock:
+            if info is None:
+                if topic not in self.missing:
+                    self.missing.add(topic)
+                    self._tell_topic("topic_missing", topic, "it is deleted, or its name is wrong; nothing is lost "
+                                     "here, its partitions wait")  # fmt: skip
+                return
+            if topic in self.missing:
+                self.missing.discard(topic)
+                self._tell_topic("topic_found", topic, "")
+            changed = self.member.topics.learn(topic, info.partitions, info.topic_id)
+        if changed:
+            self.source.learn([topic])
+            self.loop.kick(self)
+
+    def _tell_topic(self, kind: str, topic: str, text: str) -> None:
+        self.tell(Advisory(kind, self.member.name, self.member.options.client_id, topic, text=text,
+                           session=self.member.session, log=self.log))  # fmt: skip
+
+    def waiting_for(self) -> str:
+        """Why this consumer has nothing to do although the connection is well, in words for people; "" if it has."""
+        if self.missing:
+            return f"topic {', '.join(sorted(self.missing))}, which the cluster does not have"
+        parked, group = self.parked(), self.member.group
+        if group is None or not parked:
+            return ""
+        whole = sum(group.topics[topic].count for topic in self.member.options.topics if topic in group.topics)
+        if len(parked) < whole:
+            return ""
+        tp, reason = min(parked.items())
+        return f"an admin: all of its {whole} partitions are parked: {parking.words(group.name, tp, reason)}"
+
+    def parked(self) -> dict[TopicPartition, str]:
+        """The partitions of this consumer's topics that nobody may claim, or nobody will, with the reason (F6.4)."""
+        group, found = self.member.group, {}
+        for topic in self.member.options.topics if group is not None else ():
+            assert group is not None
+            known = group.topics.get(topic)
+            for number in range(known.count if known is not None else 0):
+                tp = TopicPartition(topic, number)
+                reason = group.parked(tp) or self.member.topics.unfit(group, tp)
+                if reason:
+                    found[tp] = reason
+        return found
+
+    def end_offset(self, tp: TopicPartition) -> int:
+        """End of a partition as last seen; -1 if it is not known, as that of a topic that is gone."""
+        return -1 if tp.topic in self.missing else self.source.end_offset(tp)
 
     def position(self, claim: Claim) -> int:
         """The claim's position as this process knows it."""

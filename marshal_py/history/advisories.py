@@ -11,6 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from marshal_py.protocol import parking
 from marshal_py.protocol.advisory import PROBE, Advisory, News
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import (
@@ -51,7 +52,7 @@ class Advisories:
         self._log = world.log
         self._groups: dict[str, _Known] = {}
         for name, group in world.groups.items():
-            known = self._groups[name] = _Known(News(group.paused))
+            known = self._groups[name] = _Known(News(group))
             known.names |= {session.id: session.join.client_id for session in group.sessions.values()}
             known.freed |= {tp: partition.position for tp, partition in group.partitions.items()}
             known.sessions |= group.sessions.keys()
@@ -106,7 +107,9 @@ class Advisories:
                 known.claims[at] = claim.tp, claim.owner
                 yield "claimed", claim.owner, claim.tp, at, claim.position, NONE, ""
             case ReleasingPartition() if group is not None:
-                kind, why = ("parked", record.parked) if record.parked else ("released", record.reason)
+                kind, why = "released", record.reason
+                if record.parked:
+                    kind, why = "parked", parking.words(group.name, known.claims[record.epoch][0], record.parked)
                 yield self._freed(known, group, record.epoch, kind, why)
             case SeekingPartition() if group is not None:
                 tp, session = known.claims[at] = known.claims.pop(record.epoch)

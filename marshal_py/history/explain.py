@@ -76,6 +76,7 @@ class Standing(NamedTuple):
     position: int = NONE
     generation: int = 0
     version: int = NONE
+    parked: str = ""
 
 
 class Explanation(NamedTuple):
@@ -125,7 +126,7 @@ def standing_of(group: Group | None, tp: TopicPartition) -> Standing:
         return Standing()
     owner = group.sessions.get(partition.owner)
     return Standing(partition.owner, owner.join.client_id if owner is not None else "", partition.epoch,
-                    partition.position, partition.generation, partition.version)  # fmt: skip
+                    partition.position, partition.generation, partition.version, partition.parked)  # fmt: skip
 
 
 class _Story:
@@ -194,6 +195,8 @@ def _change(before: Standing, after: Standing) -> str:
         told.append("its position is forgotten" if after.position == NONE else f"its position is {after.position}")
     if before.generation != after.generation:
         told.append("a new generation begins")
+    if before.parked != after.parked:
+        told.append(f"it is parked: {after.parked}" if after.parked else "it is parked no more")
     return f" -> {', '.join(told)}" if told else ""
 
 
@@ -259,7 +262,8 @@ def diff(world: World, records: Iterable[RawRecord], name: str, a: Cut, b: Cut) 
 def _snapshot(world: World, name: str) -> _Snapshot:
     group = world.groups.get(name)
     if group is None:
-        blank = {"mode": MODE_NAMES[0], "paused": False, "deleted": False, "policy": "", "topics": {}}
+        blank = {"mode": MODE_NAMES[0], "paused": False, "deleted": False, "policy": "", "on_topic_recreated": "",
+                 "topics": {}, "topic_ids": {}}  # fmt: skip
         return _Snapshot(world.next_offset - 1, {}, {}, blank)
     return _Snapshot(
         world.next_offset - 1,
@@ -270,6 +274,8 @@ def _snapshot(world: World, name: str) -> _Snapshot:
             "paused": group.paused,
             "deleted": group.deleted,
             "policy": group.config.policy if group.config is not None else "",
+            "on_topic_recreated": group.config.on_topic_recreated if group.config is not None else "",
             "topics": {topic: state.count for topic, state in sorted(group.topics.items())},
+            "topic_ids": {topic: state.id for topic, state in sorted(group.topics.items())},
         },
     )

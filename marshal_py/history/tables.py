@@ -192,7 +192,10 @@ class MoveRow(NamedTuple):
 
 
 class StandingRow(NamedTuple):
-    """How a partition stands at the end of what was read, before the record at `offset`; `time_ms`: of the last one."""
+    """How a partition stands at the end of what was read, before the record at `offset`; `time_ms`: of the last one.
+
+    `parked`: why nobody may claim it.
+    """
 
     log: int
     offset: int
@@ -208,6 +211,7 @@ class StandingRow(NamedTuple):
     lag: int
     in_flight: int
     attempts: int
+    parked: str | None
 
 
 class DigestRow(NamedTuple):

@@ -138,7 +138,8 @@ class Timeline:
                 owner = some_offset(part.owner)
                 self._tell(StandingRow(log, end, self.open.time_ms, name, tp.topic, tp.partition, owner,
                                        track.client(owner), some_offset(part.epoch), some_offset(part.position),
-                                       part.generation, part.lag, part.in_flight, part.attempts))  # fmt: skip
+                                       part.generation, part.lag, part.in_flight, part.attempts,
+                                       part.parked or None))  # fmt: skip
             if end % CHECKPOINT_OFFSETS or name not in self._digested:
                 chain = None if end % CHECKPOINT_OFFSETS else f"{self.world.chain:016x}"
                 self._tell(DigestRow(log, end, name, f"{group.digest():016x}", chain))

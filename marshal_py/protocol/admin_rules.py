@@ -5,9 +5,10 @@ Each returns "" if the record is accepted, else the reason why not, having chang
 
 from __future__ import annotations
 
+from marshal_py.protocol import transitions
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import GroupConfig, ReleaseGroup, SetPosition, StepDown, Topology
-from marshal_py.protocol.transitions import begin_generation, end_session, forget_position, partition_of, reshape
+from marshal_py.protocol.transitions import forget_position, partition_of, reshape
 from marshal_py.protocol.world import Group, Topic, hash64
 
 
@@ -45,7 +46,7 @@ def set_position(group: Group, offset: int, record: SetPosition, body: bytes) ->
         partition = partition_of(group, tp)
         partition.position = move.position
         partition.version = offset
-        begin_generation(group, partition)
+        transitions.begin_generation(group, partition)
     if record.resume:
         group.pause_duration_ms = 0
         group.pause_change = offset
@@ -99,10 +100,10 @@ def group_config(group: Group, offset: int, record: GroupConfig, body: bytes) ->
         if _holds_partition(group):
             return "held"
         for session in tuple(group.sessions.values()):
-            end_session(group, session)
+            transitions.end_session(group, session)
         for partition in group.partitions.values():
             if partition.tp.partition >= 0:
-                begin_generation(group, partition)
+                transitions.begin_generation(group, partition)
     if record.deleted:
         _forget_everything(group, offset)
     elif record.mode:

@@ -8,12 +8,15 @@ which may be unable to write just then: they stand in no log. docs/advisories.md
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import GroupConfig, Record, ReleaseGroup, SetPosition, Topology
+
+if TYPE_CHECKING:
+    from marshal_py.protocol.world import Group
 
 PROBE: Final = "probe"  # kind of the Note that reads the log's end (T2, T10): no advisory
 
@@ -25,12 +28,13 @@ KINDS: Final = {
     "ended": "a session ended because the group's delivery mode changed",
     "claimed": "a session owns the partition from now on; offset: where it begins",
     "released": "the owner gave the partition back; offset: the position, text: why",
+    "parked": "the owner gave the partition back, and nobody may claim it; offset: the position, text: what to do",
     "lost": "the claim ended without a release; text: why",
     "paused": "the group pauses; text: for how long, why, by whom",
     "resumed": "the pause is over; text: how, by whom",
     "moved": "an admin moved the position, offset: from where if known, to: where to, text: by whom",
     "skipped": "at most once: offset to to - 1 were passed over without a delivery",
-    "topology": "the topic has another number of partitions; to: how many",
+    "topology": "the topic has another number of partitions, or was made anew; to: how many, text: what is new",
     "configured": "the group's settings changed; text: by whom",
     "deleted": "the group and its positions are deleted; text: by whom",
     "stepped_down": "a session became the last candidate for everything; text: why, by whom",
@@ -40,17 +44,21 @@ KINDS: Final = {
     "amo_dropped": "at most once: offset to to - 1 were granted and will not be delivered",
     "diverged": "another reader folds the log to another state; offset: the first checkpoint seen to differ, text: who",
     "mirror_refused": "Kafka refuses to keep a copy of the positions; text: why",
+    "topic_missing": "the cluster does not have a topic of this consumer; text: what that means",
+    "topic_found": "the cluster has that topic again",
     "fenced": "no own sign of life was read back within an interval: nothing is delivered (T8)",
     "unfenced": "the lease is valid again",
     "snapshot_refused": "a snapshot of the log was not written, or is not what this process folded; text: why",
     "truncation_refused": "the log's old records were not deleted; text: why",
     "state_kept": "this process held another state than the log says, and ends; text: the file that keeps it",
 }
-LOCAL: Final = frozenset({"fenced", "unfenced", "snapshot_refused", "truncation_refused", "state_kept"})
+LOCAL: Final = frozenset({
+    "fenced", "unfenced", "snapshot_refused", "state_kept", "topic_found", "topic_missing", "truncation_refused",
+})  # fmt: skip
 # Somebody should look at these; the rest is the daily course of things.
 ALARMING: Final = frozenset({
     "evicted", "lost", "skipped", "opaque", "handler_stuck", "offset_lost", "amo_dropped", "diverged", "mirror_refused",
-    "fenced", "snapshot_refused", "state_kept",
+    "fenced", "snapshot_refused", "state_kept", "parked", "topic_missing",
 })  # fmt: skip
 
 
@@ -80,8 +88,10 @@ class Advisory(Struct, frozen=True, gc=False):
 class News:
     """What happens to a group as a whole, from its accepted records, one after the other."""
 
-    def __init__(self, paused: bool = False) -> None:
-        self._paused = paused
+    def __init__(self, group: Group | None = None) -> None:
+        """`group`: as of the record before the first that is read."""
+        self._paused = group is not None and group.paused
+        self._topics = {name: (topic.count, topic.id) for name, topic in group.topics.items()} if group else {}
 
     def read(self, record: Record | None) -> Iterator[tuple[str, TopicPartition | None, int, str]]:
         """(kind, partition, `to`, text) of what an accepted record did."""
@@ -99,13 +109,26 @@ class News:
                 if record.resume:
                     yield from self._resume(_reason("positions are moved", record.by))
             case Topology():
-                yield "topology", TopicPartition(record.topic, NONE), record.partitions, _reason("", record.by)
+                text = _reason(self._topology(record), record.by)
+                yield "topology", TopicPartition(record.topic, NONE), record.partitions, text
             case GroupConfig():
                 yield "deleted" if record.deleted else "configured", None, NONE, _reason("", record.by)
                 if record.deleted:
+                    self._topics.clear()
                     yield from self._resume("the group is deleted")
             case _:
                 pass
+
+    def _topology(self, record: Topology) -> str:
+        """What is new beside the number of partitions."""
+        known = self._topics.get(record.topic)
+        count, topic_id = known or (0, "")
+        self._topics[record.topic] = record.partitions, record.topic_id or topic_id
+        if record.topic_id in ("", topic_id) or known is None:
+            return ""
+        if topic_id:
+            return "the topic was made anew: the positions of all its partitions are forgotten"
+        return "the topic's id is known now" if count == record.partitions else ""
 
     def _resume(self, text: str) -> Iterator[tuple[str, TopicPartition | None, int, str]]:
         if self._paused:

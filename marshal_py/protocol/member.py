@@ -14,6 +14,7 @@ from marshal_py.errors import (
     GroupOpaque,
     MarshalError,
 )
+from marshal_py.protocol import parking
 from marshal_py.protocol.advisory import PROBE, Advisory
 from marshal_py.protocol.claim_records import claim_state, release
 from marshal_py.protocol.delivery import AtMostOnce
@@ -181,7 +182,7 @@ class Member:
         self.out.lost.append((claim, reason))
         position = claim.released_position if kind == "released" else NONE
         if kind == "released" and claim.parking:
-            kind, reason = "parked", claim.parking
+            kind, reason = "parked", parking.words(self.name, claim.tp, claim.parking)
         self.advise(kind, claim.tp, epoch=claim.epoch, offset=position, text=reason, at=at)
         group = self.group
         if group is not None and reason != "session ended" and not claim.parking:

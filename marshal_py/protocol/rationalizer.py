@@ -20,6 +20,7 @@ from marshal_py.errors import (
     ProtocolUnknown,
     TopicRecreated,
 )
+from marshal_py.protocol import transitions
 from marshal_py.protocol.admin_rules import group_config, release_group, set_position, step_down, topology
 from marshal_py.protocol.codec import (
     ENVELOPE_VERSION,
@@ -50,9 +51,7 @@ from marshal_py.protocol.records import (
     Snapshot,
 )
 from marshal_py.protocol.routing import HASH_NAME, route
-from marshal_py.protocol.transitions import begin_generation, partition_of, reshape
-from marshal_py.protocol.transitions import end_session as _end_session
-from marshal_py.protocol.transitions import free as _free
+from marshal_py.protocol.transitions import free, partition_of, reshape
 from marshal_py.protocol.verdict import Outcome, Verdict
 from marshal_py.protocol.world import Group, Partition, Session, World, hash64
 
@@ -173,7 +172,7 @@ def _join(group: Group, offset: int, record: Join, body: bytes) -> str:
     if predecessor is not None:
         if predecessor.join.client_id != record.client_id:
             return "predecessor"
-        _end_session(group, predecessor)
+        transitions.end_session(group, predecessor)
     if not group.mode:
         group.mode = record.mode
         group.dirty.add(group)
@@ -213,7 +212,7 @@ def _leave(group: Group, offset: int, record: Leave, body: bytes) -> str:
     session = group.sessions.get(record.session)
     if session is None:
         return "session"
-    _end_session(group, session)
+    transitions.end_session(group, session)
     return ""
 
 
@@ -225,7 +224,7 @@ def _evict(group: Group, offset: int, record: Evict, body: bytes) -> str:
         return "observed"
     if record.waited_ms < 2 * session.join.interval_ms:
         return "waited"
-    _end_session(group, session)
+    transitions.end_session(group, session)
     return ""
 
 
@@ -310,7 +309,7 @@ def _release_partition(group: Group, offset: int, record: ReleasingPartition, bo
             partition.attempts, partition.in_flight = record.attempts, record.in_flight
             partition.progress = record.progress
         partition.parked = record.parked
-    _free(group, partition, record.successor)
+    free(group, partition, record.successor)
     partition.version = offset
     return ""
 
@@ -326,7 +325,7 @@ def _seek_partition(group: Group, offset: int, record: SeekingPartition, body: b
         return "mode"
     if group.pause_duration_ms:
         return "paused"
-    begin_generation(group, partition)
+    transitions.begin_generation(group, partition)
     partition.position = partition.began = record.position
     partition.attempts = 1
     del group.claims[partition.epoch]

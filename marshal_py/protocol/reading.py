@@ -57,7 +57,7 @@ class Reading:
     def __init__(self, member: Member) -> None:
         self.member = member
         self._shape = -1  # of the world as last looked at
-        self._news = News(member.paused)
+        self._news = News(member.group)
         self._evicted: dict[int, None] = {}  # the newest sessions that were, for the count of take-overs
 
     def receive(self, verdict: Verdict, now: Instant) -> None:

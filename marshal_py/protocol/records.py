@@ -21,6 +21,7 @@ PROGRESS_BYTES_MAX: Final = 512  # at least 80 ranges; a snapshot holds one per 
 
 AT_LEAST_ONCE: Final = 1
 AT_MOST_ONCE: Final = 2
+ON_TOPIC_RECREATED: Final = ("fail", "earliest")  # what a group does when a topic was made anew (D10)
 MODE_NAMES: Final = {0: "none", AT_LEAST_ONCE: "at_least_once", AT_MOST_ONCE: "at_most_once"}
 MODES: Final = {name: mode for mode, name in MODE_NAMES.items() if mode}
 

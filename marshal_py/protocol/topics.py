@@ -5,17 +5,16 @@ Writes Topology records, parks the partitions of topics that were made anew. Ask
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.parking import RECREATED
 from marshal_py.protocol.ready import Ready
 from marshal_py.protocol.records import Topology
 from marshal_py.protocol.world import Group
 
 if TYPE_CHECKING:
     from marshal_py.protocol.member import Member
-
-RECREATED: Final = "DataTopicRecreated"  # the reason of a parked partition whose topic has another id (D10)
 
 
 class Topics:
@@ -25,10 +24,20 @@ class Topics:
         self.member = member
         self.counts: dict[str, int] = {}  # topic -> partition count
         self.ids: dict[str, str] = {}  # topic -> id, where the cluster tells one
+        self._held: dict[str, str] = {}  # topic -> id that the log had when this member last read of it
+        self._gone: set[str] = set()  # ids of topics that the log has replaced: no id is ever given twice
         self._sent: dict[str, tuple[int, str, int]] = {}  # topic -> (count, id, sent ms) of the newest Topology
 
     def learn(self, topic: str, count: int, topic_id: str = "") -> bool:
-        """What the cluster's metadata says. True if that is new."""
+        """What the cluster's metadata says. True if that is new.
+
+        A broker that is behind the others may tell of a topic that is gone already: that is no news.
+        """
+        if topic_id in self._gone:
+            return False
+        group = self.member.group
+        if group is not None and topic in group.topics:
+            self._held[topic] = group.topics[topic].id
         known = self.counts.get(topic), self.ids.get(topic, "")
         self.counts[topic] = count
         if topic_id:
@@ -59,8 +68,12 @@ class Topics:
 
     def read(self, record: Topology) -> None:
         """Somebody knows better: what this member was told before that record is old, until it is told again."""
+        before = self._held.get(record.topic, "")
         if record.topic_id:
             self.member.intent.forget_starts(record.topic)
+            self._held[record.topic] = record.topic_id
+            if before not in ("", record.topic_id):
+                self._gone.add(before)
         if record.topic_id and self.ids.get(record.topic) not in (None, record.topic_id):
             del self.ids[record.topic]
             self.counts.pop(record.topic, None)

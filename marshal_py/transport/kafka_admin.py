@@ -18,6 +18,7 @@ from confluent_kafka import (
     KafkaError,
     KafkaException,
     TopicCollection,
+    Uuid,
 )
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported, but not by name
@@ -40,7 +41,7 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport import embedded, settings
-from marshal_py.transport.ports import CAPABILITIES, Bounds
+from marshal_py.transport.ports import CAPABILITIES, Bounds, TopicInfo
 from marshal_py.transport.soundness import FOREVER, SAFE_BROKERS, SAFE_ISR, wrong_settings
 
 T = TypeVar("T")
@@ -49,6 +50,7 @@ CREATED_TIMEOUT_S: Final = 15.0
 CREATED_POLL_S: Final = 0.05  # metadata spreads within tens of ms
 LIST_TIMEOUT_S_MIN: Final = 1.0  # the last attempt still gets this long
 COORDINATOR_TIMEOUT_S: Final = 2.0  # A group's coordinator answers in milliseconds; then a new client asks once more.
+NO_TOPIC_ID: Final = str(Uuid(0, 0))  # what brokers answer that are too old for ids
 UNNAMED: Final = "User:NAME"  # in an ACL for somebody whom the settings do not name
 REQUEST_TIMEOUT_S_MAX: Final = 3_600.0  # the longest that librdkafka takes
 _MOVING: Final = frozenset({
@@ -250,14 +252,25 @@ class KafkaAdmin:
         name = None if self._embedded else topic
         return self._ask("metadata", lambda: self._client.list_topics(name, timeout=self._timeout_s))
 
+    def describe_topic(self, topic: str) -> TopicInfo | None:
+        if self._embedded:  # it describes nothing, and its topics have no ids
+            listed = self._metadata(topic).topics.get(topic)
+            return TopicInfo(len(listed.partitions)) if listed is not None and listed.partitions else None
+        future = self._client.describe_topics(TopicCollection([topic]), request_timeout=self._timeout_s)[topic]
+        try:
+            found = future.result(self._timeout_s)
+        except (KafkaException, TimeoutError) as error:
+            if _code(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return None
+            # Not authorized is not the same as "none", although such a client is told no more about either.
+            raise judged(self._given, _code(error), _text(error), f"the description of {topic}",
+                         ("Describe", topic)) from error  # fmt: skip
+        topic_id = str(found.topic_id)
+        return TopicInfo(len(found.partitions), "" if topic_id == NO_TOPIC_ID else topic_id)
+
     def partition_count(self, topic: str) -> int | None:
-        found = self._metadata(topic).topics.get(topic)
-        if found is not None and found.error is not None and found.error.code() in _KINDS:
-            # Not the same as "none", although an unauthorized client is told no more about either.
-            raise AccessDenied(principal_of(self._given), "Describe", "topic", topic)
-        if found is None or not found.partitions:
-            return None
-        return len(found.partitions)
+        found = self.describe_topic(topic)
+        return None if found is None else found.partitions
 
     def create_topic(self, topic: str, partitions: int) -> None:
         """Creates a data topic, replicated like the coordination topic. Raises ClusterUnreachable with the refusal."""
@@ -271,18 +284,6 @@ class KafkaAdmin:
     def brokers(self) -> dict[int, str]:
         """Address of every live broker, by its id."""
         return {broker.id: f"{broker.host}:{broker.port}" for broker in self._metadata(None).brokers.values()}
-
-    def topic_id(self, topic: str) -> str:
-        if self._embedded:
-            return ""
-        future = self._client.describe_topics(TopicCollection([topic]), request_timeout=self._timeout_s)[topic]
-        try:
-            return str(future.result(self._timeout_s).topic_id)
-        except (KafkaException, TimeoutError) as error:
-            if _code(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                return "missing"
-            raise judged(self._given, _code(error), _text(error), f"the id of {topic}",
-                         ("Describe", topic)) from error  # fmt: skip
 
     def settings(self, topic: str) -> dict[str, str]:
         if "describe_config" not in self.capabilities:

@@ -22,7 +22,7 @@ from marshal_py.errors import (
     TopicRecreated,
 )
 from marshal_py.protocol.identity import TopicPartition
-from marshal_py.transport.ports import CAPABILITIES, Bounds, Chunk, LogRecord, OutOfRange, RawMessage
+from marshal_py.transport.ports import CAPABILITIES, Bounds, Chunk, LogRecord, OutOfRange, RawMessage, TopicInfo
 from marshal_py.transport.soundness import FOREVER, check_sound
 
 READ_MAX: Final = 10_000  # records taken at once, as the Kafka transport does
@@ -72,6 +72,7 @@ class MemoryBroker:
         self.committed: dict[tuple[str, TopicPartition], int] = {}
         self.live_kafka: dict[str, int] = {}
         self.writable = True
+        self.tells_ids = True  # of topics; brokers before Apache Kafka 2.8 have none
         self.may_create = True
         self.may_delete = True
         self.queue_full = False
@@ -93,6 +94,7 @@ class MemoryBroker:
             for tp in [tp for tp in (*self.first, *self.base) if tp.topic == name]:
                 self.first.pop(tp, None)
                 self.base.pop(tp, None)
+            self.changed.notify_all()
 
     def grow(self, name: str, partitions: int) -> None:
         with self.changed:
@@ -114,6 +116,9 @@ class MemoryBroker:
         with self.changed:
             self.first[tp] = before
             self.changed.notify_all()
+
+    def has(self, tp: TopicPartition) -> bool:
+        return tp.partition < len(self.topics.get(tp.topic, ()))
 
     def bounds(self, tp: TopicPartition) -> Bounds:
         messages = self.topics[tp.topic][tp.partition]
@@ -223,6 +228,7 @@ class MemorySource:
         self._rounds: dict[TopicPartition, int] = {}
         self._round = 0
         self._out: list[OutOfRange] = []
+        self._unknown = False
         self._closed = False
 
     def learn(self, topics: Iterable[str]) -> None:
@@ -265,7 +271,10 @@ class MemorySource:
     def _read(self, max_messages: int) -> list[Chunk]:
         chunks: list[Chunk] = []
         for tp, at in list(self._at.items()):
-            if tp in self._paused or tp.topic not in self.broker.topics or max_messages <= 0:
+            if not self.broker.has(tp):
+                self._unknown = True
+                continue
+            if tp in self._paused or max_messages <= 0:
                 continue
             bounds = self.broker.bounds(tp)
             if not bounds.first <= at <= bounds.end:
@@ -286,9 +295,13 @@ class MemorySource:
     def broken(self) -> list[tuple[TopicPartition, str]]:
         return []
 
+    def unknown(self) -> bool:
+        unknown, self._unknown = self._unknown, False
+        return unknown
+
     def end_offset(self, tp: TopicPartition) -> int:
         with self.broker.changed:
-            return self.broker.bounds(tp).end if tp.topic in self.broker.topics else -1
+            return self.broker.bounds(tp).end if self.broker.has(tp) else -1
 
     def close(self) -> None:
         with self.broker.changed:
@@ -314,15 +327,21 @@ class MemoryAdmin:
             check_sound(topic, self.broker.settings[topic], self.broker.brokers, self.broker.brokers, "memory")
             return len(self.broker.topics[topic])
 
-    def topic_id(self, topic: str) -> str:
-        return str(self.broker.ids.get(topic, "missing"))
+    def describe_topic(self, topic: str) -> TopicInfo | None:
+        with self.broker.changed:
+            found = self.broker.topics.get(topic)
+            known = str(self.broker.ids[topic]) if found is not None and self.broker.tells_ids else ""
+            return None if found is None else TopicInfo(len(found), known)
 
     def partition_count(self, topic: str) -> int | None:
-        with self.broker.changed:
-            return len(self.broker.topics[topic]) if topic in self.broker.topics else None
+        found = self.describe_topic(topic)
+        return None if found is None else found.partitions
 
     def bounds(self, tps: Sequence[TopicPartition], *, committed: bool = False) -> dict[TopicPartition, Bounds]:
         with self.broker.changed:
+            for tp in tps:
+                if not self.broker.has(tp):
+                    raise ClusterUnreachable("memory", f"the ends of {tp}", "there is no such partition")
             return {tp: self.broker.bounds(tp) for tp in tps}
 
     def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:

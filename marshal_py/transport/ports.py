@@ -16,7 +16,6 @@ from marshal_py.protocol.identity import Instant, TopicPartition
 
 CAPABILITIES = frozenset({"truncate", "grow", "time_lookup", "describe_config", "create_topic", "long_log"})
 
-MISSING = "missing"  # the id of a topic that is not there
 EARLIEST = "earliest"
 LATEST = "latest"
 
@@ -56,6 +55,13 @@ class Bounds(NamedTuple):
 
     first: int
     end: int
+
+
+class TopicInfo(NamedTuple):
+    """What the cluster says of a topic. `topic_id` differs when the topic is made anew; "" where nobody can know."""
+
+    partitions: int
+    topic_id: str = ""
 
 
 class OutOfRange(NamedTuple):
@@ -143,6 +149,9 @@ class DataSource(Protocol):
     def broken(self) -> list[tuple[TopicPartition, str]]:
         """Partitions that the cluster refuses to serve, with the reason, since the last call."""
 
+    def unknown(self) -> bool:
+        """Whether the cluster said since the last call that it does not know a topic or partition that is fetched."""
+
     def end_offset(self, tp: TopicPartition) -> int:
         """End of the partition as last seen, without asking; -1 before the first answer (then it is not warm)."""
 
@@ -160,11 +169,11 @@ class ClusterAdmin(Protocol):
         Raises CoordinationTopicMissing, WrongTopicSetting.
         """
 
-    def topic_id(self, topic: str) -> str:
-        """Something that differs when the topic was recreated, MISSING if there is none; "" where nobody can know."""
+    def describe_topic(self, topic: str) -> TopicInfo | None:
+        """Partition count and id from one answer; None where the cluster says that there is no such topic."""
 
     def partition_count(self, topic: str) -> int | None:
-        """None if there is no such topic."""
+        """The count alone; None if there is no such topic."""
 
     def bounds(self, tps: Sequence[TopicPartition], *, committed: bool = False) -> dict[TopicPartition, Bounds]:
         """First and end offsets. `committed`: the end that read_committed readers see (the last stable offset)."""

@@ -29,6 +29,7 @@ from marshal_py.protocol.records import Evict, Genesis, GroupConfig, Join, Leave
 from marshal_py.protocol.routing import route
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import World
+from marshal_py.transport.ports import TopicInfo
 from tests.client.test_bad_logs import ends_with
 from tests.support.fronts import (
     DEADLINE_S,
@@ -387,7 +388,7 @@ def test_a_topic_made_anew_is_not_truncated(memory: MemoryGround, monkeypatch: p
     topic = memory.topic()
     with (memory.connect("a", snapshot_every_records=64, history_kept_s=0.0) as one,
           joined(one, IN[1], [topic]) as consumer):  # fmt: skip
-        monkeypatch.setattr(one._loop.admin, "topic_id", lambda topic: "another")
+        monkeypatch.setattr(one._loop.admin, "describe_topic", lambda topic: TopicInfo(1, "another"))
 
         def ended() -> bool:
             pad(memory, 1, 16)

@@ -138,7 +138,9 @@ def test_beyond_the_end_stops_that_partition_and_no_other(ground: Ground) -> Non
             assert owns(consumer, 0, 1)()
 
 
-def test_a_data_topic_that_was_recreated_is_not_read_anew_in_silence(memory: MemoryGround) -> None:
+def test_without_ids_a_recreated_data_topic_is_not_read_anew_in_silence(memory: MemoryGround) -> None:
+    """D6; where the cluster tells ids, its partitions are parked (test_recreated.py)."""
+    memory.broker.tells_ids = False
     topic = memory.topic()
     memory.fill(topic, 0, 5)
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:

@@ -57,6 +57,7 @@ class Rig(Protocol):
     def produce(self, topic: str, partition: int, values: Iterable[bytes]) -> None: ...
     def truncate(self, topic: str, partition: int, before: int) -> None: ...
     def recreate(self, topic: str, partitions: int) -> None: ...
+    def delete(self, topic: str) -> None: ...
     def grow(self, topic: str, partitions: int) -> None: ...
     def configure(self, topic: str, settings: Mapping[str, str]) -> None: ...
     def join_kafka_group(self, group: str, topic: str) -> Callable[[], None]: ...
@@ -89,8 +90,11 @@ class MemoryRig:
         self.broker.delete_records(TopicPartition(topic, partition), before)
 
     def recreate(self, topic: str, partitions: int) -> None:
-        self.broker.delete_topic(topic)
+        self.delete(topic)
         self.broker.create_topic(topic, partitions)
+
+    def delete(self, topic: str) -> None:
+        self.broker.delete_topic(topic)
 
     def grow(self, topic: str, partitions: int) -> None:
         self.broker.grow(topic, partitions)
@@ -138,6 +142,9 @@ class KafkaRig:
         raise NotImplementedError
 
     def recreate(self, topic: str, partitions: int) -> None:
+        raise NotImplementedError
+
+    def delete(self, topic: str) -> None:
         raise NotImplementedError
 
     def grow(self, topic: str, partitions: int) -> None:
@@ -522,9 +529,15 @@ class AdminPromises(Suite):
     def test_a_coordination_topic_that_is_sound_is_taken(self, rig: Rig) -> None:
         assert rig.door().admin().prepare_coordination(rig.topic(4), 16) == 4
 
-    def test_topic_id_is_the_same_twice(self, rig: Rig, topic: str) -> None:
+    def test_one_look_gives_count_and_id(self, rig: Rig, topic: str) -> None:
+        """F9.1, D10: both from one answer; a broker that has no ids says so by ""."""
         admin = rig.door().admin()
-        assert admin.topic_id(topic) == admin.topic_id(topic)
+        found = admin.describe_topic(topic)
+        assert found is not None
+        assert found.partitions == 3
+        assert (found.topic_id == "") == (rig.name == "embedded")
+        assert admin.describe_topic(topic) == found
+        assert admin.describe_topic(f"missing-{uuid.uuid4().hex}") is None
 
 
 class TruncatePromises(Suite):
@@ -630,12 +643,26 @@ class CreatePromises(Suite):
 
     def test_a_recreated_topic_has_another_id(self, rig: Rig, topic: str) -> None:
         admin = rig.door().admin()
-        before = admin.topic_id(topic)
-        rig.recreate(topic, 3)
-        assert admin.topic_id(topic) not in (before, "", "missing")
+        before = admin.describe_topic(topic)
+        rig.recreate(topic, 5)
+        after = until(lambda: admin.describe_topic(topic), "the topic is there again")
+        assert before is not None
+        assert after.topic_id not in (before.topic_id, "")
+        assert after.partitions == 5
 
-    def test_a_topic_that_is_gone_says_so(self, rig: Rig) -> None:
-        assert rig.door().admin().topic_id(f"gone-{uuid.uuid4().hex}") == "missing"
+    def test_a_source_notices_a_topic_that_is_gone(self, rig: Rig, topic: str, source: DataSource) -> None:
+        """Who fetches it looks at it then, and not at the next refresh of metadata."""
+        rig.produce(topic, 0, numbered(0, 5))
+        source.assign({TopicPartition(topic, 0): 0})
+        read_source(source, 5)
+        assert not source.unknown()
+        rig.delete(topic)
+
+        def noticed() -> bool:
+            source.poll(0.05, 10)
+            return source.unknown()
+
+        until(noticed, "the source does not find its topic")
 
 
 class LongLogPromises(Suite):

@@ -1,0 +1,215 @@
+"""Data topics have an identity: one that is deleted and made anew, or is gone, as a consumer meets it (D10, F9.10).
+
+In memory, where topics can be deleted; tests/kafka/test_recreated.py has the same on Apache Kafka.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import marshal_py
+from marshal_py import Consumer, TopicPartition
+from marshal_py.client import loop
+from marshal_py.errors import InvalidOption
+from marshal_py.protocol.records import GroupConfig, ReleasingPartition, Topology
+from tests.support.fronts import Keeper, MemoryGround, collect, joined, until
+
+REASON = "DataTopicRecreated"
+
+
+@pytest.fixture(autouse=True)
+def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "METADATA_S", 0.1)
+
+
+def make_anew(memory: MemoryGround, topic: str, partitions: int, messages: int, word: str = "new") -> None:
+    """Another topic of the same name, with messages of its own in every partition."""
+    with memory.broker.changed:  # at once: nobody sees it gone
+        memory.broker.delete_topic(topic)
+        memory.broker.create_topic(topic, partitions)
+    for partition in range(partitions):
+        for number in range(messages):
+            memory.put(topic, partition, b"%s %d" % (word.encode(), number))
+
+
+def told(consumer: Consumer, kept: list[marshal_py.Advisory]) -> list[str]:
+    kept += consumer.events()
+    return [event.kind for event in kept]
+
+
+@pytest.mark.parametrize("messages", [2, 50], ids=["fewer", "more"])
+def test_a_running_consumer_parks_it_and_goes_on_with_the_rest(memory: MemoryGround, messages: int) -> None:
+    """D10, F6.4: also where the position lies beyond the new end, and the look of then finds the new topic."""
+    topic, other, group = memory.topic(2), memory.topic(), memory.group()
+    for partition in (0, 1):
+        memory.fill(topic, partition, 10)
+    events: list[marshal_py.Advisory] = []
+    with memory.connect("c") as marshal, joined(marshal, group, [topic, other]) as consumer:
+        collect(consumer, 20)
+        consumer.flush()
+        with Keeper(consumer) as keeper:
+            make_anew(memory, topic, 2, messages)
+            until(lambda: told(consumer, events).count("parked") == 2, "both are parked")
+            noticed = len(keeper.seen)
+            memory.fill(topic, 0, 5)
+            memory.fill(other, 0, 3)
+            until(lambda: sum(m.topic == other for m in keeper.seen) == 3, "the other topic goes on")
+            assert keeper.error is None
+            assert all(m.topic == other for m in keeper.seen[noticed:])
+            assert marshal.metrics().consumers[0].parked == 2
+            assert consumer.cached_info().waiting_for == "", "it has other work"
+            parked = [event for event in events if event.kind == "parked"]
+            assert all(event.text.startswith(REASON) for event in parked)
+            assert f"marshal set-position {group} {topic} --to earliest" in parked[0].text
+            info = marshal_py.group(marshal, group).info()
+            rows = {(row["topic"], row["partition"]): row for row in info["positions"]}
+            assert [rows[topic, number]["parked"] for number in (0, 1)] == [REASON, REASON]
+            assert rows[other, 0]["parked"] is None
+
+            moved = marshal_py.group(marshal, group).set_position(topic, "earliest")
+            assert [one.topic for one in moved.recreated] == [topic]
+            wanted = {(p, b"new %d" % n) for p in (0, 1) for n in range(messages)}
+            until(lambda: wanted <= {(m.partition, m.value) for m in keeper.seen[noticed:] if m.topic == topic},
+                  "every message of the new topic")  # fmt: skip
+            assert "topology" in told(consumer, events)
+            assert marshal.metrics().consumers[0].parked == 0
+    releases = [record for record in memory.accepted(group, ReleasingPartition) if record.parked]
+    assert [record.parked for record in releases] == [REASON, REASON]
+    assert any("made anew" in event.text for event in events if event.kind == "topology")
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 3], ids=["fewer", "equal", "more"])
+def test_a_consumer_that_starts_parks_it_before_it_delivers_anything(memory: MemoryGround, partitions: int) -> None:
+    topic, group = memory.topic(2), memory.group()
+    for partition in (0, 1):
+        memory.fill(topic, partition, 10)
+    with memory.connect("a") as marshal, joined(marshal, group, [topic]) as consumer:
+        collect(consumer, 20)
+    make_anew(memory, topic, partitions, 40)
+    events: list[marshal_py.Advisory] = []
+    with memory.connect("b") as marshal, joined(marshal, group, [topic]) as consumer, Keeper(consumer) as keeper:
+        until(lambda: told(consumer, events).count("parked") == 2, "both are parked")
+        waiting_for = until(lambda: consumer.cached_info().waiting_for, "it says why it has nothing to do")
+        assert REASON in waiting_for
+        assert f"marshal set-position {group} {topic} --to earliest" in waiting_for
+        assert keeper.seen == []
+        marshal_py.group(marshal, group).set_position(topic, "earliest")
+        until(lambda: len(keeper.seen) >= 40 * partitions, "every message of the new topic")
+        assert len(keeper.seen) == 40 * partitions
+        assert {m.value for m in keeper.seen} == {b"new %d" % number for number in range(40)}
+        assert consumer.cached_info().waiting_for == ""
+    made = memory.accepted(group, Topology)[-1]
+    assert (made.partitions, made.topic_id) == (partitions, str(memory.broker.ids[topic]))
+
+
+@pytest.mark.parametrize(
+    ("config", "option", "goes_on"),
+    [(None, "earliest", True), ("earliest", "fail", True), ("fail", "earliest", False)],
+)
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_a_group_may_want_it_done_by_itself(memory: MemoryGround, config: str | None, option: str, goes_on: bool,
+                                            partitions: int) -> None:  # fmt: skip
+    """D10: the consumer's option counts only where the group's config is silent."""
+    topic, group = memory.topic(2), memory.group()
+    for partition in (0, 1):
+        memory.fill(topic, partition, 10)
+    events: list[marshal_py.Advisory] = []
+    with memory.connect("a") as marshal, joined(marshal, group, [topic], on_topic_recreated=option) as consumer:
+        if config is not None:
+            marshal_py.group(marshal, group).set_config(on_topic_recreated=config)
+        collect(consumer, 20)
+        consumer.flush()
+        with Keeper(consumer) as keeper:
+            make_anew(memory, topic, partitions, 30)
+            if goes_on:
+                wanted = {(p, b"new %d" % n) for p in range(partitions) for n in range(30)}
+                until(lambda: wanted <= {(m.partition, m.value) for m in keeper.seen}, "all of the new topic")
+            else:
+                until(lambda: told(consumer, events).count("parked") == 2, "both are parked")
+                until(lambda: REASON in consumer.cached_info().waiting_for, "it waits")
+            assert keeper.error is None
+
+
+def test_set_config_leaves_what_is_not_named(memory: MemoryGround) -> None:
+    """M13."""
+    topic, group = memory.topic(), memory.group()
+    with memory.connect("a") as marshal, joined(marshal, group, [topic]):
+        admin = marshal_py.group(marshal, group)
+        admin.set_config(on_topic_recreated="earliest")
+        admin.set_config(policy="greedy")
+        assert (admin.info()["policy"], admin.info()["on_topic_recreated"]) == ("greedy", "earliest")
+        with pytest.raises(InvalidOption, match="fail, earliest"):
+            admin.set_config(on_topic_recreated="latest")
+    assert memory.accepted(group, GroupConfig)[-1].on_topic_recreated == "earliest"
+
+
+def test_the_option_is_checked(memory: MemoryGround) -> None:
+    topic = memory.topic()
+    with memory.connect() as marshal, pytest.raises(InvalidOption, match="on_topic_recreated='latest'"):
+        joined(marshal, memory.group(), [topic], on_topic_recreated="latest")
+
+
+@pytest.mark.parametrize("refresh_s", [0.1, 3_600.0], ids=["at a refresh", "by the source"])
+def test_a_topic_that_is_deleted_while_it_is_consumed(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch,
+                                                      refresh_s: float) -> None:  # fmt: skip
+    """An event, `waiting_for`, and a lag that nobody knows; when it is there again with another id it is parked."""
+    monkeypatch.setattr(loop, "METADATA_S", refresh_s)
+    topic, other, group = memory.topic(), memory.topic(), memory.group()
+    memory.fill(topic, 0, 5)
+    events: list[marshal_py.Advisory] = []
+    with memory.connect() as marshal, joined(marshal, group, [topic, other]) as consumer:
+        collect(consumer, 5)
+        with Keeper(consumer) as keeper:
+            memory.broker.delete_topic(topic)
+            until(lambda: "topic_missing" in told(consumer, events), "it is told")
+            info = consumer.cached_info()
+            assert topic in info.waiting_for
+            assert (info.lag, info.claims[TopicPartition(topic, 0)].lag) == (-1, -1)
+            figures = {one.topic: (one.end, one.lag) for one in marshal.metrics().consumers[0].partitions}
+            assert figures[topic] == (-1, -1)
+            memory.fill(other, 0, 3)
+            until(lambda: sum(m.topic == other for m in keeper.seen) == 3, "the other topic goes on")
+            assert told(consumer, events).count("topic_missing") == 1
+            memory.broker.create_topic(topic, 1)
+            monkeypatch.setattr(loop, "METADATA_S", 0.1)
+            for station in marshal._loop.stations:
+                station.look_at_topics()
+            until(lambda: {"topic_found", "parked"} <= set(told(consumer, events)), "it is parked when it is back")
+            assert keeper.error is None
+            assert consumer.cached_info().waiting_for == "", "the other topic is work enough"
+
+
+def test_from_no_id_to_an_id_takes_no_pause(memory: MemoryGround) -> None:
+    """F9.1: a cluster that is upgraded tells ids one day; nothing is parked, the id is written down."""
+    topic, group = memory.topic(), memory.group()
+    memory.broker.tells_ids = False
+    memory.fill(topic, 0, 5)
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        collect(consumer, 5)
+        assert [record.topic_id for record in memory.accepted(group, Topology)] == [""]
+        memory.broker.tells_ids = True
+        known = str(memory.broker.ids[topic])
+        until(lambda: [one.topic_id for one in memory.accepted(group, Topology)] == ["", known], "the id is known")
+        memory.fill(topic, 0, 5)
+        collect(consumer, 5)
+        assert "parked" not in told(consumer, [])
+
+
+def test_a_partition_that_somebody_parked_for_another_reason(memory: MemoryGround) -> None:
+    """F6.5: a move of its position ends it, also where the topic is the one that it was."""
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 5)
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        collect(consumer, 2)
+        consumer.flush()
+        with marshal._loop.lock:
+            (claim,) = consumer._member.claims.values()
+            claim.parking = "SomethingNew"
+            claim.stop("parked", 0)
+            marshal._loop.kick(consumer._station)
+        waiting_for = until(lambda: consumer.cached_info().waiting_for, "it says why it has nothing to do")
+        assert "SomethingNew" in waiting_for
+        assert f"marshal set-position {group} {topic}:0 --to POSITION" in waiting_for
+        moved = marshal_py.group(marshal, group).set_position(f"{topic}:0", 3)
+        assert moved.recreated == []
+        assert [message.offset for message in collect(consumer, 2)] == [3, 4]
