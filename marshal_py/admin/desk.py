@@ -234,5 +234,5 @@ class Desk:
         genesis = self._world.genesis
         if genesis is None:  # the group's log has not begun, so no group is in it
             raise GroupMissing(self._name, "has never been used")
-        value = codec.encode(record, self._name, genesis.incarnation)
+        value = codec.encode(record, self._name, genesis.incarnation, self._world.writes_version(self._name))
         self._log.append(self._number, self._name.encode(), value)

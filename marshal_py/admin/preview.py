@@ -87,4 +87,5 @@ def drained(scene: Scene, world: World) -> Group:
 def rehearse(world: World, group: str, record: Record) -> Verdict:
     """What the fold says to a record, on a twin."""
     assert world.genesis is not None  # a group exists, so its log has begun
-    return rationalizer.apply(world, world.next_offset, codec.encode(record, group, world.genesis.incarnation))
+    value = codec.encode(record, group, world.genesis.incarnation, world.writes_version(group))
+    return rationalizer.apply(world, world.next_offset, value)

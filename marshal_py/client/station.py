@@ -160,7 +160,7 @@ class Station:
             self.flow.drop(gone)
             self.cold.difference_update(gone)
         for record in ready.send:
-            value = codec.encode(record, self.member.name, self.incarnation)
+            value = codec.encode(record, self.member.name, self.incarnation, self.member.writes_version)
             self.loop.log.append(self.log, self.group_key, value)
         if ready.claimed:
             group = self.member.group

@@ -97,7 +97,8 @@ class Upkeep:
         """N14: under the name of the other group, as one of its members would."""
         for group, record in records:
             assert world.genesis is not None  # it has sessions
-            self.loop.log.append(world.log, group.encode(), codec.encode(record, group, world.genesis.incarnation))
+            value = codec.encode(record, group, world.genesis.incarnation, world.writes_version(group))
+            self.loop.log.append(world.log, group.encode(), value)
             log.info("group %s: session %d has been silent for %d ms; evicting it", group, record.session,
                      record.waited_ms, extra={"marshal_group": group, "marshal_session": record.session})  # fmt: skip
 

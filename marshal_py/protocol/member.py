@@ -43,7 +43,8 @@ from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.watch import Watch
 from marshal_py.protocol.world import Group, World
 
-HEARTBEAT_PROGRESS_BYTES = 800_000  # T11: the rest of a record fits into what is left of codec.VALUE_BYTES_MAX
+ENTRY_BYTES = 50  # of a ClaimState without its progress, at most
+HEARTBEAT_BYTES = 800_000  # T11: of all entries; 10,000 ready epochs fit into what codec.VALUE_BYTES_MAX leaves
 MIRROR_MS = 5_000  # how often accepted positions go to Kafka's committed offsets: its own auto-commit interval
 
 
@@ -94,6 +95,11 @@ class Member:
     @property
     def group(self) -> Group | None:
         return self.world.groups.get(self.name)
+
+    @property
+    def writes_version(self) -> int:
+        """E8: the record version of all that this client writes now."""
+        return self.world.writes_version(self.name, self.options.reads_version)
 
     @property
     def paused(self) -> bool:
@@ -407,14 +413,15 @@ class Member:
         claims = list(self.claims.values())
         first, self._entries_first = self._entries_first, 0
         for at, claim in enumerate(claims[first:] + claims[:first], first):
-            if len(entries) == HEARTBEAT_ENTRIES_MAX or size_bytes > HEARTBEAT_PROGRESS_BYTES:
-                self._entries_first = at % len(claims)  # the rest goes first into the next one
-                break
             # A claim whose Release is on its way is named like any other: the Release may be lost.
             entry = claim_state(group.partitions[claim.tp], claim)
-            if entry is not None:
-                entries.append(entry)
-                size_bytes += len(entry.progress)
+            if entry is None:
+                continue
+            size_bytes += ENTRY_BYTES + len(entry.progress)
+            if len(entries) == HEARTBEAT_ENTRIES_MAX or size_bytes > HEARTBEAT_BYTES:
+                self._entries_first = at % len(claims)  # the rest goes first into the next one
+                break
+            entries.append(entry)
         pause = PauseWaited(group.pause_change, self.watch.pause_waited_ms()) if group.paused else None
         ready, digest = self.intent.ready(group), self.world.checkpoints.get(self.name)
         sequence = self.pulse.new_sequence(now)

@@ -1,8 +1,9 @@
-"""Rule 1 of this house: every transition of the world lives here, and nothing else writes to it (PROTOCOL.md 5).
+"""Rule 1 of this house: every transition of the world begins here, and nothing else writes to it (PROTOCOL.md 5).
 
 `apply(world, offset, value)` folds one record and returns its verdict. It reads no clock and no timestamp. A rejected
 or ignored record leaves the world as it was, counters and the chain digest apart. The few things that stop a whole log
-raise a CoordinationError before anything has changed.
+raise a CoordinationError before anything has changed. Rules 7 to 9 stand in admin_rules.py, what rules share in
+transitions.py.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ from marshal_py.errors import (
     ProtocolUnknown,
     TopicRecreated,
 )
-from marshal_py.protocol.codec import ENVELOPE_VERSION, RECORD_VERSION, TYPE_MAX, decode_body, open_envelope
+from marshal_py.protocol import transitions
+from marshal_py.protocol.admin_rules import group_config, release_group, set_position, step_down, topology
+from marshal_py.protocol.codec import (
+    ENVELOPE_VERSION,
+    LOG_RECORD_VERSION,
+    RECORD_VERSION,
+    TYPE_MAX,
+    decode_body,
+    open_envelope,
+)
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import (
     AT_LEAST_ONCE,
@@ -36,17 +46,14 @@ from marshal_py.protocol.records import (
     Leave,
     MessageRange,
     Note,
-    ReleaseGroup,
     ReleasingPartition,
     SeekingPartition,
-    SetPosition,
     Snapshot,
-    StepDown,
-    Topology,
 )
 from marshal_py.protocol.routing import HASH_NAME, route
+from marshal_py.protocol.transitions import free, partition_of, reshape
 from marshal_py.protocol.verdict import Outcome, Verdict
-from marshal_py.protocol.world import Group, Partition, Session, Topic, World, hash64
+from marshal_py.protocol.world import Group, Partition, Session, World, hash64
 
 PROTOCOL_VERSION: Final = 2
 
@@ -92,7 +99,7 @@ def _judge(world: World, offset: int, value: bytes | None) -> Verdict:
     if version > RECORD_VERSION or kind > TYPE_MAX:
         world.groups[name] = group
         group.opaque_at = offset
-        _reshape(group, group)
+        reshape(group, group)
         return Verdict(offset, _IGNORED, "opaque", name, None)
     record = decode_body(kind, body) if version else None
     rule = _RULES[kind]
@@ -115,7 +122,7 @@ def _judge_unowned(world: World, offset: int, record: Genesis | Snapshot, envelo
     """Genesis and Snapshot (L3-L6, E2, E3, N13)."""
     genesis = record if isinstance(record, Genesis) else record.genesis
     held = world.genesis or world.root
-    known = envelope_version == ENVELOPE_VERSION and record_version == RECORD_VERSION
+    known = envelope_version == ENVELOPE_VERSION and record_version == LOG_RECORD_VERSION
     if not isinstance(record, Genesis):
         if known and held is not None and not record.chain and world.began_at < record.at <= offset:
             raise HistoryRestarted(world.log, offset, record.at)
@@ -146,71 +153,13 @@ def check_protocol(log: int, genesis: Genesis) -> None:
         raise ProtocolUnknown(log, "protocol version", genesis.protocol)
 
 
-# --- what rules share
-
-
-def _reshape(group: Group, *entries: Topic | Session | Partition | Group) -> None:
-    """Notes that more than a position moved: policies look again, digests hash these entries anew."""
-    group.shape += 1
-    group.dirty.update(entries)
-
-
-def _partition(group: Group, tp: TopicPartition) -> Partition:
-    """The state of a partition, made when first named."""
-    found = group.partitions.get(tp)
-    if found is None:
-        found = group.partitions[tp] = Partition(tp, hash64(tp.topic.encode()), generation=group.deleted_at + 1)
-    return found
-
-
-def _free(group: Group, partition: Partition, successor: int) -> None:
-    """Takes a claim from its owner (F3.3, F6.4); position, generation, version, figures and progress stay."""
-    session = group.sessions[partition.owner]
-    session.epochs.discard(partition.epoch)
-    if partition.tp.partition >= 0:
-        session.held -= 1
-    del group.claims[partition.epoch]
-    partition.last_owner = partition.owner
-    partition.owner = partition.epoch = partition.began = NONE
-    partition.successor = successor
-    _reshape(group, partition)
-
-
-def _end_session(group: Group, session: Session) -> None:
-    """F3.3."""
-    for epoch in tuple(session.epochs):
-        _free(group, group.claims[epoch], NONE)
-    del group.sessions[session.id]
-    group.forget_entry(session)
-    group.shape += 1
-
-
-def _begin_generation(group: Group, partition: Partition) -> None:
-    """A new generation (PROTOCOL.md 5): what was told of the old one does not count any more."""
-    partition.generation += 1
-    partition.lag = partition.in_flight = partition.attempts = 0
-    partition.progress, partition.parked = b"", ""
-    _reshape(group, partition)
-
-
-def _forget_position(group: Group, partition: Partition, offset: int) -> None:
-    """F9.2: the position is gone, and records that still name the old version are stale."""
-    partition.position = NONE
-    partition.version = offset
-    _begin_generation(group, partition)
+# --- rules 1 to 6; each returns "" if it accepted, else the reason, having changed nothing
 
 
 def _claim_of(group: Group, session_id: int, epoch: int) -> Partition | None:
     """The live claim `epoch` if it is this session's."""
     partition = group.claims.get(epoch)
     return partition if partition is not None and partition.owner == session_id else None
-
-
-def _holds_partition(group: Group) -> bool:
-    return any(p.tp.partition >= 0 for p in group.claims.values())
-
-
-# --- the rules; each returns "" if it accepted, else the reason, having changed nothing
 
 
 def _join(group: Group, offset: int, record: Join, body: bytes) -> str:
@@ -223,13 +172,13 @@ def _join(group: Group, offset: int, record: Join, body: bytes) -> str:
     if predecessor is not None:
         if predecessor.join.client_id != record.client_id:
             return "predecessor"
-        _end_session(group, predecessor)
+        transitions.end_session(group, predecessor)
     if not group.mode:
         group.mode = record.mode
         group.dirty.add(group)
     session = Session(offset, record, body, hash64(body), offset)
     group.sessions[offset] = session
-    _reshape(group, session)
+    reshape(group, session)
     return ""
 
 
@@ -263,7 +212,7 @@ def _leave(group: Group, offset: int, record: Leave, body: bytes) -> str:
     session = group.sessions.get(record.session)
     if session is None:
         return "session"
-    _end_session(group, session)
+    transitions.end_session(group, session)
     return ""
 
 
@@ -275,7 +224,7 @@ def _evict(group: Group, offset: int, record: Evict, body: bytes) -> str:
         return "observed"
     if record.waited_ms < 2 * session.join.interval_ms:
         return "waited"
-    _end_session(group, session)
+    transitions.end_session(group, session)
     return ""
 
 
@@ -298,7 +247,7 @@ def _claim_partition(group: Group, offset: int, record: ClaimingPartition, body:
     needs_start = tp.partition >= 0 and (known is None or known.position == NONE)
     if needs_start and record.start == NONE:
         return "start"
-    partition = _partition(group, tp)
+    partition = partition_of(group, tp)
     if needs_start:
         partition.position = record.start
     partition.owner = session.id
@@ -311,7 +260,7 @@ def _claim_partition(group: Group, offset: int, record: ClaimingPartition, body:
         partition.began = partition.position
         if group.mode == AT_LEAST_ONCE:
             partition.attempts = min(partition.attempts + 1, COUNT_MAX)
-    _reshape(group, partition)
+    reshape(group, partition)
     return ""
 
 
@@ -360,7 +309,7 @@ def _release_partition(group: Group, offset: int, record: ReleasingPartition, bo
             partition.attempts, partition.in_flight = record.attempts, record.in_flight
             partition.progress = record.progress
         partition.parked = record.parked
-    _free(group, partition, record.successor)
+    free(group, partition, record.successor)
     partition.version = offset
     return ""
 
@@ -376,7 +325,7 @@ def _seek_partition(group: Group, offset: int, record: SeekingPartition, body: b
         return "mode"
     if group.pause_duration_ms:
         return "paused"
-    _begin_generation(group, partition)
+    transitions.begin_generation(group, partition)
     partition.position = partition.began = record.position
     partition.attempts = 1
     del group.claims[partition.epoch]
@@ -387,139 +336,11 @@ def _seek_partition(group: Group, offset: int, record: SeekingPartition, body: b
     return ""
 
 
-def _release_group(group: Group, offset: int, record: ReleaseGroup, body: bytes) -> str:
-    if record.observed != group.pause_change:
-        return "observed"
-    waited_out = record.duration_ms == 0 and record.waited_ms >= group.pause_duration_ms
-    if group.paused and record.token != group.pause_change and not waited_out:
-        return "paused"
-    group.pause_change = offset
-    group.pause_duration_ms = record.duration_ms
-    _reshape(group, group)
-    return ""
-
-
-def _set_position(group: Group, offset: int, record: SetPosition, body: bytes) -> str:
-    if not group.paused:
-        return "paused"
-    if record.token != group.pause_change:
-        return "token"
-    if not record.moves:
-        return "empty"
-    targets = [TopicPartition(move.topic, move.partition) for move in record.moves]
-    if len(set(targets)) != len(targets):
-        return "repeats"
-    known = [group.partitions.get(tp) for tp in targets]
-    for move, partition in zip(record.moves, known, strict=True):
-        if move.observed != (NONE if partition is None else partition.version):
-            return "observed"
-    if not all(group.partition_exists(tp) for tp in targets):
-        return "topology"
-    if any(partition is not None and partition.owner != NONE for partition in known):
-        return "held"
-    for move, tp in zip(record.moves, targets, strict=True):
-        partition = _partition(group, tp)
-        partition.position = move.position
-        partition.version = offset
-        _begin_generation(group, partition)
-    if record.resume:
-        group.pause_duration_ms = 0
-        group.pause_change = offset
-    _reshape(group, group)
-    return ""
-
-
-def _topology(group: Group, offset: int, record: Topology, body: bytes) -> str:
-    topic = group.topics.get(record.topic)
-    if record.observed != group.topology_offset(record.topic):
-        return "observed"
-    if topic is None:
-        topic = Topic(hash64(record.topic.encode()), record.partitions, record.partitions, offset, record.topic_id)
-        group.topics[record.topic] = topic
-        _reshape(group, topic)
-        return ""
-    new_id = record.topic_id not in ("", topic.id)
-    if record.partitions == topic.count and not new_id:
-        return "same"
-    recreated = new_id and topic.id != ""
-    fewer = record.partitions < topic.count and not recreated
-    guarded = fewer or (recreated and group.config is not None and group.config.on_topic_recreated == "fail")
-    if guarded and not (group.paused and record.token == group.pause_change):
-        return "token"
-    if fewer or recreated:
-        least = NONE if recreated else record.partitions  # F9.10: all of the topic, the claim of the whole topic too
-        gone = [p for p in group.partitions.values() if p.tp.topic == record.topic and p.tp.partition >= least]
-        if any(p.owner != NONE for p in gone):
-            return "held"
-        for partition in gone:
-            if partition.tp.partition >= 0:
-                _forget_position(group, partition, offset)
-    topic.count, topic.offset = record.partitions, offset
-    if recreated:
-        topic.first_count = 0
-    if new_id:
-        topic.id = record.topic_id
-    _reshape(group, topic)
-    return ""
-
-
-def _group_config(group: Group, offset: int, record: GroupConfig, body: bytes) -> str:
-    if record.observed != group.config_offset:
-        return "observed"
-    changes_mode = not record.deleted and record.mode != 0 and group.mode not in (0, record.mode)
-    if record.deleted and group.sessions:
-        return "sessions"
-    if changes_mode:
-        if not group.paused or record.token != group.pause_change:
-            return "token"
-        if _holds_partition(group):
-            return "held"
-        for session in tuple(group.sessions.values()):
-            _end_session(group, session)
-        for partition in group.partitions.values():
-            if partition.tp.partition >= 0:
-                _begin_generation(group, partition)
-    if record.deleted:
-        _forget_everything(group, offset)
-    elif record.mode:
-        group.mode = record.mode
-    for session in group.sessions.values():
-        if session.mark != NONE:
-            session.mark = NONE
-            group.dirty.add(session)
-    group.config, group.config_body, group.config_hash, group.config_offset = record, body, hash64(body), offset
-    _reshape(group, group)
-    return ""
-
-
-def _forget_everything(group: Group, offset: int) -> None:
-    """F9.5: what is left of a deleted group is its name, the record, and the offset that makes older copies stale."""
-    for topic in group.topics.values():
-        group.forget_entry(topic)
-    for partition in group.partitions.values():
-        group.forget_entry(partition)
-    group.topics.clear()
-    group.partitions.clear()
-    group.mode = group.pause_duration_ms = 0
-    group.pause_change = group.deleted_at = offset
-
-
-def _step_down(group: Group, offset: int, record: StepDown, body: bytes) -> str:
-    session = group.sessions.get(record.session)
-    if session is None:
-        return "session"
-    if record.observed != session.mark:
-        return "observed"
-    session.mark = offset
-    _reshape(group, session)
-    return ""
-
-
 def _note(group: Group, offset: int, record: Note, body: bytes) -> str:
     return ""
 
 
 _RULES: Final[tuple[Callable[[Group, int, Any, bytes], str | tuple[int, ...]] | None, ...]] = (
-    None, _join, _heartbeat, _leave, _evict, _claim_partition, _release_partition, _claim_messages, _release_group,
-    _set_position, _topology, _group_config, _step_down, _note, None, _seek_partition,
+    None, _join, _heartbeat, _leave, _evict, _claim_partition, _release_partition, _claim_messages, release_group,
+    set_position, topology, group_config, step_down, _note, None, _seek_partition,
 )  # fmt: skip  # by type number; Genesis and Snapshot have no rule under a group id (E2)

@@ -1,4 +1,4 @@
-"""The world: what one log says, as plain values, with its invariants and its digest. Only rationalizer.py changes it.
+"""The world: what one log says, as plain values, with its invariants and its digest. Only the fold changes it.
 
 Invariants (checked by `Group.check`):
   W1  a claim's owner is a live session, and `claims` holds exactly the owned partitions, by epoch
@@ -20,6 +20,7 @@ from typing import Final
 import mmh3
 from msgspec import Struct
 
+from marshal_py.protocol.codec import RECORD_VERSION
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import Checkpoint, Genesis, GroupConfig, Join
 
@@ -245,6 +246,11 @@ class World:
         self.checkpoints: dict[str, Checkpoint] = {}  # the newest of each watched group (G4)
         self.chains = array("Q", bytes(8 * CHECKPOINTS_KEPT))  # of the newest checkpoints, by number modulo the length
         self.states: dict[str, array[int]] = {}  # the same for the digest of each watched group; 0: not known
+
+    def writes_version(self, group: str, own: int = RECORD_VERSION) -> int:
+        """E8: the record version of what is written to `group` by a writer that reads versions up to `own`."""
+        known = self.groups.get(group)
+        return own if known is None else known.writes_version(own)
 
     def digests_at(self, group: str, at: int) -> tuple[int, int] | None:
         """State digest of a watched group and chain digest at a checkpoint; None if it is not known any more, or yet.

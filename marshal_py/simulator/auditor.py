@@ -147,8 +147,13 @@ def _given_back(d: Delivery, tenure: Tenure) -> bool:
 
 
 def _cloned_owner(history: History, d: Delivery, tenure: Tenure) -> bool:
-    """Whether a copy of the machine that delivered ended the claim: it cannot know what the other copy delivered."""
-    return d.client != tenure.let_go[0] and _separated_ms(history, d.client, tenure.let_go[0]) >= 0
+    """Whether a copy of the machine gave back what the other copy delivers by a grant of before the cloning.
+
+    Neither of the two can know it.
+    """
+    grants = history.grants.get((d.group, d.epoch), ())
+    sent_ms = next((g.sent_ms for g in grants if g.start <= d.offset < g.to), 2**62)
+    return d.client != tenure.let_go[0] and sent_ms <= _separated_ms(history, d.client, tenure.let_go[0])
 
 
 def _at_least_once(history: History) -> Iterator[Violation]:
@@ -178,6 +183,11 @@ def _redelivery(history: History) -> Iterator[Violation]:
     for d in history.evidence.deliveries:
         by_epoch.setdefault((d.group, d.epoch), []).append(d)
     for key, tenures in history.by_key.items():
+        for tenure in tenures:
+            for d in by_epoch.get((key[0], tenure.epoch), ()) if tenure.finished else ():
+                if any(start <= d.offset < to for start, to in tenure.finished) and not d.inherited:
+                    yield Violation("S9", d.begin_ms, tenure.epoch, f"{key} {d.offset} comes again, and its claim was "
+                                                                    f"told that it is finished")  # fmt: skip
         for old, new in pairwise(tenures):
             if old.mode != 1 or old.generation != new.generation:
                 continue
@@ -190,9 +200,11 @@ def _redelivery(history: History) -> Iterator[Violation]:
                 before = {d.offset: d for d in begun if d.begin_ms <= sent_ms}
                 # A clone may have let go of the claim for a handler that hung in the original, and not in itself.
                 open_ = (o for o, d in before.items() if d.inherited or d.end_ms < 0 or d.end_ms >= sent_ms)
-                low = min(open_, default=2**63)
+                still_open = set(open_)
+                low = min(still_open, default=2**63)
                 for d in by_epoch.get((key[0], new.epoch), ()):
-                    if d.offset in before and d.offset < low and not d.inherited:
+                    told = d.offset < low or (old.in_order and d.offset not in still_open)  # above it: D1
+                    if d.offset in before and told and not d.inherited:
                         yield Violation("S9", d.begin_ms, new.epoch, f"{key} {d.offset}, finished in time, comes again")
 
 

@@ -50,11 +50,40 @@ def oracle_of(evidence: Evidence) -> Oracle | None:
     return None
 
 
+def finished_spans(position: int, progress: bytes) -> list[tuple[int, int]]:
+    """The ranges [start, to) that the bytes of 4.2 name as finished; none if they are no such list."""
+    numbers, value, shift = [], 0, 0
+    for byte in progress:
+        value, shift = value + ((byte % 128) << shift), shift + 7
+        if byte < 128:
+            numbers.append(value)
+            value = shift = 0
+    spans = []
+    for gap, length, times in zip(*[iter(numbers)] * 3, strict=False):
+        start, position = position + gap, position + gap + length
+        spans += [(start, position)] if times == 0 else []
+    return spans
+
+
 class Tenure:
     """One accepted claim: the records [epoch, end) of the log."""
 
-    __slots__ = ("end", "ended_by", "epoch", "generation", "given_back", "handed_over", "key", "let_go", "mode", "ms",
-                 "position", "session")  # fmt: skip
+    __slots__ = (
+        "end",
+        "ended_by",
+        "epoch",
+        "finished",
+        "generation",
+        "given_back",
+        "handed_over",
+        "in_order",
+        "key",
+        "let_go",
+        "mode",
+        "ms",
+        "position",
+        "session",
+    )  # fmt: skip
 
     def __init__(self, key: Key, epoch: int, session: int, ms: int, position: int, generation: int,
                  mode: int) -> None:  # fmt: skip
@@ -63,6 +92,8 @@ class Tenure:
         self.end = 2**62
         self.ended_by = ""
         self.let_go = (-1, -1)  # who first sent the Release or Leave that ended it, and when
+        self.finished: list[tuple[int, int]] = []  # at least once: what its claim was told to be finished (D1)
+        self.in_order = True  # its owner's heartbeats came in the order in which they were sent, each once
         self.handed_over = False  # by a Release for the sake of another live member, after its handlers had finished
         self.given_back: int | None = None  # at most once: its Release made this the position, which had been greater
 
@@ -219,10 +250,12 @@ class History:
         life = self.lives.get((group, fields.get("session", -1)))
         tenure = self.tenures.get((group, fields.get("epoch", -1)))
         if kind == "Heartbeat" and life is not None:
+            late = sent_ms < max(life.heartbeats.values(), default=-1)
             life.heartbeats[sender] = max(life.heartbeats.get(sender, -1), sent_ms)
             for entry in fields["claims"]:
                 named = self.tenures.get((group, entry["epoch"]))
                 if named is not None and named.end > offset and named.session == fields["session"]:
+                    named.in_order = named.in_order and not late
                     self._advance(named, offset, sent_ms)
         elif kind == "ReleasingPartition" and tenure is not None:
             self._advance(tenure, offset, sent_ms)
@@ -271,6 +304,8 @@ class History:
         part = self.oracle.groups[group].partitions[key[1], key[2]]
         tenure = Tenure(key, offset, fields["session"], self.evidence.appended_ms[offset], part.position,
                         part.generation, self.oracle.groups[group].mode)  # fmt: skip
+        if tenure.mode != AT_MOST_ONCE:
+            tenure.finished = finished_spans(part.position, part.progress)
         self._open.setdefault(group, {})[key] = self.tenures[group, offset] = tenure
         self.by_key.setdefault(key, []).append(tenure)
 

@@ -22,7 +22,7 @@ from marshal_py.protocol.member import Member
 from marshal_py.protocol.pulse import HEARTBEATS_PER_INTERVAL, Due, Pulse
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, ClaimState, Heartbeat, Leave, SetPosition
 from marshal_py.protocol.world import Group
-from marshal_py.simulator import mutants_clock, mutants_fold, mutants_log, mutants_oracle
+from marshal_py.simulator import mutants_claims, mutants_clock, mutants_fold, mutants_log, mutants_oracle
 from marshal_py.simulator.run import simulate
 from marshal_py.simulator.scenario import Options
 
@@ -260,6 +260,18 @@ _MEMBER: Final = (
     Mutant("A3", "hands over while handlers still run", _a3, _bias("arrive", "slow_handler", mode=AT_LEAST_ONCE)),
     Mutant("D3", "what was granted outlives the fence", _d3, _bias("lag", "delay", "suspend", mode=AT_MOST_ONCE)),
     Mutant("D8", "the gate does not look at the lease", _d8, _bias("stop", "lag", "suspend")),
+    Mutant("R1", "gives back from the lowest message that was not handed over", mutants_claims.r1,
+           _bias("lag", "delay", "arrive", "leave", mode=AT_MOST_ONCE)),
+    Mutant("R2", "gives back what its handler has", mutants_claims.r2,
+           _bias("leave", "arrive", "slow_handler", mode=AT_MOST_ONCE)),
+    Mutant("R3", "delivers again after a Release was rejected, and gives back as before", mutants_claims.r3,
+           _bias("admin", "arrive", "delay", "reorder", mode=AT_MOST_ONCE)),
+    Mutant("P1", "the position leaps over what is unfinished", mutants_claims.p1,
+           _bias("crash", "slow_handler", mode=AT_LEAST_ONCE)),
+    Mutant("P2", "finished ranges are made one", mutants_claims.p2, _bias("crash", "slow_handler", mode=AT_LEAST_ONCE)),
+    Mutant("P5", "nothing is told of what is finished above the position", mutants_claims.p5,
+           _bias("crash", "slow_handler", mode=AT_LEAST_ONCE)),
+    Mutant("P6", "a new owner skips nothing", mutants_claims.p6, _bias("crash", "slow_handler", mode=AT_LEAST_ONCE)),
 )
 _FOLD_BIAS: Final = {
     "X6": _bias("admin"), "X7": _bias("two_admins", "delay", "duplicate"), "X8": _bias("crash", mode=AT_MOST_ONCE),
@@ -273,6 +285,8 @@ _FOLD_BIAS: Final = {
     "X32": _bias("arrive"), "X33": _bias("mixed_modes"), "X38": _bias("mode_change", "arrive"),
     "G2": _bias("arrive", "crash", "delay", "duplicate"),
     "G4": _bias("duplicate", "delay", "arrive", "slow_handler", mode=AT_LEAST_ONCE),
+    "R4": _bias("arrive", "leave", "delay", "reorder", mode=AT_MOST_ONCE),
+    "P3": _bias("admin", "two_admins", "stuck_handler", "slow_handler", mode=AT_LEAST_ONCE),
 }  # fmt: skip
 
 # Where no simulated run can show it yet: why. X3 and X12 are honest limits, counted by the auditor, not failed.

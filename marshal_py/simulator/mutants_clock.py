@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from marshal_py.protocol import rationalizer
+from marshal_py.protocol import rationalizer, transitions
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.lease import EVICT_INTERVALS
 from marshal_py.protocol.records import ClaimingPartition, ReleaseGroup
@@ -78,7 +78,7 @@ def _claims_by_time(times: _Times) -> list[Patch]:
         if isinstance(record, ClaimingPartition):
             held = group.partitions.get(TopicPartition(record.topic, record.partition))
             if held is not None and held.owner != NONE and times.stale(group, held.owner):
-                rationalizer._free(group, held, NONE)
+                transitions.free(group, held, NONE)
                 return replace(record, observed=held.version)
         return record
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from marshal_py.admin.pause import Drain
+from marshal_py.protocol import transitions
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.reading import Reading
 from marshal_py.protocol.records import (
@@ -23,9 +24,11 @@ from marshal_py.protocol.records import (
     Heartbeat,
     Join,
     ReleaseGroup,
+    ReleasingPartition,
     SetPosition,
 )
 from marshal_py.protocol.world import Group, Partition
+from marshal_py.simulator import mutants_claims
 
 Rule = Callable[[Group, int, Any, bytes], str]
 
@@ -99,7 +102,7 @@ def _x10(rationalizer: Any) -> list[tuple[Any, str, Any]]:
 
 def _x11(rationalizer: Any) -> list[tuple[Any, str, Any]]:
     """What a session leaves behind belongs to another process of the same name."""
-    end = rationalizer._end_session
+    end = transitions.end_session
 
     def end_session(group: Group, session: Any) -> None:
         for other in group.sessions.values():
@@ -113,7 +116,7 @@ def _x11(rationalizer: Any) -> list[tuple[Any, str, Any]]:
                 break
         end(group, session)
 
-    return [(rationalizer, "_end_session", end_session)]
+    return [(transitions, "end_session", end_session)]
 
 
 def _x13(rule: Rule) -> Rule:
@@ -255,11 +258,11 @@ def _x38(rationalizer: Any) -> list[tuple[Any, str, Any]]:
     rules, config = list(rationalizer._RULES), rationalizer._RULES[CONFIG]
 
     def lenient(group: Group, offset: int, record: GroupConfig, body: bytes) -> str:
-        end, rationalizer._end_session = rationalizer._end_session, lambda group, session: None
+        end, transitions.end_session = transitions.end_session, lambda group, session: None
         try:
             reason: str = config(group, offset, record, body)
         finally:
-            rationalizer._end_session = end
+            transitions.end_session = end
         return reason
 
     rules[CONFIG] = lenient
@@ -303,6 +306,16 @@ def _g4(rule: Rule) -> Rule:
     return heartbeat
 
 
+def _r4(rule: Rule) -> Rule:
+    def release(group: Group, offset: int, record: ReleasingPartition, body: bytes) -> str:
+        claim = group.claims.get(record.epoch)
+        if claim is not None and record.observed != NONE:
+            record = replace(record, observed=claim.position)
+        return rule(group, offset, record, body)
+
+    return release
+
+
 # name -> (what it breaks, number of the record type or -1, how)
 MUTANTS: Final[dict[str, tuple[str, int, Callable[[Any], Any]]]] = {
     "X6": ("a rewind is swallowed by a global max", MOVE, _x6),
@@ -324,4 +337,6 @@ MUTANTS: Final[dict[str, tuple[str, int, Callable[[Any], Any]]]] = {
     "X38": ("a change of mode leaves old sessions alive", -1, _x38),
     "G2": ("a failed claim sets the position to 0", CLAIM, _g2),
     "G4": ("a heartbeat takes ownership", HEARTBEAT, _g4),
+    "R4": ("a Release gives back whatever it has observed", RELEASE, _r4),
+    "P3": ("progress outlives a generation", -1, mutants_claims.p3),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from marshal_py.simulator import oracle
+from marshal_py.simulator import mutants_claims, oracle
 from marshal_py.simulator.auditor_model import AT_MOST_ONCE
 from marshal_py.simulator.oracle import Group, Partition
 
@@ -269,6 +269,16 @@ def _g4() -> list[Patch]:
     return _rules(Heartbeat=taking)
 
 
+def _r4(rule: Rule) -> Rule:
+    def release(group: Group, fields: dict[str, Any], offset: int, body: bytes) -> str:
+        claim = group.claim(fields["session"], fields["epoch"])
+        if claim is not None and fields["observed"] != NONE:
+            fields = {**fields, "observed": claim[1].position}
+        return rule(group, fields, offset, body)
+
+    return release
+
+
 def _known(group: Group, fields: dict[str, Any]) -> Partition:
     """The partition that a record names; an empty one, which nobody else sees, if the group does not know it."""
     return group.partitions.get((fields["topic"], fields["partition"]), Partition())
@@ -300,4 +310,6 @@ TWINS: Final[dict[str, Callable[[], list[Patch]]]] = {
     "X38": lambda: _rules(GroupConfig=_x38),
     "G2": lambda: _rules(ClaimingPartition=_g2),
     "G4": _g4,
+    "R4": lambda: _rules(ReleasingPartition=_r4),
+    "P3": mutants_claims.p3_in_the_oracle,
 }

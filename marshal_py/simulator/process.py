@@ -251,7 +251,8 @@ class Process:
     def send(self, record: Record) -> None:
         """Writes a record of the group."""
         assert self.world.genesis is not None  # L7: nobody writes before it has read the Genesis
-        self.post(codec.encode(record, self.group, self.world.genesis.incarnation))
+        version = self.world.writes_version(self.group)
+        self.post(codec.encode(record, self.group, self.world.genesis.incarnation, version))
 
     def post(self, value: bytes) -> None:
         """Hands a value to the producer, which keeps its order unless the weather does not."""

@@ -93,8 +93,9 @@ class Upkeep:
         chores = keeper.tick(now, Presence(options.client_id, live, options.interval_ms, member.pulse.proven(now)))
         self._send(chores.send)
         for group, record in chores.evict:
-            assert client.world.genesis is not None
-            client.post(codec.encode(record, group, client.world.genesis.incarnation))
+            world = client.world
+            assert world.genesis is not None
+            client.post(codec.encode(record, group, world.genesis.incarnation, world.writes_version(group)))
         if chores.audit is not None:
             client.stage.at(client.stage.weather.read_ms(client.stage.rng), client, self._audit, chores.audit)
         if chores.doubtful is not None:

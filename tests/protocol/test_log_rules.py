@@ -12,7 +12,7 @@ import mmh3
 import pytest
 
 from marshal_py.errors import EnvelopeUnknown, LogGap, ProtocolOutdated, ProtocolUnknown, TopicRecreated
-from marshal_py.protocol import codec
+from marshal_py.protocol import codec, rationalizer
 from marshal_py.protocol.rationalizer import apply
 from marshal_py.protocol.records import (
     Checkpoint,
@@ -265,6 +265,17 @@ def test_another_version_of_a_log_record() -> None:
         assert isinstance(Logbook().stops(wire.snapshot(**versions)), EnvelopeUnknown)
 
 
+def test_a_log_record_has_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E3: whatever version of a group's records a library reads and writes, that of Genesis and Snapshot stays 1."""
+    monkeypatch.setattr(rationalizer, "RECORD_VERSION", 2)
+    book = Logbook(start=False)
+    value = codec.encode(Genesis(INCARNATION, 1, HASH_NAME, 2), "", INCARNATION, 2)
+    assert value == genesis()
+    assert apply(book.world, 0, value).accepted
+    assert apply(book.world, 1, codec.encode(snapshot(), "", INCARNATION, 2)).accepted
+    assert codec.open_snapshot(codec.encode(snapshot(), "", INCARNATION, 2)) == snapshot()
+
+
 def test_misrouted() -> None:
     """E4: ignored, before version, type and body are looked at; no state comes of it."""
     book = Logbook(16)
@@ -399,15 +410,30 @@ def test_unknown_and_missing_fields() -> None:
 
 
 def test_versions_that_members_read() -> None:
-    """E8: Join carries the highest record version that its library reads; this one writes the only one there is."""
+    """E8: Join carries the highest record version that its library reads; it is carried, never judged."""
     join = Join("c", bytes(16), 1, 1_000, ())
     assert join.reads_version == codec.RECORD_VERSION == 1
-    value = codec.encode(join, GROUP, INCARNATION)
-    assert value[12 + len(GROUP)] == min(codec.RECORD_VERSION, join.reads_version)
-    # It is carried, never judged: a member that reads more is no reason to refuse it.
+    assert codec.encode(join, GROUP, INCARNATION)[12 + len(GROUP)] == 1
+    assert codec.encode(join, GROUP, INCARNATION, 2)[12 + len(GROUP)] == 2
     book = Logbook()
     session = book.must(Join("c", bytes(16), 1, 1_000, (), reads_version=255))
     assert book.session(session).join.reads_version == 255
+
+
+def test_the_version_that_is_written() -> None:
+    """E8: the lowest that the writer and all live sessions of the group read; each group for itself."""
+    book = Logbook()
+    assert [book.world.writes_version(GROUP, own) for own in (1, 2, 9)] == [1, 2, 9], "nobody is there yet"
+    newer = book.join("a", reads_version=3)
+    assert [book.group.writes_version(own) for own in (1, 2, 9)] == [1, 2, 3]
+    older = book.join("b", reads_version=2)
+    assert [book.world.writes_version(GROUP, own) for own in (1, 2, 9)] == [1, 2, 2]
+    assert book.world.writes_version("other", 9) == 9
+    assert book.world.writes_version(GROUP) == codec.RECORD_VERSION
+    book.must(Leave(older))
+    assert book.group.writes_version(9) == 3
+    book.must(Leave(newer))
+    assert book.group.writes_version(9) == 9
 
 
 def test_what_the_fold_is_given() -> None:

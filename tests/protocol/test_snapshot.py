@@ -358,6 +358,9 @@ def test_a_founding_snapshot_of_another_incarnation() -> None:
         assert isinstance(log.stops(value), HistoryRestarted)
     assert Logbook(start=False).put(chunk).reason == "garbage"
     further = Logbook(log=1, root=genesis(2), start=False)
+    assert further.put(chunk).reason == "garbage", "of a checkpoint beyond its own offset (N1)"
+    while further.world.next_offset < 16:
+        further.put(None)
     assert isinstance(further.stops(chunk), HistoryRestarted), "a reader of a further log knows the root's"
     plain = Snapshot(other, ONE, 16, 0, 1, 0, 5, b"x")
     assert log.put(codec.encode(plain, "", OTHER_INCARNATION)).reason == "garbage"

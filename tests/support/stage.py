@@ -137,7 +137,7 @@ class Client:
         self.cooled += out.cool
         for record in out.send:
             self.sent.append((at, record))
-            self.stage.send(self, codec.encode(record, GROUP, INCARNATION))
+            self.stage.send(self, codec.encode(record, GROUP, INCARNATION, self.member.writes_version))
         self.claimed += [(at, claim) for claim in out.claimed]
         for partition, position in out.warm:
             self.warmed.append((partition, position))
@@ -395,3 +395,18 @@ class Stage:
             for p in self.group.partitions.values()
             if p.owner >= 0
         }
+
+
+def granted(stage: Stage, client: Client, claim: Claim, offer: tuple[int, int]) -> None:
+    """Offers fetched messages and lets the grant come."""
+    claim.offer = offer
+    client.due_ms = stage.now_ms
+    stage.run(WRITE_MS + READ_MS)
+
+
+def take_all(client: Client, claim: Claim) -> list[int]:
+    """Hands over at most once whatever may be."""
+    taken = []
+    while (offset := client.take(claim)) is not None:
+        taken.append(offset)
+    return taken

@@ -1,0 +1,60 @@
+"""What several rules of the fold do to the world: free a claim, end a session, begin a generation (PROTOCOL.md 5).
+
+Only rationalizer.py and admin_rules.py call these.
+"""
+
+from __future__ import annotations
+
+from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.world import Group, Partition, Session, Topic, hash64
+
+
+def reshape(group: Group, *entries: Topic | Session | Partition | Group) -> None:
+    """Notes that more than a position moved: policies look again, digests hash these entries anew."""
+    group.shape += 1
+    group.dirty.update(entries)
+
+
+def partition_of(group: Group, tp: TopicPartition) -> Partition:
+    """The state of a partition, made when first named."""
+    found = group.partitions.get(tp)
+    if found is None:
+        found = group.partitions[tp] = Partition(tp, hash64(tp.topic.encode()), generation=group.deleted_at + 1)
+    return found
+
+
+def free(group: Group, partition: Partition, successor: int) -> None:
+    """Takes a claim from its owner (F3.3, F6.4); position, generation, version, figures and progress stay."""
+    session = group.sessions[partition.owner]
+    session.epochs.discard(partition.epoch)
+    if partition.tp.partition >= 0:
+        session.held -= 1
+    del group.claims[partition.epoch]
+    partition.last_owner = partition.owner
+    partition.owner = partition.epoch = partition.began = NONE
+    partition.successor = successor
+    reshape(group, partition)
+
+
+def end_session(group: Group, session: Session) -> None:
+    """F3.3."""
+    for epoch in tuple(session.epochs):
+        free(group, group.claims[epoch], NONE)
+    del group.sessions[session.id]
+    group.forget_entry(session)
+    group.shape += 1
+
+
+def begin_generation(group: Group, partition: Partition) -> None:
+    """A new generation (PROTOCOL.md 5): what was told of the old one does not count any more."""
+    partition.generation += 1
+    partition.lag = partition.in_flight = partition.attempts = 0
+    partition.progress, partition.parked = b"", ""
+    reshape(group, partition)
+
+
+def forget_position(group: Group, partition: Partition, offset: int) -> None:
+    """F9.2: the position is gone, and records that still name the old version are stale."""
+    partition.position = NONE
+    partition.version = offset
+    begin_generation(group, partition)
