@@ -29,6 +29,7 @@ _PASSING: Final = frozenset({
 
 
 LEARN_TIMEOUT_S: Final = 10.0
+LEARN_RUNNING_S: Final = 1.0  # while partitions are fetched, for nothing is fetched meanwhile; librdkafka looks itself
 
 
 class KafkaSource:
@@ -39,8 +40,10 @@ class KafkaSource:
         self._servers = str(configuration["bootstrap.servers"])
         self._lock = threading.Lock()  # around the assignment: any thread assigns while one polls
         self._polling = threading.Lock()  # librdkafka frees a client while another thread is inside it: close waits
+        self._turn = threading.Lock()  # held by who waits for `_polling`, so that a poller does not overtake it
         self._rounds: dict[TopicPartition, int] = {}
         self._positions: dict[TopicPartition, int] = {}
+        self._silent: set[TopicPartition] = set()  # assigned, and nothing has come of them since
         self._paused: set[TopicPartition] = set()
         self._round = 0
         self._topics: set[str] = set()  # every topic that was ever assigned: messages of it may still be on their way
@@ -52,22 +55,32 @@ class KafkaSource:
         # Without this a consumer that is already connected learns of a new topic at librdkafka's next look, up to a
         # second later: a third of what a take-over may cost.
         for topic in topics:
-            try:
-                self._consumer.list_topics(topic, timeout=LEARN_TIMEOUT_S)
-            except KafkaException as error:
-                raise ClusterUnreachable(self._servers, f"metadata of {topic}", str(error.args[0])) from error
+            # confluent_kafka (2.16) lets `list_topics` wait, beyond its own limit, until nobody is inside `poll`: beside
+            # a thread that polls again and again it would never come back.
+            with self._turn, self._polling:
+                if self._closed:
+                    return
+                timeout_s = LEARN_RUNNING_S if self._rounds else LEARN_TIMEOUT_S
+                try:
+                    self._consumer.list_topics(topic, timeout=timeout_s)
+                except KafkaException as error:
+                    raise ClusterUnreachable(self._servers, f"metadata of {topic}", str(error.args[0])) from error
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         with self._lock:
             if self._closed:
                 return
-            self._drop([tp for tp in positions if tp in self._rounds])
-            for tp, offset in positions.items():
-                self._round += 1
-                self._rounds[tp] = self._round
-                self._positions[tp] = offset
-                self._topics.add(tp.topic)
-            self._consumer.incremental_assign([KafkaPartition(*tp, offset) for tp, offset in positions.items()])
+            self._assign(positions)
+
+    def _assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        self._drop([tp for tp in positions if tp in self._rounds])
+        for tp, offset in positions.items():
+            self._round += 1
+            self._rounds[tp] = self._round
+            self._positions[tp] = offset
+            self._silent.add(tp)
+            self._topics.add(tp.topic)
+        self._consumer.incremental_assign([KafkaPartition(*tp, offset) for tp, offset in positions.items()])
 
     def unassign(self, tps: Iterable[TopicPartition]) -> None:
         with self._lock:
@@ -79,6 +92,7 @@ class KafkaSource:
             return
         for tp in tps:
             del self._rounds[tp], self._positions[tp]
+        self._silent.difference_update(tps)
         # librdkafka remembers a pause beyond the assignment: the partition would stay silent when it is assigned again.
         paused = [KafkaPartition(*tp) for tp in tps if tp in self._paused]
         if paused:
@@ -103,13 +117,15 @@ class KafkaSource:
     def poll(self, timeout_s: float, max_messages: int) -> list[Chunk]:
         with self._lock:
             rounds = self._rounds.copy()
+        with self._turn:
+            pass  # whoever waits for the client goes first
         with self._polling:
             messages = [] if self._closed else self._consume(timeout_s, max_messages)
         if not messages:
             return []
         # By truth, not by comparison: KafkaError compared to None leaves an exception behind in C (2.16).
         if any(map(Message.error, messages)):
-            messages = self._take_errors(messages)
+            messages = self._take_errors(messages, rounds)
         return self._chunks(messages, rounds)
 
     def _consume(self, timeout_s: float, max_messages: int) -> list[Message]:
@@ -146,9 +162,14 @@ class KafkaSource:
         assert topic is not None
         assert partition is not None
         tp = TopicPartition(topic, partition)
+        self._silent.discard(tp)
         return Chunk(tp, rounds.get(tp, 0), messages)
 
-    def _take_errors(self, messages: list[Message]) -> list[Message]:
+    def _take_errors(self, messages: list[Message], rounds: Mapping[TopicPartition, int]) -> list[Message]:
+        """`rounds`: before these were fetched. An error of an earlier assignment says nothing of the one that is.
+
+        librdkafka (2.16) may tell of a refused position after the partition was assigned anew; it fetches nothing then.
+        """
         good: list[Message] = []
         for message in messages:
             error = message.error()
@@ -163,7 +184,13 @@ class KafkaSource:
             position = message.offset()
             if position is None or position < 0:
                 position = self._positions.get(tp, -1)
-            self.unassign([tp])
+            with self._lock:
+                if self._closed or tp not in self._rounds or self._rounds[tp] != rounds.get(tp):
+                    continue
+                if tp in self._silent and position != self._positions[tp]:
+                    self._assign({tp: self._positions[tp]})
+                    continue
+                self._drop([tp])
             if error.code() == KafkaError._AUTO_OFFSET_RESET:
                 self._out.append(OutOfRange(tp, position, settings.truncation(error)))
             else:

@@ -7,6 +7,7 @@ it lacks, and a module runs a class over exactly the rigs that have it. Nothing 
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -480,6 +481,29 @@ class SourcePromises(Suite):
             return source.out_of_range()
 
         return until(look, "a position is refused")
+
+    def test_learning_is_not_held_up_by_a_thread_that_polls(self, rig: Rig, topic: str, source: DataSource) -> None:
+        """A consumer's thread waits for messages nearly all the time; the worker must get in between."""
+        source.assign({TopicPartition(topic, 0): 0})
+        over, learned = threading.Event(), threading.Event()
+
+        def poll() -> None:
+            while not over.is_set():
+                source.poll(0.1, 10)
+
+        def learn() -> None:
+            for _ in range(5):
+                source.learn([topic])
+            learned.set()
+
+        threads = [threading.Thread(target=poll), threading.Thread(target=learn, daemon=True)]
+        for thread in threads:
+            thread.start()
+        try:
+            assert learned.wait(DEADLINE_S), "it never came back"
+        finally:
+            over.set()
+            threads[0].join()
 
 
 class AdminPromises(Suite):
