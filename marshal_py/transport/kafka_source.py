@@ -55,7 +55,7 @@ class KafkaSource:
         # Without this a consumer that is already connected learns of a new topic at librdkafka's next look, up to a
         # second later: a third of what a take-over may cost.
         for topic in topics:
-            # confluent_kafka (2.16) lets `list_topics` wait, beyond its own limit, until nobody is inside `poll`: beside
+            # confluent_kafka (2.16) lets `list_topics` wait, beyond its own limit, until nobody polls: beside
             # a thread that polls again and again it would never come back.
             with self._turn, self._polling:
                 if self._closed:
