@@ -172,10 +172,12 @@ class Ranges:
             return start, end
         if end < tracker.finished_to():
             tracker.discard_inherited()
+        start = max(start, tracker.position())  # it may have absorbed what was not planned yet
         low, high = tracker.next_finished(start)
         while low <= start:
-            start = lot.next_offset = high
+            start = high
             low, high = tracker.next_finished(start)
+        lot.next_offset = start
         return start, min(end, low)
 
     def _next(self, lot: Lot) -> int:

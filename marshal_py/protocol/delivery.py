@@ -128,9 +128,10 @@ class AtLeastOnce:
 
         The same object comes back if nothing is left out; no run if nothing is left.
         """
-        spans, kept = self._finished_before, offsets
-        if spans and spans[0][0] <= offsets[-1] and spans[-1][1] > offsets[0]:
-            kept = [offset for offset in offsets if not self._was_finished(offset)]
+        spans, kept, low = self._finished_before, offsets, self._floor
+        if offsets[0] < low or (spans and spans[0][0] <= offsets[-1] and spans[-1][1] > offsets[0]):
+            # Below `low` a span was absorbed by the position before all of it was fetched.
+            kept = [offset for offset in offsets if offset >= low and not self._was_finished(offset)]
         if len(kept) == len(offsets):
             return offsets, self.add(offsets)
         run = self.add(kept) if kept else None

@@ -124,6 +124,20 @@ def test_what_earlier_owners_finished_is_passed_and_carried_on() -> None:
     assert tracker.next_finished(18) == (OFFSET_MAX, OFFSET_MAX)
 
 
+def test_a_range_is_passed_although_the_position_absorbed_it_before_it_was_fetched() -> None:
+    """D1: the message at the position is finished while most of the range above it is still to come."""
+    tracker = AtLeastOnce(10, 0, 0, progress.encode(10, [Range(11, 20, 0)]))
+    fresh, run = tracker.admit(range(10, 14))
+    assert fresh == [10]
+    assert run is not None
+    run.deliver(1, 0)
+    run.finish(0)
+    assert tracker.position() == 20
+    assert tracker.admit(range(14, 18)) == ([], None)
+    assert tracker.admit(range(18, 22))[0] == [20, 21]
+    assert tracker.position() == 20
+
+
 def test_progress_of_a_truncated_partition_is_discarded() -> None:
     """D1: all of it, the counts too: it speaks of messages that are gone."""
     known = progress.encode(10, [Range(12, 14, 0), Range(16, 18, 4)])
