@@ -297,9 +297,11 @@ class Station:
     def _place_one(self, refused: OutOfRange, first: int, end: int) -> None:
         tp, position, truncated = refused
         with self.loop.lock:
-            group = self.member.group
+            group, source = self.member.group, self.source
             if tp not in self.flow.buffers or (group is not None and self.member.topics.unfit(group, tp)):
                 return
+            if not isinstance(source, UnfetchedSource) and source.round(tp):
+                return  # it is fetched anew from elsewhere: a later claim, after the topic was accepted or moved
             if truncated:
                 self.troubles.append(PartitionTruncated(*tp, truncated))
             elif position < first:
@@ -342,8 +344,7 @@ class Station:
             if info is None:
                 if topic not in self.missing:
                     self.missing.add(topic)
-                    self._tell_topic("topic_missing", topic, "it is deleted, or its name is wrong; nothing is lost "
-                                     "here, its partitions wait")  # fmt: skip
+                    self._tell_topic("topic_missing", topic, "it was deleted; its partitions wait")
                 return
             if topic in self.missing:
                 self.missing.discard(topic)

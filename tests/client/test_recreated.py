@@ -12,6 +12,7 @@ from marshal_py import Consumer, TopicPartition
 from marshal_py.client import loop
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.records import GroupConfig, ReleasingPartition, Topology
+from marshal_py.transport.ports import OutOfRange
 from tests.support.fronts import Keeper, MemoryGround, collect, joined, until
 
 REASON = "DataTopicRecreated"
@@ -171,6 +172,20 @@ def test_a_topic_that_is_deleted_while_it_is_consumed(memory: MemoryGround) -> N
             until(lambda: {"topic_found", "parked"} <= set(told(consumer, events)), "it is parked when it is back")
             assert keeper.error is None
             assert consumer.cached_info().waiting_for == "", "the other topic is work enough"
+
+
+def test_a_refusal_of_the_old_topics_position_that_comes_late(memory: MemoryGround) -> None:
+    """D6, D10: the partition is fetched in the new topic by then; what the broker said of the old one is no error."""
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 3)
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        collect(consumer, 3)
+        with marshal._loop.lock:
+            consumer._station.unplaced.append(OutOfRange(TopicPartition(topic, 0), 100))
+        consumer._station._place()
+        memory.fill(topic, 0, 2)
+        collect(consumer, 2)
+        assert not consumer._station.unplaced
 
 
 def test_from_no_id_to_an_id_takes_no_pause(memory: MemoryGround) -> None:
