@@ -27,8 +27,8 @@ LOOK_AHEAD_GRANTS: Final = 4  # in at-most-once mode as much is fetched ahead as
 LEAVE_TIMEOUT_S: Final = 10.0
 HAND_OVER_S: Final = 1.0  # a hand-over takes some ms; a deployment must not wait for one that does not come
 # Taken from the source at once in at-least-once mode, unless a fetch asks for more. CPython looks for cyclic garbage
-# when 700 more objects were made than freed. Fewer messages than that, each freed before the next are taken, never start it;
-# a thousand do, at a tenth of all time.
+# when 700 more objects were made than freed. Fewer messages than that, each freed before the next are taken, never
+# start it; a thousand do, at a tenth of all time.
 PIECE_MESSAGES: Final = 500
 FETCH_EXPIRES_S: Final = 30.0
 FETCH_MESSAGES: Final = 1_000

@@ -35,7 +35,7 @@ LOOK_S: Final = 0.25  # between two looks for new data: two requests to the clus
 
 
 class ClaimedBatch:
-    """Ranges that were handed over together. Left without `commit` they are planned again, in at-most-once mode lost."""
+    """Ranges that were handed over together. Left without `commit` they are planned anew, in at-most-once mode lost."""
 
     def __init__(self, planner: Planner, taken: Sequence[Taken]) -> None:
         self._planner = planner

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("marshal_py")
 
 EVENTS_KEPT: Final = 10_000  # advisories that nobody has asked for; the oldest go first
-LOOK_AGAIN_MS: Final = 1_000  # between two looks at topics that the data source does not find
 COOL_POLL_S: Final = 0.004  # while a partition is being fetched ahead: a hand-over waits for the first bytes
 
 
@@ -65,7 +64,6 @@ class Station:
         self.cold: set[TopicPartition] = set()  # fetched ahead, nothing seen yet
         self.unplaced: deque[OutOfRange] = deque()  # the cluster refused the position; asked until it answers
         self.missing: set[str] = set()  # topics that the cluster said not to have, as of the last look
-        self._look_due_ms = 0
         self._to_resolve: list[Wanted] = []
         self._to_mirror: dict[TopicPartition, int] = {}
         self._ends_due_ms = 0
@@ -143,9 +141,6 @@ class Station:
         for refused in self.source.out_of_range():
             self.unplaced.append(refused)
             self._submit("bounds", self._place)
-        if isinstance(self.flow, Flow) and self.flow.source.unknown() and now.mono_ms >= self._look_due_ms:
-            self._look_due_ms = now.mono_ms + LOOK_AGAIN_MS
-            self.look_at_topics()
         for tp, reason in self.source.broken():
             self.troubles.append(PartitionError(tp.topic, tp.partition, reason))
 

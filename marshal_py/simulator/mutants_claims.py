@@ -75,14 +75,6 @@ def r3() -> list[Patch]:
     return [(Reading, "receive", received), *_released(fixed)]
 
 
-def r5() -> list[Patch]:
-    def hoped_for(record: ReleasingPartition, partition: Partition, claim: Claim) -> ReleasingPartition:
-        asked = claim.tracker.asked if isinstance(claim.tracker, AtMostOnce) else None
-        return record if asked is None else replace(record, observed=max(record.observed, asked[2]))
-
-    return _released(hoped_for)
-
-
 def p1() -> list[Patch]:
     position = AtLeastOnce.position
 

@@ -149,11 +149,8 @@ def test_the_option_is_checked(memory: MemoryGround) -> None:
         joined(marshal, memory.group(), [topic], on_topic_recreated="latest")
 
 
-@pytest.mark.parametrize("refresh_s", [0.1, 3_600.0], ids=["at a refresh", "by the source"])
-def test_a_topic_that_is_deleted_while_it_is_consumed(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch,
-                                                      refresh_s: float) -> None:  # fmt: skip
+def test_a_topic_that_is_deleted_while_it_is_consumed(memory: MemoryGround) -> None:
     """An event, `waiting_for`, and a lag that nobody knows; when it is there again with another id it is parked."""
-    monkeypatch.setattr(loop, "METADATA_S", refresh_s)
     topic, other, group = memory.topic(), memory.topic(), memory.group()
     memory.fill(topic, 0, 5)
     events: list[marshal_py.Advisory] = []
@@ -171,9 +168,6 @@ def test_a_topic_that_is_deleted_while_it_is_consumed(memory: MemoryGround, monk
             until(lambda: sum(m.topic == other for m in keeper.seen) == 3, "the other topic goes on")
             assert told(consumer, events).count("topic_missing") == 1
             memory.broker.create_topic(topic, 1)
-            monkeypatch.setattr(loop, "METADATA_S", 0.1)
-            for station in marshal._loop.stations:
-                station.look_at_topics()
             until(lambda: {"topic_found", "parked"} <= set(told(consumer, events)), "it is parked when it is back")
             assert keeper.error is None
             assert consumer.cached_info().waiting_for == "", "the other topic is work enough"
