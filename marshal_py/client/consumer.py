@@ -213,8 +213,9 @@ class Consumer:
         """Up to `max_messages` messages (and `max_bytes`, key + value + headers + topic, but at least one).
 
         Ends by count, bytes or `expires_s`, or when a bound lets no more come: unacked_max, or in at-most-once mode the
-        grants, two of about a second's work for each partition. `expires_s=0` takes what is there now. May be empty. The lease is checked once, when the batch is handed
-        over. Raises what ended the consumer; ConcurrentUse; ConsumerClosed.
+        grants, two of each partition with about a second's work of all of them. `expires_s=0` takes what is there now.
+        May be empty. The lease is checked once, when the batch is handed over. Raises what ended the consumer;
+        ConcurrentUse; ConsumerClosed.
         """
         if max_messages < 1:
             raise InvalidOption("max_messages", max_messages, "at least 1")
