@@ -40,9 +40,9 @@ class Claim:
         self.release_sent_ms: int | None = None
         self.released_position = NONE
         self.sealed_ms = 0  # monotonic, once sealed
-        self.give = NONE  # at most once: the position that its Release gives back to, fixed when it is sealed (T16)
+        self.give = NONE  # in at-most-once mode where its Release gives back to, fixed when it is sealed (T16)
         self.parking = ""  # why its Release parks the partition (F6.4)
-        self.offer: tuple[int, int] | None = None  # fetched and not yet granted (at most once): [start, to)
+        self.offer: tuple[int, int] | None = None  # fetched and not yet granted, in at-most-once mode: [start, to)
         self.end_offset = NONE  # end of the partition as last seen, for lag
 
     def stop(self, reason: str, drain_until_ms: int | None, successor: int = NONE) -> None:

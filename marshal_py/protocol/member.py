@@ -241,7 +241,7 @@ class Member:
         self.advise(kind, tp, epoch=epoch, offset=from_, to=to, text=text)
 
     def ask_grants(self, now: Instant) -> Ready:
-        """The small tick of a user who waits at most once: asks for the grants of what was offered, no more (D2)."""
+        """The small tick of a user who waits in at-most-once mode: asks for grants of what was offered (D2)."""
         out, group = Ready(), self.group
         able = self.session != NONE and not self.ended and not self.leaving and not self.doubt.active
         able = able and self.pulse.healthy(now)
