@@ -124,18 +124,20 @@ def test_what_earlier_owners_finished_is_passed_and_carried_on() -> None:
     assert tracker.next_finished(18) == (OFFSET_MAX, OFFSET_MAX)
 
 
-def test_a_range_is_passed_although_the_position_absorbed_it_before_it_was_fetched() -> None:
-    """D1: the message at the position is finished while most of the range above it is still to come."""
-    tracker = AtLeastOnce(10, 0, 0, progress.encode(10, [Range(11, 20, 0)]))
-    fresh, run = tracker.admit(range(10, 14))
-    assert fresh == [10]
+def test_a_long_span_stays_finished_though_the_position_passes_it_before_it_is_fetched() -> None:
+    """D1: the message before ten thousand finished ones is acked while only the first thousand were fetched."""
+    tracker = AtLeastOnce(100, 1, 1, progress.encode(100, [Range(101, 10_101, 0)]))
+    fresh, run = tracker.admit(range(100, 1_100))
+    assert list(fresh) == [100]
     assert run is not None
     run.deliver(1, 0)
     run.finish(0)
-    assert tracker.position() == 20
-    assert tracker.admit(range(14, 18)) == ([], None)
-    assert tracker.admit(range(18, 22))[0] == [20, 21]
-    assert tracker.position() == 20
+    assert tracker.position() == 10_101
+    assert tracker.admit(range(1_100, 2_100)) == ([], None)
+    assert tracker.next_finished(1_100) == (1_100, 10_101), "nor is it planned for others"
+    fresh, run = tracker.admit(range(10_000, 10_200))
+    assert (fresh[0], fresh[-1]) == (10_101, 10_199)
+    assert (tracker.position(), tracker.in_flight) == (10_101, 0)
 
 
 def test_progress_of_a_truncated_partition_is_discarded() -> None:
