@@ -356,7 +356,7 @@ class Member:
         if claim.stage in (Stage.OPEN, Stage.DRAINING):
             claim.stop("handler stuck", now.mono_ms)
             self.intent.shun(claim.tp, now.mono_ms + self.options.handler_timeout_ms)
-            at = claim.position() if isinstance(claim.tracker, AtLeastOnce) else NONE  # else nobody knows which it is
+            at = NONE if isinstance(claim.tracker, AtMostOnce) else claim.position()
             self.note("handler_stuck", claim.tp, at, epoch=claim.epoch)
 
     def _release_drained(self, group: Group, now: Instant) -> None:
