@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marshal_py.admin.anew import Anew, find_anew
+from marshal_py.admin.anew import Anew, check_topology, find_anew
 from marshal_py.admin.desk import Desk
 from marshal_py.admin.targets import COMMITTED, SHIFT, TABLE, TIME, Facts, Target, resolve
 from marshal_py.errors import DataTopicRecreated, GroupMissing, InvalidOption, PositionNotMoved
@@ -29,6 +29,7 @@ class Aim:
         self._infos = {name: self._look(name) for name in sorted(names) if name in group.topics}
         self.anew: dict[str, Anew] = find_anew(group, self._infos)
         self.tps = self._partitions(given)
+        check_topology(group, desk.scene.name, self.tps, self.anew)
         for topic, info in self._infos.items():
             if any(tp.topic == topic and tp.partition >= info.partitions for tp in self.tps):
                 raise GroupMissing(desk.scene.name, f"knows more partitions of {topic!r} than the {info.partitions} "

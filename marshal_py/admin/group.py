@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from marshal_py.admin import overview
 from marshal_py.admin.aim import Aim
-from marshal_py.admin.anew import Anew, check_topology, find_anew
+from marshal_py.admin.anew import Anew, find_anew
 from marshal_py.admin.author import Author
 from marshal_py.admin.change import ConfigPlan, ShrinkPlan, origin_of, others_mode
 from marshal_py.admin.desk import Desk, Watcher
@@ -208,7 +208,6 @@ class Group:
         target = _target(to, shift_by)
         with self.desk() as desk:
             aim = Aim(desk, topics, target)
-            check_topology(desk.scene.group, self.name, aim.tps, aim.anew)
             check_size(desk.scene, aim.tps)
             recreated = list(aim.anew.values())
             if dry_run:

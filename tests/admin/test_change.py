@@ -81,11 +81,12 @@ def test_what_is_not_named_stays() -> None:
     stage.must(GroupConfig(-1, policy="balanced", max_members=7, members=("m",), mappings=(Mapping("m", (1, 2)),)))
     tool = finish(stage, change(stage, policy="greedy"))
     assert tool.errand.error is None
-    (_, now) = configs(stage)
+    finish(stage, change(stage, "identity", on_topic_recreated="earliest"))
+    now = configs(stage)[-1]
     assert (now.policy, now.max_members, now.members) == ("greedy", 7, ("m",))
     assert now.mappings == (Mapping("m", (1, 2)),)
     finish(stage, change(stage, "own", policy="own"))
-    assert settings_of(stage.group) == {"delivery": "at_least_once", "policy": None}
+    assert settings_of(stage.group) == {"delivery": "at_least_once", "policy": None, "on_topic_recreated": "earliest"}
     assert len(stage.owners()) == 4
     assert not list(stage.records(ReleaseGroup)), "no pause is needed for that"
     assert play_copies(stage, tool) == []
@@ -127,7 +128,7 @@ def test_a_group_is_created_before_its_first_consumer() -> None:
         change(stage, policy="greedy")
     tool = finish(stage, change(stage, create=True, delivery="at_most_once", policy="greedy"))
     assert tool.errand.error is None
-    assert settings_of(stage.group) == {"delivery": "at_most_once", "policy": "greedy"}
+    assert settings_of(stage.group) == {"delivery": "at_most_once", "policy": "greedy", "on_topic_recreated": None}
     with pytest.raises(GroupExists):
         change(stage, create=True)
     late = stage.add("late")

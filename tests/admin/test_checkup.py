@@ -8,6 +8,7 @@ from marshal_py.protocol import codec
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.rationalizer import apply
 from marshal_py.protocol.records import (
+    ClaimingPartition,
     Genesis,
     GroupConfig,
     Heartbeat,
@@ -16,13 +17,14 @@ from marshal_py.protocol.records import (
     Move,
     Record,
     ReleaseGroup,
+    ReleasingPartition,
     SetPosition,
     Snapshot,
     Topology,
 )
 from marshal_py.protocol.routing import HASH_NAME
 from marshal_py.protocol.world import Group, World
-from marshal_py.transport.ports import Bounds, LogRecord
+from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo
 
 NOW_MS = 1_800_000_000_000
 INCARNATION = bytes(range(16))
@@ -52,9 +54,10 @@ class Story:
     def groups(self) -> list[Group]:
         return list(self.world.groups.values())
 
-    def health(self, counts: dict[str, int | None] | None = None) -> dict[str, str]:
+    def health(self, topics: dict[str, int | TopicInfo | None] | None = None) -> dict[str, str]:
         """Advice by name of what is not well."""
-        found = checkup.of_groups(self.groups(), counts or {}, self.study, self.extended_ms)
+        infos = {name: TopicInfo(there) if isinstance(there, int) else there for name, there in (topics or {}).items()}
+        found = checkup.of_groups(self.groups(), infos, self.study, self.extended_ms)
         return {check.name: f"{check.found} -> {check.advice}" for check in found if check.level != "ok"}
 
 
@@ -138,6 +141,27 @@ def test_topics_that_are_gone_or_smaller() -> None:
     assert "2 positions of 'orders', which is gone" in gone
     assert "--to earliest" in gone
     assert "marshal groups shrink g orders --partitions 3" in story.health({"orders": 3})["smaller topic"]
+
+
+def test_parked_partitions_are_named_with_the_way_out() -> None:
+    """F6.4, D10: by topic and reason; also a topic that was made anew and that nobody has parked yet."""
+    story = Story()
+    session = story.join("c")
+    story.tell(Topology("orders", 2, -1, topic_id="old"))
+    claim = story.tell(ClaimingPartition(session, "orders", 1, -1, 5))
+    assert story.health({"orders": TopicInfo(2, "old")}) == {}
+    anew = {"orders": TopicInfo(1, "new")}
+    found = story.health(anew)
+    assert list(found) == ["parked partitions"], "and no smaller topic: another command goes on"
+    assert found["parked partitions"].startswith("'g': 0 partitions of 'orders' are parked (DataTopicRecreated) -> ")
+    assert "its id was old, now it is new" in found["parked partitions"]
+    assert "marshal set-position g orders --to earliest" in found["parked partitions"]
+    story.tell(ReleasingPartition(session, claim, 5, parked="DataTopicRecreated"))
+    assert "1 partitions of 'orders' are parked" in story.health(anew)["parked partitions"]
+    assert "marshal set-position g orders --to earliest" in story.health()["parked partitions"], "in a dump, too"
+    other = story.tell(ClaimingPartition(session, "orders", 0, -1, 5))
+    story.tell(ReleasingPartition(session, other, 5, parked="Newer"))
+    assert "marshal set-position g orders:0 --to POSITION" in story.health()["parked partitions"]
 
 
 def test_growth_counts_from_the_last_snapshot() -> None:

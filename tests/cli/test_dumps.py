@@ -256,9 +256,10 @@ def test_state_of_a_dump_has_no_ends(shell: Shell, billing: str, dumped: Path) -
 
 def test_lag_of_a_group(shell: Shell, billing: str) -> None:
     found = shell.json("lag", billing)
-    assert list(found) == ["group", "lag", "per_second", "time_s", "partitions"]
-    assert list(found["partitions"][0]) == ["topic", "partition", "owner", "position", "end", "lag", "per_second",
-                                            "time_s"]  # fmt: skip
+    assert list(found) == ["group", "lag", "unknown", "parked", "per_second", "time_s", "partitions", "notices"]
+    assert list(found["partitions"][0]) == ["topic", "partition", "owner", "position", "end", "lag", "parked",
+                                            "per_second", "time_s"]  # fmt: skip
+    assert (found["unknown"], found["parked"], found["notices"]) == (0, 0, [])
     assert found["lag"] == sum(row["lag"] for row in found["partitions"])
     assert all(row["lag"] == row["end"] - row["position"] for row in found["partitions"])
     assert f"group billing: lag {found['lag']}, " in shell.run("lag", billing).stdout
