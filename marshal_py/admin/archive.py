@@ -50,13 +50,14 @@ def dump(observer: Observer, out: BinaryIO, group: str | None = None, verdicts: 
 def load(path: Path, door: KafkaDoor, topic: str) -> int:
     """Writes a dump into a coordination topic that holds nothing; creates it if it is missing. Returns the records.
 
-    The whole file is checked before anything is written. Raises DumpDamaged, LoadRefused, CoordinationTopicMissing,
-    WrongTopicSetting, ClusterUnreachable.
+    The whole file is checked before anything is written. Raises DumpDamaged, LoadRefused, ProtocolOutdated,
+    CoordinationTopicMissing, WrongTopicSetting, ClusterUnreachable.
     """
     with Reader(path) as reader:
-        header = reader.header
-        for _ in reader:
-            pass
+        header, root = reader.header, World(0)
+        for record in reader:
+            if root.genesis is None and (record.log, record.offset) == (0, root.next_offset):
+                rationalizer.apply(root, record.offset, record.value)  # refuses a log that nobody could read (L6)
     cut = [span.log for span in header.logs if span.first > 0]
     if cut:
         raise LoadRefused(topic, f"log {cut[0]} of the dump does not begin at offset 0, and a topic's offsets do; read "

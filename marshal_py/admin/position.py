@@ -16,6 +16,7 @@ from marshal_py.admin.hold import Hold
 from marshal_py.admin.pause import Drain
 from marshal_py.errors import (
     AdminBusy,
+    AdminGaveUp,
     GroupMissing,
     MarshalError,
     PauseNotDrained,
@@ -171,6 +172,8 @@ class PositionPlan(Errand):
         if isinstance(error, AdminBusy) and not told:
             return error
         reason = error.reason if isinstance(error, PositionNotMoved) else str(error)
+        if told and isinstance(error, AdminGaveUp) and not error.waited_s:
+            reason = "it was interrupted"  # its own words say that nothing of it will happen
         return PositionNotMoved(self.scene.name, "; ".join([reason, *told]))
 
     def _acceptable(self) -> set[str]:

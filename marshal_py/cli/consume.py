@@ -34,6 +34,10 @@ def consume(
     = HEARTBEAT_INTERVAL_S,
     max_messages: Annotated[int | None, typer.Option(min=1, help="Stop after so many.")] = None,
     policy: Annotated[str | None, typer.Option(help="Who tries which partition: balanced or greedy.")] = None,
+    on_topic_recreated: Annotated[Literal["fail", "earliest"],
+                                  typer.Option(help="For a topic that was deleted and made anew, where the group's "
+                                               "settings say nothing: its partitions are parked, or consumed from "
+                                               "their beginnings.")] = "fail",
     metrics_port: Annotated[int | None, typer.Option(min=0, max=65_535, help="Serve metrics for Prometheus there, on "
                                                      "this machine; 0 takes a free port.")] = None,
     evidence_dir: Annotated[Path | None, typer.Option("--evidence-dir", metavar="DIR", exists=True, file_okay=False,
@@ -51,7 +55,8 @@ def consume(
     """
     settings = frame.settings_of(bootstrap_servers, command_config)
     options: dict[str, Any] = {"delivery": delivery, "start": start, "policy": policy,
-                               "heartbeat_interval_s": heartbeat_interval}  # fmt: skip
+                               "heartbeat_interval_s": heartbeat_interval,
+                               "on_topic_recreated": on_topic_recreated}  # fmt: skip
     with (
         connect(settings, client_id=client_id, coordination_topic=coordination_topic,
                 evidence_dir=str(evidence_dir) if evidence_dir is not None else None) as marshal,

@@ -55,7 +55,7 @@ def ls(
         return
     table = Table(box=None)
     for column in ("group", "delivery", "consumers", "owned", "partitions", "topics", "state"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for group in found:
         state = "deleted" if group["deleted"] else "paused" if group["paused"] else "running"
         state += f", {group['parked']} partitions parked" if group["parked"] else ""

@@ -40,7 +40,7 @@ class Delivered:
         return not self.flow.member.ack_is_late(self.claim)
 
     def returned(self) -> None:
-        """At most once an ack only tells that the handler has returned."""
+        """In at-most-once mode an ack only tells that the handler has returned."""
         if isinstance(self.claim.tracker, AtMostOnce):
             self.claim.tracker.returned()
 

@@ -154,7 +154,7 @@ class Flow:
             self._hold_back(buffer)
 
     def deliverable(self) -> int:
-        """Messages that could be handed over if the gate opened (at least once: all of open claims)."""
+        """Messages that could be handed over if the gate opened (in at-least-once mode: all of open claims)."""
         total = 0
         for buffer in self.buffers.values():
             claim = buffer.claim
@@ -262,7 +262,7 @@ class Flow:
                 return Reserved(buffer, head, Delivered(self, claim, head.run), count, until_ms, now.mono_ms)
         return None
 
-    # --- at most once
+    # --- at-most-once mode
 
     def _skip_to_grant(self, buffer: Buffer, tracker: AtMostOnce) -> int:
         """Drops what no grant will cover any more; returns how many messages of the head the grant covers."""
@@ -317,7 +317,7 @@ class Flow:
         return None if start is None else (start, to)
 
     def user_returned(self) -> None:
-        """The user asks for more: at most once, what was handed over is behind him. Refills what was held back."""
+        """The user asks for more: in at-most-once mode what he got is behind him. Refills what was held back."""
         if self.at_most_once and self.pace.waits():
             self.pace.returned(self.delivered, self.clock_now().mono_ms)
         for buffer in self.buffers.values():

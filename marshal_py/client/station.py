@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("marshal_py")
 
 EVENTS_KEPT: Final = 10_000  # advisories that nobody has asked for; the oldest go first
-LOOK_AGAIN_MS: Final = 1_000  # between two looks at topics that the data source does not find
 COOL_POLL_S: Final = 0.004  # while a partition is being fetched ahead: a hand-over waits for the first bytes
 
 
@@ -65,7 +64,6 @@ class Station:
         self.cold: set[TopicPartition] = set()  # fetched ahead, nothing seen yet
         self.unplaced: deque[OutOfRange] = deque()  # the cluster refused the position; asked until it answers
         self.missing: set[str] = set()  # topics that the cluster said not to have, as of the last look
-        self._look_due_ms = 0
         self._to_resolve: list[Wanted] = []
         self._to_mirror: dict[TopicPartition, int] = {}
         self._ends_due_ms = 0
@@ -143,9 +141,6 @@ class Station:
         for refused in self.source.out_of_range():
             self.unplaced.append(refused)
             self._submit("bounds", self._place)
-        if isinstance(self.flow, Flow) and self.flow.source.unknown() and now.mono_ms >= self._look_due_ms:
-            self._look_due_ms = now.mono_ms + LOOK_AGAIN_MS
-            self.look_at_topics()
         for tp, reason in self.source.broken():
             self.troubles.append(PartitionError(tp.topic, tp.partition, reason))
 
@@ -302,9 +297,11 @@ class Station:
     def _place_one(self, refused: OutOfRange, first: int, end: int) -> None:
         tp, position, truncated = refused
         with self.loop.lock:
-            group = self.member.group
+            group, source = self.member.group, self.source
             if tp not in self.flow.buffers or (group is not None and self.member.topics.unfit(group, tp)):
                 return
+            if not isinstance(source, UnfetchedSource) and source.round(tp):
+                return  # it is fetched anew from elsewhere: a later claim, after the topic was accepted or moved
             if truncated:
                 self.troubles.append(PartitionTruncated(*tp, truncated))
             elif position < first:
@@ -347,8 +344,7 @@ class Station:
             if info is None:
                 if topic not in self.missing:
                     self.missing.add(topic)
-                    self._tell_topic("topic_missing", topic, "it is deleted, or its name is wrong; nothing is lost "
-                                     "here, its partitions wait")  # fmt: skip
+                    self._tell_topic("topic_missing", topic, "it was deleted; its partitions wait")
                 return
             if topic in self.missing:
                 self.missing.discard(topic)

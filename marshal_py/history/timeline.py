@@ -345,6 +345,10 @@ class Timeline:
         spans = track.spans.setdefault(record.topic, {})
         for partition in [p for p in spans if p >= record.partitions]:
             self._tell_span(group.name, record.topic, partition, spans.pop(partition), offset, time_ms, None, None)
+        for partition, span in spans.items():
+            known = group.partitions.get(TopicPartition(record.topic, partition))
+            if known is not None and known.position == NONE:
+                span.position = None  # forgotten with the topic that it was of (F9.10)
         owned = {claim.partition for claim in track.claims.values() if claim.topic == record.topic}
         for partition in range(record.partitions):
             if partition not in owned and partition not in spans:

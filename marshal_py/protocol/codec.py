@@ -19,7 +19,8 @@ from marshal_py.protocol.records import RECORD_TYPES, Genesis, Record, Snapshot
 
 MAGIC: Final = b"Mr"
 ENVELOPE_VERSION: Final = 1
-RECORD_VERSION: Final = 1  # the highest that this library reads and the lowest that it writes
+RECORD_VERSION: Final = 1  # of a group's records: the highest that this library reads and the lowest that it writes
+LOG_RECORD_VERSION: Final = 1  # of Genesis and Snapshot: the only one (E3)
 TYPE_MAX: Final = len(RECORD_TYPES) - 1
 GENESIS: Final = 0
 SNAPSHOT: Final = 14
@@ -50,7 +51,7 @@ Envelope = tuple[str, int, int, int, bytes, Genesis | Snapshot | None]
 
 
 def encode(record: Record, group: str, incarnation: bytes, version: int = RECORD_VERSION) -> bytes:
-    """The record value for the log, of record version `version` (E8).
+    """The record value for the log, of record version `version` (E8) if it is of a group.
 
     Raises InvalidRecord if a field is out of bounds; nothing is clamped (E6).
     """
@@ -72,6 +73,7 @@ def encode(record: Record, group: str, incarnation: bytes, version: int = RECORD
     except (DecodeError, ValueError) as error:
         raise InvalidRecord(type(record).__name__, str(error)) from error
     head = MAGIC + bytes((ENVELOPE_VERSION,)) + length.to_bytes(4, "big")
+    version = version if group_bytes else LOG_RECORD_VERSION
     tail = bytes((len(group_bytes),)) + group_bytes + bytes((version, kind)) + body
     checksum = crc32(tail, crc32(head, crc32(incarnation)))
     return head + checksum.to_bytes(4, "big") + tail
@@ -140,7 +142,7 @@ def open_snapshot(value: bytes | None) -> Snapshot | None:
     if value is None or len(value) < HEADER_BYTES or value[11] or value[13] != SNAPSHOT:
         return None
     record = decode_body(SNAPSHOT, value[14:])
-    if not isinstance(record, Snapshot) or (value[2], value[12]) != (ENVELOPE_VERSION, RECORD_VERSION):
+    if not isinstance(record, Snapshot) or (value[2], value[12]) != (ENVELOPE_VERSION, LOG_RECORD_VERSION):
         return None
     return record if open_envelope(value, crc32(record.genesis.incarnation)) is not None else None
 

@@ -61,6 +61,11 @@ class Intent:
         self._resolving.pop(tp, None)
         self._starts[tp] = (offset, now.mono_ms)
 
+    def forget_starts(self, topic: str) -> None:
+        """What was looked up may be of a topic that is gone (D10)."""
+        for tp in [tp for tp in self._starts if tp.topic == topic]:
+            del self._starts[tp]
+
     def warmed(self, tp: TopicPartition) -> None:
         """The first data of a partition that is fetched ahead, or the knowledge that there is none, has come (A3)."""
         if self._warming.get(tp) is False:

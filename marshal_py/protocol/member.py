@@ -241,7 +241,7 @@ class Member:
         self.advise(kind, tp, epoch=epoch, offset=from_, to=to, text=text)
 
     def ask_grants(self, now: Instant) -> Ready:
-        """The small tick of a user who waits at most once: asks for the grants of what was offered, no more (D2)."""
+        """The small tick of a user who waits in at-most-once mode: asks for grants of what was offered (D2)."""
         out, group = Ready(), self.group
         able = self.session != NONE and not self.ended and not self.leaving and not self.doubt.active
         able = able and self.pulse.healthy(now)
@@ -356,7 +356,8 @@ class Member:
         if claim.stage in (Stage.OPEN, Stage.DRAINING):
             claim.stop("handler stuck", now.mono_ms)
             self.intent.shun(claim.tp, now.mono_ms + self.options.handler_timeout_ms)
-            self.note("handler_stuck", claim.tp, claim.position(), epoch=claim.epoch)
+            at = NONE if isinstance(claim.tracker, AtMostOnce) else claim.position()
+            self.note("handler_stuck", claim.tp, at, epoch=claim.epoch)
 
     def _release_drained(self, group: Group, now: Instant) -> None:
         for claim in self.claims.values():
@@ -364,8 +365,6 @@ class Member:
                 claim.seal(Stage.RELEASING)
                 claim.sealed_ms = now.mono_ms
                 claim.released_position = claim.position()
-                if isinstance(claim.tracker, AtMostOnce):
-                    claim.give = claim.tracker.handed_to
                 if claim.successor == NONE and self.leaving:
                     claim.successor = self.intent.heir(group, claim.tp)
             if claim.stage is Stage.RELEASING and (
@@ -380,8 +379,8 @@ class Member:
         One that gives back may be rejected, so a Leave waits until it was read, for an interval at most (T16).
         """
         for claim in self.claims.values():
-            gives_back = claim.give != NONE and now.mono_ms - claim.sealed_ms < self.options.interval_ms
-            if claim.stage is not Stage.RELEASING or gives_back:
+            waits = isinstance(claim.tracker, AtMostOnce) and now.mono_ms - claim.sealed_ms < self.options.interval_ms
+            if claim.stage is not Stage.RELEASING or waits:
                 return
         if self.leave_sent_ms is None or now.mono_ms - self.leave_sent_ms >= self.third_ms:
             self.leave_sent_ms = now.mono_ms

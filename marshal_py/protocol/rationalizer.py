@@ -22,7 +22,14 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol import transitions
 from marshal_py.protocol.admin_rules import group_config, release_group, set_position, step_down, topology
-from marshal_py.protocol.codec import ENVELOPE_VERSION, RECORD_VERSION, TYPE_MAX, decode_body, open_envelope
+from marshal_py.protocol.codec import (
+    ENVELOPE_VERSION,
+    LOG_RECORD_VERSION,
+    RECORD_VERSION,
+    TYPE_MAX,
+    decode_body,
+    open_envelope,
+)
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import (
     AT_LEAST_ONCE,
@@ -115,7 +122,7 @@ def _judge_unowned(world: World, offset: int, record: Genesis | Snapshot, envelo
     """Genesis and Snapshot (L3-L6, E2, E3, N13)."""
     genesis = record if isinstance(record, Genesis) else record.genesis
     held = world.genesis or world.root
-    known = envelope_version == ENVELOPE_VERSION and record_version == RECORD_VERSION
+    known = envelope_version == ENVELOPE_VERSION and record_version == LOG_RECORD_VERSION
     if not isinstance(record, Genesis):
         if known and held is not None and not record.chain and world.began_at < record.at <= offset:
             raise HistoryRestarted(world.log, offset, record.at)

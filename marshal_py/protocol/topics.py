@@ -70,6 +70,7 @@ class Topics:
         """Somebody knows better: what this member was told before that record is old, until it is told again."""
         before = self._held.get(record.topic, "")
         if record.topic_id:
+            self.member.intent.forget_starts(record.topic)
             self._held[record.topic] = record.topic_id
             if before not in ("", record.topic_id):
                 self._gone.add(before)

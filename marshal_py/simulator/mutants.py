@@ -266,8 +266,6 @@ _MEMBER: Final = (
            _bias("leave", "arrive", "slow_handler", mode=AT_MOST_ONCE)),
     Mutant("R3", "delivers again after a Release was rejected, and gives back as before", mutants_claims.r3,
            _bias("admin", "arrive", "delay", "reorder", mode=AT_MOST_ONCE)),
-    Mutant("R5", "a Release observes the grant that it hopes for", mutants_claims.r5,
-           _bias("twin", "leave", "delay", "arrive", mode=AT_MOST_ONCE)),
     Mutant("P1", "the position leaps over what is unfinished", mutants_claims.p1,
            _bias("crash", "slow_handler", mode=AT_LEAST_ONCE)),
     Mutant("P2", "finished ranges are made one", mutants_claims.p2, _bias("crash", "slow_handler", mode=AT_LEAST_ONCE)),

@@ -23,11 +23,7 @@ from marshal_py.transport.ports import Chunk, OutOfRange
 _PASSING: Final = frozenset({
     KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._PARTITION_EOF, KafkaError._TIMED_OUT,
     KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.REQUEST_TIMED_OUT,
-    KafkaError._RESOLVE,
-})  # fmt: skip
-# The topic or partition is gone, or is another one of the same name: whoever fetches it must look at it.
-_UNKNOWN: Final = frozenset({
-    KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC,
+    KafkaError._RESOLVE, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC,
     KafkaError.UNKNOWN_TOPIC_ID,
 })  # fmt: skip
 
@@ -50,7 +46,6 @@ class KafkaSource:
         self._topics: set[str] = set()  # every topic that was ever assigned: messages of it may still be on their way
         self._out: list[OutOfRange] = []
         self._broken: list[tuple[TopicPartition, str]] = []
-        self._unknown = False
         self._closed = False
 
     def learn(self, topics: Iterable[str]) -> None:
@@ -160,9 +155,6 @@ class KafkaSource:
             if error is None:
                 good.append(message)
                 continue
-            if error.code() in _UNKNOWN:
-                self._unknown = True
-                continue
             topic, partition = message.topic(), message.partition()
             if topic is None or partition is None or partition < 0 or error.code() in _PASSING:
                 continue
@@ -189,10 +181,6 @@ class KafkaSource:
             return []
         broken, self._broken = self._broken, []
         return broken
-
-    def unknown(self) -> bool:
-        unknown, self._unknown = self._unknown, False
-        return unknown
 
     def end_offset(self, tp: TopicPartition) -> int:
         if self._closed:

@@ -228,7 +228,6 @@ class MemorySource:
         self._rounds: dict[TopicPartition, int] = {}
         self._round = 0
         self._out: list[OutOfRange] = []
-        self._unknown = False
         self._closed = False
 
     def learn(self, topics: Iterable[str]) -> None:
@@ -271,10 +270,7 @@ class MemorySource:
     def _read(self, max_messages: int) -> list[Chunk]:
         chunks: list[Chunk] = []
         for tp, at in list(self._at.items()):
-            if not self.broker.has(tp):
-                self._unknown = True
-                continue
-            if tp in self._paused or max_messages <= 0:
+            if tp in self._paused or not self.broker.has(tp) or max_messages <= 0:
                 continue
             bounds = self.broker.bounds(tp)
             if not bounds.first <= at <= bounds.end:
@@ -294,10 +290,6 @@ class MemorySource:
 
     def broken(self) -> list[tuple[TopicPartition, str]]:
         return []
-
-    def unknown(self) -> bool:
-        unknown, self._unknown = self._unknown, False
-        return unknown
 
     def end_offset(self, tp: TopicPartition) -> int:
         with self.broker.changed:

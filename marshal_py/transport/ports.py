@@ -149,9 +149,6 @@ class DataSource(Protocol):
     def broken(self) -> list[tuple[TopicPartition, str]]:
         """Partitions that the cluster refuses to serve, with the reason, since the last call."""
 
-    def unknown(self) -> bool:
-        """Whether the cluster said since the last call that it does not know a topic or partition that is fetched."""
-
     def end_offset(self, tp: TopicPartition) -> int:
         """End of the partition as last seen, without asking; -1 before the first answer (then it is not warm)."""
 

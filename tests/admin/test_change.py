@@ -290,7 +290,7 @@ def test_a_topic_shrinks_and_forgets_the_positions_beyond() -> None:
     """M14: by F9.2; the partitions that stay keep position and generation, and their consumers go on."""
     stage, (a, b) = company(handling=True)
     for client in (a, b):
-        client.member.intent.counts[TOPIC] = 2  # what Kafka says by now
+        client.member.topics.counts[TOPIC] = 2  # what Kafka says by now
     tool = finish(stage, shrink(stage, 2))
     assert tool.errand.error is None
     assert stage.group.topics[TOPIC].count == 2

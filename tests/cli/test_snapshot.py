@@ -113,7 +113,7 @@ def test_bootstrap(shell: Shell, broker: Broker) -> None:
     assert "marshal bootstrap" in looked.stderr
     dry = shell.run("bootstrap", "--dry-run")
     assert dry.exit_code == 0
-    assert "At most once is not promised across this" in dry.stderr
+    assert "What at-most-once mode promises does not hold across this" in dry.stderr
     for answers in (b"n\n", b"y\nn\n"):
         refused = shell.run("bootstrap", stdin=answers)
         assert refused.exit_code == 1

@@ -12,6 +12,7 @@ from marshal_py import Consumer, TopicPartition
 from marshal_py.client import loop
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.records import GroupConfig, ReleasingPartition, Topology
+from marshal_py.transport.ports import OutOfRange
 from tests.support.fronts import Keeper, MemoryGround, collect, joined, until
 
 REASON = "DataTopicRecreated"
@@ -149,11 +150,8 @@ def test_the_option_is_checked(memory: MemoryGround) -> None:
         joined(marshal, memory.group(), [topic], on_topic_recreated="latest")
 
 
-@pytest.mark.parametrize("refresh_s", [0.1, 3_600.0], ids=["at a refresh", "by the source"])
-def test_a_topic_that_is_deleted_while_it_is_consumed(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch,
-                                                      refresh_s: float) -> None:  # fmt: skip
+def test_a_topic_that_is_deleted_while_it_is_consumed(memory: MemoryGround) -> None:
     """An event, `waiting_for`, and a lag that nobody knows; when it is there again with another id it is parked."""
-    monkeypatch.setattr(loop, "METADATA_S", refresh_s)
     topic, other, group = memory.topic(), memory.topic(), memory.group()
     memory.fill(topic, 0, 5)
     events: list[marshal_py.Advisory] = []
@@ -171,12 +169,23 @@ def test_a_topic_that_is_deleted_while_it_is_consumed(memory: MemoryGround, monk
             until(lambda: sum(m.topic == other for m in keeper.seen) == 3, "the other topic goes on")
             assert told(consumer, events).count("topic_missing") == 1
             memory.broker.create_topic(topic, 1)
-            monkeypatch.setattr(loop, "METADATA_S", 0.1)
-            for station in marshal._loop.stations:
-                station.look_at_topics()
             until(lambda: {"topic_found", "parked"} <= set(told(consumer, events)), "it is parked when it is back")
             assert keeper.error is None
             assert consumer.cached_info().waiting_for == "", "the other topic is work enough"
+
+
+def test_a_refusal_of_the_old_topics_position_that_comes_late(memory: MemoryGround) -> None:
+    """D6, D10: the partition is fetched in the new topic by then; what the broker said of the old one is no error."""
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 3)
+    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        collect(consumer, 3)
+        with marshal._loop.lock:
+            consumer._station.unplaced.append(OutOfRange(TopicPartition(topic, 0), 100))
+        consumer._station._place()
+        memory.fill(topic, 0, 2)
+        collect(consumer, 2)
+        assert not consumer._station.unplaced
 
 
 def test_from_no_id_to_an_id_takes_no_pause(memory: MemoryGround) -> None:

@@ -18,8 +18,11 @@ from marshal_py.protocol.records import (
     GroupConfig,
     Heartbeat,
     Leave,
+    MessageRange,
     Move,
     Note,
+    ReleasingPartition,
+    SeekingPartition,
     SetPosition,
     StepDown,
     Topology,
@@ -142,9 +145,24 @@ def test_what_was_refused_tells_nothing() -> None:
 def test_skipped_offsets_of_at_most_once() -> None:
     book = Logbook()
     session, epoch = book.owner(AT_MOST_ONCE)
-    book.must(ClaimingMessages(session, epoch, 100, 104, 110))
-    book.must(ClaimingMessages(session, epoch, 110, 110, 120))
-    assert [line for line in lines(book) if line.startswith("skipped")] == ["skipped t:0 from 100 to 104 (c)"]
+    other = book.claim(session, 1, 0)
+    ranges = (MessageRange(epoch, 100, 104, 110), MessageRange(other, 1, 2, 9), MessageRange(other, 0, 3, 9))
+    book.must(ClaimingMessages(session, ranges))
+    book.must(ClaimingMessages(session, (MessageRange(epoch, 110, 110, 120),)))
+    assert [line for line in lines(book) if line.startswith("skipped")] == [
+        "skipped t:0 from 100 to 104 (c)", "skipped t:1 from 0 to 3 (c)"], "what was refused skips nothing"  # fmt: skip
+
+
+def test_a_seek_and_a_parked_partition() -> None:
+    book = Logbook()
+    session, epoch = book.owner()
+    at = book.must(SeekingPartition(session, epoch, 50))
+    book.must(ReleasingPartition(session, at, 60, parked="DataTopicRecreated"))
+    seek, parking = lines(book)[-2:]
+    assert seek == "moved t:0 to 50 (c): by its owner"
+    assert parking.startswith("parked t:0 at 60 (c): DataTopicRecreated: topic 't' was deleted and made anew")
+    moved, parked = told(book)[-2:]
+    assert (moved.epoch, parked.epoch, parked.session) == (at, at, session)
 
 
 def test_the_end_of_sessions_by_a_change_of_mode() -> None:

@@ -21,11 +21,13 @@ from marshal_py.protocol.records import (
     Heartbeat,
     Join,
     Leave,
+    MessageRange,
     Move,
     Note,
     Record,
     ReleaseGroup,
     ReleasingPartition,
+    SeekingPartition,
     SetPosition,
     Snapshot,
     StepDown,
@@ -46,12 +48,19 @@ SENTENCES: list[tuple[Record, str]] = [
     (ClaimingPartition(7, "a", -1, -1), "session 7 claims a"),
     (ClaimingPartition(7, "", -1, -1), "session 7 claims the pin"),
     (ReleasingPartition(7, 8, 5, 9, "hand-over"), "session 7 releases claim 8 at 5 for session 9 (hand-over)"),
-    (ClaimingMessages(7, 8, 5, 5, 10), "session 7 takes messages 5 to 9 of claim 8"),
+    (ReleasingPartition(7, 8, -1, observed=10, give=6), "session 7 releases claim 8, gives back from 6 on"),
+    (ReleasingPartition(7, 8, -1, observed=10, give=10), "session 7 releases claim 8"),
+    (ReleasingPartition(7, 8, 5, parked="DataTopicRecreated"),
+     "session 7 releases claim 8 at 5, parked: DataTopicRecreated"),
+    (SeekingPartition(7, 8, 5), "session 7 seeks to 5 under claim 8"),
+    (ClaimingMessages(7, (MessageRange(8, 5, 5, 10),)), "session 7 takes messages 5 to 9 of claim 8"),
+    (ClaimingMessages(7, (MessageRange(8, 5, 5, 10),) * 3), "session 7 takes messages 5 to 9 of claim 8 and of 2 more"),
     (ReleaseGroup(-1, -1, 60_000, reason="deploy", by="ops"), "the group pauses for 60 s (deploy), by ops"),
     (ReleaseGroup(5, 5, 0), "the pause ends"),
     (SetPosition(5, tuple(Move("a", n, -1, 0) for n in range(5))),
      "positions move: a:0 to 0, a:1 to 0, a:2 to 0 and 2 more"),
     (Topology("a", 12, -1), "topic a has 12 partitions"),
+    (Topology("a", 12, -1, topic_id="q83i"), "topic a has 12 partitions, id q83i"),
     (GroupConfig(-1, deleted=True, by="ops"), "the group is deleted, by ops"),
     (GroupConfig(-1, policy="greedy"), "settings change"),
     (StepDown(7, -1, "maintenance"), "session 7 steps down (maintenance)"),
@@ -76,8 +85,10 @@ def test_a_record_in_words_and_as_json(record: Record, sentence: str) -> None:
 
 def test_fields_are_nested_and_named_as_on_the_wire() -> None:
     claims = as_dict(Verdict(3, Outcome.ACCEPTED, "", "g", Heartbeat(7, 1, (ClaimState(8, 5),))))["fields"]["claims"]
-    assert claims == [{"epoch": 8, "position": 5, "lag": 0, "in_flight": 0, "attempts": 0}]
-    assert as_dict(Verdict(3, Outcome.ACCEPTED, "", "g", ClaimingMessages(7, 8, 5, 6, 10)))["fields"]["from"] == 5
+    assert claims == [{"epoch": 8, "position": 5, "lag": 0, "in_flight": 0, "attempts": 0, "progress": ""}]
+    asked = ClaimingMessages(7, (MessageRange(8, 5, 6, 10),))
+    (wanted,) = as_dict(Verdict(3, Outcome.ACCEPTED, "", "g", asked))["fields"]["ranges"]
+    assert wanted == {"epoch": 8, "from": 5, "start": 6, "to": 10}
 
 
 def test_what_did_not_happen_says_why() -> None:

@@ -24,10 +24,14 @@ from marshal_py.protocol.records import (
     Heartbeat,
     Join,
     Leave,
+    MessageRange,
     Move,
     Note,
     ReleaseGroup,
+    ReleasingPartition,
+    SeekingPartition,
     SetPosition,
+    Topology,
 )
 from marshal_py.protocol.world import World
 from tests.support import hostile
@@ -124,9 +128,10 @@ def test_the_logs_reach_every_table_and_every_cause() -> None:
             tables[name] += rows
     assert all(tables.values()), {name: len(rows) for name, rows in tables.items()}
     ends = {row.ended for row in tables["intervals"]}
-    assert ends >= {"release", "leave", "evict", "replaced", None}
+    assert ends >= {"release", "leave", "evict", "replaced", "seek", None}
     assert {row.cause for row in tables["gaps"]} >= {"new", "release", "leave", "evict", "replaced"}
-    assert {row.cause for row in tables["positions"]} == {"claim", "heartbeat", "grant", "release", "move"}
+    assert {row.cause for row in tables["positions"]} == {
+        "claim", "heartbeat", "grant", "release", "move", "seek"}  # fmt: skip
     assert {row.ended for row in tables["pauses"]} >= {"resume", "waited", "set_position"}
     assert {row.reason for row in tables["races"]} >= {"held"}
     assert {row.verdict for row in tables["records"]} == {"accepted", "rejected", "ignored"}
@@ -227,7 +232,8 @@ def test_a_take_over_and_a_race() -> None:
 def test_pauses_moves_and_lost_ranges() -> None:
     book = Logbook()
     session, epoch = book.owner(AT_MOST_ONCE)
-    book.must(ClaimingMessages(session, epoch, 100, 104, 110))
+    ranges = (MessageRange(epoch, 1, 2, 3), MessageRange(epoch, 100, 104, 110))  # the first is refused
+    book.must(ClaimingMessages(session, ranges))
     book.must(Note(session, "offset_lost", TOPIC, 0, 50, 60))
     token = book.pause()
     token = book.pause()
@@ -243,6 +249,49 @@ def test_pauses_moves_and_lost_ranges() -> None:
         (1, "set_position", "", move), (0, "waited", "bob", ended)]  # fmt: skip
     (moved,) = tables["moves"]
     assert (moved.from_position, moved.to_position, moved.generation, moved.by) == (110, 7, 1, "alice")
+
+
+def test_what_is_given_back() -> None:
+    """F6.3: the positions that the log held, one after the other; a Release that was refused ends no interval."""
+    book = Logbook()
+    session, epoch = book.owner(AT_MOST_ONCE)
+    book.must(ClaimingMessages(session, (MessageRange(epoch, 100, 100, 150),)))
+    book.refuses(ReleasingPartition(session, epoch, -1, observed=100, give=100), "observed")
+    gone = book.must(ReleasingPartition(session, epoch, -1, observed=150, give=120))
+    tables = fold(book.values)
+    assert [(r.cause, r.position) for r in tables["positions"]] == [("claim", 100), ("grant", 150), ("release", 120)]
+    (row,) = tables["intervals"]
+    assert (row.from_position, row.to_position, row.to_offset, row.ended) == (100, 120, gone, "release")
+
+
+def test_a_seek_is_an_interval_of_its_own() -> None:
+    """F6.6: the owner stays, under another epoch and in a new generation; nobody was without an owner."""
+    book = Logbook()
+    session, epoch = book.owner()
+    book.must(Heartbeat(session, 1, (ClaimState(epoch, 130),)))
+    at = book.must(SeekingPartition(session, epoch, 50))
+    book.must(Leave(session))
+    tables = fold(book.values)
+    first, second = tables["intervals"]
+    assert (first.epoch, first.to_offset, first.ended, first.session) == (epoch, at, "seek", session)
+    assert (second.epoch, second.after, second.from_position, second.generation) == (at, "seek", 50, 1)
+    assert [row.cause for row in tables["positions"]] == ["claim", "heartbeat", "seek"]
+    assert [row.cause for row in tables["gaps"] if row.partition == 0] == ["new", "leave"]
+
+
+def test_a_topic_that_was_made_anew() -> None:
+    """F9.10: a later move begins at no position, for the old one was of another topic."""
+    book = Logbook()
+    session = book.join()
+    at = book.must(Topology(TOPIC, 2, -1, topic_id="one"))
+    book.release(session, book.claim(session), 130)
+    at = book.must(Topology(TOPIC, 3, at, topic_id="two"))
+    token = book.pause()
+    book.must(SetPosition(token, (Move(TOPIC, 0, at, 7),), True))
+    tables = fold(book.values)
+    (moved,) = tables["moves"]
+    assert (moved.from_position, moved.to_position, moved.generation) == (None, 7, 2)
+    assert {row.partition for row in tables["gaps"]} == {0, 1, 2}
 
 
 def test_only_wanted_tables_are_made() -> None:

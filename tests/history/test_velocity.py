@@ -10,6 +10,7 @@ from marshal_py.protocol.records import (
     ClaimingMessages,
     ClaimState,
     Heartbeat,
+    MessageRange,
     Move,
     Record,
     SetPosition,
@@ -84,7 +85,7 @@ def test_grants_count_and_do_not_pile_up() -> None:
     log = Timed(book)
     for number in range(1_000):
         start = 100 + 10 * number
-        log.after(10, ClaimingMessages(session, epoch, start, start, start + 10))
+        log.after(10, ClaimingMessages(session, (MessageRange(epoch, start, start, start + 10),)))
     assert 950 < log.speed() < 1_050
     assert len(log.velocity._samples[GROUP, TP]) < 100
 

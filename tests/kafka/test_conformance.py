@@ -66,12 +66,9 @@ class ApacheRig(KafkaRig):
             future.result(DEADLINE_S)
 
     def recreate(self, topic: str, partitions: int) -> None:
-        self.delete(topic)
-        self._create(topic, partitions, {})
-
-    def delete(self, topic: str) -> None:
         self.admin.delete_topics([topic])[topic].result(DEADLINE_S)
         until(lambda: topic not in self.admin.list_topics(timeout=DEADLINE_S).topics, f"{topic} is gone")
+        self._create(topic, partitions, {})
 
     def grow(self, topic: str, partitions: int) -> None:
         self.admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(DEADLINE_S)

@@ -216,7 +216,7 @@ def test_the_operations_guide(scene: Scene) -> None:
     scene.follow(sections.pop("Changing how a group delivers"))
     wait_until(lambda: worker.error is not None, DEADLINE_S, "its consumer ends")
     assert isinstance(worker.error, ModeMismatch)
-    scene.follow(sections.pop("A topic that was made anew with fewer partitions"))
+    scene.follow(sections.pop("A topic that was deleted and made anew"))
     scene.stop()
     scene.follow(sections.pop("Deleting a group"))
     assert scene.front("me").positions() == {}

@@ -136,6 +136,15 @@ def test_a_claim_counts_a_delivery_at_least_once() -> None:
     assert once.partition().attempts == 0
 
 
+def test_attempts_are_bounded() -> None:
+    """F4.5: at most 2^53, so that every later heartbeat and snapshot can say it."""
+    log = Logbook()
+    session, epoch = log.owner()
+    log.must(ReleasingPartition(session, epoch, 100, attempts=2**53))
+    log.claim(session)
+    assert log.partition().attempts == 2**53
+
+
 def test_claim_of_a_parked_partition() -> None:
     """F4.2: `parked`, before the version is looked at and whoever asks; of the others of its topic nothing is said."""
     log = Logbook()

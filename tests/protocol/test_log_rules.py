@@ -12,7 +12,7 @@ import mmh3
 import pytest
 
 from marshal_py.errors import EnvelopeUnknown, LogGap, ProtocolOutdated, ProtocolUnknown, TopicRecreated
-from marshal_py.protocol import codec
+from marshal_py.protocol import codec, rationalizer
 from marshal_py.protocol.rationalizer import apply
 from marshal_py.protocol.records import (
     Checkpoint,
@@ -263,6 +263,17 @@ def test_another_version_of_a_log_record() -> None:
             assert book.put(of_other).reason == "genesis"
             assert book.put(wire.snapshot(OTHER_INCARNATION, **versions)).reason == "garbage"
         assert isinstance(Logbook().stops(wire.snapshot(**versions)), EnvelopeUnknown)
+
+
+def test_a_log_record_has_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E3: whatever version of a group's records a library reads and writes, that of Genesis and Snapshot stays 1."""
+    monkeypatch.setattr(rationalizer, "RECORD_VERSION", 2)
+    book = Logbook(start=False)
+    value = codec.encode(Genesis(INCARNATION, 1, HASH_NAME, 2), "", INCARNATION, 2)
+    assert value == genesis()
+    assert apply(book.world, 0, value).accepted
+    assert apply(book.world, 1, codec.encode(snapshot(), "", INCARNATION, 2)).accepted
+    assert codec.open_snapshot(codec.encode(snapshot(), "", INCARNATION, 2)) == snapshot()
 
 
 def test_misrouted() -> None:

@@ -57,7 +57,6 @@ class Rig(Protocol):
     def produce(self, topic: str, partition: int, values: Iterable[bytes]) -> None: ...
     def truncate(self, topic: str, partition: int, before: int) -> None: ...
     def recreate(self, topic: str, partitions: int) -> None: ...
-    def delete(self, topic: str) -> None: ...
     def grow(self, topic: str, partitions: int) -> None: ...
     def configure(self, topic: str, settings: Mapping[str, str]) -> None: ...
     def join_kafka_group(self, group: str, topic: str) -> Callable[[], None]: ...
@@ -90,11 +89,8 @@ class MemoryRig:
         self.broker.delete_records(TopicPartition(topic, partition), before)
 
     def recreate(self, topic: str, partitions: int) -> None:
-        self.delete(topic)
-        self.broker.create_topic(topic, partitions)
-
-    def delete(self, topic: str) -> None:
         self.broker.delete_topic(topic)
+        self.broker.create_topic(topic, partitions)
 
     def grow(self, topic: str, partitions: int) -> None:
         self.broker.grow(topic, partitions)
@@ -142,9 +138,6 @@ class KafkaRig:
         raise NotImplementedError
 
     def recreate(self, topic: str, partitions: int) -> None:
-        raise NotImplementedError
-
-    def delete(self, topic: str) -> None:
         raise NotImplementedError
 
     def grow(self, topic: str, partitions: int) -> None:
@@ -649,20 +642,6 @@ class CreatePromises(Suite):
         assert before is not None
         assert after.topic_id not in (before.topic_id, "")
         assert after.partitions == 5
-
-    def test_a_source_notices_a_topic_that_is_gone(self, rig: Rig, topic: str, source: DataSource) -> None:
-        """Who fetches it looks at it then, and not at the next refresh of metadata."""
-        rig.produce(topic, 0, numbered(0, 5))
-        source.assign({TopicPartition(topic, 0): 0})
-        read_source(source, 5)
-        assert not source.unknown()
-        rig.delete(topic)
-
-        def noticed() -> bool:
-            source.poll(0.05, 10)
-            return source.unknown()
-
-        until(noticed, "the source does not find its topic")
 
 
 class LongLogPromises(Suite):

@@ -1,0 +1,275 @@
+"""Members that tell what is finished above the position, and how often messages were delivered (T11, D1, D11, E8)."""
+
+from __future__ import annotations
+
+import pytest
+
+from marshal_py.protocol import codec, progress, rationalizer
+from marshal_py.protocol.delivery import AtLeastOnce, Run
+from marshal_py.protocol.holdings import Claim
+from marshal_py.protocol.member import HEARTBEAT_BYTES
+from marshal_py.protocol.progress import Range
+from marshal_py.protocol.records import (
+    AT_MOST_ONCE,
+    PROGRESS_BYTES_MAX,
+    ClaimState,
+    Heartbeat,
+    Join,
+    Leave,
+    ReleaseGroup,
+    ReleasingPartition,
+)
+from marshal_py.protocol.world import World
+from tests.support.stage import GROUP, INCARNATION, INTERVAL_MS, READ_MS, THIRD_MS, WRITE_MS, Client, Stage, granted
+
+I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
+STEP = I // 10
+TRIP = WRITE_MS + READ_MS
+
+
+def tracker(claim: Claim) -> AtLeastOnce:
+    assert isinstance(claim.tracker, AtLeastOnce)
+    return claim.tracker
+
+
+def admitted(client: Client, claim: Claim, offsets: range) -> tuple[list[int], Run]:
+    """Fetches these and hands over what earlier owners left."""
+    fresh, run = tracker(claim).admit(offsets)
+    assert run is not None
+    run.deliver(len(fresh), client.now.mono_ms)
+    return list(fresh), run
+
+
+def beats(client: Client, since_ms: int) -> list[Heartbeat]:
+    return [beat for _, beat in client.sends(Heartbeat, since_ms)]
+
+
+def test_heartbeats_carry_what_is_finished_although_the_position_stands_still() -> None:
+    """T11: progress and figures differ from the folded world, so they are told, until the world knows them."""
+    stage = Stage(partitions=1)
+    (a,) = stage.team("a")
+    claim = a.claim(0)
+    run = a.deliver(claim, *range(10))
+    stage.run(2 * THIRD_MS)
+    assert (stage.partition(0).in_flight, stage.partition(0).attempts, stage.partition(0).progress) == (10, 1, b"")
+    for index in (2, 3, 7):
+        run.finish(index)
+    begun = stage.now_ms + 1
+    stage.run(2 * THIRD_MS)
+    entries = [beat.claims for beat in beats(a, begun) if beat.claims]
+    told = progress.encode(0, [Range(2, 4, 0), Range(7, 8, 0)])
+    assert entries == [(ClaimState(claim.epoch, 0, 0, 7, 1, told),)]
+    assert (stage.partition(0).position, stage.partition(0).progress) == (0, told)
+    claim.end_offset = 50
+    begun = stage.now_ms + 1
+    stage.run(2 * THIRD_MS)
+    assert [beat.claims for beat in beats(a, begun) if beat.claims] == [(ClaimState(claim.epoch, 0, 50, 7, 1, told),)]
+
+
+def test_heartbeats_of_in_flight_messages_at_most_once() -> None:
+    """T11: figures are told in at-most-once groups too, also while the position stands still; nothing else is."""
+    stage = Stage(partitions=1, mode=AT_MOST_ONCE)
+    (a,) = stage.team("a")
+    claim = a.claim(0)
+    granted(stage, a, claim, (0, 10))
+    begun = stage.now_ms + 1
+    stage.run(2 * THIRD_MS)
+    assert all(beat.claims == () for beat in beats(a, begun))
+    assert a.take(claim) == 0
+    claim.end_offset = 30
+    begun = stage.now_ms + 1
+    stage.run(3 * THIRD_MS)
+    assert [beat.claims for beat in beats(a, begun) if beat.claims] == [(ClaimState(claim.epoch, 10, 29, 1),)]
+    assert (stage.partition(0).lag, stage.partition(0).in_flight, stage.partition(0).attempts) == (29, 1, 0)
+
+
+def test_heartbeats_cost_what_they_did() -> None:
+    """T11: nothing is told of progress while handlers finish in order: the bytes are those of the five figures."""
+    stage = Stage(partitions=1)
+    (a,) = stage.team("a")
+    claim = a.claim(0)
+    run = a.deliver(claim, *range(100))
+    for index in range(30):
+        run.finish(index)
+        stage.run(STEP)
+    told = [(verdict, beat) for verdict, beat in stage.records(Heartbeat) if beat.claims]
+    assert len(told) > 5
+    for verdict, beat in told:
+        (entry,) = beat.claims
+        assert entry.progress == b""
+        body = stage.values[verdict.offset][14 + len(GROUP) :]
+        assert bytes([0x95]) + codec._ENCODER.encode([entry.epoch, entry.position, entry.lag, entry.in_flight,
+                                                      entry.attempts])[1:] in body  # fmt: skip
+
+
+def test_the_next_owner_skips_what_is_finished() -> None:
+    """D1: after an eviction, from the last heartbeat; it carries on what it skipped, and the one after it skips too."""
+    stage = Stage(partitions=1)
+    (a,) = stage.team("a")
+    run = a.deliver(a.claim(0), *range(10))
+    for index in (0, 2, 3, 7):
+        run.finish(index)
+    stage.run(THIRD_MS + TRIP)
+    b = stage.add("b")
+    stage.run(THIRD_MS)
+    stage.kill(a)
+    run.finish(8)  # nobody was told
+    stage.run(3 * I)
+    heir = b.claim(0)
+    assert heir.position() == 1
+    fresh, mine = admitted(b, heir, range(1, 12))
+    assert fresh == [1, 4, 5, 6, 8, 9, 10, 11]
+    assert [tracker(heir).delivery_count(offset) for offset in fresh] == [2, 2, 2, 2, 2, 2, 1, 1]
+    mine.finish(1)
+    stage.run(2 * THIRD_MS)
+    known = stage.partition(0).progress
+    assert [span for span in progress.decode(1, known) if not span.times] == [(2, 5, 0), (7, 8, 0)]
+    c = stage.add("c")
+    stage.run(THIRD_MS)
+    stage.kill(b)
+    stage.run(3 * I)
+    fresh, _ = admitted(c, c.claim(0), range(1, 12))
+    assert fresh == [1, 5, 6, 8, 9, 10, 11]
+    counts = [tracker(c.claim(0)).delivery_count(offset) for offset in fresh]
+    assert counts == [3, 3, 3, 3, 3, 2, 2]
+
+
+@pytest.mark.parametrize("delivered", [True, False])
+def test_a_release_tells_how_often_the_message_was_delivered(delivered: bool) -> None:
+    """D11, F6.2: exactly, where an owner that dies is taken to have delivered it."""
+    stage = Stage(partitions=1)
+    (a,) = stage.team("a")
+    claim = a.claim(0)
+    if delivered:
+        run = a.deliver(claim, 0, 1, 2, 3)
+        run.finish(2)
+    assert stage.partition(0).attempts == 1
+    a.member.leave(a.now, "bye", 0)
+    a.due_ms = stage.now_ms
+    stage.run(3 * TRIP)
+    (release,) = [r for _, r in a.sends(ReleasingPartition)]
+    told = progress.encode(0, [Range(2, 3, 0)]) if delivered else b""
+    assert (release.attempts, release.in_flight, release.progress) == (int(delivered), 3 * delivered, told)
+    b = stage.add("b")
+    stage.run(2 * I)
+    assert stage.partition(0).attempts == 1 + delivered
+    fresh, _ = admitted(b, b.claim(0), range(4))
+    assert fresh == ([0, 1, 3] if delivered else [0, 1, 2, 3])
+    assert [tracker(b.claim(0)).delivery_count(offset) for offset in fresh] == [1 + delivered] * len(fresh)
+
+
+def test_a_message_on_which_every_owner_dies_is_counted_each_time() -> None:
+    """D11: also if no owner lives long enough to send a heartbeat."""
+    stage = Stage(partitions=1)
+    for number in range(4):
+        client = stage.add(f"c{number}")
+        stage.run_until(lambda c=client: c.member.claims)
+        claim = client.claim(0)
+        admitted(client, claim, range(3))
+        assert tracker(claim).delivery_count(0) == number + 1
+        stage.kill(client)
+
+
+def test_a_pause_keeps_progress() -> None:
+    """T12, D1: what was finished above the position of a release is not delivered again after the pause."""
+    stage = Stage(partitions=1)
+    (a,) = stage.team("a")
+    run = a.deliver(a.claim(0), *range(6))
+    for index in (1, 2, 5):
+        run.finish(index)
+    token = stage.must(ReleaseGroup(stage.group.pause_change, -1, 20 * I))
+    stage.run(I + 2 * TRIP)
+    assert not stage.owners()
+    stage.must(ReleaseGroup(token, token, 0))
+    stage.run(I)
+    fresh, _ = admitted(a, a.claim(0), range(6))
+    assert fresh == [0, 3, 4]
+    assert [tracker(a.claim(0)).delivery_count(offset) for offset in fresh] == [2, 2, 2]
+
+
+def test_a_heartbeat_is_bounded_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T11: 800,000 bytes of progress at most; the rest goes first into the next one, and nobody is left out."""
+    assert HEARTBEAT_BYTES == 800_000
+    assert PROGRESS_BYTES_MAX == 512
+    monkeypatch.setattr("marshal_py.protocol.member.HEARTBEAT_BYTES", 2_000)
+    stage = Stage(partitions=8)
+    (a,) = stage.team("a")
+    for claim in a.member.claims.values():
+        run = a.deliver(claim, *range(400))
+        for index in range(1, 400, 2):
+            run.finish(index)
+    begun = stage.now_ms + 1
+    stage.run(3 * THIRD_MS)
+    told = [[entry.epoch for entry in beat.claims] for beat in beats(a, begun)]
+    assert [len(epochs) for epochs in told] == [3, 3, 2]
+    assert sorted(epoch for epochs in told for epoch in epochs) == sorted(a.member.claims)
+    assert all(len(entry.progress) == 510 for beat in beats(a, begun) for entry in beat.claims)
+
+
+def test_the_largest_heartbeat_is_one_that_may_be_written() -> None:
+    """T11, E6: with the widest figures, much progress and as many ready epochs as fit."""
+    wide = ClaimState(2**63 - 1, 2**63 - 1, 2**53, 2**53, 2**53, bytes(30))
+    entries = (wide,) * (800_000 // (50 + 30))
+    codec.encode(Heartbeat(2**63 - 1, 2**63 - 1, entries, (2**63 - 1,) * 10_000), "g" * 255, INCARNATION)
+    plain = (ClaimState(2**63 - 1, 2**63 - 1, 2**53, 2**53, 2**53),) * 10_000
+    codec.encode(Heartbeat(2**63 - 1, 2**63 - 1, plain, (2**63 - 1,) * 10_000), "g" * 255, INCARNATION)
+
+
+# --- E8
+
+
+def versions(stage: Stage, since: int = 0) -> dict[str, set[int]]:
+    """Kind of record -> the versions of those that stand in the log."""
+    found: dict[str, set[int]] = {}
+    for verdict in stage.verdicts[since:]:
+        value = stage.values[verdict.offset]
+        if value[11]:
+            found.setdefault(type(verdict.record).__name__, set()).add(value[12 + value[11]])
+    return found
+
+
+def test_a_group_of_two_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E8: who reads a newer version writes the old one while somebody lives that reads no other, and then its own."""
+    monkeypatch.setattr(rationalizer, "RECORD_VERSION", 2)
+    stage = Stage(partitions=4)
+    new = stage.add("new", reads_version=2)
+    stage.run(2 * I)
+    assert versions(stage)["Heartbeat"] == {2}
+    assert {record.reads_version for _, record in new.sends(Join)} == {2}
+    mixed = Stage(partitions=4)
+    old = mixed.add("old", reads_version=1)
+    mixed.run(THIRD_MS)
+    new = mixed.add("new", reads_version=2)
+    mixed.run(3 * I)
+    assert old.owned
+    assert new.owned
+    kinds = versions(mixed)
+    assert kinds.keys() >= {"Join", "Topology", "Heartbeat", "ClaimingPartition", "ReleasingPartition"}
+    assert all(found == {1} for found in kinds.values()), "its Join too: somebody was there before it"
+    old.member.leave(old.now, "bye", 0)
+    mixed.run_until(lambda: not old.alive)
+    mixed.run(READ_MS)
+    at = len(mixed.values) + 1  # what was on its way was written before it had read the Leave
+    mixed.run(2 * I)
+    assert all(found == {2} for found in versions(mixed, at).values())
+    assert new.owned == {0, 1, 2, 3}
+    (left,) = [verdict.offset for verdict, _ in mixed.records(Leave)]
+    monkeypatch.setattr(rationalizer, "RECORD_VERSION", 1)
+    world = World()
+    for offset, value in enumerate(mixed.values):
+        rationalizer.apply(world, offset, value)
+    assert left < world.groups[GROUP].opaque_at <= at
+
+
+def test_whoever_reads_less_makes_the_others_write_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E8: from the moment its Join is read; until then the group may be opaque to it."""
+    monkeypatch.setattr(rationalizer, "RECORD_VERSION", 2)
+    stage = Stage(partitions=2)
+    new = stage.add("new", reads_version=2)
+    stage.run(2 * I)
+    old = stage.add("old", reads_version=1)
+    stage.run(THIRD_MS)
+    at = len(stage.values)
+    stage.run(2 * I)
+    assert all(found == {1} for found in versions(stage, at).values())
+    assert new.member.writes_version == old.member.writes_version == 1
