@@ -24,6 +24,7 @@ from tests.support.kafka import Cluster, TopicFactory
 from tests.support.troupe import DEADLINE_S, ROOT, MakeTroupe, Troupe
 
 PARTITIONS = 3
+OPEN = 50
 BACKLOG = 2_400
 QUICK = 300
 # A second's work is a hundred messages in the end, and thousands were granted; of all partitions, for all are fetched.
@@ -45,6 +46,20 @@ def begun(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe, partitions: i
 def hired(run: Troupe, name: str, **settings: Any) -> None:
     run.hire(name, USER, **settings)
     run.await_joined(name)
+
+
+def await_grants(run: Troupe, places: int = 1) -> None:
+    """Waits until the handlers are slow and the log has granted much more than they were given, in so many partitions.
+
+    They need half a second for that: who lets go within it has something to give back.
+    """
+
+    def open_grants() -> list[int]:
+        seen = Counter(delivery.partition for delivery in run.evidence.deliveries)
+        group = run.world()
+        return [part.position - seen[number] for (_, number), part in list(group.partitions.items())] if group else []
+
+    run.wait(lambda: run.begun() > QUICK and sum(there >= OPEN for there in open_grants()) >= places, "grants are open")
 
 
 def accepted(run: Troupe, kind: str) -> Iterator[tuple[Record, Verdict]]:
@@ -86,7 +101,7 @@ def rest(run: Troupe) -> None:
 def test_sigterm_loses_nothing(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe, style: str) -> None:
     run = begun(kafka, topic, troupe)
     hired(run, "stopped", style=style, **SLOW)
-    run.await_begun(QUICK + 20)
+    await_grants(run)
     run.term("stopped")
     assert run.await_gone("stopped") == 0
     run.scan()
@@ -103,7 +118,8 @@ def test_two_consumers_that_are_stopped_one_behind_the_other_lose_nothing(
     hired(run, "first", **SLOW)
     hired(run, "second", **SLOW)
     run.await_begun(20, "second")
-    run.wait(lambda: run.begun("first") > QUICK, "the first one is slow by now")
+    run.wait(lambda: min(run.begun("first"), run.begun("second")) > QUICK, "both are slow by now")
+    await_grants(run)
     run.term("first")
     run.term("second")
     assert [run.await_gone(name) for name in ("first", "second")] == [0, 0]
@@ -127,8 +143,9 @@ def test_the_end_of_the_block_and_drain_lose_nothing(
 
 def test_a_planned_move_loses_nothing(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
     run = begun(kafka, topic, troupe)
-    hired(run, "owner", **SLOW)
-    run.await_begun(QUICK + 20)
+    # In batches it fetches ahead, and so has grants of every partition, whichever is to move.
+    hired(run, "owner", **SLOW, style="batch", batch_max=10)
+    await_grants(run, PARTITIONS)
     hired(run, "newcomer", **SLOW)
     run.await_begun(20, "newcomer")
     run.hurry("owner")
@@ -141,7 +158,7 @@ def test_a_planned_move_loses_nothing(kafka: Cluster, topic: TopicFactory, troup
 def test_a_pause_in_the_middle_loses_nothing(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
     run = begun(kafka, topic, troupe)
     hired(run, "paused", **SLOW)
-    run.await_begun(QUICK + 20)
+    await_grants(run)
     marshal(run, "release", run.group, "--for", "10m", "--yes")
     assert run.owned() == {}
     marshal(run, "resume", run.group)
