@@ -115,7 +115,7 @@ class Reserved:
         last = len(messages) - 1
         first = done = head.at
         try:
-            for at in range(first, last + 1):
+            for at in range(first, first + self._count):
                 if head.at != at or buffer.paused_by_user:
                     return  # a fetch inside the iteration has taken some, or the user has paused the partition
                 index = run.delivered

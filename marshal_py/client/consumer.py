@@ -241,6 +241,8 @@ class Consumer:
             left_s = deadline - time.monotonic()
             with loop.lock:
                 flow.user_returned()  # acks may have come meanwhile, from other threads
+                if self._member.careful.tell():
+                    loop.kick(self._station)
                 full = flow.suffices(max_messages, max_bytes)
             over = left_s <= 0 or self._draining or self._must_stop()
             if full or over:
@@ -334,6 +336,8 @@ class Consumer:
             with lock:
                 flow.user_returned()
                 reserved = flow.reserve(now())
+                if reserved is None and self._member.careful.tell():
+                    loop.kick(self._station)
                 if flow.at_most_once:
                     self._station.ask_grants(now())
             if reserved is not None:
@@ -347,9 +351,10 @@ class Consumer:
                 continue
             self._raise_if_ended()
             with loop.changed:
-                if flow.deliverable():  # buffered, but the gate is shut
+                shut = flow.deliverable() > 0  # buffered, but the gate is shut
+                if shut:
                     loop.changed.wait(WAIT_SLICE_S)
-            self._pull(WAIT_SLICE_S)
+            self._pull(0.0 if shut else WAIT_SLICE_S)
 
     # --- planning
 

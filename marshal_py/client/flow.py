@@ -181,7 +181,7 @@ class Flow:
             tracker = claim.tracker
             count = self._granted_count(buffer, tracker) if isinstance(tracker, AtMostOnce) else buffer.size
             at_bound = len(tracker.grants) >= GRANTS_AHEAD if isinstance(tracker, AtMostOnce) else buffer.held_back
-            if count and at_bound:
+            if count and (at_bound or self.member.careful.holds(claim)):
                 return True
             there += count
             if max_bytes is not None:
@@ -202,13 +202,16 @@ class Flow:
             if not self.member.may_deliver(claim.epoch, now):
                 continue
             while max_messages > 0 and buffer.fetched:
-                part = self._take_part(buffer, claim, max_messages, left_bytes, now, bool(parts))
+                careful = self.member.careful.holds(claim)  # D11: one by one
+                part = self._take_part(buffer, claim, 1 if careful else max_messages, left_bytes, now, bool(parts))
                 if part is None:
                     break
                 parts.append(part)
                 max_messages -= len(part[0].raw)
                 if left_bytes is not None:
                     left_bytes -= sum(map(message_bytes, part[0].raw))
+                if careful:
+                    break
             if max_messages <= 0 or (left_bytes is not None and left_bytes <= 0):
                 break
         if parts:
@@ -252,7 +255,8 @@ class Flow:
             open_ms = self.member.open_ms(claim.epoch, now)
             if open_ms <= 0:
                 continue
-            count = len(buffer.fetched[0].messages) - buffer.fetched[0].at
+            there = len(buffer.fetched[0].messages) - buffer.fetched[0].at
+            count = 1 if self.member.careful.holds(claim) else there
             if isinstance(claim.tracker, AtMostOnce):
                 count = self._skip_to_grant(buffer, claim.tracker)
             if count:

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from marshal_py.errors import (
-    GroupDeleted,
-    GroupOpaque,
-    MarshalError,
-)
+from marshal_py.errors import GroupDeleted, GroupOpaque, MarshalError
 from marshal_py.protocol import parking
 from marshal_py.protocol.advisory import PROBE, Advisory
+from marshal_py.protocol.careful import Careful
 from marshal_py.protocol.claim_records import claim_state, release
 from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.doubt import Doubt
@@ -64,6 +61,7 @@ class Member:
         self.reading = Reading(self)
         self.doubt = Doubt(self)
         self.idle = Idle(self)
+        self.careful = Careful(self)
         self.session = NONE
         self.claims: dict[int, Claim] = {}  # by epoch; none of them GONE
         self.ended = False
@@ -119,7 +117,9 @@ class Member:
         if claim is None or claim.stage is not Stage.OPEN or self.session == NONE or self.ended:
             return 0
         group = self.world.groups.get(self.name)
-        if group is not None and group.pause_duration_ms > 0:
+        if group is None or group.pause_duration_ms > 0:
+            return 0
+        if self.careful.holds(claim) and not self.careful.opens(claim, group.partitions[claim.tp], now):
             return 0
         return self.pulse.lease.left_ms(now) + 1
 
@@ -178,6 +178,7 @@ class Member:
         if kind != "released":  # a Release gives back what was not handed over (F6.3)
             self.drop_grants(claim)
         claim.seal(Stage.GONE)
+        self.careful.end(claim)
         del self.claims[claim.epoch]
         self.out.lost.append((claim, reason))
         position = claim.released_position if kind == "released" else NONE

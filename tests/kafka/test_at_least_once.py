@@ -206,3 +206,20 @@ def test_crashes_before_the_log_was_told_never_lower_a_count(
     assert len(counted) == CRASHES + 1
     assert counted == sorted(counted)
     assert all(number <= delivery for delivery, number in enumerate(counted, 1))
+
+
+@pytest.mark.parametrize("style", ["single", "batch"])
+def test_a_message_that_kills_every_owner_at_once_comes_to_be_counted(
+    kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe, style: str
+) -> None:
+    """D11: the messages before it were finished, and nobody lived to tell; so they are told of one by one."""
+    poison, lives = 25, 0
+    run = troupe_with(kafka, topic, troupe, 60)
+    while max(numbers(run, poison), default=0) < 6:
+        crashed(run, style=style, poison=poison)
+        lives += 1
+        assert lives <= 20, numbers(run, poison)
+    recovered(run, style)
+    others = [number for offset in range(60) if offset != poison for number in numbers(run, offset)]
+    assert max(others) <= 4, "of messages that kill nobody"
+    print(f"{lives} lives: {numbers(run, poison)}")
