@@ -88,7 +88,8 @@ class Message(Struct, eq=False, frozen=True, gc=False):
     def ack(self) -> bool:
         """The message is done. From any thread, in any order; twice is once.
 
-        False if the ack came too late: the claim has been released or lost, and the message will be delivered again.
+        False if the ack came too late: the claim has been released or lost, and in at-least-once mode the message
+        will be delivered again.
         At-most-once mode needs no acks; there it tells that the handler has returned.
         """
         delivered, index = self._delivered, self._index

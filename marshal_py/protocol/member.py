@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from marshal_py.errors import GroupDeleted, GroupOpaque, MarshalError
-from marshal_py.protocol import parking
 from marshal_py.protocol.advisory import PROBE, Advisory
 from marshal_py.protocol.careful import Careful
 from marshal_py.protocol.claim_records import claim_state, release
@@ -183,7 +182,7 @@ class Member:
         self.out.lost.append((claim, reason))
         position = claim.released_position if kind == "released" else NONE
         if kind == "released" and claim.parking:
-            kind, reason = "parked", parking.words(self.name, claim.tp, claim.parking)
+            kind, reason = "parked", self.topics.parked_words(claim)
         self.advise(kind, claim.tp, epoch=claim.epoch, offset=position, text=reason, at=at)
         group = self.group
         if group is not None and reason != "session ended" and not claim.parking:
