@@ -191,7 +191,7 @@ class Life:
     def _member(self, number: int) -> Member:
         options = MemberOptions(client_id=f"client-{number}", topics=(self.topic,))
         member = Member(World(0, None), "memory", options, os.urandom)
-        member.intent.counts[self.topic] = PARTITIONS
+        member.topics.learn(self.topic, PARTITIONS)
         return member
 
     def now(self) -> Instant:

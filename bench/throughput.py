@@ -76,7 +76,7 @@ def marshal_batches(bootstrap: str, topic: str, count: int, delivery: str) -> Ba
     ):
         seen = 0
         while seen < count:
-            batch = consumer.fetch(BATCH, expires_s=1.0)
+            batch = consumer.fetch(min(BATCH, count - seen), expires_s=1.0)
             for part in batch.parts:
                 values = part.values
                 seen += len(values)

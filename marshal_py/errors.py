@@ -12,7 +12,7 @@
     |   +-- UnsupportedPlatform   this system lacks what the feature needs
     |   +-- BatchNotCommitted     the next claimed batch was asked for before the last one was committed
     |   +-- BatchOverdue          a pipeline did not come back within handler_timeout_s; its claims were released
-    |   +-- RangeReadTwice        at most once, Spark retried a task whose range may have been processed
+    |   +-- RangeReadTwice        in at-most-once mode, Spark retried a task whose range may have been processed
     |   +-- MissingSpark          a part of Spark is not installed: pyspark, pyarrow, pandas, a Java
     |   +-- GroupMissing          an admin named a group, a partition of it or a session that the log does not know
     |   +-- GroupExists           a group was to be created that is there
@@ -23,7 +23,7 @@
     +-- PeerError                 another participant of the group made going on impossible
     |   +-- SessionCloned         somebody else writes with this consumer's session (fork, cloned machine)
     |   +-- DuplicateClientId     another process took this client id over (fast reclaim)
-    |   +-- ModeMismatch          the group is at least once and the consumer at most once, or the reverse
+    |   +-- ModeMismatch          the group and the consumer have different delivery modes
     |   +-- GroupDeleted          an admin deleted the group
     |   +-- GroupOpaque           the group holds records that only a newer library can read
     |   +-- KafkaGroupIsLive      ordinary Kafka consumers use the same group id
@@ -193,7 +193,7 @@ class BatchOverdue(CallerError):
 
 
 class RangeReadTwice(CallerError):
-    """At most once, Spark started a task of a claimed range again; the first attempt may have processed it."""
+    """In at-most-once mode Spark started a task of a range again; the first attempt may have processed it."""
 
     def __init__(self, topic: str, partition: int, start: int, to: int, attempt: int) -> None:
         self.topic, self.partition, self.start, self.to, self.attempt = topic, partition, start, to, attempt

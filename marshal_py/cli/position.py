@@ -42,7 +42,8 @@ def set_position(
 ) -> None:  # fmt: skip
     """Move a live group to other positions: pause, wait until everybody has let go, move, go on.
 
-    Either all that is named moves or nothing does. The positions as they are: `marshal groups info GROUP --csv`.
+    Either all that is named moves or nothing does; a topic that was made anew is accepted before that. The
+    positions as they are: `marshal groups info GROUP --csv`.
     Partitions that are parked are consumed again afterwards. A topic that was deleted and made anew is accepted as it
     is now, before the move: then the positions of all its partitions are forgotten.
     """

@@ -16,9 +16,10 @@ BOOTSTRAP_EXAMPLE: Final = frame.example("marshal bootstrap --dry-run")
 RISKS: Final = """\
 What stood in these logs is lost: positions, pauses, settings and sessions of their groups.
   - Consumers start where Kafka's committed offsets of their group are (the library mirrors positions there every few
-    seconds), else at their own `start_fallback`. At least once, messages may come again; where the fallback is
-    `latest`, messages may be skipped.
-  - At most once is not promised across this: what was handed over shortly before may be handed over again.
+    seconds), else at their own `start_fallback`. In at-least-once mode messages may come again; where the fallback
+    is `latest`, messages may be skipped.
+  - What at-most-once mode promises does not hold across this: what was handed over shortly before may be handed over
+    again.
   - Consumers that still run with the old state stop with HistoryRestarted; start them again.
 If a backup of the log exists (`marshal log dump`), keep it: nothing here can be taken back."""
 

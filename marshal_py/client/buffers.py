@@ -40,7 +40,7 @@ class Delivered:
         return not self.flow.member.ack_is_late(self.claim)
 
     def returned(self) -> None:
-        """At most once an ack only tells that the handler has returned."""
+        """In at-most-once mode an ack only tells that the handler has returned."""
         if isinstance(self.claim.tracker, AtMostOnce):
             self.claim.tracker.returned()
 
@@ -115,7 +115,7 @@ class Reserved:
         last = len(messages) - 1
         first = done = head.at
         try:
-            for at in range(first, last + 1):
+            for at in range(first, first + self._count):
                 if head.at != at or buffer.paused_by_user:
                     return  # a fetch inside the iteration has taken some, or the user has paused the partition
                 index = run.delivered

@@ -23,12 +23,12 @@ from marshal_py.transport.ports import Chunk
 
 WAIT_SLICE_S: Final = 0.1  # a waiting fetch looks up at least so often: for signals, errors, a stop from elsewhere
 GRANT_SLICE_S: Final = 0.005  # while a grant is on its way, messages are not
-LOOK_AHEAD_GRANTS: Final = 4  # kept in the buffers at most once: two are granted, two are there to be asked for
+LOOK_AHEAD_GRANTS: Final = 4  # in at-most-once mode as much is fetched ahead as so many of the greatest grants
 LEAVE_TIMEOUT_S: Final = 10.0
 HAND_OVER_S: Final = 1.0  # a hand-over takes some ms; a deployment must not wait for one that does not come
-# Taken from the source at once, at least once, unless a fetch asks for more. CPython looks for cyclic garbage when 700
-# more objects were made than freed. Fewer messages than that, each freed before the next are taken, never start it; a
-# thousand do, at a tenth of all time.
+# Taken from the source at once in at-least-once mode, unless a fetch asks for more. CPython looks for cyclic garbage
+# when 700 more objects were made than freed. Fewer messages than that, each freed before the next are taken, never
+# start it; a thousand do, at a tenth of all time.
 PIECE_MESSAGES: Final = 500
 FETCH_EXPIRES_S: Final = 30.0
 FETCH_MESSAGES: Final = 1_000
@@ -57,6 +57,11 @@ class Consumer:
     """One member of a group. A context manager; leaving it stops the consumer and releases its claims.
 
     `fetch`, `next` and iteration are for one thread at a time; acks may come from any.
+
+    In at-least-once mode messages that were not acked come again after a crash; those above them that were acked, and
+    told in a heartbeat, do not (up to 512 bytes of ranges per partition). In at-most-once mode the log grants messages
+    before they are handed over, about a second's work at a time. A crash loses what was granted and not handed over. A
+    stop, a pause or a planned move gives it back, and the next owner begins there.
     """
 
     def __init__(self, loop: Loop, station: Station, connection: Mapping[str, Any]) -> None:
@@ -66,7 +71,7 @@ class Consumer:
         self._member = station.member
         assert isinstance(station.flow, Flow)
         self._flow = station.flow
-        # Of delivery at most once: how many messages are fetched beyond those that the user has.
+        # In at-most-once mode: how many messages are fetched beyond those that the user has.
         self._ahead = LOOK_AHEAD_GRANTS * self._flow.options.grant_messages if self._flow.at_most_once else 0
         self._planner: Planner | None = None
         self._user: int | None = None  # thread that is inside a fetching verb
@@ -107,8 +112,10 @@ class Consumer:
     def stop(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
         """Drops what is buffered, releases every claim at its position, leaves the group. Twice is once.
 
-        What was handed over and not acked will be delivered again (at least once). Without the cluster it returns after
-        `timeout_s`; the claims are then freed when the others have waited it out.
+        In at-least-once mode what was handed over and not acked will be delivered again; what was acked will not, also
+        above that. In at-most-once mode what was granted and not handed over is given back to the next owner. Without
+        the cluster it returns after `timeout_s`; the claims are then freed when the others have waited it out, and
+        grants are lost.
         """
         self._loop.check_process("Consumer")
         if not self._closed_because:
@@ -205,9 +212,10 @@ class Consumer:
               expires_s: float = FETCH_EXPIRES_S) -> Batch:  # fmt: skip
         """Up to `max_messages` messages (and `max_bytes`, key + value + headers + topic, but at least one).
 
-        Ends by count, bytes or `expires_s`, or when a bound of the options (unacked_max, grant_messages) lets no more
-        come; `expires_s=0` takes what is there now. May be empty. The lease is checked once, when the batch is handed
-        over. Raises what ended the consumer; ConcurrentUse; ConsumerClosed.
+        Ends by count, bytes or `expires_s`, or when a bound lets no more come: unacked_max, or in at-most-once mode the
+        grants, two of each partition with about a second's work of all of them. `expires_s=0` takes what is there now.
+        May be empty. The lease is checked once, when the batch is handed over. Raises what ended the consumer;
+        ConcurrentUse; ConsumerClosed.
         """
         if max_messages < 1:
             raise InvalidOption("max_messages", max_messages, "at least 1")
@@ -233,6 +241,8 @@ class Consumer:
             left_s = deadline - time.monotonic()
             with loop.lock:
                 flow.user_returned()  # acks may have come meanwhile, from other threads
+                if self._member.careful.tell():
+                    loop.kick(self._station)
                 full = flow.suffices(max_messages, max_bytes)
             over = left_s <= 0 or self._draining or self._must_stop()
             if full or over:
@@ -259,7 +269,7 @@ class Consumer:
             with loop.changed:
                 loop.changed.wait(min(timeout_s, GRANT_SLICE_S))
             timeout_s = 0.0
-        # At most once a larger piece is a larger grant.
+        # In at-most-once mode a larger piece allows a larger grant.
         most = flow.options.prefetch_messages
         chunks = flow.pull(timeout_s, most if flow.at_most_once else min(most, max(wanted, PIECE_MESSAGES)))
         if not chunks:
@@ -270,7 +280,7 @@ class Consumer:
                 self._station.ask_grants(loop.clock.now())
 
     def _asks_grants(self) -> bool:
-        """At most once: whether something fetched waits for its grant; asks for it if nobody has."""
+        """In at-most-once mode: whether something fetched waits for its grant; asks for it if nobody has."""
         with self._loop.changed:
             self._station.ask_grants(self._loop.clock.now())
             return any(claim.offer is not None for claim in self._member.claims.values())
@@ -326,6 +336,8 @@ class Consumer:
             with lock:
                 flow.user_returned()
                 reserved = flow.reserve(now())
+                if reserved is None and self._member.careful.tell():
+                    loop.kick(self._station)
                 if flow.at_most_once:
                     self._station.ask_grants(now())
             if reserved is not None:
@@ -339,9 +351,10 @@ class Consumer:
                 continue
             self._raise_if_ended()
             with loop.changed:
-                if flow.deliverable():  # buffered, but the gate is shut
+                shut = flow.deliverable() > 0  # buffered, but the gate is shut
+                if shut:
                     loop.changed.wait(WAIT_SLICE_S)
-            self._pull(WAIT_SLICE_S)
+            self._pull(0.0 if shut else WAIT_SLICE_S)
 
     # --- planning
 

@@ -25,9 +25,9 @@ COUNTERS: Final = {
     "claims_ended": "Claims that ended, by release or loss.",
     "take_overs": "Claims of partitions whose owner had been evicted.",
     "messages_delivered": "Messages handed over.",
-    "messages_acked": "Messages done, at least once.",
+    "messages_acked": "Messages done, in at-least-once mode.",
     "late_acks": "Acks that came after the claim had ended.",
-    "amo_dropped": "Offsets granted and never delivered, at most once.",
+    "amo_dropped": "Offsets granted and dropped because a lease or claim was lost, in at-most-once mode.",
 }
 GAUGES: Final = {
     "lease_left_ms": "Milliseconds until this consumer stops delivering unless it reads a heartbeat of its own.",

@@ -154,7 +154,7 @@ class Flow:
             self._hold_back(buffer)
 
     def deliverable(self) -> int:
-        """Messages that could be handed over if the gate opened (at least once: all of open claims)."""
+        """Messages that could be handed over if the gate opened (in at-least-once mode: all of open claims)."""
         total = 0
         for buffer in self.buffers.values():
             claim = buffer.claim
@@ -181,7 +181,7 @@ class Flow:
             tracker = claim.tracker
             count = self._granted_count(buffer, tracker) if isinstance(tracker, AtMostOnce) else buffer.size
             at_bound = len(tracker.grants) >= GRANTS_AHEAD if isinstance(tracker, AtMostOnce) else buffer.held_back
-            if count and at_bound:
+            if count and (at_bound or self.member.careful.holds(claim)):
                 return True
             there += count
             if max_bytes is not None:
@@ -202,13 +202,16 @@ class Flow:
             if not self.member.may_deliver(claim.epoch, now):
                 continue
             while max_messages > 0 and buffer.fetched:
-                part = self._take_part(buffer, claim, max_messages, left_bytes, now, bool(parts))
+                careful = self.member.careful.holds(claim)  # D11: one by one
+                part = self._take_part(buffer, claim, 1 if careful else max_messages, left_bytes, now, bool(parts))
                 if part is None:
                     break
                 parts.append(part)
                 max_messages -= len(part[0].raw)
                 if left_bytes is not None:
                     left_bytes -= sum(map(message_bytes, part[0].raw))
+                if careful:
+                    break
             if max_messages <= 0 or (left_bytes is not None and left_bytes <= 0):
                 break
         if parts:
@@ -252,7 +255,8 @@ class Flow:
             open_ms = self.member.open_ms(claim.epoch, now)
             if open_ms <= 0:
                 continue
-            count = len(buffer.fetched[0].messages) - buffer.fetched[0].at
+            there = len(buffer.fetched[0].messages) - buffer.fetched[0].at
+            count = 1 if self.member.careful.holds(claim) else there
             if isinstance(claim.tracker, AtMostOnce):
                 count = self._skip_to_grant(buffer, claim.tracker)
             if count:
@@ -262,7 +266,7 @@ class Flow:
                 return Reserved(buffer, head, Delivered(self, claim, head.run), count, until_ms, now.mono_ms)
         return None
 
-    # --- at most once
+    # --- at-most-once mode
 
     def _skip_to_grant(self, buffer: Buffer, tracker: AtMostOnce) -> int:
         """Drops what no grant will cover any more; returns how many messages of the head the grant covers."""
@@ -317,7 +321,7 @@ class Flow:
         return None if start is None else (start, to)
 
     def user_returned(self) -> None:
-        """The user asks for more: at most once, what was handed over is behind him. Refills what was held back."""
+        """The user asks for more: in at-most-once mode what he got is behind him. Refills what was held back."""
         if self.at_most_once and self.pace.waits():
             self.pace.returned(self.delivered, self.clock_now().mono_ms)
         for buffer in self.buffers.values():

@@ -120,6 +120,7 @@ class Marshal:
         start_fallback, on_topic_recreated ("fail" | "earliest"), handler_timeout_s=300, unacked_max,
         prefetch_messages, grant_messages, deliver_late, join_live_kafka_group, mirror_offsets, on_claim(info),
         on_lost(info, reason), key_deserializer, value_deserializer, settings (librdkafka's, for the data consumer).
+        grant_messages is the upper bound of a grant in at-most-once mode: about a second's work is granted at a time.
 
         Raises InvalidName, InvalidOption, TopicMissing, KafkaGroupIsLive, ModeMismatch, GroupDeleted, GroupOpaque,
         CoordinationError, ClusterUnreachable.

@@ -76,15 +76,21 @@ class Message(Struct, eq=False, frozen=True, gc=False):
 
     @property
     def delivery_count(self) -> int:
-        """1 for a first delivery; more if an earlier owner is known to have begun it (at least once only)."""
+        """Which delivery of the message this is, as the log tells: 1 for a first one. Always 1 in at-most-once mode.
+
+        It counts across crashes. For the message at the partition's position, the lowest that is not finished, it is
+        never too low, and too high by one for each owner that died before it had delivered the message. So a message on
+        which every consumer dies can be told by it. For other messages it counts the deliveries that owners told.
+        """
         tracker = self._delivered.claim.tracker
         return tracker.delivery_count(self.offset) if isinstance(tracker, AtLeastOnce) else 1
 
     def ack(self) -> bool:
         """The message is done. From any thread, in any order; twice is once.
 
-        False if the ack came too late: the claim has been released or lost, and the message will be delivered again.
-        At most once needs no acks; there it tells that the handler has returned.
+        False if the ack came too late: the claim has been released or lost, and in at-least-once mode the message
+        will be delivered again.
+        At-most-once mode needs no acks; there it tells that the handler has returned.
         """
         delivered, index = self._delivered, self._index
         delivered.lock.acquire()  # `with` costs twice as much, and this is done once per message

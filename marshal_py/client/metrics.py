@@ -40,7 +40,8 @@ class ConsumerMetrics(Struct, frozen=True):
     """One consumer. `lease_left_ms` is 0 while it is fenced, `round_trip_ms` -1 until a heartbeat came back.
 
     `take_overs` are claims of partitions whose owner was evicted, `parked` the partitions of its topics that nobody may
-    consume until an admin has looked at them. `in_flight`: handed over and not acked.
+    consume until an admin has looked at them. `in_flight`: handed over and not acked. `amo_dropped`: offsets granted
+    and dropped, because the lease or the claim was lost; a stop, a pause or a planned move drops none (PROTOCOL.md D3).
     """
 
     group: str

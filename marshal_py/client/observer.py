@@ -83,7 +83,7 @@ class Observer:
     def _find_root(self) -> Genesis | None:
         bounds = self.bounds([0])[0]
         if bounds.first:
-            genesis = self._begin_truncated(0, bounds).genesis
+            genesis = opening.open_world(self._log, 0, None, bounds).genesis  # for the root alone: nothing is read yet
             assert genesis is not None  # a snapshot names it
             self.root_value = codec.encode(genesis, "", genesis.incarnation)
             return genesis

@@ -44,7 +44,11 @@ Deserializer = Callable[[bytes | None, Any], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
-    """Everything `Marshal.consumer` takes beside the group and the topics. Raises InvalidOption, InvalidName."""
+    """Everything `Marshal.consumer` takes beside the group and the topics. Raises InvalidOption, InvalidName.
+
+    `grant_messages` is an upper bound for one grant of one partition, in at-most-once mode. Grants follow the handler:
+    about a second's work, shared by the partitions, at least one message each. A crash loses up to two per partition.
+    """
 
     delivery: Delivery = "at_least_once"
     policy: str | None = None
@@ -87,7 +91,7 @@ class ConsumerOptions:
         _whole("capacity", self.capacity, 1_000_000, "a weight relative to the other members'")
         _whole("unacked_max", self.unacked_max, 10_000_000, "it bounds memory per partition")
         _whole("prefetch_messages", self.prefetch_messages, 1_000_000, "it bounds memory")
-        _whole("grant_messages", self.grant_messages, 1_000_000, "it bounds what a crash loses at most once")
+        _whole("grant_messages", self.grant_messages, 1_000_000, "the most of a partition that one grant may hold")
 
     def member_options(self, client_id: str, topics: tuple[str, ...], library: str) -> MemberOptions:
         return MemberOptions(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-FIRST_MESSAGES: Final = 100  # granted while nothing is known: a second's work of a slow handler
+FIRST_MESSAGES: Final = 1  # while nothing is known: a handler may take seconds, and what is granted is lost by a crash
 BUSY_MS_MIN: Final = 20  # shorter is not measured: the clock counts whole ms
 BUSY_MS_MAX: Final = 2_000  # of the past that counts: what was before fades
 

@@ -35,7 +35,7 @@ LOOK_S: Final = 0.25  # between two looks for new data: two requests to the clus
 
 
 class ClaimedBatch:
-    """Ranges that were handed over together. Left without `commit`, they are planned again (at most once: lost)."""
+    """Ranges that were handed over together. Left without `commit` they are planned anew, in at-most-once mode lost."""
 
     def __init__(self, planner: Planner, taken: Sequence[Taken]) -> None:
         self._planner = planner
@@ -91,7 +91,7 @@ class ClaimedBatch:
             self._planner.finish(self.taken)
 
     def give_back(self) -> None:
-        """Nothing is done: the ranges will be planned again; at most once they count as delivered and are lost."""
+        """Nothing is done: the ranges will be planned again; in at-most-once mode they are lost."""
         if self.open:
             self.open = False
             self._planner.give_back(self.taken)

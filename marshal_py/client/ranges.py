@@ -38,7 +38,7 @@ class ClaimedRange(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A range that was handed over, and what finishes it. `run` is None at most once."""
+    """A range that was handed over, and what finishes it. `run` is None in at-most-once mode."""
 
     range: ClaimedRange
     claim: Claim
@@ -55,7 +55,7 @@ class Lot:
         self.claim = claim
         self.next_offset = next_offset  # where planning goes on
         self.taken: Taken | None = None
-        self.wish: tuple[int, int] | None = None  # at most once: the range that a grant is wanted for
+        self.wish: tuple[int, int] | None = None  # in at-most-once mode: the range that a grant is wanted for
 
 
 class UnfetchedSource:
@@ -231,7 +231,7 @@ class Ranges:
         return True
 
     def give_back(self, taken: Taken) -> None:
-        """The range was not done and will be planned again; at most once it is lost."""
+        """The range was not done and will be planned again; in at-most-once mode it is lost."""
         lot = self.lots.get(taken.range.tp)
         if lot is None or lot.taken is not taken:
             return
@@ -249,7 +249,7 @@ class Ranges:
         elif tracker.in_flight_since_ms is not None:
             tracker.in_flight_since_ms = now.mono_ms
 
-    # --- at most once
+    # --- at-most-once mode
 
     def wish(self, wanted: ClaimedRange) -> None:
         """A grant is wanted for this range, unless one is there (D2)."""

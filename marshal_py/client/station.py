@@ -267,7 +267,7 @@ class Station:
         if not positions:
             return
         refused = self.loop.admin.commit(self.member.name, positions)
-        if refused and refused != self.mirror_refused:
+        if refused and refused != self.mirror_refused and not {tp.topic for tp in positions} & self.missing:
             with self.loop.lock:
                 self.member.note("mirror_refused", text=refused)
                 now = self.loop.clock.now()

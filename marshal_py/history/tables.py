@@ -53,7 +53,7 @@ class IntervalRow(NamedTuple):
     """Who owned a partition, from the claim at `epoch` until before `to_offset`; None: still.
 
     `ended`: release, seek, or as the session's end. `after`: how the partition had become free: new, or as `ended`.
-    `in_flight`: messages begun and not finished as of the owner's last word; they come again at least once.
+    `in_flight`: messages begun and not finished as of the owner's last word; in at-least-once mode they come again.
     Partition -1 is a claim on the whole topic, or on the group where the topic is "" (the pin).
     """
 
@@ -78,7 +78,7 @@ class IntervalRow(NamedTuple):
 class PositionRow(NamedTuple):
     """A position as it stood after a record that named it: its history, and that of the lag.
 
-    `cause`: claim, heartbeat, grant (at most once), release, move.
+    `cause`: claim, heartbeat, grant (at-most-once mode), release, move.
     """
 
     log: int
@@ -144,7 +144,7 @@ class GapRow(NamedTuple):
 class LostRow(NamedTuple):
     """Messages [from_position, to_position) that no owner of the group was given.
 
-    `cause`: offset_lost (Kafka had deleted them, D6), skipped (at most once: a grant began behind the position, F5.2).
+    `cause`: offset_lost (Kafka had deleted them, D6), skipped (a grant began above the position, F5.2).
     """
 
     log: int

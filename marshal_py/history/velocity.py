@@ -15,7 +15,7 @@ from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group, Partition
 
 WINDOW_MS: Final = 60_000  # long enough to even out batches, short enough to tell what is so now
-SAMPLE_MS: Final = 250  # at most once grants come by the thousand: one position per so many ms is kept
+SAMPLE_MS: Final = 250  # in at-most-once mode grants come by the thousand: one position per so many ms is kept
 
 
 class _Sample(NamedTuple):

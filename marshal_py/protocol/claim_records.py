@@ -28,8 +28,9 @@ def release(session: int, partition: Partition, claim: Claim) -> ReleasingPartit
     """F6.2: where the next owner goes on. F6.3: what was granted and not handed over is given back."""
     tracker = claim.tracker
     if isinstance(tracker, AtMostOnce):
-        return ReleasingPartition(session, claim.epoch, NONE, claim.successor, claim.reason, partition.position,
-                                  claim.give, in_flight=tracker.in_flight, parked=claim.parking)  # fmt: skip
+        return ReleasingPartition(session, claim.epoch, NONE, claim.successor, claim.reason,
+                                  observed=partition.position, give=claim.released_position,
+                                  in_flight=tracker.in_flight, parked=claim.parking)  # fmt: skip
     return ReleasingPartition(session, claim.epoch, claim.released_position, claim.successor, claim.reason,
                               attempts=tracker.deliveries(), in_flight=tracker.in_flight, progress=tracker.progress(),
                               parked=claim.parking)  # fmt: skip

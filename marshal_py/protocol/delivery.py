@@ -129,7 +129,7 @@ class AtLeastOnce:
         The same object comes back if nothing is left out; no run if nothing is left.
         """
         spans, kept = self._finished_before, offsets
-        if spans and spans[0][0] <= offsets[-1] and spans[-1][1] > offsets[0]:
+        if offsets[0] < self._floor or (spans and spans[0][0] <= offsets[-1] and spans[-1][1] > offsets[0]):
             kept = [offset for offset in offsets if not self._was_finished(offset)]
         if len(kept) == len(offsets):
             return offsets, self.add(offsets)
@@ -138,11 +138,15 @@ class AtLeastOnce:
         return kept, run
 
     def _was_finished(self, offset: int) -> bool:
+        if offset < self._floor:
+            return True  # of a span that the position has passed before all of it was fetched
         at = bisect_right(self._finished_before, offset, key=lambda span: span[0]) - 1
         return at >= 0 and offset < self._finished_before[at][1]
 
     def next_finished(self, offset: int) -> tuple[int, int]:
         """The first span at or above `offset` that earlier owners finished; (OFFSET_MAX, OFFSET_MAX) if none is."""
+        if offset < self._floor:
+            return offset, self._floor
         return next((span for span in self._finished_before if span[1] > offset), (OFFSET_MAX, OFFSET_MAX))
 
     # --- what this claim does

@@ -23,7 +23,7 @@ class Claim:
     """A claim that was read accepted."""
 
     __slots__ = (
-        "drain_until_ms", "end_offset", "epoch", "generation", "give", "offer", "parking", "reason", "release_sent_ms",
+        "drain_until_ms", "end_offset", "epoch", "generation", "offer", "parking", "reason", "release_sent_ms",
         "released_position", "sealed", "sealed_ms", "stage", "successor", "tp", "tracker",
     )  # fmt: skip
 
@@ -40,9 +40,8 @@ class Claim:
         self.release_sent_ms: int | None = None
         self.released_position = NONE
         self.sealed_ms = 0  # monotonic, once sealed
-        self.give = NONE  # at most once: the position that its Release gives back to, fixed when it is sealed (T16)
         self.parking = ""  # why its Release parks the partition (F6.4)
-        self.offer: tuple[int, int] | None = None  # fetched and not yet granted (at most once): [start, to)
+        self.offer: tuple[int, int] | None = None  # fetched and not yet granted, in at-most-once mode: [start, to)
         self.end_offset = NONE  # end of the partition as last seen, for lag
 
     def stop(self, reason: str, drain_until_ms: int | None, successor: int = NONE) -> None:
@@ -73,12 +72,8 @@ class Claim:
         return self.tracker.in_flight_since_ms is None
 
     def position(self) -> int:
-        """The next offset that an heir must read, as this client knows it."""
-        return self.tracker.position() if isinstance(self.tracker, AtLeastOnce) else NONE
-
-    def unfinished(self) -> int:
-        """Messages that handlers have."""
-        return self.tracker.in_flight
+        """Where the next owner goes on, as far as this client knows; at most once behind all that was handed over."""
+        return self.tracker.position() if isinstance(self.tracker, AtLeastOnce) else self.tracker.handed_to
 
     def lag(self, position: int) -> int:
         return max(0, self.end_offset - position) if self.end_offset != NONE else 0

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from marshal_py.errors import (
-    GroupDeleted,
-    GroupOpaque,
-    MarshalError,
-)
-from marshal_py.protocol import parking
+from marshal_py.errors import GroupDeleted, GroupOpaque, MarshalError
 from marshal_py.protocol.advisory import PROBE, Advisory
+from marshal_py.protocol.careful import Careful
 from marshal_py.protocol.claim_records import claim_state, release
 from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.doubt import Doubt
@@ -64,6 +60,7 @@ class Member:
         self.reading = Reading(self)
         self.doubt = Doubt(self)
         self.idle = Idle(self)
+        self.careful = Careful(self)
         self.session = NONE
         self.claims: dict[int, Claim] = {}  # by epoch; none of them GONE
         self.ended = False
@@ -119,7 +116,9 @@ class Member:
         if claim is None or claim.stage is not Stage.OPEN or self.session == NONE or self.ended:
             return 0
         group = self.world.groups.get(self.name)
-        if group is not None and group.pause_duration_ms > 0:
+        if group is None or group.pause_duration_ms > 0:
+            return 0
+        if self.careful.holds(claim) and not self.careful.opens(claim, group.partitions[claim.tp], now):
             return 0
         return self.pulse.lease.left_ms(now) + 1
 
@@ -178,11 +177,12 @@ class Member:
         if kind != "released":  # a Release gives back what was not handed over (F6.3)
             self.drop_grants(claim)
         claim.seal(Stage.GONE)
+        self.careful.end(claim)
         del self.claims[claim.epoch]
         self.out.lost.append((claim, reason))
         position = claim.released_position if kind == "released" else NONE
         if kind == "released" and claim.parking:
-            kind, reason = "parked", parking.words(self.name, claim.tp, claim.parking)
+            kind, reason = "parked", self.topics.parked_words(claim)
         self.advise(kind, claim.tp, epoch=claim.epoch, offset=position, text=reason, at=at)
         group = self.group
         if group is not None and reason != "session ended" and not claim.parking:
@@ -241,7 +241,7 @@ class Member:
         self.advise(kind, tp, epoch=epoch, offset=from_, to=to, text=text)
 
     def ask_grants(self, now: Instant) -> Ready:
-        """The small tick of a user who waits at most once: asks for the grants of what was offered, no more (D2)."""
+        """The small tick of a user who waits in at-most-once mode: asks for grants of what was offered (D2)."""
         out, group = Ready(), self.group
         able = self.session != NONE and not self.ended and not self.leaving and not self.doubt.active
         able = able and self.pulse.healthy(now)
@@ -356,7 +356,8 @@ class Member:
         if claim.stage in (Stage.OPEN, Stage.DRAINING):
             claim.stop("handler stuck", now.mono_ms)
             self.intent.shun(claim.tp, now.mono_ms + self.options.handler_timeout_ms)
-            self.note("handler_stuck", claim.tp, claim.position(), epoch=claim.epoch)
+            at = NONE if isinstance(claim.tracker, AtMostOnce) else claim.position()
+            self.note("handler_stuck", claim.tp, at, epoch=claim.epoch)
 
     def _release_drained(self, group: Group, now: Instant) -> None:
         for claim in self.claims.values():
@@ -364,8 +365,6 @@ class Member:
                 claim.seal(Stage.RELEASING)
                 claim.sealed_ms = now.mono_ms
                 claim.released_position = claim.position()
-                if isinstance(claim.tracker, AtMostOnce):
-                    claim.give = claim.tracker.handed_to
                 if claim.successor == NONE and self.leaving:
                     claim.successor = self.intent.heir(group, claim.tp)
             if claim.stage is Stage.RELEASING and (
@@ -380,8 +379,8 @@ class Member:
         One that gives back may be rejected, so a Leave waits until it was read, for an interval at most (T16).
         """
         for claim in self.claims.values():
-            gives_back = claim.give != NONE and now.mono_ms - claim.sealed_ms < self.options.interval_ms
-            if claim.stage is not Stage.RELEASING or gives_back:
+            waits = isinstance(claim.tracker, AtMostOnce) and now.mono_ms - claim.sealed_ms < self.options.interval_ms
+            if claim.stage is not Stage.RELEASING or waits:
                 return
         if self.leave_sent_ms is None or now.mono_ms - self.leave_sent_ms >= self.third_ms:
             self.leave_sent_ms = now.mono_ms

@@ -74,7 +74,7 @@ class Reading:
             case Note(kind="probe"):
                 member.pulse.read_probe(record.text)
             case ClaimingPartition() if record.session == member.session:
-                self._read_claim(record, verdict)
+                self._read_claim(record, verdict, now)
             case ReleasingPartition() if record.session == member.session:
                 claim = member.claims.get(record.epoch)
                 if claim is not None and claim.stage is not Stage.RELEASING:
@@ -164,7 +164,7 @@ class Reading:
         elif reason == "malformed":
             member.end(InvalidRecord("Join", "the fold rejected it as malformed"))
 
-    def _read_claim(self, record: ClaimingPartition, verdict: Verdict) -> None:
+    def _read_claim(self, record: ClaimingPartition, verdict: Verdict, now: Instant) -> None:
         member = self.member
         tp = TopicPartition(record.topic, record.partition)
         if not member.intent.claim_read(tp, record.observed):
@@ -186,6 +186,8 @@ class Reading:
         if claim.parking or member.leaving or member.intent.shuns(tp):
             claim.stop("parked" if claim.parking else "unwanted", 0)  # unwanted: a late copy won (T17)
             return
+        if group.mode == AT_LEAST_ONCE:
+            member.careful.begin(claim, partition, now)
         member.out.claimed.append(claim)
         member.advise("claimed", tp, epoch=verdict.offset, offset=partition.position, at=verdict.offset)
 

@@ -15,7 +15,7 @@ PARTITION_MAX: Final = 99_999  # far above Kafka's practical limits, far below w
 INTERVAL_MS_MIN: Final = 1_000
 INTERVAL_MS_MAX: Final = 600_000
 PAUSE_MS_MAX: Final = 86_400_000  # a day: whoever needs longer renews
-GRANT_OFFSETS_MAX: Final = 1_000_000  # F5.1: bounds what one range can lose at most once
+GRANT_OFFSETS_MAX: Final = 1_000_000  # F5.1: bounds what one range can lose in at-most-once mode
 HEARTBEAT_ENTRIES_MAX: Final = 10_000  # about 200 KB, well below a broker's default message limit
 PROGRESS_BYTES_MAX: Final = 512  # at least 80 ranges; a snapshot holds one per partition
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from marshal_py.protocol import parking
+from marshal_py.protocol.holdings import Claim
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
-from marshal_py.protocol.parking import RECREATED
 from marshal_py.protocol.ready import Ready
 from marshal_py.protocol.records import Topology
 from marshal_py.protocol.world import Group
@@ -54,7 +55,12 @@ class Topics:
 
     def unfit(self, group: Group, tp: TopicPartition) -> str:
         """Why this partition is to be parked by whoever owns it; "" if it is fit to be consumed."""
-        return RECREATED if self.recreated(group, tp.topic) else ""
+        return parking.RECREATED if self.recreated(group, tp.topic) else ""
+
+    def accepts_itself(self, group: Group) -> bool:
+        """D10: whether the group goes on with a topic that was made anew without an admin."""
+        said = group.config.on_topic_recreated if group.config is not None else ""
+        return (said or self.member.options.on_topic_recreated) == "earliest"
 
     def park(self, group: Group, now: Instant) -> None:
         """D10: lets the partitions of topics that were made anew go, parked."""
@@ -65,6 +71,13 @@ class Topics:
             if reason and not claim.sealed:
                 claim.parking = reason
                 claim.stop("parked", now.mono_ms + self.member.options.interval_ms)
+
+    def parked_words(self, claim: Claim) -> str:
+        """Why the claim ended in a parked partition, and who goes on: an admin, or the group by itself (D10)."""
+        group = self.member.group
+        if claim.parking == parking.RECREATED and group is not None and self.accepts_itself(group):
+            return f"{claim.parking}: the group goes on at the beginning of the new topic by itself"
+        return parking.words(self.member.name, claim.tp, claim.parking)
 
     def read(self, record: Topology) -> None:
         """Somebody knows better: what this member was told before that record is old, until it is told again."""
@@ -102,7 +115,5 @@ class Topics:
 
     def _may_accept(self, group: Group, topic: str) -> bool:
         """D10: whether the group goes on with the new topic by itself, and nobody holds a partition of it any more."""
-        said = group.config.on_topic_recreated if group.config is not None else ""
-        if (said or self.member.options.on_topic_recreated) != "earliest":
-            return False
-        return not any(part.owner != NONE for tp, part in group.partitions.items() if tp.topic == topic)
+        held = any(part.owner != NONE for tp, part in group.partitions.items() if tp.topic == topic)
+        return self.accepts_itself(group) and not held

@@ -93,7 +93,7 @@ class Tenure:
         self.ended_by = ""
         self.let_go = (-1, -1)  # who first sent the Release or Leave that ended it, and when
         self.finished: list[tuple[int, int]] = []  # at least once: what its claim was told to be finished (D1)
-        self.in_order = True  # its owner's heartbeats came in the order in which they were sent, each once
+        self.in_order = True  # the heartbeats of its one owner came in the order in which they were sent, each once
         self.handed_over = False  # by a Release for the sake of another live member, after its handlers had finished
         self.given_back: int | None = None  # at most once: its Release made this the position, which had been greater
 
@@ -250,7 +250,8 @@ class History:
         life = self.lives.get((group, fields.get("session", -1)))
         tenure = self.tenures.get((group, fields.get("epoch", -1)))
         if kind == "Heartbeat" and life is not None:
-            late = sent_ms < max(life.heartbeats.values(), default=-1)
+            cloned = bool(life.heartbeats.keys() - {sender})
+            late = cloned or sent_ms < max(life.heartbeats.values(), default=-1)
             life.heartbeats[sender] = max(life.heartbeats.get(sender, -1), sent_ms)
             for entry in fields["claims"]:
                 named = self.tenures.get((group, entry["epoch"]))

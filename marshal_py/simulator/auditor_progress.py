@@ -94,9 +94,16 @@ def _at(facts: Facts, key: Key, ms: int) -> Held | None:
     return tenure if ended_ms > ms else None
 
 
-def _keys(demands: Demands) -> list[Key]:
+def _keys(demands: Demands, facts: Facts) -> list[Key]:
+    """What must be consumed: the partitions of each group's topics, but those that are parked (F6.4)."""
     return [(group, *place) for group, topics in demands.topics.items() for place in demands.places
-            if place[0] in topics]  # fmt: skip
+            if place[0] in topics and not _parked(facts, group, place)]  # fmt: skip
+
+
+def _parked(facts: Facts, group: str, place: tuple[str, int]) -> bool:
+    state = facts.oracle.groups.get(group)
+    part = state.partitions.get(place) if state is not None else None
+    return part is not None and bool(part.parked)
 
 
 def _pause_over_ms(demands: Demands, facts: Facts, group: str) -> int:
@@ -110,7 +117,7 @@ def _pause_over_ms(demands: Demands, facts: Facts, group: str) -> int:
 
 def _owned(demands: Demands, facts: Facts) -> Iterator[Finding]:
     """V3: everything is owned three intervals after the heal; a client in its silence may need it to be over first."""
-    for key in _keys(demands):
+    for key in _keys(demands, facts):
         due_ms = _pause_over_ms(demands, facts, key[0]) + (3 + QUIET_INTERVALS) * demands.interval_ms + 1_000
         if demands.settled_ms is not None:
             due_ms = min(due_ms, demands.settled_ms)
@@ -121,7 +128,7 @@ def _owned(demands: Demands, facts: Facts) -> Iterator[Finding]:
 def _departed(demands: Demands, facts: Facts) -> Iterator[Finding]:
     """V1 for who was killed, V2 for who left."""
     for gone in demands.departures:
-        for key in _keys(demands):
+        for key in _keys(demands, facts):
             held = _at(facts, key, gone.ms) if key[0] == gone.group else None
             if held is None or held.session != gone.session:
                 continue
@@ -143,7 +150,7 @@ def _departed(demands: Demands, facts: Facts) -> Iterator[Finding]:
 
 def _backlog(demands: Demands, facts: Facts) -> Iterator[Finding]:
     """V3: nothing is left to do when producers have been silent for long enough."""
-    for key in _keys(demands):
+    for key in _keys(demands, facts):
         group = facts.oracle.groups.get(key[0])
         offsets = facts.evidence.topics[key[1], key[2]]
         part = group.partitions.get((key[1], key[2])) if group is not None else None

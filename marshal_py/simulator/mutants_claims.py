@@ -26,7 +26,7 @@ Patch = tuple[Any, str, Any]
 def _released(change: Any) -> list[Patch]:
     def release(session: int, partition: Partition, claim: Claim) -> ReleasingPartition:
         record = claim_records.release(session, partition, claim)
-        return change(record, partition, claim) if claim.give != NONE else record
+        return change(record, partition, claim) if isinstance(claim.tracker, AtMostOnce) else record
 
     return [(member, "release", release)]
 
@@ -64,8 +64,8 @@ def r3() -> list[Patch]:
         record = verdict.record
         if isinstance(record, ReleasingPartition) and record.session == self.member.session and not verdict.accepted:
             claim = self.member.claims.get(record.epoch)
-            if claim is not None and claim.give != NONE:
-                first.setdefault(id(claim), (claim, claim.give))
+            if claim is not None and isinstance(claim.tracker, AtMostOnce):
+                first.setdefault(id(claim), (claim, claim.released_position))
                 claim.stage, claim.sealed = Stage.OPEN, False
 
     def fixed(record: ReleasingPartition, partition: Partition, claim: Claim) -> ReleasingPartition:

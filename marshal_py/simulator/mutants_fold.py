@@ -243,11 +243,11 @@ def _x33(rationalizer: Any) -> list[tuple[Any, str, Any]]:
         group.mode = mode
         return reason
 
-    def own_way(self: Reading, record: ClaimingPartition, verdict: Any) -> None:
+    def own_way(self: Reading, record: ClaimingPartition, verdict: Any, now: Any) -> None:
         group = self.member.group
         assert group is not None
         mode, group.mode = group.mode, self.member.options.mode
-        read_claim(self, record, verdict)
+        read_claim(self, record, verdict, now)
         group.mode = mode
 
     rules[JOIN], rules[GRANT] = any_join, any_grant

@@ -31,7 +31,7 @@ from marshal_py.transport.ports import LogRecord
 SECTIONS: Final = {
     "Genesis": "L3", "Join": "F1", "Heartbeat": "F2", "Leave": "F3", "Evict": "F3", "ClaimingPartition": "F4",
     "ClaimingMessages": "F5", "ReleasingPartition": "F6", "ReleaseGroup": "F7", "SetPosition": "F8", "Topology": "F9",
-    "GroupConfig": "F9", "StepDown": "F9", "Note": "F10.1", "Snapshot": "F10.1",
+    "GroupConfig": "F9", "StepDown": "F9", "Note": "F10.1", "Snapshot": "F10.1", "SeekingPartition": "F6",
 }  # fmt: skip
 RULES: Final = {"S2": "F4.2", "S6": "F5.1", "S10": "F2.3", "S11": "F4.1", "S12": "F8.2", "S14": "N10"}
 # What a difference says, by how it begins.

@@ -7,7 +7,7 @@
 
 Claims and heartbeats stay in the driver's own process; executors read what is planned. There is no Spark checkpoint:
 the position stands in the coordination log alone. Works in jobs, notebooks and over Spark Connect: nothing here touches
-a SparkContext. At most once the ranges are granted in the log before `batch.df` exists.
+a SparkContext. In at-most-once mode the ranges are granted in the log before `batch.df` exists.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def claimed_batches(spark: SparkSession, consumer: Consumer, *, max_rows: int = 
 
 
 class Batch:
-    """One claimed batch. Left without `commit` it is planned again (at most once: lost)."""
+    """One claimed batch. Left without `commit` it is planned again (in at-most-once mode: lost)."""
 
     def __init__(self, spark: SparkSession, claimed: ClaimedBatch, options: Mapping[str, str]) -> None:
         self._claimed = claimed
@@ -81,7 +81,7 @@ class Batch:
         self._claimed.commit()
 
     def give_back(self) -> None:
-        """The batch is not done and will be planned again; at most once it is lost."""
+        """The batch is not done and will be planned again; in at-most-once mode it is lost."""
         self._claimed.give_back()
 
 

@@ -5,12 +5,12 @@ there (`Life`). Spark's calls, in the order of one trigger:
 
     latestOffset(start)    `start` is the end of the last batch that is done: it is acked. The next ranges are planned
     (Spark writes the end offset, which holds the whole plan, to its write-ahead log)
-    partitions(start, end) the ranges are handed over behind the gate; at most once the log grants them only now
+    partitions(start, end) the ranges are handed over behind the gate; in at-most-once mode the log grants them only now
     tasks read             explicit ranges, nothing else
 
 So Spark's checkpoint says what to replay, and the coordination log says what is ours and what is done. A range that
 cannot be replayed here is simply not read: the log's position has not passed it, so it is planned again, by whoever
-owns it then. At most once a replayed batch is empty. Losing the checkpoint loses no position.
+owns it then. In at-most-once mode a replayed batch is empty. Losing the checkpoint loses no position.
 
 Nothing is claimed in constructors: Spark builds readers for planning alone, and pickles them.
 """
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("marshal_py.spark")
 
-MAX_ROWS: Final = 1_000_000  # a batch of a few seconds: what a crash makes twice, at least once
+MAX_ROWS: Final = 1_000_000  # a batch of a few seconds: in at-least-once mode a crash makes it twice
 RELEASE_S: Final = 2.0  # what stop() may take; Spark kills the process some time after it asked
 _FIRST: Final[dict[str, Any]] = {"b": 0, "r": {}}  # before the first batch; the same for ever, as Spark asks again
 
@@ -187,7 +187,7 @@ class Life:
     def _replayed(self, start: dict[str, Any], end: dict[str, Any]) -> list[ClaimedRange]:
         """What of a batch that an earlier life planned may be read here and now.
 
-        At most once nothing: it may have been granted and read. At least once what is ours and not done.
+        In at-most-once mode nothing: it may have been granted and read. Else what is ours and not done.
         """
         if self.planner.at_most_once or end.get("i") != self.planner.incarnation.hex():
             return []

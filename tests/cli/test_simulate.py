@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from marshal_py.cli import app, simulate
 from marshal_py.protocol.records import Checkpoint, ClaimState, Heartbeat
+from marshal_py.protocol.world import FOLD_VERSION
 from marshal_py.simulator import sweep
 from marshal_py.simulator.auditor_evidence import Violation
 from marshal_py.simulator.mutants import MUTANTS, NOT_YET, SEEDS_BASE, Hunt, switched_on
@@ -286,7 +287,7 @@ def test_a_broken_promise_in_a_dump_is_1_and_nothing_goes_on(tmp_path: Path) -> 
     book = Logbook()
     session, epoch = book.owner()
     for number in range(30):
-        lie = Checkpoint(16, 1, 2, 1) if number == 20 else None
+        lie = Checkpoint(16, 1, 2, FOLD_VERSION) if number == 20 else None
         book.must(Heartbeat(session, number, (ClaimState(epoch, 101 + number),), digest=lie))
     path = dumps.of_values(tmp_path / "lie.dump", book.values)
     done = run("--dump", str(path), "--seeds", "0:2", "--json")

@@ -12,6 +12,7 @@ from marshal_py.client.marshal import connect
 from marshal_py.protocol.routing import route
 from marshal_py.transport.embedded import Broker
 from tests.cli.shell import Shell
+from tests.support.logs import groups_of
 
 LOGS = 2
 GROUP = next(f"g{number}" for number in range(100) if route(f"g{number}", LOGS) == 1)
@@ -28,11 +29,11 @@ def shell(broker: Broker) -> Shell:
     return Shell(broker.bootstrap_servers)
 
 
-def live(shell: Shell) -> None:
+def live(shell: Shell, group: str = GROUP) -> None:
     """Consumers of one group come and go until its log is worth a snapshot."""
     with connect({"bootstrap.servers": shell.servers, "log_level": 0}) as marshal:
         for _ in range(4):
-            with marshal.consumer(GROUP, ["orders"], start="earliest", heartbeat_interval_s=1.0) as consumer:
+            with marshal.consumer(group, ["orders"], start="earliest", heartbeat_interval_s=1.0) as consumer:
                 consumer.fetch(1, expires_s=0.2)
 
 
@@ -102,6 +103,23 @@ def test_what_is_left_of_a_truncated_log_is_told(shell: Shell, broker: Broker, t
     assert shell.json("simulate", "--dump", str(path))["verdict"] == "ok"
 
 
+def test_a_dump_holds_all_that_is_left_of_the_roots_log(shell: Shell, broker: Broker, tmp_path: Path) -> None:
+    """The root is looked up in log 0; that must not move where reading of this log begins."""
+    (group, *_) = groups_of(0, 2)
+    live(shell, group)
+    (first,) = shell.json("snapshot", "--log", "0")
+    live(shell, group)
+    shell.json("snapshot", "--log", "0")
+    broker.truncate("__marshal", 0, first["snapshot"])
+    path = tmp_path / "root.dump"
+    assert shell.run("log", "dump", group, "--output", str(path)).exit_code == 0
+    for command in (("verify",), ("state", group), ("explain", group, "orders:0"), ("log", "tail", group)):
+        for where in ((), ("--dump", str(path))):
+            done = shell.run(*command, *where)
+            assert done.exit_code == 0, (command, where, done.stderr)
+    assert shell.json("simulate", "--dump", str(path))["verdict"] == "ok"
+
+
 def test_bootstrap(shell: Shell, broker: Broker) -> None:
     """It touches no log that can be read, says what is lost, asks twice, and consumers start again."""
     live(shell)
@@ -113,7 +131,7 @@ def test_bootstrap(shell: Shell, broker: Broker) -> None:
     assert "marshal bootstrap" in looked.stderr
     dry = shell.run("bootstrap", "--dry-run")
     assert dry.exit_code == 0
-    assert "At most once is not promised across this" in dry.stderr
+    assert "What at-most-once mode promises does not hold across this" in dry.stderr
     for answers in (b"n\n", b"y\nn\n"):
         refused = shell.run("bootstrap", stdin=answers)
         assert refused.exit_code == 1

@@ -324,3 +324,41 @@ def test_a_tracker_takes_back_what_was_not_done() -> None:
     assert (tracker.position(), tracker.in_flight) == (8, 4)
     fetched.finish_range(0, 4)
     assert tracker.forget_undelivered() == tracker.position() == 12
+
+
+def test_what_an_earlier_owner_finished_is_planned_around(ground: Ground) -> None:
+    """D1: a range of offsets never holds messages that were finished before, wherever the plans begin and end."""
+    topic = ground.topic()
+    ground.fill(topic, 0, 40)
+    group = ground.group()
+    with ground.connect() as marshal:
+        with joined(marshal, group, [topic]) as consumer:
+            messages = collect(consumer, 30, ack=False)
+            for number in (*range(3, 10), *range(12, 20)):
+                messages[number].ack()
+        with joined(marshal, group, [topic]) as consumer:
+            planner = planning(consumer)
+            found = []
+            for _ in range(12):
+                with planner.batch(3, wait_s=10.0) as batch:
+                    found += [offset for one in batch.ranges for offset in range(one.start, one.to)]
+                    batch.commit()
+                if found[-1] == 39:
+                    break
+            assert found == [0, 1, 2, 10, 11, *range(20, 40)]
+            until(lambda: positions(consumer) == {0: 40}, "all is finished")
+
+
+def test_what_an_earlier_owner_finished_is_not_fetched_again(ground: Ground) -> None:
+    """D1: also where the messages come in several pieces."""
+    topic = ground.topic()
+    ground.fill(topic, 0, 60)
+    group = ground.group()
+    with ground.connect() as marshal:
+        with joined(marshal, group, [topic]) as consumer:
+            messages = collect(consumer, 50, ack=False)
+            for number in range(1, 50):
+                messages[number].ack()
+        with joined(marshal, group, [topic], prefetch_messages=5) as consumer:
+            assert [message.offset for message in collect(consumer, 11)] == [0, *range(50, 60)]
+            until(lambda: positions(consumer) == {0: 60}, "all is finished")

@@ -1,15 +1,19 @@
-"""What only these tests need: three nodes that are whole again after each test.
+"""What only these tests need: three nodes that are whole again after each test, and processes that end with it.
 
 The fixtures that make clusters and topics are in tests/support/clusters.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.kafka import Cluster, brokers_seen_by, wait_until
+from tests.support.troupe import MakeTroupe, Troupe
 
 HEAL_TIMEOUT_S = 30.0  # A broker that comes back is listed after a second or two.
 
@@ -30,3 +34,14 @@ def _whole_again(request: pytest.FixtureRequest) -> Iterator[None]:
             return all(brokers_seen_by(address) == everyone for address in addresses)
 
         wait_until(whole, HEAL_TIMEOUT_S, "the three nodes know each other again")
+
+
+@pytest.fixture
+def troupe(tmp_path: Path) -> Iterator[MakeTroupe]:
+    """Makes troupes and ends what is left of them after the test."""
+    with contextlib.ExitStack() as stack:
+
+        def make(cluster: Cluster, topics: list[str], **settings: Any) -> Troupe:
+            return stack.enter_context(Troupe(cluster.bootstrap, tmp_path, topics, **settings))
+
+        yield make

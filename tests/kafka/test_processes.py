@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import random
 import secrets
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,28 +22,15 @@ from tests.support.evidence import Record
 from tests.support.judge import Judgement
 from tests.support.kafka import Cluster, TopicFactory, wait_until
 from tests.support.recorder import bounds, delete_records, plain_consumer
-from tests.support.troupe import DEADLINE_S, Troupe
+from tests.support.troupe import DEADLINE_S, MakeTroupe, Troupe
 
 ADMIN_TIMEOUT_S = 30.0
 MIXED_TIMEOUT_S = 400.0  # pytest's own limit for the long run; a machine with other work needs a multiple of 75 s
 MIXED_TAKEOVERS = 55  # what the long run goes on for: more than the 20 and 1,000 that the judge asks for
 MIXED_DELIVERIES = 15_000
 
-MakeTroupe = Callable[..., Troupe]
-
 # Every wait inside has a deadline of its own and says what was missing; this is only the last resort.
 pytestmark = pytest.mark.timeout(4 * DEADLINE_S)
-
-
-@pytest.fixture
-def troupe(tmp_path: Path) -> Iterator[MakeTroupe]:
-    """Makes troupes and ends what is left of them after the test."""
-    with contextlib.ExitStack() as stack:
-
-        def make(cluster: Cluster, topics: list[str], **settings: Any) -> Troupe:
-            return stack.enter_context(Troupe(cluster.bootstrap, tmp_path, topics, **settings))
-
-        yield make
 
 
 def passed(judgement: Judgement) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.parking import RECREATED
 from marshal_py.protocol.ready import Wanted
 from marshal_py.protocol.records import (
     AT_LEAST_ONCE,
@@ -18,7 +19,6 @@ from marshal_py.protocol.records import (
     SetPosition,
     Topology,
 )
-from marshal_py.protocol.topics import RECREATED
 from tests.support.stage import INTERVAL_MS, READ_MS, THIRD_MS, TOPIC, WRITE_MS, Client, Stage, granted
 
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so

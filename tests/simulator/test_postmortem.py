@@ -27,7 +27,7 @@ from marshal_py.transport.ports import LogRecord
 from tests.support import dumps, logs
 from tests.support.logbook import GROUP, TOPIC, Logbook
 
-SEED = 3
+SEED = 2
 BEATS = 40
 
 

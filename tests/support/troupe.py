@@ -30,6 +30,8 @@ ROOT = Path(__file__).parents[2]
 DEADLINE_S = 90.0  # For anything that must happen at all; a machine with other work needs a multiple of the usual.
 GONE_S = 60.0
 
+MakeTroupe = Callable[..., "Troupe"]
+
 
 class Actor:
     """One process. `client` is the client id that it joins with."""
@@ -88,7 +90,7 @@ class Troupe:
         actor = self.actors[name] = Actor(name, process, Tail(path), log)
         return actor
 
-    def hire(self, name: str, **settings: Any) -> Actor:
+    def hire(self, name: str, module: str = "tests.support.worker", **settings: Any) -> Actor:
         """Starts a worker. Returns at once."""
         if name in self.actors:
             self._retire(name)
@@ -98,7 +100,7 @@ class Troupe:
             "seed": self.seed * 1_000 + self._births, "style": ("single", "batch")[self._births % 2],
             **self._worker, **settings,
         }  # fmt: skip
-        return self._start("tests.support.worker", name, given)
+        return self._start(module, name, given)
 
     def cast(self, count: int, **settings: Any) -> list[str]:
         """Starts workers w1, w2, ... and waits until all have joined."""
@@ -124,6 +126,10 @@ class Troupe:
 
     def term(self, name: str) -> None:
         self._signal(name, "term", signal.SIGTERM)
+
+    def hurry(self, name: str) -> None:
+        """Ends what a user of tests/support/user.py waits for."""
+        self._signal(name, "hurry", signal.SIGUSR1)
 
     def _signal(self, name: str, kind: str, number: int) -> None:
         actor = self.actors[name]

@@ -22,7 +22,7 @@ from marshal_py.transport.kafka import KafkaDoor
 
 EXAMPLE: Final = frame.example("marshal demo --seconds 12 --delivery at_most_once")
 SECONDS_MIN: Final = 10.0  # shorter, and the killed consumer is not waited out before the fourth one joins
-SECONDS_MAX: Final = 100.0  # at most once writes 35 KB/s of grants to one log; the embedded broker keeps 5 MB
+SECONDS_MAX: Final = 100.0  # at-most-once mode writes 35 KB/s of grants to one log; the embedded broker keeps 5 MB
 EMBEDDED_TOPIC: Final = "demo-orders"
 
 

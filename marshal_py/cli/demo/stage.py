@@ -123,7 +123,7 @@ class Stage:
             self._wait_a_look()
 
     def _all_handled(self, ends: dict[int, int]) -> bool:
-        """At most once what was dropped never comes; there the end of every partition must have been reached."""
+        """In at-most-once mode what was dropped never comes: the end of every partition must have been reached."""
         if self.plan.delivery == AT_MOST_ONCE:
             return all(self.tally.next_offset[partition] >= end for partition, end in ends.items())
         return len(self.tally.handled) >= sum(ends.values())

@@ -1,0 +1,200 @@
+"""At most once on a real Kafka: whoever stops in the documented way, or lets go, loses nothing and doubles nothing.
+
+The consumers are processes of tests/support/user.py. They handle some messages at once, so that the library asks for
+large grants, and take 10 ms for each from then on: what was granted and cannot be handled must come back. The last one
+reads the rest. Judged are each offset of the topic, and the run as a whole by the judge of tests/support/judge.py.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from marshal_py.simulator.oracle import Oracle, Verdict
+from tests.support.evidence import Record
+from tests.support.journal import Tail
+from tests.support.kafka import Cluster, TopicFactory
+from tests.support.troupe import DEADLINE_S, ROOT, MakeTroupe, Troupe
+
+PARTITIONS = 3
+OPEN = 50
+BACKLOG = 2_400
+QUICK = 300
+# A second's work is a hundred messages in the end, and thousands were granted; of all partitions, for all are fetched.
+SLOW = {"handler_ms": [10], "quick": QUICK, "options": {"prefetch_messages": BACKLOG}}
+USER = "tests.support.user"
+THIRD_NS = 300_000_000  # of the interval of a second, less what may lie between the look at the clock and the send
+
+pytestmark = pytest.mark.timeout(4 * DEADLINE_S)
+
+
+def begun(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe, partitions: int = PARTITIONS) -> Troupe:
+    """A topic with a backlog, and nobody who reads it yet."""
+    run = troupe(kafka, [topic(partitions)], delivery="at_most_once", coordination_partitions=1, style="single")
+    run.produce(per_second=100_000, count=BACKLOG)
+    run.wait(lambda: sum(map(len, run.evidence.topics.values())) == BACKLOG, "the backlog is there")
+    return run
+
+
+def hired(run: Troupe, name: str, **settings: Any) -> None:
+    run.hire(name, USER, **settings)
+    run.await_joined(name)
+
+
+def await_grants(run: Troupe, places: int = 1) -> None:
+    """Waits until the handlers are slow and the log has granted much more than they were given, in so many partitions.
+
+    They need half a second for that: who lets go within it has something to give back.
+    """
+
+    def open_grants() -> list[int]:
+        seen = Counter(delivery.partition for delivery in run.evidence.deliveries)
+        group = run.world()
+        return [part.position - seen[number] for (_, number), part in list(group.partitions.items())] if group else []
+
+    run.wait(lambda: run.begun() > QUICK and sum(there >= OPEN for there in open_grants()) >= places, "grants are open")
+
+
+def accepted(run: Troupe, kind: str) -> Iterator[tuple[Record, Verdict]]:
+    """The accepted records of a kind, by the oracle."""
+    oracle = Oracle()
+    for record in list(run.recorder.logs[0]):
+        verdict = oracle.apply(record.offset, record.value)
+        if verdict.outcome == "accepted" and verdict.record is not None and verdict.record.type == kind:
+            yield record, verdict
+
+
+def given_back(run: Troupe) -> int:
+    """Offsets that were granted, not handed over and given back with a Release (F6.3)."""
+    releases = [verdict.record.fields for _, verdict in accepted(run, "ReleasingPartition") if verdict.record]
+    return sum(fields["observed"] - fields["give"] for fields in releases if fields["observed"] >= 0)
+
+
+def each_once(run: Troupe) -> None:
+    """Every message of the topic was handed over exactly once; nobody dropped anything."""
+    judgement = run.finish()
+    print(judgement)
+    assert judgement.ok, str(judgement)
+    seen = Counter((delivery.partition, delivery.offset) for delivery in run.evidence.deliveries)
+    made = {(number, offset) for (_, number), offsets in run.evidence.topics.items() for offset in offsets}
+    assert len(made) == BACKLOG
+    assert sorted(made - seen.keys()) == [], "never handed over"
+    assert [place for place, times in seen.items() if times > 1] == [], "handed over twice"
+    assert run.evidence.failures == []
+
+
+def rest(run: Troupe) -> None:
+    """Another consumer reads what is left."""
+    hired(run, "rest", handler_ms=[0])
+    run.wait(lambda: run.begun() >= BACKLOG, "everything is handed over")
+    each_once(run)
+
+
+@pytest.mark.parametrize("style", ["single", "batch"])
+def test_sigterm_loses_nothing(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe, style: str) -> None:
+    run = begun(kafka, topic, troupe)
+    hired(run, "stopped", style=style, **SLOW)
+    await_grants(run)
+    run.term("stopped")
+    assert run.await_gone("stopped") == 0
+    run.scan()
+    assert run.begun() < BACKLOG, "there was nothing left to lose"
+    rest(run)
+    assert given_back(run) > 0, "no grant was open at the stop, so nothing was shown"
+
+
+def test_two_consumers_that_are_stopped_one_behind_the_other_lose_nothing(
+    kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe
+) -> None:
+    """The second one gets the first one's partitions while it is asked to stop itself."""
+    run = begun(kafka, topic, troupe)
+    hired(run, "first", **SLOW)
+    hired(run, "second", **SLOW)
+    run.await_begun(20, "second")
+    run.wait(lambda: min(run.begun("first"), run.begun("second")) > QUICK, "both are slow by now")
+    await_grants(run)
+    run.term("first")
+    run.term("second")
+    assert [run.await_gone(name) for name in ("first", "second")] == [0, 0]
+    rest(run)
+    assert given_back(run) > 0
+
+
+@pytest.mark.parametrize("leaves_by", ["block", "drain"])
+def test_the_end_of_the_block_and_drain_lose_nothing(
+    kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe, leaves_by: str
+) -> None:
+    run = begun(kafka, topic, troupe)
+    # `drain` hands over what was fetched: with the prefetch of a thousand that is ten seconds of such handlers.
+    fetched = {"options": {"prefetch_messages": 200}} if leaves_by == "drain" else {}
+    run.hire("leaver", USER, leaves_after=QUICK + 20, leaves_by=leaves_by, **{**SLOW, **fetched})
+    assert run.await_gone("leaver") == 0
+    run.scan()
+    assert run.begun() < BACKLOG
+    rest(run)
+
+
+def test_a_planned_move_loses_nothing(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
+    run = begun(kafka, topic, troupe)
+    # In batches it fetches ahead, and so has grants of every partition, whichever is to move.
+    hired(run, "owner", **SLOW, style="batch", batch_max=10)
+    await_grants(run, PARTITIONS)
+    hired(run, "newcomer", **SLOW)
+    run.await_begun(20, "newcomer")
+    run.hurry("owner")
+    run.hurry("newcomer")
+    run.wait(lambda: run.begun() >= BACKLOG, "everything is handed over")
+    each_once(run)
+    assert given_back(run) > 0
+
+
+def test_a_pause_in_the_middle_loses_nothing(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
+    run = begun(kafka, topic, troupe)
+    hired(run, "paused", **SLOW)
+    await_grants(run)
+    marshal(run, "release", run.group, "--for", "10m", "--yes")
+    assert run.owned() == {}
+    marshal(run, "resume", run.group)
+    run.hurry("paused")
+    run.wait(lambda: run.begun() >= BACKLOG, "everything is handed over")
+    each_once(run)
+    assert given_back(run) > 0
+
+
+def marshal(run: Troupe, *arguments: str) -> None:
+    """The command, as a person runs it."""
+    where = ("--bootstrap-servers", run.bootstrap, "--coordination-topic", run.coordination_topic)
+    done = subprocess.run([sys.executable, "-m", "marshal_py.cli", *arguments, *where], cwd=ROOT, text=True,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, timeout=DEADLINE_S,
+                          check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    run.wait(run.recorder.read_to_the_end(), "the recorder has read what the command wrote")
+
+
+def test_one_grant_record_per_session_is_under_way(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
+    """T17, D2: a flood over twelve partitions, then a trickle of 300 messages a second, and never a record too many."""
+    run = begun(kafka, topic, troupe, partitions=12)
+    hired(run, "reader", handler_ms=[0], watch_grants=True)
+    run.wait(lambda: run.begun() == BACKLOG, "the flood is over")
+    run.produce("producer of a trickle", per_second=300, count=900)
+    run.wait(lambda: run.begun() == BACKLOG + 900, "the trickle is over")
+    lines = Tail(run.actors["reader"].tail.path).read()
+    judgement = run.finish()
+    assert judgement.ok, str(judgement)
+    asked = [line for line in lines if line["e"] == "asks"]
+    answered = {line["nonce"]: line["ns"] for line in lines if line["e"] == "answered"}
+    for before, line in pairwise(asked):
+        read_ns = answered.get(before["nonce"], line["ns"])
+        overdue = line["ns"] - before["ns"] >= THIRD_NS
+        assert read_ns < line["ns"] or overdue, "two records of one session were under way at once"
+    granted = [verdict.granted for _, verdict in accepted(run, "ClaimingMessages")]
+    assert len({line["nonce"] for line in asked}) == len(asked)
+    assert max(map(len, granted)) > 1, "one record asks for all partitions"
+    print(f"{len(asked)} records, {sum(map(len, granted))} ranges, {run.begun()} messages")
