@@ -241,8 +241,7 @@ class Consumer:
             left_s = deadline - time.monotonic()
             with loop.lock:
                 flow.user_returned()  # acks may have come meanwhile, from other threads
-                if self._member.careful.tell():
-                    loop.kick(self._station)
+                self._station.tell_careful()
                 full = flow.suffices(max_messages, max_bytes)
             over = left_s <= 0 or self._draining or self._must_stop()
             if full or over:
@@ -286,10 +285,7 @@ class Consumer:
             return any(claim.offer is not None for claim in self._member.claims.values())
 
     def _look_ahead(self) -> None:
-        """D2: the next ranges are fetched and claimed while the user handles this one.
-
-        Seldom and much at a time: every look costs as much as handing over some hundred messages.
-        """
+        """D2: the next ranges are fetched and claimed while the user handles this one; seldom, for a look is dear."""
         flow, loop = self._flow, self._loop
         with loop.lock:
             room = self._ahead - flow.buffered()
@@ -336,8 +332,7 @@ class Consumer:
             with lock:
                 flow.user_returned()
                 reserved = flow.reserve(now())
-                if reserved is None and self._member.careful.tell():
-                    loop.kick(self._station)
+                self._station.tell_careful()
                 if flow.at_most_once:
                     self._station.ask_grants(now())
             if reserved is not None:

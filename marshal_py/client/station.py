@@ -111,6 +111,11 @@ class Station:
         if not self.away and self.flow.offer():
             self.execute(self.member.ask_grants(now), now)
 
+    def tell_careful(self) -> None:
+        """D11: sends a heartbeat at once if the next message of a careful claim waits for it."""
+        if self.member.careful.tell():
+            self.loop.kick(self)
+
     def lose_history(self) -> None:
         """N11: fences and drops the state; nothing happens until it is regained."""
         self.away = True
