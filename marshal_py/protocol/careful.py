@@ -50,9 +50,10 @@ class Careful:
     def tell(self) -> bool:
         """Something was finished, and the next message waits until the log is told: a heartbeat is due. True if so."""
         member, group = self.member, self.member.group
-        for epoch in self._until_ms if group is not None else ():
+        if group is None:
+            return False
+        for epoch in self._until_ms:
             claim = member.claims[epoch]
-            assert group is not None
             position = claim.position()
             if not claim.sealed and position > max(self._told.get(epoch, NONE), group.partitions[claim.tp].position):
                 self._told[epoch] = position

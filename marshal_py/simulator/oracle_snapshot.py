@@ -39,19 +39,14 @@ class Snapshots:
     def __init__(self) -> None:
         self.chunks: dict[Name, dict[int, dict[str, Any]]] = {}
         self.witnesses: dict[tuple[int, int, int], set[bytes]] = {}
-        # L6: why the first Genesis that no reader may begin with is refused, and the offset of the Snapshot that names
-        # it. Whoever finds no other beginning refuses for this reason.
-        self.refused: tuple[str, int] | None = None
 
     def read(self, record: Record, offset: int) -> None:
         """The Snapshot record at `offset`."""
         fields = record.fields
         if fields["at"] > offset:
             return  # N1: nobody can have folded so far when it was written
-        reason = refusal(fields["genesis"])
-        if reason:
-            self.refused = self.refused or (reason, offset)
-            return
+        if refusal(fields["genesis"]):
+            return  # L6: no reader may begin with it
         at, state, chain = fields["at"], fields["state"], fields["chain"]
         if fields["data"] == b"":
             self.witnesses.setdefault((at, state, chain), set()).add(fields["instance"])
