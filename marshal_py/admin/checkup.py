@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
 from marshal_py.admin.anew import find_anew
-from marshal_py.admin.overview import parked, positions
-from marshal_py.protocol import parking
-from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.admin.overview import positions, stopped
+from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.records import Join, Snapshot
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group
@@ -158,17 +157,9 @@ def _silent(group: Group, study: Study, extended_ms: Mapping[tuple[str, int], in
 
 
 def _parked(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Check]:
-    """By topic and reason, also a topic that was made anew and that no consumer has parked yet."""
     anew = find_anew(group, {topic: info for topic, info in infos.items() if info is not None})
-    found: dict[tuple[str, str], list[int]] = {(topic, parking.RECREATED): [] for topic in anew}
-    for tp, reason in parked(group).items():
-        found.setdefault((tp.topic, reason), []).append(tp.partition)
-    for (topic, reason), numbers in sorted(found.items()):
-        one = anew.get(topic) if reason == parking.RECREATED else None
-        tp = TopicPartition(topic, numbers[0] if numbers else 0)
-        error = parking.error_of(group.name, tp, reason, *(() if one is None else (one.known, one.found)))
-        yield Check("parked partitions", "warn", f"{group.name!r}: {len(numbers)} partitions of {topic!r} are parked "
-                    f"({reason})", str(error))  # fmt: skip
+    for one in stopped(group, anew):
+        yield Check("parked partitions", "warn", f"{group.name!r}: {one}", str(one.error))
 
 
 def _gone(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Check]:

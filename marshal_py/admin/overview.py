@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from marshal_py.admin.anew import Anew, partitions_of
 from marshal_py.admin.ledger import Ledger
+from marshal_py.errors import PartitionParked
 from marshal_py.history.velocity import Velocity
+from marshal_py.protocol import parking
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.parking import RECREATED
 from marshal_py.protocol.records import MODE_NAMES
@@ -32,6 +35,49 @@ def summary(group: Group) -> dict[str, Any]:
 def parked(group: Group) -> dict[TopicPartition, str]:
     """Partitions that nobody may claim, with the reason (F6.4)."""
     return {tp: partition.parked for tp, partition in sorted(group.partitions.items()) if partition.parked}
+
+
+class Stopped(NamedTuple):
+    """Partitions of one topic that nobody consumes, for one reason. `parked`: whether the log says so of all of them.
+
+    What is not parked yet is parked by the first consumer that comes. `error`: of the first of them, with the way out.
+    """
+
+    topic: str
+    reason: str
+    partitions: tuple[int, ...]
+    parked: bool
+    error: PartitionParked
+
+    def __str__(self) -> str:
+        state = "parked" if self.parked else "not consumed"
+        return f"{len(self.partitions)} partitions of {self.topic!r} are {state} ({self.reason})"
+
+
+def stopped(group: Group, anew: Mapping[str, Anew]) -> list[Stopped]:
+    """What nobody consumes until an admin has looked at it, by topic and reason (F6.4, D10).
+
+    `anew`: topics that were deleted and made anew; all of their partitions are meant, parked already or not.
+    """
+    said = parked(group)
+    reasons = {**said, **dict.fromkeys(partitions_of(group, anew.values()), RECREATED)}
+    found: dict[tuple[str, str], list[TopicPartition]] = {}
+    for tp, reason in sorted(reasons.items()):
+        found.setdefault((tp.topic, reason), []).append(tp)
+    return [
+        Stopped(topic, reason, tuple(tp.partition for tp in tps), all(tp in said for tp in tps),
+                parking.error_of(group.name, tps[0], reason, *_ids(anew.get(topic))))
+        for (topic, reason), tps in sorted(found.items())
+    ]  # fmt: skip
+
+
+def _ids(one: Anew | None) -> tuple[str, str]:
+    return ("", "") if one is None else (one.known, one.found)
+
+
+def notices(found: list[Stopped]) -> list[str]:
+    """One sentence for each, with the way out."""
+    return [f"{one}: {one.error}" for one in found]
 
 
 def pause(group: Group, ledger: Ledger | None, wall_ms: int) -> dict[str, Any] | None:

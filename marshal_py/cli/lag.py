@@ -12,7 +12,6 @@ from rich.table import Table
 from marshal_py.admin import overview
 from marshal_py.admin.anew import find_anew
 from marshal_py.cli import frame
-from marshal_py.cli.state import notices
 from marshal_py.client.observer import Observer
 from marshal_py.history.velocity import Velocity
 
@@ -43,7 +42,8 @@ def lag(
             raise frame.CommandFailed(f"group {group!r} is not in {coordination_topic}")
         ends = observer.ends(tp for tp in overview.partitions(state) if tp.partition >= 0)
     anew = find_anew(state, observer.topics)
-    found = {**overview.lag(state, ends, velocity, time.time_ns() // 1_000_000, anew), "notices": notices(state, anew)}
+    found = {**overview.lag(state, ends, velocity, time.time_ns() // 1_000_000, anew),
+             "notices": overview.notices(overview.stopped(state, anew))}  # fmt: skip
     if as_json:
         frame.print_json(found)
         return

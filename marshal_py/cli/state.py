@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import typer
@@ -11,12 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from marshal_py.admin import overview
-from marshal_py.admin.anew import Anew, find_anew
+from marshal_py.admin.anew import find_anew
 from marshal_py.admin.ledger import Ledger
 from marshal_py.cli import frame
 from marshal_py.client.observer import Observer
-from marshal_py.protocol import parking
-from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.world import Group
 
 EXAMPLE: Final = frame.example("marshal state billing --json")
@@ -63,17 +60,8 @@ def _state(observer: Observer, log: int, group: Group, now_ms: float, ledger: Le
     extended_ms = {session: at for (of, session), at in observer.extended_ms.items() if of == log}
     ends = observer.ends(tp for tp in overview.partitions(group) if tp.partition >= 0)
     anew = find_anew(group, observer.topics)
-    return {**overview.state(group, log, extended_ms, ends, now_ms, ledger, anew), "notices": notices(group, anew)}
-
-
-def notices(group: Group, anew: Mapping[str, Anew]) -> list[str]:
-    """One sentence per topic and reason that keeps partitions from being consumed, with the way out."""
-    found = {(one.topic, parking.RECREATED): parking.error_of(group.name, TopicPartition(one.topic, 0),
-                                                              parking.RECREATED, one.known, one.found)
-             for one in anew.values()}  # fmt: skip
-    for tp, reason in overview.parked(group).items():
-        found.setdefault((tp.topic, reason), parking.error_of(group.name, tp, reason))
-    return [str(error) for _, error in sorted(found.items())]
+    notices = overview.notices(overview.stopped(group, anew))
+    return {**overview.state(group, log, extended_ms, ends, now_ms, ledger, anew), "notices": notices}
 
 
 # --- for people

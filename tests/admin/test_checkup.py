@@ -153,12 +153,14 @@ def test_parked_partitions_are_named_with_the_way_out() -> None:
     anew = {"orders": TopicInfo(1, "new")}
     found = story.health(anew)
     assert list(found) == ["parked partitions"], "and no smaller topic: another command goes on"
-    assert found["parked partitions"].startswith("'g': 0 partitions of 'orders' are parked (DataTopicRecreated) -> ")
+    assert found["parked partitions"].startswith("'g': 2 partitions of 'orders' are not consumed (DataTopicRecreated)")
     assert "its id was old, now it is new" in found["parked partitions"]
     assert "marshal set-position g orders --to earliest" in found["parked partitions"]
     story.tell(ReleasingPartition(session, claim, 5, parked="DataTopicRecreated"))
-    assert "1 partitions of 'orders' are parked" in story.health(anew)["parked partitions"]
-    assert "marshal set-position g orders --to earliest" in story.health()["parked partitions"], "in a dump, too"
+    assert "2 partitions of 'orders' are not consumed" in story.health(anew)["parked partitions"], "one is not parked"
+    dumped = story.health()["parked partitions"]
+    assert dumped.startswith("'g': 1 partitions of 'orders' are parked (DataTopicRecreated) -> ")
+    assert "marshal set-position g orders --to earliest" in dumped
     other = story.tell(ClaimingPartition(session, "orders", 0, -1, 5))
     story.tell(ReleasingPartition(session, other, 5, parked="Newer"))
     assert "marshal set-position g orders:0 --to POSITION" in story.health()["parked partitions"]

@@ -7,9 +7,10 @@ import json
 import pytest
 
 from marshal_py.admin import overview
+from marshal_py.admin.anew import Anew
 from marshal_py.history.velocity import Velocity
 from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.records import ClaimState, Heartbeat
+from marshal_py.protocol.records import ClaimState, Heartbeat, ReleasingPartition
 from tests.support.logbook import TOPIC, Logbook
 
 ONE, TWO = TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)
@@ -49,6 +50,19 @@ def test_the_state_of_a_group(book: Logbook) -> None:
 def test_a_session_whose_last_sign_lies_before_the_log(book: Logbook) -> None:
     (shown,) = overview.state(book.group, 0, {}, {}, 5.0)["sessions"]
     assert (shown["state"], shown["last_extended_s"]) == ("unknown", None)
+
+
+def test_what_is_not_consumed_is_listed_by_topic_and_reason(book: Logbook) -> None:
+    """Also a topic that was made anew and that nobody has parked yet."""
+    assert overview.stopped(book.group, {}) == []
+    session = next(iter(book.group.sessions))
+    book.must(ReleasingPartition(session, book.partition().epoch, 130, parked="Newer"))
+    (one,) = overview.stopped(book.group, {})
+    assert (one.topic, one.reason, one.partitions, one.parked) == (TOPIC, "Newer", (0,), True)
+    assert overview.notices([one]) == [f"1 partitions of '{TOPIC}' are parked (Newer): {one.error}"]
+    (one,) = overview.stopped(book.group, {TOPIC: Anew(TOPIC, "old", "new", 2, 1)})
+    assert (one.reason, one.partitions, one.parked) == ("DataTopicRecreated", (0, 1, 2, 3), False)
+    assert "its id was old, now it is new" in str(one.error)
 
 
 def test_lag_and_the_time_that_it_takes(book: Logbook) -> None:
