@@ -9,6 +9,7 @@ from itertools import chain
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
+from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.flow import Flow
 from marshal_py.client.headroom import HEADROOM
 from marshal_py.client.loop import ClaimInfo, Loop
@@ -24,7 +25,6 @@ from marshal_py.transport.ports import Chunk
 WAIT_SLICE_S: Final = 0.1  # a waiting fetch looks up at least so often: for signals, errors, a stop from elsewhere
 GRANT_SLICE_S: Final = 0.005  # while a grant is on its way, messages are not
 LOOK_AHEAD_GRANTS: Final = 4  # in at-most-once mode as much is fetched ahead as so many of the greatest grants
-LEAVE_TIMEOUT_S: Final = 10.0
 HAND_OVER_S: Final = 1.0  # a hand-over takes some ms; a deployment must not wait for one that does not come
 # Taken from the source at once in at-least-once mode, unless a fetch asks for more. CPython looks for cyclic garbage
 # when 700 more objects were made than freed. Fewer messages than that, each freed before the next are taken, never
@@ -77,10 +77,7 @@ class Consumer:
         self._user: int | None = None  # thread that is inside a fetching verb
         self._entry = threading.Lock()  # around `_user`: two threads that arrive together must not both pass
         self._iterating = False
-        self._stop_at: float | None = None  # monotonic, by a signal handler: ends iteration, touches no lock
-        self._draining = False
-        self._drain_until = 0.0
-        self._closed_because = ""
+        self._ending = Ending(loop, station, lambda: HEADROOM.leave(self))
 
     # --- life
 
@@ -95,12 +92,12 @@ class Consumer:
     @property
     def closed(self) -> bool:
         """Whether it has stopped, by itself or by the user."""
-        return bool(self._closed_because) or self._station.ended
+        return self._ending.over
 
     @property
     def stopping(self) -> bool:
         """Whether it is stopped, draining, or asked to stop by a signal: the condition of a loop around `fetch`."""
-        return self._draining or self.closed or self._must_stop()
+        return self._ending.draining or self._ending.over or self._ending.must_stop()
 
     def __enter__(self) -> Self:
         return self
@@ -118,9 +115,7 @@ class Consumer:
         grants are lost.
         """
         self._loop.check_process("Consumer")
-        if not self._closed_because:
-            self._closed_because = "it was stopped"
-            self._leave("stopped", 0.0, timeout_s)
+        self._ending.stop(timeout_s)
 
     def drain(self, timeout_s: float | None = None) -> None:
         """Fetches no more; what is buffered is still handed over to a running iteration, then releases and leaves.
@@ -130,37 +125,9 @@ class Consumer:
         """
         self._loop.check_process("Consumer")
         wait_s = self._station.options.handler_timeout_s if timeout_s is None else timeout_s
-        self._drain_until = time.monotonic() + wait_s
-        self._draining = True
+        self._ending.drain(wait_s)
         if not self._iterating:
-            self._finish_drain()
-
-    def _finish_drain(self) -> None:
-        if not self._closed_because:
-            wait_s = max(0.0, self._drain_until - time.monotonic())
-            self._closed_because = "it was drained"
-            self._leave("drained", wait_s, wait_s + LEAVE_TIMEOUT_S)
-
-    def _leave(self, reason: str, wait_s: float, timeout_s: float) -> None:
-        """Stops delivery, waits for handlers, releases, leaves, and reads that it has left (T16, T17)."""
-        loop, station = self._loop, self._station
-        deadline = time.monotonic() + timeout_s
-        with loop.changed:
-            if not station.ended:
-                self._member.leave(loop.clock.now(), reason, round(wait_s * 1000))
-                loop.kick(station)
-            while not station.ended and time.monotonic() < deadline and station.log not in loop.broken:
-                loop.changed.wait(min(WAIT_SLICE_S, max(0.0, deadline - time.monotonic())))
-                if not station.ended:
-                    loop.kick(station)
-            if not station.ended:
-                station.ended = True
-                loop.stations.remove(station)
-        self._close_source()
-
-    def _close_source(self) -> None:
-        self._station.source.close()
-        HEADROOM.leave(self)
+            self._ending.finish_drain()
 
     def request_stop(self, hand_over_s: float = HAND_OVER_S) -> None:
         """Ends iteration and waiting fetches soon. Takes no lock, so a signal handler may call it.
@@ -168,19 +135,7 @@ class Consumer:
         Where others take over, messages still come for at most `hand_over_s` while these fetch ahead, so that no
         partition waits (A6). A second call, or 0, ends at once.
         """
-        self._stop_at = 0.0 if self._stop_at is not None else time.monotonic() + hand_over_s
-
-    def _must_stop(self) -> bool:
-        """Whether a requested stop is due: nobody takes over, everything was taken over, or the time is up."""
-        if self._stop_at is None:
-            return False
-        if time.monotonic() >= self._stop_at:
-            return True
-        with self._loop.changed:
-            if not self._member.retiring:
-                self._member.retire()
-                self._loop.kick(self._station)
-            return self._member.retired()
+        self._ending.request_stop(hand_over_s)
 
     # --- fetching
 
@@ -190,23 +145,10 @@ class Consumer:
         with self._entry:
             if self._user is not None and self._user != me:
                 raise ConcurrentUse(verb)
-            self._raise_if_ended()
+            self._ending.raise_if_ended()
             if self._planner is not None and verb != "flush":
                 raise ConsumerClosed("fetching side of the Consumer", "it plans ranges that others read")
             self._user = me
-
-    def _raise_if_ended(self) -> None:
-        if self._closed_because:
-            raise ConsumerClosed("Consumer", self._closed_because)
-        if self._station.troubles:
-            raise self._station.troubles.popleft()
-        if self._station.ended:
-            error = self._station.error
-            self._closed_because = str(error) if error is not None else "it was stopped"
-            self._close_source()
-            if error is not None:
-                raise error
-            raise ConsumerClosed("Consumer", self._closed_because)
 
     def fetch(self, max_messages: int = FETCH_MESSAGES, *, max_bytes: int | None = None,
               expires_s: float = FETCH_EXPIRES_S) -> Batch:  # fmt: skip
@@ -229,7 +171,7 @@ class Consumer:
         try:
             return self._fetch(max_messages, max_bytes, time.monotonic() + expires_s)
         finally:
-            if self._closed_because:
+            if self._ending.because:
                 HEADROOM.leave(self)  # another thread stopped it between the entry and `keep`
             if not self._iterating:
                 self._user = None
@@ -243,9 +185,9 @@ class Consumer:
                 flow.user_returned()  # acks may have come meanwhile, from other threads
                 self._station.tell_careful()
                 full = flow.suffices(max_messages, max_bytes)
-            over = left_s <= 0 or self._draining or self._must_stop()
+            over = left_s <= 0 or self._ending.draining or self._ending.must_stop()
             if full or over:
-                if not full and left_s <= 0 and not self._draining:
+                if not full and left_s <= 0 and not self._ending.draining:
                     self._pull(0.0, max_messages)
                 with loop.lock:
                     parts = flow.take(max_messages, max_bytes, loop.clock.now())
@@ -255,10 +197,10 @@ class Consumer:
                     return Batch([part for part, _ in parts])
                 # Buffered, but the gate is shut: fenced, paused, or being handed over.
                 with loop.changed:
-                    self._raise_if_ended()
+                    self._ending.raise_if_ended()
                     loop.changed.wait(min(WAIT_SLICE_S, left_s))
                 continue
-            self._raise_if_ended()
+            self._ending.raise_if_ended()
             self._pull(min(left_s, WAIT_SLICE_S), max_messages)
 
     def _pull(self, timeout_s: float, wanted: int = PIECE_MESSAGES) -> None:
@@ -320,15 +262,15 @@ class Consumer:
         finally:
             self._iterating = False
             self._user = None
-            if self._draining:
-                self._finish_drain()
+            if self._ending.draining:
+                self._ending.finish_drain()
 
     def _reservations(self) -> Iterator[Iterator[Message]]:
         flow, loop = self._flow, self._loop
         lock, now, boot_ns = loop.lock, loop.clock.now, loop.clock.boot_ns
-        while not self._closed_because and not self._must_stop():
+        while not self._ending.because and not self._ending.must_stop():
             if self._station.troubles:
-                self._raise_if_ended()
+                self._ending.raise_if_ended()
             with lock:
                 flow.user_returned()
                 reserved = flow.reserve(now())
@@ -338,13 +280,13 @@ class Consumer:
             if reserved is not None:
                 yield reserved.messages(boot_ns)
                 continue
-            if self._draining:
-                if not (flow.at_most_once and self._asks_grants()) or time.monotonic() >= self._drain_until:
+            if self._ending.draining:
+                if not (flow.at_most_once and self._asks_grants()) or time.monotonic() >= self._ending.drain_until:
                     return
                 with loop.changed:  # what is buffered is handed over as its grant comes
                     loop.changed.wait(GRANT_SLICE_S)
                 continue
-            self._raise_if_ended()
+            self._ending.raise_if_ended()
             with loop.changed:
                 shut = flow.deliverable() > 0  # buffered, but the gate is shut
                 if shut:
@@ -361,7 +303,7 @@ class Consumer:
         if self._planner is None:
             self._enter("plan_ranges")
             self._user = None
-            self._planner = Planner(self, self._loop, self._station, self._raise_if_ended)
+            self._planner = Planner(self, self._loop, self._station, self._ending.raise_if_ended)
         return self._planner
 
     # --- positions
@@ -386,7 +328,7 @@ class Consumer:
             )  # fmt: skip
 
         loop.wait_for(done, "the positions to be accepted", time.monotonic() + timeout_s, self._station.log)
-        self._raise_if_ended()
+        self._ending.raise_if_ended()
 
     def pause(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
         """Stops handing over these partitions here; the claims stay and their leases are kept."""
@@ -443,7 +385,7 @@ class Consumer:
         self._loop.wait_for(lambda: self._member.session != NONE or self._station.ended, "the group to be joined",
                             time.monotonic() + timeout_s, self._station.log)  # fmt: skip
         if self._station.ended:
-            self._raise_if_ended()
+            self._ending.raise_if_ended()
 
 
 __all__ = ["ClusterUnreachable", "Consumer", "ConsumerInfo"]

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Final, Self
 
-from marshal_py.client.consumer import LEAVE_TIMEOUT_S, Consumer
+from marshal_py.client.consumer import Consumer
+from marshal_py.client.ending import LEAVE_TIMEOUT_S
 from marshal_py.client.loop import Loop
 from marshal_py.client.metrics import Metrics, consumers_of
 from marshal_py.client.options import (

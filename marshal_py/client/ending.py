@@ -1,0 +1,104 @@
+"""How one consumer ends: stopped, drained, asked to by a signal, or by an error. Waits for what the member does.
+
+The member decides what is released and when; this file tells it, and keeps what the user hears of it afterwards.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from marshal_py.client.loop import Loop
+from marshal_py.client.station import Station
+from marshal_py.errors import ConsumerClosed
+
+LEAVE_TIMEOUT_S: Final = 10.0
+LEAVE_SLICE_S: Final = 0.1  # a consumer that waits to have left looks up so often: for signals, and to step its member
+
+
+class Ending:
+    """The end of one consumer, from the wish to the closed source."""
+
+    def __init__(self, loop: Loop, station: Station, closed: Callable[[], None]) -> None:
+        """`closed` is called once nothing can be fetched any more."""
+        self._loop = loop
+        self._station = station
+        self._closed = closed
+        self.because = ""  # why the consumer is closed; "" while it is not
+        self.draining = False
+        self.drain_until = 0.0  # monotonic
+        self._stop_at: float | None = None  # monotonic, by a signal handler: ends iteration, touches no lock
+
+    @property
+    def over(self) -> bool:
+        """Whether the consumer has ended, by itself or by the user."""
+        return bool(self.because) or self._station.ended
+
+    def stop(self, timeout_s: float) -> None:
+        if not self.because:
+            self.because = "it was stopped"
+            self._leave("stopped", 0.0, timeout_s)
+
+    def drain(self, wait_s: float) -> None:
+        """From now on nothing is fetched; `finish_drain` does the rest."""
+        self.drain_until = time.monotonic() + wait_s
+        self.draining = True
+
+    def finish_drain(self) -> None:
+        if not self.because:
+            wait_s = max(0.0, self.drain_until - time.monotonic())
+            self.because = "it was drained"
+            self._leave("drained", wait_s, wait_s + LEAVE_TIMEOUT_S)
+
+    def _leave(self, reason: str, wait_s: float, timeout_s: float) -> None:
+        """Stops delivery, waits for handlers, releases, leaves, and reads that it has left (T16, T17)."""
+        loop, station = self._loop, self._station
+        deadline = time.monotonic() + timeout_s
+        with loop.changed:
+            if not station.ended:
+                station.member.leave(loop.clock.now(), reason, round(wait_s * 1000))
+                loop.kick(station)
+            while not station.ended and time.monotonic() < deadline and station.log not in loop.broken:
+                loop.changed.wait(min(LEAVE_SLICE_S, max(0.0, deadline - time.monotonic())))
+                if not station.ended:
+                    loop.kick(station)
+            if not station.ended:
+                station.ended = True
+                loop.stations.remove(station)
+        self._close_source()
+
+    def _close_source(self) -> None:
+        self._station.source.close()
+        self._closed()
+
+    def request_stop(self, hand_over_s: float) -> None:
+        """Takes no lock: a signal handler calls it."""
+        self._stop_at = 0.0 if self._stop_at is not None else time.monotonic() + hand_over_s
+
+    def must_stop(self) -> bool:
+        """Whether a requested stop is due: nobody takes over, everything was taken over, or the time is up."""
+        if self._stop_at is None:
+            return False
+        if time.monotonic() >= self._stop_at:
+            return True
+        member = self._station.member
+        with self._loop.changed:
+            if not member.retiring:
+                member.retire()
+                self._loop.kick(self._station)
+            return member.retired()
+
+    def raise_if_ended(self) -> None:
+        """Raises what ended the consumer, once, then ConsumerClosed; before that what a partition suffered from."""
+        if self.because:
+            raise ConsumerClosed("Consumer", self.because)
+        if self._station.troubles:
+            raise self._station.troubles.popleft()
+        if self._station.ended:
+            error = self._station.error
+            self.because = str(error) if error is not None else "it was stopped"
+            self._close_source()
+            if error is not None:
+                raise error
+            raise ConsumerClosed("Consumer", self.because)
