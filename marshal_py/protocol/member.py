@@ -12,7 +12,7 @@ from collections.abc import Callable
 from marshal_py.errors import GroupDeleted, GroupOpaque, MarshalError
 from marshal_py.protocol.advisory import PROBE, Advisory
 from marshal_py.protocol.careful import Careful
-from marshal_py.protocol.claim_records import claim_state, release
+from marshal_py.protocol.claim_records import claim_state
 from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.doubt import Doubt
 from marshal_py.protocol.holdings import Claim, Stage
@@ -34,6 +34,7 @@ from marshal_py.protocol.records import (
     StepDown,
     clipped,
 )
+from marshal_py.protocol.releases import Releases
 from marshal_py.protocol.topics import Topics
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.watch import Watch
@@ -61,6 +62,7 @@ class Member:
         self.doubt = Doubt(self)
         self.idle = Idle(self)
         self.careful = Careful(self)
+        self.releases = Releases(self)
         self.session = NONE
         self.claims: dict[int, Claim] = {}  # by epoch; none of them GONE
         self.ended = False
@@ -281,13 +283,9 @@ class Member:
     def _next_ms(self, group: Group | None, now: Instant) -> int:
         if group is None:
             return now.mono_ms + self.third_ms
-        nearest = self.watch.deadline_ms(now)
-        for claim in self.claims.values():
-            if claim.stage is Stage.DRAINING and claim.drained(now.mono_ms):
-                nearest = now.mono_ms + 1  # it became ready after this round's releases
-            elif claim.stage is Stage.DRAINING and claim.drain_until_ms is not None:
-                nearest = min(nearest, claim.drain_until_ms)
-        return nearest
+        draining_ms = self.releases.next_ms(now)
+        waits_ms = self.watch.deadline_ms(now)
+        return waits_ms if draining_ms is None else min(waits_ms, draining_ms)
 
     def _leave_ghosts(self, now: Instant) -> None:
         """T14: a late Join of this client made a session that nobody uses."""
@@ -328,15 +326,8 @@ class Member:
                     self.drop_grants(claim)
         due = self.pulse.due(now)
         if group.paused:
-            for claim in self.claims.values():
-                claim.stop("paused", now.mono_ms + self.options.interval_ms)  # T12
             self._end_pause(group, now)
-        for claim in self.claims.values():
-            since_ms = claim.handler_since_ms()
-            if since_ms is not None and now.mono_ms - since_ms >= self.options.handler_timeout_ms:
-                self._release_stuck(claim, now)
-        self.topics.park(group, now)
-        self._release_drained(group, now)
+        self.releases.act(group, now)
         if self.retiring and not self.leaving:
             self._step_down(group, now)
         if self.leaving:
@@ -350,28 +341,6 @@ class Member:
         elif due is Due.HEARTBEAT or (self.urgent and self.pulse.healthy(now)):
             self._heartbeat(group, now)
         self.mirror(group, now)
-
-    def _release_stuck(self, claim: Claim, now: Instant) -> None:
-        """D4: the heartbeat of a live process must not keep a hung handler's partition."""
-        if claim.stage in (Stage.OPEN, Stage.DRAINING):
-            claim.stop("handler stuck", now.mono_ms)
-            self.intent.shun(claim.tp, now.mono_ms + self.options.handler_timeout_ms)
-            at = NONE if isinstance(claim.tracker, AtMostOnce) else claim.position()
-            self.note("handler_stuck", claim.tp, at, epoch=claim.epoch)
-
-    def _release_drained(self, group: Group, now: Instant) -> None:
-        for claim in self.claims.values():
-            if claim.stage is Stage.DRAINING and claim.drained(now.mono_ms):
-                claim.seal(Stage.RELEASING)
-                claim.sealed_ms = now.mono_ms
-                claim.released_position = claim.position()
-                if claim.successor == NONE and self.leaving:
-                    claim.successor = self.intent.heir(group, claim.tp)
-            if claim.stage is Stage.RELEASING and (
-                claim.release_sent_ms is None or now.mono_ms - claim.release_sent_ms >= self.third_ms
-            ):
-                claim.release_sent_ms = now.mono_ms
-                self.out.send.append(release(self.session, group.partitions[claim.tp], claim))
 
     def _leave(self, now: Instant) -> None:
         """The Leave follows the Releases: the log keeps their order, and so their positions.

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from marshal_py.protocol import claim_records, member, progress, transitions
+from marshal_py.protocol import claim_records, progress, releases, transitions
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, Run
 from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import NONE
@@ -28,7 +28,7 @@ def _released(change: Any) -> list[Patch]:
         record = claim_records.release(session, partition, claim)
         return change(record, partition, claim) if isinstance(claim.tracker, AtMostOnce) else record
 
-    return [(member, "release", release)]
+    return [(releases, "release", release)]
 
 
 def r1() -> list[Patch]:

@@ -1,0 +1,72 @@
+"""What makes a member let its claims go, and until when handlers may finish: T12, T16, D4, D10 of PROTOCOL.md.
+
+A claim that is to go is stopped first, so that nothing more of it is handed over; its Release follows when its handlers
+are done, or when their time is over. Sends Releases and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from marshal_py.protocol.claim_records import release
+from marshal_py.protocol.delivery import AtMostOnce
+from marshal_py.protocol.holdings import Claim, Stage
+from marshal_py.protocol.identity import NONE, Instant
+from marshal_py.protocol.world import Group
+
+if TYPE_CHECKING:
+    from marshal_py.protocol.member import Member
+
+
+class Releases:
+    """The part of a member that lets go."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+
+    def act(self, group: Group, now: Instant) -> None:
+        """Stops what must go, and releases what is drained."""
+        member, claims = self.member, self.member.claims.values()
+        if group.paused:
+            for claim in claims:
+                claim.stop("paused", now.mono_ms + member.options.interval_ms)  # T12
+        for claim in claims:
+            since_ms = claim.handler_since_ms()
+            if since_ms is not None and now.mono_ms - since_ms >= member.options.handler_timeout_ms:
+                self._stop_stuck(claim, now)
+        member.topics.park(group, now)
+        self._release_drained(group, now)
+
+    def _stop_stuck(self, claim: Claim, now: Instant) -> None:
+        """D4: the heartbeat of a live process must not keep a hung handler's partition."""
+        if claim.stage in (Stage.OPEN, Stage.DRAINING):
+            claim.stop("handler stuck", now.mono_ms)
+            self.member.intent.shun(claim.tp, now.mono_ms + self.member.options.handler_timeout_ms)
+            at = NONE if isinstance(claim.tracker, AtMostOnce) else claim.position()
+            self.member.note("handler_stuck", claim.tp, at, epoch=claim.epoch)
+
+    def _release_drained(self, group: Group, now: Instant) -> None:
+        member = self.member
+        for claim in member.claims.values():
+            if claim.stage is Stage.DRAINING and claim.drained(now.mono_ms):
+                claim.seal(Stage.RELEASING)
+                claim.sealed_ms = now.mono_ms
+                claim.released_position = claim.position()
+                if claim.successor == NONE and member.leaving:
+                    claim.successor = member.intent.heir(group, claim.tp)
+            if claim.stage is Stage.RELEASING and (
+                claim.release_sent_ms is None or now.mono_ms - claim.release_sent_ms >= member.third_ms
+            ):
+                claim.release_sent_ms = now.mono_ms
+                member.out.send.append(release(member.session, group.partitions[claim.tp], claim))
+
+    def next_ms(self, now: Instant) -> int | None:
+        """When a claim that drains must be looked at; None if none drains."""
+        nearest: int | None = None
+        for claim in self.member.claims.values():
+            if claim.stage is Stage.DRAINING:
+                # drained already: it became so after this round's releases
+                at_ms = now.mono_ms + 1 if claim.drained(now.mono_ms) else claim.drain_until_ms
+                if at_ms is not None:
+                    nearest = at_ms if nearest is None else min(nearest, at_ms)
+        return nearest
