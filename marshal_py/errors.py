@@ -9,6 +9,7 @@
     |   +-- ConcurrentUse         two threads in fetch / next / iteration of one Consumer
     |   +-- UsedAfterFork         an object made before os.fork() was used in the child
     |   +-- ConsumerClosed        a Consumer or Marshal was used after stop / drain / close
+    |   +-- BackgroundThreadEnded something ended the thread that heartbeats; the Marshal is of no use any more
     |   +-- UnsupportedPlatform   this system lacks what the feature needs
     |   +-- BatchNotCommitted     the next claimed batch was asked for before the last one was committed
     |   +-- BatchOverdue          a pipeline did not come back within handler_timeout_s; its claims were released
@@ -163,6 +164,18 @@ class ConsumerClosed(CallerError):
     def __init__(self, what: str, reason: str) -> None:
         self.what, self.reason = what, reason
         super().__init__(f"the {what} is closed ({reason}): make a new one")
+
+
+class BackgroundThreadEnded(CallerError):
+    """Something ended the thread of a Marshal that heartbeats, so its consumers have ended. Connect again.
+
+    The library lets nothing do so that it knows of: an exception was planted into the thread, or memory is gone.
+    """
+
+    def __init__(self, cause: str) -> None:
+        self.cause = cause
+        super().__init__(f"the background thread of this Marshal was ended by {cause}, so its consumers have ended: "
+                         f"close it and connect again; what ended it is in the log of the logger 'marshal_py'")
 
 
 class UnsupportedPlatform(CallerError):

@@ -361,7 +361,7 @@ class Consumer:
                 self.group, self.client_id, self._member.session, self._station.options.delivery, self._member.paused,
                 claims, -1 if self._station.missing else sum(max(0, c.lag) for c in claims.values()), in_flight,
                 self._member.amo_dropped, self._member.late_acks,
-                self._loop.log.waiting_for() or self._station.waiting_for(),
+                self._loop.waiting_for() or self._station.waiting_for(),
             )  # fmt: skip
 
     def info(self, timeout_s: float = LEAVE_TIMEOUT_S) -> ConsumerInfo:

@@ -57,6 +57,8 @@ class Collector:
                                        value=found.records_folded)  # fmt: skip
         yield core.CounterMetricFamily(f"{PREFIX}_produce_errors", "Coordination records that were not written.",
                                        value=found.produce_errors)  # fmt: skip
+        yield core.CounterMetricFamily(f"{PREFIX}_callbacks_dropped", "Callbacks that found too many others waiting.",
+                                       value=found.callbacks_dropped)  # fmt: skip
         for names, family in ((COUNTERS, core.CounterMetricFamily), (GAUGES, core.GaugeMetricFamily)):
             for name, text in names.items():
                 metric = family(f"{PREFIX}_{name}", text, labels=("group", "client_id"))

@@ -1,26 +1,29 @@
-"""One background thread per Marshal: poll the coordination log, fold, step the members, send, call back.
+"""One background thread per Marshal: poll the coordination log, fold, step the members, send.
 
 It executes what members say and makes no protocol decision. A user's thread may step its own station under the lock
 (`kick`), so that nothing waits for this thread's poll. The thread survives everything that the cluster can do; what
-makes the log untrustworthy ends the members of that log with the error that names it (S14).
+makes the log untrustworthy ends the members of that log with the error that names it (S14). No code of the user's runs
+on it (callbacks.py). If something ends it all the same, every consumer ends with BackgroundThreadEnded.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from marshal_py.client import opening
+from marshal_py.client.callbacks import Callbacks
 from marshal_py.client.policy import DEFAULT_POLICY, Policy
 from marshal_py.client.station import COOL_POLL_S, Station
 from marshal_py.client.upkeep import Upkeep
 from marshal_py.client.worker import Worker
 from marshal_py.errors import (
+    BackgroundThreadEnded,
     ClusterError,
     ClusterUnreachable,
     CoordinationError,
@@ -43,6 +46,7 @@ POLL_S_MAX: Final = 0.1  # the thread looks up at least so often: for steps that
 REOPEN_S: Final = 60.0  # one attempt to read a truncated log's state anew
 IDLE_POLL_S: Final = 0.25  # without members
 METADATA_S: Final = 10.0  # growth of topics is seen within 30 s (two looks and a log round trip)
+CALLBACKS_S_MIN: Final = 1.0  # what a close without the cluster leaves for the user's callbacks
 FOLD_RECORDS_LOCKED: Final = 2_000  # then the lock is offered to the user's threads
 
 
@@ -68,7 +72,8 @@ class Loop:
         self.worlds: dict[int, World] = {}
         self.broken: dict[int, CoordinationError] = {}
         self.stations: list[Station] = []
-        self.callbacks: deque[Callable[[], None]] = deque()
+        self.ended: BackgroundThreadEnded | None = None  # what every verb raises once the thread is gone
+        self.callbacks = Callbacks()
         self.worker = Worker("marshal-worker")
         self.clerk = Worker("marshal-clerk")  # reads history: seconds, in which nobody's start may have to wait
         self.upkeep = Upkeep(self, policy)
@@ -91,28 +96,51 @@ class Loop:
     # --- the thread
 
     def _run(self) -> None:
-        while not self._closing:
-            records: list[LogRecord] = []
-            try:
-                records = self.log.poll(self._timeout_s())
-            except HistoryTruncated as error:
-                self._start_over(error)
-            except CoordinationError as error:
-                self.break_log(getattr(error, "log", 0), error)
-            except Exception:
-                if self._closing:
-                    return
-                log.exception("the coordination log could not be read; trying again")
-                time.sleep(POLL_S_MAX)
-            try:
-                for at in range(0, len(records), FOLD_RECORDS_LOCKED) or (0,):
-                    self._turn(records[at : at + FOLD_RECORDS_LOCKED])
-            except Exception as error:  # a bug of ours: worlds may be half folded, so nobody may go on with them
-                log.exception("the records could not be folded")
-                for number in list(self.worlds):
-                    self.break_log(number, CoordinationError(f"this process cannot fold the log: {error!r}"))
-            self._call_back()
-            self._refresh_metadata()
+        try:
+            while not self._closing:
+                self._round()
+        except BaseException as error:  # SystemExit too: whatever it is, nobody heartbeats any more
+            self._die(error)
+
+    def _round(self) -> None:
+        records: list[LogRecord] = []
+        try:
+            records = self.log.poll(self._timeout_s())
+        except HistoryTruncated as error:
+            self._start_over(error)
+        except CoordinationError as error:
+            self.break_log(getattr(error, "log", 0), error)
+        except Exception:
+            if self._closing:
+                return
+            log.exception("the coordination log could not be read; trying again")
+            time.sleep(POLL_S_MAX)
+        try:
+            for at in range(0, len(records), FOLD_RECORDS_LOCKED) or (0,):
+                self._turn(records[at : at + FOLD_RECORDS_LOCKED])
+        except Exception as error:  # a bug of ours: worlds may be half folded, so nobody may go on with them
+            log.exception("the records could not be folded")
+            for number in list(self.worlds):
+                self.break_log(number, CoordinationError(f"this process cannot fold the log: {error!r}"))
+        self._refresh_metadata()
+
+    def _die(self, cause: BaseException) -> None:
+        """The thread is about to end: ends every consumer, so that nobody waits for it or delivers without it."""
+        log.error("the background thread has ended", exc_info=cause)
+        error = BackgroundThreadEnded(repr(cause))
+        with self.changed:
+            self.ended = error
+            for station in list(self.stations):
+                with contextlib.suppress(Exception):  # it may be what failed; the consumer ends all the same
+                    station.give_up(error)
+                station.ended, station.error = True, error
+            self.stations.clear()
+            self.changed.notify_all()
+
+    def check_alive(self) -> None:
+        """Raises BackgroundThreadEnded."""
+        if self.ended is not None:
+            raise self.ended
 
     def _timeout_s(self) -> float:
         with self.lock:
@@ -187,15 +215,6 @@ class Loop:
                 station.member.fail(error)
                 self._step(station, None)
             self.changed.notify_all()
-
-    def _call_back(self) -> None:
-        """The user's callbacks, without the lock. Their errors are theirs: logged, never ours to die of."""
-        while self.callbacks:
-            call = self.callbacks.popleft()
-            try:
-                call()
-            except Exception:
-                log.exception("a callback failed")
 
     def _refresh_metadata(self) -> None:
         if time.monotonic() < self._metadata_due:
@@ -316,9 +335,14 @@ class Loop:
                     raise
 
     def wait_for(self, condition: Callable[[], bool], what: str, deadline: float, number: int) -> None:
-        """Waits until `condition` holds, under the lock. Raises the log's own error, or ClusterUnreachable."""
+        """Waits until `condition` holds, under the lock.
+
+        Raises the log's own error, ClusterUnreachable, BackgroundThreadEnded.
+        """
         with self.changed:
+            self.check_alive()  # who waits for a read to the end must not get what was read before the thread ended
             while not condition():
+                self.check_alive()
                 if number in self.broken:
                     raise self.broken[number]
                 if (refused := self.log.refused()) is not None:
@@ -342,16 +366,21 @@ class Loop:
         return ClaimInfo(*claim.tp, Token(station.incarnation, claim.epoch), position,
                          max(0, end - position) if end >= 0 else -1)  # fmt: skip
 
+    def waiting_for(self) -> str:
+        """What the connection is waiting for, in words for people; "" when all is well."""
+        return self.log.waiting_for() if self.ended is None else str(self.ended)
+
     def close(self, flush_s: float) -> None:
-        """Ends the thread. Stations must have ended before."""
+        """Ends the thread, then runs the callbacks that wait. Stations must have ended before."""
         self._closing = True
+        deadline = time.monotonic() + flush_s
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(flush_s + 1.0)
         self.worker.close(flush_s)
         self.clerk.close(0.0)  # a daemon: what it reads is of no use any more
         self.log.close(flush_s)
         self.admin.close()
-        self._call_back()
+        self.callbacks.close(max(CALLBACKS_S_MIN, deadline - time.monotonic()))
 
 
 __all__ = ["ClaimInfo", "Loop", "MarshalError", "TopicPartition"]

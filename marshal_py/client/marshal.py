@@ -123,12 +123,17 @@ class Marshal:
         on_lost(info, reason), key_deserializer, value_deserializer, settings (librdkafka's, for the data consumer).
         grant_messages is the upper bound of a grant in at-most-once mode: about a second's work is granted at a time.
 
+        on_claim and on_lost run one after the other on the thread "marshal-callbacks" of this Marshal, in the order of
+        what they tell; a slow one delays the next ones and nothing else. Beyond 100,000 that wait new ones are dropped
+        (Metrics.callbacks_dropped). What they raise is logged. `close` waits for them as long as for the cluster.
+
         Raises InvalidName, InvalidOption, TopicMissing, KafkaGroupIsLive, ModeMismatch, GroupDeleted, GroupOpaque,
-        CoordinationError, ClusterUnreachable.
+        CoordinationError, ClusterUnreachable, BackgroundThreadEnded.
         """
         self._loop.check_process("Marshal")
         if self._closed:
             raise ConsumerClosed("Marshal", "it was closed")
+        self._loop.check_alive()
         check_id("group", group)
         names = check_topics(topics)
         try:
@@ -181,12 +186,13 @@ class Marshal:
             consumers = consumers_of(loop, now)
         return Metrics(self.client_id, self.coordination_topic, now.wall_ms, loop.folded, loop.log.produce_errors,
                        self.waiting_for, consumers,
-                       self.door.statistics() if isinstance(self.door, KafkaDoor) else {})  # fmt: skip
+                       self.door.statistics() if isinstance(self.door, KafkaDoor) else {},
+                       loop.callbacks.dropped)  # fmt: skip
 
     @property
     def waiting_for(self) -> str:
         """What the connection is waiting for, in words for people; "" when all is well."""
-        return self._loop.log.waiting_for()
+        return self._loop.waiting_for()
 
     def close(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
         """Stops every consumer, sends what is queued, disconnects. Twice is once."""

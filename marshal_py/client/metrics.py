@@ -75,7 +75,7 @@ class Metrics(Struct, frozen=True):
     """One look at a Marshal. `records_folded`: of the coordination log, every group's. `time_ms`: when it was taken.
 
     `librdkafka`: the newest statistics of each of its clients as JSON texts, by the client's name; empty unless
-    `connect` was given a `statistics_interval_ms`.
+    `connect` was given a `statistics_interval_ms`. `callbacks_dropped`: calls of the user's that found 100,000 waiting.
     """
 
     client_id: str
@@ -86,6 +86,7 @@ class Metrics(Struct, frozen=True):
     waiting_for: str
     consumers: list[ConsumerMetrics]
     librdkafka: dict[str, str]
+    callbacks_dropped: int = 0
 
 
 class Tally:

@@ -36,7 +36,7 @@ TOPICS_MAX: Final = 1_000  # of one consumer (PROTOCOL.md 4.2)
 COORDINATION_TOPIC: Final = "__marshal"
 COORDINATION_PARTITIONS: Final = 16
 
-# Callbacks run in the background thread: they must be quick, and end a consumer by `request_stop`, not by `stop`.
+# Callbacks run on a thread of their own, in order (callbacks.py): a slow one delays the next ones and nothing else.
 OnClaim = Callable[["ClaimInfo"], None]
 OnLost = Callable[["ClaimInfo", str], None]
 Deserializer = Callable[[bytes | None, Any], Any]

@@ -1,6 +1,6 @@
 """One member at work: its source, its buffers, its user's callbacks. Executes a Ready; decides nothing.
 
-Owned by loop.py; everything here is called with the Marshal's lock held, but for the callbacks, which run without it.
+Owned by loop.py; everything here is called with the Marshal's lock held. The user's callbacks are only submitted.
 """
 
 from __future__ import annotations
@@ -203,13 +203,13 @@ class Station:
     def _tell(self, ready: Ready) -> None:
         for advisory in ready.advisories:
             self.tell(advisory)
-        calls = self.loop.callbacks
+        call = self.loop.callbacks.submit
         if self.options.on_lost is not None:
             for claim, reason in ready.lost:
-                calls.append(self._call_lost(claim, reason))
+                call(self._call_lost(claim, reason))
         if self.options.on_claim is not None:
             for claim in ready.claimed:
-                calls.append(self._call_claim(claim))
+                call(self._call_claim(claim))
 
     def tell(self, advisory: Advisory) -> None:
         """To `Consumer.events`, and to `logging`, with the fields for formatters and filters."""

@@ -36,7 +36,7 @@ class Worker:
             except MarshalError as error:
                 # What is still wanted is asked again by the member's next tick; the log tells why it took longer.
                 log.warning("%s: %s", what, error, extra={"marshal_task": what})
-            except Exception:  # this thread serves every consumer of the Marshal: one bad answer must not end it
+            except BaseException:  # this thread serves every consumer of the Marshal: nothing may end it
                 log.exception("%s failed", what, extra={"marshal_task": what})
 
     def close(self, timeout_s: float) -> None:

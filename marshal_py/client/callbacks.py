@@ -1,0 +1,57 @@
+"""The thread that runs the user's code: one daemon per Marshal, so that none of it runs where heartbeats are sent.
+
+Calls run in the order in which they were submitted, one at a time. What a call raises, `SystemExit` included, is logged
+and changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Final
+
+log = logging.getLogger("marshal_py")
+
+# Several times the partitions of the largest consumer. A callback that hangs must not cost all memory.
+CALLS_WAITING_MAX: Final = 100_000
+
+
+class Callbacks:
+    """A bounded queue and a thread. Beyond `waiting_max` waiting calls new ones are dropped, counted and logged."""
+
+    def __init__(self, waiting_max: int = CALLS_WAITING_MAX) -> None:
+        self.dropped = 0
+        self._waiting_max = waiting_max
+        self._full = False  # a log line per overflow, not per call
+        self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="marshal-callbacks", daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[], object]) -> None:
+        """Runs `call` later. Never waits."""
+        if self._calls.qsize() >= self._waiting_max:
+            self.dropped += 1
+            if not self._full:
+                log.error("%d callbacks wait for one that does not return: new ones are dropped", self._waiting_max)
+            self._full = True
+            return
+        self._full = False
+        self._calls.put(call)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+            except BaseException:  # sys.exit() too: it must not end the calls of every other consumer
+                log.exception("a callback failed")
+
+    def close(self, timeout_s: float) -> None:
+        """Runs what waits, for at most `timeout_s`. Called by a callback it does not wait for itself."""
+        self._calls.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
+
+__all__ = ["CALLS_WAITING_MAX", "Callbacks"]

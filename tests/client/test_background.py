@@ -1,0 +1,176 @@
+"""The background thread and the user's code: nothing of the one runs on the other, and its end has a name."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from typing import NoReturn
+
+import pytest
+
+import marshal_py
+from marshal_py import ClaimInfo, Marshal
+from marshal_py.client.callbacks import Callbacks
+from marshal_py.errors import BackgroundThreadEnded, ConsumerClosed
+from marshal_py.protocol.records import Evict
+from tests.support.fronts import DEADLINE_S, Ground, MemoryGround, collect, joined, owns, places, until
+
+
+def heartbeats(marshal: Marshal) -> int:
+    return sum(one.heartbeats_sent for one in marshal.metrics().consumers)
+
+
+# --- callbacks
+
+
+def test_a_slow_callback_fences_nobody(ground: Ground) -> None:
+    """One that does not return: its own consumer and another one of the Marshal go on heartbeating and delivering."""
+    topic, slow, other = ground.topic(), ground.group(), ground.group()
+    ground.fill(topic, 0, 3)
+    over, threads = threading.Event(), list[str]()
+
+    def wait(_: ClaimInfo) -> None:
+        threads.append(threading.current_thread().name)
+        over.wait(DEADLINE_S)
+
+    with (
+        ground.connect() as marshal,
+        joined(marshal, slow, [topic], on_claim=wait) as one,
+        joined(marshal, other, [topic]) as two,
+    ):
+        try:
+            until(lambda: threads, "the callback runs")
+            until(lambda: marshal.metrics().consumers[0].round_trip_ms >= 0, "a heartbeat came back")
+            before = heartbeats(marshal)
+            until(lambda: heartbeats(marshal) >= before + 12, "both heartbeat on for two intervals")
+            assert places(collect(one, 3)) == places(collect(two, 3)) == [(0, 0), (0, 1), (0, 2)]
+            assert "fenced" not in [event.kind for consumer in (one, two) for event in consumer.events()]
+        finally:
+            over.set()
+    assert threads == ["marshal-callbacks"]
+    assert ground.accepted(slow, Evict) == ground.accepted(other, Evict) == []
+
+
+def test_a_callback_that_exits_ends_nothing(memory: MemoryGround, caplog: pytest.LogCaptureFixture) -> None:
+    """sys.exit() belongs to the thread that calls it; this one is everybody's."""
+    topic = memory.topic(2)
+    told: list[int] = []
+
+    def leave(claim: ClaimInfo) -> None:
+        told.append(claim.partition)
+        sys.exit(3)
+
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], on_claim=leave) as consumer:
+        until(lambda: len(told) == 2, "the second callback runs, too")
+        memory.fill(topic, 1, 2)
+        assert places(collect(consumer, 2)) == [(1, 0), (1, 1)]
+    assert [record.message for record in caplog.records if record.exc_info] == ["a callback failed"] * 2
+
+
+def test_a_callback_may_stop_its_consumer(memory: MemoryGround) -> None:
+    """The thread that it waits for is another one."""
+    topic = memory.topic()
+    told: list[str] = []
+    holder: list[marshal_py.Consumer] = []
+    there = threading.Event()
+
+    def stop(_: ClaimInfo) -> None:
+        assert there.wait(DEADLINE_S)
+        holder[0].stop()
+        told.append("stopped")
+
+    with memory.connect() as marshal:
+        holder.append(joined(marshal, memory.group(), [topic], on_claim=stop))
+        there.set()
+        until(lambda: told, "stop returned")
+        assert holder[0].closed
+
+
+def test_callbacks_that_wait_run_before_close_returns(memory: MemoryGround) -> None:
+    topic = memory.topic(20)
+    told: list[int] = []
+    marshal = memory.connect()
+    lost = joined(marshal, memory.group(), [topic], on_lost=lambda claim, _: told.append(claim.partition))
+    until(owns(lost, *range(20)), "all of them")
+    marshal.close()
+    assert sorted(told) == [*range(20)]
+
+
+def test_close_does_not_wait_for_a_callback_that_hangs() -> None:
+    over, callbacks = threading.Event(), Callbacks()
+    callbacks.submit(over.wait)
+    callbacks.close(0.01)
+    over.set()
+
+
+def test_beyond_the_bound_new_callbacks_are_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    over, begun, ran = threading.Event(), threading.Event(), list[int]()
+    callbacks = Callbacks(waiting_max=3)
+
+    def hang() -> None:
+        begun.set()
+        over.wait(DEADLINE_S)
+
+    callbacks.submit(hang)
+    assert begun.wait(DEADLINE_S)
+    for number in range(5):
+        callbacks.submit(lambda number=number: ran.append(number))
+    assert callbacks.dropped == 2
+    over.set()
+    callbacks.close(DEADLINE_S)
+    assert ran == [0, 1, 2]
+    assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
+
+
+# --- the thread's end
+
+
+def end_thread(marshal: Marshal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an exception planted into the thread would."""
+
+    def leave(_: float) -> NoReturn:
+        raise SystemExit(3)
+
+    monkeypatch.setattr(marshal._loop.log, "poll", leave)
+
+
+@pytest.mark.parametrize("verb", ["fetch", "next", "iteration", "flush", "info"])
+def test_what_ends_the_thread_is_a_named_error_in_every_verb(
+    memory: MemoryGround, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 2)
+    marshal = memory.connect()
+    consumer = joined(marshal, memory.group(), [topic])
+    message = collect(consumer, 1, ack=False)[0]
+    end_thread(marshal, monkeypatch)
+    verbs = {"fetch": lambda: [consumer.fetch(1, expires_s=1.0) for _ in range(60)],
+             "next": lambda: [consumer.next(1.0) for _ in range(60)], "iteration": lambda: [*consumer],
+             "flush": lambda: [until(lambda: marshal._loop.ended, "the end"), consumer.flush()],
+             "info": lambda: [until(lambda: marshal._loop.ended, "the end"), consumer.info()]}  # fmt: skip
+    with pytest.raises(BackgroundThreadEnded, match=r"SystemExit\(3\)"):
+        verbs[verb]()
+    assert message.ack() is False
+    assert "SystemExit" in marshal.waiting_for
+    assert marshal.metrics().consumers == []
+    consumer.stop()
+    with pytest.raises(ConsumerClosed):
+        consumer.fetch()
+    with pytest.raises(BackgroundThreadEnded):
+        joined(marshal, memory.group(), [topic])
+    marshal.close()
+
+
+def test_a_thread_that_ends_while_connect_waits_ends_connect(
+    memory: MemoryGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(*_: object) -> NoReturn:
+        raise SystemExit(3)
+
+    monkeypatch.setattr("marshal_py.transport.memory.MemoryLog.poll", leave)
+    began = time.monotonic()
+    with pytest.raises(BackgroundThreadEnded):
+        memory.connect(timeout_s=10 * DEADLINE_S)
+    assert time.monotonic() < began + DEADLINE_S, "it did not wait for its timeout"
