@@ -12,8 +12,8 @@ Rooms, each may use those before it (tests/test_architecture.py proves it):
 """
 
 from marshal_py.admin.group import Group, group
-from marshal_py.client.consumer import Consumer, ConsumerInfo
-from marshal_py.client.loop import ClaimInfo
+from marshal_py.client.consumer import Consumer
+from marshal_py.client.info import ClaimInfo, ConsumerInfo
 from marshal_py.client.marshal import Marshal, connect, stop_on_signals
 from marshal_py.client.message import Batch, Message
 from marshal_py.client.options import ConsumerOptions

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import inspect
+import pydoc
+import typing
 from importlib import resources
+from typing import Any
 
 import pytest
 
@@ -25,3 +31,56 @@ def test_no_export_is_private() -> None:
 
 def test_the_package_says_that_it_is_typed() -> None:
     assert resources.files(marshal_py).joinpath("py.typed").is_file()
+
+
+# --- their types can be asked for at run time: by `inspect`, `help`, documentation tools and containers
+
+PUBLIC_MODULES = ("marshal_py", "marshal_py.embedded", "marshal_py.errors", "marshal_py.metrics", "marshal_py.spark")
+
+
+def public_objects() -> dict[str, Any]:
+    """Classes and functions behind the public names, and the classes of ours that they give away: Part, Planner."""
+    found: dict[str, Any] = {}
+    waiting = [value for name in PUBLIC_MODULES for value in vars(importlib.import_module(name)).values()]
+    while waiting:
+        one = waiting.pop()
+        home = getattr(one, "__module__", None) or ""
+        if not (inspect.isclass(one) or inspect.isfunction(one)) or home.partition(".")[0] != "marshal_py":
+            continue
+        name = f"{home}.{one.__qualname__}"
+        if name not in found:
+            found[name] = one
+            with contextlib.suppress(NameError):  # the test's to find
+                hints = [typing.get_type_hints(call).get("return") for call in calls_of(one)]
+                if inspect.isclass(one):
+                    hints += [hint for field, hint in typing.get_type_hints(one).items() if not field.startswith("_")]
+                waiting += [part for hint in hints for part in classes_in(hint)]
+    return dict(sorted(found.items()))
+
+
+def calls_of(one: Any) -> list[Any]:
+    if not inspect.isclass(one):
+        return [one]
+    values = [getattr(value, "fget", None) or getattr(value, "__func__", value)
+              for name, value in vars(one).items() if not name.startswith("_")]  # fmt: skip
+    return [value for value in values if inspect.isfunction(value)]
+
+
+def classes_in(hint: Any) -> list[Any]:
+    """The classes that a type is made of: of `Iterator[Message] | None` Message."""
+    return [hint] if inspect.isclass(hint) else [part for arg in typing.get_args(hint) for part in classes_in(arg)]
+
+
+@pytest.mark.parametrize("name", public_objects())
+def test_the_types_of_public_names_can_be_asked_for(name: str) -> None:
+    one = public_objects()[name]
+    for asked in (one, *calls_of(one)):
+        typing.get_type_hints(asked)
+        if not (inspect.isclass(asked) and issubclass(asked, BaseException) and "__init__" not in vars(asked)):
+            inspect.signature(asked)
+    assert pydoc.render_doc(one)
+
+
+def test_what_public_names_give_away_is_looked_at_too() -> None:
+    """Else the test above would miss what has no public name."""
+    assert {"marshal_py.client.message.Part", "marshal_py.client.planner.ClaimedBatch"} <= public_objects().keys()

@@ -1,6 +1,6 @@
-"""Buffers of fetched messages, one per partition, and the objects through which their acks come back.
+"""Buffers of fetched messages, one per partition, and what is reserved of them to be handed over one by one.
 
-Called with the Marshal's lock held, but for the acks, which take it. flow.py decides what is taken from which buffer.
+Called with the Marshal's lock held, but for what is handed over. flow.py decides what is taken from which buffer.
 """
 
 from __future__ import annotations
@@ -8,59 +8,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from marshal_py.client.message import DecodedMessage, Message
+from marshal_py.client.acks import Delivered
+from marshal_py.client.message import Message
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, Run
 from marshal_py.protocol.holdings import Claim, Stage
-from marshal_py.protocol.identity import Token, TopicPartition
+from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.ports import RawMessage
 
-if TYPE_CHECKING:
-    from marshal_py.client.flow import Flow
-
 _OPEN: Final = Stage.OPEN  # an enum looks its members up at every use
-
-
-class Delivered:
-    """Where the acks of messages that were handed over together go."""
-
-    __slots__ = ("claim", "flow", "key_deserializer", "lock", "make", "run", "token", "value_deserializer")
-
-    def __init__(self, flow: Flow, claim: Claim, run: Run | None) -> None:
-        self.flow, self.claim, self.run = flow, claim, run
-        self.lock = flow.lock
-        self.key_deserializer = flow.options.key_deserializer
-        self.value_deserializer = flow.options.value_deserializer
-        self.make = Message if flow.options.value_deserializer is None else DecodedMessage
-        self.token = Token(flow.incarnation, claim.epoch)
-
-    def finish_late(self) -> bool:
-        """The ack of a message whose claim has been released or lost: counted, of no effect. The lock is held."""
-        return not self.flow.member.ack_is_late(self.claim)
-
-    def returned(self) -> None:
-        """In at-most-once mode an ack only tells that the handler has returned."""
-        if isinstance(self.claim.tracker, AtMostOnce):
-            self.claim.tracker.returned()
-
-    def finish_range(self, first: int, stop: int) -> bool:
-        with self.lock:
-            if self.claim.sealed:
-                return self.finish_late()
-            if self.run is not None:
-                self.run.finish_range(first, stop)
-            else:
-                self.returned()
-            return True
-
-    def touch(self) -> None:
-        with self.lock:
-            tracker, mono_ms = self.claim.tracker, self.flow.clock_now().mono_ms
-            if isinstance(tracker, AtLeastOnce):
-                tracker.touch(mono_ms)
-            elif tracker.in_flight_since_ms is not None:
-                tracker.in_flight_since_ms = mono_ms
 
 
 class Fetched:

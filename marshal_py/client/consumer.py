@@ -7,16 +7,17 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.flow import Flow
 from marshal_py.client.headroom import HEADROOM
-from marshal_py.client.loop import ClaimInfo, Loop
+from marshal_py.client.info import ClaimInfo, ConsumerInfo
+from marshal_py.client.loop import Loop
 from marshal_py.client.message import Batch, Message
 from marshal_py.client.planner import Planner
 from marshal_py.client.station import Station
-from marshal_py.errors import ClusterUnreachable, ConcurrentUse, ConsumerClosed, InvalidOption
+from marshal_py.errors import ConcurrentUse, ConsumerClosed, InvalidOption
 from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import NONE, TopicPartition
@@ -32,25 +33,6 @@ HAND_OVER_S: Final = 1.0  # a hand-over takes some ms; a deployment must not wai
 PIECE_MESSAGES: Final = 500
 FETCH_EXPIRES_S: Final = 30.0
 FETCH_MESSAGES: Final = 1_000
-
-
-class ConsumerInfo(NamedTuple):
-    """What a consumer knows of itself. Offsets are next offsets to read; `waiting_for` is "" when all is well.
-
-    `lag` is -1 while the cluster does not have one of its topics: nobody knows then how far behind it is.
-    """
-
-    group: str
-    client_id: str
-    session: int
-    delivery: str
-    paused: bool
-    claims: dict[TopicPartition, ClaimInfo]
-    lag: int
-    in_flight: int
-    amo_dropped: int
-    late_acks: int
-    waiting_for: str
 
 
 class Consumer:
@@ -387,5 +369,3 @@ class Consumer:
         if self._station.ended:
             self._ending.raise_if_ended()
 
-
-__all__ = ["ClusterUnreachable", "Consumer", "ConsumerInfo"]

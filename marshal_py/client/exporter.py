@@ -6,14 +6,11 @@ prometheus-client is imported when it is asked for: a program without metrics do
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from marshal_py.client.marshal import Marshal
 from marshal_py.client.metrics import ConsumerMetrics, PartitionMetrics
 from marshal_py.errors import InvalidOption, UnsupportedPlatform
-
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric
 
 PREFIX: Final = "marshal"
 
@@ -51,7 +48,7 @@ class Collector:
         self._families = _prometheus()
         self._marshal = marshal
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Any]:  # of prometheus_client.Metric, which is imported when it is asked for
         core, found = self._families, self._marshal.metrics()
         yield core.CounterMetricFamily(f"{PREFIX}_records_folded", "Coordination records read and folded.",
                                        value=found.records_folded)  # fmt: skip

@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from marshal_py.client.buffers import Buffer, Delivered, Reserved
-from marshal_py.client.message import Part
+from marshal_py.client.acks import Delivered
+from marshal_py.client.buffers import Buffer, Reserved
+from marshal_py.client.message import DecodedMessage, Message, Part
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.pace import Pace
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
@@ -39,6 +40,7 @@ class Flow:
         self._order: deque[TopicPartition] = deque()  # whose turn it is
         self.delivered = 0  # messages handed over
         self.pace = Pace()
+        self.make: type[Message] = Message if options.value_deserializer is None else DecodedMessage
         self.at_most_once = options.delivery == "at_most_once"
 
     # --- what the loop tells

@@ -14,10 +14,11 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from marshal_py.client import opening
 from marshal_py.client.callbacks import Callbacks
+from marshal_py.client.info import ClaimInfo
 from marshal_py.client.policy import DEFAULT_POLICY, Policy
 from marshal_py.client.station import COOL_POLL_S, Station
 from marshal_py.client.upkeep import Upkeep
@@ -48,16 +49,6 @@ IDLE_POLL_S: Final = 0.25  # without members
 METADATA_S: Final = 10.0  # growth of topics is seen within 30 s (two looks and a log round trip)
 CALLBACKS_S_MIN: Final = 1.0  # what a close without the cluster leaves for the user's callbacks
 FOLD_RECORDS_LOCKED: Final = 2_000  # then the lock is offered to the user's threads
-
-
-class ClaimInfo(NamedTuple):
-    """A claim as its owner sees it. `position`: next offset to read. `lag`: messages behind the end, -1 if unknown."""
-
-    topic: str
-    partition: int
-    token: Token
-    position: int
-    lag: int
 
 
 class Loop:
@@ -383,4 +374,4 @@ class Loop:
         self.callbacks.close(max(CALLBACKS_S_MIN, deadline - time.monotonic()))
 
 
-__all__ = ["ClaimInfo", "Loop", "MarshalError", "TopicPartition"]
+__all__ = ["Loop", "MarshalError", "TopicPartition"]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 
+from marshal_py.client.acks import Delivered
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import Token, TopicPartition
 from marshal_py.transport.ports import RawMessage
-
-if TYPE_CHECKING:
-    from marshal_py.client.buffers import Delivered
 
 
 class SerializationContext:
@@ -182,6 +180,8 @@ class Batch:
     """What one `fetch` returned: messages of one or more partitions, in offset order per partition."""
 
     __slots__ = ("parts",)
+
+    parts: Sequence[Part]
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = parts

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
+from marshal_py.client.info import ClaimInfo
 from marshal_py.client.policy import Policy
 from marshal_py.errors import InvalidName, InvalidOption
 from marshal_py.protocol.assignment import DEFAULT_POLICY, POLICIES
@@ -19,9 +20,6 @@ from marshal_py.protocol.records import (
     ON_TOPIC_RECREATED,
     PARTITION_MAX,
 )
-
-if TYPE_CHECKING:
-    from marshal_py.client.loop import ClaimInfo
 
 Delivery = Literal["at_least_once", "at_most_once"]
 OnTopicRecreated = Literal["fail", "earliest"]
@@ -37,8 +35,8 @@ COORDINATION_TOPIC: Final = "__marshal"
 COORDINATION_PARTITIONS: Final = 16
 
 # Callbacks run on a thread of their own, in order (callbacks.py): a slow one delays the next ones and nothing else.
-OnClaim = Callable[["ClaimInfo"], None]
-OnLost = Callable[["ClaimInfo", str], None]
+OnClaim = Callable[[ClaimInfo], None]
+OnLost = Callable[[ClaimInfo, str], None]
 Deserializer = Callable[[bytes | None, Any], Any]
 
 

@@ -11,7 +11,7 @@ from marshal_py.cli.demo.journal import Claimed, Delivered, Failed, Joined, Jour
 from marshal_py.cli.demo.orders import sound
 from marshal_py.cli.demo.process import Task, receive_task
 from marshal_py.client.consumer import Consumer
-from marshal_py.client.loop import ClaimInfo
+from marshal_py.client.info import ClaimInfo
 from marshal_py.client.marshal import connect, stop_on_signals
 from marshal_py.errors import MarshalError
 

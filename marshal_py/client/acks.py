@@ -1,0 +1,56 @@
+"""Where the acks of messages go: one object per hand-over, which their messages share. Takes the Marshal's lock.
+
+Below message.py, which makes messages of it, so that the types of a message can be asked for at run time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, Run
+from marshal_py.protocol.holdings import Claim
+from marshal_py.protocol.identity import Token
+
+if TYPE_CHECKING:
+    from marshal_py.client.flow import Flow
+
+
+class Delivered:
+    """Where the acks of messages that were handed over together go."""
+
+    __slots__ = ("claim", "flow", "key_deserializer", "lock", "make", "run", "token", "value_deserializer")
+
+    def __init__(self, flow: Flow, claim: Claim, run: Run | None) -> None:
+        self.flow, self.claim, self.run = flow, claim, run
+        self.lock = flow.lock
+        self.key_deserializer = flow.options.key_deserializer
+        self.value_deserializer = flow.options.value_deserializer
+        self.make = flow.make
+        self.token = Token(flow.incarnation, claim.epoch)
+
+    def finish_late(self) -> bool:
+        """The ack of a message whose claim has been released or lost: counted, of no effect. The lock is held."""
+        return not self.flow.member.ack_is_late(self.claim)
+
+    def returned(self) -> None:
+        """In at-most-once mode an ack only tells that the handler has returned."""
+        if isinstance(self.claim.tracker, AtMostOnce):
+            self.claim.tracker.returned()
+
+    def finish_range(self, first: int, stop: int) -> bool:
+        with self.lock:
+            if self.claim.sealed:
+                return self.finish_late()
+            if self.run is not None:
+                self.run.finish_range(first, stop)
+            else:
+                self.returned()
+            return True
+
+    def touch(self) -> None:
+        with self.lock:
+            tracker, mono_ms = self.claim.tracker, self.flow.clock_now().mono_ms
+            if isinstance(tracker, AtLeastOnce):
+                tracker.touch(mono_ms)
+            elif tracker.in_flight_since_ms is not None:
+                tracker.in_flight_since_ms = mono_ms

@@ -1,0 +1,36 @@
+"""What a consumer tells of itself: plain values, made under the lock, without a way back."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from marshal_py.protocol.identity import Token, TopicPartition
+
+
+class ClaimInfo(NamedTuple):
+    """A claim as its owner sees it. `position`: next offset to read. `lag`: messages behind the end, -1 if unknown."""
+
+    topic: str
+    partition: int
+    token: Token
+    position: int
+    lag: int
+
+
+class ConsumerInfo(NamedTuple):
+    """What a consumer knows of itself. Offsets are next offsets to read; `waiting_for` is "" when all is well.
+
+    `lag` is -1 while the cluster does not have one of its topics: nobody knows then how far behind it is.
+    """
+
+    group: str
+    client_id: str
+    session: int
+    delivery: str
+    paused: bool
+    claims: dict[TopicPartition, ClaimInfo]
+    lag: int
+    in_flight: int
+    amo_dropped: int
+    late_acks: int
+    waiting_for: str
