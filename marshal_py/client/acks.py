@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 class Delivered:
     """Where the acks of messages that were handed over together go."""
 
-    __slots__ = ("claim", "flow", "key_deserializer", "lock", "make", "run", "token", "value_deserializer")
+    __slots__ = ("claim", "flow", "key_deserializer", "make", "run", "token", "value_deserializer")
 
     def __init__(self, flow: Flow, claim: Claim, run: Run | None) -> None:
         self.flow, self.claim, self.run = flow, claim, run
-        self.lock = flow.lock
         self.key_deserializer = flow.options.key_deserializer
         self.value_deserializer = flow.options.value_deserializer
         self.make = flow.make
@@ -38,7 +37,7 @@ class Delivered:
             self.claim.tracker.returned()
 
     def finish_range(self, first: int, stop: int) -> bool:
-        with self.lock:
+        with self.flow.lock:
             if self.claim.sealed:
                 return self.finish_late()
             if self.run is not None:
@@ -48,7 +47,7 @@ class Delivered:
             return True
 
     def touch(self) -> None:
-        with self.lock:
+        with self.flow.lock:
             tracker, mono_ms = self.claim.tracker, self.flow.clock_now().mono_ms
             if isinstance(tracker, AtLeastOnce):
                 tracker.touch(mono_ms)

@@ -95,7 +95,7 @@ class Reserved:
         tracker = claim.tracker
         assert isinstance(tracker, AtMostOnce)
         for _ in range(self._count):
-            with delivered.lock:
+            with delivered.flow.lock:
                 if not fetched or fetched[0] is not head or buffer.paused_by_user:
                     return
                 raw = head.messages[head.at]

@@ -249,11 +249,11 @@ class Consumer:
 
     def _reservations(self) -> Iterator[Iterator[Message]]:
         flow, loop = self._flow, self._loop
-        lock, now, boot_ns = loop.lock, loop.clock.now, loop.clock.boot_ns
+        now, boot_ns = loop.clock.now, loop.clock.boot_ns
         while not self._ending.because and not self._ending.must_stop():
             if self._station.troubles:
                 self._ending.raise_if_ended()
-            with lock:
+            with loop.lock:
                 flow.user_returned()
                 reserved = flow.reserve(now())
                 self._station.tell_careful()

@@ -6,13 +6,15 @@ else a Release could go out between them. (Reserved, in buffers.py, reaches the 
 
 from __future__ import annotations
 
-import threading
+import os
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from marshal_py.client.acks import Delivered
 from marshal_py.client.buffers import Buffer, Reserved
+from marshal_py.client.forks import ForkedLock, watch
 from marshal_py.client.message import DecodedMessage, Message, Part
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.pace import Pace
@@ -30,8 +32,8 @@ WARM_MESSAGES_MAX = 2_000  # fetched ahead of a hand-over; more would only fill 
 class Flow:
     """All buffers of one Consumer."""
 
-    def __init__(self, member: Member, source: DataSource, options: ConsumerOptions, lock: threading.RLock,
-                 incarnation: bytes, clock_now: Any) -> None:  # fmt: skip
+    def __init__(self, member: Member, source: DataSource, options: ConsumerOptions,
+                 lock: AbstractContextManager[object], incarnation: bytes, clock_now: Any) -> None:  # fmt: skip
         self.member, self.source, self.options, self.lock = member, source, options, lock
         self.incarnation = incarnation
         self.clock_now = clock_now
@@ -40,8 +42,16 @@ class Flow:
         self._order: deque[TopicPartition] = deque()  # whose turn it is
         self.delivered = 0  # messages handed over
         self.pace = Pace()
+        self.pid = os.getpid()
+        watch(self)
         self.make: type[Message] = Message if options.value_deserializer is None else DecodedMessage
         self.at_most_once = options.delivery == "at_most_once"
+
+    def forked(self) -> None:
+        """In a child nothing is handed over, and acks are refused (forks.py)."""
+        self.lock = ForkedLock("Message", self.pid)
+        for buffer in self.buffers.values():
+            buffer.paused_by_user = True  # ends a running iteration: it hands over without the lock
 
     # --- what the loop tells
 

@@ -14,10 +14,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Final
 
 from marshal_py.client import opening
 from marshal_py.client.callbacks import Callbacks
+from marshal_py.client.forks import ForkedLock, watch
 from marshal_py.client.info import ClaimInfo
 from marshal_py.client.policy import DEFAULT_POLICY, Policy
 from marshal_py.client.station import COOL_POLL_S, Station
@@ -58,8 +60,9 @@ class Loop:
                  topic: str, draw: Callable[[int], bytes], policy: Policy = DEFAULT_POLICY) -> None:  # fmt: skip
         self.log, self.admin, self.clock = coordination, admin, clock
         self.servers, self.topic, self.draw = servers, topic, draw
-        self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
+        lock = threading.RLock()
+        self.lock: AbstractContextManager[object] = lock
+        self.changed = threading.Condition(lock)
         self.worlds: dict[int, World] = {}
         self.broken: dict[int, CoordinationError] = {}
         self.stations: list[Station] = []
@@ -69,6 +72,7 @@ class Loop:
         self.clerk = Worker("marshal-clerk")  # reads history: seconds, in which nobody's start may have to wait
         self.upkeep = Upkeep(self, policy)
         self.pid = os.getpid()
+        watch(self)
         self._opening = threading.Lock()  # a log is opened once, however many threads ask for it
         self.folded = 0  # records
         self._topic_id = ""
@@ -78,6 +82,10 @@ class Loop:
 
     def start(self) -> None:
         self._thread.start()
+
+    def forked(self) -> None:
+        """In a child nothing behind the lock works (forks.py)."""
+        self.lock = self.changed = ForkedLock("Marshal", self.pid)
 
     def check_process(self, what: str) -> None:
         """Raises UsedAfterFork. Before any lock: a fork may have copied it locked."""

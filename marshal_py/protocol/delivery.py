@@ -58,11 +58,13 @@ class Run:
         if index < low:
             return False
         low += 1
-        finished = self.finished
-        while finished and low in finished:
-            finished.remove(low)
+        while low in self.finished:
             low += 1
+        # The handler of a signal may raise in the loop, but not between the last two steps (R2, R3).
+        passed, forget = range(self.low + 1, low), self.finished.difference_update
         self.low = low
+        if passed:
+            forget(passed)
         return True
 
     def finish_range(self, first: int, stop: int) -> int:

@@ -273,26 +273,72 @@ def test_stop_from_another_thread_ends_a_waiting_fetch(ground: Ground) -> None:
 def test_a_fork_is_told_to_connect_again(ground: Ground) -> None:
     topic = ground.topic()
     with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.write(writer, _in_the_child(marshal, consumer, topic).encode())
-            os._exit(0)
-        os.close(writer)
-        told = b"".join(iter(lambda: os.read(reader, 4096), b"")).decode()
-        os.close(reader)
-        os.waitpid(child, 0)
-        assert told == "UsedAfterFork " * 11
+        verbs: list[Any] = [
+            consumer.fetch, consumer.next, consumer.flush, consumer.stop, consumer.drain, consumer.claims,
+            consumer.info, consumer.cached_info, lambda: next(iter(consumer)), lambda: next(consumer.events()),
+            marshal.close,
+            marshal.metrics, lambda: marshal.consumer("g", [topic]), lambda: consumer.pause([(topic, 0)]),
+            lambda: consumer.resume([(topic, 0)]),
+        ]  # fmt: skip
+        assert _in_a_child(verbs) == ["UsedAfterFork"] * len(verbs)
         ground.fill(topic, 0, 1)
         assert places(collect(consumer, 1)) == [(0, 0)], "the parent goes on"
 
 
-def _in_the_child(marshal: Marshal, consumer: marshal_py.Consumer, topic: str) -> str:
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+def test_an_ack_in_a_fork_is_refused(memory: MemoryGround, delivery: str) -> None:
+    """It returned True and did nothing, or waited for a lock whose holder does not exist there."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 4)
+    with memory.connect() as marshal:
+        gone = joined(marshal, memory.group(), [topic], delivery=delivery)
+        late = collect(gone, 1, ack=False)[0]
+        gone.stop()
+        with joined(marshal, memory.group(), [topic], delivery=delivery) as consumer:
+            batch = until(lambda: consumer.fetch(1, expires_s=0.1), "a message")
+            messages, message = iter(consumer), next(iter(batch))
+            next(messages)
+            verbs: list[Any] = [
+                message.ack, message.in_progress, batch.ack, batch.parts[0].ack, late.ack, late.in_progress,
+                lambda: next(messages),
+            ]  # fmt: skip
+            held, over = threading.Event(), threading.Event()
+
+            def hold() -> None:
+                with marshal._loop.lock:
+                    held.set()
+                    assert over.wait(40)
+
+            holder = threading.Thread(target=hold)
+            holder.start()
+            try:
+                assert held.wait(40)
+                told = _in_a_child(verbs)
+            finally:
+                over.set()
+                holder.join()
+            assert told == ["UsedAfterFork"] * len(verbs)
+            assert message.ack()
+            assert next(messages).offset == 2, "the parent goes on"
+
+
+def _in_a_child(verbs: list[Any]) -> list[str]:
+    """What each verb ends with in a forked child."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, _tried(verbs).encode())
+        os._exit(0)
+    os.close(writer)
+    told = b"".join(iter(lambda: os.read(reader, 4096), b"")).decode()
+    os.close(reader)
+    os.waitpid(child, 0)
+    return told.split()
+
+
+def _tried(verbs: list[Any]) -> str:
     told = ""
-    verbs: list[Any] = [
-        consumer.fetch, consumer.next, consumer.flush, consumer.stop, consumer.drain, consumer.claims, consumer.info,
-        consumer.cached_info, lambda: next(iter(consumer)), marshal.close, lambda: marshal.consumer("g", [topic]),
-    ]  # fmt: skip
     for verb in verbs:
         try:
             verb()
