@@ -46,8 +46,8 @@
         +-- PartitionError        Kafka refuses to serve a partition (authorization, for one)
         +-- PartitionParked       nobody may consume a partition until an admin has looked at it
         |   +-- DataTopicRecreated    its topic was deleted and made anew
-        +-- PositionBeyondEnd     the group's position lies beyond the end of the partition
-        +-- PartitionTruncated    records that were read are gone, and others may stand at their offsets
+        |   +-- PositionBeyondEnd     the group's position lies beyond the end of the partition
+        |   +-- PartitionTruncated    records that were read are gone, and others may stand at their offsets
         +-- RangeLost             Kafka deleted the beginning of a range before it was read (retriable)
         +-- EmbeddedLogFull       the embedded broker is about to drop records
         +-- CoordinationError     the coordination topic cannot be trusted or used
@@ -515,23 +515,39 @@ class DataTopicRecreated(PartitionParked):
                          f"new one")  # fmt: skip
 
 
-class PositionBeyondEnd(ClusterError):
-    """The group's position lies beyond the end: data was lost or the topic recreated (PROTOCOL.md D6)."""
+class PositionBeyondEnd(PartitionParked):
+    """The group's position lies beyond the end: data was lost or the topic recreated (PROTOCOL.md D6).
 
-    def __init__(self, topic: str, partition: int, position: int, end: int) -> None:
-        self.topic, self.partition, self.position, self.end = topic, partition, position, end
-        super().__init__(f"{topic}:{partition} ends at {end}, but the group's position is {position}: records were "
-                         f"lost or the topic was recreated; nothing is reset by itself, set the position")
+    Consumers do not raise it: it names why the partition is parked. `detail`: position and end, as far as known.
+    """
+
+    def __init__(self, group: str, topic: str, partition: int, detail: str = "") -> None:
+        self.detail = detail
+        where = f"{topic}:{partition}"
+        super().__init__(group, topic, partition, type(self).__name__, f"the position of group {group!r} in {where} "
+                         f"lies beyond the end of the partition{_in_brackets(detail)}: records were lost, or the "
+                         f"topic was made anew. Nobody consumes it, also when it has grown past the position: look at "
+                         f"what is there, then `marshal set-position {group} {where} --to latest` (or earliest, an "
+                         f"offset, a time) goes on")  # fmt: skip
 
 
-class PartitionTruncated(ClusterError):
-    """What was read of a partition is not its history any more: its log lost its tail (PROTOCOL.md D6, KIP-320)."""
+class PartitionTruncated(PartitionParked):
+    """What was read of a partition is not its history any more: its log lost its tail (PROTOCOL.md D6, KIP-320).
 
-    def __init__(self, topic: str, partition: int, reason: str) -> None:
-        self.topic, self.partition, self.reason = topic, partition, reason
-        super().__init__(f"{topic}:{partition} lost records that were read ({reason}), as in an unclean leader "
-                         f"election; others may stand at their offsets. Nothing is reset by itself: look at what is "
-                         f"there, then set the position")
+    Consumers do not raise it: it names why the partition is parked. `detail`: the broker's words, as far as known.
+    """
+
+    def __init__(self, group: str, topic: str, partition: int, detail: str = "") -> None:
+        self.detail = detail
+        where = f"{topic}:{partition}"
+        super().__init__(group, topic, partition, type(self).__name__, f"{where} lost records that group {group!r} had "
+                         f"read{_in_brackets(detail)}, as in an unclean leader election; others may stand at their "
+                         f"offsets. Nobody consumes it: look at what is there, then `marshal set-position {group} "
+                         f"{where} --to POSITION` goes on")  # fmt: skip
+
+
+def _in_brackets(detail: str) -> str:
+    return f" ({detail})" if detail else ""
 
 
 class RangeLost(ClusterError):

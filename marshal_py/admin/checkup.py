@@ -158,7 +158,7 @@ def _silent(group: Group, study: Study, extended_ms: Mapping[tuple[str, int], in
 
 def _parked(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Check]:
     anew = find_anew(group, {topic: info for topic, info in infos.items() if info is not None})
-    for one in stopped(group, anew):
+    for one in stopped(group, anew, {}):
         yield Check("parked partitions", "warn", f"{group.name!r}: {one}", str(one.error))
 
 

@@ -11,7 +11,7 @@ from marshal_py.errors import PartitionParked
 from marshal_py.history.velocity import Velocity
 from marshal_py.protocol import parking
 from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.parking import RECREATED
+from marshal_py.protocol.parking import BEYOND_END, LAG_UNKNOWN, RECREATED
 from marshal_py.protocol.records import MODE_NAMES
 from marshal_py.protocol.world import Group, Session
 
@@ -54,19 +54,23 @@ class Stopped(NamedTuple):
         return f"{len(self.partitions)} partitions of {self.topic!r} are {state} ({self.reason})"
 
 
-def stopped(group: Group, anew: Mapping[str, Anew]) -> list[Stopped]:
-    """What nobody consumes until an admin has looked at it, by topic and reason (F6.4, D10).
+def stopped(group: Group, anew: Mapping[str, Anew], ends: Mapping[TopicPartition, int]) -> list[Stopped]:
+    """What nobody consumes until an admin has looked at it, by topic and reason (F6.4, D6, D10).
 
     `anew`: topics that were deleted and made anew; all of their partitions are meant, parked already or not.
+    `ends`: of the partitions, as far as they were looked at.
     """
     said = parked(group)
-    reasons = {**said, **dict.fromkeys(partitions_of(group, anew.values()), RECREATED)}
+    beyond = {tp: position for tp, position in positions(group).items() if position > ends.get(tp, position)}
+    gone = partitions_of(group, anew.values())
+    reasons = {**dict.fromkeys(beyond, BEYOND_END), **said, **dict.fromkeys(gone, RECREATED)}
     found: dict[tuple[str, str], list[TopicPartition]] = {}
     for tp, reason in sorted(reasons.items()):
         found.setdefault((tp.topic, reason), []).append(tp)
     return [
         Stopped(topic, reason, tuple(tp.partition for tp in tps), all(tp in said for tp in tps),
-                parking.error_of(group.name, tps[0], reason, *_ids(anew.get(topic))))
+                parking.error_of(group.name, tps[0], reason, *_ids(anew.get(topic)),
+                                 parking.beyond_end(beyond[tps[0]], ends[tps[0]]) if tps[0] in beyond else ""))
         for (topic, reason), tps in sorted(found.items())
     ]  # fmt: skip
 
@@ -209,7 +213,7 @@ def _partition(group: Group, tp: TopicPartition, end: int | None, recreated: Col
     owned = known is not None and known.owner != NONE
     position = known.position if known is not None and known.position != NONE else None
     why = known.parked if known is not None else ""
-    anew = why == RECREATED or tp.topic in recreated  # then the position is one of another topic
+    unknown = end is None or position is None or position > end or why in LAG_UNKNOWN or tp.topic in recreated
     return {
         "topic": tp.topic,
         "partition": tp.partition,
@@ -221,7 +225,7 @@ def _partition(group: Group, tp: TopicPartition, end: int | None, recreated: Col
         "version": known.version if known is not None and known.version != NONE else None,
         "in_flight": known.in_flight if known is not None else 0,
         "end": end,
-        "lag": None if end is None or position is None or anew else max(0, end - position),
+        "lag": None if unknown or end is None or position is None else end - position,
         "parked": why or None,
     }
 
@@ -231,8 +235,9 @@ def lag(group: Group, ends: Mapping[TopicPartition, int], velocity: Velocity, no
     """How far the group is behind, per partition and in all, and how long it needs at its speed of the last minute.
 
     `time_s` is None where there is a lag and nothing moves. New messages are not counted in. A lag is None where it is
-    not known: without a position or an end, and in a topic that was made anew (`recreated`, or parked for it). The
-    total is of the others, None if there are none; `unknown` says how many are left out of it.
+    not known: without a position or an end, beyond the end, where records were lost, and in a topic that was made anew
+    (`recreated`, or parked for it). The total is of the others, None if there are none; `unknown` says how many are
+    left out of it.
     """
     rows = []
     for tp in partitions(group):

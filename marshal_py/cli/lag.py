@@ -30,7 +30,8 @@ def lag(
 
     Positions are those of the coordination log; kafka-consumer-groups shows their copies, some seconds later. The time
     is what the lag takes at the speed of the last minute, without what is written meanwhile; - if nothing moves.
-    - as a lag: nobody knows it. The topic is gone or was made anew, or the partition has no position yet.
+    - as a lag: nobody knows it. The topic is gone or was made anew, the partition has no position yet, the position
+    lies beyond the end, or records were lost.
     """
     with Observer(frame.open_door(bootstrap_servers, command_config), coordination_topic) as observer:
         velocity = Velocity()
@@ -43,7 +44,7 @@ def lag(
         ends = observer.ends(tp for tp in overview.partitions(state) if tp.partition >= 0)
     anew = find_anew(state, observer.topics)
     found = {**overview.lag(state, ends, velocity, time.time_ns() // 1_000_000, anew),
-             "notices": overview.notices(overview.stopped(state, anew))}  # fmt: skip
+             "notices": overview.notices(overview.stopped(state, anew, ends))}  # fmt: skip
     if as_json:
         frame.print_json(found)
         return

@@ -60,7 +60,7 @@ def _state(observer: Observer, log: int, group: Group, now_ms: float, ledger: Le
     extended_ms = {session: at for (of, session), at in observer.extended_ms.items() if of == log}
     ends = observer.ends(tp for tp in overview.partitions(group) if tp.partition >= 0)
     anew = find_anew(group, observer.topics)
-    notices = overview.notices(overview.stopped(group, anew))
+    notices = overview.notices(overview.stopped(group, anew, ends))
     return {**overview.state(group, log, extended_ms, ends, now_ms, ledger, anew), "notices": notices}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from types import TracebackType
 from typing import Any, Final, Self
@@ -341,10 +341,16 @@ class Consumer:
                             if isinstance(c.tracker, AtLeastOnce))  # fmt: skip
             return ConsumerInfo(
                 self.group, self.client_id, self._member.session, self._station.options.delivery, self._member.paused,
-                claims, -1 if self._station.missing else sum(max(0, c.lag) for c in claims.values()), in_flight,
+                claims, self._lag(claims.values()), in_flight,
                 self._member.amo_dropped, self._member.late_acks,
                 self._loop.waiting_for() or self._station.waiting_for(),
             )  # fmt: skip
+
+    def _lag(self, claims: Collection[ClaimInfo]) -> int:
+        """What is known to be left, -1 if nobody knows: a topic is gone, or there is nothing but parked partitions."""
+        if self._station.missing or (not claims and self._station.parked()):
+            return -1
+        return sum(max(0, claim.lag) for claim in claims)
 
     def info(self, timeout_s: float = LEAVE_TIMEOUT_S) -> ConsumerInfo:
         """The same after reading the coordination log to its end. Raises ClusterUnreachable."""

@@ -20,7 +20,8 @@ class ClaimInfo(NamedTuple):
 class ConsumerInfo(NamedTuple):
     """What a consumer knows of itself. Offsets are next offsets to read; `waiting_for` is "" when all is well.
 
-    `lag` is -1 while the cluster does not have one of its topics: nobody knows then how far behind it is.
+    `lag` is of its claims. It is -1 where nobody knows how far behind it is: while the cluster does not have one of its
+    topics, and while it owns nothing and partitions of its topics are parked.
     """
 
     group: str

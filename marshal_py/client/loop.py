@@ -360,10 +360,8 @@ class Loop:
         station.look_at_topics()
 
     def claim_info(self, station: Station, claim: Claim) -> ClaimInfo:
-        position = station.position(claim)
-        end = station.end_offset(claim.tp)
-        return ClaimInfo(*claim.tp, Token(station.incarnation, claim.epoch), position,
-                         max(0, end - position) if end >= 0 else -1)  # fmt: skip
+        token = Token(station.incarnation, claim.epoch)
+        return ClaimInfo(*claim.tp, token, station.position(claim), station.lag(claim))
 
     def waiting_for(self) -> str:
         """What the connection is waiting for, in words for people; "" when all is well."""

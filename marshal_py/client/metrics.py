@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 class PartitionMetrics(Struct, frozen=True):
-    """A claim. `position`: next offset to read. `end` and `lag` are -1 before the first look at the partition."""
+    """A claim. `position`: next offset to read. `end` and `lag` are -1 before the first look at the partition.
+
+    `lag` is also -1 where the end lies below the position: such a partition is being parked (PROTOCOL.md D6).
+    """
 
     topic: str
     partition: int
@@ -128,8 +131,8 @@ def _partitions(station: Station, claims: Iterable[Claim]) -> Iterable[Partition
     for claim in claims:
         position, end = station.position(claim), station.end_offset(claim.tp)
         buffer = buffers.get(claim.tp)
-        yield PartitionMetrics(*claim.tp, claim.epoch, position, end, max(0, end - position) if end >= 0 else -1,
-                               _in_flight(claim), buffer.size if buffer is not None else 0)  # fmt: skip
+        yield PartitionMetrics(*claim.tp, claim.epoch, position, end, station.lag(claim), _in_flight(claim),
+                                buffer.size if buffer is not None else 0)  # fmt: skip
 
 
 def _in_flight(claim: Claim) -> int:

@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from marshal_py.client.ranges import ClaimedRange, Taken, share
-from marshal_py.errors import BatchNotCommitted, ClaimLost, ClusterUnreachable, InvalidOption, PositionBeyondEnd
+from marshal_py.errors import BatchNotCommitted, ClaimLost, ClusterUnreachable, InvalidOption
+from marshal_py.protocol import parking
 from marshal_py.protocol.identity import NONE, Token, TopicPartition
 
 if TYPE_CHECKING:
@@ -158,6 +159,8 @@ class Planner:
                 return False
             for number in range(known.count):
                 part = group.partitions.get(TopicPartition(topic, number))
+                if part is not None and part.parked:
+                    continue  # nobody's until an admin has looked at it
                 owner = None if part is None else group.sessions.get(part.owner)
                 # An owner that has shown no sign of life since we joined may be dead: it is being waited out.
                 if owner is None or (owner.id != member.session and owner.extended < member.session):
@@ -173,7 +176,8 @@ class Planner:
     def plan(self, rows_max: int | None, up_to: Mapping[TopicPartition, int] | None = None) -> list[ClaimedRange]:
         """The next ranges of the claims that are open, at most `rows_max` offsets, none beyond `up_to`. May be empty.
 
-        Nothing is handed over by it. Raises PositionBeyondEnd, ClusterUnreachable, what ended the consumer.
+        Nothing is handed over by it. A partition whose position lies beyond its end is parked (PROTOCOL.md D6), and the
+        others go on. Raises ClusterUnreachable, what ended the consumer.
         """
         self.alive()
         with self._loop.lock:
@@ -184,7 +188,7 @@ class Planner:
         with self._loop.lock:
             beyond = self._ranges.beyond(bounds)
         if beyond:
-            self._refuse_beyond([tp for tp, _, _ in beyond])
+            self._park_beyond([tp for tp, _, _ in beyond])
         with self._loop.changed:
             for tp in tps:
                 self._ranges.source.ends[tp] = bounds[tp].end
@@ -195,14 +199,13 @@ class Planner:
             shares = counts if rows_max is None else share(counts, rows_max)
             return [self._ranges.range_of(tp, found[tp][0], found[tp][0] + count) for tp, count in shares.items()]
 
-    def _refuse_beyond(self, tps: list[TopicPartition]) -> None:
+    def _park_beyond(self, tps: list[TopicPartition]) -> None:
         """D6. The end of open transactions may lie below a position that began at the log's end: that will pass."""
         bounds = self._loop.admin.bounds(tps)
         with self._loop.lock:
             beyond = self._ranges.beyond(bounds)
-        if beyond:
-            tp, position, end = beyond[0]
-            raise PositionBeyondEnd(tp.topic, tp.partition, position, end)
+            for tp, position, end in beyond:
+                self._station.park(tp, parking.BEYOND_END, parking.beyond_end(position, end))
 
     def position(self, tp: TopicPartition) -> tuple[Token, int, int] | None:
         """Token, generation and next offset of an own claim with nothing in flight; None if there is no such claim."""

@@ -24,8 +24,6 @@ from marshal_py.errors import (
     Diverged,
     MarshalError,
     PartitionError,
-    PartitionTruncated,
-    PositionBeyondEnd,
 )
 from marshal_py.history.advisories import in_words
 from marshal_py.protocol import codec, parking
@@ -308,15 +306,22 @@ class Station:
             if not isinstance(source, UnfetchedSource) and source.round(tp):
                 return  # it is fetched anew from elsewhere: a later claim, after the topic was accepted or moved
             if truncated:
-                self.troubles.append(PartitionTruncated(*tp, truncated))
+                self.park(tp, parking.TRUNCATED, truncated)
             elif position < first:
                 self.member.note("offset_lost", tp, position, first)
                 self.flow.restart(tp, first)
                 self.step(self.loop.clock.now())
             elif position > end:
-                self.troubles.append(PositionBeyondEnd(tp.topic, tp.partition, position, end))
+                self.park(tp, parking.BEYOND_END, parking.beyond_end(position, end))
             else:
                 self.flow.restart(tp, position)
+
+    def park(self, tp: TopicPartition, reason: str, detail: str) -> None:
+        """D6: releases an own partition parked; the others go on. What is only fetched ahead, its owner judges."""
+        for claim in self.member.claims.values():
+            if claim.tp == tp:
+                self.member.releases.park(claim.epoch, reason, detail, self.loop.clock.now())
+        self.loop.kick(self)
 
     def _look_at_ends(self) -> None:
         """Ends of what a planning consumer holds: its lag, and proof that it is ready for a hand-over (A3)."""
@@ -392,6 +397,10 @@ class Station:
     def end_offset(self, tp: TopicPartition) -> int:
         """End of a partition as last seen; -1 if it is not known, as that of a topic that is gone."""
         return -1 if tp.topic in self.missing else self.source.end_offset(tp)
+
+    def lag(self, claim: Claim) -> int:
+        """Messages behind the end; -1 if nobody knows: before the first look, or where the end lies below (D6)."""
+        return max(-1, self.end_offset(claim.tp) - self.position(claim))
 
     def position(self, claim: Claim) -> int:
         """The claim's position as this process knows it."""

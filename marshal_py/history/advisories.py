@@ -109,7 +109,8 @@ class Advisories:
             case ReleasingPartition() if group is not None:
                 kind, why = "released", record.reason
                 if record.parked:
-                    kind, why = "parked", parking.words(group.name, known.claims[record.epoch][0], record.parked)
+                    kind, why = "parked", parking.words(group.name, known.claims[record.epoch][0], record.parked,
+                                                  record.reason)  # fmt: skip
                 yield self._freed(known, group, record.epoch, kind, why)
             case SeekingPartition() if group is not None:
                 tp, session = known.claims[at] = known.claims.pop(record.epoch)

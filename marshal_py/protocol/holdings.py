@@ -54,6 +54,11 @@ class Claim:
                 self.drain_until_ms = drain_until_ms
                 self.reason, self.successor = reason, successor
 
+    def park(self, parking: str, reason: str, drain_until_ms: int) -> None:
+        """Ends delivery for good: whatever else was to become of the claim, its Release parks the partition (F6.4)."""
+        self.stop(reason, drain_until_ms)
+        self.parking, self.reason, self.successor = parking, reason, NONE
+
     def seal(self, stage: Stage) -> None:
         """RELEASING or GONE: from here on nothing is delivered and no ack counts (T16)."""
         self.stage, self.sealed = stage, True

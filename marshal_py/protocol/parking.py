@@ -7,19 +7,41 @@ from __future__ import annotations
 
 from typing import Final
 
-from marshal_py.errors import DataTopicRecreated, PartitionParked
+from marshal_py.errors import DataTopicRecreated, PartitionParked, PartitionTruncated, PositionBeyondEnd
 from marshal_py.protocol.identity import TopicPartition
 
 RECREATED: Final = DataTopicRecreated.__name__  # the topic has another id than the log knows (D10)
+BEYOND_END: Final = PositionBeyondEnd.__name__  # D6
+TRUNCATED: Final = PartitionTruncated.__name__  # D6
+LAG_UNKNOWN: Final = frozenset({RECREATED, BEYOND_END, TRUNCATED})  # the position is none of what stands there now
+WHY: Final = "parked"  # reason of a Release that parks and has no more to say
 
 
-def error_of(group: str, tp: TopicPartition, reason: str, known: str = "", found: str = "") -> PartitionParked:
-    """The error of a parked partition. `known`, `found`: ids of its topic, in the log and in the cluster, if known."""
-    if reason == RECREATED:
-        return DataTopicRecreated(group, *tp, known, found)
+def error_of(group: str, tp: TopicPartition, reason: str, known: str = "", found: str = "",
+             detail: str = "") -> PartitionParked:  # fmt: skip
+    """The error of a parked partition. `known`, `found`: ids of its topic, in the log and in the cluster, if known.
+
+    `detail`: what the owner saw, as the reason of its Release says it.
+    """
+    match reason:
+        case DataTopicRecreated.__name__:
+            return DataTopicRecreated(group, *tp, known, found)
+        case PositionBeyondEnd.__name__:
+            return PositionBeyondEnd(group, *tp, _detail(detail))
+        case PartitionTruncated.__name__:
+            return PartitionTruncated(group, *tp, _detail(detail))
     return PartitionParked(group, *tp, reason)  # also what a newer library parks for
 
 
-def words(group: str, tp: TopicPartition, reason: str) -> str:
-    """The reason and what to do, for people."""
-    return f"{reason}: {error_of(group, tp, reason)}"
+def _detail(said: str) -> str:
+    return "" if said == WHY else said
+
+
+def beyond_end(position: int, end: int) -> str:
+    """The detail of BEYOND_END."""
+    return f"position {position}, end {end}"
+
+
+def words(group: str, tp: TopicPartition, reason: str, detail: str = "") -> str:
+    """The reason and what to do, for people. `detail`: of the Release that parked it, if at hand."""
+    return f"{reason}: {error_of(group, tp, reason, detail=detail)}"

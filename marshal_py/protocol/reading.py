@@ -16,6 +16,7 @@ from marshal_py.errors import (
     ModeMismatch,
     SessionCloned,
 )
+from marshal_py.protocol import parking
 from marshal_py.protocol.advisory import Advisory, News
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.holdings import Claim, Stage
@@ -182,9 +183,12 @@ class Reading:
             tracker = AtMostOnce(partition.position)
         claim = Claim(tp, verdict.offset, partition.generation, tracker)
         member.claims[verdict.offset] = claim
-        claim.parking = member.topics.unfit(group, tp)
-        if claim.parking or member.leaving or member.intent.shuns(tp):
-            claim.stop("parked" if claim.parking else "unwanted", 0)  # unwanted: a late copy won (T17)
+        unfit = member.topics.unfit(group, tp)
+        if unfit:
+            claim.park(unfit, parking.WHY, 0)
+            return
+        if member.leaving or member.intent.shuns(tp):
+            claim.stop("unwanted", 0)  # a late copy won (T17)
             return
         if group.mode == AT_LEAST_ONCE:
             member.careful.begin(claim, partition, now)

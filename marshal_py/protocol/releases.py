@@ -1,4 +1,4 @@
-"""What makes a member let its claims go, and until when handlers may finish: T12, T16, D4, D10 of PROTOCOL.md.
+"""What makes a member let its claims go, and until when handlers may finish: T12, T16, D4, D6, D10 of PROTOCOL.md.
 
 A claim that is to go is stopped first, so that nothing more of it is handed over; its Release follows when its handlers
 are done, or when their time is over. Sends Releases and nothing else.
@@ -12,6 +12,7 @@ from marshal_py.protocol.claim_records import release
 from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import NONE, Instant
+from marshal_py.protocol.records import clipped
 from marshal_py.protocol.world import Group
 
 if TYPE_CHECKING:
@@ -36,6 +37,16 @@ class Releases:
                 self._stop_stuck(claim, now)
         member.topics.park(group, now)
         self._release_drained(group, now)
+
+    def park(self, epoch: int, parking: str, detail: str, now: Instant) -> None:
+        """D6: what this claim is to read is not there. Its handlers may finish, then it is released parked.
+
+        `parking`: a reason of parking.py. `detail`: what was seen, for the Release to say.
+        """
+        claim = self.member.claims.get(epoch)
+        if claim is not None and not claim.sealed and not claim.parking:
+            claim.park(parking, clipped(detail), now.mono_ms + self.member.options.interval_ms)
+            self.member.stir()
 
     def _stop_stuck(self, claim: Claim, now: Instant) -> None:
         """D4: the heartbeat of a live process must not keep a hung handler's partition."""

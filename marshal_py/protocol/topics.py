@@ -69,15 +69,14 @@ class Topics:
         for claim in self.member.claims.values():
             reason = self.unfit(group, claim.tp)
             if reason and not claim.sealed:
-                claim.parking = reason
-                claim.stop("parked", now.mono_ms + self.member.options.interval_ms)
+                claim.park(reason, parking.WHY, now.mono_ms + self.member.options.interval_ms)
 
     def parked_words(self, claim: Claim) -> str:
         """Why the claim ended in a parked partition, and who goes on: an admin, or the group by itself (D10)."""
         group = self.member.group
         if claim.parking == parking.RECREATED and group is not None and self.accepts_itself(group):
             return f"{claim.parking}: the group goes on at the beginning of the new topic by itself"
-        return parking.words(self.member.name, claim.tp, claim.parking)
+        return parking.words(self.member.name, claim.tp, claim.parking, claim.reason)
 
     def read(self, record: Topology) -> None:
         """Somebody knows better: what this member was told before that record is old, until it is told again."""

@@ -108,7 +108,7 @@ class Batches:
             self._last.give_back()
 
     def __iter__(self) -> Iterator[Batch]:
-        """Raises BatchNotCommitted, BatchOverdue, PositionBeyondEnd, and what ended the consumer."""
+        """Raises BatchNotCommitted, BatchOverdue, and what ended the consumer."""
         self._planner.settle()
         while claimed := self._planner.batch(self._max_rows, self._wait_s):
             self._last = Batch(self._spark, claimed, self._options)

@@ -54,13 +54,13 @@ def test_a_session_whose_last_sign_lies_before_the_log(book: Logbook) -> None:
 
 def test_what_is_not_consumed_is_listed_by_topic_and_reason(book: Logbook) -> None:
     """Also a topic that was made anew and that nobody has parked yet."""
-    assert overview.stopped(book.group, {}) == []
+    assert overview.stopped(book.group, {}, {}) == []
     session = next(iter(book.group.sessions))
     book.must(ReleasingPartition(session, book.partition().epoch, 130, parked="Newer"))
-    (one,) = overview.stopped(book.group, {})
+    (one,) = overview.stopped(book.group, {}, {})
     assert (one.topic, one.reason, one.partitions, one.parked) == (TOPIC, "Newer", (0,), True)
     assert overview.notices([one]) == [f"1 partitions of '{TOPIC}' are parked (Newer): {one.error}"]
-    (one,) = overview.stopped(book.group, {TOPIC: Anew(TOPIC, "old", "new", 2, 1)})
+    (one,) = overview.stopped(book.group, {TOPIC: Anew(TOPIC, "old", "new", 2, 1)}, {})
     assert (one.reason, one.partitions, one.parked) == ("DataTopicRecreated", (0, 1, 2, 3), False)
     assert "its id was old, now it is new" in str(one.error)
 

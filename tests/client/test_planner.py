@@ -14,7 +14,6 @@ from marshal_py.errors import (
     ClaimLost,
     ConsumerClosed,
     InvalidOption,
-    PositionBeyondEnd,
 )
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import TopicPartition
@@ -197,17 +196,30 @@ def test_a_lost_range_is_noted_and_passed(ground: Ground) -> None:
     assert [(n.from_, n.to) for n in notes] == [(10, 25)]
 
 
-def test_a_position_beyond_the_end_is_an_error(memory: MemoryGround) -> None:
-    """D6: the topic was recreated, or lost its tail."""
-    topic = memory.topic()
-    memory.fill(topic, 0, 5)
+def test_a_position_beyond_the_end_parks_that_partition(memory: MemoryGround) -> None:
+    """D6: the topic was recreated, or lost its tail. The others go on, also in a later life of the consumer."""
+    topic = memory.topic(2)
     group = memory.group()
-    with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
-        planner = planning(consumer)
-        planner.batch(10).commit()
-        memory.broker.topics[topic][0].clear()
-        with pytest.raises(PositionBeyondEnd, match="ends at 0, but the group's position is 5"):
-            planner.batch(10, wait_s=0.0)
+    for partition in (0, 1):
+        memory.fill(topic, partition, 5)
+    with memory.connect() as marshal:
+        with joined(marshal, group, [topic]) as consumer:
+            planner = planning(consumer)
+            planner.batch(10).commit()
+            memory.broker.topics[topic][0].clear()
+            memory.fill(topic, 1, 5, first=5)
+            batch = planner.batch(10)
+            assert spans(batch) == [(1, 5, 10)]
+            batch.commit()
+            (told,) = until(lambda: [e for e in consumer.events() if e.kind == "parked"], "it is told")
+            assert told.partition == 0
+            assert "PositionBeyondEnd: " in told.text
+            assert "position 5, end 0" in told.text
+        memory.fill(topic, 1, 5, first=10)
+        with joined(marshal, group, [topic]) as consumer:
+            planner = planning(consumer)
+            assert planner.settle(), "a parked partition is nobody's"
+            assert spans(planner.batch(10)) == [(1, 10, 15)]
 
 
 def test_a_silent_user_loses_the_consumer(memory: MemoryGround) -> None:

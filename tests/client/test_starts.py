@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marshal_py import Marshal, TopicPartition
-from marshal_py.errors import KafkaGroupIsLive, PositionBeyondEnd, TopicMissing
+from marshal_py.errors import KafkaGroupIsLive, TopicMissing
 from marshal_py.protocol.records import Note
 from tests.support.fronts import Ground, MemoryGround, collect, joined, owns, places, until
 
@@ -107,37 +107,6 @@ def test_a_range_that_is_lost_while_reading_begins_behind_what_was_read(ground: 
         assert [(e.offset, e.to) for e in consumer.events() if e.kind == "offset_lost"] == [(4, 8)]
 
 
-def test_beyond_the_end_stops_that_partition_and_no_other(ground: Ground) -> None:
-    """D6: beyond the end."""
-    topic = ground.topic(2)
-    group = ground.group()
-    ground.fill(topic, 0, 2)
-    ground.fill(topic, 1, 2)
-    with ground.connect() as marshal:
-        marshal._loop.admin.commit(group, {TopicPartition(topic, 0): 50, TopicPartition(topic, 1): 0})
-        with joined(marshal, group, [topic], start="committed") as consumer:
-            seen: list[tuple[int, int]] = []
-            errors: list[PositionBeyondEnd] = []
-
-            def both() -> bool:
-                try:
-                    batch = consumer.fetch(10, expires_s=0.1)
-                except PositionBeyondEnd as error:
-                    errors.append(error)
-                    return False
-                seen.extend(places(batch))
-                batch.ack()
-                return len(seen) == 2 and bool(errors)
-
-            until(both, "the error of one partition and the messages of the other")
-            assert seen == [(1, 0), (1, 1)]
-            assert [(e.topic, e.partition, e.position, e.end) for e in errors] == [(topic, 0, 50, 2)]
-            ground.fill(topic, 1, 1, first=2)
-            assert places(collect(consumer, 1)) == [(1, 2)]
-            consumer.flush()
-            assert owns(consumer, 0, 1)()
-
-
 def test_without_ids_a_recreated_data_topic_is_not_read_anew_in_silence(memory: MemoryGround) -> None:
     """D6; where the cluster tells ids, its partitions are parked (test_recreated.py)."""
     memory.broker.tells_ids = False
@@ -149,9 +118,14 @@ def test_without_ids_a_recreated_data_topic_is_not_read_anew_in_silence(memory: 
             memory.broker.delete_topic(topic)
             memory.broker.create_topic(topic, 1)
         memory.fill(topic, 0, 2)
-        with pytest.raises(PositionBeyondEnd) as raised:
-            collect(consumer, 1)
-        assert (raised.value.position, raised.value.end) == (5, 2)
+
+        def parked() -> list[str]:
+            assert not consumer.fetch(10, expires_s=0.1)
+            return [event.text for event in consumer.events() if event.kind == "parked"]
+
+        (text,) = until(parked, "it is parked")
+        assert "PositionBeyondEnd" in text
+        assert "position 5, end 2" in text
 
 
 def test_accepted_positions_are_mirrored(ground: Ground) -> None:

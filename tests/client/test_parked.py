@@ -1,0 +1,118 @@
+"""A partition that cannot be consumed stands still, alone: it is parked, everybody else goes on (D6, F6.4)."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+
+import marshal_py
+from marshal_py import Consumer, TopicPartition
+from marshal_py.admin import overview
+from marshal_py.protocol.records import ReleasingPartition
+from marshal_py.transport.ports import OutOfRange
+from tests.support.fronts import Ground, Keeper, MemoryGround, collect, joined, places, until
+
+PARTITIONS, CONSUMERS, MESSAGES, POSITION = 6, 3, 5, 50
+BEYOND, TRUNCATED = "PositionBeyondEnd", "PartitionTruncated"
+
+
+def alarms(consumer: Consumer, kept: list[marshal_py.Advisory]) -> list[marshal_py.Advisory]:
+    kept += [event for event in consumer.events() if event.kind == "parked"]
+    return kept
+
+
+def test_one_partition_beyond_its_end_stops_nobody(ground: Ground) -> None:
+    """D6, F6.4: each consumer in turn claimed it, raised an error, ended and left it to the next one."""
+    topic, group = ground.topic(PARTITIONS), ground.group()
+    for partition in range(PARTITIONS):
+        ground.fill(topic, partition, MESSAGES)
+    stuck = TopicPartition(topic, 0)
+    events: list[marshal_py.Advisory] = []
+    with ExitStack() as stack:
+        marshals = [stack.enter_context(ground.connect(f"c{number}")) for number in range(CONSUMERS)]
+        starts = {TopicPartition(topic, number): 0 for number in range(1, PARTITIONS)} | {stuck: POSITION}
+        assert marshals[0]._loop.admin.commit(group, starts) == ""
+        consumers = [stack.enter_context(joined(marshal, group, [topic], start="committed")) for marshal in marshals]
+        keepers = [stack.enter_context(Keeper(consumer)) for consumer in consumers]
+
+        def seen() -> set[tuple[int, int]]:
+            return {place for keeper in keepers for place in places(keeper.seen)}
+
+        def fetched(until_offset: int) -> bool:
+            return seen() == {(p, offset) for p in range(1, PARTITIONS) for offset in range(until_offset)}
+
+        until(lambda: any(alarms(consumer, events) for consumer in consumers), "it is told")
+        until(lambda: fetched(MESSAGES), "the others go on")
+        (told,) = events
+        assert (told.partition, told.offset) == (0, POSITION)
+        assert told.text.startswith(f"{BEYOND}: ")
+        assert f"position {POSITION}, end {MESSAGES}" in told.text
+        assert f"marshal set-position {group} {topic}:0 --to latest" in told.text
+        def counted() -> set[int]:
+            return {one.parked for marshal in marshals for one in marshal.metrics().consumers}
+
+        until(lambda: counted() == {1}, "all know it")
+        until(lambda: sum(len(consumer.claims()) for consumer in consumers) == PARTITIONS - 1, "the rest has owners")
+
+        for partition in range(PARTITIONS):
+            ground.fill(topic, partition, 2 * POSITION, first=MESSAGES)
+        until(lambda: fetched(MESSAGES + 2 * POSITION), "it does not come back by growing past its position")
+        assert [keeper.error for keeper in keepers] == [None] * CONSUMERS
+
+        marshal_py.group(marshals[0], group).set_position(f"{topic}:0", MESSAGES)
+        wanted = {(0, offset) for offset in range(MESSAGES, MESSAGES + 2 * POSITION)}
+        until(lambda: wanted <= seen(), "set-position goes on")
+        assert (0, 0) not in seen()
+        assert [keeper.error for keeper in keepers] == [None] * CONSUMERS
+        assert counted() == {0}
+    (release,) = [record for record in ground.accepted(group, ReleasingPartition) if record.parked]
+    assert (release.parked, release.reason) == (BEYOND, f"position {POSITION}, end {MESSAGES}")
+
+
+def test_who_has_nothing_but_parked_partitions_says_so(memory: MemoryGround) -> None:
+    """No lag of 0, and a reason; nothing is raised, for the next one would find the same."""
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, MESSAGES)
+    with memory.connect("c") as marshal:
+        marshal._loop.admin.commit(group, {TopicPartition(topic, 0): POSITION})
+        with joined(marshal, group, [topic], start="committed") as consumer, Keeper(consumer) as keeper:
+            waiting_for = until(lambda: consumer.cached_info().waiting_for, "it says why it has nothing to do")
+            assert waiting_for.startswith(f"an admin: all of its 1 partitions are parked: {BEYOND}")
+            assert consumer.cached_info().lag == -1
+            assert keeper.error is None
+        state = marshal._loop.worlds[consumer._station.log].groups[group]
+        ends = {TopicPartition(topic, 0): MESSAGES}
+        (row,) = overview.state(state, 0, {}, ends, 0.0)["partitions"]
+        assert (row["parked"], row["position"], row["end"], row["lag"]) == (BEYOND, POSITION, MESSAGES, None)
+        (one,) = overview.stopped(state, {}, ends)
+        assert f"position {POSITION}, end {MESSAGES}" in str(one.error)
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+def test_a_partition_that_lost_what_was_read_is_parked(memory: MemoryGround, delivery: str) -> None:
+    """D6: as the broker says it (KIP-320); tests/kafka/test_lost_tail.py has a broker that does."""
+    topic, group = memory.topic(2), memory.group()
+    for partition in (0, 1):
+        memory.fill(topic, partition, MESSAGES)
+    events: list[marshal_py.Advisory] = []
+    with memory.connect("c") as marshal, joined(marshal, group, [topic], delivery=delivery) as consumer:
+        collect(consumer, 2 * MESSAGES)
+        with Keeper(consumer) as keeper:
+            station = consumer._station
+            with marshal._loop.lock:
+                station.source.unassign([TopicPartition(topic, 0)])  # as a source does before it tells
+                station.unplaced.append(OutOfRange(TopicPartition(topic, 0), MESSAGES, "truncation detected"))
+            station._place()
+            until(lambda: alarms(consumer, events), "it is parked")
+            assert events[0].text.startswith(f"{TRUNCATED}: ")
+            assert "(truncation detected)" in events[0].text
+            for partition in (0, 1):
+                memory.fill(topic, partition, 2, first=MESSAGES)
+            until(lambda: len(keeper.seen) == 2, "the other partition goes on")
+            assert places(keeper.seen) == [(1, MESSAGES), (1, MESSAGES + 1)]
+            marshal_py.group(marshal, group).set_position(f"{topic}:0", MESSAGES + 1)
+            until(lambda: (0, MESSAGES + 1) in places(keeper.seen), "set-position goes on")
+            assert keeper.error is None
+    (release,) = [record for record in memory.accepted(group, ReleasingPartition) if record.parked]
+    assert (release.parked, release.reason) == (TRUNCATED, "truncation detected")

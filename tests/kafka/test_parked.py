@@ -1,0 +1,63 @@
+"""One partition whose position lies beyond its end, on Apache Kafka: it stands still alone, and an operator sees it.
+
+tests/client/test_parked.py has the same over memory and the embedded broker, without the commands.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from marshal_py import TopicPartition
+from tests.kafka.test_recreated import DEADLINE_S, Scene
+from tests.support.fronts import Keeper, joined
+from tests.support.kafka import Cluster, TopicFactory, wait_until
+
+PARTITIONS, CONSUMERS, MESSAGES, POSITION = 6, 3, 10, 1_031
+REASON = "PositionBeyondEnd"
+
+
+def test_three_consumers_outlive_a_partition_beyond_its_end(kafka: Cluster, topic: TopicFactory) -> None:
+    """D6, F6.4: all of them were dead within 14 s, and `state`, `lag` and `doctor` said that all was well."""
+    scene = Scene(kafka, topic(PARTITIONS))
+    written = scene.fill(scene.topic, PARTITIONS, MESSAGES, "first")
+    starts = {TopicPartition(scene.topic, number): 0 for number in range(1, PARTITIONS)}
+    with ExitStack() as stack:
+        marshals = [stack.enter_context(scene.connect()) for _ in range(CONSUMERS)]
+        marshals[0]._loop.admin.commit(scene.group, starts | {TopicPartition(scene.topic, 0): POSITION})
+        consumers = [
+            stack.enter_context(joined(marshal, scene.group, [scene.topic], start="committed")) for marshal in marshals
+        ]
+        keepers = [stack.enter_context(Keeper(consumer)) for consumer in consumers]
+
+        def seen() -> set[tuple[int, bytes]]:
+            return {place for keeper in keepers for place in scene.seen(keeper)}
+
+        def rest(wanted: set[tuple[int, bytes]]) -> set[tuple[int, bytes]]:
+            return {place for place in wanted if place[0]}
+
+        wait_until(lambda: any("parked" in scene.told(consumer) for consumer in consumers), DEADLINE_S, "it is told")
+        wait_until(lambda: seen() == rest(written), DEADLINE_S, "five partitions are read")
+        (told,) = [event for event in scene.events if event.kind == "parked"]
+        assert told.text.startswith(f"{REASON}: ")
+
+        (state,) = scene.json("state", scene.group)["groups"]
+        row = state["partitions"][0]
+        assert (row["parked"], row["owner"], row["position"], row["end"], row["lag"]) == (
+            REASON, None, POSITION, MESSAGES, None)  # fmt: skip
+        (notice,) = state["notices"]
+        assert f"position {POSITION}, end {MESSAGES}" in notice
+        lag = scene.json("lag", scene.group)
+        assert (lag["unknown"], lag["parked"], lag["notices"]) == (1, 1, [notice])
+        checks = {check["name"]: check for check in scene.json("doctor")["checks"] if scene.group in check["found"]}
+        assert f"1 partitions of '{scene.topic}' are parked ({REASON})" in checks["parked partitions"]["found"]
+        assert REASON in scene.run("advisories", scene.group, "--kind", "alarming").stdout
+        assert f"position {POSITION}, end {MESSAGES}" in scene.run("explain", scene.group, f"{scene.topic}:0").stdout
+        assert {one.parked for marshal in marshals for one in marshal.metrics().consumers} == {1}
+
+        more = scene.fill(scene.topic, PARTITIONS, POSITION, "second")
+        wait_until(lambda: seen() == rest(written | more), DEADLINE_S, "it does not come back by growing")
+        done = scene.json("set-position", scene.group, f"{scene.topic}:0", "--to", "earliest", "--yes")
+        assert done["outcome"] == "moved"
+        wait_until(lambda: seen() == written | more, DEADLINE_S, "nothing is missing once an admin has said so")
+        assert [keeper.error for keeper in keepers] == [None] * CONSUMERS
+        assert scene.json("state", scene.group)["groups"][0]["notices"] == []
