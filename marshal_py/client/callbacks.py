@@ -46,6 +46,7 @@ class Callbacks:
                 call()
             except BaseException:  # sys.exit() too: it must not end the calls of every other consumer
                 log.exception("a callback failed")
+            del call  # else the last one would keep its consumer until the next comes
 
     def close(self, timeout_s: float) -> None:
         """Runs what waits, for at most `timeout_s`. Called by a callback it does not wait for itself."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from types import TracebackType
 from typing import Any, Final, Self
@@ -46,7 +46,8 @@ class Consumer:
     stop, a pause or a planned move gives it back, and the next owner begins there.
     """
 
-    def __init__(self, loop: Loop, station: Station, connection: Mapping[str, Any]) -> None:
+    def __init__(self, loop: Loop, station: Station, connection: Mapping[str, Any],
+                 closed: Callable[[Consumer], object]) -> None:  # fmt: skip
         self.connection = connection  # librdkafka's settings of a data consumer: what others need to read its ranges
         self._loop = loop
         self._station = station
@@ -59,7 +60,8 @@ class Consumer:
         self._user: int | None = None  # thread that is inside a fetching verb
         self._entry = threading.Lock()  # around `_user`: two threads that arrive together must not both pass
         self._iterating = False
-        self._ending = Ending(loop, station, lambda: HEADROOM.leave(self))
+        self._closed = closed
+        self._ending = Ending(loop, station, self._forget)
 
     # --- life
 
@@ -89,8 +91,9 @@ class Consumer:
         self.stop()
 
     def stop(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
-        """Drops what is buffered, releases every claim at its position, leaves the group. Twice is once.
+        """Drops what is buffered, releases every claim at its position, leaves the group.
 
+        Twice is once. After a call that was interrupted (ctrl-C) the next one does what is left.
         In at-least-once mode what was handed over and not acked will be delivered again; what was acked will not, also
         above that. In at-most-once mode what was granted and not handed over is given back to the next owner. Without
         the cluster it returns after `timeout_s`; the claims are then freed when the others have waited it out, and
@@ -118,6 +121,10 @@ class Consumer:
         partition waits (A6). A second call, or 0, ends at once.
         """
         self._ending.request_stop(hand_over_s)
+
+    def _forget(self) -> None:
+        HEADROOM.leave(self)
+        self._closed(self)
 
     # --- fetching
 

@@ -26,6 +26,7 @@ class Ending:
         self._station = station
         self._closed = closed
         self.because = ""  # why the consumer is closed; "" while it is not
+        self._done = False  # it has left, and its source is closed
         self.draining = False
         self.drain_until = 0.0  # monotonic
         self._stop_at: float | None = None  # monotonic, by a signal handler: ends iteration, touches no lock
@@ -36,9 +37,9 @@ class Ending:
         return bool(self.because) or self._station.ended
 
     def stop(self, timeout_s: float) -> None:
-        if not self.because:
-            self.because = "it was stopped"
-            self._leave("stopped", 0.0, timeout_s)
+        """Once it has returned it does nothing. If it was interrupted, the next call does what is left."""
+        self.because = self.because or "it was stopped"
+        self._leave("stopped", 0.0, timeout_s)
 
     def drain(self, wait_s: float) -> None:
         """From now on nothing is fetched; `finish_drain` does the rest."""
@@ -46,13 +47,14 @@ class Ending:
         self.draining = True
 
     def finish_drain(self) -> None:
-        if not self.because:
-            wait_s = max(0.0, self.drain_until - time.monotonic())
-            self.because = "it was drained"
-            self._leave("drained", wait_s, wait_s + LEAVE_TIMEOUT_S)
+        wait_s = max(0.0, self.drain_until - time.monotonic())
+        self.because = self.because or "it was drained"
+        self._leave("drained", wait_s, wait_s + LEAVE_TIMEOUT_S)
 
     def _leave(self, reason: str, wait_s: float, timeout_s: float) -> None:
         """Stops delivery, waits for handlers, releases, leaves, and reads that it has left (T16, T17)."""
+        if self._done:
+            return
         loop, station = self._loop, self._station
         deadline = time.monotonic() + timeout_s
         with loop.changed:
@@ -71,6 +73,7 @@ class Ending:
     def _close_source(self) -> None:
         self._station.source.close()
         self._closed()
+        self._done = True
 
     def request_stop(self, hand_over_s: float) -> None:
         """Takes no lock: a signal handler calls it."""

@@ -93,8 +93,8 @@ class Marshal:
         self.coordination_topic = topic
         self.door = door
         self._timeout_s = timeout_s
-        self._consumers: list[Consumer] = []
-        self._closed = False
+        self._consumers: dict[Consumer, None] = {}  # those that are to be stopped, in the order of their making
+        self._closed = self._done = False
         servers = str(door.given["bootstrap.servers"]) if isinstance(door, KafkaDoor) else "memory"
         self._loop = Loop(door.log(topic, client_id), door.admin(), SystemClock(), servers, topic, secrets.token_bytes,
                           policy)  # fmt: skip
@@ -153,15 +153,18 @@ class Marshal:
                 member.topics.learn(topic, info.partitions, info.topic_id)
         station = Station(loop, number, member, source, chosen, self.root.incarnation)
         given = self.door.given if isinstance(self.door, KafkaDoor) else {}
-        consumer = Consumer(loop, station, {**given, **chosen.settings})
-        self._consumers.append(consumer)
-        loop.add(station)
+        consumer = Consumer(loop, station, {**given, **chosen.settings}, self._forget)
+        self._consumers[consumer] = None
         try:
+            loop.add(station)
             consumer.wait_joined(max(1.0, deadline - time.monotonic()))
         except BaseException:
             consumer.stop(EXIT_TIMEOUT_S)
             raise
         return consumer
+
+    def _forget(self, consumer: Consumer) -> None:
+        self._consumers.pop(consumer, None)
 
     def _check(self, group: str, topics: Sequence[str], options: ConsumerOptions) -> dict[str, TopicInfo]:
         """Topics exist; no ordinary Kafka consumers share the group id (D7)."""
@@ -195,15 +198,25 @@ class Marshal:
         return self._loop.waiting_for()
 
     def close(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
-        """Stops every consumer, sends what is queued, disconnects. Twice is once."""
+        """Stops every consumer, sends what is queued, disconnects. Raises the first error of a consumer at the end.
+
+        Twice is once. After a call that was interrupted (ctrl-C) the next one does what is left.
+        """
         self._loop.check_process("Marshal")
-        if self._closed:
+        if self._done:
             return
         self._closed = True
         deadline = time.monotonic() + timeout_s  # one for all: without the cluster each would wait for itself
-        for consumer in self._consumers:
-            consumer.stop(max(0.0, deadline - time.monotonic()))
+        failed: list[Exception] = []
+        for consumer in list(self._consumers):
+            try:
+                consumer.stop(max(0.0, deadline - time.monotonic()))
+            except Exception as error:  # the others hold claims, too
+                failed.append(error)
         self._loop.close(max(0.0, deadline - time.monotonic()))
+        if failed:
+            raise failed[0]
+        self._done = True
         _open.discard(self)
 
 

@@ -38,6 +38,7 @@ class Worker:
                 log.warning("%s: %s", what, error, extra={"marshal_task": what})
             except BaseException:  # this thread serves every consumer of the Marshal: nothing may end it
                 log.exception("%s failed", what, extra={"marshal_task": what})
+            del item, task  # else the last one would keep its consumer until the next comes
 
     def close(self, timeout_s: float) -> None:
         self._tasks.put(None)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 import threading
+import weakref
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
+import pytest
+
+from marshal_py.errors import GroupDeleted
 from marshal_py.protocol.delivery import Run
-from tests.support.fronts import DEADLINE_S, MemoryGround, collect, joined
+from marshal_py.protocol.records import Leave
+from tests.support.fronts import DEADLINE_S, MemoryGround, collect, joined, owns, until
 
 INTERRUPTS = 200  # one in four hit the instruction between a lock and its `try`
 
@@ -84,3 +91,91 @@ def can_lock(lock: threading.RLock) -> bool:  # type: ignore[valid-type]
     thread.start()
     thread.join()
     return got[0]
+
+
+# --- stop and close
+
+
+class Once:
+    """Raises `error` at the first call of what it stands before."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, place: Any, name: str, error: BaseException) -> None:
+        self._error: BaseException | None = error
+        self._call = getattr(place, name)
+        monkeypatch.setattr(place, name, self)
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        return self._call(*arguments)
+
+
+INSIDE_STOP = {
+    "as it begins to leave": lambda consumer: (consumer._member, "leave"),
+    "while it leaves": lambda consumer: (consumer._loop, "kick"),
+    "while it waits to have left": lambda consumer: (consumer._loop.changed, "wait"),
+    "before the source is closed": lambda consumer: (consumer._station.source, "close"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", ["stop", "drain", "close"])
+@pytest.mark.parametrize("where", INSIDE_STOP)
+def test_an_interrupted_stop_is_ended_by_the_next(
+    memory: MemoryGround, monkeypatch: pytest.MonkeyPatch, where: str, verb: str
+) -> None:
+    """It had set its flags before the work: a consumer that said to be closed went on heartbeating."""
+    topic, group = memory.topic(), memory.group()
+    marshal = memory.connect()
+    consumer = joined(marshal, group, [topic])
+    until(owns(consumer, 0), "the partition")
+    with monkeypatch.context() as patched:
+        Once(patched, *INSIDE_STOP[where](consumer), KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            {"stop": consumer.stop, "drain": consumer.drain, "close": marshal.close}[verb]()
+        {"stop": consumer.stop, "drain": consumer.stop, "close": marshal.close}[verb]()
+    assert [record.session for record in memory.accepted(group, Leave)] != []
+    assert marshal._loop.stations == []
+    assert consumer._station.source._closed  # type: ignore[union-attr]
+    marshal.close()
+    assert not marshal._loop._thread.is_alive()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a source that cannot be closed")], ids=repr)
+def test_close_stops_the_other_consumers_too(
+    memory: MemoryGround, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """One that cannot be stopped is told of at the end; an interrupt at once, and the next call goes on."""
+    topic, groups = memory.topic(), [memory.group(), memory.group()]
+    marshal = memory.connect()
+    first, second = (joined(marshal, group, [topic]) for group in groups)
+    Once(monkeypatch, first._station.source, "close", error)
+    with pytest.raises(type(error)):
+        marshal.close()
+    if isinstance(error, RuntimeError):
+        assert not marshal._loop._thread.is_alive()
+    marshal.close()
+    assert not marshal._loop._thread.is_alive()
+    assert [len(memory.accepted(group, Leave)) for group in groups] == [1, 1]
+    assert second.closed
+    assert all(consumer._station.source._closed for consumer in (first, second))  # type: ignore[union-attr]
+
+
+def test_a_marshal_forgets_the_consumers_that_have_ended(memory: MemoryGround) -> None:
+    """One that makes a consumer per job kept every one of them, with its buffers."""
+    topic = memory.topic()
+    with memory.connect() as marshal:
+        gone = []
+        for delivery in ("at_least_once", "at_most_once"):
+            with joined(marshal, memory.group(), [topic], delivery=delivery) as consumer:
+                gone.append(weakref.ref(consumer))
+        failed = joined(marshal, memory.group(), [topic])
+        with marshal._loop.changed:
+            failed._member.fail(GroupDeleted(failed.group))
+            marshal._loop.kick(failed._station)
+        with pytest.raises(GroupDeleted):
+            failed.fetch(1)
+        gone.append(weakref.ref(failed))
+        assert marshal._consumers == {}
+        del consumer, failed
+        until(lambda: gc.collect() >= 0 and [ref() for ref in gone] == [None] * 3, "nobody holds them")
