@@ -205,6 +205,19 @@ class BatchOverdue(CallerError):
                          f"handler_timeout_s; then make a new consumer")
 
 
+class BatchUnclaimed(PeerError):
+    """A batch that was planned before a restart cannot go on: nobody claims a partition of it."""
+
+    retriable: ClassVar[bool] = True
+
+    def __init__(self, group: str, waits: str) -> None:
+        """`waits`: the partitions, each with what it waits for, in words."""
+        self.group, self.waits = group, waits
+        super().__init__(f"group {group!r}: a batch that was planned before the restart waits for claims ({waits}): "
+                         f"start the query again, let it claim more (max_claims), or start more members; without its "
+                         f"checkpoint folder the query goes on at the group's positions")
+
+
 class RangeReadTwice(CallerError):
     """In at-most-once mode Spark started a task of a range again; the first attempt may have processed it."""
 

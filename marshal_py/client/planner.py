@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
+from marshal_py.client.microbatches import End, MicroBatches
 from marshal_py.client.ranges import ClaimedRange, Taken, share
-from marshal_py.errors import BatchNotCommitted, ClaimLost, ClusterUnreachable, InvalidOption
+from marshal_py.errors import BatchNotCommitted, BatchUnclaimed, ClaimLost, ClusterUnreachable, InvalidOption
 from marshal_py.protocol import parking
 from marshal_py.protocol.identity import NONE, Token, TopicPartition
 
@@ -207,14 +208,6 @@ class Planner:
             for tp, position, end in beyond:
                 self._station.park(tp, parking.BEYOND_END, parking.beyond_end(position, end))
 
-    def position(self, tp: TopicPartition) -> tuple[Token, int, int] | None:
-        """Token, generation and next offset of an own claim with nothing in flight; None if there is no such claim."""
-        with self._loop.lock:
-            lot = self._ranges.lots.get(tp)
-            if lot is None or lot.taken is not None:
-                return None
-            return Token(self.incarnation, lot.claim.epoch), lot.claim.generation, lot.next_offset
-
     # --- handing over
 
     def take(self, wanted: Sequence[ClaimedRange]) -> list[Taken]:
@@ -237,16 +230,6 @@ class Planner:
             while self._ranges.waits_for_grant() and time.monotonic() < deadline and not self._station.ended:
                 self._station.ask_grants(self._loop.clock.now())
                 self._loop.changed.wait(WAIT_SLICE_S)
-
-    def done_before(self, tp: TopicPartition, to: int) -> None:
-        """What lies from the position of this claim to `to` was processed by an earlier life of the caller."""
-        found = self.position(tp)
-        if found is not None and found[2] < to:
-            with self._loop.changed:
-                wanted = self._ranges.range_of(tp, found[2], to)
-                taken = self._ranges.take(wanted, self._loop.clock.now())
-            if taken is not None:
-                self.finish([taken])
 
     # --- finishing
 
@@ -282,6 +265,58 @@ class Planner:
             for one in taken:
                 self._ranges.give_back(one)
 
+    # --- the micro-batches of a streaming query
+
+    def micro_batches(self, before: MicroBatches | None = None) -> MicroBatches:
+        """`before`: of an earlier consumer of the same query."""
+        return MicroBatches(self._station.member, self._ranges, self.incarnation, before)
+
+    def commit_end(self, batches: MicroBatches, end: End) -> None:
+        """The query has committed the batch that ends at `end`; returns once the log has it.
+
+        Raises ClusterUnreachable: the positions go on being sent.
+        """
+        with self._loop.changed:
+            moved = batches.commit(end, self._loop.clock.now())
+        self.alive()
+        if moved and not self.at_most_once:
+            self.consumer.flush()
+
+    def plan_end(self, batches: MicroBatches, start: End, available: Sequence[ClaimedRange]) -> End:
+        """The end of the next batch, `start` if there is none. In at-least-once mode its ranges are handed over."""
+        self.alive()
+        with self._loop.changed:
+            return batches.plan(start, available, self._loop.clock.now())
+
+    def replay_end(self, batches: MicroBatches, end: End) -> list[Taken]:
+        """What of a batch that an earlier life planned is read here; waits until that can be told.
+
+        A pause is waited for without end. Raises BatchUnclaimed when nobody claims a partition for four heartbeat
+        intervals, and as `plan`.
+        """
+        wait_s = self._station.options.heartbeat_interval_s * SETTLE_INTERVALS
+        deadline, said = time.monotonic() + wait_s, ""
+        self.plan(None)  # passes what retention has deleted meanwhile (D6)
+        while True:
+            self.alive()
+            with self._loop.changed:
+                replay = batches.replay(end, self._loop.clock.now())
+                if not replay.waits:
+                    break
+                if self._station.member.paused:
+                    deadline = time.monotonic() + wait_s
+                elif time.monotonic() >= deadline:
+                    raise BatchUnclaimed(self.consumer.group, _in_words(replay.waits))
+                self._loop.changed.wait(WAIT_SLICE_S)
+            if _in_words(replay.waits) != said:
+                said = _in_words(replay.waits)
+                log.info("group %s: a batch that was planned before waits: %s", self.consumer.group, said)
+        if replay.left_out:
+            log.warning("group %s: of a batch that was planned before, %d of %d ranges are not read here: %s",
+                        self.consumer.group, len(replay.left_out), len(replay.left_out) + len(replay.taken),
+                        _in_words(replay.left_out))  # fmt: skip
+        return replay.taken
+
     # --- batches
 
     def batch(self, rows_max: int, wait_s: float | None = None) -> ClaimedBatch:
@@ -314,3 +349,7 @@ class Planner:
         if self.consumer.closed:
             self._raise_if_ended()
         return ClaimedBatch(self, ())
+
+
+def _in_words(reasons: Mapping[TopicPartition, str]) -> str:
+    return "; ".join(f"{tp}: {reason}" for tp, reason in sorted(reasons.items()))

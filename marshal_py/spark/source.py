@@ -3,21 +3,21 @@
 Spark keeps one Python process per running query, beside the driver; the member, its claims and its heartbeats live
 there (`Life`). Spark's calls, in the order of one trigger:
 
-    latestOffset(start)    `start` is the end of the last batch that is done: it is acked. The next ranges are planned
+    latestOffset(start)    `start` is the end of the last batch that Spark has committed: what was handed over of it is
+                           acked. The next ranges are planned, and in at-least-once mode handed over
     (Spark writes the end offset, which holds the whole plan, to its write-ahead log)
-    partitions(start, end) the ranges are handed over behind the gate; in at-most-once mode the log grants them only now
+    commit(start)          the same news again
+    partitions(start, end) the ranges of the batch; in at-most-once mode the log grants them only now
     tasks read             explicit ranges, nothing else
 
-So Spark's checkpoint says what to replay, and the coordination log says what is ours and what is done. A range that
-cannot be replayed here is simply not read: the log's position has not passed it, so it is planned again, by whoever
-owns it then. In at-most-once mode a replayed batch is empty. Losing the checkpoint loses no position.
+So Spark's checkpoint says what to replay, and the coordination log says what is ours and what is done; microbatches.py
+has the rules. In at-most-once mode a replayed batch is empty. Losing the checkpoint loses no position.
 
 Nothing is claimed in constructors: Spark builds readers for planning alone, and pickles them.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import signal
 import threading
@@ -34,9 +34,10 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S, connect
+from marshal_py.client.microbatches import FIRST, MicroBatches, key_of
 from marshal_py.client.options import COORDINATION_PARTITIONS, COORDINATION_TOPIC, ConsumerOptions, check_topics
 from marshal_py.client.ranges import ClaimedRange
-from marshal_py.errors import BatchOverdue, ClaimLost, ClusterUnreachable, InvalidOption
+from marshal_py.errors import BatchOverdue, ClusterUnreachable, InvalidOption
 from marshal_py.protocol.identity import TopicPartition, check_id
 from marshal_py.spark.ranges import (
     READ_TIMEOUT_S,
@@ -58,7 +59,6 @@ log = logging.getLogger("marshal_py.spark")
 
 MAX_ROWS: Final = 1_000_000  # a batch of a few seconds: in at-least-once mode a crash makes it twice
 RELEASE_S: Final = 2.0  # what stop() may take; Spark kills the process some time after it asked
-_FIRST: Final[dict[str, Any]] = {"b": 0, "r": {}}  # before the first batch; the same for ever, as Spark asks again
 
 _TEXTS: Final = ("delivery", "policy", "member", "start", "start_fallback")
 _NUMBERS: Final = ("heartbeat_interval_s", "handler_timeout_s")
@@ -120,7 +120,8 @@ def _count(options: Mapping[str, str], name: str, default: int) -> int:
 class Life:
     """One membership of a query's process: joined when made, until it is closed or falls silent for too long."""
 
-    def __init__(self, options: StreamOptions) -> None:
+    def __init__(self, options: StreamOptions, before: MicroBatches | None = None) -> None:
+        """`before`: what an earlier life of this process has handed over."""
         self.marshal = connect(options.kafka, client_id=options.client_id, timeout_s=options.connect_timeout_s,
                                coordination_topic=options.coordination_topic,
                                coordination_partitions=options.coordination_partitions)  # fmt: skip
@@ -130,8 +131,8 @@ class Life:
         except BaseException:
             self.marshal.close(RELEASE_S)
             raise
-        self.planned: dict[str, list[ClaimedRange]] = {}  # the newest plan, by its end offset as JSON
-        self.taken: dict[str, list[Taken]] = {}  # what was handed over for the newest end offset, and is not done
+        self.batches = self.planner.micro_batches(before)
+        self.planned: dict[str, list[ClaimedRange]] = {}  # at most once: the newest plan, by its end offset as JSON
         self.settled = False
 
     def settle(self) -> None:
@@ -140,66 +141,46 @@ class Life:
             self.planner.settle()
             self.settled = True
 
-    # --- Spark says that a batch is done
-
     def done(self, end: dict[str, Any]) -> None:
-        """Acks the batch that ended at `end`, by this life or by an earlier one. Twice is once."""
-        taken = self.taken.pop(_text(end), None)
-        if taken is not None:
-            try:
-                self.planner.finish(taken)
-            except ClaimLost as error:
-                log.warning("%s", error)
-        if not self.planner.at_most_once and end.get("i") == self.planner.incarnation.hex():
-            for name, (_, generation, start, to) in end["r"].items():
-                found = self.planner.position(_partition(name))
-                # The same generation: nobody has moved the position since, so what Spark has done is done.
-                if found is not None and found[1] == generation and start <= found[2] < to:
-                    self.planner.done_before(_partition(name), to)
-
-    # --- the next batch
+        """Spark has committed the batch that ends at `end`, of this life or of an earlier one. Twice is once."""
+        self.planner.commit_end(self.batches, end)
 
     def plan(self, start: dict[str, Any], rows_max: int | None,
              targets: Mapping[TopicPartition, int] | None) -> dict[str, Any]:  # fmt: skip
         """The next end offset, `start` itself if there is nothing to do."""
-        self.settle()
+        end = self._planned(start, rows_max, targets)
+        if end == start and targets is not None and self.planner.settle():
+            end = self._planned(start, rows_max, targets)  # what was still to come when we looked first
+        if end == start and targets is not None and self.consumer.cached_info().paused:
+            log.warning("group %s is paused: the query ends with what was done before", self.consumer.group)
+        return end
+
+    def _planned(self, start: dict[str, Any], rows_max: int | None,
+                 targets: Mapping[TopicPartition, int] | None) -> dict[str, Any]:  # fmt: skip
         ranges = self.planner.plan(rows_max, targets)
-        if not ranges and targets is not None and self.planner.settle():
-            ranges = self.planner.plan(rows_max, targets)  # what was still to come when we looked first
-        if not ranges:
-            if targets is not None and self.consumer.cached_info().paused:
-                log.warning("group %s is paused: the query ends with what was done before", self.consumer.group)
-            return start
-        end = {"b": start["b"] + 1, "i": self.planner.incarnation.hex(),
-               "r": {f"{one.topic}:{one.partition}": [one.token.epoch, one.generation, one.start, one.to]
-                     for one in sorted(ranges)}}  # fmt: skip
-        self.planned = {_text(end): ranges}
+        end = self.planner.plan_end(self.batches, start, ranges)
+        self.planned = {key_of(end): ranges}
         return end
 
     def take(self, start: dict[str, Any], end: dict[str, Any]) -> list[Taken]:
-        """Hands over the ranges of the batch that ends at `end`: planned by this life, or replayed."""
-        key = _text(end)
-        if key not in self.taken:
-            planned = self.planned.pop(key, None)
-            self.taken = {key: self.planner.take(self._replayed(start, end) if planned is None else planned)}
-        return self.taken[key]
+        """What the batch that ends at `end` holds: planned by this life, or replayed.
 
-    def _replayed(self, start: dict[str, Any], end: dict[str, Any]) -> list[ClaimedRange]:
-        """What of a batch that an earlier life planned may be read here and now.
-
-        In at-most-once mode nothing: it may have been granted and read. Else what is ours and not done.
+        In at-most-once mode a replayed batch is empty: it may have been granted and read.
         """
-        if self.planner.at_most_once or end.get("i") != self.planner.incarnation.hex():
-            return []
-        self.settle()
-        self.done(start)
-        self.planner.plan(None)  # passes what retention has deleted meanwhile (D6)
-        ranges = []
-        for name, (_, generation, first, to) in end["r"].items():
-            found = self.planner.position(_partition(name))
-            if found is not None and found[1] == generation and first <= found[2] < to:
-                ranges.append(ClaimedRange(*_partition(name), found[2], to, found[0], generation))
-        return ranges
+        taken = self.batches.handed_over(end)
+        if taken is None:
+            planned = self.planned.pop(key_of(end), None)
+            if self.planner.at_most_once:
+                taken = self.planner.take(planned or [])
+                self.batches.hand_over(end, taken)
+            else:
+                self.settle()
+                self.done(start)
+                taken = self.planner.replay_end(self.batches, end)
+            if not taken:
+                log.warning("group %s: batch %d hands over nothing of the %d ranges that were planned",
+                            self.consumer.group, end["b"], len(end["r"]))  # fmt: skip
+        return taken
 
     def report(self) -> dict[str, Any]:
         """For the query's progress."""
@@ -220,10 +201,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: StreamOptions) -> None:
         self.options = options
         self._life: Life | None = None
+        self._before: MicroBatches | None = None
         self._targets: dict[TopicPartition, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"options": self.options, "_life": None, "_targets": None}
+        return {"options": self.options, "_life": None, "_before": None, "_targets": None}
 
     def _alive(self) -> Life:
         """The life of this process; a new one after a silence that ended the last."""
@@ -232,16 +214,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._life.planner.alive()
             except BatchOverdue as error:
                 log.warning("%s", error)
+                self._before = self._life.batches
                 self.stop()
         if self._life is None:
             _stop_on_sigterm()
-            self._life = Life(self.options)
+            self._life = Life(self.options, self._before)
         return self._life
 
     # --- Spark's calls
 
     def initialOffset(self) -> dict[str, Any]:
-        return _FIRST
+        return FIRST
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self.options.rows_max)
@@ -253,6 +236,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows_max = _rows(limit)
         try:
             life = self._alive()
+            life.settle()  # before what Spark has done is told: that takes claims
             life.done(start)
             return life.plan(start, rows_max, self._targets)
         except ClusterUnreachable as error:
@@ -265,7 +249,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._life is None else self._life.report()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        if _text(start) == _text(end):
+        if key_of(start) == key_of(end):
             return []
         options = self.options
         return [RangePartition(piece, options.kafka, options.read_timeout_s, options.at_most_once)
@@ -283,15 +267,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         life, self._life = self._life, None
         if life is not None:
             life.close()
-
-
-def _text(offset: dict[str, Any]) -> str:
-    return json.dumps(offset)
-
-
-def _partition(name: str) -> TopicPartition:
-    topic, _, partition = name.rpartition(":")
-    return TopicPartition(topic, int(partition))
 
 
 def _rows(limit: ReadLimit) -> int | None:

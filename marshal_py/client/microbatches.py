@@ -1,0 +1,230 @@
+"""The micro-batches of one streaming query: what was handed over, what the query has committed, what is planned again.
+
+A position moves only over ranges that were handed over and whose batch the query has committed; nothing is derived from
+offsets. Pure: the driver (planner.py, the simulator) holds the lock, asks the cluster and waits.
+
+A query names a batch by its end offset, which holds the whole plan and the session that made it. Within the life that
+planned it, a batch is what was handed over, all of it, whatever became of the claims meanwhile. A later life knows the
+plan and the log alone:
+
+- **Committed**: the query begins after a batch of session S. Of each of its ranges, position and claim decide. If this
+  life has the claim, directly after S and in the same generation, and the position lies in the range, then the range is
+  done: nobody else can have begun there. In every other case the log's position holds, and what lies above it is
+  planned again: at worst it is delivered twice.
+- **Replayed**: the batch of session S was planned and not committed. A range that this life has the claim of is handed
+  over from the position on. One that the position or the generation has passed is done or was moved. One that another
+  session has owned since is that session's. All these may be left out for good, because the rule above will never count
+  them as done. As long as none of it holds (the dead session is still being waited out, the group is paused) the replay
+  waits: a range that was left out then could be taken for done later.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from marshal_py.client.ranges import ClaimedRange, Ranges, Taken
+from marshal_py.protocol.holdings import Stage
+from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.member import Member
+from marshal_py.protocol.records import AT_MOST_ONCE
+from marshal_py.protocol.world import Partition
+
+End = dict[str, Any]  # an end offset as the query keeps it: JSON
+FIRST: Final[End] = {"b": 0, "r": {}}  # before the first batch; the same for ever, as the query asks again
+
+
+class Planned(NamedTuple):
+    """One range of a batch, as its end offset has it: offsets [start, to), planned by `session` under `epoch`."""
+
+    session: int
+    epoch: int
+    generation: int
+    start: int
+    to: int
+
+
+class HandedOver(NamedTuple):
+    """A batch that is with the query."""
+
+    session: int
+    taken: list[Taken]
+
+
+class Replay(NamedTuple):
+    """What became of a batch that an earlier life planned. Nothing is final before `waits` is empty."""
+
+    taken: list[Taken]
+    waits: dict[TopicPartition, str]  # why it cannot be told yet
+    left_out: dict[TopicPartition, str]  # why it is not read here
+
+
+def key_of(end: End) -> str:
+    return json.dumps(end)
+
+
+def planned_in(end: End, incarnation: bytes) -> dict[TopicPartition, Planned]:
+    """The ranges of a batch; none of the first offset, and of another coordination topic's."""
+    if end.get("i") != incarnation.hex():
+        return {}
+    found = {}
+    for name, (epoch, generation, start, to) in end["r"].items():
+        topic, _, number = name.rpartition(":")
+        found[TopicPartition(topic, int(number))] = Planned(end.get("s", NONE), epoch, generation, start, to)
+    return found
+
+
+class MicroBatches:
+    """Of one member, in at-least-once or at-most-once mode. Everything is called under the driver's lock."""
+
+    def __init__(self, member: Member, ranges: Ranges, incarnation: bytes, before: MicroBatches | None = None) -> None:
+        """`before`: of an earlier membership of the same process, which knows what it has handed over."""
+        self.member, self.ranges, self.incarnation = member, ranges, incarnation
+        self.at_most_once = member.options.mode == AT_MOST_ONCE
+        self.handed: dict[str, HandedOver] = before.handed if before is not None else {}  # by end, until committed
+        # What is done and not yet told to the log.
+        self._proven: dict[TopicPartition, Planned] = before._proven if before is not None else {}
+        self._replaying: dict[TopicPartition, Taken] = {}
+        self._committed = ""  # key of the newest
+
+    # --- the query has committed
+
+    def commit(self, end: End, now: Instant) -> bool:
+        """The batch that ends at `end` is done. True if a position moved. Twice is once."""
+        key = key_of(end)
+        if key != self._committed:
+            self._committed = key
+            handed = self.handed.pop(key, None)
+            if handed is not None:
+                moved = self._finish(handed)
+                return self.settle_proven(now) or moved
+            if not self.at_most_once:
+                self._proven |= planned_in(end, self.incarnation)
+        return self.settle_proven(now)
+
+    def _finish(self, handed: HandedOver) -> bool:
+        moved = False
+        for taken in handed.taken:
+            one = taken.range
+            if self.ranges.finish(taken):
+                moved = True
+            elif not self.at_most_once:  # the claim is gone, but what was done is done
+                self._proven[one.tp] = Planned(handed.session, one.token.epoch, one.generation, one.start, one.to)
+        return moved
+
+    def settle_proven(self, now: Instant) -> bool:
+        """Moves positions over what earlier claims did, where that can be told now. True if one moved."""
+        moved = False
+        for tp, proven in list(self._proven.items()):
+            part = self._partition(tp)
+            if part is None or self._passed(part, proven) or self._of_others(part, proven.session):
+                del self._proven[tp]
+            elif part.owner == self.member.session != NONE:
+                lot = self.ranges.lots.get(tp)
+                if part.last_owner != proven.session:
+                    del self._proven[tp]
+                elif lot is not None and lot.taken is None and proven.start <= lot.next_offset < proven.to:
+                    taken = self.ranges.take(self.ranges.range_of(tp, lot.next_offset, proven.to), now)
+                    if taken is not None:
+                        moved = self.ranges.finish(taken) or moved
+                        del self._proven[tp]
+        return moved
+
+    def _partition(self, tp: TopicPartition) -> Partition | None:
+        group = self.member.group
+        return None if group is None else group.partitions.get(tp)
+
+    def _passed(self, part: Partition, planned: Planned) -> bool:
+        """Whether the log is beyond this range: done, moved by an admin, parked until an admin moves it (F6.5)."""
+        return part.generation != planned.generation or part.position >= planned.to or part.parked != ""
+
+    def _of_others(self, part: Partition, session: int) -> bool:
+        """Whether somebody else has the claim, or was the last to have it."""
+        if part.owner in (session, self.member.session):
+            return False
+        return part.owner != NONE or part.last_owner not in (session, self.member.session)
+
+    # --- the next batch
+
+    def plan(self, start: End, available: Sequence[ClaimedRange], now: Instant) -> End:
+        """The end offset of the next batch; `start` itself if there is nothing to do.
+
+        In at-least-once mode the ranges are handed over here, behind the gate: the batch is then what its plan says. In
+        at-most-once mode `hand_over` does it, when the query has written the plan down.
+        """
+        for handed in self.handed.values():  # the query asks for a batch while it has one: that one never began
+            for given in handed.taken:
+                self.ranges.give_back(given)
+        self.handed.clear()
+        wanted = [one for one in available if one.tp not in self._proven]
+        taken_now: list[Taken] = []
+        if not self.at_most_once:
+            taken_now = [taken for one in wanted if (taken := self.ranges.take(one, now)) is not None]
+            wanted = [each.range for each in taken_now]
+        if not wanted:
+            return start
+        end = {"b": start["b"] + 1, "i": self.incarnation.hex(), "s": self.member.session,
+               "r": {f"{one.topic}:{one.partition}": [one.token.epoch, one.generation, one.start, one.to]
+                     for one in sorted(wanted)}}  # fmt: skip
+        if not self.at_most_once:
+            self.handed[key_of(end)] = HandedOver(self.member.session, taken_now)
+        return end
+
+    def handed_over(self, end: End) -> list[Taken] | None:
+        """What the batch holds; None if this life did not hand it over."""
+        found = self.handed.get(key_of(end))
+        return None if found is None else found.taken
+
+    def hand_over(self, end: End, taken: list[Taken]) -> None:
+        """What was granted of a batch, or replayed."""
+        self.handed[key_of(end)] = HandedOver(self.member.session, taken)
+
+    # --- a batch that an earlier life planned
+
+    def replay(self, end: End, now: Instant) -> Replay:
+        """At-least-once mode: hands over what may be read here and now. Call it again while something waits."""
+        self.settle_proven(now)
+        result = Replay([], {}, {})
+        for tp, planned in planned_in(end, self.incarnation).items():
+            known = self._replaying.get(tp)
+            taken = self._replay_one(tp, planned, now, result) if known is None else known
+            if taken is not None:
+                self._replaying[tp] = taken
+                result.taken.append(taken)
+        if not result.waits:
+            self._replaying.clear()
+            self.hand_over(end, result.taken)
+        return result
+
+    def _replay_one(self, tp: TopicPartition, planned: Planned, now: Instant, result: Replay) -> Taken | None:
+        part, group = self._partition(tp), self.member.group
+        if part is None:
+            if group is not None and self.member.session != NONE:
+                result.left_out[tp] = "the group does not have it any more"
+            else:
+                result.waits[tp] = "this member has not joined yet"
+        elif self._passed(part, planned):
+            result.left_out[tp] = f"the group stands at {part.position}" + (" in a newer generation" * (
+                part.generation != planned.generation))  # fmt: skip
+        elif self._of_others(part, planned.session):
+            result.left_out[tp] = f"another member has had it since, and the group stands at {part.position}"
+        elif part.owner != self.member.session or self.member.session == NONE or tp in self._proven:
+            paused = group is not None and group.paused
+            result.waits[tp] = "the group is paused" if paused else "nobody has claimed it since"
+        else:
+            return self._replay_own(tp, planned, now, result)
+        return None
+
+    def _replay_own(self, tp: TopicPartition, planned: Planned, now: Instant, result: Replay) -> Taken | None:
+        lot = self.ranges.lots.get(tp)
+        if lot is None or lot.taken is not None or lot.claim.stage is not Stage.OPEN:
+            result.waits[tp] = "its claim does not deliver now"
+        elif not planned.start <= lot.next_offset < planned.to:
+            result.left_out[tp] = f"its claim goes on at {lot.next_offset}"
+        else:
+            taken = self.ranges.take(self.ranges.range_of(tp, lot.next_offset, planned.to), now)
+            if taken is None:
+                result.waits[tp] = "its claim may not deliver now"
+            return taken
+        return None
