@@ -14,8 +14,11 @@ def charge(order: bytes, fence: str) -> None:
 
 
 def main(servers: str, topic: str) -> None:
-    with marshal_py.connect(servers) as marshal, marshal.consumer("billing", [topic], start="earliest") as consumer:
-        marshal_py.stop_on_signals(consumer)
+    with (
+        marshal_py.connect(servers) as marshal,
+        marshal.consumer("billing", [topic], start="earliest") as consumer,
+        marshal_py.stop_on_signals(consumer),
+    ):
         for message in consumer:
             charge(message.value, fence=str(message.token))
             message.ack()

@@ -17,8 +17,8 @@ def main(servers: str, topic: str) -> None:
     with (
         marshal_py.connect(servers) as marshal,
         marshal.consumer("mailer", [topic], delivery="at_most_once", start="earliest") as consumer,
+        marshal_py.stop_on_signals(consumer),
     ):
-        marshal_py.stop_on_signals(consumer)
         while not consumer.stopping:
             batch = consumer.fetch(100, expires_s=0.5)
             for part in batch.parts:

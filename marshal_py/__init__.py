@@ -14,9 +14,10 @@ Rooms, each may use those before it (tests/test_architecture.py proves it):
 from marshal_py.admin.group import Group, group
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.info import ClaimInfo, ConsumerInfo
-from marshal_py.client.marshal import Marshal, connect, stop_on_signals
+from marshal_py.client.marshal import Marshal, connect
 from marshal_py.client.message import Batch, Message
 from marshal_py.client.options import ConsumerOptions
+from marshal_py.client.signals import stop_on_signals
 from marshal_py.errors import CallerError, ClusterError, MarshalError, PeerError
 from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.identity import Token, TopicPartition

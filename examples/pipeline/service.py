@@ -33,8 +33,8 @@ def main(servers: str, topic: str, group: str, folder: str) -> None:
     with (
         marshal_py.connect(servers) as marshal,
         marshal.consumer(group, [topic], start="earliest", heartbeat_interval_s=1.0) as consumer,
+        marshal_py.stop_on_signals(consumer),
     ):
-        marshal_py.stop_on_signals(consumer)
         while not consumer.stopping:
             batch = consumer.fetch(ROWS, expires_s=0.5)
             try:

@@ -12,9 +12,10 @@ import typer
 from marshal_py.cli import frame
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.exporter import serve
-from marshal_py.client.marshal import connect, stop_on_signals
+from marshal_py.client.marshal import connect
 from marshal_py.client.message import Message
 from marshal_py.client.options import HEARTBEAT_INTERVAL_S
+from marshal_py.client.signals import stop_on_signals
 from marshal_py.history.advisories import in_words
 
 EXAMPLE: Final = frame.example("marshal consume orders --group billing --start earliest --max-messages 10")
@@ -63,10 +64,10 @@ def consume(
         marshal.consumer(group, topics, **options) as consumer,
         nullcontext() if metrics_port is None else serve(marshal, metrics_port) as exporter,
         Teller(consumer),
+        stop_on_signals(consumer),
     ):
         if exporter is not None:
             frame.say(f"metrics at http://127.0.0.1:{exporter.port}/metrics")
-        stop_on_signals(consumer)
         for count, message in enumerate(consumer, 1):
             print_message(message, as_json)
             message.ack()

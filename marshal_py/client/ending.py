@@ -26,7 +26,7 @@ class Ending:
         self._station = station
         self._closed = closed
         self.because = ""  # why the consumer is closed; "" while it is not
-        self._done = False  # it has left, and its source is closed
+        self.done = False  # it has left, and its source is closed
         self.draining = False
         self.drain_until = 0.0  # monotonic
         self._stop_at: float | None = None  # monotonic, by a signal handler: ends iteration, touches no lock
@@ -53,7 +53,7 @@ class Ending:
 
     def _leave(self, reason: str, wait_s: float, timeout_s: float) -> None:
         """Stops delivery, waits for handlers, releases, leaves, and reads that it has left (T16, T17)."""
-        if self._done:
+        if self.done:
             return
         loop, station = self._loop, self._station
         deadline = time.monotonic() + timeout_s
@@ -73,7 +73,7 @@ class Ending:
     def _close_source(self) -> None:
         self._station.source.close()
         self._closed()
-        self._done = True
+        self.done = True
 
     def request_stop(self, hand_over_s: float) -> None:
         """Takes no lock: a signal handler calls it."""

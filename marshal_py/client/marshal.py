@@ -6,12 +6,10 @@ import atexit
 import contextlib
 import os
 import secrets
-import signal
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Final, Self
 
 from marshal_py.client.consumer import Consumer
@@ -229,23 +227,3 @@ def _close_all() -> None:
 
 
 atexit.register(_close_all)
-
-
-def stop_on_signals(*consumers: Consumer, signals: Sequence[int] = (signal.SIGTERM, signal.SIGINT)) -> None:
-    """Ends the iteration of these consumers when a signal comes; the program then leaves its `with` block as usual.
-
-    Others may take over first, for a second at most, while messages still come (`Consumer.request_stop`).
-
-    The library installs no handlers by itself. Call it from the main thread; the former handlers are replaced. A second
-    signal of the same kind gets the default treatment.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        raise InvalidOption("stop_on_signals", threading.current_thread().name, "call it from the main thread")
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        for consumer in consumers:
-            consumer.request_stop()
-        signal.signal(number, signal.SIG_DFL)
-
-    for number in signals:
-        signal.signal(number, handle)

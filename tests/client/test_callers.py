@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import marshal_py
-from marshal_py import Marshal, TopicPartition, stop_on_signals
+from marshal_py import Marshal, TopicPartition
 from marshal_py.errors import CallerError, ClusterUnreachable, ConcurrentUse, InvalidName, InvalidOption, UsedAfterFork
 from marshal_py.transport.memory import MemoryBroker
 from tests.support.fronts import EmbeddedGround, Ground, MemoryGround, collect, joined, places, until
@@ -348,18 +348,3 @@ def _tried(verbs: list[Any]) -> str:
         except BaseException as error:
             told += f"{error!r} "
     return told
-
-
-def test_signal_handlers_are_installed_from_the_main_thread_only() -> None:
-    errors: list[BaseException] = []
-
-    def install() -> None:
-        try:
-            stop_on_signals()
-        except InvalidOption as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=install)
-    thread.start()
-    thread.join()
-    assert len(errors) == 1

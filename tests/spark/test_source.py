@@ -47,7 +47,7 @@ class Query:
         assert life is not None
         life.marshal._loop._closing = True
         life.marshal._loop._thread.join()
-        life.consumer._ending._done = True  # so that what follows ends its connections and says no word
+        life.consumer._ending.done = True  # so that what follows ends its connections and says no word
         life.marshal.close(0.0)
         self.start()
 

@@ -12,7 +12,8 @@ from marshal_py.cli.demo.orders import sound
 from marshal_py.cli.demo.process import Task, receive_task
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.info import ClaimInfo
-from marshal_py.client.marshal import connect, stop_on_signals
+from marshal_py.client.marshal import connect
+from marshal_py.client.signals import stop_on_signals
 from marshal_py.errors import MarshalError
 
 # Claims and losses are written down where they happen; every consumer is unfenced when it has joined.
@@ -30,8 +31,7 @@ def consume(task: Task, journal: Journal) -> None:
     options: dict[str, Any] = {"delivery": task.delivery, "start": "earliest", "on_claim": claimed, "on_lost": lost,
                                "heartbeat_interval_s": task.interval_s}  # fmt: skip
     with connect(task.settings, client_id=task.name, coordination_topic=task.coordination_topic) as marshal:
-        with marshal.consumer(task.group, [task.topic], **options) as consumer:
-            stop_on_signals(consumer)
+        with marshal.consumer(task.group, [task.topic], **options) as consumer, stop_on_signals(consumer):
             journal.write(Joined(now()))
             for message in consumer:
                 journal.write(Delivered(now(), message.partition, message.offset, (message.key or b"").decode(),

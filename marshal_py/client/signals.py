@@ -1,0 +1,114 @@
+"""Stopping consumers by signals: handlers that ask them to stop, call what was there before, and can be taken back.
+
+A library installs no handler unasked; `stop_on_signals` is how a program asks. A handler may run between any two
+instructions of the main thread, so it calls `Consumer.request_stop` alone, which takes no lock.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType, TracebackType
+from typing import Self
+
+from marshal_py.client.consumer import Consumer
+from marshal_py.errors import InvalidOption
+
+Handler = Callable[[int, FrameType | None], object] | int
+
+
+class SignalHandlers:
+    """What `stop_on_signals` returns. A context manager; leaving it puts the former handlers back."""
+
+    def __init__(self, consumers: Sequence[Consumer], signals: Sequence[int]) -> None:
+        _check_thread()
+        self._consumers = consumers
+        self._pid = os.getpid()
+        self._seen: set[int] = set()  # signals that have come once
+        self._former: dict[int, Handler] = {}
+        self._active = True
+        for number in signals:
+            try:
+                if (former := signal.getsignal(number)) is None:
+                    raise ValueError("its handler was not installed by Python, so it could not be put back")
+                self._former[number] = former
+                signal.signal(number, self._handle)
+            except (ValueError, OSError) as error:
+                self._former.pop(number, None)
+                self.restore()
+                raise InvalidOption("signals", number, f"{error}; leave this signal out") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:  # fmt: skip
+        self.restore()
+
+    def restore(self) -> None:
+        """Puts the former handlers back, from the main thread. Twice is once.
+
+        Where somebody has installed another handler meanwhile, that one stays; if it calls this one, this one calls the
+        former.
+        """
+        _check_thread()
+        self._active = False
+        for number in self._former:
+            self._put_back(number)
+
+    def _put_back(self, number: int) -> None:
+        if signal.getsignal(number) == self._handle:
+            signal.signal(number, self._former[number])
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        # A forked child inherits the handler and none of the consumers.
+        if not self._active or os.getpid() != self._pid or all(consumer._ending.done for consumer in self._consumers):
+            self._as_before(number, frame)
+            return
+        again = number in self._seen
+        self._seen.add(number)
+        for consumer in self._consumers:
+            consumer.request_stop()
+        former = self._former[number]
+        if callable(former) and former is not signal.default_int_handler:
+            former(number, frame)
+        elif again:  # somebody else's handler, installed after this one, has called it
+            self._as_before(number, frame)
+        else:
+            self._put_back(number)  # so that a second one works even while Python is inside C
+
+    def _as_before(self, number: int, frame: FrameType | None) -> None:
+        former = self._former[number]
+        if callable(former):
+            former(number, frame)
+        elif former == signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+
+def _check_thread() -> None:
+    thread = threading.current_thread()
+    if thread is not threading.main_thread():
+        raise InvalidOption("stop_on_signals", thread.name, "call it from the main thread, the only one that Python "
+                            "lets install handlers; in another one call request_stop()")  # fmt: skip
+
+
+def stop_on_signals(*consumers: Consumer,
+                    signals: Sequence[int] = (signal.SIGTERM, signal.SIGINT)) -> SignalHandlers:  # fmt: skip
+    """Ends the iteration of these consumers when a signal comes; the program then leaves its `with` block as usual.
+
+        with marshal.consumer("billing", ["orders"]) as consumer, stop_on_signals(consumer):
+
+    Others may take over first, for a second at most, while messages still come (`Consumer.request_stop`). The handlers
+    are installed by the call, and put back at the end of the `with` block or by `restore()`; after a plain call without
+    either they stay, and step aside once the consumers have stopped.
+
+    A handler that the program or its framework had installed (uvicorn's, asyncio's) is called after the consumers were
+    asked, each time. Python's own are not: the first signal ends the iteration and no more, a second one of the same
+    kind does what it did before the call (SIGINT raises KeyboardInterrupt, SIGTERM ends the process).
+
+    Call it from the main thread. Raises InvalidOption in another one, and for a signal that cannot be handled.
+    """
+    return SignalHandlers(consumers, signals)
