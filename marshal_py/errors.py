@@ -41,6 +41,8 @@
     |   +-- AdminGaveUp           an operation was not read done in time
     +-- ClusterError              Kafka or its topics are not as they must be
         +-- ClusterUnreachable    no broker answered in time (retriable)
+        +-- AuthenticationFailed  the brokers do not take this client's credentials
+        +-- TlsMismatch           client and brokers do not agree on TLS, or on a certificate
         +-- AccessDenied          this client lacks a right
         +-- TopicMissing          a topic to consume does not exist (retriable once it is created)
         +-- PartitionError        Kafka refuses to serve a partition (authorization, for one)
@@ -470,6 +472,25 @@ class ClusterUnreachable(ClusterError):
     def __init__(self, servers: str, waiting_for: str, reason: str) -> None:
         self.servers, self.waiting_for, self.reason = servers, waiting_for, reason
         super().__init__(f"no answer from {servers} while waiting for {waiting_for}: {reason}")
+
+
+class AuthenticationFailed(ClusterError):
+    """The brokers refuse this client's credentials, or their mechanism, again and again. Waiting does not mend it."""
+
+    def __init__(self, servers: str, principal: str, reason: str) -> None:
+        self.servers, self.principal, self.reason = servers, principal, reason
+        super().__init__(f"{servers} refuses to authenticate {principal}: {reason}; check sasl.username, sasl.password "
+                         f"and sasl.mechanism")
+
+
+class TlsMismatch(ClusterError):
+    """Client and brokers do not agree on TLS: one of them speaks it alone, or a certificate is not trusted."""
+
+    def __init__(self, servers: str, protocol: str, reason: str) -> None:
+        """`protocol`: the client's security.protocol."""
+        self.servers, self.protocol, self.reason = servers, protocol, reason
+        super().__init__(f"no connection to {servers} with security.protocol={protocol}: {reason}; check "
+                         f"security.protocol, the port, and ssl.ca.location")
 
 
 class AccessDenied(ClusterError):

@@ -22,9 +22,10 @@ from marshal_py.client.observer import Observer
 from marshal_py.errors import AccessDenied, ClusterError, MarshalError, TopicMissing
 from marshal_py.protocol.world import Group
 from marshal_py.transport.kafka import KafkaDoor
-from marshal_py.transport.kafka_admin import UNNAMED, KafkaAdmin, principal_of
+from marshal_py.transport.kafka_admin import KafkaAdmin
 from marshal_py.transport.ports import CAPABILITIES, TopicInfo
 from marshal_py.transport.soundness import FOREVER, SAFE_BROKERS
+from marshal_py.transport.trouble import UNNAMED, principal_of
 
 EXAMPLE: Final = frame.example("marshal doctor --bootstrap-servers localhost:9092")
 SETTINGS_OF_CLUSTERS: Final = ("replication factor", "min.insync.replicas", "unclean.leader.election.enable")

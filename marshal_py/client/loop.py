@@ -21,7 +21,7 @@ from marshal_py.client import opening
 from marshal_py.client.callbacks import Callbacks
 from marshal_py.client.forks import ForkedLock, watch
 from marshal_py.client.info import ClaimInfo
-from marshal_py.client.policy import DEFAULT_POLICY, Policy
+from marshal_py.client.policy import Policy
 from marshal_py.client.station import COOL_POLL_S, Station
 from marshal_py.client.upkeep import Upkeep
 from marshal_py.client.worker import Worker
@@ -57,7 +57,7 @@ class Loop:
     """The driver of all members of one Marshal."""
 
     def __init__(self, coordination: CoordinationLog, admin: ClusterAdmin, clock: Clock, servers: str,
-                 topic: str, draw: Callable[[int], bytes], policy: Policy = DEFAULT_POLICY) -> None:  # fmt: skip
+                 topic: str, draw: Callable[[int], bytes], policy: Policy, callbacks: Callbacks) -> None:  # fmt: skip
         self.log, self.admin, self.clock = coordination, admin, clock
         self.servers, self.topic, self.draw = servers, topic, draw
         lock = threading.RLock()
@@ -67,7 +67,7 @@ class Loop:
         self.broken: dict[int, CoordinationError] = {}
         self.stations: list[Station] = []
         self.ended: BackgroundThreadEnded | None = None  # what every verb raises once the thread is gone
-        self.callbacks = Callbacks()
+        self.callbacks = callbacks
         self.worker = Worker("marshal-worker")
         self.clerk = Worker("marshal-clerk")  # reads history: seconds, in which nobody's start may have to wait
         self.upkeep = Upkeep(self, policy)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
+from marshal_py.client.callbacks import Callbacks
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.ending import LEAVE_TIMEOUT_S
 from marshal_py.client.loop import Loop
@@ -23,7 +24,7 @@ from marshal_py.client.options import (
     check_policy,
     check_topics,
 )
-from marshal_py.client.policy import DEFAULT_POLICY, HISTORY_KEPT_S, Policy
+from marshal_py.client.policy import HISTORY_KEPT_S, Policy
 from marshal_py.client.station import Station
 from marshal_py.errors import ConsumerClosed, InvalidOption, KafkaGroupIsLive, TopicMissing, UnsupportedPlatform
 from marshal_py.protocol.identity import check_id
@@ -62,7 +63,11 @@ def connect(servers_or_config: str | Mapping[str, Any] | MemoryDoor, *, client_i
     `evidence_dir`: where a consumer that ends with Diverged keeps the state that it held; the system's temporary folder
     if left out.
 
-    Raises ClusterUnreachable after `timeout_s`, CoordinationError, InvalidName, InvalidOption, UnsupportedPlatform.
+    `error_cb`, `stats_cb` and `logger` among the settings are called, on the thread "marshal-callbacks". While no
+    broker answers, a line on the log says every 5 s why.
+
+    Raises ClusterUnreachable after `timeout_s`, with what librdkafka said last; after about 2 s AuthenticationFailed,
+    TlsMismatch; CoordinationError, AccessDenied, InvalidName, InvalidOption, UnsupportedPlatform.
     """
     if sys.platform == "win32":
         raise UnsupportedPlatform("marshal_py", "Windows", "run it on Linux or macOS, or inside WSL")
@@ -76,17 +81,24 @@ def connect(servers_or_config: str | Mapping[str, Any] | MemoryDoor, *, client_i
     check_topics([coordination_topic])
     if type(statistics_interval_ms) is not int or not 0 <= statistics_interval_ms <= STATISTICS_MS_MAX:
         raise InvalidOption("statistics_interval_ms", statistics_interval_ms, f"0 (never) to {STATISTICS_MS_MAX}")
-    door = servers_or_config if isinstance(servers_or_config, MemoryDoor) else KafkaDoor(servers_or_config, timeout_s)
-    if isinstance(door, KafkaDoor):
-        door.watch(statistics_interval_ms)
-    return Marshal(door, given, coordination_topic, coordination_partitions, timeout_s, policy)
+    callbacks = Callbacks()
+    try:
+        if isinstance(servers_or_config, MemoryDoor):
+            door: KafkaDoor | MemoryDoor = servers_or_config
+        else:
+            door = KafkaDoor(servers_or_config, timeout_s, callbacks.submit)
+            door.watch(statistics_interval_ms)
+        return Marshal(door, given, coordination_topic, coordination_partitions, timeout_s, policy, callbacks)
+    except BaseException:
+        callbacks.close(0.0)
+        raise
 
 
 class Marshal:
     """A connection. A context manager; leaving it stops its consumers. Made by `connect`."""
 
     def __init__(self, door: KafkaDoor | MemoryDoor, client_id: str, topic: str, partitions: int,
-                 timeout_s: float, policy: Policy = DEFAULT_POLICY) -> None:  # fmt: skip
+                 timeout_s: float, policy: Policy, callbacks: Callbacks) -> None:  # fmt: skip
         self.client_id = client_id
         self.coordination_topic = topic
         self.door = door
@@ -95,7 +107,7 @@ class Marshal:
         self._closed = self._done = False
         servers = str(door.given["bootstrap.servers"]) if isinstance(door, KafkaDoor) else "memory"
         self._loop = Loop(door.log(topic, client_id), door.admin(), SystemClock(), servers, topic, secrets.token_bytes,
-                          policy)  # fmt: skip
+                          policy, callbacks)  # fmt: skip
         try:
             self._loop.start()
             self.root: Genesis = self._loop.open_root(partitions, timeout_s)

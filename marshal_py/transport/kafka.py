@@ -10,8 +10,9 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any, Final, TypeVar
 
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
@@ -30,10 +31,14 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport import settings
+from marshal_py.transport.connecting import cluster_id, metadata
 from marshal_py.transport.embedded import FETCH_WAIT_MS, is_embedded
-from marshal_py.transport.kafka_admin import KafkaAdmin, asker, cluster_id, list_bounds, principal_of
+from marshal_py.transport.kafka_admin import KafkaAdmin, asker, list_bounds
 from marshal_py.transport.kafka_source import KafkaSource
 from marshal_py.transport.ports import Bounds, LogRecord
+from marshal_py.transport.trouble import READ, WRITE, Trouble, apart, called_here, principal_of
+
+T = TypeVar("T")
 
 DRAIN_MAX: Final = 10_000  # records taken at once: bounds the memory and the time under the caller's lock
 LOG_FETCH_WAIT_MS: Final = 100  # an idle fetch per 100 ms and client; a broker answers at once when a record comes
@@ -41,13 +46,10 @@ BOUNDS_TIMEOUT_S: Final = 10.0
 FLUSH_POLL_S: Final = 0.05  # how often a close looks whether everything is written
 READ_POLL_S: Final = 0.1  # a thread that reads a range looks up so often, for ctrl-C
 
+LISTEN_S: Final = 1.0  # how often a client for questions is polled for its events
+DENIED_AGAIN_S: Final = 1.0  # a reader that was denied a partition asks for it again
+SIZE: Final = "Size"  # a kind of refusal: smaller records that are taken do not disprove it
 STATISTICS_KEPT: Final = 3  # intervals without news; then the client that told them is gone
-
-# Errors of a produce that no later attempt can mend.
-_REFUSALS: Final = frozenset({
-    KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION,
-})  # fmt: skip
 
 # The right to an idempotent producer comes with Write, so without it the cluster is what refuses.
 _NO_RIGHT: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
@@ -62,39 +64,39 @@ class KafkaLog:
         self._given = given
         self._servers = str(given["bootstrap.servers"])
         self.produce_errors = 0
-        self._trouble = ""
-        self._refused: MarshalError | None = None
+        self._trouble = Trouble(given)
+        self._too_large_bytes = 0  # the smallest record that the cluster did not take for its size
         self._followed: dict[int, int] = {}  # log -> next offset
         self._broken: deque[CoordinationError] = deque()  # raised one by one; the other logs are read on
         self._polling = threading.Lock()  # librdkafka frees a client while another thread is inside it: close waits
         self._closed = False
-        self._reader = {**settings.log_reader(given, client_id, fetch_wait_ms), "error_cb": self._on_error}
+        self._asked: dict[int, tuple[int, Future[Bounds]]] = {}  # log -> refused position, and where the log is now
+        self._denied: dict[int, float] = {}  # log -> when its reading is tried again
+        self._listen_s = 0.0
+        self._reader = {**settings.log_reader(given, client_id, fetch_wait_ms), "error_cb": self._trouble.heard}
         self._consumer = settings.made(Consumer, self._reader)
         self._asker = asker(given, client_id)
-        self._writer = {**settings.log_writer(given, client_id), "error_cb": self._on_error}
+        self._writer = {**settings.log_writer(given, client_id), "error_cb": self._trouble.heard}
         self._making = threading.Lock()
         self._producer = settings.made(Producer, self._writer) if writes else None
 
-    def _on_error(self, error: KafkaError) -> None:
-        """librdkafka's own thread of events: what the connection suffers from, for `waiting_for`."""
-        self._judge(error, -1, "Read")
-
-    def _judge(self, error: KafkaError, log: int, operation: str) -> None:
-        if error.code() in _REFUSALS:
-            if error.code() in _NO_RIGHT:
-                self._refused = AccessDenied(principal_of(self._given), operation, "topic", self.topic)
-            else:
-                self._refused = PartitionError(self.topic, log, f"Kafka refuses it: {error.str()}")
-        self._trouble = error.str()
+    def _judge(self, error: KafkaError, operation: str) -> None:
+        if error.code() in _NO_RIGHT:
+            denied = AccessDenied(principal_of(self._given), operation, "topic", self.topic)
+            self._trouble.refuse(operation, denied)
+        self._trouble.say(error.str())
 
     def follow(self, log: int, offset: int) -> None:
         at = KafkaPartition(self.topic, log, offset)
         if not self._followed:
             # See KafkaSource.learn: an assignment of an unknown topic waits for librdkafka's next look.
             try:
-                self._consumer.list_topics(self.topic, timeout=BOUNDS_TIMEOUT_S)
+                metadata(self._consumer, self.topic, BOUNDS_TIMEOUT_S)
             except KafkaException as error:
-                raise ClusterUnreachable(self._servers, f"metadata of {self.topic}", str(error.args[0])) from error
+                reason = self._trouble.reason(str(error.args[0]))
+                raise ClusterUnreachable(self._servers, f"metadata of {self.topic}", reason) from error
+        self._asked.pop(log, None)
+        self._denied.pop(log, None)
         if log in self._followed:
             self._consumer.incremental_unassign([at])
         self._followed[log] = offset
@@ -108,12 +110,7 @@ class KafkaLog:
         return records
 
     def _read(self, timeout_s: float) -> list[LogRecord]:
-        try:
-            if self._producer is not None:
-                self._producer.poll(0)
-        except KafkaException as fatal:
-            # This producer will never write again. Who may not Write is refused its idempotence first of all.
-            self._refused_for_good(fatal.args[0])
+        self._listen()
         first = self._consumer.poll(timeout_s)
         if first is None:
             return []
@@ -130,8 +127,42 @@ class KafkaLog:
             value = message.value()
             records.append(LogRecord(log, offset, value, message.timestamp()[1], message.key()))
         if records:
-            self._trouble = ""
+            self._trouble.succeed(READ)
         return records
+
+    def _listen(self) -> None:
+        """What came of earlier appends and questions. Never waits."""
+        producer, now_s = self._producer, time.monotonic()
+        if producer is not None:
+            try:
+                producer.poll(0)
+            except KafkaException as fatal:
+                self._drop_producer(producer, fatal.args[0])
+        if now_s >= self._listen_s:
+            self._listen_s = now_s + LISTEN_S
+            self._asker.listen()  # or its events would pile up
+        for log, (at, answer) in [*self._asked.items()]:
+            if answer.done():
+                self._asked.pop(log, None)
+                if answer.exception() is None:
+                    self._broken.append(self._outside(log, at, answer.result()))
+                else:
+                    self.follow(log, at)  # librdkafka says it once per assignment: let it say it again
+        for log in [log for log, due_s in self._denied.items() if now_s >= due_s]:
+            del self._denied[log]
+            self.follow(log, self._followed[log])  # the same
+
+    def _drop_producer(self, producer: Producer, error: KafkaError) -> None:
+        """This one will never write again; the next append makes another. Who may not Write is refused its idempotence
+        first of all.
+        """
+        failed = PartitionError(self.topic, -1, f"the producer has failed for good: {error.str()}")
+        self._trouble.refuse(WRITE, failed)
+        self._judge(error, WRITE)
+        with self._making:
+            if self._producer is producer:
+                self._producer = None
+        producer.purge(blocking=False)
 
     def _read_error(self, message: Message, error: KafkaError) -> None:
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
@@ -140,19 +171,12 @@ class KafkaLog:
             if truncation:
                 self._broken.append(TopicRecreated(log, f"offset {at}", f"a log that was cut below it ({truncation})"))
                 return
-            try:
-                bounds = self.bounds(log, BOUNDS_TIMEOUT_S)
-            except ClusterUnreachable:
-                self.follow(log, at)  # librdkafka says it once per assignment: let it say it again
-                return
-            self._broken.append(self._outside(log, at, bounds))
+            # Beside, for heartbeats must not wait for it.
+            self._asked[log] = at, _beside(lambda: self.bounds(log, BOUNDS_TIMEOUT_S))
             return
-        self._judge(error, message.partition() or 0, "Read")
-
-    def _refused_for_good(self, error: KafkaError) -> None:
-        self._judge(error, -1, "Write")
-        if self._refused is None:
-            self._refused = PartitionError(self.topic, -1, f"the producer has failed for good: {error.str()}")
+        self._judge(error, READ)
+        if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED and message.partition() in self._followed:
+            self._denied[message.partition() or 0] = time.monotonic() + DENIED_AGAIN_S
 
     def _outside(self, log: int, at: int, bounds: Bounds) -> CoordinationError:
         if at < bounds.first:
@@ -164,7 +188,7 @@ class KafkaLog:
         consumer = settings.made(Consumer, self._reader)
         try:
             # See KafkaSource.learn: an assignment of an unknown topic waits for librdkafka's next look.
-            consumer.list_topics(self.topic, timeout=timeout_s)
+            metadata(consumer, self.topic, timeout_s)
             consumer.assign([KafkaPartition(self.topic, log, start)])
             at, deadline = start, time.monotonic() + timeout_s
             while at < end:
@@ -175,10 +199,11 @@ class KafkaLog:
                     at, deadline = records[-1].offset + 1, time.monotonic() + timeout_s
                     yield records
                 elif self._closed or time.monotonic() >= deadline:
-                    reason = "the connection was closed" if self._closed else self._trouble or "nothing came"
+                    reason = "the connection was closed" if self._closed else self._trouble.reason("nothing came")
                     raise ClusterUnreachable(self._servers, f"offset {at} of coordination partition {log}", reason)
         except KafkaException as error:
-            raise ClusterUnreachable(self._servers, f"metadata of {self.topic}", str(error.args[0])) from error
+            reason = self._trouble.reason(str(error.args[0]))
+            raise ClusterUnreachable(self._servers, f"metadata of {self.topic}", reason) from error
         finally:
             consumer.close()
 
@@ -203,24 +228,30 @@ class KafkaLog:
             self._producer.produce(self.topic, value, key, log, on_delivery=self._on_delivery)
         except BufferError:
             self.produce_errors += 1
-            self._trouble = "the producer's queue is full"
+            self._trouble.say("the producer's queue is full")
             return False
         except KafkaException as error:
             self.produce_errors += 1
-            self._trouble = str(error.args[0])
+            self._trouble.say(str(error.args[0]))
             if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                raise MessageTooLarge("a coordination record", len(value), self._trouble) from error
+                raise MessageTooLarge("a coordination record", len(value), self._trouble.words) from error
             return False
         return True
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
+        size_bytes = len(message.value() or b"")
         if error is None:
-            self._trouble = ""
+            self._trouble.succeed(WRITE)
+            if 0 < self._too_large_bytes <= size_bytes:
+                self._too_large_bytes = 0
+                self._trouble.succeed(SIZE)
             return
         self.produce_errors += 1
-        self._judge(error, message.partition() or 0, "Write")
-        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-            self._refused = MessageTooLarge("a coordination record", len(message.value() or b""), error.str())
+        self._judge(error, WRITE)
+        # Snapshots have no key. The history then stays as long as it is, and consumers go on.
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and message.key():
+            self._too_large_bytes = min(self._too_large_bytes or size_bytes, size_bytes)
+            self._trouble.refuse(SIZE, MessageTooLarge("a coordination record", size_bytes, error.str()))
 
     def bounds(self, log: int, timeout_s: float) -> Bounds:
         # Not by the reading consumer: its own question waited for as long as another thread polled it (seen: 10 s).
@@ -228,10 +259,10 @@ class KafkaLog:
         return list_bounds(self._asker, [tp], timeout_s, self._given)[tp]
 
     def waiting_for(self) -> str:
-        return self._trouble
+        return self._trouble.words
 
     def refused(self) -> MarshalError | None:
-        return self._refused
+        return self._trouble.refused()
 
     def close(self, flush_s: float) -> None:
         if self._producer is not None:
@@ -248,6 +279,20 @@ class KafkaLog:
                 self._consumer.close()
 
 
+def _beside(question: Callable[[], T]) -> Future[T]:
+    """The answer of something that waits, from a thread of its own: seldom enough for that."""
+    answer: Future[T] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(question())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, name="marshal-question", daemon=True).start()
+    return answer
+
+
 class _Named(Struct):
     """What is read of librdkafka's statistics."""
 
@@ -260,11 +305,17 @@ _name_of: Final = msgspec.json.Decoder(_Named)
 class KafkaDoor:
     """Door into a Kafka cluster, the embedded broker included."""
 
-    def __init__(self, servers: str | Mapping[str, Any], connect_timeout_s: float) -> None:
-        """Asks the cluster who it is. Raises ClusterUnreachable after `connect_timeout_s`, InvalidOption."""
+    def __init__(self, servers: str | Mapping[str, Any], connect_timeout_s: float,
+                 call: Callable[[Callable[[], object]], object] = called_here) -> None:  # fmt: skip
+        """Asks the cluster who it is. `call` runs what the user's own `error_cb`, `stats_cb` and `logger` do.
+
+        Raises ClusterUnreachable after `connect_timeout_s`; AuthenticationFailed, TlsMismatch; InvalidOption.
+        """
         self.given = settings.from_user(servers)
+        self._call = call
+        self._own = apart(self.given, call)
         self.client_id = str(self.given.get("client.id", settings.default_client_id()))
-        self.embedded = is_embedded(cluster_id(self.given, self.client_id, connect_timeout_s))
+        self.embedded = is_embedded(cluster_id(self._own, self.client_id, connect_timeout_s))
         self.name = "embedded" if self.embedded else "kafka"
         self.timeout_s = connect_timeout_s
         self._watched: settings.Settings = {}
@@ -276,6 +327,9 @@ class KafkaDoor:
 
     def _keep(self, text: str) -> None:
         """Called by librdkafka's clients while they are polled."""
+        own = self._own.get("stats_cb")
+        if own is not None:
+            own(text)
         now = time.monotonic()
         self._statistics[_name_of.decode(text).name] = now, text
         kept_s = STATISTICS_KEPT * self._watched["statistics.interval.ms"] / 1000
@@ -288,12 +342,13 @@ class KafkaDoor:
 
     def log(self, topic: str, client_id: str, writes: bool = True) -> KafkaLog:
         wait_ms = FETCH_WAIT_MS if self.embedded else LOG_FETCH_WAIT_MS
-        return KafkaLog({**self.given, **self._watched}, topic, client_id, wait_ms, writes)
+        return KafkaLog({**self._own, **self._watched}, topic, client_id, wait_ms, writes)
 
     def source(self, group: str, client_id: str, extra: Mapping[str, Any]) -> KafkaSource:
         wait_ms = FETCH_WAIT_MS if self.embedded else None
-        given = {**self.given, **self._watched, **settings.checked(dict(extra))}
+        own = apart(settings.checked(dict(extra)), self._call)
+        given = {**self._own, **self._watched, **own}
         return KafkaSource(settings.data_reader(given, client_id, group, wait_ms))
 
     def admin(self) -> KafkaAdmin:
-        return KafkaAdmin(self.given, self.client_id, self.embedded, self.timeout_s)
+        return KafkaAdmin(self._own, self.client_id, self.embedded, self.timeout_s)

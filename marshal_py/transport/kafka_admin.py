@@ -41,8 +41,10 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport import embedded, settings
+from marshal_py.transport.connecting import metadata
 from marshal_py.transport.ports import CAPABILITIES, Bounds, TopicInfo
 from marshal_py.transport.soundness import FOREVER, SAFE_BROKERS, SAFE_ISR, wrong_settings
+from marshal_py.transport.trouble import Trouble, principal_of
 
 T = TypeVar("T")
 
@@ -51,11 +53,13 @@ CREATED_POLL_S: Final = 0.05  # metadata spreads within tens of ms
 LIST_TIMEOUT_S_MIN: Final = 1.0  # the last attempt still gets this long
 COORDINATOR_TIMEOUT_S: Final = 2.0  # A group's coordinator answers in milliseconds; then a new client asks once more.
 NO_TOPIC_ID: Final = str(Uuid(0, 0))  # what brokers answer that are too old for ids
-UNNAMED: Final = "User:NAME"  # in an ACL for somebody whom the settings do not name
 REQUEST_TIMEOUT_S_MAX: Final = 3_600.0  # the longest that librdkafka takes
+LEADER_TIMEOUT_S: Final = 3.0  # A leader answers in milliseconds; then somebody else may lead.
+# A topic that is new, or whose leader changes: the broker that is asked does not lead it, or has not heard of it.
 _MOVING: Final = frozenset({
     KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION, KafkaError._NOENT, KafkaError._TRANSPORT, KafkaError._TIMED_OUT,
 })  # fmt: skip
 _KINDS: Final = {KafkaError.TOPIC_AUTHORIZATION_FAILED: "topic", KafkaError.GROUP_AUTHORIZATION_FAILED: "group",
                  KafkaError.CLUSTER_AUTHORIZATION_FAILED: "cluster"}  # fmt: skip
@@ -65,65 +69,69 @@ _DENIED: Final = frozenset({
 })  # fmt: skip
 
 
-def _learn_leaders(client: AdminClient, topics: Iterable[str], timeout_s: float) -> None:
+class Asker(AdminClient):
+    """A client for questions alone. It hears what librdkafka says of its connections only while it is polled."""
+
+    trouble: Trouble
+
+    def listen(self) -> Trouble:
+        """What librdkafka has said since the last look."""
+        self.poll(0)
+        return self.trouble
+
+    def reason(self, error: KafkaException | TimeoutError) -> str:
+        """Why a question failed, with librdkafka's last words."""
+        return self.listen().reason(_text(error))
+
+
+def asker(given: settings.Settings, client_id: str) -> Asker:
+    trouble = Trouble(given)
+    client = settings.made(Asker, {**settings.admin(given, client_id), "error_cb": trouble.heard})
+    client.trouble = trouble
+    return client
+
+
+def _learn_leaders(client: Asker, topics: Iterable[str], timeout_s: float) -> None:
     """librdkafka asks by the leader epoch that it knows, and does not ask anew when a broker says that it is old."""
     with contextlib.suppress(KafkaException):  # what is wrong, the question itself will say
         for topic in sorted(topics):
-            client.list_topics(topic, timeout=timeout_s)
+            metadata(client, topic, timeout_s)
 
 
-def cluster_id(given: settings.Settings, client_id: str, timeout_s: float) -> str | None:
-    """The cluster's id, by its metadata. Raises ClusterUnreachable."""
-    client = asker(given, client_id)
-    try:
-        answer: str | None = client.list_topics(timeout=timeout_s).cluster_id
-        return answer
-    except KafkaException as error:
-        raise ClusterUnreachable(str(given["bootstrap.servers"]), "the cluster's metadata", _text(error)) from error
-
-
-def asker(given: settings.Settings, client_id: str) -> AdminClient:
-    """A client for questions alone."""
-    return settings.made(AdminClient, settings.admin(given, client_id))
-
-
-def principal_of(given: Mapping[str, Any]) -> str:
-    """Whom an ACL must name. Where no user stands in the settings (TLS), only the brokers know."""
-    return f"User:{given['sasl.username']}" if "sasl.username" in given else UNNAMED
-
-
-def judged(given: settings.Settings, code: int, text: str, what: str, right: tuple[str, str]) -> ClusterError:
+def judged(client: Asker, given: settings.Settings, error: KafkaException | TimeoutError, what: str,
+           right: tuple[str, str]) -> ClusterError:  # fmt: skip
     """Kafka's refusal as one of ours. `right`: the operation and what it is done with, if it was a matter of rights."""
-    kind = _KINDS.get(code)
+    kind = _KINDS.get(_code(error))
     if kind is not None:
         return AccessDenied(principal_of(given), right[0], kind, right[1])
-    return ClusterUnreachable(str(given["bootstrap.servers"]), what, text)
+    return ClusterUnreachable(str(given["bootstrap.servers"]), what, client.reason(error))
 
 
 def list_bounds(
-    client: AdminClient, tps: Sequence[TopicPartition], timeout_s: float, given: settings.Settings,
+    client: Asker, tps: Sequence[TopicPartition], timeout_s: float, given: settings.Settings,
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> dict[TopicPartition, Bounds]:  # fmt: skip
     """First and end offsets of partitions, in two requests for all. Raises ClusterUnreachable, AccessDenied."""
     deadline = time.monotonic() + timeout_s
+    client.listen().forget()
     found: list[dict[TopicPartition, int]] = []
     while len(found) < 2:
         spec = (OffsetSpec.earliest, OffsetSpec.latest)[len(found)]()  # type: ignore[no-untyped-call]
         wanted = {KafkaPartition(*tp): spec for tp in tps}
         left_s = max(LIST_TIMEOUT_S_MIN, deadline - time.monotonic())
+        patience_s = min(left_s, LEADER_TIMEOUT_S)
         try:
             futures = client.list_offsets(wanted, isolation_level=isolation, request_timeout=left_s)
-            found.append({TopicPartition(tp.topic, tp.partition): future.result(left_s).offset
+            found.append({TopicPartition(tp.topic, tp.partition): future.result(patience_s).offset
                           for tp, future in futures.items()})  # fmt: skip
         except (KafkaException, TimeoutError) as error:
-            # A topic that is new or changes its leader: the broker that is asked does not lead it, yet or any more.
-            if _code(error) in _MOVING and time.monotonic() < deadline:
+            if (isinstance(error, TimeoutError) or _code(error) in _MOVING) and time.monotonic() < deadline:
                 time.sleep(CREATED_POLL_S)
-                _learn_leaders(client, {tp.topic for tp in tps}, left_s)
+                _learn_leaders(client, {tp.topic for tp in tps}, max(0.0, deadline - time.monotonic()))
                 continue
             names = ", ".join(map(str, tps[:3]))
             right = ("Describe", tps[0].topic)
-            raise judged(given, _code(error), _text(error), f"the ends of {names}", right) from error
+            raise judged(client, given, error, f"the ends of {names}", right) from error
     return {tp: Bounds(found[0][tp], found[1][tp]) for tp in tps}
 
 
@@ -154,10 +162,11 @@ class KafkaAdmin:
         self._servers = str(given["bootstrap.servers"])
 
     def _ask(self, what: str, question: Callable[[], T], right: tuple[str, str] = ("Describe", "")) -> T:
+        self._client.listen().forget()
         try:
             return question()
         except (KafkaException, TimeoutError) as error:
-            raise judged(self._given, _code(error), _text(error), what, right) from error
+            raise judged(self._client, self._given, error, what, right) from error
 
     def _wait(self, what: str, future: Future[T], right: tuple[str, str]) -> T:
         return self._ask(what, lambda: future.result(self._timeout_s), right)
@@ -230,7 +239,7 @@ class KafkaAdmin:
                 return  # another client was faster
             if _code(error) in _DENIED:
                 raise CoordinationTopicMissing(topic, _text(error), self._command(topic, replicas)) from error
-            raise ClusterUnreachable(self._servers, f"creation of {topic}", _text(error)) from error
+            raise ClusterUnreachable(self._servers, f"creation of {topic}", self._client.reason(error)) from error
 
     def _check(self, topic: str) -> None:
         for error in self.wrong_settings(topic):
@@ -250,7 +259,7 @@ class KafkaAdmin:
     def _metadata(self, topic: str | None) -> Any:
         # The embedded broker creates a topic that is asked for by name, so there all are listed.
         name = None if self._embedded else topic
-        return self._ask("metadata", lambda: self._client.list_topics(name, timeout=self._timeout_s))
+        return self._ask("metadata", lambda: metadata(self._client, name, self._timeout_s))
 
     def describe_topic(self, topic: str) -> TopicInfo | None:
         if self._embedded:  # it describes nothing, and its topics have no ids
@@ -263,8 +272,8 @@ class KafkaAdmin:
             if _code(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return None
             # Not authorized is not the same as "none", although such a client is told no more about either.
-            raise judged(self._given, _code(error), _text(error), f"the description of {topic}",
-                         ("Describe", topic)) from error  # fmt: skip
+            what = f"the description of {topic}"
+            raise judged(self._client, self._given, error, what, ("Describe", topic)) from error
         topic_id = str(found.topic_id)
         return TopicInfo(len(found.partitions), "" if topic_id == NO_TOPIC_ID else topic_id)
 
@@ -279,7 +288,7 @@ class KafkaAdmin:
         try:
             self._client.create_topics([request], operation_timeout=self._timeout_s)[topic].result(CREATED_TIMEOUT_S)
         except (KafkaException, TimeoutError) as error:
-            raise ClusterUnreachable(self._servers, f"creation of {topic}", _text(error)) from error
+            raise ClusterUnreachable(self._servers, f"creation of {topic}", self._client.reason(error)) from error
 
     def brokers(self) -> dict[int, str]:
         """Address of every live broker, by its id."""
@@ -319,7 +328,7 @@ class KafkaAdmin:
         for answer in found:
             if answer.error is not None:  # not the same as "none": the start would be the fallback then
                 right = ("Describe", answer.topic)
-                raise judged(self._given, answer.error.code(), answer.error.str(), what, right)
+                raise judged(self._client, self._given, KafkaException(answer.error), what, right)
         return {TopicPartition(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
 
     def commit(self, group: str, positions: Mapping[TopicPartition, int]) -> str:
@@ -343,7 +352,8 @@ class KafkaAdmin:
         except (KafkaException, TimeoutError) as error:
             if _code(error) in _DENIED:
                 return _text(error)
-            raise ClusterUnreachable(self._servers, f"the deletion of records of {tp}", _text(error)) from error
+            reason = self._client.reason(error)
+            raise ClusterUnreachable(self._servers, f"the deletion of records of {tp}", reason) from error
         return ""
 
     def live_kafka_members(self, group: str) -> int:
@@ -353,7 +363,8 @@ class KafkaAdmin:
             if _code(error) in (KafkaError.GROUP_ID_NOT_FOUND, KafkaError._UNSUPPORTED_FEATURE,
                                 KafkaError.GROUP_AUTHORIZATION_FAILED):  # fmt: skip
                 return 0  # no such group, or a cluster that cannot tell: nobody is known to be alive
-            raise ClusterUnreachable(self._servers, f"the members of group {group}", _text(error)) from error
+            reason = self._client.reason(error)
+            raise ClusterUnreachable(self._servers, f"the members of group {group}", reason) from error
 
     def _group(self, group: str, *, rights: bool = False) -> ConsumerGroupDescription:
         """Raises KafkaException, TimeoutError."""

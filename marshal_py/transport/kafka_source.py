@@ -17,6 +17,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from marshal_py.errors import ClusterUnreachable
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport import settings
+from marshal_py.transport.connecting import metadata
 from marshal_py.transport.ports import Chunk, OutOfRange
 
 # Errors on a partition that pass by themselves; librdkafka retries them.
@@ -62,7 +63,7 @@ class KafkaSource:
                     return
                 timeout_s = LEARN_RUNNING_S if self._rounds else LEARN_TIMEOUT_S
                 try:
-                    self._consumer.list_topics(topic, timeout=timeout_s)
+                    metadata(self._consumer, topic, timeout_s)
                 except KafkaException as error:
                     raise ClusterUnreachable(self._servers, f"metadata of {topic}", str(error.args[0])) from error
 

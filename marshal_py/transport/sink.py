@@ -25,6 +25,7 @@ from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport import settings
 from marshal_py.transport.embedded import LogGuard, record_bytes_max
 from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.trouble import Trouble
 
 FULL_POLL_S: Final = 0.1  # one look at a full queue; every acknowledgement makes room at once
 FLUSH_SLICE_S: Final = 0.1
@@ -52,7 +53,9 @@ class KafkaSink:
         self._counts: dict[str, int] = {}  # topic -> partitions
         self._turn = 0
         self._error: MarshalError | None = None
-        self._producer = Producer({**settings.admin(door.given, door.client_id), **_WRITER})
+        self._trouble = Trouble(door.given)
+        self._producer = Producer({**settings.admin(door.given, door.client_id), **_WRITER,
+                                   "error_cb": self._trouble.heard})  # fmt: skip
 
     def write(self, topic: str, value: bytes | None, key: bytes | None = None, headers: Headers = (),
               partition: int | None = None, timestamp_ms: int = 0) -> None:  # fmt: skip
@@ -116,7 +119,8 @@ class KafkaSink:
             case KafkaError._UNKNOWN_TOPIC | KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return TopicMissing(topic)
             case KafkaError._MSG_TIMED_OUT | KafkaError._TIMED_OUT | KafkaError._TRANSPORT:
-                return ClusterUnreachable(self._servers, f"acknowledgements of {topic}", error.str())
+                what, reason = f"acknowledgements of {topic}", self._trouble.reason(error.str())
+                return ClusterUnreachable(self._servers, what, reason)
         return PartitionError(topic, partition, f"writing is refused: {error.str()}")
 
     def _raise_refused(self) -> None:
@@ -137,7 +141,8 @@ class KafkaSink:
                 break
         self._raise_refused()
         if left:
-            raise ClusterUnreachable(self._servers, f"{left} acknowledgements", "no answer in time")
+            reason = self._trouble.reason("no answer in time")
+            raise ClusterUnreachable(self._servers, f"{left} acknowledgements", reason)
 
     def close(self) -> None:
         """Drops what is not sent and lets go. `flush` first."""

@@ -12,6 +12,7 @@ from marshal_py.errors import AccessDenied, ClusterUnreachable, CoordinationTopi
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import Evict, Leave
 from marshal_py.protocol.routing import route
+from marshal_py.transport import trouble
 from marshal_py.transport.kafka import KafkaDoor
 from tests.support.fronts import (
     LOG,
@@ -211,15 +212,16 @@ def test_a_record_that_is_too_large_for_the_client_is_named(embedded: EmbeddedGr
 def test_a_record_that_the_broker_finds_too_large_is_named(embedded: EmbeddedGround) -> None:
     topic = embedded.topic()
     with embedded.connect() as marshal:
-        embedded.broker.fail_requests("Produce", 10, 10)
+        embedded.broker.fail_requests("Produce", *[10] * 100)
         with pytest.raises(MessageTooLarge):
             joined(marshal, "g", [topic])
 
 
-def test_a_client_that_may_not_write_is_told(embedded: EmbeddedGround) -> None:
+def test_a_client_that_may_not_write_is_told(embedded: EmbeddedGround, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trouble, "REFUSED_S", 2.0)
     topic = embedded.topic()
     with embedded.connect() as marshal:
-        embedded.broker.fail_requests("Produce", *[29] * 5)
+        embedded.broker.fail_requests("Produce", *[29] * 100)
         with pytest.raises(AccessDenied, match="may not Write topic '__marshal'"):
             joined(marshal, "g", [topic])
 

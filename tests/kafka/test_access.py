@@ -7,6 +7,7 @@ One guarded broker for all. Every test has users of its own, so that no right of
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from marshal_py.admin import rights
 from marshal_py.admin.group import Group
 from marshal_py.cli import app
 from marshal_py.client import upkeep
-from marshal_py.errors import AccessDenied, CoordinationTopicMissing, MarshalError
+from marshal_py.errors import AccessDenied, AuthenticationFailed, CoordinationTopicMissing, MarshalError, TlsMismatch
 from marshal_py.protocol import codec, keeper
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import Note
@@ -116,6 +117,16 @@ def orders(guarded: GuardedCluster, root: AdminClient) -> str:
 @pytest.fixture
 def group() -> str:
     return f"g-{uuid.uuid4().hex[:8]}"
+
+
+def test_a_wrong_password_is_named_long_before_the_timeout(guarded: GuardedCluster) -> None:
+    given = {**guarded.settings(USERS[0]), **QUIET, "sasl.password": "wrong"}
+    began_s = time.monotonic()
+    with pytest.raises(AuthenticationFailed, match="Invalid username or password"):
+        marshal_py.connect(given, timeout_s=10 * DEADLINE_S)
+    assert time.monotonic() - began_s < DEADLINE_S, "it waited although waiting could not help"
+    with pytest.raises(TlsMismatch, match="answers without TLS"):
+        marshal_py.connect({**given, "security.protocol": "SASL_SSL"}, timeout_s=10 * DEADLINE_S)
 
 
 def consume(settings: dict[str, Any], group: str, topic: str) -> int:

@@ -1,0 +1,135 @@
+"""The first question to a cluster: does it answer, and if it does not, why? Asks for metadata and for nothing else.
+
+Strategy: librdkafka knows one timeout and never looks at signals, so the question is asked in slices, and between them
+what the client has to say is listened to. A port that answers to nothing is asked once what it speaks, for librdkafka
+cannot tell a TLS listener from one that hangs up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+
+from marshal_py.errors import ClusterUnreachable, TlsMismatch
+from marshal_py.transport import settings
+from marshal_py.transport.trouble import Trouble
+
+log = logging.getLogger("marshal_py")
+
+# A slice is as long as ctrl-C may have to wait. An answer that comes after its slice is lost, so that a slow cluster
+# needs longer ones: a quarter of what was waited already, within these bounds.
+SLICE_S_MIN: Final = 0.25
+SLICE_S_MAX: Final = 4.0
+PROBE_AFTER_S: Final = 1.0
+PROBE_TIMEOUT_S: Final = 2.0
+SAY_EVERY_S: Final = 5.0  # a line on the log while it waits; the first after SAY_AFTER_S
+SAY_AFTER_S: Final = 2.0
+DEFAULT_PORT: Final = 9092
+LOG_INFO: Final = 6  # librdkafka's: where connections that were cut are told
+_API_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, 1, -1)  # length, key, version, correlation id, no client id
+_ANSWER_BYTES_MAX: Final = 1 << 20
+
+# Answers that a later attempt may better. Everything else is final.
+_WAITS: Final = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN})
+
+
+def metadata(client: Any, topic: str | None, timeout_s: float,
+             between: Callable[[str], None] | None = None) -> Any:  # fmt: skip
+    """`client.list_topics` (a ClusterMetadata) in slices. `between` is called with the reason after each that brought
+    nothing, and may raise. Raises KafkaException.
+    """
+    began_s = time.monotonic()
+    deadline = began_s + timeout_s
+    while True:
+        now_s = time.monotonic()
+        left_s = max(0.01, deadline - now_s)
+        slice_s = min(max(SLICE_S_MIN, (now_s - began_s) / 4), SLICE_S_MAX)
+        try:
+            return client.list_topics(topic, timeout=min(slice_s, left_s))
+        except KafkaException as error:
+            if error.args[0].code() not in _WAITS or time.monotonic() >= deadline:
+                raise
+            if between is not None:
+                between(error.args[0].str())
+
+
+def cluster_id(given: settings.Settings, client_id: str, timeout_s: float) -> str | None:
+    """The cluster's id, by its metadata. Raises ClusterUnreachable, AuthenticationFailed, TlsMismatch."""
+    trouble, servers = Trouble(given), str(given["bootstrap.servers"])
+    client: AdminClient = settings.made(AdminClient, {
+        **settings.admin(given, client_id), "error_cb": trouble.heard, "logger": trouble, "log_level": LOG_INFO,
+    })  # fmt: skip
+    began_s = time.monotonic()
+    say_s, probed = began_s + SAY_AFTER_S, False
+
+    def between(text: str) -> None:
+        nonlocal say_s, probed
+        client.poll(0)
+        if (refused := trouble.refused()) is not None:
+            raise refused
+        now_s = time.monotonic()
+        if not probed and now_s >= began_s + PROBE_AFTER_S:
+            probed = True
+            if (mismatch := tls_mismatch(given)) is not None:
+                raise mismatch
+        if now_s >= say_s:
+            say_s = now_s + SAY_EVERY_S
+            log.warning("connecting to %s: no answer for %.0f s: %s", servers, now_s - began_s, trouble.reason(text))
+
+    try:
+        found: str | None = metadata(client, None, timeout_s, between).cluster_id
+        return found
+    except KafkaException as error:
+        client.poll(0)
+        reason = trouble.reason(error.args[0].str())
+        raise ClusterUnreachable(servers, "the cluster's metadata", reason) from error
+
+
+# --- what a port speaks
+
+
+def tls_mismatch(given: Mapping[str, Any]) -> TlsMismatch | None:
+    """One of the servers speaks TLS and the client does not, or the reverse; None if none of them shows that."""
+    protocol = str(given.get("security.protocol", "plaintext")).lower()
+    ours = protocol.endswith("ssl")
+    for server in str(given["bootstrap.servers"]).split(","):
+        with contextlib.suppress(OSError, ValueError):
+            if ours and _speaks_plainly(_address(server)):
+                return TlsMismatch(server, protocol, "this port answers without TLS")
+            if not ours and _speaks_tls(_address(server)):
+                return TlsMismatch(server, protocol, "this port speaks TLS")
+    return None
+
+
+def _address(server: str) -> tuple[str, int]:
+    host, colon, port = server.strip().rpartition("//")[2].rpartition(":")
+    return (host.strip("[]"), int(port)) if colon else (port, DEFAULT_PORT)
+
+
+def _speaks_tls(address: tuple[str, int]) -> bool:
+    """Whether a TLS handshake gets anywhere, whatever the certificates. Raises OSError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with socket.create_connection(address, PROBE_TIMEOUT_S) as raw:
+        try:
+            with context.wrap_socket(raw, server_hostname=address[0]):
+                return True
+        except ssl.SSLError as error:
+            return "ALERT" in (error.reason or "")  # it refuses us in TLS: our versions, a missing certificate
+
+
+def _speaks_plainly(address: tuple[str, int]) -> bool:
+    """Whether an ApiVersions request without TLS is answered. Raises OSError."""
+    with socket.create_connection(address, PROBE_TIMEOUT_S) as raw, raw.makefile("rb") as answer:
+        raw.sendall(_API_VERSIONS)
+        head = answer.read(8)
+        return len(head) == 8 and 0 < int.from_bytes(head[:4], "big") <= _ANSWER_BYTES_MAX and head[4:] == b"\0\0\0\1"
