@@ -1,6 +1,8 @@
 """A service that charges orders at least once. Start it as often as you like; stop it with SIGTERM or ctrl-C.
 
     python examples/at_least_once.py localhost:9092 orders
+
+A few orders come again after a crash. payments.py shows how each has its effect once nevertheless.
 """
 
 import sys
@@ -8,9 +10,9 @@ import sys
 import marshal_py
 
 
-def charge(order: bytes, fence: str) -> None:
-    """Your code. `fence` makes a late writer harmless: let the store refuse smaller ones."""
-    print(f"charging {order.decode(errors='replace')} (fence {fence})", flush=True)
+def charge(order: marshal_py.Message) -> None:
+    """Your code. The topic, partition and offset tell an order that comes again, the token tells a later owner."""
+    print(f"charging {order.value.decode(errors='replace')} (token {order.token})", flush=True)
 
 
 def main(servers: str, topic: str) -> None:
@@ -20,7 +22,7 @@ def main(servers: str, topic: str) -> None:
         marshal_py.stop_on_signals(consumer),
     ):
         for message in consumer:
-            charge(message.value, fence=str(message.token))
+            charge(message)
             message.ack()
 
 

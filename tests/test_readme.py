@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from examples.payments import ADVANCE
+from marshal_py import Message
 from marshal_py.embedded import Broker
 from marshal_py.transport.kafka import KafkaDoor
 from marshal_py.transport.sink import KafkaSink
@@ -56,9 +58,9 @@ def test_first_example_charges_every_order(broker: Broker) -> None:
     fill(broker, "orders", 50)
     charged: list[bytes] = []
 
-    def charge(value: bytes, fence: Any) -> None:
-        charged.append(value)
-        assert len(str(fence)) == 49
+    def charge(message: Message) -> None:
+        charged.append(message.value)
+        assert len(str(message.token)) == 49
         if len(charged) == 50:
             raise Enough
 
@@ -66,6 +68,12 @@ def test_first_example_charges_every_order(broker: Broker) -> None:
     with pytest.raises(Enough):
         exec(compile(code, "README.md", "exec"), {"charge": charge})
     assert sorted(charged) == sorted(f"message {number}".encode() for number in range(50))
+
+
+def test_the_sql_is_that_of_the_tested_example() -> None:
+    """tests/test_payments.py shows what it does."""
+    [block] = re.findall(r"```sql\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert block.strip() == ADVANCE.strip()
 
 
 def test_batch_example_stores_every_order_once(broker: Broker) -> None:
