@@ -28,7 +28,8 @@
     |   +-- GroupDeleted          an admin deleted the group
     |   +-- GroupOpaque           the group holds records that only a newer library can read
     |   +-- KafkaGroupIsLive      ordinary Kafka consumers use the same group id
-    |   +-- AdminBusy             another admin holds the group's pause
+    |   +-- AdminBusy             the group is in a pause that the admin's operation may not work in
+    |   +-- PauseOver             the pause that an admin's operation was to work in is over
     |   +-- PauseNotDrained       consumers did not let go of their partitions in time; the pause was ended
     |   +-- PositionNotMoved      a move of positions was given up; nothing moved, and nothing will
     |   +-- PositionUnknown       a move was given up while its record may still land
@@ -345,16 +346,35 @@ class KafkaGroupIsLive(PeerError):
 
 
 class AdminBusy(PeerError):
-    """Another admin holds the group's pause (PROTOCOL.md M2). `left_s` is its own estimate; -1 if unknown."""
+    """The group is paused, and the operation was not told to work in that pause (PROTOCOL.md M2).
+
+    `by`: the run that paused it. `own`: a run of the same person on the same machine. `left_s`: by that run's own
+    estimate; -1 if unknown.
+    """
 
     retriable: ClassVar[bool] = True
 
-    def __init__(self, group: str, by: str, reason: str, left_s: float, token: int) -> None:
-        self.group, self.by, self.reason, self.left_s, self.token = group, by, reason, left_s, token
+    def __init__(self, group: str, by: str, reason: str, left_s: float, token: int, *, own: bool = False) -> None:
+        self.group, self.by, self.reason, self.left_s, self.token, self.own = group, by, reason, left_s, token, own
         why = f" ({reason})" if reason else ""
         left = f", about {left_s:.0f} s left" if left_s >= 0 else ""
-        super().__init__(f"group {group!r} is paused by {by or 'somebody without a name'}{why}{left}: wait, name its "
-                         f"token (--token {token}), or take the pause over (--take-over)")
+        who = f"another run of yours, {by}" if own else by or "somebody without a name"
+        ways = (f"use that pause (--adopt, or --token {token}), end it (marshal resume {group}), or wait" if own else
+                f"wait, name its token (--token {token}), or take the pause over (--take-over)")  # fmt: skip
+        super().__init__(f"group {group!r} is paused by {who}{why}{left}: {ways}")
+
+
+class PauseOver(PeerError):
+    """The group is not, or not any more, in the pause that the operation was told to work in (PROTOCOL.md M2).
+
+    `ended_by`: the run that ended the newest pause; "" if there was none.
+    """
+
+    def __init__(self, group: str, ended_by: str) -> None:
+        self.group, self.ended_by = group, ended_by
+        how = f"the last pause was ended by {ended_by}" if ended_by else "nobody has paused it"
+        super().__init__(f"group {group!r} is not in the pause that --adopt or --token means: {how}. Without them the "
+                         f"command pauses the group itself")
 
 
 class PauseNotDrained(PeerError):

@@ -39,13 +39,13 @@ class ChangePlan(Errand):
     what = "the settings"
 
     def __init__(self, scene: Scene, in_pause: bool, tps: set[TopicPartition] | None, *, reason: str = "",
-                 token: int | None = None, take_over: bool = False, duration_ms: int | None = None,
-                 patience_ms: int | None = None) -> None:  # fmt: skip
+                 token: int | None = None, adopt: bool = False, take_over: bool = False,
+                 duration_ms: int | None = None, patience_ms: int | None = None) -> None:  # fmt: skip
         """`tps`: what must be free for the record to be accepted; None means every partition."""
         super().__init__(scene, patience_ms, reason)
         self.by = scene.author.signed(reason)
         self.in_pause = in_pause
-        self.hold = Hold(self, reason or self.what, duration_ms, token, take_over)
+        self.hold = Hold(self, reason or self.what, duration_ms, token, adopt, take_over)
         self.drain = Drain(self, tps)
         self.changed_at = NONE
 
@@ -90,14 +90,21 @@ class ChangePlan(Errand):
 
     def close(self, group: Group, now: Instant) -> bool:
         """A change in a pause dies with the pause's token (F9.2, F9.6). Another one may still land."""
+        if self.hold.adopted is not None:
+            return not self.may_land(group)  # M14: nothing of ours ends that pause
         return not self.in_pause or self.hold.finish(group, now)
 
     def may_land(self, group: Group) -> bool:
-        return not self.in_pause and self.changed_at == NONE and self.refusal(group) is None and bool(
-            next(self.sent(GroupConfig), None)
-        )
+        if self.changed_at != NONE or self.refusal(group) is not None:
+            return False
+        if not self.in_pause:
+            return any(True for _ in self.sent(GroupConfig))
+        sent: list[GroupConfig | Topology] = [*self.sent(GroupConfig), *self.sent(Topology)]
+        return self.hold.adopted is not None and any(record.token == group.pause_change for record in sent)
 
     def unclosed(self, error: MarshalError) -> MarshalError:
+        if self.hold.adopted is not None:
+            return AdminGaveUp(self.scene.name, f"the change of {self.what}", GRACE_INTERVALS * INTERVAL_MS / 1000)
         return AdminGaveUp(self.scene.name, "the end of the own pause", GRACE_INTERVALS * INTERVAL_MS / 1000)
 
     def end(self, error: MarshalError | None = None) -> None:
@@ -111,8 +118,8 @@ class ConfigPlan(ChangePlan):
     what = "the settings"
 
     def __init__(self, scene: Scene, wanted: Mapping[str, str], *, create: bool = False, reason: str = "",
-                 token: int | None = None, take_over: bool = False, duration_ms: int | None = None,
-                 patience_ms: int | None = None) -> None:  # fmt: skip
+                 token: int | None = None, adopt: bool = False, take_over: bool = False,
+                 duration_ms: int | None = None, patience_ms: int | None = None) -> None:  # fmt: skip
         """`wanted` as `check_settings` takes it. Raises GroupMissing, GroupExists, GroupDeleted, InvalidOption."""
         group = scene.group
         self.founds = create
@@ -121,7 +128,7 @@ class ConfigPlan(ChangePlan):
         self.base = base_of(group)
         self.looked_at = NONE if group is None else group.config_offset
         self.changes_mode = changes_mode(group, self.wanted)
-        super().__init__(scene, self.changes_mode, None, reason=reason, token=token, take_over=take_over,
+        super().__init__(scene, self.changes_mode, None, reason=reason, token=token, adopt=adopt, take_over=take_over,
                          duration_ms=duration_ms, patience_ms=patience_ms)  # fmt: skip
 
     def record(self, group: Group, token: int) -> GroupConfig:
@@ -142,7 +149,7 @@ class ShrinkPlan(ChangePlan):
     """
 
     def __init__(self, scene: Scene, topic: str, partitions: int, *, reason: str = "", token: int | None = None,
-                 take_over: bool = False, duration_ms: int | None = None,
+                 adopt: bool = False, take_over: bool = False, duration_ms: int | None = None,
                  patience_ms: int | None = None) -> None:  # fmt: skip
         """Raises GroupMissing for a topic that the group never had, InvalidOption for a count that is no smaller."""
         known = check_shrink(scene, topic, partitions)
@@ -150,8 +157,8 @@ class ShrinkPlan(ChangePlan):
         self.what = f"the partitions of {topic}"
         self.looked_at = known[1]
         cut = {TopicPartition(topic, number) for number in range(partitions, known[0])}
-        super().__init__(scene, True, cut, reason=reason, token=token, take_over=take_over, duration_ms=duration_ms,
-                         patience_ms=patience_ms)  # fmt: skip
+        super().__init__(scene, True, cut, reason=reason, token=token, adopt=adopt, take_over=take_over,
+                         duration_ms=duration_ms, patience_ms=patience_ms)  # fmt: skip
 
     def record(self, group: Group, token: int) -> Topology:
         return Topology(self.topic, self.partitions, self.looked_at, token, self.by)

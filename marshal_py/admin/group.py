@@ -19,7 +19,7 @@ from marshal_py.admin.author import Author
 from marshal_py.admin.change import ConfigPlan, ShrinkPlan, origin_of, others_mode
 from marshal_py.admin.desk import Desk, Watcher
 from marshal_py.admin.errand import Scene
-from marshal_py.admin.outlook import Outlook
+from marshal_py.admin.outlook import Outlook, check_pause
 from marshal_py.admin.pause import PausePlan, ResumePlan
 from marshal_py.admin.position import PositionPlan, check_size
 from marshal_py.admin.preview import Row, owners_of, preview, rows_of
@@ -27,7 +27,7 @@ from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
 from marshal_py.admin.targets import Target, parse, shift
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S, Marshal
 from marshal_py.client.observer import Observer
-from marshal_py.errors import AdminGaveUp, DataTopicRecreated, GroupMissing, InvalidOption
+from marshal_py.errors import AdminBusy, AdminGaveUp, DataTopicRecreated, GroupMissing, InvalidOption
 from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.world import Group as GroupState
@@ -40,13 +40,15 @@ TIMEOUT_S: Final = CONNECT_TIMEOUT_S
 class Moved(NamedTuple):
     """What a move did, or with `dry_run` would do. `token`: of a pause that stays. `offset`: of the record. -1: no.
 
-    `recreated`: the topics of it that had been made anew, and were accepted as they are now.
+    `recreated`: the topics of it that had been made anew, and were accepted as they are now. `refused`: of a dry run,
+    why the move would be refused now; "" if it would not.
     """
 
     rows: list[Row]
     offset: int = NONE
     token: int = NONE
     recreated: Sequence[Anew] = ()
+    refused: str = ""
 
 
 class Paused(NamedTuple):
@@ -121,37 +123,41 @@ class Group:
 
     def set_config(self, *, delivery: str | None = None, policy: str | None = None,
                    on_topic_recreated: str | None = None, reason: str = "", token: int | None = None,
-                   take_over: bool = False, watcher: Watcher | None = None) -> int:  # fmt: skip
+                   adopt: bool = False, take_over: bool = False, watcher: Watcher | None = None) -> int:  # fmt: skip
         """Changes settings, those of `create`; what is not named stays. Returns the offset of the record.
 
         Another `delivery` pauses the group for that moment, and its consumers end with ModeMismatch: start them again
-        with the new one. Positions stay. Raises SettingsChanged if somebody else was faster, InvalidOption,
-        GroupMissing, GroupDeleted; for a change of the delivery also AdminBusy and PauseNotDrained.
+        with the new one. Positions stay. `token`, `adopt` and `take_over` as in `set_position`. Raises SettingsChanged
+        if somebody else was faster, InvalidOption, GroupMissing, GroupDeleted; for a change of the delivery also
+        AdminBusy, PauseOver and PauseNotDrained.
         """
         wanted = _named(delivery, policy, on_topic_recreated)
         if not wanted:
             raise InvalidOption("delivery, policy, on_topic_recreated", None, "name what shall change")
-        return self._settle(wanted, False, reason, token, take_over, watcher)
+        return self._settle(wanted, False, reason, token, adopt, take_over, watcher)
 
     def _settle(self, wanted: dict[str, str], create: bool, reason: str, token: int | None = None,
-                take_over: bool = False, watcher: Watcher | None = None) -> int:  # fmt: skip
+                adopt: bool = False, take_over: bool = False, watcher: Watcher | None = None) -> int:  # fmt: skip
         with self.desk(founding=create) as desk:
-            plan = ConfigPlan(desk.scene, wanted, create=create, reason=reason, token=token, take_over=take_over)
+            plan = ConfigPlan(desk.scene, wanted, create=create, reason=reason, token=token, adopt=adopt,
+                              take_over=take_over)  # fmt: skip
             if create:
                 desk.begin()
             desk.run(plan, watcher)
             return plan.changed_at
 
     def shrink(self, topic: str, partitions: int, *, reason: str = "", token: int | None = None,
-               take_over: bool = False, watcher: Watcher | None = None) -> int:  # fmt: skip
+               adopt: bool = False, take_over: bool = False, watcher: Watcher | None = None) -> int:  # fmt: skip
         """Makes a topic smaller for the group, after it was made anew with fewer partitions; returns the offset.
 
-        The positions of the partitions beyond are forgotten. Pauses the group for that moment. Raises InvalidOption
-        while Kafka's topic is larger, GroupMissing, SettingsChanged, AdminBusy, PauseNotDrained; DataTopicRecreated
-        where the cluster tells that it is another topic: `set_position` goes on with that one.
+        The positions of the partitions beyond are forgotten. Pauses the group for that moment; `token`, `adopt` and
+        `take_over` as in `set_position`. Raises InvalidOption while Kafka's topic is larger, GroupMissing,
+        SettingsChanged, AdminBusy, PauseOver, PauseNotDrained; DataTopicRecreated where the cluster tells that it is
+        another topic: `set_position` goes on with that one.
         """
         with self.desk() as desk:
-            plan = ShrinkPlan(desk.scene, topic, partitions, reason=reason, token=token, take_over=take_over)
+            plan = ShrinkPlan(desk.scene, topic, partitions, reason=reason, token=token, adopt=adopt,
+                              take_over=take_over)  # fmt: skip
             there = desk.admin.describe_topic(topic)
             for one in find_anew(_state(desk), {} if there is None else {topic: there}).values():
                 raise DataTopicRecreated(self.name, topic, 0, one.known, one.found)
@@ -164,17 +170,20 @@ class Group:
     # --- pausing
 
     def pause(self, duration_s: float | None = None, reason: str = "", *, token: int | None = None,
-              take_over: bool = False, keep: bool = False, watcher: Watcher | None = None) -> Paused:  # fmt: skip
+              adopt: bool = False, take_over: bool = False, keep: bool = False,
+              watcher: Watcher | None = None) -> Paused:  # fmt: skip
         """Pauses the group and waits until every partition is let go; its owners go on by themselves afterwards.
 
         Without `resume` members end the pause when they have waited `duration_s` (default: 60 s and twice the longest
-        interval). `keep`: stays and renews until ctrl-C. Raises AdminBusy unless `token` or `take_over` allows it,
-        PauseNotDrained, GroupMissing, InvalidOption, CoordinationError, ClusterUnreachable.
+        interval). `keep`: stays and renews until ctrl-C. A group that is paused already raises AdminBusy, unless the
+        pause is replaced by this one: that of `token`, with `adopt` one of the same person on the same machine, with
+        `take_over` anybody's. Raises PauseNotDrained, GroupMissing, InvalidOption, CoordinationError,
+        ClusterUnreachable.
         """
         with self.desk() as desk:
             duration_ms = None if duration_s is None else round(duration_s * 1000)
-            plan = PausePlan(desk.scene, reason=reason, duration_ms=duration_ms, token=token, take_over=take_over,
-                             keep=keep)  # fmt: skip
+            plan = PausePlan(desk.scene, reason=reason, duration_ms=duration_ms, token=token, adopt=adopt,
+                             take_over=take_over, keep=keep)  # fmt: skip
             try:
                 desk.run(plan, watcher)
             except AdminGaveUp as error:
@@ -184,7 +193,10 @@ class Group:
             return Paused(plan.token, plan.hold.duration_ms / 1000, plan.drain.released, plan.drain.evicted)
 
     def resume(self, *, token: int | None = None, take_over: bool = False, reason: str = "") -> bool:
-        """Ends the pause; False if there was none. Raises AdminBusy if it is another's."""
+        """Ends a pause of the same person on the same machine, that of `token`, or with `take_over` anybody's.
+
+        False if there was none. Raises AdminBusy if it is another's.
+        """
         with self.desk() as desk:
             plan = ResumePlan(desk.scene, token=token, take_over=take_over, reason=reason)
             desk.run(plan)
@@ -194,13 +206,17 @@ class Group:
 
     def set_position(self, topics: str | Sequence[str | TopicPartition] = (), to: str | int | Target | None = None, *,
                      shift_by: int | None = None, stay_paused: bool = False, dry_run: bool = False, reason: str = "",
-                     token: int | None = None, take_over: bool = False,
+                     token: int | None = None, adopt: bool = False, take_over: bool = False,
                      watcher: Watcher | None = None) -> Moved:  # fmt: skip
         """Moves positions while the group's consumers stay up: all that are named, or none of them.
 
         `topics`: "orders" (every partition), "orders:3", or TopicPartitions. `to`: earliest, latest, latest-N, an
         offset, an ISO-8601 time, committed, or a table (targets.parse_table). Raises PositionOutOfRange before anything
         is paused, AdminBusy, PositionNotMoved (nothing moved, and nothing will), PositionUnknown.
+
+        A group that is paused already raises AdminBusy. With `token`, or with `adopt` for a pause of the same person on
+        the same machine, the move works in that pause and leaves it in place. `take_over` takes anybody's pause, whose
+        operation fails then, and ends it with the move.
 
         The group goes on with a topic that was made anew: the new one is accepted in the same pause, before the move.
         The positions of all its partitions are forgotten, also of those that are not named.
@@ -211,11 +227,12 @@ class Group:
             check_size(desk.scene, aim.tps)
             recreated = list(aim.anew.values())
             if dry_run:
-                return Moved(preview(desk.scene, aim.positions(), aim.anew), recreated=recreated)
+                rows = preview(desk.scene, aim.positions(), aim.anew)
+                return Moved(rows, recreated=recreated, refused=_refused(desk.scene, token, adopt, take_over))
             aim.check()
             owners = owners_of(_state(desk))
             plan = PositionPlan(desk.scene, aim.tps, stay_paused=stay_paused, reason=reason, token=token,
-                                take_over=take_over, anew=aim.anew)  # fmt: skip
+                                adopt=adopt, take_over=take_over, anew=aim.anew)  # fmt: skip
             desk.run(plan, watcher, aim.positions)
             assert plan.moved is not None  # the desk raises what it did not do
             after = {TopicPartition(move.topic, move.partition): move.position for move in plan.moved.moves}
@@ -273,6 +290,14 @@ def _state(desk: Desk) -> GroupState:
     state = desk.scene.group
     assert state is not None  # Group.desk has looked
     return state
+
+
+def _refused(scene: Scene, token: int | None, adopt: bool, take_over: bool) -> str:
+    try:
+        check_pause(scene, SystemClock().now(), token, adopt, take_over)
+    except AdminBusy as error:
+        return str(error)
+    return ""
 
 
 def _named(delivery: str | None, policy: str | None, on_topic_recreated: str | None) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """One admin's pause of a group: getting it, keeping it, and leaving nothing of it behind (PROTOCOL.md M1-M3, M9, M10).
 
 Strategy: whose pause it is stands in the log (`by` of the accepted ReleaseGroup), so a late copy, a lost answer and a
-second run of the same person need no thought of their own. `asked` remembers what a copy of ours may still do.
+second run of the same person need no thought of their own. `asked` remembers what a copy of ours may still do. A pause
+that is adopted stays its author's: nothing is written for it, so it lasts, is renewed and ends as its author said.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from marshal_py.admin.errand import Errand, Scene
-from marshal_py.errors import AdminBusy, InvalidOption, MarshalError, PositionNotMoved
+from marshal_py.errors import AdminBusy, InvalidOption, MarshalError, PauseOver, PositionNotMoved
 from marshal_py.protocol.identity import NONE, Instant
 from marshal_py.protocol.records import PAUSE_MS_MAX, ReleaseGroup
 from marshal_py.protocol.world import Group
@@ -21,18 +22,21 @@ RENEWALS_PER_DURATION: Final = 3  # two may be lost before members end the pause
 class Hold:
     """The pause that an errand works in."""
 
-    def __init__(self, errand: Errand, reason: str, duration_ms: int | None, token: int | None,
-                 take_over: bool) -> None:  # fmt: skip
-        """`duration_ms`: None means the default. `token` or `take_over` allow taking another's pause (M2)."""
+    def __init__(self, errand: Errand, reason: str, duration_ms: int | None, token: int | None, adopt: bool,
+                 take_over: bool, *, renews: bool = False) -> None:  # fmt: skip
+        """`duration_ms`: None means the default. `token`, or `adopt` for one of the same person, names a running pause
+        to work in (M2); where this run `renews` it, it becomes this run's. `take_over` takes anybody's.
+        """
         if duration_ms is not None and not 0 < duration_ms <= PAUSE_MS_MAX:
             raise InvalidOption("duration", f"{duration_ms / 1000:g} s", "more than 0, at most 24 h")
         self.errand = errand
         self.reason = reason
         self.duration_ms = duration_ms if duration_ms is not None else default_ms(errand.scene.group)
         self.given_token = token
-        self.take_over = take_over
+        self.adopt, self.take_over, self.renews = adopt, take_over, renews
+        self.adopted: str | None = None  # `by` of the pause that it works in, if that is not its own
         self.asked: set[int] = set()  # what our ReleaseGroups observed: a copy may pause a group that stands there
-        self.token = NONE  # of our pause, as last read
+        self.token = NONE  # of the pause that it works in, as last read
         self._read_ms = 0
 
     def mine(self, group: Group) -> bool:
@@ -41,12 +45,17 @@ class Hold:
         return pause is not None and self.errand.scene.author.wrote(pause.by)
 
     def seize(self, group: Group, now: Instant) -> bool:
-        """Whether the group is in our pause; asks for it if not, renews it in time. Gives up if it may do neither."""
+        """Whether the group is in the pause to work in: an adopted one, or ours, asked for and renewed in time.
+
+        Gives up if there can be none.
+        """
         if self.mine(group):
             if self.token != group.pause_change:
                 self.errand.tell("paused" if self.token == NONE else "renewed", offset=group.pause_change)
                 self.token, self._read_ms = group.pause_change, now.mono_ms
             self._renew(group, now)
+            return True
+        if self._adopts(group):
             return True
         refused = self._refusal(group, now)
         if refused is not None:
@@ -55,16 +64,37 @@ class Hold:
             self._ask(group, now)
         return False
 
+    def _adopts(self, group: Group) -> bool:
+        """M2: whether the running pause is the one that it was told to work in, also once its author renewed it."""
+        scene = self.errand.scene
+        if not group.paused or self.renews:
+            return False
+        pause = scene.ledger.running(group)
+        by = pause.by if pause is not None else ""
+        if self.adopted is None:
+            if self.token != NONE or not is_named(scene, group, self.given_token, self.adopt):
+                return False
+            self.errand.tell("adopted", by, offset=group.pause_change)
+        elif by != self.adopted or (not by and self.token != group.pause_change):
+            return False
+        self.adopted, self.token = by, group.pause_change
+        return True
+
     def _refusal(self, group: Group, now: Instant) -> MarshalError | None:
         held_before = self.token != NONE
         ledger = self.errand.scene.ledger
+        named = self.adopt or self.given_token is not None
+        if not group.paused and not self.renews and (self.adopted is not None or (named and not held_before)):
+            return PauseOver(group.name, ledger.ended_by)
         if held_before and not group.paused and not ledger.waited_out:
             # M2: somebody wanted the group to run. To pause it again would be a quarrel.
             return PositionNotMoved(group.name, f"the pause was ended by {ledger.ended_by or 'somebody'}")
-        if not group.paused or (not held_before and may_take(self.errand.scene, group, self.given_token,
-                                                             self.take_over)):  # fmt: skip
+        if not group.paused or (not held_before and self._may_take(group)):
             return None
         return busy(self.errand.scene, group, now)
+
+    def _may_take(self, group: Group) -> bool:
+        return self.take_over or (self.renews and is_named(self.errand.scene, group, self.given_token, self.adopt))
 
     def _ask(self, group: Group, now: Instant) -> None:
         token = group.pause_change if group.paused else NONE
@@ -106,19 +136,20 @@ def end_of(group: Group, token: int, by: str, reason: str = "") -> ReleaseGroup:
     return ReleaseGroup(group.pause_change, token, 0, reason=reason, by=by)
 
 
-def may_take(scene: Scene, group: Group, token: int | None, take_over: bool) -> bool:
-    """M2: a running pause of somebody else may be taken by its token, on demand, or by the same person's next run."""
-    if take_over or token == group.pause_change:
-        return True
+def is_named(scene: Scene, group: Group, token: int | None, own: bool) -> bool:
+    """M2: whether the running pause is that of the token, or with `own` one of the same person's runs."""
+    if token is not None or not own:
+        return token == group.pause_change
     pause = scene.ledger.running(group)
-    return token is None and pause is not None and scene.author.is_also(pause.by)
+    return pause is not None and scene.author.is_also(pause.by)
 
 
 def busy(scene: Scene, group: Group, now: Instant) -> AdminBusy:
     """Who holds the pause, why, and for how long yet."""
     pause = scene.ledger.running(group)
     by, reason = (pause.by, pause.reason) if pause is not None else ("", "")
-    return AdminBusy(group.name, by, reason, scene.ledger.left_s(now.wall_ms), group.pause_change)
+    return AdminBusy(group.name, by, reason, scene.ledger.left_s(now.wall_ms), group.pause_change,
+                     own=scene.author.is_also(by))  # fmt: skip
 
 
 def default_ms(group: Group | None) -> int:

@@ -22,7 +22,7 @@ from marshal_py.admin.change import (
     settle,
 )
 from marshal_py.admin.errand import Scene
-from marshal_py.admin.hold import busy, may_take
+from marshal_py.admin.hold import busy, is_named
 from marshal_py.admin.pause import name_of
 from marshal_py.admin.preview import drained, owners_of, rehearse, twin
 from marshal_py.admin.sessions import find_session
@@ -41,10 +41,11 @@ class Outlook(NamedTuple):
     settings: dict[str, dict[str, Any]]
 
 
-def of_pause(scene: Scene, now: Instant, token: int | None = None, take_over: bool = False) -> Outlook:
+def of_pause(scene: Scene, now: Instant, token: int | None = None, adopt: bool = False,
+             take_over: bool = False) -> Outlook:  # fmt: skip
     """Raises AdminBusy."""
     group = _there(scene)
-    _check_free(scene, group, now, token, take_over)
+    check_pause(scene, now, token, adopt, take_over)
     again = " It is paused already: the pause is taken over or renewed." if group.paused else ""
     does = f"group {group.name!r} is paused; {len(group.sessions)} consumers let go of {_owned(group)} partitions."
     return Outlook([does + again], _releases(group), {})
@@ -55,7 +56,7 @@ def of_resume(scene: Scene, now: Instant, token: int | None = None, take_over: b
     group = _there(scene)
     if not group.paused:
         return Outlook([f"group {group.name!r} is not paused: nothing is done."], {}, {})
-    _check_free(scene, group, now, token, take_over)
+    check_pause(scene, now, token, True, take_over)
     pause = scene.ledger.running(group)
     by = f" of {pause.by}" if pause is not None and pause.by else ""
     return Outlook([f"the pause{by} ends; {len(group.sessions)} consumers take partitions again."], {}, {})
@@ -142,8 +143,10 @@ def _there(scene: Scene) -> Group:
     return scene.group
 
 
-def _check_free(scene: Scene, group: Group, now: Instant, token: int | None, take_over: bool) -> None:
-    if group.paused and not may_take(scene, group, token, take_over):
+def check_pause(scene: Scene, now: Instant, token: int | None, adopt: bool, take_over: bool) -> None:
+    """M2. Raises AdminBusy for a running pause that the operation may not work in, take or end."""
+    group = scene.group
+    if group is not None and group.paused and not take_over and not is_named(scene, group, token, adopt):
         raise busy(scene, group, now)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from marshal_py.admin.errand import GRACE_INTERVALS, INTERVAL_MS, Errand, Scene, holders
-from marshal_py.admin.hold import Hold, busy, end_of, may_take
+from marshal_py.admin.hold import Hold, busy, end_of, is_named
 from marshal_py.errors import AdminGaveUp, MarshalError, PauseNotDrained
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.records import Evict, ReleaseGroup
@@ -69,9 +69,10 @@ class PausePlan(Errand):
     """Pauses a group. Ends once every partition is let go; one that keeps it stays and renews until it is stopped."""
 
     def __init__(self, scene: Scene, *, reason: str = "", duration_ms: int | None = None, token: int | None = None,
-                 take_over: bool = False, keep: bool = False, patience_ms: int | None = None) -> None:  # fmt: skip
+                 adopt: bool = False, take_over: bool = False, keep: bool = False,
+                 patience_ms: int | None = None) -> None:  # fmt: skip
         super().__init__(scene, patience_ms, reason)
-        self.hold = Hold(self, reason, duration_ms, token, take_over)
+        self.hold = Hold(self, reason, duration_ms, token, adopt, take_over, renews=True)
         self.drain = Drain(self)
         self.keep = keep
         self.drained = False
@@ -124,7 +125,7 @@ class ResumePlan(Errand):
         if not group.paused:
             self.tell("resumed" if self.was_paused else "running", offset=group.pause_change)
             self.end()
-        elif may_take(self.scene, group, self.token, self.take_over):
+        elif self.take_over or is_named(self.scene, group, self.token, True):
             self.send(end_of(group, group.pause_change, self.scene.author.by, self.reason), now)
         else:
             self.give_up(busy(self.scene, group, now))

@@ -39,8 +39,9 @@ class PositionPlan(Errand):
     """One move of some partitions of a group, all or nothing."""
 
     def __init__(self, scene: Scene, tps: Iterable[TopicPartition], *, stay_paused: bool = False, reason: str = "",
-                 duration_ms: int | None = None, token: int | None = None, take_over: bool = False,
-                 patience_ms: int | None = None, anew: Mapping[str, Anew] = NO_TOPICS) -> None:  # fmt: skip
+                 duration_ms: int | None = None, token: int | None = None, adopt: bool = False,
+                 take_over: bool = False, patience_ms: int | None = None,
+                 anew: Mapping[str, Anew] = NO_TOPICS) -> None:  # fmt: skip
         """`anew`: topics of these partitions that were made anew, by name: accepted in the pause, before the move.
 
         Raises InvalidRecord if the record would be too large, GroupMissing for a partition that is not there.
@@ -49,10 +50,10 @@ class PositionPlan(Errand):
         self.tps = sorted(set(tps))
         self.anew = anew
         self.accepted: set[str] = set()  # new topics that a record of this run made the group's
-        self.resume = not stay_paused
+        self._stay_paused = stay_paused
         check_topology(scene.group, scene.name, self.tps, anew)
         check_size(scene, self.tps)
-        self.hold = Hold(self, reason or "set-position", duration_ms, token, take_over)
+        self.hold = Hold(self, reason or "set-position", duration_ms, token, adopt, take_over)
         self.by = scene.author.signed(reason)
         group = scene.group
         assert group is not None  # check_topology has looked
@@ -76,6 +77,11 @@ class PositionPlan(Errand):
         elif isinstance(record, Topology) and verdict.accepted and self.scene.author.wrote(record.by):
             self.accepted.add(record.topic)
             self.tell("accepted", record.topic, offset=verdict.offset)
+
+    @property
+    def resume(self) -> bool:
+        """M2: a pause that was there before is left in place."""
+        return not self._stay_paused and self.hold.adopted is None
 
     @property
     def outcome(self) -> str:
@@ -137,8 +143,9 @@ class PositionPlan(Errand):
 
     def _leave_moved(self, group: Group, now: Instant) -> None:
         """The move resumed the group, which killed all of ours (F8.4); or its pause stays, its token final."""
-        if self.resume or not self.hold.mine(group) or self.hold.settled(group):
-            self.token = group.pause_change if self.hold.mine(group) else NONE
+        stays = self.hold.mine(group) or (group.paused and self.hold.adopted is not None)
+        if self.resume or not stays or self.hold.settled(group):
+            self.token = group.pause_change if stays else NONE
             self.end()
         else:
             self.hold.seize(group, now)
@@ -152,6 +159,8 @@ class PositionPlan(Errand):
     def close(self, group: Group, now: Instant) -> bool:
         if self.moved is not None and self.resume:
             return True
+        if self.hold.adopted is not None:
+            return not self._may_land(group)  # M8: nothing of ours ends that pause
         return self.hold.finish(group, now)
 
     def end(self, error: MarshalError | None = None) -> None:

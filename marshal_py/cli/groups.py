@@ -142,6 +142,7 @@ def update(
     on_topic_recreated: RecreatedOption = None,
     reason: operate.Reason = "",
     token: operate.TokenOption = None,
+    adopt: operate.Adopt = False,
     take_over: operate.TakeOver = False,
     dry_run: operate.DryRun = False,
     yes: operate.Yes = False,
@@ -164,7 +165,8 @@ def update(
         return
     operate.ask_twice(group, take_over, yes)
     offset = target.set_config(delivery=delivery, policy=policy, on_topic_recreated=on_topic_recreated, reason=reason,
-                               token=token, take_over=take_over, watcher=operate.watcher(as_json))  # fmt: skip
+                               token=token, adopt=adopt, take_over=take_over,
+                               watcher=operate.watcher(as_json))  # fmt: skip
     if as_json:
         frame.print_json({"group": group, "changed": wanted, "offset": offset})
     else:
@@ -179,6 +181,7 @@ def shrink(
     partitions: Annotated[int, typer.Option("--partitions", metavar="N", min=1, help="How many it has now.")],
     reason: operate.Reason = "",
     token: operate.TokenOption = None,
+    adopt: operate.Adopt = False,
     take_over: operate.TakeOver = False,
     dry_run: operate.DryRun = False,
     yes: operate.Yes = False,
@@ -196,7 +199,7 @@ def shrink(
                            as_json=as_json, question=f"Shrink {topic!r} in group {group!r}?", yes=yes):  # fmt: skip
         return
     operate.ask_twice(group, take_over, yes)
-    offset = target.shrink(topic, partitions, reason=reason, token=token, take_over=take_over,
+    offset = target.shrink(topic, partitions, reason=reason, token=token, adopt=adopt, take_over=take_over,
                            watcher=operate.watcher(as_json))  # fmt: skip
     if as_json:
         frame.print_json({"group": group, "topic": topic, "partitions": partitions, "offset": offset})

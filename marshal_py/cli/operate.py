@@ -22,11 +22,16 @@ Reason = Annotated[str, typer.Option("--reason", help="For people; it stands in 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change; write nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 TakeOver = Annotated[bool, typer.Option("--take-over", help="Take another admin's pause; its operation then fails.")]
-TokenOption = Annotated[int | None, typer.Option("--token", min=0, help="Of the pause, as `marshal release` printed.")]
+Adopt = Annotated[bool, typer.Option("--adopt", help="Work in a pause of your own that is running, and leave it in "
+                                     "place.")]  # fmt: skip
+PauseToken = Annotated[int | None, typer.Option("--token", min=0, help="Of the pause, as `marshal release` printed.")]
+TokenOption = Annotated[int | None, typer.Option("--token", min=0, help="Work in the running pause of this token, as "
+                                                 "`marshal release` printed it, and leave it in place.")]  # fmt: skip
 
 _UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
 WORDS: Final = {
+    "adopted": "in the pause of {text}, token {offset}, which stays",
     "paused": "paused, token {offset}",
     "renewed": "renewed, token {offset}",
     "draining": "{tp} is held by {text}",

@@ -33,6 +33,7 @@ def set_position(
     dry_run: operate.DryRun = False,
     reason: operate.Reason = "",
     token: operate.TokenOption = None,
+    adopt: operate.Adopt = False,
     take_over: operate.TakeOver = False,
     yes: operate.Yes = False,
     bootstrap_servers: frame.Servers = None,
@@ -42,8 +43,7 @@ def set_position(
 ) -> None:  # fmt: skip
     """Move a live group to other positions: pause, wait until everybody has let go, move, go on.
 
-    Either all that is named moves or nothing does; a topic that was made anew is accepted before that. The
-    positions as they are: `marshal groups info GROUP --csv`.
+    Either all that is named moves or nothing does. The positions as they are: `marshal groups info GROUP --csv`.
     Partitions that are parked are consumed again afterwards. A topic that was deleted and made anew is accepted as it
     is now, before the move: then the positions of all its partitions are forgotten.
     """
@@ -51,13 +51,14 @@ def set_position(
     if not topics and not target.table:
         raise typer.BadParameter("name at least one topic")
     where = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
-    options: dict[str, Any] = {"stay_paused": stay_paused, "reason": reason, "token": token, "take_over": take_over}
+    options: dict[str, Any] = {"stay_paused": stay_paused, "reason": reason, "token": token, "adopt": adopt,
+                               "take_over": take_over}  # fmt: skip
     if dry_run or not yes:
-        preview = where.set_position(topics or (), target, dry_run=True)
+        preview = where.set_position(topics or (), target, dry_run=True, token=token, adopt=adopt, take_over=take_over)
         if dry_run:
             _print(group, preview, "dry_run", as_json)
             return
-        for line in _recreated(preview):
+        for line in [*_recreated(preview), *_refused(preview)]:
             frame.say(line)
         _print_rows(preview.rows, Console(stderr=True))
         operate.ask(f"Move {len(preview.rows)} positions of group {group!r}?", yes)
@@ -97,11 +98,14 @@ def _print(group: str, moved: Moved, outcome: str, as_json: bool) -> None:
                 for row in moved.rows]  # fmt: skip
         frame.print_json({"group": group, "outcome": outcome, "offset": operate.number_or_none(moved.offset),
                           "token": operate.number_or_none(moved.token), "partitions": rows,
-                          "recreated": [one._asdict() for one in moved.recreated]})  # fmt: skip
+                          "recreated": [one._asdict() for one in moved.recreated],
+                          **({"refused": moved.refused or None} if outcome == "dry_run" else {})})  # fmt: skip
         return
     for line in _recreated(moved):
         print(line)
     _print_rows(moved.rows, Console())
+    for line in _refused(moved):
+        print(line)
     if outcome == "moved":
         stays = f"; the group stays paused, token {moved.token}" if moved.token != NONE else ""
         print(f"moved at offset {moved.offset}{stays}")
@@ -112,6 +116,11 @@ def _recreated(moved: Moved) -> Iterator[str]:
         yield (f"topic {one.topic!r} was made anew (its id was {one.known}, now it is {one.found}, with "
                f"{one.partitions} partitions): the {one.forgotten} positions of all its partitions are forgotten, and "
                f"those that are not moved start at their beginnings")  # fmt: skip
+
+
+def _refused(moved: Moved) -> Iterator[str]:
+    if moved.refused:
+        yield f"this move would be refused now: {moved.refused}"
 
 
 def _print_rows(rows: list[Row], console: Console) -> None:

@@ -22,7 +22,8 @@ def release(
                                              "members go on by themselves.")] = None,
     reason: operate.Reason = "",
     hold: Annotated[bool, typer.Option("--hold", help="Stay and renew the pause; ctrl-C ends it.")] = False,
-    token: operate.TokenOption = None,
+    token: operate.PauseToken = None,
+    adopt: Annotated[bool, typer.Option("--adopt", help="Replace a running pause of your own.")] = False,
     take_over: operate.TakeOver = False,
     dry_run: operate.DryRun = False,
     yes: operate.Yes = False,
@@ -34,13 +35,14 @@ def release(
     """Pause a group: all its consumers finish what they have in hand and let go. They stay, and come back afterwards.
 
     Returns when every partition is free, and prints the token of the pause. Consumers that do not answer are waited
-    out, twice their heartbeat interval, and evicted.
+    out, twice their heartbeat interval, and evicted. A pause that is running is left alone, unless you name it by
+    --token, replace your own by --adopt, or take anybody's over.
     """
     duration_s = None if for_ is None else operate.seconds(for_)
     if duration_s is not None and not 0 < duration_s <= PAUSE_MS_MAX / 1000:
         raise typer.BadParameter("--for takes more than 0, at most 24h")
     target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
-    if not operate.foresee(target, lambda scene: outlook.of_pause(scene, operate.now(), token, take_over),
+    if not operate.foresee(target, lambda scene: outlook.of_pause(scene, operate.now(), token, adopt, take_over),
                            dry_run=dry_run, as_json=as_json, question=f"Pause group {group!r}?", yes=yes):  # fmt: skip
         return
     operate.ask_twice(group, take_over, yes)
@@ -51,7 +53,7 @@ def release(
         if hold and as_json and event.kind in ("drained", "renewed"):
             frame.print_json({"group": group, "event": event.kind, "token": event.offset})
 
-    done = target.pause(duration_s, reason, token=token, take_over=take_over, keep=hold, watcher=watch)
+    done = target.pause(duration_s, reason, token=token, adopt=adopt, take_over=take_over, keep=hold, watcher=watch)
     if as_json:
         frame.print_json({
             "group": group, "token": operate.number_or_none(done.token), "duration_s": done.duration_s,
@@ -67,7 +69,7 @@ def release(
 def resume(
     group: operate.Name,
     reason: operate.Reason = "",
-    token: operate.TokenOption = None,
+    token: operate.PauseToken = None,
     take_over: operate.TakeOver = False,
     dry_run: operate.DryRun = False,
     yes: operate.Yes = False,

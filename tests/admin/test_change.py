@@ -14,7 +14,7 @@ from marshal_py.admin.author import BY_BYTES_MAX, Author
 from marshal_py.admin.change import ConfigPlan, ShrinkPlan, settings_of
 from marshal_py.admin.errand import Scene
 from marshal_py.admin.ledger import Ledger
-from marshal_py.admin.pause import PausePlan
+from marshal_py.admin.pause import PausePlan, ResumePlan
 from marshal_py.admin.position import PositionPlan
 from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
 from marshal_py.errors import (
@@ -44,11 +44,11 @@ PAUSE_MS = 9_000
 
 
 def change(stage: Stage, name: str = "tool", who: str = "alice@desk", crash_after: int = NEVER, create: bool = False,
-           reason: str = "", take_over: bool = False, duration_ms: int | None = None, patience_ms: int | None = None,
-           **wanted: str) -> Tool:  # fmt: skip
+           reason: str = "", adopt: bool = False, take_over: bool = False, duration_ms: int | None = None,
+           patience_ms: int | None = None, **wanted: str) -> Tool:  # fmt: skip
     def make(scene: Scene) -> ConfigPlan:
-        return ConfigPlan(scene, wanted, create=create, reason=reason, take_over=take_over, duration_ms=duration_ms,
-                          patience_ms=patience_ms)  # fmt: skip
+        return ConfigPlan(scene, wanted, create=create, reason=reason, adopt=adopt, take_over=take_over,
+                          duration_ms=duration_ms, patience_ms=patience_ms)  # fmt: skip
 
     return hire(stage, make, name, who, crash_after=crash_after)
 
@@ -284,6 +284,40 @@ def test_a_foreign_pause_is_respected() -> None:
     assert not stage.group.paused
 
 
+@pytest.mark.parametrize("kind", ["delivery", "shrink"])
+def test_a_change_in_an_adopted_pause_leaves_it_in_place(kind: str) -> None:
+    """M14, M2: it needs the pause's token, and ends nothing."""
+    stage, _ = company()
+    finish(stage, hire(stage, lambda scene: PausePlan(scene, duration_ms=600_000), "pauser"))
+    token = stage.group.pause_change
+
+    def run(name: str, **options: Any) -> Tool:
+        if kind == "delivery":
+            return change(stage, name, delivery="at_most_once", **options)
+        return hire(stage, lambda scene: ShrinkPlan(scene, TOPIC, 2, **options), name)
+
+    refused = finish(stage, run("unasked"))
+    assert isinstance(refused.errand.error, AdminBusy)
+    tool = finish(stage, run("asked", adopt=True))
+    assert tool.errand.error is None
+    assert (stage.group.paused, stage.group.pause_change) == (True, token)
+    assert not any(isinstance(record, ReleaseGroup) for record in tool.records)
+    assert play_copies(stage, tool) == []
+
+
+def test_a_change_in_an_adopted_pause_that_is_interrupted_says_what_may_come() -> None:
+    """M14: nothing of it ends that pause, so a record on its way may still be accepted."""
+    stage, _ = company()
+    finish(stage, hire(stage, lambda scene: PausePlan(scene, duration_ms=600_000), "pauser"))
+    tool = change(stage, delivery="at_most_once", adopt=True)
+    stage.run_until(lambda: any(isinstance(record, GroupConfig) for record in tool.records))
+    tool.cut()
+    tool.give_up()
+    finish(stage, tool)
+    assert isinstance(tool.errand.error, AdminGaveUp)
+    assert "may still happen" in str(tool.errand.error)
+
+
 # --- a topic that became smaller
 
 
@@ -336,6 +370,7 @@ def test_every_record_of_a_tool_says_who_and_why() -> None:
         lambda scene: StepDownPlan(scene, a.session, why),
         lambda scene: PositionPlan(scene, [tp(0)], reason=why),
         lambda scene: PausePlan(scene, reason=why),
+        lambda scene: ResumePlan(scene, reason=why),
         lambda scene: ConfigPlan(scene, {"delivery": "at_most_once"}, reason=why),
         lambda scene: ShrinkPlan(scene, TOPIC, 2, reason=why),
         lambda scene: RemovePlan(scene, why),

@@ -157,8 +157,13 @@ def test_a_pause_and_its_rights(servers: dict[str, Any]) -> None:
         for refused in (bob.resume, bob.pause, lambda: bob.set_position("orders", 0)):
             with pytest.raises(AdminBusy, match=r"alice@desk test run \w+ \(lunch\), about \d+ s left"):
                 refused()  # type: ignore[operator]
-        again = front(servers, scene.group).set_position("orders", 0, stay_paused=True)
-        assert again.token > paused.token
+        another = front(servers, scene.group)
+        with pytest.raises(AdminBusy, match="another run of yours"):
+            another.set_position("orders", 0)
+        assert "--adopt" in another.set_position("orders", 0, dry_run=True).refused
+        assert not another.set_position("orders", 0, dry_run=True, adopt=True).refused
+        again = another.set_position("orders", 0, adopt=True)
+        assert again.token == paused.token
         assert bob.resume(token=again.token)
         assert not bob.resume()
         scene.await_total(2 * PARTITIONS * EACH)
@@ -246,7 +251,8 @@ def test_the_commands_do_what_they_say(servers: dict[str, Any], shell: Shell, tm
         assert "orders:3" in preview.stdout
         released = shell.json("release", group, "--for", "60s", "--reason", "test", "--yes")
         assert sorted(released["released"]) == [f"orders:{p}" for p in range(PARTITIONS)]
-        moved = shell.json("set-position", group, "orders", "--to", "earliest", "--yes")
+        moved = shell.json("set-position", group, "orders", "--to", "earliest", "--adopt", "--yes")
+        assert shell.json("resume", group)["resumed"]
         assert moved["outcome"] == "moved"
         scene.await_total(2 * PARTITIONS * EACH)
         story = shell.json("explain", group, "orders:0")

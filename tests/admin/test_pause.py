@@ -121,21 +121,37 @@ def test_another_admins_pause_is_left_alone() -> None:
     assert stage.group.pause_change == token
 
 
-@pytest.mark.parametrize("right", ["token", "take_over", "same person"])
-def test_a_pause_can_be_taken_by_right(right: str) -> None:
-    """M2: by its token, on demand, or as the same person; the old token is dead then."""
+@pytest.mark.parametrize("right", ["token", "take_over", "adopt"])
+def test_a_pause_can_be_replaced_by_right(right: str) -> None:
+    """M2: by its token, on demand, or as the same person who says so; the old token is dead then."""
     stage = Stage(partitions=2)
     stage.team("a")
-    who = "alice@desk" if right == "same person" else "bob@office"
+    who = "alice@desk" if right == "adopt" else "bob@office"
     finish(stage, start(stage, "first", who))
     token = stage.group.pause_change
-    options = {"token": {"token": token}, "take_over": {"take_over": True}, "same person": {}}[right]
+    options = {"token": {"token": token}, "take_over": {"take_over": True}, "adopt": {"adopt": True}}[right]
     tool = finish(stage, start(stage, **options))
     assert tool.errand.error is None
     assert stage.group.pause_change > token
     assert isinstance(tool.errand, PausePlan)
     assert tool.errand.token == stage.group.pause_change
     assert stage.inject(ReleaseGroup(token, token, 0)).reason == "observed"
+
+
+@pytest.mark.parametrize("adopt", [False, True])
+def test_a_pause_of_ones_own_is_not_replaced_without_a_word(adopt: bool) -> None:
+    """M2: everybody on a bastion or in CI is the same person; and `adopt` means one's own, nobody else's."""
+    stage = Stage(partitions=2)
+    stage.team("a")
+    finish(stage, start(stage, "first", "bob@office" if adopt else "alice@desk", reason="disk"))
+    token = stage.group.pause_change
+    error = finish(stage, start(stage, adopt=adopt)).errand.error
+    assert isinstance(error, AdminBusy)
+    assert error.own is not adopt
+    assert f"--token {token}" in str(error)
+    assert ("--take-over" if adopt else "--adopt") in str(error)
+    assert "disk" in str(error)
+    assert stage.group.pause_change == token
 
 
 def test_a_wrong_token_opens_nothing() -> None:

@@ -288,19 +288,101 @@ def test_two_admins_move_one_after_the_other() -> None:
     assert positions(stage) == {tp(0): 1, tp(1): 2}
 
 
-def test_a_move_adopts_the_pause_of_the_same_person() -> None:
-    """M2: release, look around, then move; the pause ends with the move, or stays if that is asked for."""
+def paused(stage: Stage, who: str = "alice@desk", **options: Any) -> Tool:
+    """Somebody has paused the group."""
+    tool = hire(stage, lambda scene: PausePlan(scene, reason="look", **options), "pauser", who)
+    stage.run_until(lambda: stage.group.paused)
+    return tool
+
+
+def test_a_move_leaves_a_pause_of_the_same_person_alone() -> None:
+    """M2: it may be a colleague's on the same bastion, whose work at the stopped group is not over."""
     stage, _ = company()
-    pause = finish(stage, hire(stage, lambda scene: PausePlan(scene, reason="look"), "pauser"))
-    tool = finish(stage, move(stage, stay_paused=True))
+    pause = finish(stage, paused(stage))
+    token = stage.group.pause_change
+    error = plan_of(finish(stage, move(stage))).error
+    assert isinstance(error, AdminBusy)
+    assert (error.own, error.token, error.reason) == (True, token, "look")
+    assert stage.group.pause_change == token
+    assert stage.group.paused
+    assert play_copies(stage, pause) == []
+
+
+@pytest.mark.parametrize("by", ["token", "adopt"])
+def test_a_move_works_in_the_pause_that_it_is_told_of(by: str) -> None:
+    """M2: release, look around, then move; the pause stays as it was, its token and its duration too."""
+    stage, _ = company()
+    pause = finish(stage, paused(stage, "alice@desk" if by == "adopt" else "bob@office", duration_ms=600_000))
+    token = stage.group.pause_change
+    options: dict[str, Any] = {"adopt": True} if by == "adopt" else {"token": token}
+    tool = finish(stage, move(stage, **options))
     plan = plan_of(tool)
     assert plan.outcome == MOVED
+    assert positions(stage) == WANTED
     assert stage.group.paused
-    assert plan.token == stage.group.pause_change
+    assert plan.token == stage.group.pause_change == token
+    assert stage.group.pause_duration_ms == 600_000
+    assert not any(isinstance(record, ReleaseGroup) for record in tool.records)
     assert play_copies(stage, pause) == play_copies(stage, tool) == []
     assert positions(stage) == WANTED
-    assert plan_of(finish(stage, move(stage, "again", aims={tp(0): 1, tp(1): 2}))).outcome == MOVED
+    assert plan_of(finish(stage, move(stage, "again", aims={tp(0): 1, tp(1): 2}, **options))).outcome == MOVED
+    assert stage.group.paused
+
+
+def test_an_adopted_pause_that_is_renewed_stays_adopted() -> None:
+    """M2: a kept pause has another token every third of its duration, and is the same pause."""
+    stage, team = company(handling=True)
+    keeper = paused(stage, keep=True, duration_ms=900)
+    first = stage.group.pause_change
+    tool = move(stage, adopt=True)
+    finish(stage, tool)
+    assert plan_of(tool).outcome == MOVED
+    assert stage.group.pause_change > first
+    assert stage.group.paused
+    assert team[0].alive
+    keeper.give_up()
+    finish(stage, keeper)
     assert not stage.group.paused
+
+
+def test_an_adopted_pause_that_ends_ends_the_move() -> None:
+    """M2: it pauses nothing by itself then: its user thinks that the group stands still all the time."""
+    stage, _ = company(handling=True)
+    keeper = paused(stage, keep=True)
+    tool = move(stage, adopt=True)
+    stage.run(10)
+    keeper.give_up()
+    finish(stage, tool)
+    assert plan_of(tool).outcome == NOT_MOVED
+    assert "not in the pause" in str(plan_of(tool).error)
+    assert tool.records == []
+
+
+@pytest.mark.parametrize("options", [{"adopt": True}, {"token": 3}])
+def test_a_pause_that_is_not_there_is_not_adopted(options: dict[str, Any]) -> None:
+    """M2: whoever names a pause thinks that the group stands still; nothing is paused or moved."""
+    stage, _ = company()
+    tool = finish(stage, move(stage, **options))
+    assert plan_of(tool).outcome == NOT_MOVED
+    assert "nobody has paused it" in str(plan_of(tool).error)
+    assert tool.records == []
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_move_in_an_adopted_pause_that_is_interrupted_says_what_is_true(lost: bool) -> None:
+    """M7, M8: nothing of it ends that pause, so it waits for its record's fate; unread, it says *unknown*."""
+    stage, _ = company()
+    finish(stage, paused(stage, duration_ms=600_000))
+    tool = move(stage, adopt=True)
+    stage.run_until(lambda: any(isinstance(record, SetPosition) for record in tool.records))
+    if lost:
+        tool.cut()
+    tool.give_up()
+    finish(stage, tool)
+    assert plan_of(tool).outcome == (UNKNOWN if lost else MOVED)
+    assert stage.group.paused
+    if not lost:
+        assert positions(stage) == WANTED
 
 
 def test_what_can_be_refused_is_refused_before_the_pause() -> None:

@@ -26,7 +26,8 @@ OUTCOMES: set[str] = set()
 def start(stage: Stage, number: int, chance: random.Random) -> Tool:
     def make(scene: Scene) -> PositionPlan:
         return PositionPlan(scene, [tp(0), tp(1)], duration_ms=PAUSE_MS, take_over=chance.random() < 0.4,
-                            stay_paused=chance.random() < 0.2, patience_ms=chance.choice([3_000, 20_000]))  # fmt: skip
+                            adopt=chance.random() < 0.3, stay_paused=chance.random() < 0.2,
+                            patience_ms=chance.choice([3_000, 20_000]))  # fmt: skip
 
     aims = {tp(0): 1_000 + number, tp(1): 2_000 + number}
     tool = hire(stage, make, f"tool {number}", chance.choice(PEOPLE), aims,
