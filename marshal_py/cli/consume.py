@@ -9,11 +9,10 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from marshal_py.cli import frame
+from marshal_py.cli import frame, lines
 from marshal_py.client.consumer import Consumer
-from marshal_py.client.exporter import serve
+from marshal_py.client.exporter import LOOPBACK, serve
 from marshal_py.client.marshal import connect
-from marshal_py.client.message import Message
 from marshal_py.client.options import HEARTBEAT_INTERVAL_S
 from marshal_py.client.signals import stop_on_signals
 from marshal_py.history.advisories import in_words
@@ -39,8 +38,11 @@ def consume(
                                   typer.Option(help="For a topic that was deleted and made anew, where the group's "
                                                "settings say nothing: its partitions are parked, or consumed from "
                                                "their beginnings.")] = "fail",
-    metrics_port: Annotated[int | None, typer.Option(min=0, max=65_535, help="Serve metrics for Prometheus there, on "
-                                                     "this machine; 0 takes a free port.")] = None,
+    key_separator: Annotated[str | None, typer.Option(help="Print keys too, and this between key and value.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(min=0, max=65_535, help="Serve metrics for Prometheus there; 0 "
+                                                     "takes a free port.")] = None,
+    metrics_host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where metrics are served: 127.0.0.1 is for this "
+                                              "machine alone, 0.0.0.0 for all, as a container needs it.")] = LOOPBACK,
     evidence_dir: Annotated[Path | None, typer.Option("--evidence-dir", metavar="DIR", exists=True, file_okay=False,
                                                       help="Where the state is kept if it is found to be broken "
                                                       "(Diverged).", show_default="the system's temporary folder")]
@@ -52,8 +54,12 @@ def consume(
 ) -> None:  # fmt: skip
     """Consume topics as a member of a group, until ctrl-C.
 
-    Prints the value of each message as a line of text and acknowledges it then. With --json one object per message.
+    Prints the bytes of each value and a newline, and acknowledges the message once they are written out. With --json
+    one object per message: key and value as text if they are utf-8, otherwise as key_base64 and value_base64; and the
+    headers. `marshal produce --from-json` writes such lines as the same messages again.
     """
+    if as_json and key_separator is not None:
+        raise typer.BadParameter("--key-separator is for text: with --json the key has a field")
     settings = frame.settings_of(bootstrap_servers, command_config)
     options: dict[str, Any] = {"delivery": delivery, "start": start, "policy": policy,
                                "heartbeat_interval_s": heartbeat_interval,
@@ -61,33 +67,18 @@ def consume(
     with (
         connect(settings, client_id=client_id, coordination_topic=coordination_topic,
                 evidence_dir=str(evidence_dir) if evidence_dir is not None else None) as marshal,
+        nullcontext() if metrics_port is None else serve(marshal, metrics_port, metrics_host) as exporter,
         marshal.consumer(group, topics, **options) as consumer,
-        nullcontext() if metrics_port is None else serve(marshal, metrics_port) as exporter,
         Teller(consumer),
         stop_on_signals(consumer),
     ):
         if exporter is not None:
-            frame.say(f"metrics at http://127.0.0.1:{exporter.port}/metrics")
+            frame.say(f"metrics at http://{metrics_host}:{exporter.port}/metrics")
         for count, message in enumerate(consumer, 1):
-            print_message(message, as_json)
+            lines.write_out(lines.as_json(message) if as_json else lines.as_text(message, key_separator), message)
             message.ack()
             if count == max_messages:
                 break
-
-
-def print_message(message: Message, as_json: bool) -> None:
-    if not as_json:
-        print(_text(message.value) or "", flush=True)
-        return
-    frame.print_json({
-        "topic": message.topic, "partition": message.partition, "offset": message.offset,
-        "key": _text(message.key), "value": _text(message.value), "timestamp": message.timestamp,
-        "token": str(message.token),
-    })  # fmt: skip
-
-
-def _text(content: bytes | None) -> str | None:
-    return None if content is None else content.decode(errors="replace")
 
 
 class Teller:

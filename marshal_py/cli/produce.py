@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from marshal_py.cli import frame
+from marshal_py.cli import frame, lines
 from marshal_py.transport.sink import KafkaSink
 
 EXAMPLE: Final = frame.example("echo '42:paid' | marshal produce orders --key-separator : --header source=shell")
@@ -21,12 +21,20 @@ def produce(
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="For every message; repeatable.")]
     = None,
     partition: Annotated[int | None, typer.Option(min=0, help="All into this one.")] = None,
+    from_json: Annotated[bool, typer.Option("--from-json", help="Each line is an object as `marshal consume --json` "
+                                            "prints it, and becomes the same key, value and headers.")] = False,
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
     as_json: frame.Json = False,
 ) -> None:  # fmt: skip
-    """Write each line of stdin as a message, and say how many the cluster has acknowledged."""
+    """Write each line of stdin as a message, and say how many the cluster has acknowledged.
+
+    The bytes before the newline are the value as they are, a carriage return included. Values that hold newlines, no
+    value at all, or headers of their own need --from-json.
+    """
+    if from_json and key_separator is not None:
+        raise typer.BadParameter("--key-separator is for text: with --from-json the key has a field")
     if key_separator == "":
         raise typer.BadParameter("--key-separator must not be empty")
     if topic == coordination_topic:
@@ -34,8 +42,8 @@ def produce(
     headers = [_header(text) for text in header or []]
     sink = KafkaSink(frame.open_door(bootstrap_servers, command_config))
     try:
-        for key, value in _lines(key_separator):
-            sink.write(topic, value, key, headers, partition)
+        for key, value, own in _messages(key_separator, from_json):
+            sink.write(topic, value, key, [*headers, *own], partition)
         sink.flush()
     finally:
         sink.close()
@@ -52,14 +60,17 @@ def _header(text: str) -> tuple[str, bytes]:
     return name, value.encode()
 
 
-def _lines(separator: str | None) -> Iterator[tuple[bytes | None, bytes]]:
+def _messages(separator: str | None, from_json: bool) -> Iterator[tuple[bytes | None, bytes | None, lines.Headers]]:
     for number, line in enumerate(sys.stdin.buffer, 1):
-        text = line.removesuffix(b"\n").removesuffix(b"\r")
+        text = line.removesuffix(b"\n")
+        if from_json:
+            yield lines.from_json(text, number)
+            continue
         if separator is None:
-            yield None, text
+            yield None, text, []
             continue
         key, found, value = text.partition(separator.encode())
         if not found:
             raise frame.CommandFailed(f"line {number} has no {separator!r} between key and value; the lines before it "
                                       f"are written")  # fmt: skip
-        yield key, value
+        yield key, value, []

@@ -13,6 +13,7 @@ from marshal_py.client.metrics import ConsumerMetrics, PartitionMetrics
 from marshal_py.errors import InvalidOption, UnsupportedPlatform
 
 PREFIX: Final = "marshal"
+LOOPBACK: Final = "127.0.0.1"  # a library opens no port to the network unless it is told to
 
 # name -> (attribute, help). Counters end in _total when they are shown.
 COUNTERS: Final = {
@@ -96,7 +97,8 @@ class Exporter:
         try:
             self._server, self._thread = start_http_server(port, address, registry)
         except (OSError, OverflowError) as error:
-            raise InvalidOption("port", port, f"{address} cannot serve there: {error}") from error
+            raise InvalidOption("metrics port", f"{address}:{port}", f"it cannot be had ({error}): name another port, "
+                                "0 for a free one, or another address of this machine") from error  # fmt: skip
         self.port = int(self._server.server_port)
 
     def close(self) -> None:
@@ -111,9 +113,10 @@ class Exporter:
         self.close()
 
 
-def serve(marshal: Marshal, port: int, address: str = "127.0.0.1") -> Exporter:
+def serve(marshal: Marshal, port: int, address: str = LOOPBACK) -> Exporter:
     """Serves the metrics of a Marshal at http://address:port/metrics until `close`. Port 0 takes a free one.
 
-    Raises UnsupportedPlatform without prometheus-client, InvalidOption if the port cannot be had.
+    The default address is for this machine alone; "0.0.0.0" lets every machine ask, as a container needs it. Raises
+    UnsupportedPlatform without prometheus-client, InvalidOption if the port cannot be had.
     """
     return Exporter(marshal, port, address)

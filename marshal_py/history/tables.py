@@ -78,7 +78,7 @@ class IntervalRow(NamedTuple):
 class PositionRow(NamedTuple):
     """A position as it stood after a record that named it: its history, and that of the lag.
 
-    `cause`: claim, heartbeat, grant (at-most-once mode), release, move.
+    `cause`: claim, seek, heartbeat, grant (at-most-once mode), release, move.
     """
 
     log: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import urllib.request
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def test_the_file_names_the_cluster(shell: Shell, tmp_path: Path) -> None:
 
 def test_produce_writes_keys_and_headers_to_a_partition(shell: Shell) -> None:
     result = shell.json("produce", "empty", "--key-separator", ":", "--header", "a=1", "--header", "b=", "--partition",
-                        "1", stdin=b"k:v:w\n:\r\nlast:line")  # fmt: skip
+                        "1", stdin=b"k:v:w\n:\nlast:line")  # fmt: skip
     assert result == {"topic": "empty", "written": 3}
     with (
         connect({"bootstrap.servers": shell.servers, "log_level": 0}) as marshal,
@@ -141,7 +142,8 @@ def test_consume_prints_json_lines_and_leaves(shell: Shell, billing: str) -> Non
     assert child.returncode == 0, stderr
     messages = [json.loads(line) for line in stdout.splitlines()]
     assert {message["value"] for message in messages} == {str(number) for number in range(20)}
-    assert list(messages[0]) == ["topic", "partition", "offset", "key", "value", "timestamp", "token"]
+    assert list(messages[0]) == ["topic", "partition", "offset", "key", "value", "timestamp", "token",
+                                 "key_base64", "value_base64", "headers"]  # fmt: skip
     assert "claimed orders:0 from 0" in stderr
     found = shell.json("state", "json")["groups"][0]
     assert found["sessions"] == []
@@ -285,8 +287,20 @@ def test_doctor_does_not_mind_an_unused_topic(shell: Shell) -> None:
 
 
 
+def test_a_taken_port_is_noticed_before_anybody_joins(shell: Shell, billing: str) -> None:
+    """The group never hears of a consumer that ends again at once; the error says what would mend it."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = shell.run("consume", "orders", "--group", "unjoined", "--metrics-port", str(port))
+    assert result.exit_code == 1
+    assert f"127.0.0.1:{port}" in result.stderr
+    assert "0 for a free one" in result.stderr
+    assert "group 'unjoined' is not in __marshal" in shell.run("state", "unjoined").stderr
+
+
 def test_consume_serves_metrics(shell: Shell, billing: str) -> None:
-    child = shell.start("consume", "orders", "--group", "measured", "--start", "earliest", "--metrics-port", "0")
+    child = shell.start("consume", "orders", "--group", "measured", "--start", "earliest", "--metrics-port", "0",
+                        "--metrics-host", "0.0.0.0")  # fmt: skip
     try:
         assert child.stdout is not None
         assert child.stderr is not None

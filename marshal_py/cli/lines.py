@@ -1,0 +1,101 @@
+"""Messages as lines: what `marshal consume` prints and `marshal produce` reads. Nothing is lost on the way.
+
+A line of text is the bytes of the value as they are. A line of JSON says everything: what is utf-8 stands in `value`,
+anything else in `value_base64`, and null in both is no value at all; the same for the key and for each header.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from marshal_py.cli import frame
+from marshal_py.client.message import Message
+
+Headers = list[tuple[str, bytes | None]]
+
+
+class HeaderLine(msgspec.Struct):
+    """One header; names may repeat, so they are no object's fields."""
+
+    name: str
+    value: str | None = None
+    value_base64: bytes | None = None
+
+
+class MessageLine(msgspec.Struct):
+    """What is read of a line of JSON; where a message stood before is left out."""
+
+    key: str | None = None
+    key_base64: bytes | None = None
+    value: str | None = None
+    value_base64: bytes | None = None
+    headers: Sequence[HeaderLine] = ()
+
+
+_decoder = msgspec.json.Decoder(MessageLine)
+
+
+def as_text(message: Message, separator: str | None) -> bytes:
+    """The value, behind its key if there is a separator, and a newline."""
+    key = b"" if separator is None else (message.key or b"") + separator.encode()
+    return bytes(key + (message.value or b"") + b"\n")
+
+
+def as_json(message: Message) -> bytes:
+    key, key_base64 = _split(message.key)
+    value, value_base64 = _split(message.value)
+    headers = [dict(zip(("name", "value", "value_base64"), (name, *_split(content)), strict=True))
+               for name, content in message.headers]  # fmt: skip
+    told: dict[str, Any] = {
+        "topic": message.topic, "partition": message.partition, "offset": message.offset, "key": key, "value": value,
+        "timestamp": message.timestamp, "token": str(message.token), "key_base64": key_base64,
+        "value_base64": value_base64, "headers": headers,
+    }  # fmt: skip
+    return json.dumps(told, ensure_ascii=False).encode() + b"\n"
+
+
+def from_json(line: bytes, number: int) -> tuple[bytes | None, bytes | None, Headers]:
+    """Key, value and headers of a line that `as_json` wrote. `number`: of the line, for the error."""
+    try:
+        read = _decoder.decode(line)
+        headers = [(one.name, _join("value", one.value, one.value_base64)) for one in read.headers]
+        return _join("key", read.key, read.key_base64), _join("value", read.value, read.value_base64), headers
+    except (msgspec.DecodeError, ValueError) as error:
+        raise frame.CommandFailed(f"line {number} is no JSON object as `marshal consume --json` prints it ({error}); "
+                                  "the lines before it are written") from error  # fmt: skip
+
+
+def write_out(line: bytes, message: Message) -> None:
+    """On stdout, out of this process when it returns. Raises BrokenPipeError, CommandFailed."""
+    try:
+        sys.stdout.buffer.write(line)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # Python would try again, and complain, when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise frame.CommandFailed(f"stdout takes no more ({error.strerror}): {message.topic}:{message.partition} at "
+                                  f"offset {message.offset} is not acknowledged and will come again") from error
+
+
+def _split(content: bytes | None) -> tuple[str | None, str | None]:
+    if content is None:
+        return None, None
+    try:
+        return content.decode(), None
+    except UnicodeDecodeError:
+        return None, base64.b64encode(content).decode()
+
+
+def _join(name: str, text: str | None, binary: bytes | None) -> bytes | None:
+    if text is not None and binary is not None:
+        raise ValueError(f"both {name} and {name}_base64 are given")
+    return text.encode() if text is not None else binary
