@@ -359,7 +359,8 @@ class AdminBusy(PeerError):
         why = f" ({reason})" if reason else ""
         left = f", about {left_s:.0f} s left" if left_s >= 0 else ""
         who = f"another run of yours, {by}" if own else by or "somebody without a name"
-        ways = (f"use that pause (--adopt, or --token {token}), end it (marshal resume {group}), or wait" if own else
+        ways = (f"work in that pause and leave it in place (--adopt, or --token {token}), take it over if that run is "
+                f"dead (--take-over), or end it (marshal resume {group})" if own else
                 f"wait, name its token (--token {token}), or take the pause over (--take-over)")  # fmt: skip
         super().__init__(f"group {group!r} is paused by {who}{why}{left}: {ways}")
 

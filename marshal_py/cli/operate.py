@@ -21,7 +21,7 @@ Session = Annotated[str, typer.Argument(metavar="SESSION", help="Its number, or 
 Reason = Annotated[str, typer.Option("--reason", help="For people; it stands in the log.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change; write nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-TakeOver = Annotated[bool, typer.Option("--take-over", help="Take another admin's pause; its operation then fails.")]
+TakeOver = Annotated[bool, typer.Option("--take-over", help="Take any running pause; its admin's operation fails.")]
 Adopt = Annotated[bool, typer.Option("--adopt", help="Work in a pause of your own that is running, and leave it in "
                                      "place.")]  # fmt: skip
 PauseToken = Annotated[int | None, typer.Option("--token", min=0, help="Of the pause, as `marshal release` printed.")]

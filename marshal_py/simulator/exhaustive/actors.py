@@ -301,7 +301,11 @@ class Clerk(Actor):
             self.ledger.read(verdict)
         self.aim = aim
         scene = Scene(world, GROUP, self.ledger, author, self.dice)
-        self.plan: Errand = PositionPlan(scene, [TopicPartition(TOPIC, 0)]) if plan is PositionPlan else plan(scene)
+        # A run that finds the pause of one that crashed takes it over: its person has read whose it is (M2).
+        pause = self.ledger.running(world.groups[GROUP]) if GROUP in world.groups else None
+        again = pause is not None and author.is_also(pause.by)
+        self.plan: Errand = (PositionPlan(scene, [TopicPartition(TOPIC, 0)], take_over=again) if plan is PositionPlan
+                             else plan(scene))  # fmt: skip
 
     @property
     def deadline_ms(self) -> int:
