@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from marshal_py.admin.anew import Anew, check_topology, find_anew
 from marshal_py.admin.desk import Desk
+from marshal_py.admin.nearest import instead
 from marshal_py.admin.targets import COMMITTED, SHIFT, TABLE, TIME, Facts, Target, resolve
 from marshal_py.errors import DataTopicRecreated, GroupMissing, InvalidOption, PositionNotMoved
 from marshal_py.protocol.identity import NONE, TopicPartition
@@ -74,7 +75,8 @@ class Aim:
                 count = self.anew[one].partitions if one in self.anew else group.topics[one].count
                 found += [TopicPartition(one, partition) for partition in range(count)]
             else:
-                raise GroupMissing(self._desk.scene.name, f"has never consumed topic {one!r}")
+                raise GroupMissing(self._desk.scene.name, f"has never consumed topic {one!r}"
+                                   f"{instead(one, group.topics)}")  # fmt: skip
         if self._target.kind == TABLE:
             found = found if given else table
             missing = sorted(set(found) - set(table))

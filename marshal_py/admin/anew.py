@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from marshal_py.admin.nearest import instead
 from marshal_py.errors import GroupMissing
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import Topology
@@ -61,7 +62,7 @@ def check_topology(group: Group | None, name: str, tps: Iterable[TopicPartition]
     for tp in tps:
         topic = group.topics.get(tp.topic)
         if topic is None:
-            raise GroupMissing(name, f"has never consumed topic {tp.topic!r}")
+            raise GroupMissing(name, f"has never consumed topic {tp.topic!r}{instead(tp.topic, group.topics)}")
         new = anew.get(tp.topic)
         count = topic.count if new is None or topic.id == new.found else new.partitions
         if not 0 <= tp.partition < count:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from marshal_py.admin.errand import GRACE_INTERVALS, INTERVAL_MS, Errand, Scene, holders
 from marshal_py.admin.hold import Hold
+from marshal_py.admin.nearest import instead
 from marshal_py.admin.pause import Drain
 from marshal_py.errors import (
     AdminGaveUp,
@@ -199,7 +200,8 @@ def check_shrink(scene: Scene, topic: str, partitions: int) -> tuple[int, int]:
     """The topic's count and the offset of its last Topology. Raises GroupMissing, InvalidOption."""
     known = scene.group.topics.get(topic) if scene.group is not None else None
     if known is None:
-        raise GroupMissing(scene.name, f"has never consumed topic {topic!r}")
+        topics = scene.group.topics if scene.group is not None else ()
+        raise GroupMissing(scene.name, f"has never consumed topic {topic!r}{instead(topic, topics)}")
     if not 1 <= partitions <= PARTITION_MAX or partitions >= known.count:
         raise InvalidOption("partitions", partitions, f"1 to {known.count - 1}: {topic!r} has {known.count} in this "
                                                       "group, and it grows by itself")  # fmt: skip

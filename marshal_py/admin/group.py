@@ -9,7 +9,7 @@ Each call opens a connection of its own and reads the group's log to its end; no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 from marshal_py.admin import overview
@@ -19,6 +19,7 @@ from marshal_py.admin.author import Author
 from marshal_py.admin.change import ConfigPlan, ShrinkPlan, origin_of, others_mode
 from marshal_py.admin.desk import Desk, Watcher
 from marshal_py.admin.errand import Scene
+from marshal_py.admin.nearest import instead
 from marshal_py.admin.outlook import Outlook, check_pause
 from marshal_py.admin.pause import PausePlan, ResumePlan
 from marshal_py.admin.position import PositionPlan, check_size
@@ -27,7 +28,7 @@ from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
 from marshal_py.admin.targets import Target, parse, shift
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S, Marshal
 from marshal_py.client.observer import Observer
-from marshal_py.errors import AdminBusy, AdminGaveUp, DataTopicRecreated, GroupMissing, InvalidOption
+from marshal_py.errors import AdminBusy, AdminGaveUp, DataTopicRecreated, GroupMissing, InvalidOption, MarshalError
 from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.world import Group as GroupState
@@ -76,8 +77,16 @@ class Group:
         """A connection to the group's log; unless `founding`, raises GroupMissing if nobody ever used the group."""
         with Desk(self._door, self._topic, self.name, self._timeout_s, self._author) as desk:
             if desk.scene.group is None and not founding:
-                raise GroupMissing(self.name, "has never been used: start a consumer once, or mend the name")
+                raise self._missing()
             yield desk
+
+    def _missing(self) -> GroupMissing:
+        """The error of a group that nobody ever used. Reads all logs for the name that is nearest."""
+        known = "; it begins with its first consumer"
+        with suppress(MarshalError), Observer(self._door, self._topic, self._timeout_s) as observer:
+            observer.fold()
+            known = instead(self.name, [group.name for _, group in observer.groups()])
+        return GroupMissing(self.name, f"has never been used{known}")
 
     # --- looking
 
@@ -105,7 +114,12 @@ class Group:
     def outlook(self, judge: Callable[[Scene], Outlook]) -> Outlook:
         """What an operation would do now: one of the functions of marshal_py.admin.outlook. Writes nothing."""
         with self.desk(founding=True) as desk:
-            return judge(desk.scene)
+            try:
+                return judge(desk.scene)
+            except GroupMissing:
+                if desk.scene.group is None:
+                    raise self._missing() from None
+                raise
 
     # --- settings
 

@@ -46,8 +46,9 @@ def of_pause(scene: Scene, now: Instant, token: int | None = None, adopt: bool =
     """Raises AdminBusy."""
     group = _there(scene)
     check_pause(scene, now, token, adopt, take_over)
-    again = " It is paused already: the pause is taken over or renewed." if group.paused else ""
-    does = f"group {group.name!r} is paused; {len(group.sessions)} consumers let go of {_owned(group)} partitions."
+    again = " It is paused already: this pause would replace that one." if group.paused else ""
+    does = (f"group {group.name!r} would be paused; {len(group.sessions)} consumers would let go of {_owned(group)} "
+            "partitions.")  # fmt: skip
     return Outlook([does + again], _releases(group), {})
 
 
@@ -55,11 +56,11 @@ def of_resume(scene: Scene, now: Instant, token: int | None = None, take_over: b
     """Raises AdminBusy."""
     group = _there(scene)
     if not group.paused:
-        return Outlook([f"group {group.name!r} is not paused: nothing is done."], {}, {})
+        return Outlook([f"group {group.name!r} is not paused: nothing would be done."], {}, {})
     check_pause(scene, now, token, True, take_over)
     pause = scene.ledger.running(group)
     by = f" of {pause.by}" if pause is not None and pause.by else ""
-    return Outlook([f"the pause{by} ends; {len(group.sessions)} consumers take partitions again."], {}, {})
+    return Outlook([f"the pause{by} would end; {len(group.sessions)} consumers would take partitions again."], {}, {})
 
 
 def of_eviction(scene: Scene, session: int) -> Outlook:
@@ -67,8 +68,8 @@ def of_eviction(scene: Scene, session: int) -> Outlook:
     find_session(scene, session)
     group = _there(scene)
     wait_s = EVICT_INTERVALS * group.sessions[session].join.interval_ms / 1000
-    does = [f"{name_of(group, session)} is watched for {wait_s:g} s; if it gives no sign of life it ends and its "
-            f"{group.sessions[session].held} partitions are free, otherwise nothing is done."]  # fmt: skip
+    does = [f"{name_of(group, session)} would be watched for {wait_s:g} s; without a sign of life it would end and its "
+            f"{group.sessions[session].held} partitions would be free, otherwise nothing would be done."]  # fmt: skip
     return Outlook(does, _releases(group, session), {})
 
 
@@ -76,8 +77,8 @@ def of_step_down(scene: Scene, session: int) -> Outlook:
     """Raises GroupMissing."""
     find_session(scene, session)
     group = _there(scene)
-    does = [f"{name_of(group, session)} becomes the last candidate for everything; it stays, and may hand over what "
-            "others shall have."]  # fmt: skip
+    does = [f"{name_of(group, session)} would become the last candidate for everything; it would stay, and might hand "
+            "over what others shall have."]  # fmt: skip
     return Outlook(does, {}, {})
 
 
@@ -85,14 +86,14 @@ def of_deletion(scene: Scene, force: bool = False) -> Outlook:
     """Raises GroupMissing."""
     group = _there(scene)
     if group.deleted:
-        return Outlook([f"group {group.name!r} is deleted already: nothing is done."], {}, {})
+        return Outlook([f"group {group.name!r} is deleted already: nothing would be done."], {}, {})
     positions = overview.positions(group)
-    does = [f"{len(positions)} positions of group {group.name!r} are forgotten, and its consumers end with "
+    does = [f"{len(positions)} positions of group {group.name!r} would be forgotten, and its consumers would end with "
             "GroupDeleted until it is created again."]  # fmt: skip
     if group.sessions:
         names = ", ".join(name_of(group, session) for session in sorted(group.sessions))
-        does.append(f"{names}: paused and ended first by a change of the group's delivery." if force else
-                    f"{names} must be silent for {EVICT_INTERVALS} intervals first, or nothing is done.")  # fmt: skip
+        does.append(f"{names} would be paused and ended first, by a change of the group's delivery." if force else
+                    f"{names} must be silent for {EVICT_INTERVALS} intervals first, or nothing would be done.")
     settings = {str(tp): {"from": position, "to": None} for tp, position in sorted(positions.items())}
     return Outlook(does, {}, settings)
 
@@ -114,10 +115,11 @@ def of_settings(scene: Scene, wanted: Mapping[str, str], create: bool) -> Outloo
     after = settings_of(world.groups.get(scene.name))
     changed = {name: {"from": before[name], "to": after[name]} for name in before if before[name] != after[name]}
     words = [f"{name}: {change['from']} -> {change['to']}" for name, change in changed.items()]
-    does = [f"group {scene.name!r} is {'created' if create else 'changed'}: {'; '.join(words) or 'nothing changes'}."]
+    does = [f"group {scene.name!r} would be {'created' if create else 'changed'}: "
+            f"{'; '.join(words) or 'nothing would change'}."]  # fmt: skip
     if in_pause and group is not None:
-        does.append(f"it is paused for that, and its {len(group.sessions)} consumers end with ModeMismatch: start "
-                    f"them again with delivery={checked['delivery']!r}.")  # fmt: skip
+        does.append(f"it would be paused for that, and its {len(group.sessions)} consumers would end with "
+                    f"ModeMismatch: start them again with delivery={checked['delivery']!r}.")  # fmt: skip
     return Outlook(does, _releases(group) if in_pause and group is not None else {}, changed)
 
 
@@ -131,8 +133,8 @@ def of_shrink(scene: Scene, topic: str, partitions: int) -> Outlook:
     verdict = rehearse(world, scene.name, Topology(topic, partitions, offset, drained(scene, world).pause_change))
     if not verdict.accepted:
         raise SettingsChanged(scene.name, f"something ({verdict.reason})", "somebody")
-    does = [f"{topic!r} has {partitions} partitions in group {group.name!r} instead of {count}; {len(lost)} positions "
-            "are forgotten; the group is paused for that."]  # fmt: skip
+    does = [f"{topic!r} would have {partitions} partitions in group {group.name!r} instead of {count}; {len(lost)} "
+            "positions would be forgotten; the group would be paused for that."]  # fmt: skip
     held = held_beyond(group, topic, partitions)
     return Outlook(does, {str(tp): name_of(group, owner) for tp, owner in sorted(held.items())}, lost)
 

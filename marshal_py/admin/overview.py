@@ -162,6 +162,16 @@ def liveness(age_s: float | None, interval_s: float) -> str:
     return "fresh" if age_s < interval_s else "unknown" if age_s <= 2 * interval_s else "stale"
 
 
+def signs(group: Group, extended_ms: Mapping[int, int], now_ms: float) -> dict[str, Any]:
+    """How many sessions have been silent for more than two intervals, and how long ago any gave a sign of life.
+
+    `extended_ms`: per session the time of its last sign. A session without one lives by a snapshot: nobody can say.
+    """
+    found = [_session(session, extended_ms.get(session.id), now_ms) for session in group.sessions.values()]
+    ages_s = [one["last_extended_s"] for one in found if one["last_extended_s"] is not None]
+    return {"stale": sum(one["state"] == "stale" for one in found), "last_sign_s": min(ages_s, default=None)}
+
+
 def partitions(group: Group) -> list[TopicPartition]:
     """Every partition that the group could own, and every topic or pin that it has claimed."""
     counted = (TopicPartition(name, number) for name, topic in group.topics.items() for number in range(topic.count))

@@ -40,6 +40,7 @@ def advisories(
         if observer.root is None:
             frame.say(NOBODY)
         told = _wanted(observer.advisories(group), kinds)
+        frame.must_know(observer, group, follow and dump is None)
         told.sort(key=lambda advisory: (advisory.time_ms, advisory.log, advisory.log_offset))
         for advisory in told if count is None else told[max(0, len(told) - count) :]:
             _print(advisory, as_json)

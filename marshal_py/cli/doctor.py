@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -16,6 +17,7 @@ import typer
 
 from marshal_py.admin import checkup, rights
 from marshal_py.admin.checkup import Check, Study
+from marshal_py.admin.nearest import instead
 from marshal_py.cli import frame
 from marshal_py.cli.state import NOBODY
 from marshal_py.client.observer import Observer
@@ -48,8 +50,9 @@ def doctor(
 ) -> None:  # fmt: skip
     """Check the connection, the coordination topic, this client's rights, clocks, versions, groups and growth.
 
-    One line of advice for whatever is not well. Exit code 1 if a check fails. Of a dump there are only its clocks,
-    versions, groups and growth, as of its newest record.
+    One line of advice for whatever is not well. Exit code 1 if a check fails. A group that nobody has ever used fails,
+    and so does a topic that is not there, unless --as asks about the rights of one who has not begun. Of a dump there
+    are only its clocks, versions, groups and growth, as of its newest record.
     """
     if dump is not None and (group or topics or role):
         raise typer.BadParameter("a dump tells nothing about rights: --dump goes without GROUP, --topic and --as")
@@ -75,6 +78,7 @@ class Visit:
 
     def __init__(self, topic: str, group: str | None, topics: list[str], roles: list[str], strict: bool) -> None:
         self.topic, self.group, self.roles, self.strict = topic, group, roles, strict
+        self.asked = topics
         self.topics = set(topics)
 
     def checks(self, servers: str | None, config: Path | None) -> Iterator[Check]:
@@ -105,6 +109,7 @@ class Visit:
             if count is None:
                 yield Check("coordination topic", "warn", f"{self.topic} does not exist yet",
                             "the first consumer creates it, or is told how")  # fmt: skip
+                yield from self._unused([])
                 return
             yield Check("coordination topic", "ok", f"{self.topic} has {count} partitions")
             try:
@@ -113,6 +118,8 @@ class Visit:
                 yield Check("settings", "warn", "this client may not see them", str(error))
             with Observer(door, self.topic) as observer:
                 yield from self._content(observer, round(time.time() * 1000), admin, count)
+                known = {topic for _, group in observer.groups() for topic in group.topics}
+            yield from self._absent(admin, known)
         except AccessDenied as error:
             yield Check("coordination topic", "warn", "this client may not look into it", str(error))
 
@@ -129,6 +136,7 @@ class Visit:
         """`admin` knows the groups' topics; `count` is of the coordination topic's partitions. A dump has neither."""
         if observer.root is None:
             yield Check("root", "warn", NOBODY)
+            yield from self._unused([])
             return
         root = observer.root
         yield Check("root", "ok", f"incarnation {root.incarnation.hex()}, {root.partitions} logs, "
@@ -150,10 +158,27 @@ class Visit:
         extended_ms = {(group.name, session): observer.extended_ms.get((log, session), study.first_ms.get(log, now_ms))
                        for log, group in observer.groups() for session in group.sessions}  # fmt: skip
         infos = {} if admin is None else _infos(admin, groups)
+        yield from self._unused(groups)
         yield from checkup.of_groups(groups, infos, study, extended_ms)
         for group in groups:
             if group.name == self.group:
                 self.topics |= set(group.topics)
+
+    def _unused(self, groups: list[Group]) -> Iterator[Check]:
+        """The group that was named, if nobody ever used it: mistyped, or yet to come."""
+        names = [group.name for group in groups]
+        if self.group is not None and self.group not in names:
+            yield Check("group", "warn" if self.strict else "fail",
+                        f"{self.group!r} has never been used{instead(self.group, names)}",
+                        "" if self.strict else "before its first consumer, ask with --as consumer")  # fmt: skip
+
+    def _absent(self, admin: KafkaAdmin, known: set[str]) -> Iterator[Check]:
+        """The topics that were named and are not there. `known`: those of all groups."""
+        for topic in self.asked:
+            with suppress(AccessDenied):  # the rights tell
+                if admin.partition_count(topic) is None:
+                    yield Check("topic", "warn" if self.strict else "fail",
+                                f"{topic!r} does not exist{instead(topic, known)}", "create it, or mend its name")
 
     def _rights(self, admin: KafkaAdmin, principal: str, address: str) -> Iterator[Check]:
         absent = set()

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from marshal_py.admin.nearest import instead
 from marshal_py.admin.targets import OFFSET, TIME, parse
 from marshal_py.cli import frame, operate
 from marshal_py.client import evidence
@@ -54,7 +55,9 @@ def explain(
         records = _reaching(world, records, cut)
         found = history.explain(world, records, group, TopicPartition(topic, int(number)), cut, count)
     if not found.known:
-        raise frame.CommandFailed(f"group {group!r} has no partition {partition} up to there")
+        topics = _known(group, bootstrap_servers, command_config, coordination_topic, dump)
+        near = f" ({topics[topic]} partitions of {topic!r})" if topic in topics else instead(topic, topics)
+        raise frame.CommandFailed(f"group {group!r} has no partition {partition} up to there{near}")
     if as_json:
         frame.print_json({
             "group": group, "topic": topic, "partition": int(number), "at_offset": found.at_offset,
@@ -99,6 +102,8 @@ def diff(
     with _history(group, bootstrap_servers, command_config, coordination_topic, dump) as (world, records):
         records = _reaching(world, records, _cut(at[0]))
         found = history.diff(world, records, group, _cut(at[0]), _cut(at[1]))
+    if not found.records:
+        _known(group, bootstrap_servers, command_config, coordination_topic, dump)  # else nothing happened between them
     if as_json:
         frame.print_json({
             "group": group, "from_offset": found.from_offset, "to_offset": found.to_offset,
@@ -155,6 +160,15 @@ def _history(group: str, servers: str | None, config: Path | None, topic: str,
             raise frame.CommandFailed(f"no consumer has ever run with {topic}")
         (log,) = observer.logs_of(group)
         yield observer.history(log)
+
+
+def _known(group: str, servers: str | None, config: Path | None, topic: str, dump: Path | None) -> dict[str, int]:
+    """The group's topics, by its whole log, with their partitions. Raises CommandFailed if there is no such group."""
+    with frame.look(servers, config, topic, dump) as observer:
+        observer.fold(group)
+        frame.must_know(observer, group)
+        (state,) = (found for _, found in observer.groups() if found.name == group)
+        return {name: known.count for name, known in state.topics.items()}
 
 
 def _reaching(world: World, records: Iterator[LogRecord], cut: Cut) -> Iterator[LogRecord]:

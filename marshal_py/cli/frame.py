@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, ParamSpec
 
 import typer
 
+from marshal_py.admin.nearest import instead
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.client.observer import Observer
 from marshal_py.client.options import COORDINATION_TOPIC
@@ -111,6 +112,29 @@ def look(servers: str | None, config: Path | None, topic: str, dump: Path | None
         return Observer(open_door(servers, config), topic)
     header, door = memory_door(dump)
     return Observer(door, header.topic)
+
+
+def must_know(observer: Observer, group: str | None, follow: bool = False) -> None:
+    """After the group's log was read: raises CommandFailed if the group is not in it, with the name that is nearest.
+
+    Who follows may wait for a group that is not there yet, and is told so.
+    """
+    if group is None or any(found.name == group for _, found in observer.groups()):
+        return
+    observer.fold()  # the other logs
+    missing = f"group {group!r} is not in {observer.topic}"
+    missing += instead(group, [found.name for _, found in observer.groups()])
+    if observer.root is None or not follow:
+        raise CommandFailed(missing)
+    say(f"{missing}; waiting for its first consumer")
+
+
+def ago(seconds: float) -> str:
+    """For people: one number, rounded down."""
+    for unit, size_s in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size_s:
+            return f"{seconds // size_s:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
 
 
 def say(line: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+import time
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -44,12 +45,17 @@ def ls(
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
     as_json: frame.Json = False,
 ) -> None:
-    """List the groups of all coordination partitions."""
+    """List the groups of all coordination partitions, and whether anybody consumes.
+
+    A consumer without a heartbeat for two of its intervals is silent: dead, or cut off. By this machine's clock.
+    """
     with Observer(frame.open_door(bootstrap_servers, command_config), coordination_topic) as observer:
         if observer.root is None:
             frame.say(NOBODY)
         observer.fold()
-        found = [overview.summary(group) for _, group in observer.groups() if deleted or not group.deleted]
+        now_ms = time.time() * 1000
+        found = [{**overview.summary(group), **overview.signs(group, observer.signs_of(log), now_ms)}
+                 for log, group in observer.groups() if deleted or not group.deleted]  # fmt: skip
     if as_json:
         frame.print_json(found)
         return
@@ -57,11 +63,25 @@ def ls(
     for column in ("group", "delivery", "consumers", "owned", "partitions", "topics", "state"):
         table.add_column(column, overflow="fold")
     for group in found:
-        state = "deleted" if group["deleted"] else "paused" if group["paused"] else "running"
-        state += f", {group['parked']} partitions parked" if group["parked"] else ""
         table.add_row(group["group"], group["delivery"], str(group["sessions"]), str(group["owned"]),
-                      str(group["partitions"]), ", ".join(group["topics"]), state)  # fmt: skip
+                      str(group["partitions"]), ", ".join(group["topics"]), _condition(group))  # fmt: skip
     Console().print(table)
+
+
+def _condition(group: dict[str, Any]) -> str:
+    """Whether anybody consumes, and what is in the way."""
+    if group["deleted"]:
+        return "deleted"
+    sessions, stale = group["sessions"], group["stale"]
+    if not sessions:
+        words = "no consumer"
+    elif stale == sessions:
+        words = f"no live consumer: last heartbeat {frame.ago(group['last_sign_s'])}"
+    else:
+        words = f"running, {stale} of {sessions} consumers silent" if stale else "running"
+    paused = ["paused"] if group["paused"] else []
+    parked = [f"{group['parked']} partitions parked"] if group["parked"] else []
+    return ", ".join([*paused, *([words] if words != "running" or not paused else []), *parked])
 
 
 @app.command("info", epilog=INFO_EXAMPLE)

@@ -39,8 +39,8 @@ def lag(
             if verdict.group == group:
                 velocity.read(observer.worlds[record.log].groups.get(group), verdict, record.timestamp_ms)
         state = next((found for _, found in observer.groups() if found.name == group), None)
-        if state is None:
-            raise frame.CommandFailed(f"group {group!r} is not in {coordination_topic}")
+        frame.must_know(observer, group)
+        assert state is not None  # it knows the group
         ends = observer.ends(tp for tp in overview.partitions(state) if tp.partition >= 0)
     anew = find_anew(state, observer.topics)
     found = {**overview.lag(state, ends, velocity, time.time_ns() // 1_000_000, anew),

@@ -52,6 +52,7 @@ def tail(
         for judged in observer.read(group, back=True):
             if _concerns(judged, group):
                 newest[judged.record.log].append(judged)
+        frame.must_know(observer, group, follow and dump is None)
         merged = sorted((judged for kept in newest.values() for judged in kept), key=_moment)
         for judged in merged[max(0, len(merged) - count) :]:
             _print(judged, form)
@@ -81,7 +82,12 @@ def dump(
     """
     if human and (as_json or output is not None):
         raise typer.BadParameter("--human goes to stdout, and not together with --json")
-    with Observer(frame.open_door(bootstrap_servers, command_config), coordination_topic) as observer:
+    door = frame.open_door(bootstrap_servers, command_config)
+    if group is not None:
+        with Observer(door, coordination_topic) as observer:
+            observer.fold(group)
+            frame.must_know(observer, group)
+    with Observer(door, coordination_topic) as observer:
         if observer.root is None:
             frame.say(NOBODY)
         if human:

@@ -28,6 +28,7 @@ PauseToken = Annotated[int | None, typer.Option("--token", min=0, help="Of the p
 TokenOption = Annotated[int | None, typer.Option("--token", min=0, help="Work in the running pause of this token, as "
                                                  "`marshal release` printed it, and leave it in place.")]  # fmt: skip
 
+DRY: Final = "dry run: nothing was written"
 _UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
 WORDS: Final = {
@@ -77,10 +78,12 @@ def foresee(group: Group, judge: Callable[[Scene], Outlook], *, dry_run: bool, a
     for line in seen.does:
         tell(line)
     for partition, owner in seen.releases.items():
-        tell(f"  {partition} is let go by {owner}")
+        tell(f"  {owner} would let go of {partition}")
     for name, change in seen.settings.items():
         tell(f"  {name}: {change['from']} -> {change['to']}")
-    if not dry_run:
+    if dry_run:
+        print(DRY)
+    else:
         ask(question, yes)
     return not dry_run
 

@@ -58,7 +58,7 @@ def set_position(
         if dry_run:
             _print(group, preview, "dry_run", as_json)
             return
-        for line in [*_recreated(preview), *_refused(preview)]:
+        for line in [*_recreated(preview, "would be"), *_refused(preview)]:
             frame.say(line)
         _print_rows(preview.rows, Console(stderr=True))
         operate.ask(f"Move {len(preview.rows)} positions of group {group!r}?", yes)
@@ -101,21 +101,23 @@ def _print(group: str, moved: Moved, outcome: str, as_json: bool) -> None:
                           "recreated": [one._asdict() for one in moved.recreated],
                           **({"refused": moved.refused or None} if outcome == "dry_run" else {})})  # fmt: skip
         return
-    for line in _recreated(moved):
+    for line in _recreated(moved, "would be" if outcome == "dry_run" else "are"):
         print(line)
     _print_rows(moved.rows, Console())
     for line in _refused(moved):
         print(line)
+    if outcome == "dry_run":
+        print(f"{len(moved.rows)} positions would move; {operate.DRY}")
     if outcome == "moved":
         stays = f"; the group stays paused, token {moved.token}" if moved.token != NONE else ""
         print(f"moved at offset {moved.offset}{stays}")
 
 
-def _recreated(moved: Moved) -> Iterator[str]:
+def _recreated(moved: Moved, are: str) -> Iterator[str]:
     for one in moved.recreated:
         yield (f"topic {one.topic!r} was made anew (its id was {one.known}, now it is {one.found}, with "
-               f"{one.partitions} partitions): the {one.forgotten} positions of all its partitions are forgotten, and "
-               f"those that are not moved start at their beginnings")  # fmt: skip
+               f"{one.partitions} partitions): the {one.forgotten} positions of all its partitions {are} forgotten, "
+               f"and those that are not moved start at their beginnings")  # fmt: skip
 
 
 def _refused(moved: Moved) -> Iterator[str]:

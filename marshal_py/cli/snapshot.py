@@ -147,6 +147,8 @@ def bootstrap(
         return
     for each in begun:
         print(f"log {each.log} begins anew at offset {each.at}")
+    if broken and dry_run:
+        print(f"{len(broken)} logs would begin anew; {operate.DRY}")
     if not broken:
         print("every log can be read: nothing to do")
 

@@ -43,8 +43,7 @@ def state(
         now_ms = time.time() * 1000 if dump is None else max(observer.extended_ms.values(), default=0)
         groups = [_state(observer, log, found, now_ms, ledgers.get(found.name)) for log, found in observer.groups()
                   if group in (None, found.name)]  # fmt: skip
-        if group is not None and not groups:
-            raise frame.CommandFailed(f"group {group!r} is not in {observer.topic}")
+        frame.must_know(observer, group)
         incarnation = None if observer.root is None else observer.root.incarnation.hex()
     if as_json:
         frame.print_json({"coordination_topic": observer.topic, "incarnation": incarnation, "groups": groups})
@@ -57,11 +56,10 @@ def state(
 
 
 def _state(observer: Observer, log: int, group: Group, now_ms: float, ledger: Ledger | None) -> dict[str, Any]:
-    extended_ms = {session: at for (of, session), at in observer.extended_ms.items() if of == log}
     ends = observer.ends(tp for tp in overview.partitions(group) if tp.partition >= 0)
     anew = find_anew(group, observer.topics)
-    notices = overview.notices(overview.stopped(group, anew, ends))
-    return {**overview.state(group, log, extended_ms, ends, now_ms, ledger, anew), "notices": notices}
+    told = overview.state(group, log, observer.signs_of(log), ends, now_ms, ledger, anew)
+    return {**told, "notices": overview.notices(overview.stopped(group, anew, ends))}
 
 
 # --- for people

@@ -30,6 +30,10 @@ def verify(
     Exit code 1 names the first offset that is not as it must be. A dump is also held against its own checksums.
     """
     try:
+        if group is not None:
+            with frame.look(bootstrap_servers, command_config, coordination_topic, dump) as observer:
+                observer.fold(group)
+                frame.must_know(observer, group)
         with frame.look(bootstrap_servers, command_config, coordination_topic, dump) as observer:
             if observer.root is None:
                 frame.say(NOBODY)

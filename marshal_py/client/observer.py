@@ -254,6 +254,10 @@ class Observer:
         found = [(log, group) for log, world in self.worlds.items() for group in world.groups.values()]
         return sorted(found, key=lambda pair: pair[1].name)
 
+    def signs_of(self, log: int) -> dict[int, int]:
+        """By live session of a log: the timestamp of its last sign of life, in ms."""
+        return {session: at_ms for (of, session), at_ms in self.extended_ms.items() if of == log}
+
     def ends(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """End offsets of data partitions; those that Kafka does not have are left out. Raises ClusterUnreachable.
 

@@ -1,0 +1,187 @@
+"""Every command with a group, a topic or a partition that is not there: exit code 1, and the name that was meant.
+
+A typing error must not read as "all is well": a runbook or an alert would believe it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from marshal_py.client.marshal import connect
+from marshal_py.transport.embedded import Broker
+from tests.cli.shell import DEADLINE_S, Shell, wait_until
+
+GROUP = [
+    ("state", "biling"), ("lag", "biling"), ("log", "tail", "biling"), ("log", "dump", "biling"),
+    ("log", "dump", "biling", "--human"), ("advisories", "biling"), ("verify", "biling"), ("doctor", "biling"),
+    ("explain", "biling", "orders:0"), ("diff", "biling", "--at", "0", "--at", "5"), ("groups", "info", "biling"),
+    ("groups", "info", "biling", "--csv"), ("members", "ls", "biling"),
+    *(
+        (*command, *how)
+        for how in (("--dry-run",), ("--yes",))
+        for command in (
+            ("release", "biling"), ("resume", "biling"), ("set-position", "biling", "orders", "--to", "earliest"),
+            ("groups", "update", "biling", "--policy", "greedy"), ("groups", "rm", "biling"),
+            ("groups", "shrink", "biling", "orders", "--partitions", "1"), ("evict", "biling", "7"),
+            ("members", "step-down", "biling", "7"),
+        ) if how != ("--yes",) or command[0] not in ("resume", "members")
+    ),
+]  # fmt: skip
+TOPIC = [
+    ("explain", "billing", "ordrs:0"), ("doctor", "--topic", "ordrs"),
+    ("set-position", "billing", "ordrs", "--to", "earliest", "--yes"),
+    ("set-position", "billing", "ordrs", "--to", "earliest", "--dry-run"),
+    ("set-position", "billing", "ordrs:0", "--to", "earliest", "--yes"),
+    ("groups", "shrink", "billing", "ordrs", "--partitions", "1", "--yes"),
+]  # fmt: skip
+PARTITION = [
+    ("explain", "billing", "orders:9"), ("set-position", "billing", "orders:9", "--to", "earliest", "--yes"),
+    ("produce", "orders", "--partition", "9"), ("evict", "billing", "7", "--yes"),
+    ("members", "step-down", "billing", "7"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shell() -> Iterator[Shell]:
+    """A group `billing` that has handled something of `orders`, and another one."""
+    with Broker(topics={"__marshal": 4, "orders": 2, "__unused": 4}) as broker:
+        shell = Shell(broker.bootstrap_servers)
+        shell.json("produce", "orders", stdin=b"1\n2\n3\n")
+        with connect({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0}) as marshal:
+            for name in ("billing", "shipping"):
+                with marshal.consumer(name, ["orders"], start="earliest") as consumer:
+                    for message in consumer.fetch(3):
+                        message.ack()
+        yield shell
+
+
+def refused(shell: Shell, *command: str) -> str:
+    result = shell.run(*command, stdin=b"1\n")
+    assert result.exit_code == 1, result.output
+    (line,) = result.stderr.strip().splitlines()
+    return line
+
+
+@pytest.mark.parametrize("command", GROUP, ids=" ".join)
+def test_a_group_that_is_not_there(shell: Shell, command: tuple[str, ...]) -> None:
+    line = refused(shell, *command)
+    if command[0] == "doctor":
+        assert line == "marshal: failed: group"
+        line = next(text for text in shell.run(*command).stdout.splitlines() if text.startswith("fail"))
+    assert "'biling'" in line
+    assert "did you mean 'billing'?" in line
+
+
+@pytest.mark.parametrize("command", TOPIC, ids=" ".join)
+def test_a_topic_that_is_not_there(shell: Shell, command: tuple[str, ...]) -> None:
+    line = refused(shell, *command)
+    if command[0] == "doctor":
+        assert line == "marshal: failed: topic"
+        line = next(text for text in shell.run(*command).stdout.splitlines() if text.startswith("fail"))
+    assert "did you mean 'orders'?" in line
+
+
+@pytest.mark.parametrize("command", PARTITION, ids=" ".join)
+def test_a_partition_or_session_that_is_not_there(shell: Shell, command: tuple[str, ...]) -> None:
+    assert re.search(r"2 partitions|0 to 1|there is nobody", refused(shell, *command))
+
+
+@pytest.mark.parametrize("command", [one for one in GROUP if one[0] in ("state", "log", "advisories", "verify")],
+                         ids=" ".join)  # fmt: skip
+def test_a_group_of_a_topic_that_nobody_used(shell: Shell, command: tuple[str, ...]) -> None:
+    result = shell.run(*command, "--coordination-topic", "__unused")
+    assert result.exit_code == 1
+    assert "group 'biling' is not in __unused; there is none yet" in result.stderr
+
+
+@pytest.mark.parametrize("command", [("state", "biling"), ("verify", "biling"), ("advisories", "biling"),
+                                     ("log", "tail", "biling"), ("log", "tail", "biling", "--follow"),
+                                     ("explain", "biling", "orders:0"), ("diff", "biling", "--at", "0", "--at", "5")],
+                         ids=" ".join)  # fmt: skip
+def test_a_group_that_is_not_in_a_dump(shell: Shell, tmp_path: Path, command: tuple[str, ...]) -> None:
+    file = tmp_path / "all.dump"
+    assert shell.run("log", "dump", "--output", str(file)).exit_code == 0
+    assert "did you mean 'billing'?" in refused(shell, *command, "--dump", str(file))
+
+
+def test_nothing_like_it_lists_what_there_is(shell: Shell) -> None:
+    assert refused(shell, "state", "x").endswith("group 'x' is not in __marshal; there is 'billing', 'shipping'")
+
+
+def test_rights_may_be_asked_for_a_group_that_is_yet_to_come(shell: Shell) -> None:
+    """Before its first consumer a group is nowhere, and that is no failure."""
+    result = shell.run("doctor", "newcomer", "--topic", "nowhere", "--as", "consumer")
+    assert result.exit_code == 0
+    assert "warn  group: 'newcomer' has never been used" in result.stdout
+    assert "warn  topic: 'nowhere' does not exist" in result.stdout
+
+
+@pytest.mark.parametrize("command", [("log", "tail"), ("advisories",)])
+def test_follow_waits_for_a_group_that_is_yet_to_come(shell: Shell, command: tuple[str, ...]) -> None:
+    group = f"new-{command[0]}"
+    child = shell.start(*command, group, "--follow", "--json")
+    try:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert f"group '{group}' is not in __marshal" in (line := child.stderr.readline())
+        assert line.endswith("waiting for its first consumer\n")
+        with connect({"bootstrap.servers": shell.servers, "log_level": 0}) as marshal, \
+                marshal.consumer(group, ["orders"]):  # fmt: skip
+            assert json.loads(child.stdout.readline())["group"] == group
+    finally:
+        child.send_signal(signal.SIGINT)
+        child.communicate(timeout=DEADLINE_S)
+    assert child.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("release", "billing"), ("resume", "billing"), ("set-position", "billing", "orders", "--to", "earliest"),
+        ("groups", "create", "new"), ("groups", "update", "billing", "--delivery", "at_most_once"),
+        ("groups", "shrink", "billing", "orders", "--partitions", "1"), ("groups", "rm", "billing"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_dry_run_does_not_read_as_done(shell: Shell, command: tuple[str, ...]) -> None:
+    told = shell.run(*command, "--dry-run").stdout
+    assert " would " in told
+    assert told.endswith("dry run: nothing was written\n")
+    for done in ("is paused", "are paused", "is changed", "is deleted", "are forgotten", "moved at"):
+        assert done not in told
+
+
+def test_a_group_whose_consumers_are_dead_does_not_run(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`groups ls`: nobody consumes, whatever the log holds of sessions."""
+    monkeypatch.setenv("COLUMNS", "200")  # a row on one line
+    assert {one["group"]: (one["sessions"], one["stale"], one["last_sign_s"]) for one in shell.json("groups", "ls")}[
+        "billing"] == (0, 0, None)  # fmt: skip
+    assert re.search(r"billing .* no consumer *$", shell.run("groups", "ls").stdout, re.MULTILINE)
+    child = shell.start("consume", "orders", "--group", "dead", "--start", "earliest", "--heartbeat-interval", "1")
+    assert child.stdout is not None
+    assert child.stdout.readline()
+    assert re.search(r"dead .* running *$", shell.run("groups", "ls").stdout, re.MULTILINE)
+    child.kill()
+    child.communicate(timeout=DEADLINE_S)
+    assert child.returncode == -signal.SIGKILL
+    row = _until_stale(shell)
+    assert row["sessions"] == row["stale"] == 1
+    assert re.search(r"dead .* no live consumer: last heartbeat \d+ s ago *$", shell.run("groups", "ls").stdout,
+                     re.MULTILINE)  # fmt: skip
+
+
+def _until_stale(shell: Shell) -> dict[str, int]:
+    found: list[dict[str, int]] = []
+
+    def stale() -> bool:
+        found[:] = [one for one in shell.json("groups", "ls") if one["group"] == "dead"]
+        return found[0]["stale"] == 1
+
+    wait_until(stale, "its heartbeats are two intervals old")
+    return found[0]
