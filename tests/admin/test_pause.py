@@ -176,7 +176,7 @@ def test_two_admins_do_not_quarrel() -> None:
     assert slow.errand.error.by.startswith("bob@office")
     assert stage.group.pause_change == taken.errand.token  # type: ignore[attr-defined]
 
-    kept = start(stage, "kept", "bob@office", keep=True)
+    kept = start(stage, "kept", "bob@office", keep=True, adopt=True)
     stage.run(I)
     resume(stage, "bobs second shell", "bob@office")
     finish(stage, kept)

@@ -104,7 +104,7 @@ def test_a_run_that_is_killed_between_the_records_is_mended_by_the_next(config: 
     assert accepted == (records > 1)
     if accepted and records == 2:
         assert {stage.partition(number).position for number in range(3)} == {NONE}
-    again = finish(stage, move(stage, "again"))
+    again = finish(stage, move(stage, "again", take_over=True))
     assert plan_of(again).outcome == MOVED
     assert (Topology in kinds(again)) == (not accepted)
     assert [stage.partition(number).position for number in (0, 1)] == [5, 7]

@@ -207,7 +207,7 @@ def test_a_command_that_changes_something(shell: Shell, group: str, name: str, m
 def test_what_an_update_says_and_does(shell: Shell, group: str) -> None:
     told = shell.run("groups", "update", group, "--delivery", "at_most_once", "--dry-run").stdout
     assert "delivery: at_least_once -> at_most_once" in told
-    assert "1 consumers end with ModeMismatch" in told
+    assert "1 consumers would end with ModeMismatch" in told
     assert shell.run("groups", "update", group).exit_code == 2
     for option in (("--policy", "magic"), ("--delivery", "none")):
         assert shell.run("groups", "update", group, *option).exit_code == 2
