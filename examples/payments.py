@@ -87,8 +87,11 @@ class Accounts:
 
 def main(servers: str, topic: str, database: str) -> None:
     accounts = Accounts(database)
-    with marshal_py.connect(servers) as marshal, marshal.consumer("payments", [topic], start="earliest") as consumer:
-        marshal_py.stop_on_signals(consumer)
+    with (
+        marshal_py.connect(servers) as marshal,
+        marshal.consumer("payments", [topic], start="earliest") as consumer,
+        marshal_py.stop_on_signals(consumer),
+    ):
         for message in consumer:
             try:
                 booked = accounts.book(message)
