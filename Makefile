@@ -17,7 +17,7 @@ CORE_STAMP := $(VENV)/.stamp-core
 TEST_STAMP := $(VENV)/.stamp-test
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo pipeline test lint bench prove clean
+.PHONY: help demo pipeline test lint versions bench prove clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -37,6 +37,11 @@ lint: $(TEST_STAMP)
 # the other in the order of the folders, so that one often computes while the other waits for a broker.
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# `make test` runs the transport and a consumer's life over the oldest confluent-kafka that pyproject.toml allows, too; this
+# runs them over every minor version since. Each is fetched once, into ~/.cache/marshal_py (tests/support/client_versions.py).
+versions: $(TEST_STAMP)
+	CONFLUENT_KAFKA=all $(BIN)/python -m pytest tests/transport/test_client_versions.py $(ARGS)
 
 bench: $(TEST_STAMP)
 	$(BIN)/python -m bench $(ARGS)

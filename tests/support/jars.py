@@ -124,7 +124,7 @@ def cache_folder() -> Path:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on this file. The kernel drops it when the holder dies, so it cannot go stale."""
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -179,7 +179,7 @@ def kafka_jars(java: Java, cache: Path) -> list[Path]:
     """The broker's jars in a stable order (the class-data archive depends on it), fetched when they are missing."""
     folder = cache / f"jars-{KAFKA_VERSION}"
     if not folder.is_dir():
-        with _locked(cache / "fetch.lock"):
+        with locked(cache / "fetch.lock"):
             if not folder.is_dir():  # Another process may have fetched while this one waited.
                 _fetch(java, cache, folder)
     return sorted(folder.glob("*.jar"))

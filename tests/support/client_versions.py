@@ -1,0 +1,89 @@
+"""Releases of confluent-kafka beside the installed one, each in a folder that goes first on PYTHONPATH.
+
+Strategy: pip installs one release, without what it depends on (it depends on nothing at run time), into a cache folder
+(``MARSHAL_CLIENTS_CACHE``, else ``~/.cache/marshal_py/confluent-kafka``) that all processes share. Nothing is written
+inside the tree or the environment. The folder only ever shows whole things, and one process fetches while others wait.
+
+Which ones: the lowest that pyproject.toml allows (a Python that is newer than it has no wheel of it, so the lowest that
+has one), and on demand (``make versions``) the newest of every minor version up to the installed one. POSIX only
+(flock).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+import confluent_kafka
+
+from tests.support.jars import locked
+
+ROOT = Path(__file__).resolve().parents[2]
+FETCH_TIMEOUT_S = 300.0  # 4 MB; five minutes is a very bad line
+
+
+class ClientUnavailable(RuntimeError):
+    """pip could not install this release. Tests let it pass through: a missing release is a failure, never a skip."""
+
+
+def floor() -> tuple[int, int]:
+    """The lowest minor version that pyproject.toml allows."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = next(line for line in project["dependencies"] if line.startswith("confluent-kafka"))
+    found = re.fullmatch(r"confluent-kafka>=(\d+)\.(\d+)", wanted)
+    assert found is not None, wanted
+    return int(found[1]), int(found[2])
+
+
+def releases() -> list[str]:
+    """The lowest release, and the newest of every minor version up to the installed one. As pip wants them."""
+    (major, first), last = floor(), [int(part) for part in confluent_kafka.__version__.split(".")[:2]]
+    assert last[0] == major, "a new major version: say here which minors come before it"
+    return [f"=={major}.{first}", *(f"~={major}.{minor}.0" for minor in range(first, last[1] + 1))]
+
+
+def oldest() -> Path:
+    """The folder of the lowest release that there is for this Python."""
+    failed: list[ClientUnavailable] = []
+    for release in releases():
+        try:
+            return folder(release)
+        except ClientUnavailable as error:
+            failed.append(error)
+    raise failed[0]
+
+
+def version(folder: Path) -> str:
+    """Which release it holds."""
+    (info,) = folder.glob("confluent_kafka-*.dist-info")
+    return info.name.removeprefix("confluent_kafka-").removesuffix(".dist-info")
+
+
+def folder(release: str) -> Path:
+    """A folder with this release, fetched when it is missing."""
+    default = Path.home() / ".cache" / "marshal_py" / "confluent-kafka"
+    cache = Path(os.environ.get("MARSHAL_CLIENTS_CACHE") or default).expanduser().absolute()
+    cache.mkdir(parents=True, exist_ok=True)
+    target = cache / f"{release.lstrip('=~')}{'-newest' if release[0] == '~' else ''}-{sys.implementation.cache_tag}"
+    if not target.is_dir():
+        with locked(cache / "fetch.lock"):
+            if not target.is_dir():  # another process may have fetched while this one waited
+                _fetch(release, cache, target)
+    return target
+
+
+def _fetch(release: str, cache: Path, target: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="fetch-", dir=cache) as temporary:
+        pip = subprocess.run(
+            [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
+             "--only-binary", ":all:", "--target", f"{temporary}/whole", f"confluent-kafka{release}"],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=FETCH_TIMEOUT_S,
+        )  # fmt: skip
+        if pip.returncode != 0:
+            raise ClientUnavailable(f"pip could not fetch confluent-kafka{release}:\n{pip.stdout}")
+        Path(temporary, "whole").rename(target)
