@@ -7,6 +7,7 @@
     |   +-- InvalidRecord         a record with values out of bounds was about to be written
     |   +-- MessageTooLarge       a record or message is larger than the cluster takes
     |   +-- ConcurrentUse         two threads in fetch / next / iteration of one Consumer
+    |   +-- ReentrantCall         a verb was called inside another call of the same thread that it would wait for
     |   +-- UsedAfterFork         an object made before os.fork() was used in the child
     |   +-- ConsumerClosed        a Consumer or Marshal was used after stop / drain / close
     |   +-- BackgroundThreadEnded something ended the thread that heartbeats; the Marshal is of no use any more
@@ -150,6 +151,20 @@ class ConcurrentUse(CallerError):
         self.verb = verb
         super().__init__(f"{verb}() was called while another thread is fetching from the same Consumer; use one "
                          f"Consumer per thread, or hand messages over to worker threads and ack there")
+
+
+class ReentrantCall(CallerError):
+    """A verb was called where it would wait for itself, or change what the code below it is changing.
+
+    That is in a signal handler, a callback, a logging handler or a `__del__` that runs inside another call of the same
+    thread. `Consumer.request_stop` may be called anywhere.
+    """
+
+    def __init__(self, verb: str, inside: str) -> None:
+        self.verb, self.inside = verb, inside
+        super().__init__(f"{verb}() was called inside {inside} (by a signal handler, a callback, a logging handler or "
+                         f"a __del__), for which it would have to wait: call request_stop() there, which may be called "
+                         f"anywhere, or set a flag, and call {verb}() when that has returned")
 
 
 class UsedAfterFork(CallerError):

@@ -17,7 +17,7 @@ from marshal_py.client.loop import Loop
 from marshal_py.client.message import Batch, Message
 from marshal_py.client.planner import Planner
 from marshal_py.client.station import Station
-from marshal_py.errors import ConcurrentUse, ConsumerClosed, InvalidOption
+from marshal_py.errors import ConcurrentUse, ConsumerClosed, InvalidOption, ReentrantCall
 from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import NONE, TopicPartition
@@ -33,6 +33,15 @@ HAND_OVER_S: Final = 1.0  # a hand-over takes some ms; a deployment must not wai
 PIECE_MESSAGES: Final = 500
 FETCH_EXPIRES_S: Final = 30.0
 FETCH_MESSAGES: Final = 1_000
+
+
+class _Call:
+    """One call of a fetching verb, known by its identity."""
+
+    __slots__ = ("verb",)
+
+    def __init__(self, verb: str) -> None:
+        self.verb = verb
 
 
 class Consumer:
@@ -57,9 +66,10 @@ class Consumer:
         # In at-most-once mode: how many messages are fetched beyond those that the user has.
         self._ahead = LOOK_AHEAD_GRANTS * self._flow.options.grant_messages if self._flow.at_most_once else 0
         self._planner: Planner | None = None
-        self._user: int | None = None  # thread that is inside a fetching verb
-        self._entry = threading.Lock()  # around `_user`: two threads that arrive together must not both pass
-        self._iterating = False
+        self._user: int | None = None  # thread that is inside a fetching verb, or in the body of an iteration
+        self._inside: _Call | None = None  # its call; None in the body
+        self._entry = threading.RLock()  # around the two: threads that arrive together must not both pass
+        self._iterating: _Call | None = None
         self._closed = closed
         self._ending = Ending(loop, station, self._forget)
 
@@ -97,9 +107,9 @@ class Consumer:
         In at-least-once mode what was handed over and not acked will be delivered again; what was acked will not, also
         above that. In at-most-once mode what was granted and not handed over is given back to the next owner. Without
         the cluster it returns after `timeout_s`; the claims are then freed when the others have waited it out, and
-        grants are lost.
+        grants are lost. Raises ReentrantCall.
         """
-        self._loop.check_process("Consumer")
+        self._loop.check_call("Consumer", "stop", waits=True)
         self._ending.stop(timeout_s)
 
     def drain(self, timeout_s: float | None = None) -> None:
@@ -107,15 +117,16 @@ class Consumer:
 
         Called inside the iteration it returns at once, and the iteration ends when the buffer is empty. Otherwise it
         waits for the acks of what was handed over, at most `timeout_s` (default: the handler timeout).
+        Raises ReentrantCall.
         """
-        self._loop.check_process("Consumer")
+        self._loop.check_call("Consumer", "drain", waits=True)
         wait_s = self._station.options.handler_timeout_s if timeout_s is None else timeout_s
         self._ending.drain(wait_s)
         if not self._iterating:
             self._ending.finish_drain()
 
     def request_stop(self, hand_over_s: float = HAND_OVER_S) -> None:
-        """Ends iteration and waiting fetches soon. Takes no lock, so a signal handler may call it.
+        """Ends iteration and waiting fetches soon. Takes no lock: signal handlers and callbacks may call it anywhere.
 
         Where others take over, messages still come for at most `hand_over_s` while these fetch ahead, so that no
         partition waits (A6). A second call, or 0, ends at once.
@@ -128,16 +139,19 @@ class Consumer:
 
     # --- fetching
 
-    def _enter(self, verb: str) -> None:
-        self._loop.check_process("Consumer")
+    def _enter(self, call: _Call) -> None:
+        """Begins a call of a verb that is for one thread at a time, and not for one inside another."""
+        self._loop.check_call("Consumer", call.verb, waits=True)
         me = threading.get_ident()
         with self._entry:
             if self._user is not None and self._user != me:
-                raise ConcurrentUse(verb)
+                raise ConcurrentUse(call.verb)
+            if self._inside is not None:
+                raise ReentrantCall(call.verb, f"{self._inside.verb} of the same consumer")
             self._ending.raise_if_ended()
-            if self._planner is not None and verb != "flush":
+            if self._planner is not None and call.verb != "flush":
                 raise ConsumerClosed("fetching side of the Consumer", "it plans ranges that others read")
-            self._user = me
+            self._user, self._inside = me, call
 
     def fetch(self, max_messages: int = FETCH_MESSAGES, *, max_bytes: int | None = None,
               expires_s: float = FETCH_EXPIRES_S) -> Batch:  # fmt: skip
@@ -146,7 +160,7 @@ class Consumer:
         Ends by count, bytes or `expires_s`, or when a bound lets no more come: unacked_max, or in at-most-once mode the
         grants, two of each partition with about a second's work of all of them. `expires_s=0` takes what is there now.
         May be empty. The lease is checked once, when the batch is handed over. Raises what ended the consumer;
-        ConcurrentUse; ConsumerClosed.
+        ConcurrentUse; ReentrantCall; ConsumerClosed.
         """
         if max_messages < 1:
             raise InvalidOption("max_messages", max_messages, "at least 1")
@@ -154,16 +168,18 @@ class Consumer:
             raise InvalidOption("max_bytes", max_bytes, "at least 1, or None")
         if expires_s < 0:
             raise InvalidOption("expires_s", expires_s, "0 takes what is there now")
-        self._enter("fetch")
-        # The batch before, which the user forgets when he has this one; this one; what is fetched ahead of the next.
-        HEADROOM.keep(self, 2 * max_messages + self._ahead)
+        call = _Call("fetch")
         try:
+            self._enter(call)
+            # The batch before, which the user forgets when he has this one; this one; what is fetched ahead.
+            HEADROOM.keep(self, 2 * max_messages + self._ahead)
             return self._fetch(max_messages, max_bytes, time.monotonic() + expires_s)
-        finally:
+        finally:  # without a call before it is done: no signal can come between
+            if self._inside is call:
+                self._inside = None
+                self._user = self._user if self._iterating else None
             if self._ending.because:
                 HEADROOM.leave(self)  # another thread stopped it between the entry and `keep`
-            if not self._iterating:
-                self._user = None
 
     def _fetch(self, max_messages: int, max_bytes: int | None, deadline: float) -> Batch:
         """Waits until the batch can be full, or the deadline; then gates and takes, in one step."""
@@ -242,19 +258,22 @@ class Consumer:
 
     def _runs(self) -> Iterator[Iterator[Message]]:
         """The iteration in pieces: what was reserved at once."""
-        self._enter("iteration")
-        if self._iterating:
-            raise ConcurrentUse("iteration")
-        self._iterating = True
+        call = _Call("iteration")
         try:
-            yield from self._reservations()
-        finally:
-            self._iterating = False
-            self._user = None
-            if self._ending.draining:
-                self._ending.finish_drain()
+            self._enter(call)
+            if self._iterating is not None:
+                raise ConcurrentUse("iteration")
+            self._iterating = call
+            yield from self._reservations(call)
+        finally:  # as in fetch
+            if self._inside is call:
+                self._inside = None
+            if self._iterating is call:
+                self._iterating = self._user = None
+                if self._ending.draining:
+                    self._ending.finish_drain()
 
-    def _reservations(self) -> Iterator[Iterator[Message]]:
+    def _reservations(self, call: _Call) -> Iterator[Iterator[Message]]:
         flow, loop = self._flow, self._loop
         now, boot_ns = loop.clock.now, loop.clock.boot_ns
         while not self._ending.because and not self._ending.must_stop():
@@ -267,7 +286,9 @@ class Consumer:
                 if flow.at_most_once:
                     self._station.ask_grants(now())
             if reserved is not None:
+                self._inside = None  # what the user does between two messages is not inside of anything
                 yield reserved.messages(boot_ns)
+                self._inside = call
                 continue
             if self._ending.draining:
                 if not (flow.at_most_once and self._asks_grants()) or time.monotonic() >= self._ending.drain_until:
@@ -287,21 +308,32 @@ class Consumer:
     def plan_ranges(self) -> Planner:
         """Turns this consumer into a planner of ranges that others read, for good; it fetches nothing any more.
 
-        What was fetched and not handed over is planned again. Raises ConcurrentUse, ConsumerClosed.
+        What was fetched and not handed over is planned again. Raises ConcurrentUse, ReentrantCall, ConsumerClosed.
         """
         if self._planner is None:
-            self._enter("plan_ranges")
-            self._user = None
-            self._planner = Planner(self, self._loop, self._station, self._ending.raise_if_ended)
+            call = _Call("plan_ranges")
+            try:
+                self._enter(call)
+                self._planner = Planner(self, self._loop, self._station, self._ending.raise_if_ended)
+            finally:  # as in fetch
+                if self._inside is call:
+                    self._inside = self._user = None
         return self._planner
 
     # --- positions
 
     def flush(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
-        """Returns once the log has accepted every position that is acked now. Raises ClusterUnreachable."""
-        self._enter("flush")
-        if not self._iterating:
-            self._user = None
+        """Returns once the log has accepted every position that is acked now.
+
+        Raises ClusterUnreachable, ConcurrentUse, ReentrantCall, ConsumerClosed.
+        """
+        call = _Call("flush")
+        try:
+            self._enter(call)
+        finally:  # as in fetch
+            if self._inside is call:
+                self._inside = None
+                self._user = self._user if self._iterating else None
         loop, member = self._loop, self._member
         with loop.changed:
             wanted = {c.epoch: c.tracker.position() for c in member.claims.values()
@@ -320,30 +352,33 @@ class Consumer:
         self._ending.raise_if_ended()
 
     def pause(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
-        """Stops handing over these partitions here; the claims stay and their leases are kept."""
-        self._loop.check_process("Consumer")
+        """Stops handing over these partitions here; the claims stay and their leases are kept. Raises ReentrantCall."""
+        self._loop.check_call("Consumer", "pause")
         with self._loop.changed:
             self._station.flow.pause(TopicPartition(*tp) for tp in partitions)
 
     def resume(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
-        """Ends a local pause."""
-        self._loop.check_process("Consumer")
+        """Ends a local pause. Raises ReentrantCall."""
+        self._loop.check_call("Consumer", "resume")
         with self._loop.changed:
             self._station.flow.resume(TopicPartition(*tp) for tp in partitions)
 
     # --- looking
 
     def claims(self) -> Mapping[TopicPartition, ClaimInfo]:
-        """What this consumer owns now, as far as it has read the log."""
-        self._loop.check_process("Consumer")
+        """What this consumer owns now, as far as it has read the log. Raises ReentrantCall."""
+        self._loop.check_call("Consumer", "claims")
         with self._loop.lock:
-            return {c.tp: self._loop.claim_info(self._station, c) for c in self._member.claims.values()}
+            return self._claims()
+
+    def _claims(self) -> dict[TopicPartition, ClaimInfo]:
+        return {c.tp: self._loop.claim_info(self._station, c) for c in self._member.claims.values()}
 
     def cached_info(self) -> ConsumerInfo:
-        """What this consumer knows of itself, without asking anybody."""
-        self._loop.check_process("Consumer")
+        """What this consumer knows of itself, without asking anybody. Raises ReentrantCall."""
+        self._loop.check_call("Consumer", "cached_info")
         with self._loop.lock:
-            claims = dict(self.claims())
+            claims = self._claims()
             in_flight = sum(c.tracker.in_flight for c in self._member.claims.values()
                             if isinstance(c.tracker, AtLeastOnce))  # fmt: skip
             return ConsumerInfo(
@@ -360,8 +395,8 @@ class Consumer:
         return sum(max(0, claim.lag) for claim in claims)
 
     def info(self, timeout_s: float = LEAVE_TIMEOUT_S) -> ConsumerInfo:
-        """The same after reading the coordination log to its end. Raises ClusterUnreachable."""
-        self._loop.check_process("Consumer")
+        """The same after reading the coordination log to its end. Raises ClusterUnreachable, ReentrantCall."""
+        self._loop.check_call("Consumer", "info", waits=True)
         end = self._loop.log.bounds(self._station.log, timeout_s).end
         world = self._loop.worlds[self._station.log]
         self._loop.wait_for(lambda: world.next_offset >= end, "the end of the coordination log",
@@ -370,7 +405,7 @@ class Consumer:
 
     def events(self) -> Iterator[Advisory]:
         """Advisories that came since the last call: claimed, lost, fenced, evicted, amo_dropped, handler_stuck, ..."""
-        self._loop.check_process("Consumer")
+        self._loop.check_call("Consumer", "events")
         events = self._station.events
         while events:
             yield events.popleft()

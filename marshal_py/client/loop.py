@@ -32,6 +32,7 @@ from marshal_py.errors import (
     CoordinationError,
     HistoryTruncated,
     MarshalError,
+    ReentrantCall,
     TopicRecreated,
     UsedAfterFork,
 )
@@ -87,10 +88,21 @@ class Loop:
         """In a child nothing behind the lock works (forks.py)."""
         self.lock = self.changed = ForkedLock("Marshal", self.pid)
 
-    def check_process(self, what: str) -> None:
-        """Raises UsedAfterFork. Before any lock: a fork may have copied it locked."""
+    def check_call(self, what: str, verb: str, *, waits: bool = False) -> None:
+        """Before everything else that a verb does. Raises UsedAfterFork, ReentrantCall.
+
+        `waits`: for this thread's work, so the verb cannot be called on it, as it can on that of the user's callbacks.
+        """
         if os.getpid() != self.pid:
             raise UsedAfterFork(what, self.pid, os.getpid())
+        try:
+            self.changed.notify(0)  # wakes nobody, and raises unless this very thread holds the lock
+        except RuntimeError:
+            pass
+        else:
+            raise ReentrantCall(verb, "a call of the same thread that holds the Marshal's lock")
+        if waits and threading.current_thread() is self._thread:
+            raise ReentrantCall(verb, "the background thread of the Marshal, which sends the heartbeats")
 
     # --- the thread
 

@@ -138,9 +138,9 @@ class Marshal:
         (Metrics.callbacks_dropped). What they raise is logged. `close` waits for them as long as for the cluster.
 
         Raises InvalidName, InvalidOption, TopicMissing, KafkaGroupIsLive, ModeMismatch, GroupDeleted, GroupOpaque,
-        CoordinationError, ClusterUnreachable, BackgroundThreadEnded.
+        CoordinationError, ClusterUnreachable, BackgroundThreadEnded, ReentrantCall.
         """
-        self._loop.check_process("Marshal")
+        self._loop.check_call("Marshal", "consumer", waits=True)
         if self._closed:
             raise ConsumerClosed("Marshal", "it was closed")
         self._loop.check_alive()
@@ -192,7 +192,7 @@ class Marshal:
 
     def metrics(self) -> Metrics:
         """Figures of this connection and its consumers, as of now; asks nobody, so it may be called every second."""
-        self._loop.check_process("Marshal")
+        self._loop.check_call("Marshal", "metrics")
         loop = self._loop
         with loop.lock:
             now = loop.clock.now()
@@ -210,9 +210,10 @@ class Marshal:
     def close(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
         """Stops every consumer, sends what is queued, disconnects. Raises the first error of a consumer at the end.
 
-        Twice is once. After a call that was interrupted (ctrl-C) the next one does what is left.
+        Twice is once. After a call that was interrupted (ctrl-C) the next one does what is left. Raises
+        ReentrantCall.
         """
-        self._loop.check_process("Marshal")
+        self._loop.check_call("Marshal", "close", waits=True)
         if self._done:
             return
         self._closed = True

@@ -121,7 +121,7 @@ class Planner:
 
     def alive(self) -> None:
         """Somebody reads here. Raises what ended the consumer."""
-        self._loop.check_process("Consumer")
+        self._loop.check_call("Consumer", "plan", waits=True)
         self._raise_if_ended()
         self._station.called()
 
