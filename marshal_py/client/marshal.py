@@ -71,6 +71,9 @@ def connect(servers_or_config: str | Mapping[str, Any] | MemoryDoor, *, client_i
     """
     if sys.platform == "win32":
         raise UnsupportedPlatform("marshal_py", "Windows", "run it on Linux or macOS, or inside WSL")
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():  # buffers.py: two threads rely on the order of their stores
+        raise UnsupportedPlatform("marshal_py", "a Python that runs without its global interpreter lock",
+                                  "start it with PYTHON_GIL=1 (or -X gil=1)")  # fmt: skip
     if type(coordination_partitions) is not int or not 1 <= coordination_partitions <= PARTITION_MAX:
         raise InvalidOption("coordination_partitions", coordination_partitions, f"1 to {PARTITION_MAX}")
     if not timeout_s > 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from typing import Any
 
@@ -10,7 +11,15 @@ import pytest
 
 import marshal_py
 from marshal_py import Marshal, TopicPartition
-from marshal_py.errors import CallerError, ClusterUnreachable, ConcurrentUse, InvalidName, InvalidOption, UsedAfterFork
+from marshal_py.errors import (
+    CallerError,
+    ClusterUnreachable,
+    ConcurrentUse,
+    InvalidName,
+    InvalidOption,
+    UnsupportedPlatform,
+    UsedAfterFork,
+)
 from marshal_py.transport.memory import MemoryBroker
 from tests.support.fronts import EmbeddedGround, Ground, MemoryGround, collect, joined, places, until
 
@@ -182,6 +191,15 @@ def test_servers_that_do_not_exist() -> None:
         marshal_py.connect("127.0.0.1:1", timeout_s=0.5)
     assert raised.value.retriable
     assert raised.value.waiting_for == "the cluster's metadata"
+
+
+def test_a_python_without_its_gil_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate before a delivery relies on an order of two threads' stores and loads that is not promised there."""
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    with pytest.raises(UnsupportedPlatform, match="PYTHON_GIL=1"):
+        marshal_py.connect(MemoryBroker().door())
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
+    marshal_py.connect(MemoryBroker().door()).close()
 
 
 # --- threads
