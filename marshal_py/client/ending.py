@@ -71,7 +71,7 @@ class Ending:
         self._close_source()
 
     def _close_source(self) -> None:
-        self._station.source.close()
+        self._station.close()
         self._closed()
         self.done = True
 

@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Final
@@ -70,11 +71,12 @@ class Loop:
         self.ended: BackgroundThreadEnded | None = None  # what every verb raises once the thread is gone
         self.callbacks = callbacks
         self.worker = Worker("marshal-worker")
+        self._workers: list[Worker] = []  # of the stations, one each
         self.clerk = Worker("marshal-clerk")  # reads history: seconds, in which nobody's start may have to wait
         self.upkeep = Upkeep(self, policy)
         self.pid = os.getpid()
         watch(self)
-        self._opening = threading.Lock()  # a log is opened once, however many threads ask for it
+        self._opening: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # per log: each is opened once
         self.folded = 0  # records
         self._topic_id = ""
         self._metadata_due = 0.0
@@ -272,10 +274,16 @@ class Loop:
 
     def open_world(self, number: int, root: Genesis | None, deadline: float) -> World:
         """The world of a log, folded to the log's end as of now."""
-        with self._opening:
+        with self.lock:
+            opening_one = self._opening[number]
+        if not opening_one.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise ClusterUnreachable(self.servers, f"coordination partition {number}", "another thread opens it")
+        try:
             world = self.worlds.get(number)
             if world is None:
                 world = self._begin(number, root, deadline)
+        finally:
+            opening_one.release()
         self._catch_up(world, deadline)
         if root is not None and world.genesis is None:
             self._write_genesis(world, root, deadline)
@@ -368,6 +376,7 @@ class Loop:
     def add(self, station: Station) -> None:
         with self.changed:
             self.stations.append(station)
+            self._workers = [*(worker for worker in self._workers if worker.alive), station.worker]
             self._step(station, None)
         station.look_at_topics()
 
@@ -385,7 +394,8 @@ class Loop:
         deadline = time.monotonic() + flush_s
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(flush_s + 1.0)
-        self.worker.close(flush_s)
+        for worker in (*self._workers, self.worker):
+            worker.close(max(0.0, deadline - time.monotonic()))
         self.clerk.close(0.0)  # a daemon: what it reads is of no use any more
         self.log.close(flush_s)
         self.admin.close()

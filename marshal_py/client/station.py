@@ -17,6 +17,7 @@ from marshal_py.client.flow import Flow
 from marshal_py.client.metrics import Tally
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.ranges import Ranges, UnfetchedSource
+from marshal_py.client.worker import Worker
 from marshal_py.errors import (
     AccessDenied,
     BatchOverdue,
@@ -67,6 +68,7 @@ class Station:
         self._ends_due_ms = 0
         self.mirror_refused = ""
         self.tally = Tally()
+        self.worker = Worker(f"marshal-worker-{member.name}")
         self._called_ms = 0  # of a consumer that plans ranges: when its user last called
 
     def plan_ranges(self) -> Ranges:
@@ -84,6 +86,11 @@ class Station:
     def called(self) -> None:
         """The user of a planning consumer is alive."""
         self._called_ms = self.loop.clock.now().mono_ms
+
+    def close(self) -> None:
+        """It has ended: nothing is fetched any more, and what the worker still does is the last of it."""
+        self.source.close()
+        self.worker.end()
 
     # --- one step
 
@@ -233,8 +240,8 @@ class Station:
     # --- on the worker thread, without the lock
 
     def _submit(self, what: str, task: Callable[[], None]) -> None:
-        """Runs `task` on the worker, once for all that gathers until then. Names are of this station alone."""
-        self.loop.worker.submit(f"{what} of {self.member.name} [{id(self):x}]", task)
+        """Runs `task` on the worker, once for all that gathers until then."""
+        self.worker.submit(f"{what} of {self.member.name}", task)
 
     def _resolve(self) -> None:
         """D5: where partitions without a position in the log begin."""

@@ -1,4 +1,7 @@
-"""One daemon thread for questions that wait for the network, so that the loop never does. Runs closures in order."""
+"""A daemon thread for questions that wait for the network, so that the loop never does. Runs closures in order.
+
+Each consumer has one: a coordinator of one group that does not answer holds up nobody else's start.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,15 @@ class Worker:
                 log.exception("%s failed", what, extra={"marshal_task": what})
             del item, task  # else the last one would keep its consumer until the next comes
 
-    def close(self, timeout_s: float) -> None:
+    def end(self) -> None:
+        """Nothing more will be submitted: the thread ends when it has run what waits. Twice is once."""
         self._tasks.put(None)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def close(self, timeout_s: float) -> None:
+        """Ends it and waits for what is queued, at most `timeout_s`."""
+        self.end()
         self._thread.join(timeout_s)

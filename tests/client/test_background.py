@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import NoReturn
 
 import pytest
@@ -14,8 +15,11 @@ import marshal_py
 from marshal_py import ClaimInfo, Marshal
 from marshal_py.client.callbacks import Callbacks
 from marshal_py.errors import BackgroundThreadEnded, ConsumerClosed
+from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import Evict
-from tests.support.fronts import DEADLINE_S, Ground, MemoryGround, collect, joined, owns, places, until
+from marshal_py.protocol.routing import route
+from marshal_py.transport.ports import Bounds
+from tests.support.fronts import DEADLINE_S, LOGS, Ground, MemoryGround, collect, joined, owns, places, until
 
 
 def heartbeats(marshal: Marshal) -> int:
@@ -122,6 +126,56 @@ def test_beyond_the_bound_new_callbacks_are_dropped_and_counted(caplog: pytest.L
     callbacks.close(DEADLINE_S)
     assert ran == [0, 1, 2]
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
+
+
+# --- questions that wait
+
+
+def test_one_slow_coordinator_holds_up_no_other_start(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic, slow, quick = memory.topic(), memory.group(), memory.group()
+    memory.fill(topic, 0, 2)
+    answer = threading.Event()
+    with memory.connect() as marshal:
+        committed = marshal._loop.admin.committed
+
+        def ask(group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+            assert group != slow or answer.wait(3 * DEADLINE_S)
+            return committed(group, tps)
+
+        monkeypatch.setattr(marshal._loop.admin, "committed", ask)
+        first = {"start": "committed", "start_fallback": "earliest"}
+        with joined(marshal, slow, [topic], **first) as one, joined(marshal, quick, [topic], **first) as two:
+            until(owns(two, 0), "the other group has its partition")
+            assert len(collect(two, 2)) == 2
+            assert not one.claims()
+            answer.set()
+            assert len(collect(one, 2)) == 2
+
+
+def test_a_log_that_is_slow_to_open_holds_up_no_other(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = memory.topic()
+    groups = {number: next(f"g{i}" for i in range(100) if route(f"g{i}", LOGS) == number) for number in range(LOGS)}
+    asked, answer = threading.Event(), threading.Event()
+    with memory.connect() as marshal:
+        bounds, found = marshal._loop.log.bounds, list[marshal_py.Consumer]()
+
+        def ask(number: int, timeout_s: float) -> Bounds:
+            if number == 1:
+                asked.set()
+                assert answer.wait(3 * DEADLINE_S)
+            return bounds(number, timeout_s)
+
+        monkeypatch.setattr(marshal._loop.log, "bounds", ask)
+        opening = threading.Thread(target=lambda: found.append(joined(marshal, groups[1], [topic])))
+        opening.start()
+        assert asked.wait(DEADLINE_S)
+        try:
+            with joined(marshal, groups[0], [topic]) as consumer:
+                until(owns(consumer, 0), "the other log serves")
+        finally:
+            answer.set()
+            opening.join(DEADLINE_S)
+        found[0].stop()
 
 
 # --- the thread's end
