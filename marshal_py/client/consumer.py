@@ -186,7 +186,7 @@ class Consumer:
         flow, loop = self._flow, self._loop
         while True:
             left_s = deadline - time.monotonic()
-            with loop.lock:
+            with loop.changed:
                 flow.user_returned()  # acks may have come meanwhile, from other threads
                 self._station.tell_careful()
                 full = flow.suffices(max_messages, max_bytes)
@@ -201,8 +201,8 @@ class Consumer:
                 if parts or over:
                     return Batch([part for part, _ in parts])
                 # Buffered, but the gate is shut: fenced, paused, or being handed over.
+                self._ending.raise_if_ended()
                 with loop.changed:
-                    self._ending.raise_if_ended()
                     loop.changed.wait(min(WAIT_SLICE_S, left_s))
                 continue
             self._ending.raise_if_ended()
@@ -239,7 +239,7 @@ class Consumer:
         chunks: list[Chunk] = []
         if room >= self._ahead // 2:
             chunks = flow.pull(0.0, room)
-        with loop.lock:
+        with loop.changed:
             flow.add(chunks)
             self._station.ask_grants(loop.clock.now())
 
@@ -279,7 +279,7 @@ class Consumer:
         while not self._ending.because and not self._ending.must_stop():
             if self._station.troubles:
                 self._ending.raise_if_ended()
-            with loop.lock:
+            with loop.changed:
                 flow.user_returned()
                 reserved = flow.reserve(now())
                 self._station.tell_careful()

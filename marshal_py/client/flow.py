@@ -69,7 +69,7 @@ class Flow:
             buffer = self.buffers.get(tp)
             start = None if buffer is None else (
                 (buffer.fetched[0].messages[0].offset() or 0) if buffer.fetched else buffer.next_offset)  # fmt: skip
-            if buffer is None or start is None or start > position or self.source.round(tp) == 0:
+            if buffer is None or start is None or start > position or not self.source.fetching(tp):
                 buffer = self.buffers[tp] = Buffer(tp, position)
                 fresh[tp] = position
             self._check_inherited(claim)
@@ -148,7 +148,6 @@ class Flow:
             if buffer is None:
                 continue
             if round_ != self.source.round(tp):
-                self.source.assign({tp: buffer.next_offset})
                 continue
             if buffer.held_back:
                 continue  # fetched before the source was told; it will be fetched again

@@ -22,6 +22,7 @@ from marshal_py.client import opening
 from marshal_py.client.callbacks import Callbacks
 from marshal_py.client.forks import ForkedLock, watch
 from marshal_py.client.info import ClaimInfo
+from marshal_py.client.outbox import Deciding, Outbox
 from marshal_py.client.policy import Policy
 from marshal_py.client.station import COOL_POLL_S, Station
 from marshal_py.client.upkeep import Upkeep
@@ -64,7 +65,8 @@ class Loop:
         self.servers, self.topic, self.draw = servers, topic, draw
         lock = threading.RLock()
         self.lock: AbstractContextManager[object] = lock
-        self.changed = threading.Condition(lock)
+        self.outbox = Outbox(coordination)
+        self.changed: threading.Condition = Deciding(lock, self.outbox)
         self.worlds: dict[int, World] = {}
         self.broken: dict[int, CoordinationError] = {}
         self.stations: list[Station] = []
@@ -135,7 +137,19 @@ class Loop:
             log.exception("the records could not be folded")
             for number in list(self.worlds):
                 self.break_log(number, CoordinationError(f"this process cannot fold the log: {error!r}"))
+        self._carry_out()
         self._refresh_metadata()
+
+    def _carry_out(self) -> None:
+        """Without the lock: sources do what was decided under it, also while their users do not poll."""
+        for station in list(self.stations):
+            try:
+                station.source.carry_out()
+            except Exception as error:
+                log.exception("group %s: the data client failed", station.member.name)
+                with self.changed:
+                    station.member.fail(ClusterError(f"the data client failed: {error!r}"))
+                    self._step(station, None)
 
     def _die(self, cause: BaseException) -> None:
         """The thread is about to end: ends every consumer, so that nobody waits for it or delivers without it."""
@@ -294,16 +308,9 @@ class Loop:
         bounds = self.log.bounds(number, max(1.0, deadline - time.monotonic()))
         world = opening.open_world(self.log, number, root, bounds)
         with self.changed:
-            before = self.worlds.get(number)
             self.worlds[number] = world
             self.upkeep.begin(world)
-            try:
-                self.log.follow(number, world.next_offset)
-            except ClusterUnreachable:
-                self.upkeep.end(number)
-                if before is None:
-                    del self.worlds[number]
-                raise
+        self.log.follow(number, world.next_offset)
         return world
 
     def _catch_up(self, world: World, deadline: float) -> None:
@@ -397,6 +404,7 @@ class Loop:
         for worker in (*self._workers, self.worker):
             worker.close(max(0.0, deadline - time.monotonic()))
         self.clerk.close(0.0)  # a daemon: what it reads is of no use any more
+        self.outbox.send()
         self.log.close(flush_s)
         self.admin.close()
         self.callbacks.close(max(CALLBACKS_S_MIN, deadline - time.monotonic()))

@@ -203,7 +203,7 @@ class Planner:
     def _park_beyond(self, tps: list[TopicPartition]) -> None:
         """D6. The end of open transactions may lie below a position that began at the log's end: that will pass."""
         bounds = self._loop.admin.bounds(tps)
-        with self._loop.lock:
+        with self._loop.changed:
             beyond = self._ranges.beyond(bounds)
             for tp, position, end in beyond:
                 self._station.park(tp, parking.BEYOND_END, parking.beyond_end(position, end))

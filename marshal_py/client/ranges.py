@@ -16,7 +16,7 @@ from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import Instant, Token, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.records import GRANT_OFFSETS_MAX
-from marshal_py.transport.ports import Bounds, DataSource, OutOfRange
+from marshal_py.transport.ports import Bounds, Broken, DataSource, OutOfRange
 
 
 class ClaimedRange(NamedTuple):
@@ -76,9 +76,15 @@ class UnfetchedSource:
         self._inner.out_of_range()  # of fetches before this source took over
         return []
 
-    def broken(self) -> list[tuple[TopicPartition, str]]:
+    def broken(self) -> list[Broken]:
         self._inner.broken()
         return []
+
+    def round(self, tp: TopicPartition) -> int:
+        return 0  # nothing is assigned
+
+    def carry_out(self) -> None:
+        self._inner.carry_out()
 
     def close(self) -> None:
         self._inner.close()

@@ -61,7 +61,7 @@ class Station:
         self.away = False  # while the log's history is read anew (N11)
         self.events: deque[Advisory] = deque(maxlen=EVENTS_KEPT)
         self.cold: set[TopicPartition] = set()  # fetched ahead, nothing seen yet
-        self.unplaced: deque[OutOfRange] = deque()  # the cluster refused the position; asked until it answers
+        self.unplaced: dict[TopicPartition, OutOfRange] = {}  # the cluster refused the position; asked until it answers
         self.missing: set[str] = set()  # topics that the cluster said not to have, as of the last look
         self._to_resolve: list[Wanted] = []
         self._to_mirror: dict[TopicPartition, int] = {}
@@ -149,9 +149,9 @@ class Station:
             if self.unplaced:
                 self._submit("bounds", self._place)
         for refused in self.source.out_of_range():
-            self.unplaced.append(refused)
+            self.unplaced[refused.tp] = refused
             self._submit("bounds", self._place)
-        for tp, reason in self.source.broken():
+        for tp, reason, _, _ in self.source.broken():
             self.troubles.append(PartitionError(tp.topic, tp.partition, reason))
 
     def _look_at_user(self, now: Instant) -> None:
@@ -169,9 +169,11 @@ class Station:
             gone = [claim.tp for claim, _ in ready.lost] + ready.cool
             self.flow.drop(gone)
             self.cold.difference_update(gone)
+            for tp in gone:
+                self.unplaced.pop(tp, None)  # nobody waits for the answer any more
         for record in ready.send:
             value = codec.encode(record, self.member.name, self.incarnation, self.member.writes_version)
-            self.loop.log.append(self.log, self.group_key, value)
+            self.loop.outbox.put(self.log, self.group_key, (value,), self._refused)
         if ready.claimed:
             group = self.member.group
             assert group is not None
@@ -195,6 +197,12 @@ class Station:
                 self._keep_evidence(ready.error)
             self.ended = True
             self.error = ready.error or self.error
+
+    def _refused(self, error: MarshalError) -> None:
+        """A record of this consumer can never be written."""
+        with self.loop.changed:
+            self.member.fail(error)
+            self.loop.kick(self)
 
     def _keep_evidence(self, error: Diverged) -> None:
         """What this process held goes with it, unless it is written down now."""
@@ -260,7 +268,7 @@ class Station:
                 self.troubles.append(error)
             return
         fallback = self.options.start_fallback if self.options.start == "committed" else self.options.start
-        with self.loop.lock:
+        with self.loop.changed:
             now = self.loop.clock.now()
             for want in wanted:
                 first, end = bounds[want.tp]
@@ -278,7 +286,7 @@ class Station:
             return
         refused = self.loop.admin.commit(self.member.name, positions)
         if refused and refused != self.mirror_refused and not {tp.topic for tp in positions} & self.missing:
-            with self.loop.lock:
+            with self.loop.changed:
                 self.member.note("mirror_refused", text=refused)
                 now = self.loop.clock.now()
                 self.execute(self.member.tick(now), now)  # now: it may be the last copy of a consumer that has left
@@ -291,27 +299,29 @@ class Station:
         answered now is asked again later.
         """
         failed: ClusterError | None = None
-        for _ in range(len(self.unplaced)):
-            refused = self.unplaced.popleft()
+        with self.loop.lock:
+            unplaced = list(self.unplaced.values())
+        for refused in unplaced:
             try:
                 self._look_at_topic(refused.tp.topic)
                 first, end = self.loop.admin.bounds([refused.tp])[refused.tp]
             except ClusterError as error:
                 failed = error
-                self.unplaced.append(refused)
             else:
                 self._place_one(refused, first, end)
         if failed is not None:
             raise failed
 
     def _place_one(self, refused: OutOfRange, first: int, end: int) -> None:
-        tp, position, truncated = refused
-        with self.loop.lock:
-            group, source = self.member.group, self.source
+        tp, position, round_, truncated = refused
+        with self.loop.changed:
+            if self.unplaced.get(tp) is refused:
+                del self.unplaced[tp]
+            group = self.member.group
             if tp not in self.flow.buffers or (group is not None and self.member.topics.unfit(group, tp)):
                 return
-            if not isinstance(source, UnfetchedSource) and source.round(tp):
-                return  # it is fetched anew from elsewhere: a later claim, after the topic was accepted or moved
+            if self.source.round(tp) != round_:
+                return  # a later assignment: what was said of this one is not about it
             if truncated:
                 self.park(tp, parking.TRUNCATED, truncated)
             elif position < first:

@@ -51,9 +51,6 @@ class Upkeep:
         if world.began_at:
             self._check_due_ms[world.log] = self.loop.clock.now().mono_ms + CHECK_AFTER_MS
 
-    def end(self, number: int) -> None:
-        del self.keepers[number]
-
     def folded(self, number: int, verdict: Verdict, now_ms: int) -> None:
         self.keepers[number].folded(verdict, now_ms)
 
@@ -85,22 +82,27 @@ class Upkeep:
                     self.loop.clerk.submit(f"truncation of log {number}", partial(self._truncate, keeper))
 
     def _send(self, number: int, records: list[Snapshot]) -> None:
-        for record in records:
-            value = codec.encode(record, "", record.genesis.incarnation)
-            try:
-                self.loop.log.append(number, b"", value)
-            except MarshalError as error:  # too large for this cluster: the history stays, and consumers go on
-                self._tell(number, "snapshot_refused", record.at, str(error))
-                return
+        if not records:
+            return
+        values = [codec.encode(record, "", record.genesis.incarnation) for record in records]
+
+        def refused(error: MarshalError) -> None:  # too large for this cluster: the history stays, consumers go on
+            with self.loop.lock:
+                self._tell(number, "snapshot_refused", records[0].at, str(error))
+
+        self.loop.outbox.put(number, b"", values, refused)
 
     def _evict(self, world: World, records: list[tuple[str, Evict]]) -> None:
         """N14: under the name of the other group, as one of its members would."""
         for group, record in records:
             assert world.genesis is not None  # it has sessions
             value = codec.encode(record, group, world.genesis.incarnation, world.writes_version(group))
-            self.loop.log.append(world.log, group.encode(), value)
+            self.loop.outbox.put(world.log, group.encode(), (value,), partial(self._warn, world.log))
             log.info("group %s: session %d has been silent for %d ms; evicting it", group, record.session,
                      record.waited_ms, extra={"marshal_group": group, "marshal_session": record.session})  # fmt: skip
+
+    def _warn(self, number: int, error: MarshalError) -> None:
+        log.warning("coordination partition %d: %s", number, error, extra={"marshal_log": number})
 
     def _tell(self, number: int, kind: str, offset: int, text: str) -> None:
         for station in self.loop.stations:
@@ -117,7 +119,7 @@ class Upkeep:
     def _audit(self, keeper: Keeper, stored: Stored) -> None:
         """N6: a second fold of re-read bytes, by a process that is alone in the log."""
         again = self._again(keeper.world, stored.at)
-        with self.loop.lock:
+        with self.loop.changed:
             self._send(keeper.world.log, keeper.audited(stored, again))
 
     def _again(self, world: World, at: int, group: str = "") -> World | None:

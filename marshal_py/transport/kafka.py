@@ -43,6 +43,7 @@ T = TypeVar("T")
 DRAIN_MAX: Final = 10_000  # records taken at once: bounds the memory and the time under the caller's lock
 LOG_FETCH_WAIT_MS: Final = 100  # an idle fetch per 100 ms and client; a broker answers at once when a record comes
 BOUNDS_TIMEOUT_S: Final = 10.0
+LEARN_TIMEOUT_S: Final = 3.0  # before the first log is followed; then librdkafka looks for itself, once a second
 FLUSH_POLL_S: Final = 0.05  # how often a close looks whether everything is written
 READ_POLL_S: Final = 0.1  # a thread that reads a range looks up so often, for ctrl-C
 
@@ -67,6 +68,9 @@ class KafkaLog:
         self._trouble = Trouble(given)
         self._too_large_bytes = 0  # the smallest record that the cluster did not take for its size
         self._followed: dict[int, int] = {}  # log -> next offset
+        self._to_follow: dict[int, int] = {}  # asked for; the thread that polls tells the client
+        self._bell = threading.Lock()  # released to wake a thread that has nothing to poll for
+        self._bell.acquire()
         self._broken: deque[CoordinationError] = deque()  # raised one by one; the other logs are read on
         self._polling = threading.Lock()  # librdkafka frees a client while another thread is inside it: close waits
         self._closed = False
@@ -87,14 +91,17 @@ class KafkaLog:
         self._trouble.say(error.str())
 
     def follow(self, log: int, offset: int) -> None:
+        self._to_follow[log] = offset
+        with contextlib.suppress(RuntimeError):  # it rings already
+            self._bell.release()
+
+    def _begin(self, log: int, offset: int) -> None:
+        """By the thread that polls: the client lets no other in meanwhile."""
         at = KafkaPartition(self.topic, log, offset)
         if not self._followed:
             # See KafkaSource.learn: an assignment of an unknown topic waits for librdkafka's next look.
-            try:
-                metadata(self._consumer, self.topic, BOUNDS_TIMEOUT_S)
-            except KafkaException as error:
-                reason = self._trouble.reason(str(error.args[0]))
-                raise ClusterUnreachable(self._servers, f"metadata of {self.topic}", reason) from error
+            with contextlib.suppress(KafkaException):
+                metadata(self._consumer, self.topic, LEARN_TIMEOUT_S)
         self._asked.pop(log, None)
         self._denied.pop(log, None)
         if log in self._followed:
@@ -103,7 +110,12 @@ class KafkaLog:
         self._consumer.incremental_assign([at])
 
     def poll(self, timeout_s: float) -> list[LogRecord]:
+        if not self._followed and not self._to_follow:
+            self._bell.acquire(timeout=timeout_s)
+            timeout_s = 0.0
         with self._polling:
+            while self._to_follow and not self._closed:
+                self._begin(*self._to_follow.popitem())
             records = [] if self._closed or self._broken else self._read(timeout_s)
         if self._broken and not records:
             raise self._broken.popleft()
@@ -147,10 +159,10 @@ class KafkaLog:
                 if answer.exception() is None:
                     self._broken.append(self._outside(log, at, answer.result()))
                 else:
-                    self.follow(log, at)  # librdkafka says it once per assignment: let it say it again
+                    self._begin(log, at)  # librdkafka says it once per assignment: let it say it again
         for log in [log for log, due_s in self._denied.items() if now_s >= due_s]:
             del self._denied[log]
-            self.follow(log, self._followed[log])  # the same
+            self._begin(log, self._followed[log])  # the same
 
     def _drop_producer(self, producer: Producer, error: KafkaError) -> None:
         """This one will never write again; the next append makes another. Who may not Write is refused its idempotence

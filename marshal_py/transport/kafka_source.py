@@ -2,14 +2,21 @@
 
 Groups what librdkafka hands out into chunks of one partition without a Python step per message where it can: this is
 the hot path of every consumer.
+
+confluent-kafka lets one thread at a time into a Consumer; the others wait, however long a poll takes. So nobody calls
+it who holds a lock: whoever assigns or pauses only says so in `Assignments`, and the thread that polls carries it out
+and notes the ends of the partitions. When nobody polls (a slow handler), `carry_out` does it in passing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterable, Mapping
-from itertools import groupby
-from typing import Any, Final
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import groupby, islice
+from typing import Any, Final, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
@@ -17,10 +24,11 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from marshal_py.errors import ClusterUnreachable
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport import settings
+from marshal_py.transport.assignments import Assignments, Changes
 from marshal_py.transport.connecting import metadata
-from marshal_py.transport.ports import Chunk, OutOfRange
+from marshal_py.transport.ports import Broken, Chunk, OutOfRange
 
-# Errors on a partition that pass by themselves; librdkafka retries them.
+# Errors on a partition that librdkafka retries by itself, without a limit.
 _PASSING: Final = frozenset({
     KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._PARTITION_EOF, KafkaError._TIMED_OUT,
     KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.REQUEST_TIMED_OUT,
@@ -28,9 +36,17 @@ _PASSING: Final = frozenset({
     KafkaError.UNKNOWN_TOPIC_ID,
 })  # fmt: skip
 
+# Errors that no later fetch can mend. All others may pass, so the fetch is tried again.
+_REFUSALS: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
 
 LEARN_TIMEOUT_S: Final = 10.0
 LEARN_RUNNING_S: Final = 1.0  # while partitions are fetched, for nothing is fetched meanwhile; librdkafka looks itself
+# The client is held no longer by one poll: an assignment waits for its end. 50 looks per second and idle consumer.
+POLL_SLICE_S: Final = 0.02
+ENDS_S: Final = 0.1  # between two rounds of notes about the ends of the partitions: lag and hand-overs need no more
+ENDS_AT_ONCE_MAX: Final = 50  # partitions per look, at 2 us each: with thousands of them a round takes longer
+
+T = TypeVar("T")
 
 
 class KafkaSource:
@@ -39,95 +55,182 @@ class KafkaSource:
     def __init__(self, configuration: Mapping[str, Any]) -> None:
         self._consumer = settings.made(Consumer, configuration)
         self._servers = str(configuration["bootstrap.servers"])
-        self._lock = threading.Lock()  # around the assignment: any thread assigns while one polls
-        self._polling = threading.Lock()  # librdkafka frees a client while another thread is inside it: close waits
-        self._turn = threading.Lock()  # held by who waits for `_polling`, so that a poller does not overtake it
-        self._rounds: dict[TopicPartition, int] = {}
-        self._positions: dict[TopicPartition, int] = {}
-        self._silent: set[TopicPartition] = set()  # assigned, and nothing has come of them since
-        self._paused: set[TopicPartition] = set()
-        self._round = 0
+        self._assignments = Assignments()
+        # Held by whoever calls the client. Reentrant, for callbacks and signal handlers: `_inside` tells them.
+        self._client = threading.RLock()
+        self._inside = False
+        self._turn = threading.Lock()  # held by who waits for `_client`, so that a poller does not overtake it
+        # A bell that wakes a poller who has nothing to poll for: rung by its release, which no signal can interrupt.
+        self._bell = threading.Lock()
+        self._bell.acquire()
         self._topics: set[str] = set()  # every topic that was ever assigned: messages of it may still be on their way
-        self._out: list[OutOfRange] = []
-        self._broken: list[tuple[TopicPartition, str]] = []
+        self._ends: dict[TopicPartition, int] = {}
+        self._ends_unknown: set[TopicPartition] = set()
+        self._ends_round: Iterator[TopicPartition] = iter(())
+        self._ends_due = 0.0
+        self._untold: set[TopicPartition] = set()
         self._closed = False
+        self._let_go = False
 
-    def learn(self, topics: Iterable[str]) -> None:
-        # Without this a consumer that is already connected learns of a new topic at librdkafka's next look, up to a
-        # second later: a third of what a take-over may cost.
-        for topic in topics:
-            # confluent_kafka (2.16) lets `list_topics` wait, beyond its own limit, until nobody polls: beside
-            # a thread that polls again and again it would never come back.
-            with self._turn, self._polling:
-                if self._closed:
-                    return
-                timeout_s = LEARN_RUNNING_S if self._rounds else LEARN_TIMEOUT_S
-                try:
-                    metadata(self._consumer, topic, timeout_s)
-                except KafkaException as error:
-                    raise ClusterUnreachable(self._servers, f"metadata of {topic}", str(error.args[0])) from error
+    # --- callers: bookkeeping alone
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            self._assign(positions)
-
-    def _assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        self._drop([tp for tp in positions if tp in self._rounds])
-        for tp, offset in positions.items():
-            self._round += 1
-            self._rounds[tp] = self._round
-            self._positions[tp] = offset
-            self._silent.add(tp)
-            self._topics.add(tp.topic)
-        self._consumer.incremental_assign([KafkaPartition(*tp, offset) for tp, offset in positions.items()])
+        self._assignments.assign(positions)
+        self._ring()
 
     def unassign(self, tps: Iterable[TopicPartition]) -> None:
-        with self._lock:
-            if not self._closed:
-                self._drop([tp for tp in tps if tp in self._rounds])
-
-    def _drop(self, tps: list[TopicPartition]) -> None:
-        if not tps:
-            return
-        for tp in tps:
-            del self._rounds[tp], self._positions[tp]
-        self._silent.difference_update(tps)
-        # librdkafka remembers a pause beyond the assignment: the partition would stay silent when it is assigned again.
-        paused = [KafkaPartition(*tp) for tp in tps if tp in self._paused]
-        if paused:
-            self._consumer.resume(paused)
-            self._paused.difference_update(tps)
-        self._consumer.incremental_unassign([KafkaPartition(*tp) for tp in tps])
+        self._assignments.unassign(tps)
+        self._ring()
 
     def pause(self, tps: Iterable[TopicPartition]) -> None:
-        with self._lock:
-            assigned = [tp for tp in tps if tp in self._rounds]
-            if assigned and not self._closed:
-                self._consumer.pause([KafkaPartition(*tp) for tp in assigned])
-                self._paused.update(assigned)
+        self._assignments.pause(tps)
 
     def resume(self, positions: Mapping[TopicPartition, int]) -> None:
         # A paused partition lost what librdkafka had fetched of it, so a fresh assignment costs nothing more.
         self.assign(positions)
 
+    def _ring(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it rings already
+            self._bell.release()
+
     def round(self, tp: TopicPartition) -> int:
-        return self._rounds.get(tp, 0)
+        return self._assignments.round(tp)
+
+    def fetching(self, tp: TopicPartition) -> bool:
+        return self._assignments.fetching(tp)
+
+    def out_of_range(self) -> list[OutOfRange]:
+        return self._assignments.out_of_range()
+
+    def broken(self) -> list[Broken]:
+        return self._assignments.broken()
+
+    def end_offset(self, tp: TopicPartition) -> int:
+        end = self._ends.get(tp, -1)
+        return max(end, self._assignments.came_to(tp)) if end >= 0 else -1
+
+    # --- inside the client
+
+    def _use(self, work: Callable[[], T]) -> T | None:
+        """Runs `work` unless the client is closed, or this very thread is inside it further out. `_client` is held."""
+        if self._inside:
+            return None
+        try:
+            self._inside = True
+            return None if self._closed else work()
+        finally:
+            self._inside = False
+            if self._closed:  # meanwhile, by a callback or a signal handler: they cannot wait for this thread
+                self._close()
+
+    def learn(self, topics: Iterable[str]) -> None:
+        # Without this a consumer that is already connected learns of a new topic at librdkafka's next look, up to a
+        # second later: a third of what a take-over may cost.
+        for topic in topics:
+            with self._turn, self._client:
+                self._use(partial(self._learn, topic))
+
+    def _learn(self, topic: str) -> None:
+        timeout_s = LEARN_RUNNING_S if self._assignments.fetched else LEARN_TIMEOUT_S
+        try:
+            metadata(self._consumer, topic, timeout_s)
+        except KafkaException as error:
+            raise ClusterUnreachable(self._servers, f"metadata of {topic}", str(error.args[0])) from error
+
+    def carry_out(self) -> None:
+        if self._client.acquire(blocking=False):
+            try:
+                self._use(self._settle)
+            finally:
+                self._client.release()
+
+    def _settle(self) -> None:
+        """Tells the client what it shall fetch, and notes what it knows of the ends."""
+        now = time.monotonic()
+        if self._untold:
+            self._start_over()
+        if self._assignments.pending(int(now * 1000)):
+            self._tell(self._assignments.take(int(now * 1000)))
+        if self._ends_unknown or now >= self._ends_due:
+            self._note_ends(now)
+
+    def _tell(self, changes: Changes) -> None:
+        self._untold = {*changes.unassign, *changes.assign, *changes.pause}
+        if changes.resume:
+            self._consumer.resume([KafkaPartition(*tp) for tp in changes.resume])
+        if changes.unassign:
+            self._consumer.incremental_unassign([KafkaPartition(*tp) for tp in changes.unassign])
+            for tp in changes.unassign:
+                if tp not in changes.assign:
+                    self._ends.pop(tp, None)
+                    self._ends_unknown.discard(tp)
+        if changes.assign:
+            self._topics.update(tp.topic for tp in changes.assign)
+            self._ends_unknown.update(tp for tp in changes.assign if tp not in self._ends)
+            self._consumer.incremental_assign([KafkaPartition(*tp, offset) for tp, offset in changes.assign.items()])
+        if changes.pause:
+            self._consumer.pause([KafkaPartition(*tp) for tp in changes.pause])
+        self._untold = set()
+
+    def _start_over(self) -> None:
+        """An exception (Ctrl-C) came between: nobody knows what of it the client was told."""
+        for tp in self._untold:
+            with contextlib.suppress(KafkaException):  # it was not assigned
+                self._consumer.resume([KafkaPartition(*tp)])
+                self._consumer.incremental_unassign([KafkaPartition(*tp)])
+        self._assignments.dropped(self._untold)
+        self._untold = set()
+
+    def _note_ends(self, now: float) -> None:
+        """What the last answers said of the ends: first of partitions that nothing is known of, then by turns."""
+        fetched = self._assignments.fetched
+        for tp in list(islice(self._ends_unknown, ENDS_AT_ONCE_MAX)):
+            self._note_end(tp)
+        if now < self._ends_due:
+            return
+        at_once = list(islice(self._ends_round, ENDS_AT_ONCE_MAX))
+        for tp in at_once:
+            if tp in fetched:
+                self._note_end(tp)
+        if len(at_once) < ENDS_AT_ONCE_MAX:
+            self._ends_round, self._ends_due = iter(list(fetched)), now + ENDS_S
+
+    def _note_end(self, tp: TopicPartition) -> None:
+        try:
+            _, end = self._consumer.get_watermark_offsets(KafkaPartition(*tp), cached=True)
+        except KafkaException:  # it does not know the partition yet
+            return
+        if end >= 0:
+            self._ends[tp] = end
+            self._ends_unknown.discard(tp)
 
     def poll(self, timeout_s: float, max_messages: int) -> list[Chunk]:
-        with self._lock:
-            rounds = self._rounds.copy()
-        with self._turn:
-            pass  # whoever waits for the client goes first
-        with self._polling:
-            messages = [] if self._closed else self._consume(timeout_s, max_messages)
-        if not messages:
-            return []
+        deadline = time.monotonic() + timeout_s
+        left_s = timeout_s
+        while True:
+            with self._turn:
+                pass  # whoever waits for the client goes first
+            with self._client:
+                chunks = self._use(partial(self._look, min(left_s, POLL_SLICE_S), max_messages))
+            left_s = deadline - time.monotonic()
+            if chunks or left_s <= 0 or self._closed:
+                return chunks or []
+            if not self._assignments.fetched:
+                self._bell.acquire(timeout=left_s)
+                left_s = deadline - time.monotonic()
+
+    def _look(self, timeout_s: float, max_messages: int) -> list[Chunk]:
+        self._settle()
+        return self._fetch(timeout_s if self._assignments.fetched else 0.0, max_messages)
+
+    def _fetch(self, timeout_s: float, max_messages: int) -> list[Chunk]:
+        messages = self._consume(timeout_s, max_messages)
+        now_ms = int(time.monotonic() * 1000)
         # By truth, not by comparison: KafkaError compared to None leaves an exception behind in C (2.16).
-        if any(map(Message.error, messages)):
-            messages = self._take_errors(messages, rounds)
-        return self._chunks(messages, rounds)
+        failed = any(map(Message.error, messages))
+        if len(messages) < max_messages and not failed:
+            self._assignments.quiet(now_ms)
+        return self._chunks(self._take_errors(messages, now_ms) if failed else messages)
 
     def _consume(self, timeout_s: float, max_messages: int) -> list[Message]:
         messages: list[Message] = self._consumer.consume(max_messages, 0)
@@ -138,7 +241,7 @@ class KafkaSource:
             return []
         return [first, *self._consumer.consume(max_messages - 1, 0)] if max_messages > 1 else [first]
 
-    def _chunks(self, messages: list[Message], rounds: Mapping[TopicPartition, int]) -> list[Chunk]:
+    def _chunks(self, messages: list[Message]) -> list[Chunk]:
         """Cuts at every change of partition. The loops over messages run inside C."""
         count = len(messages)
         if not count:
@@ -147,81 +250,59 @@ class KafkaSource:
         many_topics = len(self._topics) != 1
         topics = list(map(Message.topic, messages)) if many_topics else [messages[0].topic()]
         if partitions.count(partitions[0]) == count and (not many_topics or topics.count(topics[0]) == count):
-            return [self._chunk(topics[0], partitions[0], messages, rounds)]
+            return [self._chunk(topics[0], partitions[0], messages)]
         keys = zip(topics, partitions, strict=True) if many_topics else partitions
         chunks: list[Chunk] = []
         at = 0
         for _, same in groupby(keys):
             until = at + len(list(same))
             topic = topics[at] if many_topics else topics[0]
-            chunks.append(self._chunk(topic, partitions[at], messages[at:until], rounds))
+            chunks.append(self._chunk(topic, partitions[at], messages[at:until]))
             at = until
         return chunks
 
-    def _chunk(self, topic: str | None, partition: int | None, messages: list[Message],
-               rounds: Mapping[TopicPartition, int]) -> Chunk:  # fmt: skip
+    def _chunk(self, topic: str | None, partition: int | None, messages: list[Message]) -> Chunk:
         assert topic is not None
         assert partition is not None
         tp = TopicPartition(topic, partition)
-        self._silent.discard(tp)
-        return Chunk(tp, rounds.get(tp, 0), messages)
+        return Chunk(tp, self._assignments.came(tp, (messages[-1].offset() or 0) + 1), messages)
 
-    def _take_errors(self, messages: list[Message], rounds: Mapping[TopicPartition, int]) -> list[Message]:
-        """`rounds`: before these were fetched. An error of an earlier assignment says nothing of the one that is.
-
-        librdkafka (2.16) may tell of a refused position after the partition was assigned anew; it fetches nothing then.
-        """
+    def _take_errors(self, messages: list[Message], now_ms: int) -> list[Message]:
+        """Tells errors from messages, in their order: what came before an error was reached."""
         good: list[Message] = []
+        ended: set[TopicPartition] = set()
         for message in messages:
             error = message.error()
-            if error is None:
-                good.append(message)
-                continue
             topic, partition = message.topic(), message.partition()
-            if topic is None or partition is None or partition < 0 or error.code() in _PASSING:
+            if topic is None or partition is None or partition < 0:
                 continue
             tp = TopicPartition(topic, partition)
-            # Where it failed, which is not where the assignment began.
-            position = message.offset()
-            if position is None or position < 0:
-                position = self._positions.get(tp, -1)
-            with self._lock:
-                if self._closed or tp not in self._rounds or self._rounds[tp] != rounds.get(tp):
-                    continue
-                if tp in self._silent and position != self._positions[tp]:
-                    self._assign({tp: self._positions[tp]})
-                    continue
-                self._drop([tp])
-            if error.code() == KafkaError._AUTO_OFFSET_RESET:
-                self._out.append(OutOfRange(tp, position, settings.truncation(error)))
-            else:
-                self._broken.append((tp, error.str()))
+            if tp in ended:
+                continue  # fetched behind what failed, which might be left out
+            if error is None:
+                self._assignments.came(tp, (message.offset() or 0) + 1)
+                good.append(message)
+            elif error.code() not in _PASSING:
+                ended.add(tp)
+                self._take_error(tp, error, message.offset(), now_ms)
         return good
 
-    def out_of_range(self) -> list[OutOfRange]:
-        if not self._out:
-            return []
-        out, self._out = self._out, []
-        return out
-
-    def broken(self) -> list[tuple[TopicPartition, str]]:
-        if not self._broken:
-            return []
-        broken, self._broken = self._broken, []
-        return broken
-
-    def end_offset(self, tp: TopicPartition) -> int:
-        if self._closed:
-            return -1
-        try:
-            _, end = self._consumer.get_watermark_offsets(KafkaPartition(*tp), cached=True)
-        except (KafkaException, RuntimeError):  # the second: closed meanwhile by another thread
-            return -1
-        return end if end >= 0 else -1
+    def _take_error(self, tp: TopicPartition, error: KafkaError, position: int | None, now_ms: int) -> None:
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:  # `position`: where it failed, not where it was assigned
+            self._assignments.refuse(tp, -1 if position is None else position, settings.truncation(error), now_ms)
+        elif error.code() in _REFUSALS:
+            self._assignments.refuse_for_good(tp, error.str())
+        else:
+            self._assignments.fail(tp, error.str(), now_ms)
 
     def close(self) -> None:
-        with self._lock:
-            closed, self._closed = self._closed, True
-        if not closed:
-            with self._polling, self._lock:
-                self._consumer.close()
+        self._closed = True
+        self._ring()
+        with self._client:
+            if not self._inside:  # otherwise this thread is, further out, and does it when it leaves
+                self._close()
+
+    def _close(self) -> None:
+        if not self._let_go:
+            self._let_go = True
+            self._consumer.close()

@@ -22,7 +22,17 @@ from marshal_py.errors import (
     TopicRecreated,
 )
 from marshal_py.protocol.identity import TopicPartition
-from marshal_py.transport.ports import CAPABILITIES, Bounds, Chunk, LogRecord, OutOfRange, RawMessage, TopicInfo
+from marshal_py.transport.assignments import Assignments
+from marshal_py.transport.ports import (
+    CAPABILITIES,
+    Bounds,
+    Broken,
+    Chunk,
+    LogRecord,
+    OutOfRange,
+    RawMessage,
+    TopicInfo,
+)
 from marshal_py.transport.soundness import FOREVER, check_sound
 
 READ_MAX: Final = 10_000  # records taken at once, as the Kafka transport does
@@ -223,11 +233,7 @@ class MemorySource:
 
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker = broker
-        self._at: dict[TopicPartition, int] = {}
-        self._paused: set[TopicPartition] = set()
-        self._rounds: dict[TopicPartition, int] = {}
-        self._round = 0
-        self._out: list[OutOfRange] = []
+        self._assignments = Assignments()
         self._closed = False
 
     def learn(self, topics: Iterable[str]) -> None:
@@ -235,29 +241,25 @@ class MemorySource:
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         with self.broker.changed:
-            for tp, offset in positions.items():
-                self._round += 1
-                self._rounds[tp] = self._round
-                self._at[tp] = offset
-                self._paused.discard(tp)
+            self._assignments.assign(positions)
             self.broker.changed.notify_all()
 
     def unassign(self, tps: Iterable[TopicPartition]) -> None:
         with self.broker.changed:
-            for tp in tps:
-                self._at.pop(tp, None)
-                self._rounds.pop(tp, None)
-                self._paused.discard(tp)
+            self._assignments.unassign(tps)
 
     def pause(self, tps: Iterable[TopicPartition]) -> None:
         with self.broker.changed:
-            self._paused.update(tps)
+            self._assignments.pause(tps)
 
     def resume(self, positions: Mapping[TopicPartition, int]) -> None:
         self.assign(positions)
 
     def round(self, tp: TopicPartition) -> int:
-        return self._rounds.get(tp, 0)
+        return self._assignments.round(tp)
+
+    def fetching(self, tp: TopicPartition) -> bool:
+        return self._assignments.fetching(tp)
 
     def poll(self, timeout_s: float, max_messages: int) -> list[Chunk]:
         with self.broker.changed:
@@ -269,27 +271,30 @@ class MemorySource:
 
     def _read(self, max_messages: int) -> list[Chunk]:
         chunks: list[Chunk] = []
-        for tp, at in list(self._at.items()):
-            if tp in self._paused or not self.broker.has(tp) or max_messages <= 0:
+        if self._closed:
+            return chunks
+        self._assignments.take(0)
+        for tp, fetched in list(self._assignments.fetched.items()):
+            if fetched.paused or not self.broker.has(tp) or max_messages <= 0:
                 continue
             bounds = self.broker.bounds(tp)
-            if not bounds.first <= at <= bounds.end:
-                self._out.append(OutOfRange(tp, at))
-                self.unassign([tp])
+            if not bounds.first <= fetched.reached <= bounds.end:
+                self._assignments.refuse(tp, fetched.reached, "", 0)
                 continue
-            messages: Sequence[RawMessage] = self.broker.read(tp, at, max_messages)
+            messages: Sequence[RawMessage] = self.broker.read(tp, fetched.reached, max_messages)
             if messages:
                 max_messages -= len(messages)
-                self._at[tp] = at + len(messages)
-                chunks.append(Chunk(tp, self._rounds[tp], messages))
+                chunks.append(Chunk(tp, self._assignments.came(tp, fetched.reached + len(messages)), messages))
         return chunks
 
-    def out_of_range(self) -> list[OutOfRange]:
-        out, self._out = self._out, []
-        return out
+    def carry_out(self) -> None:
+        pass  # nothing holds a poll up
 
-    def broken(self) -> list[tuple[TopicPartition, str]]:
-        return []
+    def out_of_range(self) -> list[OutOfRange]:
+        return self._assignments.out_of_range()
+
+    def broken(self) -> list[Broken]:
+        return self._assignments.broken()
 
     def end_offset(self, tp: TopicPartition) -> int:
         with self.broker.changed:
@@ -298,7 +303,6 @@ class MemorySource:
     def close(self) -> None:
         with self.broker.changed:
             self._closed = True
-            self._at.clear()
             self.broker.changed.notify_all()
 
 

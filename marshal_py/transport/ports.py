@@ -69,7 +69,17 @@ class OutOfRange(NamedTuple):
 
     tp: TopicPartition
     position: int
+    round: int  # the assignment that was refused
     truncated: str = ""  # the broker's words, if its log was cut below what had been read
+
+
+class Broken(NamedTuple):
+    """A partition that the cluster does not serve, with its words. `round` is the assignment that it is about."""
+
+    tp: TopicPartition
+    reason: str
+    round: int
+    for_good: bool  # waiting does not mend it; otherwise it was tried again for as long as the source tries
 
 
 class Clock(Protocol):
@@ -121,7 +131,10 @@ class CoordinationLog(Protocol):
 
 
 class DataSource(Protocol):
-    """Messages of the assigned partitions. One thread polls; any assigns."""
+    """Messages of the assigned partitions. One thread polls; one at a time assigns, which never waits.
+
+    What is assigned, unassigned or paused is carried out by the thread that polls, or by `carry_out`.
+    """
 
     def learn(self, topics: Iterable[str]) -> None:
         """Looks up who leads the partitions of these topics, so that a later `assign` fetches at once. May wait."""
@@ -138,21 +151,31 @@ class DataSource(Protocol):
         """Goes on at these positions."""
 
     def round(self, tp: TopicPartition) -> int:
-        """Number of the current assignment of `tp`, 0 if it is not assigned."""
+        """Number of the present assignment of `tp`, also if it was refused; 0 if it is not assigned."""
+
+    def fetching(self, tp: TopicPartition) -> bool:
+        """Whether messages may come of the present assignment: there is one, and it was not refused."""
 
     def poll(self, timeout_s: float, max_messages: int) -> list[Chunk]:
         """What has come, at most `max_messages`; empty after `timeout_s`. Returns at once when there is something."""
 
+    def carry_out(self) -> None:
+        """Does what was asked for since the last poll, unless another thread is polling: that one does it. Never waits.
+
+        Not to be called under a lock that a polling thread may want.
+        """
+
     def out_of_range(self) -> list[OutOfRange]:
         """Partitions whose position the cluster refused since the last call; they are not fetched any more."""
 
-    def broken(self) -> list[tuple[TopicPartition, str]]:
-        """Partitions that the cluster refuses to serve, with the reason, since the last call."""
+    def broken(self) -> list[Broken]:
+        """Partitions that the cluster did not serve, since the last call; they are not fetched any more."""
 
     def end_offset(self, tp: TopicPartition) -> int:
         """End of the partition as last seen, without asking; -1 before the first answer (then it is not warm)."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Lets go. Inside a callback of the polling thread, or a signal handler on it, that thread does so soon."""
 
 
 class ClusterAdmin(Protocol):

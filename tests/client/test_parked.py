@@ -10,7 +10,7 @@ import marshal_py
 from marshal_py import Consumer, TopicPartition
 from marshal_py.admin import overview
 from marshal_py.protocol.records import ReleasingPartition
-from marshal_py.transport.ports import OutOfRange
+from marshal_py.transport.memory import MemorySource
 from tests.support.fronts import Ground, Keeper, MemoryGround, collect, joined, places, until
 
 PARTITIONS, CONSUMERS, MESSAGES, POSITION = 6, 3, 5, 50
@@ -65,7 +65,7 @@ def test_one_partition_beyond_its_end_stops_nobody(ground: Ground) -> None:
         until(lambda: wanted <= seen(), "set-position goes on")
         assert (0, 0) not in seen()
         assert [keeper.error for keeper in keepers] == [None] * CONSUMERS
-        assert counted() == {0}
+        until(lambda: counted() == {0}, "all know that, too")
     (release,) = [record for record in ground.accepted(group, ReleasingPartition) if record.parked]
     assert (release.parked, release.reason) == (BEYOND, f"position {POSITION}, end {MESSAGES}")
 
@@ -100,10 +100,9 @@ def test_a_partition_that_lost_what_was_read_is_parked(memory: MemoryGround, del
         collect(consumer, 2 * MESSAGES)
         with Keeper(consumer) as keeper:
             station = consumer._station
-            with marshal._loop.lock:
-                station.source.unassign([TopicPartition(topic, 0)])  # as a source does before it tells
-                station.unplaced.append(OutOfRange(TopicPartition(topic, 0), MESSAGES, "truncation detected"))
-            station._place()
+            assert isinstance(station.source, MemorySource)
+            with memory.broker.changed:
+                station.source._assignments.refuse(TopicPartition(topic, 0), MESSAGES, "truncation detected", 0)
             until(lambda: alarms(consumer, events), "it is parked")
             assert events[0].text.startswith(f"{TRUNCATED}: ")
             assert "(truncation detected)" in events[0].text

@@ -180,8 +180,9 @@ def test_a_refusal_of_the_old_topics_position_that_comes_late(memory: MemoryGrou
     memory.fill(topic, 0, 3)
     with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
         collect(consumer, 3)
+        tp = TopicPartition(topic, 0)
         with marshal._loop.lock:
-            consumer._station.unplaced.append(OutOfRange(TopicPartition(topic, 0), 100))
+            consumer._station.unplaced[tp] = OutOfRange(tp, 100, consumer._station.source.round(tp) - 1)
         consumer._station._place()
         memory.fill(topic, 0, 2)
         collect(consumer, 2)

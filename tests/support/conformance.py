@@ -458,9 +458,11 @@ class SourcePromises(Suite):
         rig.produce(topic, 0, numbered(0, 3))
         rig.produce(topic, 1, numbered(0, 3))
         source.assign({bad: 10, good: 0})
+        round_ = source.round(bad)
         read_source(source, 3)
-        assert self._out_of_range(source) == [OutOfRange(bad, 10)]
-        assert source.round(bad) == 0
+        assert self._out_of_range(source) == [OutOfRange(bad, 10, round_)]
+        assert not source.fetching(bad)
+        assert source.round(bad) == round_, "until it is assigned again"
         assert source.out_of_range() == []
 
     def test_after_close_nothing_comes_and_nothing_breaks(self, rig: Rig, topic: str, source: DataSource) -> None:
@@ -576,7 +578,7 @@ class TruncatePromises(Suite):
         rig.produce(topic, 0, numbered(0, 10))
         rig.truncate(topic, 0, 4)
         source.assign({tp: 1})
-        assert SourcePromises._out_of_range(source) == [OutOfRange(tp, 1)]
+        assert SourcePromises._out_of_range(source) == [OutOfRange(tp, 1, source.round(tp))]
         source.assign({tp: 4})
         assert values(read_source(source, 6)[tp]) == numbered(4, 10)
 
@@ -591,7 +593,7 @@ class TruncatePromises(Suite):
         rig.produce(topic, 0, numbered(5, 10))
         rig.truncate(topic, 0, 8)
         source.resume({tp: 5})
-        assert SourcePromises._out_of_range(source) == [OutOfRange(tp, 5)]
+        assert SourcePromises._out_of_range(source) == [OutOfRange(tp, 5, source.round(tp))]
 
 
 class GrowPromises(Suite):

@@ -44,38 +44,38 @@ def source() -> Iterator[KafkaSource]:
         source.close()
 
 
-def hand_in(source: KafkaSource, refusal: Refusal, rounds: dict[TopicPartition, int]) -> None:
-    assert source._take_errors(cast(Any, [refusal]), rounds) == []
+def hand_in(source: KafkaSource, refusal: Refusal) -> None:
+    """As if the client had told of it, after it was told what is assigned."""
+    source.carry_out()
+    assert source._take_errors(cast(Any, [refusal]), 0) == []
 
 
-def test_a_refused_position_ends_the_assignment(source: KafkaSource) -> None:
+def test_a_refused_position_ends_the_fetching_of_its_assignment(source: KafkaSource) -> None:
     source.assign({TP: 100})
-    hand_in(source, Refusal(100), {TP: source.round(TP)})
-    assert source.out_of_range() == [OutOfRange(TP, 100)]
-    assert source.round(TP) == 0
+    hand_in(source, Refusal(100))
+    assert source.out_of_range() == [OutOfRange(TP, 100, source.round(TP))]
+    assert not source.fetching(TP)
 
 
-def test_a_refusal_that_was_fetched_before_the_partition_was_assigned_anew(source: KafkaSource) -> None:
-    """As after a topic was made anew: the position of the old topic is refused, the new one is fetched by then."""
+def test_a_refusal_of_an_earlier_assignment_is_not_told(source: KafkaSource) -> None:
+    """It was told before the partition was assigned again; nobody had asked for it yet."""
     source.assign({TP: 100})
-    before = {TP: source.round(TP)}
+    hand_in(source, Refusal(100))
     source.unassign([TP])
     source.assign({TP: 0})
-    hand_in(source, Refusal(100), before)
-    hand_in(source, Refusal(100), {})
     assert source.out_of_range() == []
-    assert source.round(TP) == before[TP] + 1
+    assert source.fetching(TP)
 
 
 def test_a_refusal_that_librdkafka_tells_of_too_late(source: KafkaSource) -> None:
-    """Nothing has come of the new assignment yet, and the refused position is not where it began: it begins again."""
+    """The refused position was never reached by the present assignment: it is fetched again, from where it was."""
     source.assign({TP: 100})
+    source.carry_out()
     source.unassign([TP])
     source.assign({TP: 0})
-    fresh = source.round(TP)
-    hand_in(source, Refusal(100), {TP: fresh})
+    hand_in(source, Refusal(100))
     assert source.out_of_range() == []
-    assert source.round(TP) == fresh + 1
+    assert source.fetching(TP)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,6 @@ def test_a_refusal_that_librdkafka_tells_of_too_late(source: KafkaSource) -> Non
 )
 def test_a_topic_that_is_gone_is_waited_for(source: KafkaSource, code: int) -> None:
     source.assign({TP: 0})
-    hand_in(source, Refusal(0, code), {TP: source.round(TP)})
+    hand_in(source, Refusal(0, code))
     assert source.broken() == []
-    assert source.round(TP) > 0
+    assert source.fetching(TP)

@@ -1,0 +1,252 @@
+"""The bookkeeping of assignments: what shall be fetched, what is fetched, and whose answer is whose.
+
+No clock, no thread, no client: KafkaSource and the simulator's consumer run the same class. An assignment is known by
+its round. Every answer names the round that it belongs to, and one that belongs to an earlier round changes nothing.
+
+Two sides use it. Callers assign, unassign and pause, one at a time (under the Marshal's lock); they only say what they
+want. Whoever holds the client takes the difference (`take`), tells the client, and reports what came of it. The two may
+run at the same time: each writes what is its own, and what they share is handed over in single steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+from typing import Final
+
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.transport.ports import Broken, OutOfRange
+
+RETRY_MS: Final = 100  # after the first failure of a fetch; doubled with each further one
+RETRY_MS_MAX: Final = 5_000
+FAILURES_MAX: Final = 10  # one after the other, about 26 s: a leader's election and a broker's restart are over by then
+QUIET_MS: Final = 10_000  # fetched for so long without another failure: the next one is the first
+
+
+class State(IntEnum):
+    FETCHING = 0
+    WAITING = 1  # a fetch failed; it is tried again
+    STOPPED = 2  # the cluster refused it; nothing is fetched until it is assigned again
+
+
+class Assignment:
+    """One assignment of one partition. `reached`: the next offset to come, as far as messages have come."""
+
+    __slots__ = ("failures", "heard", "held", "paused", "reached", "round", "state", "tried_ms")
+
+    def __init__(self, round_: int, position: int) -> None:
+        self.round = round_
+        self.reached = position
+        self.state = State.FETCHING
+        self.paused = False  # the caller wants it
+        self.held = False  # the client was told so
+        self.heard = False  # messages have come
+        self.failures = 0  # since messages came, or it was quiet
+        self.tried_ms = 0  # while WAITING: when it is tried again; afterwards: when that was
+
+
+class Changes:
+    """What the client must be told, in this order: resume, unassign, assign, pause."""
+
+    __slots__ = ("assign", "pause", "resume", "unassign")
+
+    def __init__(self) -> None:
+        self.resume: list[TopicPartition] = []  # part of `unassign`: a client remembers a pause beyond the assignment
+        self.unassign: list[TopicPartition] = []
+        self.assign: dict[TopicPartition, int] = {}
+        self.pause: set[TopicPartition] = set()
+
+
+class Assignments:
+    """All assignments of one source."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[TopicPartition, Assignment] = {}
+        self._changed: set[TopicPartition] = set()  # where the client may differ from what is wanted
+        self._round = 0
+        self.fetched: dict[TopicPartition, Assignment] = {}  # as the client was told
+        self._failed: dict[TopicPartition, Assignment] = {}  # WAITING, or not quiet for long enough
+        self._refused: dict[TopicPartition, OutOfRange] = {}
+        self._broken: dict[TopicPartition, Broken] = {}
+
+    # --- the callers' side
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Fetch from these positions: a new round for each."""
+        for tp, position in positions.items():
+            self._round += 1
+            self._wanted[tp] = Assignment(self._round, position)
+            self._changed.add(tp)
+
+    def unassign(self, tps: Iterable[TopicPartition]) -> None:
+        for tp in tps:
+            if self._wanted.pop(tp, None) is not None:
+                self._changed.add(tp)
+
+    def pause(self, tps: Iterable[TopicPartition]) -> None:
+        """Stops fetching; a new assignment ends it."""
+        for tp in tps:
+            wanted = self._wanted.get(tp)
+            if wanted is not None:
+                wanted.paused = True
+                self._changed.add(tp)
+
+    def round(self, tp: TopicPartition) -> int:
+        """Of the present assignment, also one that was refused; 0 if there is none."""
+        wanted = self._wanted.get(tp)
+        return 0 if wanted is None else wanted.round
+
+    def fetching(self, tp: TopicPartition) -> bool:
+        """Whether messages may come of the present assignment."""
+        wanted = self._wanted.get(tp)
+        return wanted is not None and wanted.state is not State.STOPPED
+
+    def came_to(self, tp: TopicPartition) -> int:
+        """The offset after the last message that has come of the present assignment, -1 if none has."""
+        wanted = self._wanted.get(tp)
+        return wanted.reached if wanted is not None and wanted.heard else -1
+
+    def current(self, tp: TopicPartition, round_: int) -> bool:
+        """Whether an answer of this round is about the present assignment."""
+        return self.round(tp) == round_ != 0
+
+    def out_of_range(self) -> list[OutOfRange]:
+        """What the cluster refused since the last call, of present assignments."""
+        found: list[OutOfRange] = []
+        while self._refused:
+            tp, refused = self._refused.popitem()
+            if self.current(tp, refused.round):
+                found.append(refused)
+        return found
+
+    def broken(self) -> list[Broken]:
+        """What the cluster did not serve, since the last call, of present assignments."""
+        found: list[Broken] = []
+        while self._broken:
+            tp, broken = self._broken.popitem()
+            if self.current(tp, broken.round):
+                found.append(broken)
+        return found
+
+    # --- the side of whoever holds the client
+
+    def pending(self, now_ms: int) -> bool:
+        """Whether `take` has something to tell."""
+        return bool(self._changed) or any(self._due(one, now_ms) for one in list(self._failed.values()))
+
+    def _due(self, one: Assignment, now_ms: int) -> bool:
+        return one.state is State.WAITING and now_ms >= one.tried_ms
+
+    def take(self, now_ms: int) -> Changes:
+        """What the client must be told, so that it fetches what is wanted. The caller tells it."""
+        changes = Changes()
+        self._compare(changes)  # before a new try: what failed is ended first
+        for tp, one in list(self._failed.items()):
+            if self._wanted.get(tp) is not one:
+                del self._failed[tp]
+            elif self._due(one, now_ms):
+                one.state, one.tried_ms = State.FETCHING, now_ms
+                self._changed.add(tp)
+        self._compare(changes)
+        return changes
+
+    def _compare(self, changes: Changes) -> None:
+        while self._changed:
+            tp = self._changed.pop()
+            wanted, fetched = self._wanted.get(tp), self.fetched.get(tp)
+            target = wanted if wanted is not None and wanted.state is State.FETCHING else None
+            if fetched is not target:
+                if fetched is not None:
+                    self._end(tp, fetched, changes)
+                if target is not None:
+                    self.fetched[tp] = target
+                    changes.assign[tp] = target.reached
+            if target is not None and target.paused and not target.held:
+                target.held = True
+                changes.pause.add(tp)
+
+    def _end(self, tp: TopicPartition, fetched: Assignment, changes: Changes) -> None:
+        del self.fetched[tp]
+        if tp in changes.assign:  # wanted otherwise meanwhile: the client has not been told of it
+            del changes.assign[tp]
+            changes.pause.discard(tp)
+        else:
+            changes.unassign.append(tp)
+            if fetched.held:
+                changes.resume.append(tp)
+        fetched.held = False
+
+    def dropped(self, tps: Iterable[TopicPartition]) -> None:
+        """The client fetches none of these any more, whatever it was told."""
+        for tp in tps:
+            fetched = self.fetched.pop(tp, None)
+            if fetched is not None:
+                fetched.held = False
+            self._changed.add(tp)
+
+    def came(self, tp: TopicPartition, to: int) -> int:
+        """Messages below `to` have come of what is fetched; returns the round that fetched them."""
+        fetched = self.fetched.get(tp)
+        if fetched is None:
+            return 0
+        if fetched.state is State.FETCHING:
+            fetched.heard, fetched.reached, fetched.failures = True, to, 0
+        return fetched.round
+
+    def quiet(self, now_ms: int) -> None:
+        """Everything that the client had to tell was told."""
+        for tp, one in list(self._failed.items()):
+            if one.state is State.FETCHING and (not one.failures or now_ms - one.tried_ms >= QUIET_MS):
+                one.failures = 0
+                del self._failed[tp]
+
+    def refuse(self, tp: TopicPartition, position: int, truncated: str, now_ms: int) -> None:
+        """The cluster does not have the position; -1 if it does not say which.
+
+        A client may tell of an earlier assignment's refusal only now, and nothing says whose it is but the position.
+        One that was not reached is asked for again, and is refused again if it is out of range.
+        """
+        fetched = self._of_present(tp)
+        if fetched is None:
+            return
+        if position < 0:
+            position = fetched.reached
+        if position != fetched.reached and not (truncated and fetched.heard):
+            self._fail(tp, fetched, f"its position {position} is refused, which was not asked for", now_ms)
+        else:
+            fetched.state = State.STOPPED
+            self._refused[tp] = OutOfRange(tp, position, fetched.round, truncated)
+            self._changed.add(tp)
+
+    def fail(self, tp: TopicPartition, reason: str, now_ms: int) -> None:
+        """A fetch failed in a way that may pass: it is tried again from where it was, a bounded number of times."""
+        fetched = self._of_present(tp)
+        if fetched is not None:
+            self._fail(tp, fetched, reason, now_ms)
+
+    def _fail(self, tp: TopicPartition, fetched: Assignment, reason: str, now_ms: int) -> None:
+        fetched.failures += 1
+        self._changed.add(tp)
+        if fetched.failures >= FAILURES_MAX:
+            fetched.state = State.STOPPED
+            self._failed.pop(tp, None)
+            self._broken[tp] = Broken(tp, reason, fetched.round, False)
+        else:
+            fetched.state = State.WAITING
+            fetched.tried_ms = now_ms + min(RETRY_MS << (fetched.failures - 1), RETRY_MS_MAX)
+            self._failed[tp] = fetched
+
+    def refuse_for_good(self, tp: TopicPartition, reason: str) -> None:
+        """The cluster will not serve the partition."""
+        fetched = self._of_present(tp)
+        if fetched is not None:
+            fetched.state = State.STOPPED
+            self._broken[tp] = Broken(tp, reason, fetched.round, True)
+            self._changed.add(tp)
+
+    def _of_present(self, tp: TopicPartition) -> Assignment | None:
+        """The assignment that an error is about, if it is the present one and nothing was decided about it yet."""
+        fetched = self.fetched.get(tp)
+        if fetched is None or fetched is not self._wanted.get(tp) or fetched.state is not State.FETCHING:
+            return None
+        return fetched
