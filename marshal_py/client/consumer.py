@@ -404,7 +404,7 @@ class Consumer:
         return self.cached_info()
 
     def events(self) -> Iterator[Advisory]:
-        """Advisories that came since the last call: claimed, lost, fenced, evicted, amo_dropped, handler_stuck, ..."""
+        """Advisories that came since the last call: claimed, revoking, lost, fenced, evicted, ..."""
         self._loop.check_call("Consumer", "events")
         events = self._station.events
         while events:

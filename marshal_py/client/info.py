@@ -8,13 +8,20 @@ from marshal_py.protocol.identity import Token, TopicPartition
 
 
 class ClaimInfo(NamedTuple):
-    """A claim as its owner sees it. `position`: next offset to read. `lag`: messages behind the end, -1 if unknown."""
+    """A claim as its owner sees it. `position`: next offset to read. `lag`: messages behind the end, -1 if unknown.
+
+    `revoking` says why the claim is to go, "" while messages of it are handed over. `drain_s`: for how many seconds it
+    still waits for its handlers, -1 while it is not to go. What they have not acked by then is delivered again in
+    at-least-once mode.
+    """
 
     topic: str
     partition: int
     token: Token
     position: int
     lag: int
+    revoking: str = ""
+    drain_s: float = -1.0
 
 
 class ConsumerInfo(NamedTuple):

@@ -389,7 +389,7 @@ class Loop:
 
     def claim_info(self, station: Station, claim: Claim) -> ClaimInfo:
         token = Token(station.incarnation, claim.epoch)
-        return ClaimInfo(*claim.tp, token, station.position(claim), station.lag(claim))
+        return ClaimInfo(*claim.tp, token, station.position(claim), station.lag(claim), *station.draining(claim))
 
     def waiting_for(self) -> str:
         """What the connection is waiting for, in words for people; "" when all is well."""

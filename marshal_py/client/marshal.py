@@ -131,14 +131,19 @@ class Marshal:
 
         Options are those of ConsumerOptions: delivery ("at_least_once" | "at_most_once"), policy, member,
         heartbeat_interval_s=2.0, max_claims, capacity, fast_reclaim, start ("committed" | "earliest" | "latest"),
-        start_fallback, on_topic_recreated ("fail" | "earliest"), handler_timeout_s=300, unacked_max,
-        prefetch_messages, grant_messages, deliver_late, join_live_kafka_group, mirror_offsets, on_claim(info),
-        on_lost(info, reason), key_deserializer, value_deserializer, settings (librdkafka's, for the data consumer).
+        start_fallback, on_topic_recreated ("fail" | "earliest"), handler_timeout_s=300, hand_over_timeout_s=30,
+        unacked_max, prefetch_messages, grant_messages, deliver_late, join_live_kafka_group, mirror_offsets,
+        on_claim(info), on_revoking(info), on_lost(info, reason), key_deserializer, value_deserializer, settings
+        (librdkafka's, for the data consumer).
         grant_messages is the upper bound of a grant in at-most-once mode: about a second's work is granted at a time.
 
-        on_claim and on_lost run one after the other on the thread "marshal-callbacks" of this Marshal, in the order of
-        what they tell; a slow one delays the next ones and nothing else. Beyond 100,000 that wait new ones are dropped
-        (Metrics.callbacks_dropped). What they raise is logged. `close` waits for them as long as for the cluster.
+        on_claim, on_revoking and on_lost run one after the other on the thread "marshal-callbacks" of this Marshal, in
+        the order of what they tell; a slow one delays the next ones and nothing else. Beyond 100,000 that wait new ones
+        are dropped (Metrics.callbacks_dropped). What they raise is logged. `close` waits for them as long as for the
+        cluster. on_revoking tells once that a claim is to go, and why (info.revoking): a hand-over, a pause, a stop, a
+        handler that hangs, a partition that is parked. Nothing more of it is handed over. It goes when its handlers
+        have acked what they hold, or when their time is over (info.drain_s). A claim whose successor dies meanwhile
+        stays and goes on.
 
         Raises InvalidName, InvalidOption, TopicMissing, KafkaGroupIsLive, ModeMismatch, GroupDeleted, GroupOpaque,
         CoordinationError, ClusterUnreachable, BackgroundThreadEnded, ReentrantCall.

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from marshal_py.client.acks import Delivered
 from marshal_py.protocol.delivery import AtLeastOnce
+from marshal_py.protocol.holdings import Stage
 from marshal_py.protocol.identity import Token, TopicPartition
 from marshal_py.transport.ports import RawMessage
 
@@ -71,6 +72,14 @@ class Message(Struct, eq=False, frozen=True, gc=False):
     @property
     def token(self) -> Token:
         return self._delivered.token
+
+    @property
+    def revoking(self) -> bool:
+        """Whether the partition is to go to another member, or is gone already: ack what is done, begin nothing more.
+
+        The next owner waits for it, `hand_over_timeout_s` at most. In at-least-once mode it gets what is not acked.
+        """
+        return self._delivered.claim.stage is not Stage.OPEN
 
     @property
     def delivery_count(self) -> int:

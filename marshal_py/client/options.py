@@ -27,6 +27,7 @@ Start = Literal["committed", "earliest", "latest"]
 
 HEARTBEAT_INTERVAL_S: Final = 2.0  # fail-over in about two of these; a third of it is one small record per consumer
 HANDLER_TIMEOUT_S: Final = 300.0  # Kafka's max.poll.interval: long for a handler, short for a hung one
+HAND_OVER_TIMEOUT_S: Final = 30.0  # how long who joins may have to wait for a busy handler: a deployment's patience
 UNACKED_MAX: Final = 100_000  # offsets tracked per partition; at the bound fetching stops (D1)
 PREFETCH_MESSAGES: Final = 1_000  # taken from librdkafka at once: amortises the call, bounds what a release drops
 GRANT_MESSAGES: Final = 4_000  # at most this many of a partition are granted at once in at-most-once mode, however fast
@@ -36,6 +37,7 @@ COORDINATION_PARTITIONS: Final = 16
 
 # Callbacks run on a thread of their own, in order (callbacks.py): a slow one delays the next ones and nothing else.
 OnClaim = Callable[[ClaimInfo], None]
+OnRevoking = Callable[[ClaimInfo], None]
 OnLost = Callable[[ClaimInfo, str], None]
 Deserializer = Callable[[bytes | None, Any], Any]
 
@@ -46,6 +48,10 @@ class ConsumerOptions:
 
     `grant_messages` is an upper bound for one grant of one partition, in at-most-once mode. Grants follow the handler:
     about a second's work, shared by the partitions, at least one message each. A crash loses up to two per partition.
+
+    `hand_over_timeout_s`: how long a partition that is to go to another member waits for its handlers, which
+    `on_revoking` has told. Then it goes, and what they hold comes again in at-least-once mode. None: 30 s, or
+    `handler_timeout_s` if that is shorter; for a consumer that plans ranges `handler_timeout_s`.
     """
 
     delivery: Delivery = "at_least_once"
@@ -59,6 +65,7 @@ class ConsumerOptions:
     start_fallback: Literal["earliest", "latest"] = "latest"  # Kafka's own default for a group without offsets
     on_topic_recreated: OnTopicRecreated = "fail"  # where the group's config says nothing (PROTOCOL.md D10)
     handler_timeout_s: float = HANDLER_TIMEOUT_S
+    hand_over_timeout_s: float | None = None
     unacked_max: int = UNACKED_MAX
     prefetch_messages: int = PREFETCH_MESSAGES
     grant_messages: int = GRANT_MESSAGES
@@ -66,6 +73,7 @@ class ConsumerOptions:
     join_live_kafka_group: bool = False
     mirror_offsets: bool = True
     on_claim: OnClaim | None = None
+    on_revoking: OnRevoking | None = None
     on_lost: OnLost | None = None
     key_deserializer: Deserializer | None = None
     value_deserializer: Deserializer | None = None
@@ -84,12 +92,20 @@ class ConsumerOptions:
                 "shorter ones make traffic and false alarms, longer ones make slow take-overs")  # fmt: skip
         _within("handler_timeout_s", self.handler_timeout_s, 1.0, 86_400.0,
                 "a partition whose handler runs longer is handed to somebody else")  # fmt: skip
+        if self.hand_over_timeout_s is not None:
+            _within("hand_over_timeout_s", self.hand_over_timeout_s, 0.0, self.handler_timeout_s,
+                    "who joins waits that long; handler_timeout_s ends a handler's wait anyway")  # fmt: skip
         if self.max_claims is not None:
             _whole("max_claims", self.max_claims, PARTITION_MAX + 1, "None means no limit")
         _whole("capacity", self.capacity, 1_000_000, "a weight relative to the other members'")
         _whole("unacked_max", self.unacked_max, 10_000_000, "it bounds memory per partition")
         _whole("prefetch_messages", self.prefetch_messages, 1_000_000, "it bounds memory")
         _whole("grant_messages", self.grant_messages, 1_000_000, "the most of a partition that one grant may hold")
+
+    def _hand_over_timeout_s(self) -> float:
+        if self.hand_over_timeout_s is not None:
+            return self.hand_over_timeout_s
+        return min(HAND_OVER_TIMEOUT_S, self.handler_timeout_s)
 
     def member_options(self, client_id: str, topics: tuple[str, ...], library: str) -> MemberOptions:
         return MemberOptions(
@@ -102,6 +118,7 @@ class ConsumerOptions:
             claims_max=self.max_claims or 0,
             policy=self.policy or DEFAULT_POLICY,
             handler_timeout_ms=round(self.handler_timeout_s * 1000),
+            hand_over_timeout_ms=round(1000 * self._hand_over_timeout_s()),
             fast_reclaim=self.fast_reclaim,
             deliver_late=self.deliver_late,
             on_topic_recreated=self.on_topic_recreated,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
@@ -29,7 +30,7 @@ from marshal_py.errors import (
 from marshal_py.history.advisories import in_words
 from marshal_py.protocol import codec, parking
 from marshal_py.protocol.advisory import ALARMING, Advisory
-from marshal_py.protocol.holdings import Claim
+from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.ready import Ready, Wanted
@@ -74,6 +75,9 @@ class Station:
     def plan_ranges(self) -> Ranges:
         """Stops fetching for good: from now on this consumer plans what others read."""
         assert isinstance(self.flow, Flow)  # a Consumer does it once
+        if self.options.hand_over_timeout_s is None:  # a range is long work, and whoever reads it elsewhere cannot stop
+            whole_ms = self.member.options.handler_timeout_ms
+            self.member.options = structs.replace(self.member.options, hand_over_timeout_ms=whole_ms)
         source = UnfetchedSource(self.flow.source)
         ranges = Ranges(self.member, source, self.incarnation)
         ranges.adopt(self.member.claims.values())
@@ -223,6 +227,9 @@ class Station:
         if self.options.on_claim is not None:
             for claim in ready.claimed:
                 call(self._call_claim(claim))
+        if (revoking := self.options.on_revoking) is not None:
+            for claim in ready.revoking:
+                call(partial(revoking, self.loop.claim_info(self, claim)))
 
     def tell(self, advisory: Advisory) -> None:
         """To `Consumer.events`, and to `logging`, with the fields for formatters and filters."""
@@ -414,6 +421,14 @@ class Station:
     def end_offset(self, tp: TopicPartition) -> int:
         """End of a partition as last seen; -1 if it is not known, as that of a topic that is gone."""
         return -1 if tp.topic in self.missing else self.source.end_offset(tp)
+
+    def draining(self, claim: Claim) -> tuple[str, float]:
+        """Why the claim is to go, and for how many seconds it waits for its handlers; "" and -1 while it is not."""
+        if claim.stage is Stage.OPEN:
+            return "", -1.0
+        until_ms = claim.drain_until_ms
+        now_ms = self.loop.clock.now().mono_ms
+        return claim.reason, 0.0 if claim.sealed or until_ms is None else max(0.0, (until_ms - now_ms) / 1000)
 
     def lag(self, claim: Claim) -> int:
         """Messages behind the end; -1 if nobody knows: before the first look, or where the end lies below (D6)."""

@@ -27,6 +27,7 @@ KINDS: Final = {
     "replaced": "a session ended because its client joined anew; text: the new session",
     "ended": "a session ended because the group's delivery mode changed",
     "claimed": "a session owns the partition from now on; offset: where it begins",
+    "revoking": "this consumer's partition is to go; its handlers may finish, nothing more is handed over; text: why",
     "released": "the owner gave the partition back; offset: the position, text: why",
     "parked": "the owner gave the partition back, and nobody may claim it; offset: the position, text: what to do",
     "lost": "the claim ended without a release; text: why",
@@ -53,7 +54,8 @@ KINDS: Final = {
     "state_kept": "this process held another state than the log says, and ends; text: the file that keeps it",
 }
 LOCAL: Final = frozenset({
-    "fenced", "unfenced", "snapshot_refused", "state_kept", "topic_found", "topic_missing", "truncation_refused",
+    "fenced", "revoking", "snapshot_refused", "state_kept", "topic_found", "topic_missing", "truncation_refused",
+    "unfenced",
 })  # fmt: skip
 # Somebody should look at these; the rest is the daily course of things.
 ALARMING: Final = frozenset({

@@ -24,7 +24,7 @@ class Claim:
 
     __slots__ = (
         "drain_until_ms", "end_offset", "epoch", "generation", "offer", "parking", "reason", "release_sent_ms",
-        "released_position", "sealed", "sealed_ms", "stage", "successor", "tp", "tracker",
+        "released_position", "sealed", "sealed_ms", "stage", "successor", "told", "tp", "tracker",
     )  # fmt: skip
 
     def __init__(self, tp: TopicPartition, epoch: int, generation: int, tracker: AtLeastOnce | AtMostOnce) -> None:
@@ -41,6 +41,7 @@ class Claim:
         self.released_position = NONE
         self.sealed_ms = 0  # monotonic, once sealed
         self.parking = ""  # why its Release parks the partition (F6.4)
+        self.told = False  # whether the user knows that it is to go
         self.offer: tuple[int, int] | None = None  # fetched and not yet granted, in at-most-once mode: [start, to)
         self.end_offset = NONE  # end of the partition as last seen, for lag
 
@@ -67,6 +68,7 @@ class Claim:
         """The reason to let go went away before the Release was sent."""
         if self.stage is Stage.DRAINING:
             self.stage, self.reason, self.successor, self.drain_until_ms = Stage.OPEN, "", NONE, None
+            self.told = False
 
     def drained(self, now_ms: int) -> bool:
         """Whether the Release may go out: no handler holds a message of it, or the time for that is over (T12)."""

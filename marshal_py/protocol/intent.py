@@ -179,7 +179,7 @@ class Intent:
             return
         self._claim(group, evicted, now, out)
         if self._key[2] in MOVES:
-            self._give(group)
+            self._give(group, now)
             self._warm(group, out)
         self.ask_grants(group, now, out)
 
@@ -274,8 +274,11 @@ class Intent:
         self._claimed_observed[tp] = max(observed, self._claimed_observed.get(tp, NONE))
         out.send.append(ClaimingPartition(self.member.session, tp.topic, tp.partition, observed, start))
 
-    def _give(self, group: Group) -> None:
-        """A3, the owner's side: hands over what the target gives to a live member that has fetched ahead."""
+    def _give(self, group: Group, now: Instant) -> None:
+        """A3, the owner's side: hands over what the target gives to a live member that has fetched ahead.
+
+        Handlers may finish, for as long as a successor may have to wait.
+        """
         me = self.member.session
         for claim in self.member.claims.values():
             to = self._target.get(claim.tp, me)
@@ -283,7 +286,7 @@ class Intent:
             fresh = session is not None and to != me and claim.epoch in session.ready and (
                 self.member.watch.session_waited_ms(to) < session.join.interval_ms)  # fmt: skip
             if claim.stage is Stage.OPEN and fresh:
-                claim.stop("hand-over", None, to)
+                claim.stop("hand-over", now.mono_ms + self.member.options.hand_over_timeout_ms, to)
             elif claim.stage is Stage.DRAINING and claim.reason == "hand-over" and claim.successor not in self._order:
                 claim.reopen()
 

@@ -273,6 +273,7 @@ class Member:
             else:
                 assert group is not None  # a live session has its group
                 self._live(group, now)
+                self.releases.tell()
         self.out = Ready()
         out.ended = out.ended or self.ended
         out.error = self.error

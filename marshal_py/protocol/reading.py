@@ -184,11 +184,12 @@ class Reading:
         claim = Claim(tp, verdict.offset, partition.generation, tracker)
         member.claims[verdict.offset] = claim
         unfit = member.topics.unfit(group, tp)
-        if unfit:
-            claim.park(unfit, parking.WHY, 0)
-            return
-        if member.leaving or member.intent.shuns(tp):
-            claim.stop("unwanted", 0)  # a late copy won (T17)
+        if unfit or member.leaving or member.intent.shuns(tp):
+            claim.told = True  # the user never hears of it
+            if unfit:
+                claim.park(unfit, parking.WHY, 0)
+            else:
+                claim.stop("unwanted", 0)  # a late copy won (T17)
             return
         if group.mode == AT_LEAST_ONCE:
             member.careful.begin(claim, partition, now)

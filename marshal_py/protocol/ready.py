@@ -36,6 +36,7 @@ class MemberOptions(Struct, frozen=True, kw_only=True):
     priority_group: str = ""
     policy: str = DEFAULT_POLICY
     handler_timeout_ms: int = 300_000
+    hand_over_timeout_ms: int = 30_000  # how long a successor waits for handlers (A3)
     fast_reclaim: bool = False
     deliver_late: bool = False
     on_topic_recreated: str = "fail"  # or "earliest"; where the group's config is silent (D10)
@@ -57,6 +58,7 @@ class Ready(Struct):
     cool: list[TopicPartition] = field(default_factory=list)  # stop fetching ahead: it will not become ours
     send: list[Record] = field(default_factory=list)  # to the group's log, in this order
     claimed: list[Claim] = field(default_factory=list)  # fetch from the claim's position, tell the user
+    revoking: list[Claim] = field(default_factory=list)  # tell the user that they are to go; `Claim.reason` says why
     warm: list[tuple[TopicPartition, int]] = field(default_factory=list)  # fetch ahead, do not deliver (A3)
     resolve: list[Wanted] = field(default_factory=list)  # look up, then call `start_resolved`
     mirror: dict[TopicPartition, int] = field(default_factory=dict)  # commit to Kafka, best effort (D7)

@@ -71,6 +71,14 @@ class Releases:
                 claim.release_sent_ms = now.mono_ms
                 member.out.send.append(release(member.session, group.partitions[claim.tp], claim))
 
+    def tell(self) -> None:
+        """What is to go, once: the user's handlers may end early, and ack what they have done."""
+        for claim in self.member.claims.values():
+            if claim.stage is not Stage.OPEN and not claim.told:
+                claim.told = True
+                self.member.out.revoking.append(claim)
+                self.member.advise("revoking", claim.tp, epoch=claim.epoch, text=claim.reason)
+
     def next_ms(self, now: Instant) -> int | None:
         """When a claim that drains must be looked at; None if none drains."""
         nearest: int | None = None

@@ -178,7 +178,7 @@ def _at_least_once(history: History) -> Iterator[Violation]:
 
 
 def _redelivery(history: History) -> Iterator[Violation]:
-    """S9, for each take-over in an at-least-once group; a hand-over repeats nothing."""
+    """S9, for each take-over in an at-least-once group; a hand-over repeats what was unfinished for too long alone."""
     by_epoch: dict[tuple[str, int], list[Delivery]] = {}
     for d in history.evidence.deliveries:
         by_epoch.setdefault((d.group, d.epoch), []).append(d)
@@ -192,7 +192,8 @@ def _redelivery(history: History) -> Iterator[Violation]:
             if old.mode != 1 or old.generation != new.generation:
                 continue
             if old.handed_over:
-                yield from _repeated(by_epoch.get((key[0], old.epoch), []), by_epoch.get((key[0], new.epoch), []), old)
+                begun = _in_time(history, by_epoch.get((key[0], old.epoch), []), old)
+                yield from _repeated(begun, by_epoch.get((key[0], new.epoch), []), old)
             if old.ended_by != "Evict":
                 continue
             for client, sent_ms in history.lives[key[0], old.session].heartbeats.items():
@@ -208,8 +209,15 @@ def _redelivery(history: History) -> Iterator[Violation]:
                         yield Violation("S9", d.begin_ms, new.epoch, f"{key} {d.offset}, finished in time, comes again")
 
 
+def _in_time(history: History, begun: list[Delivery], old: Tenure) -> list[Delivery]:
+    """Without what a handler still held when the time that a hand-over gives it was over (A3)."""
+    wait_ms = history.evidence.hand_over_intervals * history.lives[old.key[0], old.session].interval_ms
+    over_ms = old.let_go[1] - wait_ms + wait_ms * DRIFT_PPM // 1_000_000 + SLACK_MS
+    return [d for d in begun if 0 <= d.end_ms <= old.let_go[1] or d.gate_ms > over_ms]
+
+
 def _repeated(begun: list[Delivery], after: list[Delivery], old: Tenure) -> Iterator[Violation]:
-    """What whoever handed over had begun was finished by then (A3), so his heir gets none of it."""
+    """What whoever handed over had begun was finished by then (A3), so its successor gets none of it."""
     handled = {d.offset for d in begun if d.client == old.let_go[0] and not d.inherited}
     for d in after:
         if d.offset in handled and not d.inherited:

@@ -130,6 +130,9 @@ class Evidence:
     # By client: up to where it had read when it did something for the last time, because it was killed, ended with an
     # error or the run ended. -1 if it was stopped then: what it had read may have led to nothing.
     acted_to: dict[int, int] = field(default_factory=dict)
+    # When an owner stopped delivering a partition for the sake of another member: (ms, group, epoch).
+    handovers: list[tuple[int, str, int]] = field(default_factory=list)
+    hand_over_intervals: int = 2**31  # how many of its own intervals an owner that hands over waits for its handlers
     # By client: when it lost its place in the log and began anew (N11), and how much of the log it had read by then.
     restarts: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
 

@@ -1,6 +1,7 @@
-"""The judge of progress: V1 to V6 of invariants.md, after every fault has healed, and V7.
+"""The judge of progress: V1 to V6 of invariants.md, after every fault has healed, and V7 to V9.
 
 V7: in a pause that an admin begins, who reads lets go of everything within one of its intervals (PROTOCOL.md T12).
+V8: who hands over waits no longer for its handlers than it says (A3). V9: beyond the end a partition is parked (D6).
 
 Like auditor.py it knows the oracle only. It reads the facts that auditor.py found, by the shapes named in `Facts`.
 """
@@ -78,7 +79,7 @@ class Finding(NamedTuple):
 def judge_progress(demands: Demands, facts: Facts) -> list[Any]:
     """Every missed demand."""
     found: list[Any] = []
-    for check in (_owned, _departed, _backlog, _claims, _noticed, _spurious, _drained):
+    for check in (_owned, _departed, _backlog, _claims, _noticed, _spurious, _drained, _handed_over, _beyond):
         found += check(demands, facts)
     return found
 
@@ -203,6 +204,39 @@ def _drained(demands: Demands, facts: Facts) -> Iterator[Finding]:
                 if held.epoch < start < held.end and ended_ms > due_ms < over_ms:
                     yield Finding("V7", due_ms, start, f"{key} is still held {ended_ms - appended_ms[start]} ms after "
                                                        f"the pause began")  # fmt: skip
+
+
+def _handed_over(demands: Demands, facts: Facts) -> Iterator[Finding]:
+    """V8: the claim is over, or its owner delivers again, because the other one has gone."""
+    evidence, gone = facts.evidence, {(one.group, one.session): one.ms for one in demands.departures}
+    tenures = {(key[0], tenure.epoch): (key, tenure) for key, found in facts.by_key.items() for tenure in found}
+    for begun_ms, group, epoch in evidence.handovers:
+        if begun_ms < demands.healed_ms or group not in demands.topics or (group, epoch) not in tenures:
+            continue
+        key, held = tenures[group, epoch]
+        interval_ms = facts.lives[group, held.session].interval_ms
+        due_ms = begun_ms + (evidence.hand_over_intervals + 1) * interval_ms + 1_000 + SLACK_MS
+        ended_ms = evidence.appended_ms[held.end] if held.end < len(evidence.log) else demands.end_ms
+        again = any(d.epoch == epoch and d.group == group and d.begin_ms > begun_ms + SLACK_MS
+                    for d in evidence.deliveries)  # fmt: skip
+        if min(ended_ms, gone.get((group, held.session), ended_ms)) > due_ms and not again:
+            yield Finding("V8", due_ms, epoch, f"{key} is still held {ended_ms - begun_ms} ms after its owner began to "
+                                               f"hand it over")  # fmt: skip
+
+
+def _beyond(demands: Demands, facts: Facts) -> Iterator[Finding]:
+    """V9: who owns such a partition for an interval and a second lets go of it, and says so."""
+    evidence = facts.evidence
+    for key in _keys(demands, facts):
+        group = facts.oracle.groups.get(key[0])
+        part = group.partitions.get((key[1], key[2])) if group is not None else None
+        offsets = evidence.topics[key[1], key[2]]
+        held = _at(facts, key, demands.end_ms)
+        if part is None or held is None or part.position <= (offsets[-1] + 1 if offsets else 0):
+            continue
+        due_ms = max(held.ms, demands.healed_ms) + facts.lives[key[0], held.session].interval_ms + 1_000 + SLACK_MS
+        if due_ms < demands.end_ms and not any(one.session == held.session for one in demands.departures):
+            yield Finding("V9", due_ms, held.epoch, f"{key} stands at {part.position}, its end is lower")
 
 
 def _spurious(demands: Demands, facts: Facts) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from copy import deepcopy
 from typing import Any, NamedTuple, Protocol
 
 from marshal_py.errors import CoordinationError, MarshalError
+from marshal_py.protocol import parking
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, Run
 from marshal_py.protocol.holdings import Claim
 from marshal_py.protocol.holdings import Stage as ClaimStage
@@ -37,6 +38,7 @@ class ClientStage(Stage, Protocol):
     def start_of(self, place: TopicPartition, earliest: bool) -> int: ...
     def client_ended(self, client: Client, error: MarshalError | None) -> None: ...
     def advised(self, kind: str) -> None: ...
+    def handing_over(self, client: Client, epoch: int) -> None: ...
     def fenced(self, client: Client) -> None: ...
     def restarted(self, client: Client, read_to: int) -> None: ...
 
@@ -199,6 +201,9 @@ class Client(Process):
         assert member is not None
         for advisory in ready.advisories:
             stage.advised(advisory.kind)
+        for claim in ready.revoking:
+            if claim.reason == "hand-over":
+                stage.handing_over(self, claim.epoch)
         if ready.ended:
             self.dead = True
             stage.client_ended(self, member.error)
@@ -290,11 +295,21 @@ class Client(Process):
             return  # a claim that drains may fetch: the gate alone keeps messages from handlers
         stage = self.stage
         feed.fetching = True
-        if stage.broker.ends[feed.claim.tp] > feed.cursor:
+        if feed.cursor > stage.broker.ends[feed.claim.tp]:
+            stage.at(stage.weather.read_ms(stage.rng), self, self._refused, feed)
+        elif stage.broker.ends[feed.claim.tp] > feed.cursor:
             stage.at(stage.weather.read_ms(stage.rng), self, self._fetched, feed)
         else:
             stage.broker.wait(feed.claim.tp, lambda: stage.at(stage.weather.read_ms(stage.rng), self, self._fetched,
                                                               feed))  # fmt: skip
+
+    def _refused(self, feed: Feed) -> None:
+        """D6: the broker does not have the position."""
+        if self.member is not None:
+            end = self.stage.broker.ends[feed.claim.tp]
+            detail = parking.beyond_end(feed.cursor, end)
+            self.member.releases.park(feed.claim.epoch, parking.BEYOND_END, detail, self.now())
+            self.act(None)
 
     def _fetched(self, feed: Feed) -> None:
         stage, claim = self.stage, feed.claim

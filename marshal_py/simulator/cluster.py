@@ -38,6 +38,7 @@ from marshal_py.simulator.scenario import GroupPlan, Scenario
 
 EVENTS_MAX = 5_000_000  # a run that needs more has gone round in a circle
 HANDLER_TIMEOUT_INTERVALS = 5  # short enough that a run sees it happen
+HAND_OVER_INTERVALS = 2  # and of these two another one than the first
 METADATA_MS = 10_000  # METADATA_S of client/loop.py
 TRACE_BYTES_KEPT = 65_536
 LOST_RECORDS_MAX = 40  # by an unclean election: more than two checkpoints
@@ -160,6 +161,9 @@ class Cluster:
     def advised(self, kind: str) -> None:
         self.advisories[kind] = self.advisories.get(kind, 0) + 1
 
+    def handing_over(self, client: Client, epoch: int) -> None:
+        self.evidence.handovers.append((self.now_ms, client.group, epoch))
+
     def fenced(self, client: Client) -> None:
         self.evidence.fences.setdefault(client.number, []).append((self.now_ms, client.world.next_offset))
 
@@ -264,6 +268,7 @@ class Cluster:
             capacity=1 + int(rng.random() * 3) if odd else 1, rank=int(rng.random() * 3) if odd else 0,
             priority=int(rng.random() * 3) if odd else 0, deliver_late=scenario.deliver_late,
             handler_timeout_ms=HANDLER_TIMEOUT_INTERVALS * interval_ms,
+            hand_over_timeout_ms=HAND_OVER_INTERVALS * interval_ms,
         )  # fmt: skip
 
     def add_client(self, group: str, options: MemberOptions, clock: MachineClock | None = None) -> Client:
@@ -369,8 +374,8 @@ class Cluster:
                     if client.member is not None and client.group == plan.name}  # fmt: skip
         places = [place for place in self.broker.topics if place[0] in plan.topics]
         return group is not None and not group.paused and group.sessions.keys() <= sessions and all(
-            (known := group.partitions.get(TopicPartition(*place))) is not None and known.owner in sessions
-            for place in places
+            (known := group.partitions.get(TopicPartition(*place))) is not None
+            and (known.owner in sessions or known.parked) for place in places
         )  # fmt: skip
 
     def _close_early(self) -> list[Evidence]:
@@ -407,5 +412,6 @@ class Cluster:
             [process.number for process in self.processes if not process.dead and process.group in groups
              and (process.forked or process.topic_id not in (-1, self.broker.topic_id))], journal.corrupted, branched,
             journal.excused, log.began, log.inherited, journal.fences,
-            self.acted_to | {client.number: client.acted_to() for client in self.living()}, journal.restarts,
+            self.acted_to | {client.number: client.acted_to() for client in self.living()},
+            [one for one in journal.handovers if one[1] in groups], HAND_OVER_INTERVALS, journal.restarts,
         )  # fmt: skip

@@ -19,13 +19,14 @@ STRIKE_KINDS: Final = (
     "stop", "crash", "twin", "suspend", "wall_jump", "lag", "outage", "outage_writes", "outage_reads",
     "grow", "admin", "two_admins", "slow_handler", "leave", "arrive", "step_down", "poison", "stuck_handler",
     "broker_clock", "onlooker", "mode_change", "grow_logs", "false_reclaim",
-    "shrink", "recreate",
+    "shrink", "recreate", "beyond",
 )  # fmt: skip
 # Kinds that are a property of the whole run, or happen after the heal: `stuck_reader` and `slow_uplink` never end;
-# `divergence` falsifies one client's memory; `drain` is a pause by an admin while a handler hangs.
+# `divergence` falsifies one client's memory; `drain` is a pause by an admin while a handler hangs, `busy_join` is
+# somebody who joins while a handler hangs.
 RUN_KINDS: Final = (
     "clock_rate", "fast_reclaim", "logs", "genesis_race", "mixed_modes", "stuck_reader", "slow_uplink",
-    "snapshots", "divergence", "drain",
+    "snapshots", "divergence", "drain", "busy_join",
 )  # fmt: skip
 # Kinds after which a log, or one group in it, cannot be read on: one at most in a run, and no progress is asked of it.
 DAMAGE_KINDS: Final = ("gap", "compaction", "truncation", "envelope", "newer", "unclean")

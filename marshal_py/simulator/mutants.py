@@ -21,6 +21,7 @@ from marshal_py.protocol.lease import Lease, WaitClock
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.pulse import HEARTBEATS_PER_INTERVAL, Due, Pulse
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, ClaimState, Heartbeat, Leave, SetPosition
+from marshal_py.protocol.releases import Releases
 from marshal_py.protocol.world import Group
 from marshal_py.simulator import mutants_claims, mutants_clock, mutants_fold, mutants_log, mutants_oracle
 from marshal_py.simulator.run import simulate
@@ -208,6 +209,22 @@ def _a3() -> list[Patch]:
     return [(Claim, "drained", drained)]
 
 
+def _h1() -> list[Patch]:
+    stop = Claim.stop
+
+    def stop_without_end(self: Claim, reason: str, drain_until_ms: int | None, successor: int = NONE) -> None:
+        stop(self, reason, None if reason == "hand-over" else drain_until_ms, successor)
+
+    return [(Claim, "stop", stop_without_end)]
+
+
+def _d6() -> list[Patch]:
+    def park(self: Releases, epoch: int, reason: str, detail: str, now: Instant) -> None:
+        pass
+
+    return [(Releases, "park", park)]
+
+
 def _d3() -> list[Patch]:
     drop = Member.drop_grants
 
@@ -259,6 +276,8 @@ _MEMBER: Final = (
     Mutant("G3", "the wall clock in the fold", mutants_clock.g3, _bias("wall_jump", "arrive", "lag")),
     Mutant("A3", "hands over while handlers still run", _a3, _bias("arrive", "slow_handler", mode=AT_LEAST_ONCE)),
     Mutant("D3", "what was granted outlives the fence", _d3, _bias("lag", "delay", "suspend", mode=AT_MOST_ONCE)),
+    Mutant("D6", "who owns what lies beyond the end keeps it", _d6, _bias("beyond")),
+    Mutant("H1", "a hand-over waits for its handlers without end", _h1, _bias("busy_join", clients=1)),
     Mutant("D8", "the gate does not look at the lease", _d8, _bias("stop", "lag", "suspend")),
     Mutant("R1", "gives back from the lowest message that was not handed over", mutants_claims.r1,
            _bias("lag", "delay", "arrive", "leave", mode=AT_MOST_ONCE)),

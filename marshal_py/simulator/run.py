@@ -21,7 +21,8 @@ from marshal_py.simulator.strikes import Striker
 
 SETTLE_INTERVALS: Final = 8  # after the heal: the longest silence of a client that revives (4), an eviction, a pause
 # After such a departure. A slow client comes last: named as an heir it would keep others waiting.
-STEP_INTERVALS: Final = {"drain": 6, "killed": 4, "divergence": 9, "stuck_reader": 5, "left": 4, "slow_uplink": 9}
+STEP_INTERVALS: Final = {"busy_join": 12, "drain": 6, "killed": 4, "divergence": 9, "stuck_reader": 5, "left": 4,
+                         "slow_uplink": 9}  # fmt: skip
 PAUSE_INTERVALS: Final = 3  # of a drain
 UPLINK_INTERVALS: Final = 1.5  # of a slow uplink: each sign of life is read back too late to deliver by it (T9)
 # How long who is as good as dead may still show signs of life: of a reader that is stuck the heartbeats of one interval
@@ -33,7 +34,7 @@ SIGNS_INTERVALS: Final = {"killed": 0.0, "left": 0.0, "divergence": 6.0, "stuck_
 LOOKS_PER_INTERVAL: Final = 4  # how often a run looks whether it may go on earlier than that
 V6_KINDS: Final = frozenset({
     "outage", "outage_writes", "clock_rate", "broker_clock", "onlooker", "logs", "genesis_race", "grow_logs",
-    "stuck_reader", "slow_uplink", "divergence", "drain",
+    "stuck_reader", "slow_uplink", "divergence", "drain", "busy_join", "beyond",
 })  # fmt: skip
 
 
@@ -117,7 +118,11 @@ def _run(cluster: Cluster, striker: Striker) -> Demands | None:
     pauses: list[tuple[str, int]] = []
     for how, intervals in STEP_INTERVALS.items():
         if how in ("killed", "left") or how in scenario.kinds:
-            if how == "drain":
+            if how == "busy_join":
+                striker.hang_one()  # A3: no handler keeps who joins waiting beyond its time
+                cluster.run_until(cluster.now_ms + interval_ms)
+                striker.join_all()
+            elif how == "drain":
                 striker.hang_one()  # T12: no handler holds a pause open
                 cluster.run_until(cluster.now_ms + interval_ms)
                 pauses = [(group.name, cluster.now_ms) for group in scenario.groups]
@@ -126,7 +131,7 @@ def _run(cluster: Cluster, striker: Striker) -> Demands | None:
                 departures += _depart(cluster, how)
             cluster.producing = cluster.producing and how != "left"  # from then on the backlog must fall (V3)
             enough = cluster.settled if cluster.producing else cluster.finished
-            if how in ("drain", "divergence"):
+            if how in ("busy_join", "drain", "divergence"):
                 enough = _never  # what is waited for is not seen in who owns what
             _go_on(cluster, intervals * interval_ms + 2_000, enough)
     for process in cluster.processes:

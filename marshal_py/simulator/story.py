@@ -21,7 +21,8 @@ PROMISES: Final = {
     "S6": "in at-most-once mode a message is delivered inside one grant, none of before a fence; losses are noted",
     "S7": "in at-least-once mode no message is lost",
     "S8": "a position never passes a message whose handler has not ended",
-    "S9": "what a take-over delivers again is bounded by what the owner told last; a hand-over repeats nothing",
+    "S9": "what a take-over delivers again is bounded by what the owner told last; a hand-over repeats only what "
+    "handlers held beyond their time",
     "S10": "a position falls only where somebody sets it",
     "S11": "in a pause nothing is claimed and nothing is delivered",
     "S12": "an admin's tool says truly whether positions moved",
@@ -35,6 +36,8 @@ PROMISES: Final = {
     "V5": "a divergence is noticed",
     "V6": "an outage costs nobody its claims",
     "V7": "in a pause that an admin begins, who reads lets go of everything within an interval and a second",
+    "V8": "a partition that is handed over goes when its handlers' time is over, and an interval and a second",
+    "V9": "a partition whose position lies beyond its end is parked",
     "crash": "the protocol code raises nothing that it does not name",
 }
 

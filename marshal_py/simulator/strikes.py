@@ -28,7 +28,8 @@ from marshal_py.simulator.scenario import GroupPlan
 
 STRIKE_GAP_INTERVALS: Final = 3  # at most, between two strikes
 QUIET_INTERVALS: Final = 11  # before the healing no pause begins and no handler hangs: these outlast a heal
-LONG_KINDS: Final = frozenset({"admin", "two_admins", "stuck_handler", "mode_change", "onlooker", "shrink", "recreate"})
+LONG_KINDS: Final = frozenset({"admin", "two_admins", "stuck_handler", "mode_change", "onlooker", "shrink", "recreate",
+                               "beyond"})  # fmt: skip
 PATIENCE_INTERVALS: Final = 12  # of people's tools: short enough that most of them are done when all heals
 WALL_JUMP_MS: Final = 3_600_000
 NEVER: Final = 1_000_000
@@ -58,7 +59,7 @@ class Striker:
             "arrive": self._arrive, "step_down": self._step_down, "poison": self._poison,
             "stuck_handler": self.hang_one, "broker_clock": self._broker_clock, "onlooker": self._onlooker,
             "false_reclaim": self._false_reclaim, "mode_change": self._mode_change,
-            "shrink": self._shrink, "recreate": self._recreate,
+            "shrink": self._shrink, "recreate": self._recreate, "beyond": self._beyond,
             "grow_logs": lambda: self.cluster.broker.add_logs(1),
         }  # fmt: skip
 
@@ -280,6 +281,21 @@ class Striker:
         if moves:
             self._desk(group, lambda scene: PositionPlan(scene, moves, duration_ms=duration_ms,
                                                          patience_ms=patience_ms), moves)  # fmt: skip
+
+    def join_all(self) -> None:
+        """After the heal: somebody joins each group."""
+        for group in self.cluster.scenario.groups:
+            self._join(group)
+
+    def _beyond(self) -> None:
+        """Somebody sets a position that the partition does not have; the tool, which would refuse it, is not asked."""
+        cluster, rng, group = self.cluster, self.rng, self._group()
+        places = [place for place in cluster.broker.topics if place[0] in group.topics]
+        place = TopicPartition(*places[int(rng.random() * len(places))])
+        moves = {place: cluster.broker.ends[place] + 50 + int(rng.random() * 50)}
+        duration_ms, patience_ms = self._pause_ms(), PATIENCE_INTERVALS * self.interval_ms
+        self._desk(group, lambda scene: PositionPlan(scene, moves, duration_ms=duration_ms, patience_ms=patience_ms),
+                   moves)  # fmt: skip
 
     def _two_admins(self) -> None:
         self._admin()

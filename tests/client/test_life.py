@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from marshal_py import ClaimInfo
+from marshal_py import ClaimInfo, TopicPartition
 from marshal_py.errors import ConsumerClosed, DuplicateClientId
 from marshal_py.protocol.records import ClaimingPartition, Evict, Join, Leave, ReleasingPartition, StepDown
 from tests.support.fronts import (
@@ -219,6 +219,57 @@ def test_callbacks_tell_what_came_and_why_it_went(ground: Ground) -> None:
             until(lambda: [reason for kind, _, reason in told if kind == "lost"] == ["hand-over"], "the hand-over")
             one.stop()
             until(lambda: told[-1][2] == "stopped", "the stop")
+
+
+def test_a_busy_batch_is_told_that_its_partition_is_to_go(ground: Ground) -> None:
+    """The joiner does not wait for `handler_timeout_s`: the handler acks what it has done, and the partition goes."""
+    topic, group = ground.topic(2), ground.group()
+    for partition in (0, 1):
+        ground.fill(topic, partition, 10)
+    told: list[ClaimInfo] = []
+    with (
+        ground.connect("a") as marshal,
+        ground.connect("b") as other,
+        joined(marshal, group, [topic], on_revoking=told.append) as one,
+    ):
+        until(owns(one, 0, 1), "both are its own")
+        batch = collect(one, 20, ack=False)
+        assert not any(message.revoking for message in batch)
+        assert {claim.revoking for claim in one.claims().values()} == {""}
+        with joined(other, group, [topic]) as two:
+            (going,) = until(lambda: list(told), "it is told")
+            assert (going.revoking, going.drain_s > 0) == ("hand-over", True)
+            assert one.claims()[TopicPartition(topic, going.partition)].revoking == "hand-over"
+            events = [event for event in one.events() if event.kind == "revoking"]
+            assert [(event.partition, event.text) for event in events] == [(going.partition, "hand-over")]
+            assert not two.claims()
+            for message in batch:
+                assert message.revoking == (message.partition == going.partition)
+                assert message.ack()
+            until(owns(two, going.partition), "it goes as soon as its handlers are done")
+            assert positions(two) == {going.partition: 10}
+            assert len(told) == 1
+
+
+def test_a_handler_that_hears_nothing_loses_its_partition_when_its_time_is_over(ground: Ground) -> None:
+    """A3: what it holds comes again, what it has acked does not."""
+    topic, group = ground.topic(2), ground.group()
+    for partition in (0, 1):
+        ground.fill(topic, partition, 4)
+    with (
+        ground.connect("a") as marshal,
+        ground.connect("b") as other,
+        joined(marshal, group, [topic], hand_over_timeout_s=0.5) as one,
+    ):
+        until(owns(one, 0, 1), "both are its own")
+        batch = collect(one, 8, ack=False)
+        assert all([message.ack() for message in batch if message.offset in (0, 2)])
+        with joined(other, group, [topic]) as two:
+            until(lambda: len(two.claims()) == 1, "it comes although the handler hangs")
+            (moved,) = two.claims()
+            assert places(collect(two, 2)) == [(moved.partition, 1), (moved.partition, 3)]
+            late = [message for message in batch if (message.partition, message.offset) == (moved.partition, 1)]
+            assert [message.ack() for message in late] == [False]
 
 
 def test_a_callback_that_raises_harms_nobody(ground: Ground) -> None:

@@ -53,7 +53,7 @@ def test_a_hand_over_redelivers_nothing() -> None:
     assert not b.sends(ClaimingPartition), "and claims nothing that is owned"
     stage.run(I)
     assert moving.stage is ClaimStage.DRAINING
-    assert stage.owners() == {0: "a", 1: "a"}, "its handler is still at work, and the pause has no deadline"
+    assert stage.owners() == {0: "a", 1: "a"}, "its handler is still at work, and has time"
     assert not a.may(moving), "what was not handed over stays for the heir"
     run.finish_range(2, 4)
     a.due_ms = stage.now_ms

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from marshal_py.protocol.holdings import Claim
+from marshal_py.protocol.holdings import Stage as ClaimStage
 from marshal_py.protocol.parking import BEYOND_END, TRUNCATED
-from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, ClaimingPartition, ReleasingPartition
-from tests.support.stage import INTERVAL_MS, READ_MS, WRITE_MS, Client, Stage
+from marshal_py.protocol.records import (
+    AT_LEAST_ONCE,
+    AT_MOST_ONCE,
+    ClaimingPartition,
+    Leave,
+    ReleaseGroup,
+    ReleasingPartition,
+)
+from tests.support.stage import INTERVAL_MS, READ_MS, WRITE_MS, Client, Stage, granted
 
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
 TRIP = WRITE_MS + READ_MS
@@ -76,3 +85,95 @@ def test_a_claim_that_is_being_handed_over_is_parked_all_the_same() -> None:
     assert not a.may(claim)
     stage.run(I)
     assert parked(stage) == {0: BEYOND_END}
+
+
+# --- hand-overs have a bound
+
+
+BOUND = 3 * I
+
+
+def handing_over(mode: int = AT_LEAST_ONCE) -> tuple[Stage, Client, Client, Claim]:
+    """An owner of two whose handler holds a message of the partition that is to go; up to the moment when it stops."""
+    stage = Stage(partitions=2, mode=mode)
+    (a,) = stage.team("a", hand_over_timeout_ms=BOUND)
+    claim = a.claim(1)
+    if mode == AT_LEAST_ONCE:
+        a.deliver(claim, 0, 1, 2).finish(1)
+    else:
+        granted(stage, a, claim, (0, 10))
+        assert a.take(claim) == 0
+    b = stage.add("b")
+    stage.run_until(lambda: claim.stage is ClaimStage.DRAINING)
+    return stage, a, b, claim
+
+
+def test_a_busy_owner_keeps_its_successor_waiting_for_so_long_and_no_longer() -> None:
+    """A3, D1: what its handler holds comes again there, what it has finished does not; its late ack counts nothing."""
+    stage, a, b, claim = handing_over()
+    run = claim.tracker.runs[0]  # type: ignore[union-attr]
+    since_ms = stage.now_ms
+    stage.run(BOUND - 2)
+    assert stage.owners() == {0: "a", 1: "a"}
+    stage.run(3 * TRIP)
+    assert stage.owners() == {0: "a", 1: "b"}
+    assert stage.now_ms - since_ms < BOUND + 3 * TRIP
+    (release,) = [r for _, r in a.sends(ReleasingPartition)]
+    assert (release.position, release.successor, release.reason, release.in_flight) == (0, b.session, "hand-over", 2)
+    assert b.claim(1).position() == 0
+    offsets, _ = b.claim(1).tracker.admit([0, 1, 2])  # type: ignore[union-attr]
+    assert list(offsets) == [0, 2]
+    assert a.member.ack_is_late(claim)
+    run.finish(0)
+    stage.run(I)
+    assert stage.partition(1).position == 0
+    assert a.may(a.claim(0)), "the rest is delivered all the while"
+
+
+def test_a_busy_owner_hands_over_at_most_once() -> None:
+    """A3, F6.3: what it has handed over is past, the rest of its grant is given back."""
+    stage, _, b, claim = handing_over(AT_MOST_ONCE)
+    stage.run(BOUND + 3 * TRIP)
+    assert stage.owners() == {0: "a", 1: "b"}
+    assert b.claim(1).position() == 1
+    assert claim.stage is ClaimStage.GONE
+
+
+@pytest.mark.parametrize("why", ["hand-over", "paused", "stopped", "handler stuck"])
+def test_the_user_is_told_once_that_a_claim_is_to_go(why: str) -> None:
+    """A3: by an event before anything is released, with the reason."""
+    stage = Stage(partitions=1)
+    (a,) = stage.team("a", handler_timeout_ms=4 * I)
+    a.deliver(a.claim(0), 0)
+    match why:
+        case "hand-over":
+            a.claim(0).stop(why, stage.now_ms + I, a.session)
+        case "paused":
+            stage.must(ReleaseGroup(-1, -1, 60_000))
+        case "stopped":
+            a.member.leave(a.now, why, 4 * I)
+        case _:
+            stage.run(4 * I)
+    a.member.stir()
+    a.due_ms = stage.now_ms
+    stage.run(TRIP)
+    assert [advisory.text for _, advisory in a.told("revoking")] == [why]
+    at_ms = a.told("revoking")[0][0]
+    assert all(sent_ms >= at_ms for sent_ms, _ in (*a.sends(ReleasingPartition), *a.sends(Leave)))
+    stage.run(2 * I)
+    assert len(a.told("revoking")) == 1
+
+
+def test_a_hand_over_that_is_called_off_may_be_told_again() -> None:
+    """A3: the successor has gone before the Release; the claim delivers again, and is to go a second time."""
+    stage, a, b, claim = handing_over()
+    stage.kill(b)
+    stage.run(BOUND - I)
+    assert len(a.told("revoking")) == 1
+    stage.run_until(lambda: claim.stage is not ClaimStage.DRAINING)
+    if claim.stage is ClaimStage.OPEN:
+        assert a.may(claim)
+        a.member.leave(a.now, "bye", 0)
+        a.due_ms = stage.now_ms
+        stage.run(TRIP)
+        assert len(a.told("revoking")) == 3, "both claims, once each"

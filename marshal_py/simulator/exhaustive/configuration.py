@@ -15,13 +15,13 @@ from marshal_py.simulator.exhaustive.actors import INTERVAL_MS, TOPIC
 if TYPE_CHECKING:
     from marshal_py.simulator.exhaustive.prologue import Prologue
 
-HANDLER_TIMEOUT_MS: Final = 1_000 * INTERVAL_MS  # D4 takes no part: it needs longer than a small world lasts
+HANDLER_TIMEOUT_MS: Final = 1_000 * INTERVAL_MS  # D4 and the bound of A3 take no part: a small world is over before
 
 
 def consumer(name: str, mode: int = AT_LEAST_ONCE, **changed: object) -> MemberOptions:
     """A consumer's settings, the defaults but for the interval."""
     options = MemberOptions(client_id=name, mode=mode, topics=(TOPIC,), interval_ms=INTERVAL_MS,
-                            handler_timeout_ms=HANDLER_TIMEOUT_MS)  # fmt: skip
+                            handler_timeout_ms=HANDLER_TIMEOUT_MS, hand_over_timeout_ms=HANDLER_TIMEOUT_MS)  # fmt: skip
     return replace(options, **changed) if changed else options
 
 
