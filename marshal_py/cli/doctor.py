@@ -26,7 +26,7 @@ from marshal_py.protocol.world import Group
 from marshal_py.transport.kafka import KafkaDoor
 from marshal_py.transport.kafka_admin import KafkaAdmin
 from marshal_py.transport.ports import CAPABILITIES, TopicInfo
-from marshal_py.transport.soundness import FOREVER, SAFE_BROKERS
+from marshal_py.transport.soundness import COORDINATION_PARTITIONS, FOREVER, SAFE_BROKERS, growth
 from marshal_py.transport.trouble import UNNAMED, principal_of
 
 EXAMPLE: Final = frame.example("marshal doctor --bootstrap-servers localhost:9092")
@@ -111,7 +111,7 @@ class Visit:
                             "the first consumer creates it, or is told how")  # fmt: skip
                 yield from self._unused([])
                 return
-            yield Check("coordination topic", "ok", f"{self.topic} has {count} partitions")
+            yield _partitions(door, admin, self.topic, count)
             try:
                 yield from _settings(admin, self.topic, brokers)
             except AccessDenied as error:
@@ -226,6 +226,19 @@ def _brokers(door: KafkaDoor, brokers: dict[int, str]) -> Iterator[Check]:
         yield Check("brokers", "warn", names, f"{SAFE_BROKERS} or more survive the loss of one; fewer do not")
     else:
         yield Check("brokers", "ok", names)
+
+
+def _partitions(door: KafkaDoor, admin: KafkaAdmin, topic: str, count: int) -> Check:
+    """How many logs the groups share; the number is for good once the first client has connected (L3)."""
+    says = f"{topic} has {count} partition{'s' if count != 1 else ''}"
+    wanted = admin.can_grow(topic, COORDINATION_PARTITIONS)
+    if wanted:
+        return Check("coordination topic", "warn", f"{says}, and nothing in it yet; {wanted} are usual",
+                     growth(topic, wanted, str(door.given["bootstrap.servers"])))  # fmt: skip
+    if count == 1:
+        return Check("coordination topic", "warn", f"{says}: every group shares one log",
+                     "well for a few groups; more partitions are a fresh coordination topic")  # fmt: skip
+    return Check("coordination topic", "ok", says)
 
 
 def _settings(admin: KafkaAdmin, topic: str, brokers: int) -> Iterator[Check]:

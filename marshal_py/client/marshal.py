@@ -18,7 +18,6 @@ from marshal_py.client.ending import LEAVE_TIMEOUT_S
 from marshal_py.client.loop import Loop
 from marshal_py.client.metrics import Metrics, consumers_of
 from marshal_py.client.options import (
-    COORDINATION_PARTITIONS,
     COORDINATION_TOPIC,
     ConsumerOptions,
     check_policy,
@@ -37,6 +36,7 @@ from marshal_py.transport.kafka import KafkaDoor
 from marshal_py.transport.memory import MemoryDoor
 from marshal_py.transport.ports import TopicInfo
 from marshal_py.transport.settings import default_client_id
+from marshal_py.transport.soundness import COORDINATION_PARTITIONS
 
 VERSION: Final = "marshal_py 0.1.0"
 CONNECT_TIMEOUT_S: Final = 30.0

@@ -33,7 +33,6 @@ PREFETCH_MESSAGES: Final = 1_000  # taken from librdkafka at once: amortises the
 GRANT_MESSAGES: Final = 4_000  # at most this many of a partition are granted at once in at-most-once mode, however fast
 TOPICS_MAX: Final = 1_000  # of one consumer (PROTOCOL.md 4.2)
 COORDINATION_TOPIC: Final = "__marshal"
-COORDINATION_PARTITIONS: Final = 16
 
 # Callbacks run on a thread of their own, in order (callbacks.py): a slow one delays the next ones and nothing else.
 OnClaim = Callable[[ClaimInfo], None]

@@ -35,7 +35,7 @@ from pyspark.sql.streaming.datasource import (
 
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S, connect
 from marshal_py.client.microbatches import FIRST, MicroBatches, key_of
-from marshal_py.client.options import COORDINATION_PARTITIONS, COORDINATION_TOPIC, ConsumerOptions, check_topics
+from marshal_py.client.options import COORDINATION_TOPIC, ConsumerOptions, check_topics
 from marshal_py.client.ranges import ClaimedRange
 from marshal_py.errors import BatchOverdue, ClusterUnreachable, InvalidOption
 from marshal_py.protocol.identity import TopicPartition, check_id
@@ -49,6 +49,7 @@ from marshal_py.spark.ranges import (
     pieces_of,
     read_range,
 )
+from marshal_py.transport.soundness import COORDINATION_PARTITIONS
 
 if TYPE_CHECKING:
     import pyarrow as pa

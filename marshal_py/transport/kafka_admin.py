@@ -43,7 +43,7 @@ from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport import embedded, settings
 from marshal_py.transport.connecting import metadata
 from marshal_py.transport.ports import CAPABILITIES, Bounds, TopicInfo
-from marshal_py.transport.soundness import FOREVER, SAFE_BROKERS, SAFE_ISR, wrong_settings
+from marshal_py.transport.soundness import COORDINATION_PARTITIONS, SAFE_BROKERS, new_settings, wrong_settings
 from marshal_py.transport.trouble import Trouble, principal_of
 
 T = TypeVar("T")
@@ -196,7 +196,7 @@ class KafkaAdmin:
             self._create(topic, partitions)
             found = self._shown(topic, lambda: self.partition_count(topic))
         if "describe_config" in self.capabilities:
-            self._check(topic)
+            self._check(topic, partitions)
         return found
 
     def _shown(self, topic: str, question: Callable[[], T | None]) -> T:
@@ -214,13 +214,10 @@ class KafkaAdmin:
                 raise failed
             time.sleep(CREATED_POLL_S)
 
-    def _command(self, topic: str, replicas: int) -> str:
-        extra = f" --config min.insync.replicas={SAFE_ISR}" if replicas >= SAFE_BROKERS else ""
-        return (
-            f"kafka-topics.sh --bootstrap-server {self._servers} --create --topic {topic} --partitions 16 "
-            f"--replication-factor {replicas} --config cleanup.policy=delete --config retention.ms=-1 "
-            f"--config retention.bytes=-1{extra} --config unclean.leader.election.enable=false"
-        )
+    def _command(self, topic: str, replicas: int, partitions: int) -> str:
+        config = " ".join(f"--config {key}={value}" for key, value in new_settings(replicas).items())
+        return (f"kafka-topics.sh --bootstrap-server {self._servers} --create --topic {topic} "
+                f"--partitions {partitions} --replication-factor {replicas} {config}")  # fmt: skip
 
     def _create(self, topic: str, partitions: int) -> None:
         brokers = len(self._metadata(None).brokers)
@@ -228,28 +225,39 @@ class KafkaAdmin:
         if "create_topic" not in self.capabilities:
             raise CoordinationTopicMissing(topic, "the embedded broker creates topics only through its Broker object",
                                            f"broker.create_topic({topic!r}, {partitions})")  # fmt: skip
-        config = {**FOREVER, "unclean.leader.election.enable": "false"}
-        if replicas >= SAFE_BROKERS:
-            config["min.insync.replicas"] = str(SAFE_ISR)
-        request = NewTopic(topic, num_partitions=partitions, replication_factor=replicas, config=config)
+        request = NewTopic(topic, num_partitions=partitions, replication_factor=replicas, config=new_settings(replicas))
         try:
             self._client.create_topics([request], operation_timeout=self._timeout_s)[topic].result(CREATED_TIMEOUT_S)
         except (KafkaException, TimeoutError) as error:
             if _code(error) == KafkaError.TOPIC_ALREADY_EXISTS:
                 return  # another client was faster
             if _code(error) in _DENIED:
-                raise CoordinationTopicMissing(topic, _text(error), self._command(topic, replicas)) from error
+                command = self._command(topic, replicas, partitions)
+                raise CoordinationTopicMissing(topic, _text(error), command) from error
             raise ClusterUnreachable(self._servers, f"creation of {topic}", self._client.reason(error)) from error
 
-    def _check(self, topic: str) -> None:
-        for error in self.wrong_settings(topic):
+    def _check(self, topic: str, partitions: int) -> None:
+        for error in self.wrong_settings(topic, partitions):
             raise error
 
-    def wrong_settings(self, topic: str) -> list[WrongTopicSetting]:
+    def wrong_settings(self, topic: str, partitions: int = COORDINATION_PARTITIONS) -> list[WrongTopicSetting]:
         """L1: every setting of the coordination topic that could lose history, by name."""
         found = self._shown(topic, lambda: self.settings(topic))
         replicas = self._shown(topic, lambda: self._replicas(topic))
-        return list(wrong_settings(topic, found, len(self.brokers()), replicas, self._servers))
+        brokers = len(self.brokers())
+        if not [*wrong_settings(topic, found, brokers, replicas, self._servers)]:
+            return []
+        return [*wrong_settings(topic, found, brokers, replicas, self._servers, self.can_grow(topic, partitions))]
+
+    def can_grow(self, topic: str, partitions: int) -> int:
+        """`partitions` if the coordination topic has fewer and nothing in it yet; otherwise, or if that is not to be
+        known, 0: once a Genesis has counted its partitions, others are of no use (L3).
+        """
+        with contextlib.suppress(ClusterError):
+            if (self.partition_count(topic) or partitions) < partitions:
+                root = TopicPartition(topic, 0)
+                return 0 if self.bounds([root])[root].end else partitions
+        return 0
 
     def _replicas(self, topic: str) -> int | None:
         """Of the partition that has the fewest."""

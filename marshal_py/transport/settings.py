@@ -32,6 +32,10 @@ _CONNECTION: Final[Mapping[str, Any]] = {
     "log_level": 2,  # 3 would print every attempt to reconnect
 }
 
+# For every client of ours, whatever the caller's settings say. Who asks for a topic must not make it, and a producer
+# beside one that was deleted neither: the brokers' defaults are not what it needs (L1).
+_NEVER: Final[Mapping[str, Any]] = {"allow.auto.create.topics": False}
+
 _LOG_READER: Final[Mapping[str, Any]] = {
     "group.id": "marshal-log-reader",  # librdkafka wants one; nothing is ever committed under it
     "enable.auto.commit": False,
@@ -98,25 +102,25 @@ def made(client: Callable[[dict[str, Any]], T], configuration: Mapping[str, Any]
 
 
 def log_reader(given: Settings, client_id: str, fetch_wait_ms: int) -> Settings:
-    return {**_CONNECTION, "client.id": client_id, "fetch.wait.max.ms": fetch_wait_ms, **given, **_LOG_READER}
+    return {**_CONNECTION, "client.id": client_id, "fetch.wait.max.ms": fetch_wait_ms, **given, **_LOG_READER, **_NEVER}
 
 
 def log_writer(given: Settings, client_id: str) -> Settings:
     keep = {k: v for k, v in given.items() if not k.startswith(("fetch.", "queued."))}
-    return {**_CONNECTION, "client.id": client_id, **keep, **_LOG_WRITER}
+    return {**_CONNECTION, "client.id": client_id, **keep, **_LOG_WRITER, **_NEVER}
 
 
 def data_reader(given: Settings, client_id: str, group: str, fetch_wait_ms: int | None) -> Settings:
     wait = {} if fetch_wait_ms is None else {"fetch.wait.max.ms": fetch_wait_ms}
     return {**_CONNECTION, **_DATA, **wait, "client.id": client_id, **given, "group.id": group,
-            "enable.auto.commit": False, "auto.offset.reset": "error"}  # fmt: skip
+            "enable.auto.commit": False, "auto.offset.reset": "error", **_NEVER}  # fmt: skip
 
 
 def admin(given: Settings, client_id: str) -> Settings:
     # Nobody polls a client for questions, so statistics would pile up in it.
     other = ("fetch.", "queued.", "isolation.", "check.", "stat")
     keep = {k: v for k, v in given.items() if not k.startswith(other)}
-    return {**_CONNECTION, "client.id": client_id, **keep}
+    return {**_CONNECTION, "client.id": client_id, **keep, **_NEVER}
 
 
 def default_client_id() -> str:

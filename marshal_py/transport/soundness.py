@@ -9,22 +9,33 @@ from marshal_py.errors import WrongTopicSetting
 
 SAFE_BROKERS: Final = 3  # L1: from three brokers on, the coordination topic is replicated
 SAFE_ISR: Final = 2
+COORDINATION_PARTITIONS: Final = 16  # each is a log of its own, so that the groups share the work of folding
 FOREVER: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+SAFE_SETTINGS: Final = {"min.insync.replicas": str(SAFE_ISR), "unclean.leader.election.enable": "false"}
 
 
-def check_sound(topic: str, found: Mapping[str, str], brokers: int, replicas: int, servers: str) -> None:
-    """Raises WrongTopicSetting for the first setting that could lose history, with the command that mends it."""
-    for error in wrong_settings(topic, found, brokers, replicas, servers):
+def check_sound(topic: str, found: Mapping[str, str], brokers: int, replicas: int, servers: str,
+                grow_to: int = 0) -> None:  # fmt: skip
+    """Raises WrongTopicSetting for the first setting that could lose history, with the command that mends them all."""
+    for error in wrong_settings(topic, found, brokers, replicas, servers, grow_to):
         raise error
 
 
-def wrong_settings(topic: str, found: Mapping[str, str], brokers: int, replicas: int,
-                   servers: str) -> Iterator[WrongTopicSetting]:  # fmt: skip
-    """Every setting that could lose history."""
-    alter = f"kafka-configs.sh --bootstrap-server {servers} --alter --topic {topic}"
+def wrong_settings(topic: str, found: Mapping[str, str], brokers: int, replicas: int, servers: str,
+                   grow_to: int = 0) -> Iterator[WrongTopicSetting]:  # fmt: skip
+    """Every setting that could lose history, each with the one command that mends all of them.
+
+    `grow_to`: as many partitions shall it have, if nothing was written to it yet and it has fewer. A broker that made
+    it because somebody asked for it gave it one.
+    """
+    right = FOREVER | (SAFE_SETTINGS if brokers >= SAFE_BROKERS else {})
+    pairs = ",".join(f"{key}={value}" for key, value in right.items())
+    mend = f"kafka-configs.sh --bootstrap-server {servers} --alter --topic {topic} --add-config {pairs}"
+    if grow_to:
+        mend += f" && {growth(topic, grow_to, servers)}"
     for key, wanted in FOREVER.items():
         if key in found and found[key] != wanted:
-            yield WrongTopicSetting(topic, key, found[key], wanted, f"{alter} --add-config {key}={wanted}")
+            yield WrongTopicSetting(topic, key, found[key], wanted, mend)
     if brokers < SAFE_BROKERS:
         return
     if replicas < SAFE_BROKERS:
@@ -32,8 +43,16 @@ def wrong_settings(topic: str, found: Mapping[str, str], brokers: int, replicas:
                                 f"kafka-reassign-partitions.sh --bootstrap-server {servers}, or delete the topic and "
                                 f"let it be created again")  # fmt: skip
     if int(found.get("min.insync.replicas", SAFE_ISR)) < SAFE_ISR:
-        yield WrongTopicSetting(topic, "min.insync.replicas", found["min.insync.replicas"], str(SAFE_ISR),
-                                f"{alter} --add-config min.insync.replicas={SAFE_ISR}")  # fmt: skip
+        yield WrongTopicSetting(topic, "min.insync.replicas", found["min.insync.replicas"], str(SAFE_ISR), mend)
     if found.get("unclean.leader.election.enable", "false") != "false":
-        yield WrongTopicSetting(topic, "unclean.leader.election.enable", "true", "false",
-                                f"{alter} --add-config unclean.leader.election.enable=false")  # fmt: skip
+        yield WrongTopicSetting(topic, "unclean.leader.election.enable", "true", "false", mend)
+
+
+def new_settings(replicas: int) -> dict[str, str]:
+    """Those of a coordination topic that is made now."""
+    return FOREVER | (SAFE_SETTINGS if replicas >= SAFE_BROKERS else {"unclean.leader.election.enable": "false"})
+
+
+def growth(topic: str, partitions: int, servers: str) -> str:
+    """The command that adds partitions. Of no use once a Genesis has counted them (L3)."""
+    return f"kafka-topics.sh --bootstrap-server {servers} --alter --topic {topic} --partitions {partitions}"

@@ -6,6 +6,7 @@ One guarded broker for all. Every test has users of its own, so that no right of
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import uuid
@@ -15,8 +16,8 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 from typer.testing import CliRunner, Result
 
 import marshal_py
@@ -24,7 +25,15 @@ from marshal_py.admin import rights
 from marshal_py.admin.group import Group
 from marshal_py.cli import app
 from marshal_py.client import upkeep
-from marshal_py.errors import AccessDenied, AuthenticationFailed, CoordinationTopicMissing, MarshalError, TlsMismatch
+from marshal_py.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    CoordinationTopicMissing,
+    MarshalError,
+    TlsMismatch,
+    TopicMissing,
+    WrongTopicSetting,
+)
 from marshal_py.protocol import codec, keeper
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import Note
@@ -117,6 +126,59 @@ def orders(guarded: GuardedCluster, root: AdminClient) -> str:
 @pytest.fixture
 def group() -> str:
     return f"g-{uuid.uuid4().hex[:8]}"
+
+
+# --- on a broker that makes every topic that somebody asks for, as Kafka's defaults have it
+
+
+def test_asking_makes_no_topic(guarded: GuardedCluster, root: AdminClient, group: str) -> None:
+    """Neither our questions nor a producer beside a coordination topic that was deleted: what brokers make by
+    themselves keeps a week, in one partition.
+    """
+    given = {"bootstrap.servers": guarded.bootstrap, **QUIET}
+    log = f"log-{group}"
+    with marshal_py.connect(given, coordination_topic=log, coordination_partitions=3) as marshal:
+        with pytest.raises(TopicMissing):
+            marshal.consumer(group, [f"missing-{group}"])
+        admin = marshal.door.admin()
+        assert (admin.partition_count(log), admin.settings(log)["retention.ms"]) == (3, "-1")
+        with contextlib.suppress(MarshalError):
+            admin.settings(f"missing-{group}")
+        with contextlib.suppress(KeyError):
+            admin.lagging_replicas(f"missing-{group}")
+        root.delete_topics([log])[log].result(DEADLINE_S)
+        wait_until(lambda: admin.partition_count(log) is None, DEADLINE_S, "it is gone")
+        assert marshal._loop.log._producer.list_topics(log, timeout=DEADLINE_S).topics[log].error, "as before it writes"
+    assert [topic for topic in root.list_topics(timeout=DEADLINE_S).topics if group in topic] == []
+
+
+def test_a_topic_that_a_broker_made_is_mended_by_the_one_command_of_the_error(
+    guarded: GuardedCluster, root: AdminClient, group: str, tmp_path: Path
+) -> None:
+    """The doctor sees its one partition, the error's command says all that is wrong, and connect then takes it."""
+    given, log = {"bootstrap.servers": guarded.bootstrap, **QUIET}, f"log-{group}"
+    AdminClient(given).list_topics(log, timeout=DEADLINE_S)  # somebody else's question
+    wait_until(lambda: log in root.list_topics(timeout=DEADLINE_S).topics, DEADLINE_S, "it came to be")
+    file = tmp_path / "root.properties"
+    file.write_text(f"bootstrap.servers={guarded.bootstrap}")
+    seen = CliRunner().invoke(app, ["doctor", "--command-config", str(file), "--coordination-topic", log]).stdout
+    assert "has 1 partition, and nothing in it yet; 16 are usual" in seen
+    with pytest.raises(WrongTopicSetting, match=r"retention\.ms=604800000") as raised:
+        marshal_py.connect(given, coordination_topic=log)
+    configure, grow = raised.value.command.split(" && ")
+    settings = dict(pair.split("=") for pair in configure.split("--add-config ")[1].split(","))
+    assert grow.endswith(f"--alter --topic {log} --partitions 16")
+    entries = [ConfigEntry(*pair, incremental_operation=AlterConfigOpType.SET) for pair in settings.items()]
+    resource = ConfigResource(ResourceType.TOPIC, log, incremental_configs=entries)
+    root.incremental_alter_configs([resource])[resource].result(DEADLINE_S)
+    root.create_partitions([NewPartitions(log, 16)])[log].result(DEADLINE_S)
+
+    def connects() -> bool:
+        with contextlib.suppress(WrongTopicSetting), marshal_py.connect(given, coordination_topic=log) as marshal:
+            return marshal.root.partitions == 16
+        return False
+
+    wait_until(connects, DEADLINE_S, "the settings have come to be")
 
 
 def test_a_wrong_password_is_named_long_before_the_timeout(guarded: GuardedCluster) -> None:

@@ -146,10 +146,13 @@ def start_cluster(nodes: int = 1, props: Mapping[str, str] | None = None) -> Abs
 
 @contextlib.contextmanager
 def start_guarded(users: Mapping[str, str]) -> Iterator[GuardedCluster]:
-    """One node with an authorizer and these users (name -> password), always in a local JVM: it is ours alone."""
+    """One node with an authorizer and these users (name -> password), always in a local JVM: it is ours alone.
+
+    As Kafka's own default is, it creates topics that clients ask for by name, if these let it.
+    """
     folder = Path(tempfile.mkdtemp(prefix="marshal_kafka_"))
     try:
-        with contextlib.closing(JvmNodes(1, {}, folder, users)) as brokers:
+        with contextlib.closing(JvmNodes(1, {"auto.create.topics.enable": "true"}, folder, users)) as brokers:
             brokers.start()
             yield GuardedCluster(brokers.addresses[1], brokers.guarded[1], dict(users))
     finally:

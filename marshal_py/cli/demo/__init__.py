@@ -16,9 +16,9 @@ import typer
 
 from marshal_py.cli import frame
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
-from marshal_py.client.options import COORDINATION_PARTITIONS
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.soundness import COORDINATION_PARTITIONS
 
 EXAMPLE: Final = frame.example("marshal demo --seconds 12 --delivery at_most_once")
 SECONDS_MIN: Final = 10.0  # shorter, and the killed consumer is not waited out before the fourth one joins
