@@ -293,8 +293,8 @@ def test_an_admin_works_with_the_least(person: Callable[[], Person], guarded: Gu
     who = person().may(*rights.rights_of(rights.ADMIN, "__marshal", [group], [orders]))
     assert who.json("doctor", group, "--as", "admin")["ok"]
     assert who.json("release", group, asks=True)["token"] >= 0
-    assert who.json("set-position", group, orders, "--to", "earliest", asks=True)["outcome"] == "moved"
-    assert who.json("set-position", group, orders, "--to", "committed", asks=True)["outcome"] == "moved"
+    assert who.json("set-position", group, orders, "--to", "earliest", "--adopt", asks=True)["outcome"] == "moved"
+    assert who.json("set-position", group, orders, "--to", "committed", "--adopt", asks=True)["outcome"] == "moved"
     assert who.json("groups", "update", group, "--policy", "greedy", asks=True)["offset"] > 0
     assert who.json("groups", "rm", group, asks=True)["deleted"]
 
