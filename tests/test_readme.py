@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ import pytest
 from examples.payments import ADVANCE
 from marshal_py import Message
 from marshal_py.embedded import Broker
+from marshal_py.protocol.advisory import ALARMING, KINDS
 from marshal_py.transport.kafka import KafkaDoor
 from marshal_py.transport.sink import KafkaSink
 
@@ -42,6 +44,30 @@ def from_the_start(block: str, broker: Broker) -> str:
     """The block, against this broker, reading what is there already."""
     code = block.replace("localhost:9092", broker.bootstrap_servers)
     return code.replace('["orders"]', '["orders"], start="earliest"')
+
+
+def test_every_line_that_is_logged_is_in_the_docs() -> None:
+    """docs/logging.md: each format with its level. Who adds a line adds a row."""
+    page = (ROOT / "docs" / "logging.md").read_text()
+    levels = {"debug": "DEBUG", "info": "INFO", "warning": "WARNING", "error": "ERROR", "exception": "ERROR",
+              "critical": "CRITICAL", "log": ""}  # fmt: skip
+    for file in sorted((ROOT / "marshal_py").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())) if "demo" not in file.parts else ():
+            match node:
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="log"), attr=attr)) if attr in levels:
+                    text = node.args[attr == "log"]
+                    assert isinstance(text, ast.Constant), f"{file}:{node.lineno}: a line is a constant format"
+                    level = levels[attr]
+                    rows = [row for row in page.splitlines() if f"`{text.value}`" in row and f"| {level}" in row]
+                    where = f"{file}:{node.lineno}"
+                    assert rows or attr == "log", f"{where}: {level} {text.value!r} is not in docs/logging.md"
+
+
+def test_the_levels_of_events_are_in_the_docs() -> None:
+    page = (ROOT / "docs" / "logging.md").read_text()
+    rows = {level: re.search(rf"^\| {level} \| `([a-z_ ]+)` \|$", page, re.MULTILINE) for level in ("WARNING", "INFO")}
+    found = {level: set(row[1].split()) for level, row in rows.items() if row is not None}
+    assert found == {"WARNING": ALARMING, "INFO": KINDS.keys() - ALARMING}
 
 
 class Enough(Exception):

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import typer
 
 from marshal_py.cli import frame, lines
-from marshal_py.client.consumer import Consumer
 from marshal_py.client.exporter import LOOPBACK, serve
-from marshal_py.client.marshal import connect
+from marshal_py.client.marshal import Marshal, connect
 from marshal_py.client.options import HEARTBEAT_INTERVAL_S
 from marshal_py.client.signals import stop_on_signals
-from marshal_py.history.advisories import in_words
 
 EXAMPLE: Final = frame.example("marshal consume orders --group billing --start earliest --max-messages 10")
-EVENTS_EVERY_S: Final = 0.25
 
 
 @frame.reports_errors
@@ -65,15 +62,13 @@ def consume(
                                "heartbeat_interval_s": heartbeat_interval,
                                "on_topic_recreated": on_topic_recreated}  # fmt: skip
     with (
+        frame.telling(),
         connect(settings, client_id=client_id, coordination_topic=coordination_topic,
                 evidence_dir=str(evidence_dir) if evidence_dir is not None else None) as marshal,
-        nullcontext() if metrics_port is None else serve(marshal, metrics_port, metrics_host) as exporter,
+        nullcontext() if metrics_port is None else _serving(marshal, metrics_port, metrics_host),
         marshal.consumer(group, topics, **options) as consumer,
-        Teller(consumer),
         stop_on_signals(consumer),
     ):
-        if exporter is not None:
-            frame.say(f"metrics at http://{metrics_host}:{exporter.port}/metrics")
         for count, message in enumerate(consumer, 1):
             lines.write_out(lines.as_json(message) if as_json else lines.as_text(message, key_separator), message)
             message.ack()
@@ -81,26 +76,9 @@ def consume(
                 break
 
 
-class Teller:
-    """Prints the consumer's events while it waits for messages and when it ends."""
-
-    def __init__(self, consumer: Consumer) -> None:
-        self._consumer = consumer
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="teller", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._tell()
-
-    def _run(self) -> None:
-        while not self._stop.wait(EVENTS_EVERY_S):
-            self._tell()
-
-    def _tell(self) -> None:
-        for event in self._consumer.events():
-            frame.say(in_words(event))
+@contextmanager
+def _serving(marshal: Marshal, port: int, host: str) -> Iterator[None]:
+    """Metrics, from before the consumer joins: a port that cannot be had is noticed first."""
+    with serve(marshal, port, host) as exporter:
+        frame.say(f"metrics at http://{host}:{exporter.port}/metrics")
+        yield

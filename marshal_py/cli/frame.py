@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final, ParamSpec
 
@@ -135,6 +137,27 @@ def ago(seconds: float) -> str:
         if seconds >= 2 * size_s:
             return f"{seconds // size_s:.0f} {unit} ago"
     return f"{seconds:.0f} s ago"
+
+
+class _Stderr(logging.Handler):
+    """What the library logs, one line each on the stderr of the moment."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(self.format(record))
+
+
+@contextmanager
+def telling() -> Iterator[None]:
+    """What happens to a consumer is told on stderr, each event once: by the library's own log (docs/logging.md)."""
+    logger, handler = logging.getLogger("marshal_py"), _Stderr()
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 def say(line: str) -> None:

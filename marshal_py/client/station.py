@@ -5,7 +5,6 @@ Owned by loop.py; everything here is called with the Marshal's lock held. The us
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import structs
 
 from marshal_py.client import evidence
+from marshal_py.client.event_log import EventLog
 from marshal_py.client.flow import Flow
 from marshal_py.client.metrics import Tally
 from marshal_py.client.options import ConsumerOptions
@@ -27,9 +27,8 @@ from marshal_py.errors import (
     MarshalError,
     PartitionError,
 )
-from marshal_py.history.advisories import in_words
 from marshal_py.protocol import codec, parking
-from marshal_py.protocol.advisory import ALARMING, Advisory
+from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.member import Member
@@ -39,8 +38,6 @@ from marshal_py.transport.ports import DataSource, OutOfRange
 
 if TYPE_CHECKING:
     from marshal_py.client.loop import Loop
-
-log = logging.getLogger("marshal_py")
 
 EVENTS_KEPT: Final = 10_000  # advisories that nobody has asked for; the oldest go first
 COOL_POLL_S: Final = 0.004  # while a partition is being fetched ahead: a hand-over waits for the first bytes
@@ -61,6 +58,7 @@ class Station:
         self.ended = False
         self.away = False  # while the log's history is read anew (N11)
         self.events: deque[Advisory] = deque(maxlen=EVENTS_KEPT)
+        self._event_log = EventLog()
         self.cold: set[TopicPartition] = set()  # fetched ahead, nothing seen yet
         self.unplaced: dict[TopicPartition, OutOfRange] = {}  # the cluster refused the position; asked until it answers
         self.missing: set[str] = set()  # topics that the cluster said not to have, as of the last look
@@ -147,14 +145,14 @@ class Station:
         if now.mono_ms >= self._ends_due_ms:
             self._ends_due_ms = now.mono_ms + self.member.third_ms
             if isinstance(self.flow, Ranges) and self.flow.looked_at():
-                self._submit("ends", self._look_at_ends)
+                self._submit("the ends of partitions", self._look_at_ends)
             for claim in self.member.claims.values():
                 claim.end_offset = self.end_offset(claim.tp)
             if self.unplaced:
-                self._submit("bounds", self._place)
+                self._submit("the bounds of partitions", self._place)
         for refused in self.source.out_of_range():
             self.unplaced[refused.tp] = refused
-            self._submit("bounds", self._place)
+            self._submit("the bounds of partitions", self._place)
         for tp, reason, _, _ in self.source.broken():
             self.troubles.append(PartitionError(tp.topic, tp.partition, reason))
 
@@ -189,10 +187,10 @@ class Station:
             self.cold.add(tp)
         if ready.resolve:
             self._to_resolve += ready.resolve
-            self._submit("starts", self._resolve)
+            self._submit("where partitions begin", self._resolve)
         if ready.mirror and self.options.mirror_offsets:
             self._to_mirror |= ready.mirror
-            self._submit("mirror", self._mirror)
+            self._submit("the copy of positions", self._mirror)
         if ready.refold != NONE:
             self.loop.upkeep.refold(self, ready.refold)
         self._tell(ready)
@@ -201,6 +199,8 @@ class Station:
                 self._keep_evidence(ready.error)
             self.ended = True
             self.error = ready.error or self.error
+        if self.ended or not ready.advisories:
+            self._event_log.flush()
 
     def _refused(self, error: MarshalError) -> None:
         """A record of this consumer can never be written."""
@@ -218,8 +218,7 @@ class Station:
                                log=self.log, log_offset=error.offset))  # fmt: skip
 
     def _tell(self, ready: Ready) -> None:
-        for advisory in ready.advisories:
-            self.tell(advisory)
+        self.tell(*ready.advisories)
         call = self.loop.callbacks.submit
         if self.options.on_lost is not None:
             for claim, reason in ready.lost:
@@ -231,16 +230,12 @@ class Station:
             for claim in ready.revoking:
                 call(partial(revoking, self.loop.claim_info(self, claim)))
 
-    def tell(self, advisory: Advisory) -> None:
-        """To `Consumer.events`, and to `logging`, with the fields for formatters and filters."""
-        told = structs.replace(advisory, time_ms=self.loop.clock.now().wall_ms)
-        self.events.append(told)
-        level = logging.WARNING if told.kind in ALARMING else logging.INFO
-        if log.isEnabledFor(level):
-            fields = {"marshal_kind": told.kind, "marshal_group": told.group, "marshal_topic": told.topic,
-                      "marshal_partition": told.partition, "marshal_session": told.session,
-                      "marshal_client_id": told.client_id}  # fmt: skip
-            log.log(level, "group %s: %s", told.group, in_words(told), extra=fields)
+    def tell(self, *advisories: Advisory) -> None:
+        """To `Consumer.events` each, and to `logging` in as few lines as people need (docs/logging.md)."""
+        now_ms = self.loop.clock.now().wall_ms
+        told = [structs.replace(advisory, time_ms=now_ms) for advisory in advisories]
+        self.events += told
+        self._event_log.tell(told)
 
     def _call_claim(self, claim: Claim) -> Callable[[], None]:
         call, info = self.options.on_claim, self.loop.claim_info(self, claim)
@@ -256,7 +251,7 @@ class Station:
 
     def _submit(self, what: str, task: Callable[[], None]) -> None:
         """Runs `task` on the worker, once for all that gathers until then."""
-        self.worker.submit(f"{what} of {self.member.name}", task)
+        self.worker.submit(f"group {self.member.name}: {what}", task)
 
     def _resolve(self) -> None:
         """D5: where partitions without a position in the log begin."""
@@ -359,7 +354,7 @@ class Station:
 
     def look_at_topics(self) -> None:
         """Has the worker ask the cluster about this consumer's topics."""
-        self._submit("topology", self._refresh_topology)
+        self._submit("the look at topics", self._refresh_topology)
 
     def _refresh_topology(self) -> None:
         """What Kafka says of the topics: growth becomes a Topology record (F9.1), another id parks (D10)."""

@@ -98,8 +98,9 @@ class Upkeep:
             assert world.genesis is not None  # it has sessions
             value = codec.encode(record, group, world.genesis.incarnation, world.writes_version(group))
             self.loop.outbox.put(world.log, group.encode(), (value,), partial(self._warn, world.log))
-            log.info("group %s: session %d has been silent for %d ms; evicting it", group, record.session,
-                     record.waited_ms, extra={"marshal_group": group, "marshal_session": record.session})  # fmt: skip
+            log.info("group %s: %s has been silent for %.1f s; its session is evicted", group,
+                     world.groups[group].sessions[record.session].join.client_id, record.waited_ms / 1000,
+                     extra={"marshal_group": group, "marshal_session": record.session})  # fmt: skip
 
     def _warn(self, number: int, error: MarshalError) -> None:
         log.warning("coordination partition %d: %s", number, error, extra={"marshal_log": number})
@@ -147,7 +148,7 @@ class Upkeep:
                     member.refolded(at, again, self.loop.clock.now())
             self.loop.kick(station)
 
-        self.loop.clerk.submit(f"second fold for {member.name} [{id(station):x}]", work)
+        self.loop.clerk.submit(f"group {member.name}: the second fold", work, station)
 
     def _check_start(self, world: World) -> None:
         """N9: the older of the two newest confirmed snapshots folds to the newer one, with which this reader began."""

@@ -19,21 +19,26 @@ class Worker:
     """A queue and a thread. No executor of the standard library: theirs end before `atexit` handlers run."""
 
     def __init__(self, name: str) -> None:
-        self._tasks: queue.SimpleQueue[tuple[str, Callable[[], object]] | None] = queue.SimpleQueue()
-        self._waiting: set[str] = set()
+        self._tasks: queue.SimpleQueue[tuple[tuple[str, int], Callable[[], object]] | None] = queue.SimpleQueue()
+        self._waiting: set[tuple[str, int]] = set()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, what: str, task: Callable[[], object]) -> None:
-        """Runs `task` later. A task of the same name that still waits is not queued twice."""
-        if what not in self._waiting:
-            self._waiting.add(what)
-            self._tasks.put((what, task))
+    def submit(self, what: str, task: Callable[[], object], whose: object = None) -> None:
+        """Runs `task` later. One of the same name for the same `whose` that still waits is not queued twice.
+
+        `what`: in words, for the log of this process.
+        """
+        key = what, id(whose)
+        if key not in self._waiting:
+            self._waiting.add(key)
+            self._tasks.put((key, task))
 
     def _run(self) -> None:
         while (item := self._tasks.get()) is not None:
-            what, task = item
-            self._waiting.discard(what)
+            key, task = item
+            what = key[0]
+            self._waiting.discard(key)
             try:
                 task()
             except MarshalError as error:

@@ -6,13 +6,13 @@ Pure; the caller folds, and hands in what the fold said. The kinds are those of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from msgspec import Struct
 
 from marshal_py.protocol import parking
-from marshal_py.protocol.advisory import PROBE, Advisory, News
+from marshal_py.protocol.advisory import PROBE, Advisory, News, silence
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import (
     ClaimingMessages,
@@ -31,6 +31,7 @@ from marshal_py.protocol.records import (
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group, World
 
+TOGETHER: Final = frozenset({"claimed", "released", "parked", "lost", "moved"})  # come by the dozen, for one reason
 NAMES_MAX: Final = 10_000  # ended sessions of a group whose client ids are kept, for Notes that come late
 
 
@@ -151,11 +152,44 @@ def _ending(at: int, record: Record | None) -> tuple[str, str]:
         case Leave():
             return "left", record.reason
         case Evict():
-            by = f", by {record.by}" if record.by else ""
-            return "evicted", f"after {record.waited_ms / 1000:g} s of silence{by}"
+            return "evicted", silence(record)
         case Join():
-            return "replaced", f"by session {at}"
+            return "replaced", f"its client joined anew, as session {at}"
     return "ended", "the group's mode changed"
+
+
+def in_lines(told: Iterable[Advisory]) -> Iterator[tuple[list[Advisory], str]]:
+    """What was told at once, in as few lines as people need: what differs in the partition alone is one line.
+
+    Each line with the advisories that it stands for, in the order of their first ones.
+    """
+    lines: dict[tuple[str, ...] | int, list[Advisory]] = {}
+    for number, one in enumerate(told):
+        alike = one.kind in TOGETHER and one.partition != NONE
+        key = (one.kind, one.group, one.client_id, one.topic, one.text) if alike else number
+        lines.setdefault(key, []).append(one)
+    for alike_ones in lines.values():
+        yield alike_ones, in_words(alike_ones[0]) if len(alike_ones) == 1 else _many(alike_ones)
+
+
+def _many(alike: list[Advisory]) -> str:
+    """`claimed 12 partitions of orders: 0-11 (billing-1): why`."""
+    one = alike[0]
+    who = f" ({one.client_id})" if one.client_id else ""
+    numbers = spans(advisory.partition for advisory in alike)
+    return (f"{one.kind} {len(alike)} partitions of {one.topic}: {numbers}{who}"
+            f"{f': {one.text}' if one.text else ''}")  # fmt: skip
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """`0-3, 7, 9-11`."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if found and found[-1][1] == number - 1:
+            found[-1] = found[-1][0], number
+        else:
+            found.append((number, number))
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
 
 
 def in_words(advisory: Advisory) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.records import GroupConfig, Record, ReleaseGroup, SetPosition, Topology
+from marshal_py.protocol.records import Evict, GroupConfig, Record, ReleaseGroup, SetPosition, Topology
 
 if TYPE_CHECKING:
     from marshal_py.protocol.world import Group
@@ -136,6 +136,11 @@ class News:
         if self._paused:
             self._paused = False
             yield "resumed", None, NONE, text
+
+
+def silence(record: Evict) -> str:
+    """Why a session was evicted, and by whom."""
+    return f"after {record.waited_ms / 1000:g} s of silence{_reason('', record.by, ', ')}"
 
 
 def _reason(reason: str, by: str, mark: str = "") -> str:

@@ -71,7 +71,8 @@ class Member:
         self.late_acks = 0
         self.take_overs = 0  # claims of partitions whose owner was evicted
         self.round_trip_ms = NONE  # of the last own heartbeat that was read back
-        self.fenced = True  # as last told to the user
+        self.fenced = True
+        self._fence_told = False  # whether the user was told of a fence that still stands
         self.leaving = ""  # reason, once the user wants to stop
         self.retiring = False  # the user will stop soon: heirs may fetch ahead first (A6)
         self.urgent = False  # a heartbeat that must not wait for its third: a ready note, a flush
@@ -321,7 +322,9 @@ class Member:
         valid = self.pulse.lease.valid(now)
         if self.fenced == valid:
             self.fenced = not valid
-            self.advise("unfenced" if valid else "fenced")
+            if not valid or self._fence_told:  # a session begins fenced, which is no news
+                self.advise("unfenced" if valid else "fenced")
+            self._fence_told = not valid
             if self.fenced and not self.options.deliver_late:
                 for claim in self.claims.values():
                     self.drop_grants(claim)

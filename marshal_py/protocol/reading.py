@@ -17,7 +17,7 @@ from marshal_py.errors import (
     SessionCloned,
 )
 from marshal_py.protocol import parking
-from marshal_py.protocol.advisory import Advisory, News
+from marshal_py.protocol.advisory import Advisory, News, silence
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
@@ -241,7 +241,7 @@ class Reading:
             case Join(instance_id=instance) if instance not in member.pulse.instances:
                 member.end(DuplicateClientId(member.name, member.options.client_id, session, verdict.offset))
             case Evict():
-                member.advise("evicted", text=verdict.record.by, at=verdict.offset, session=session)
+                member.advise("evicted", text=silence(verdict.record), at=verdict.offset, session=session)
             case _:
                 pass
         if member.leaving:

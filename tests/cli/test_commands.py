@@ -144,7 +144,8 @@ def test_consume_prints_json_lines_and_leaves(shell: Shell, billing: str) -> Non
     assert {message["value"] for message in messages} == {str(number) for number in range(20)}
     assert list(messages[0]) == ["topic", "partition", "offset", "key", "value", "timestamp", "token",
                                  "key_base64", "value_base64", "headers"]  # fmt: skip
-    assert "claimed orders:0 from 0" in stderr
+    (claimed,) = [line for line in stderr.splitlines() if "claimed" in line]
+    assert claimed.startswith("group json: claimed 4 partitions of orders: 0-3 (")
     found = shell.json("state", "json")["groups"][0]
     assert found["sessions"] == []
     assert sum(partition["position"] for partition in found["partitions"]) == 20

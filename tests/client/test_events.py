@@ -49,7 +49,30 @@ def test_events_go_to_logging_with_their_fields(memory: MemoryGround, caplog: py
     fields = {getattr(record, "marshal_kind", ""): vars(record) for record in caplog.records}
     claimed = fields["claimed"]
     assert (claimed["marshal_group"], claimed["marshal_topic"], claimed["marshal_partition"]) == (group, topic, 0)
+    assert claimed["marshal_partitions"] == [0]
     assert claimed["marshal_client_id"] == "one"
     assert claimed["marshal_session"] >= 0
     assert (claimed["levelno"], claimed["name"]) == (logging.INFO, "marshal_py")
     assert fields["released"]["message"] == f"group {group}: released {topic}:0 at 0 (one): stopped"
+
+
+def test_what_happens_to_many_partitions_at_once_is_one_line(
+    memory: MemoryGround, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Logs are for people; `events` keep each of them. A start is no news of a fence."""
+    topic, group = memory.topic(12), memory.group()
+    caplog.set_level(logging.INFO, "marshal_py")
+    with memory.connect("one") as marshal:
+        consumer = joined(marshal, group, [topic])
+        until(owns(consumer, *range(12)), "all partitions are claimed")
+        consumer.stop()
+        events = [event.kind for event in consumer.events()]
+    assert (events.count("claimed"), events.count("released")) == (12, 12)
+    assert "unfenced" not in events
+    told = [vars(record) for record in caplog.records]
+    lines = [line for line in told if line.get("marshal_kind") in ("claimed", "released")]
+    assert sorted(number for line in lines for number in line["marshal_partitions"]) == sorted([*range(12)] * 2)
+    assert len(lines) < 12, [line["message"] for line in lines]
+    released = next(line for line in lines if line["marshal_kind"] == "released")
+    assert released["message"] == f"group {group}: released 12 partitions of {topic}: 0-11 (one): stopped"
+    assert released["marshal_partition"] == -1

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from zlib import crc32
 
-from marshal_py.history.advisories import Advisories, in_words
+from marshal_py.history.advisories import Advisories, in_lines, in_words, spans
 from marshal_py.protocol import rationalizer
 from marshal_py.protocol.advisory import ALARMING, KINDS, LOCAL, PROBE, Advisory
 from marshal_py.protocol.records import (
@@ -90,7 +90,7 @@ def test_a_story_in_words() -> None:
         "moved t:0 from 130 to 7: by ops",
         "moved t:1 from 50 to 8: by ops",
         "resumed: positions are moved, by ops",
-        "replaced (c): by session 13",
+        "replaced (c): its client joined anew, as session 13",
         "joined (c)",
         "claimed t:0 from 7 (c)",
         "handler_stuck t:0 at 7 (c)",
@@ -208,3 +208,19 @@ def test_the_document_names_every_kind_and_every_field() -> None:
     assert set(alarming[1].split()) == ALARMING
     fields = text.split("## Kinds")[0]
     assert all(f"`{name}`" in fields for name in Advisory.__struct_fields__)
+
+
+def test_what_differs_in_the_partition_alone_is_one_line() -> None:
+    """Another reason, client or topic is another line; what has an offset to look at stays by itself."""
+    told = [Advisory("claimed", "g", "c", "orders", number, offset=number) for number in (0, 1, 2, 7)]
+    told.insert(2, Advisory("fenced", "g", "c"))
+    told.append(Advisory("claimed", "g", "c", "mails", 0, offset=5))
+    told.append(Advisory("released", "g", "c", "orders", 3, text="why"))
+    told += [Advisory("offset_lost", "g", "c", "orders", number, offset=0, to=9) for number in (4, 5)]
+    lines = list(in_lines(told))
+    assert [words for _, words in lines] == [
+        "claimed 4 partitions of orders: 0-2, 7 (c)", "fenced (c)", "claimed mails:0 from 5 (c)",
+        "released orders:3 (c): why", "offset_lost orders:4 from 0 to 9 (c)", "offset_lost orders:5 from 0 to 9 (c)",
+    ]  # fmt: skip
+    assert sorted(map(id, (one for alike, _ in lines for one in alike))) == sorted(map(id, told))
+    assert spans([]) == ""

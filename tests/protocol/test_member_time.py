@@ -158,6 +158,7 @@ def test_an_outage_of_all_writes_evicts_nobody() -> None:
     assert {number: stage.partition(number).epoch for number in range(12)} == before
     for client in team:
         assert len(client.told("joined")) == 1
+        assert len(client.told("unfenced")) == 1, "not at its start, when it had not been told of a fence"
         assert client.member.pulse.healthy(client.now)
         assert all(client.may(claim) for claim in client.member.claims.values())
     stage.run(4 * I)

@@ -1,0 +1,53 @@
+"""What a consumer's events look like in `logging`: few lines, for people (docs/logging.md).
+
+Strategy: what comes by the dozen is held back until something else is told or nothing comes any more, at most HELD_MS,
+and is one line then. The order of the events stays. Called with the Marshal's lock held.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from marshal_py.history.advisories import TOGETHER, in_lines
+from marshal_py.protocol.advisory import ALARMING, Advisory
+from marshal_py.protocol.identity import NONE
+
+log = logging.getLogger("marshal_py")
+
+HELD_MS: Final = 1_000  # the records of one decision are read within a few round trips; people do not mind a second
+
+
+class EventLog:
+    """The lines of one consumer."""
+
+    def __init__(self) -> None:
+        self._held: list[Advisory] = []
+
+    def tell(self, advisories: Sequence[Advisory]) -> None:
+        """`advisories` with their times: what one step of the consumer brought."""
+        for one in advisories:
+            if not log.isEnabledFor(_level(one)):
+                continue
+            if one.kind not in TOGETHER or (self._held and one.time_ms - self._held[0].time_ms >= HELD_MS):
+                self.flush()
+            self._held.append(one)
+            if one.kind not in TOGETHER:
+                self.flush()
+
+    def flush(self) -> None:
+        """Nothing more comes at once, or nothing more comes at all."""
+        held, self._held = self._held, []
+        for alike, words in in_lines(held):
+            one = alike[0]
+            partitions = [advisory.partition for advisory in alike if advisory.partition != NONE]
+            fields = {"marshal_kind": one.kind, "marshal_group": one.group, "marshal_topic": one.topic,
+                      "marshal_partition": one.partition if len(alike) == 1 else NONE,
+                      "marshal_partitions": partitions, "marshal_session": one.session,
+                      "marshal_client_id": one.client_id}  # fmt: skip
+            log.log(_level(one), "group %s: %s", one.group, words, extra=fields)
+
+
+def _level(advisory: Advisory) -> int:
+    return logging.WARNING if advisory.kind in ALARMING else logging.INFO
