@@ -31,7 +31,8 @@ from marshal_py.protocol.records import (
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group, World
 
-TOGETHER: Final = frozenset({"claimed", "released", "parked", "lost", "moved"})  # come by the dozen, for one reason
+# These come by the dozen, for one reason.
+TOGETHER: Final = frozenset({"claimed", "revoking", "released", "parked", "lost", "moved"})
 NAMES_MAX: Final = 10_000  # ended sessions of a group whose client ids are kept, for Notes that come late
 
 
