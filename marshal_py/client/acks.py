@@ -46,10 +46,12 @@ class Delivered:
                 self.returned()
             return True
 
-    def touch(self) -> None:
+    def touch(self, first: int, stop: int) -> None:
+        """The handlers of these messages are at work; in at-most-once mode one handler has all."""
         with self.flow.lock:
             tracker, mono_ms = self.claim.tracker, self.flow.clock_now().mono_ms
             if isinstance(tracker, AtLeastOnce):
-                tracker.touch(mono_ms)
+                if self.run is not None:
+                    tracker.touch(self.run, first, stop, mono_ms)
             elif tracker.in_flight_since_ms is not None:
                 tracker.in_flight_since_ms = mono_ms

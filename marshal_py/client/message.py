@@ -114,8 +114,11 @@ class Message(Struct, eq=False, frozen=True, gc=False):
             return True
 
     def in_progress(self) -> None:
-        """The handler is still at work: begins its `handler_timeout_s` anew (D4). Raises UsedAfterFork."""
-        self._delivered.touch()
+        """The handler is still at work on this message: begins its `handler_timeout_s` anew (D4). Raises UsedAfterFork.
+
+        In at-least-once mode it says nothing of other messages: `Batch.in_progress` is for all that came together.
+        """
+        self._delivered.touch(self._index, self._index + 1)
 
     def __repr__(self) -> str:
         return f"Message({self.topic}:{self.partition}@{self.offset}, token={self.token})"
@@ -173,6 +176,10 @@ class Part:
         """All messages of this part are done. False if that came too late. Raises UsedAfterFork."""
         return self._delivered.finish_range(self._first, self._first + len(self.raw))
 
+    def in_progress(self) -> None:
+        """The handler is still at work on what is left of this part, as `Batch.in_progress` says."""
+        self._delivered.touch(self._first, self._first + len(self.raw))
+
     def __len__(self) -> int:
         return len(self.raw)
 
@@ -196,6 +203,14 @@ class Batch:
     def ack(self) -> bool:
         """All messages are done. False if for some of them that came too late. Raises UsedAfterFork."""
         return all([part.ack() for part in self.parts])
+
+    def in_progress(self) -> None:
+        """The handler is still at work on what is left of the batch: begins its `handler_timeout_s` anew (D4).
+
+        Raises UsedAfterFork.
+        """
+        for part in self.parts:
+            part.in_progress()
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))

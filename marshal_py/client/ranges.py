@@ -251,7 +251,7 @@ class Ranges:
         """The range is still being worked on: begins its handler timeout anew (D4)."""
         tracker = taken.claim.tracker
         if isinstance(tracker, AtLeastOnce):
-            tracker.touch(now.mono_ms)
+            tracker.touch_all(now.mono_ms)
         elif tracker.in_flight_since_ms is not None:
             tracker.in_flight_since_ms = now.mono_ms
 

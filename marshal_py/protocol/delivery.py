@@ -29,7 +29,7 @@ class Run:
       R3  `finished` holds the finished indexes above low, and only such
     """
 
-    __slots__ = ("delivered", "finished", "low", "marks", "offsets")
+    __slots__ = ("delivered", "finished", "low", "marks", "offsets", "touched")
 
     def __init__(self, offsets: Sequence[int]) -> None:
         self.offsets = offsets
@@ -37,6 +37,7 @@ class Run:
         self.low = 0
         self.finished: set[int] = set()
         self.marks: list[tuple[int, int]] = []  # (first index, mono_ms) of deliveries, one per MARK_MS at most
+        self.touched: dict[int, int] | None = None  # index -> mono_ms at which its handler last said that it is at work
 
     def deliver(self, count: int, mono_ms: int) -> int:
         """Hands `count` more messages over; returns the index of the first."""
@@ -88,9 +89,30 @@ class Run:
                 return mono_ms if index == first else mono_ms + MARK_MS
         return 0
 
-    def touch(self, mono_ms: int) -> None:
-        """The handler of the lowest unfinished message reports that it is still at work."""
-        self.marks = [(self.low, mono_ms)]
+    def touch(self, first: int, stop: int, mono_ms: int) -> None:
+        """The handlers of the messages of [first, stop) report that they are still at work."""
+        if self.touched is None:
+            self.touched = {}
+        for index in range(max(first, self.low), min(stop, self.delivered)):
+            if index not in self.finished:
+                self.touched[index] = mono_ms
+
+    def touch_all(self, mono_ms: int) -> None:
+        """The same of all that was handed over."""
+        self.marks, self.touched = [(self.low, mono_ms)], None
+
+    def oldest(self) -> tuple[int, int] | None:
+        """Since when the most silent handler of this run has been silent, and the index of its message (D4)."""
+        touched, finished, index = self.touched, self.finished, self.low
+        if not touched:
+            return (self.delivered_ms(index), index) if index < self.delivered else None
+        self.touched = {at: ms for at, ms in touched.items() if at >= index and at not in finished}
+        while index < self.delivered and (index in self.touched or index in finished):
+            index += 1
+        silent = [(ms, at) for at, ms in self.touched.items()]
+        if index < self.delivered:  # of those that never said anything the first was handed over first
+            silent.append((self.delivered_ms(index), index))
+        return min(silent, default=None)
 
 
 class AtLeastOnce:
@@ -100,7 +122,7 @@ class AtLeastOnce:
     """
 
     __slots__ = ("_attempts", "_base", "_delivered_before", "_fetched_to", "_finished_before", "_first", "_floor",
-                 "runs")  # fmt: skip
+                 "_touched", "runs")  # fmt: skip
 
     def __init__(self, position: int, attempts: int = 0, in_flight: int = 0, known: bytes = b"") -> None:
         """`position`: of the claim. `attempts`: how often earlier owners delivered the message there.
@@ -113,6 +135,7 @@ class AtLeastOnce:
         self._delivered_before = progress.deliveries(position, attempts, in_flight, ranges)
         self._attempts = attempts
         self._first = NONE  # the message at the claim's position: the first that exists there; NONE until it is fetched
+        self._touched = False  # whether a handler has said that it is at work
         self.runs: deque[Run] = deque()
 
     # --- what earlier owners have done
@@ -186,6 +209,8 @@ class AtLeastOnce:
         """
         offset = run.offsets[first]
         run.offsets, run.delivered = run.offsets[:first], first
+        if run.touched:
+            run.touched = {at: ms for at, ms in run.touched.items() if at < first}
         self._fetched_to = offset
         if not first:
             self.runs.pop()
@@ -319,19 +344,32 @@ class AtLeastOnce:
         times = ranges[at].times if at >= 0 and offset < ranges[at].to else 0
         return max(times, self._attempts) if offset == self._first else times
 
-    def oldest_ms(self) -> int | None:
-        """When the lowest unfinished message was handed over; None if none is in flight."""
-        self.position()
-        for run in self.runs:
-            if run.unfinished:
-                return run.delivered_ms(run.low)
-        return None
+    def oldest(self) -> tuple[int, int] | None:
+        """Since when (ms) the most silent handler has been silent, and the offset of its message (D4).
 
-    def touch(self, mono_ms: int) -> None:
+        A handler is silent from the moment when it was given its message, or last said that it is at work. None without
+        any.
+        """
+        self.position()
+        found: tuple[int, int] | None = None
+        for run in self.runs:
+            oldest = run.oldest()
+            if oldest is not None and (found is None or oldest[0] < found[0]):
+                found = (oldest[0], run.offsets[oldest[1]])
+            if found is not None and not self._touched:
+                break  # handed over in order
+        return found
+
+    def touch(self, run: Run, first: int, stop: int, mono_ms: int) -> None:
+        """Handlers are still at work on the messages of [first, stop) of `run`, and on these alone."""
+        self._touched = True
+        run.touch(first, stop, mono_ms)
+
+    def touch_all(self, mono_ms: int) -> None:
+        """Whoever works on all that was handed over is still at work: a range is one delivery (D9)."""
         for run in self.runs:
             if run.unfinished:
-                run.touch(mono_ms)
-                return
+                run.touch_all(mono_ms)
 
 
 def _extend(spans: list[tuple[int, int]], start: int, to: int, joins: bool) -> bool:

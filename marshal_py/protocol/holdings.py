@@ -86,7 +86,8 @@ class Claim:
         return max(0, self.end_offset - position) if self.end_offset != NONE else 0
 
     def handler_since_ms(self) -> int | None:
-        """When the oldest message that a handler still holds was handed over (D4)."""
+        """Since when the most silent handler has been silent: at most once, since when any has been at work (D4)."""
         if isinstance(self.tracker, AtLeastOnce):
-            return self.tracker.oldest_ms()
+            oldest = self.tracker.oldest()
+            return None if oldest is None else oldest[0]
         return self.tracker.in_flight_since_ms

@@ -53,8 +53,8 @@ class Releases:
         if claim.stage in (Stage.OPEN, Stage.DRAINING):
             claim.stop("handler stuck", now.mono_ms)
             self.member.intent.shun(claim.tp, now.mono_ms + self.member.options.handler_timeout_ms)
-            at = NONE if isinstance(claim.tracker, AtMostOnce) else claim.position()
-            self.member.note("handler_stuck", claim.tp, at, epoch=claim.epoch)
+            oldest = None if isinstance(claim.tracker, AtMostOnce) else claim.tracker.oldest()
+            self.member.note("handler_stuck", claim.tp, NONE if oldest is None else oldest[1], epoch=claim.epoch)
 
     def _release_drained(self, group: Group, now: Instant) -> None:
         member = self.member

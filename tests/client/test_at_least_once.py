@@ -143,6 +143,31 @@ def test_a_handler_that_hangs_loses_its_partition_and_no_other(ground: Ground) -
         assert reasons == ["handler stuck"]
 
 
+@pytest.mark.parametrize("hung", [0, 1])
+def test_a_handler_at_work_does_not_keep_the_partition_of_a_hung_one(memory: MemoryGround, hung: int) -> None:
+    """D4: whichever of the two comes first; a batch that is worked through as a whole has its own verb."""
+    topic, group = memory.topic(), memory.group()
+    memory.fill(topic, 0, 2)
+    with memory.connect() as marshal, joined(marshal, group, [topic], handler_timeout_s=1.0) as consumer:
+        batch = consumer.fetch(2, expires_s=5.0)
+        messages, clock = list(batch), consumer._station.loop.clock
+        assert len(messages) == 2
+        began = clock.now().mono_ms
+
+        def worked_for_longer() -> bool:
+            batch.in_progress()
+            return clock.now().mono_ms - began > 2_500
+
+        until(worked_for_longer, "two and a half times the handler timeout")
+        assert owns(consumer, 0)()
+
+        def stuck() -> list[int]:
+            messages[1 - hung].in_progress()
+            return [event.offset for event in consumer.events() if event.kind == "handler_stuck"]
+
+        assert until(stuck, "the other one is noticed") == [hung]
+
+
 def test_a_handler_that_says_it_is_at_work_keeps_its_partition(memory: MemoryGround) -> None:
     topic = memory.topic()
     memory.fill(topic, 0, 1)

@@ -251,14 +251,50 @@ def test_a_handler_is_never_blamed_early(pauses: list[int], finished: set[int]) 
         if index < len(times):
             run.finish(index)
     left = [index for index in range(len(times)) if index not in finished]
-    oldest = tracker.oldest_ms()
+    oldest = tracker.oldest()
     if not left:
         assert oldest is None
         return
     assert oldest is not None
-    assert times[left[0]] <= oldest <= times[left[0]] + MARK_MS
-    tracker.touch(now + 5_000)
-    assert tracker.oldest_ms() == now + 5_000, "a handler that says it is at work begins anew"
+    assert oldest[1] == left[0]
+    assert times[left[0]] <= oldest[0] <= times[left[0]] + MARK_MS
+    tracker.touch_all(now + 5_000)
+    assert tracker.oldest() == (now + 5_000, left[0]), "who works on all of them says that it is at work"
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    st.lists(st.tuples(st.sampled_from(["touch", "finish"]), st.integers(0, 99), st.integers(1, 5_000)), max_size=40),
+)
+def test_a_handler_at_work_keeps_no_other_alive(sizes: list[int], steps: list[tuple[str, int, int]]) -> None:
+    """D4: each message has a time of its own, whatever is said of the others; several runs, acks in any order."""
+    tracker, now, first = AtLeastOnce(0), 0, 0
+    places = []
+    since: dict[int, int] = {}
+    for size in sizes:
+        run = tracker.add(range(first, first + size))
+        for index in range(size):
+            places.append((run, index))
+            since[first + index] = now
+        run.deliver(size, now)
+        first += 2 * size  # a gap, so that the next ones make a run of their own
+        now += 2 * MARK_MS
+    for what, number, pause in steps:
+        now += pause
+        run, index = places[number % len(places)]
+        offset = run.offsets[index]
+        if what == "finish":
+            run.finish(index)
+            since.pop(offset, None)
+        else:
+            tracker.touch(run, index, index + 1, now)
+            if offset in since:
+                since[offset] = now
+        oldest = tracker.oldest()
+        assert (oldest is None) == (not since)
+        if oldest is not None:
+            assert min(since.values()) <= oldest[0] <= min(since.values()) + MARK_MS
+            assert since[oldest[1]] <= oldest[0]
 
 
 # --- at most once
