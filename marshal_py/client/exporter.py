@@ -57,6 +57,10 @@ class Collector:
                                        value=found.produce_errors)  # fmt: skip
         yield core.CounterMetricFamily(f"{PREFIX}_callbacks_dropped", "Callbacks that found too many others waiting.",
                                        value=found.callbacks_dropped)  # fmt: skip
+        yield core.CounterMetricFamily(f"{PREFIX}_stalled_ms", "Milliseconds that the heartbeats' thread did not run.",
+                                       value=found.stalled_ms)  # fmt: skip
+        yield core.GaugeMetricFamily(f"{PREFIX}_longest_stall_ms", "Most of these at once.",
+                                     value=found.longest_stall_ms)  # fmt: skip
         for names, family in ((COUNTERS, core.CounterMetricFamily), (GAUGES, core.GaugeMetricFamily)):
             for name, text in names.items():
                 metric = family(f"{PREFIX}_{name}", text, labels=("group", "client_id"))

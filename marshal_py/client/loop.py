@@ -24,6 +24,7 @@ from marshal_py.client.forks import ForkedLock, watch
 from marshal_py.client.info import ClaimInfo
 from marshal_py.client.outbox import Deciding, Outbox
 from marshal_py.client.policy import Policy
+from marshal_py.client.stalls import Stalls
 from marshal_py.client.station import COOL_POLL_S, Station
 from marshal_py.client.upkeep import Upkeep
 from marshal_py.client.worker import Worker
@@ -72,6 +73,7 @@ class Loop:
         self.stations: list[Station] = []
         self.ended: BackgroundThreadEnded | None = None  # what every verb raises once the thread is gone
         self.callbacks = callbacks
+        self.stalls = Stalls()
         self.worker = Worker("marshal-worker")
         self._workers: list[Worker] = []  # of the stations, one each
         self.clerk = Worker("marshal-clerk")  # reads history: seconds, in which nobody's start may have to wait
@@ -120,7 +122,7 @@ class Loop:
     def _round(self) -> None:
         records: list[LogRecord] = []
         try:
-            records = self.log.poll(self._timeout_s())
+            records = self._poll()
         except HistoryTruncated as error:
             self._start_over(error)
         except CoordinationError as error:
@@ -150,6 +152,14 @@ class Loop:
                 with self.changed:
                     station.member.fail(ClusterError(f"the data client failed: {error!r}"))
                     self._step(station, None)
+
+    def _poll(self) -> list[LogRecord]:
+        timeout_s = self._timeout_s()
+        self.stalls.waits(self.clock.now().mono_ms + round(timeout_s * 1000))
+        try:
+            return self.log.poll(timeout_s)
+        finally:
+            self.stalls.woke(self.clock.now().mono_ms)
 
     def _die(self, cause: BaseException) -> None:
         """The thread is about to end: ends every consumer, so that nobody waits for it or delivers without it."""
@@ -215,6 +225,7 @@ class Loop:
 
     def _step(self, station: Station, now: object) -> None:
         try:
+            station.member.stalled_ms = self.stalls.recent_ms(self.clock.now().mono_ms)
             station.step(self.clock.now())
         except Exception as error:  # one consumer must not take the thread, and with it the others, along
             if not isinstance(error, MarshalError):

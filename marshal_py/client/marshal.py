@@ -208,7 +208,7 @@ class Marshal:
         return Metrics(self.client_id, self.coordination_topic, now.wall_ms, loop.folded, loop.log.produce_errors,
                        self.waiting_for, consumers,
                        self.door.statistics() if isinstance(self.door, KafkaDoor) else {},
-                       loop.callbacks.dropped)  # fmt: skip
+                       loop.callbacks.dropped, loop.stalls.total_ms, loop.stalls.longest_ms)  # fmt: skip
 
     @property
     def waiting_for(self) -> str:

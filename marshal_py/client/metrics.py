@@ -79,6 +79,8 @@ class Metrics(Struct, frozen=True):
 
     `librdkafka`: the newest statistics of each of its clients as JSON texts, by the client's name; empty unless
     `connect` was given a `statistics_interval_ms`. `callbacks_dropped`: calls of the user's that found 100,000 waiting.
+    `stalled_ms`, `longest_stall_ms`: in all and at once, how long the thread that heartbeats did not run although it
+    should have (200 ms or more at a time).
     """
 
     client_id: str
@@ -90,6 +92,8 @@ class Metrics(Struct, frozen=True):
     consumers: list[ConsumerMetrics]
     librdkafka: dict[str, str]
     callbacks_dropped: int = 0
+    stalled_ms: int = 0
+    longest_stall_ms: int = 0
 
 
 class Tally:

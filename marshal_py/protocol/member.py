@@ -73,6 +73,7 @@ class Member:
         self.round_trip_ms = NONE  # of the last own heartbeat that was read back
         self.fenced = True
         self._fence_told = False  # whether the user was told of a fence that still stands
+        self.stalled_ms = 0  # how long the driver could not run just now, as far as it knows
         self.leaving = ""  # reason, once the user wants to stop
         self.retiring = False  # the user will stop soon: heirs may fetch ahead first (A6)
         self.urgent = False  # a heartbeat that must not wait for its third: a ready note, a flush
@@ -323,7 +324,9 @@ class Member:
         if self.fenced == valid:
             self.fenced = not valid
             if not valid or self._fence_told:  # a session begins fenced, which is no news
-                self.advise("unfenced" if valid else "fenced")
+                stalled = "" if valid or self.stalled_ms < self.third_ms else (
+                    f"the thread that heartbeats did not run for {self.stalled_ms / 1000:.1f} s")  # fmt: skip
+                self.advise("unfenced" if valid else "fenced", text=stalled)
             self._fence_told = not valid
             if self.fenced and not self.options.deliver_late:
                 for claim in self.claims.values():

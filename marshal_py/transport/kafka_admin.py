@@ -159,6 +159,7 @@ class KafkaAdmin:
         self._embedded = is_embedded
         self.capabilities = embedded.CAPABILITIES if is_embedded else CAPABILITIES
         self._client = asker(given, client_id)
+        self._replaced: list[tuple[float, Asker]] = []  # at most one per COORDINATOR_TIMEOUT_S, for `timeout_s`
         self._servers = str(given["bootstrap.servers"])
 
     def _ask(self, what: str, question: Callable[[], T], right: tuple[str, str] = ("Describe", "")) -> T:
@@ -181,12 +182,21 @@ class KafkaAdmin:
         """
         first_s = min(COORDINATOR_TIMEOUT_S, self._timeout_s)
         for patience_s in (first_s, max(LIST_TIMEOUT_S_MIN, self._timeout_s - first_s)):
+            client = self._client
             try:
-                return ask(self._client, REQUEST_TIMEOUT_S_MAX).result(patience_s)
+                return ask(client, REQUEST_TIMEOUT_S_MAX).result(patience_s)
             except TimeoutError as error:
                 late = error
-                self._client = asker(self._given, self._client_id)
+                self._replace(client)
         raise late
+
+    def _replace(self, client: Asker) -> None:
+        """Others may wait for an answer from it, which would end with it: it goes when their time is up."""
+        if self._client is client:
+            now_s = time.monotonic()
+            recent = [(at_s, old) for at_s, old in self._replaced if now_s - at_s < self._timeout_s]
+            self._replaced = [*recent, (now_s, client)]
+            self._client = asker(self._given, self._client_id)
 
     # --- topics
 

@@ -1,0 +1,41 @@
+"""How long the background thread did not run although it wanted to. Counts; asks nobody and decides nothing.
+
+The thread says until when it waits, and that it woke. What lies between is time in which another thread kept the
+interpreter's lock inside a call into C, the process was stopped, or the machine had no processor for it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+STALL_MS_MIN: Final = 200  # less is the ordinary lateness of a busy machine
+RECENT_MS: Final = 2_000  # a fence that falls later has another reason
+
+
+class Stalls:
+    """Of one thread; any other may ask. Times are of the monotonic clock."""
+
+    def __init__(self) -> None:
+        self.total_ms = 0
+        self.longest_ms = 0
+        self._due_ms: int | None = None  # until when it waits; None while it runs
+        self._last_ms = 0
+        self._ended_ms = -RECENT_MS
+
+    def waits(self, until_ms: int) -> None:
+        self._due_ms = until_ms
+
+    def woke(self, now_ms: int) -> None:
+        assert self._due_ms is not None
+        late_ms, self._due_ms = now_ms - self._due_ms, None
+        if late_ms >= STALL_MS_MIN:
+            self.total_ms += late_ms
+            self.longest_ms = max(self.longest_ms, late_ms)
+            self._last_ms, self._ended_ms = late_ms, now_ms
+
+    def recent_ms(self, now_ms: int) -> int:
+        """Of the stall that lasts, or that ended just now; 0 if there is none."""
+        due_ms = self._due_ms
+        if due_ms is not None and now_ms - due_ms >= STALL_MS_MIN:
+            return now_ms - due_ms
+        return self._last_ms if now_ms - self._ended_ms < RECENT_MS else 0
