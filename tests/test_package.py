@@ -1,0 +1,61 @@
+"""What the package page shows: its links lead somewhere, and it says whose it is. Nothing is built, nothing fetched."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def metadata(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The project's metadata behind its hook, which hatchling calls with the table of pyproject.toml."""
+    interface = ModuleType("hatchling.metadata.plugin.interface")
+    interface.MetadataHookInterface = SimpleNamespace().__class__  # type: ignore[attr-defined]
+    for name in ("hatchling", "hatchling.metadata", "hatchling.metadata.plugin"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, interface.__name__, interface)
+    hook = runpy.run_path(str(ROOT / "hatch_build.py"))["ReadmeHook"](root=str(ROOT))
+    found: dict[str, Any] = dict(PROJECT["project"])
+    before = set(found)
+    hook.update(found)
+    assert set(found) - before == set(found["dynamic"]), "hatchling refuses anything else"
+    return found
+
+
+def test_every_link_of_the_page_is_absolute_and_leads_to_a_file(metadata: dict[str, Any]) -> None:
+    assert metadata["readme"]["content-type"] == "text/markdown"
+    links = re.findall(r"\]\(([^)]+)\)", metadata["readme"]["text"])
+    assert len(links) >= 10
+    here = metadata["urls"]["Source"] + "/blob/main/"
+    for link in links:
+        assert link.startswith("https://"), link
+        if link.startswith(here):
+            assert (ROOT / link.removeprefix(here).partition("#")[0]).is_file(), link
+
+
+def test_links_of_the_documents_lead_to_files() -> None:
+    """The same files as in the repository: there they are relative."""
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for link in re.findall(r"\]\((?![a-z]+:|#)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / link.partition("#")[0]).is_file(), f"{page.name}: {link}"
+
+
+def test_the_package_says_whose_it_is_and_where() -> None:
+    project = PROJECT["project"]
+    assert project["authors"] == [{"name": "The marshal_py authors"}]
+    assert set(project["urls"]) >= {"Source", "Documentation", "Changelog", "Issues"}
+    assert all(url.startswith(project["urls"]["Source"]) for url in project["urls"].values()), "one address, one change"
+    lowest = re.fullmatch(r">=3\.(\d+)", project["requires-python"])
+    assert lowest is not None
+    minors = [int(found[1]) for one in project["classifiers"] if (found := re.search(r":: 3\.(\d+)$", one))]
+    assert minors == list(range(int(lowest[1]), max(minors) + 1))
