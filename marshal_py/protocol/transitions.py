@@ -6,13 +6,14 @@ Only rationalizer.py and admin_rules.py call these.
 from __future__ import annotations
 
 from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.world import Group, Partition, Session, Topic, hash64
+from marshal_py.protocol.world import Change, Group, Partition, Session, hash64
 
 
-def reshape(group: Group, *entries: Topic | Session | Partition | Group) -> None:
-    """Notes that more than a position moved: policies look again, digests hash these entries anew."""
+def reshape(group: Group, entry: Change) -> None:
+    """Notes that more than a position moved: policies look again, digests hash this entry anew."""
     group.shape += 1
-    group.dirty.update(entries)
+    group.changes.append(entry)
+    group.dirty.add(entry)
 
 
 def partition_of(group: Group, tp: TopicPartition) -> Partition:
@@ -41,8 +42,8 @@ def end_session(group: Group, session: Session) -> None:
     for epoch in tuple(session.epochs):
         free(group, group.claims[epoch], NONE)
     del group.sessions[session.id]
+    reshape(group, session)
     group.forget_entry(session)
-    group.shape += 1
 
 
 def begin_generation(group: Group, partition: Partition) -> None:

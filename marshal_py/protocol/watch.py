@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.lease import EVICT_INTERVALS, WaitClock
-from marshal_py.protocol.world import Group
+from marshal_py.protocol.world import Group, Partition, Topic
 
 
 class Watch:
@@ -46,23 +46,35 @@ class Watch:
         if group.pause_duration_ms and self._pause[0] != group.pause_change:
             self._pause = (group.pause_change, counted, 0)
         if self._shape != group.shape:
-            self._shape = group.shape
             self._refresh_free(group, counted)
+            self._shape = group.shape
 
     def extended(self, session: int, offset: int, now: Instant) -> None:
         """An extension was read just now, inside a step: its wait begins here, and no look at the world is due (T1)."""
         self._sessions[session] = (offset, self.clock.counted_at(now))
 
     def _refresh_free(self, group: Group, counted: int) -> None:
-        before, self._free = self._free, {}
-        for name, topic in group.topics.items():
-            for number in range(topic.count):
-                tp = TopicPartition(name, number)
-                known = group.partitions.get(tp)
-                if known is None or (known.owner == NONE and not known.parked):
-                    version = NONE if known is None else known.version
-                    was = before.get(tp)
-                    self._free[tp] = was if was is not None and was[0] == version else (version, counted)
+        """Looks at what changed since the last time; at everything where that is too much, or a topic changed."""
+        changed = group.changed_since(self._shape)
+        if changed is None or any(isinstance(entry, Topic | Group) for entry in changed):
+            before, self._free = self._free, {}
+            for name, topic in group.topics.items():
+                for number in range(topic.count):
+                    self._refresh_one(group, TopicPartition(name, number), before, counted)
+            return
+        for entry in changed:
+            if isinstance(entry, Partition) and 0 <= entry.tp.partition < group.topics[entry.tp.topic].count:
+                self._refresh_one(group, entry.tp, self._free, counted)
+
+    def _refresh_one(self, group: Group, tp: TopicPartition, before: dict[TopicPartition, tuple[int, int]],
+                     counted: int) -> None:  # fmt: skip
+        known = group.partitions.get(tp)
+        if known is None or (known.owner == NONE and not known.parked):
+            version = NONE if known is None else known.version
+            was = before.get(tp)
+            self._free[tp] = was if was is not None and was[0] == version else (version, counted)
+        else:
+            self._free.pop(tp, None)
 
     def free(self) -> dict[TopicPartition, tuple[int, int]]:
         """Partitions that nobody owns and anybody may claim: (version, wait)."""

@@ -14,6 +14,7 @@ Invariants (checked by `Group.check`):
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from struct import Struct as Pack
 from typing import Final
 
@@ -26,6 +27,7 @@ from marshal_py.protocol.records import Checkpoint, Genesis, GroupConfig, Join
 
 FOLD_VERSION: Final = 2  # digests of other fold versions are not compared (G4)
 CHECKPOINT_OFFSETS: Final = 16  # G1: digests cost little, and everybody has the same checkpoints
+CHANGES_KEPT: Final = 1_024  # of a group's shape: who is further behind looks at everything
 CHECKPOINTS_KEPT: Final = 4_096  # G5: a sender that is 65,536 records behind is compared no more; 32 KB per group
 U64: Final = 2**64 - 1
 NULL_LENGTH: Final = 2**32 - 1  # G2: no value has it
@@ -114,9 +116,9 @@ class Group:
     """Everything the log says about one group (PROTOCOL.md 5)."""
 
     __slots__ = (
-        "claims", "config", "config_body", "config_hash", "config_offset", "deleted_at", "digest_sum", "dirty", "mode",
-        "name", "name_hash", "opaque_at", "part", "partitions", "pause_change", "pause_duration_ms", "sessions",
-        "shape", "topics",
+        "changes", "claims", "config", "config_body", "config_hash", "config_offset", "deleted_at", "digest_sum",
+        "dirty", "mode", "name", "name_hash", "opaque_at", "part", "partitions", "pause_change", "pause_duration_ms",
+        "sessions", "shape", "topics",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -136,6 +138,7 @@ class Group:
         self.partitions: dict[TopicPartition, Partition] = {}
         self.claims: dict[int, Partition] = {}  # by epoch, live ones only (W1)
         self.shape = 0  # grows with everything but positions, figures and extensions: policies cache on it
+        self.changes: deque[Change] = deque(maxlen=CHANGES_KEPT)  # what made the shape grow, one by one
         self.dirty: set[Topic | Session | Partition | Group] = {self}  # entries changed since the last digest
         self.digest_sum = 0
         self.part = 0
@@ -147,6 +150,13 @@ class Group:
     @property
     def deleted(self) -> bool:
         return self.config is not None and self.config.deleted
+
+    def changed_since(self, shape: int) -> list[Change] | None:
+        """What changed since the group had this shape; None if that is not known: anything may have."""
+        missed = self.shape - shape
+        if shape < 0 or missed > len(self.changes):
+            return None
+        return list(self.changes)[-missed:] if missed else []
 
     def topology_offset(self, topic: str) -> int:
         """What a Topology of this topic must name as `observed` (F9.1)."""
@@ -215,6 +225,9 @@ class Group:
             assert not self.partitions, "W7: no partition in a deleted group"
             assert not self.mode, "W7: a deleted group has no mode"
             assert not self.paused, "W7: a deleted group is not paused"
+
+
+Change = Topic | Session | Partition | Group  # an entry; Group: a pause, a config, or that it became opaque
 
 
 class World:

@@ -15,6 +15,7 @@ from marshal_py.protocol import rationalizer, transitions
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.lease import EVICT_INTERVALS
 from marshal_py.protocol.records import ClaimingPartition, ReleaseGroup
+from marshal_py.protocol.transitions import reshape
 from marshal_py.protocol.watch import Watch
 from marshal_py.protocol.world import Group
 from marshal_py.simulator.process import Process
@@ -114,7 +115,7 @@ def x35() -> list[Patch]:
     def before(group: Group, time_ms: int, record: Any) -> Any:
         if group.paused and time_ms - times.paused.get(id(group), time_ms) >= group.pause_duration_ms:
             group.pause_duration_ms = 0
-            group.shape += 1
+            reshape(group, group)
         return record
 
     return [times.reading(), times.rules(before)]

@@ -27,6 +27,7 @@ from marshal_py.protocol.records import (
     ReleasingPartition,
     SetPosition,
 )
+from marshal_py.protocol.transitions import reshape
 from marshal_py.protocol.world import Group, Partition
 from marshal_py.simulator import mutants_claims
 
@@ -161,8 +162,7 @@ def _x20(rationalizer: Any) -> list[tuple[Any, str, Any]]:
         reasons = [rule(group, offset, replace(record, moves=(item,), resume=False), body) for item in record.moves]
         if record.resume and "" in reasons:
             group.pause_change, group.pause_duration_ms = offset, 0
-            group.dirty.add(group)
-            group.shape += 1
+            reshape(group, group)
         return "" if "" in reasons else reasons[0] if reasons else "empty"
 
     rules[MOVE] = move
@@ -299,8 +299,7 @@ def _g4(rule: Rule) -> Rule:
             session.epochs.add(taken.epoch)
             session.held += 1
             taken.owner = session.id
-            group.dirty.add(taken)
-            group.shape += 1
+            reshape(group, taken)
         return rule(group, offset, record, body)
 
     return heartbeat
