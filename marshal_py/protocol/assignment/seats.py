@@ -1,8 +1,13 @@
-"""What every policy starts from: the candidates in order, and what each already has. No policy lives here."""
+"""What every policy starts from: the candidates in order, and what each already has. No policy lives here.
+
+Topics that the same candidates consume are one **pool**: within a pool only the number of partitions matters for who
+gets how many. How many each gets is decided first (slots.py), which partitions these are afterwards (`dealt`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
+from heapq import heapify, heappop, heapreplace
 
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.world import Group
@@ -18,9 +23,9 @@ def candidates(group: Group, waited_out: Container[int]) -> list[int]:
 
 
 class Seat:
-    """One candidate while a target is being computed: what it may take and what it has."""
+    """One candidate while a target is being computed: what it may take, and how much it has in all pools."""
 
-    __slots__ = ("claims_max", "id", "order", "standby", "taken", "topics", "weight")
+    __slots__ = ("claims_max", "count", "id", "order", "standby", "topics", "weight")
 
     def __init__(self, group: Group, session_id: int, order: int) -> None:
         join = group.sessions[session_id].join
@@ -30,15 +35,21 @@ class Seat:
         self.topics = frozenset(join.topics)
         self.weight = join.capacity
         self.claims_max = join.claims_max or UNLIMITED
-        self.taken: list[TopicPartition] = []
+        self.count = 0
 
-    @property
-    def has_room(self) -> bool:
-        return len(self.taken) < self.claims_max
 
-    def load_after(self, more: int) -> float:
-        """Weighted load if it had `more` partitions than now."""
-        return (len(self.taken) + more) / self.weight
+class Pool:
+    """Topics that the same candidates consume: their partitions, and who has which of them."""
+
+    __slots__ = ("counts", "held", "reserve", "seats", "tps")
+
+    def __init__(self, seats: Iterable[Seat]) -> None:
+        in_order = sorted(seats, key=lambda seat: seat.order)
+        self.seats = [seat for seat in in_order if not seat.standby]
+        self.reserve = [seat for seat in in_order if seat.standby]
+        self.tps: list[TopicPartition] = []  # by their place in their topic, so that each gets a share of each topic
+        self.held: dict[int, list[TopicPartition]] = {seat.id: [] for seat in self.seats}
+        self.counts = [0] * len(self.seats)  # how many each shall have; a policy changes these
 
 
 def seats_of(group: Group, order: Sequence[int]) -> dict[int, Seat]:
@@ -50,47 +61,120 @@ def seats_of(group: Group, order: Sequence[int]) -> dict[int, Seat]:
     return seats
 
 
-def topic_partitions(group: Group) -> Iterator[TopicPartition]:
-    """Every partition of the folded topology that is not parked, in order."""
-    for name in sorted(group.topics):
-        for number in range(group.topics[name].count):
-            tp = TopicPartition(name, number)
-            if not group.parked(tp):
-                yield tp
+def pools_of(group: Group, seats: dict[int, Seat]) -> list[Pool]:
+    """The partitions of the folded topology that are not parked and that somebody consumes, in pools."""
+    alike: dict[frozenset[str], list[Seat]] = {}
+    for seat in seats.values():
+        alike.setdefault(seat.topics, []).append(seat)
+    consumers: dict[str, list[int]] = {}  # topic -> numbers of the sets of candidates that consume it
+    for number, topics in enumerate(alike):
+        for topic in topics:
+            if topic in group.topics:
+                consumers.setdefault(topic, []).append(number)
+    sets, pools = list(alike.values()), dict[tuple[int, ...], Pool]()
+    for topic in sorted(consumers):
+        key = tuple(consumers[topic])
+        pool = pools.get(key)
+        if pool is None:
+            pool = pools[key] = Pool(seat for number in key for seat in sets[number])
+        _fill(group, pool, topic)
+    counts = {topic: group.topics[topic].count for topic in consumers}
+    for pool in pools.values():
+        if pool.tps and pool.tps[0].topic != pool.tps[-1].topic:
+            pool.tps.sort(key=lambda tp: (tp.partition / counts[tp.topic], tp.topic))
+    _seat_holders(group, seats, pools.values())
+    return list(pools.values())
 
 
-def seat_holders(group: Group, seats: dict[int, Seat]) -> list[TopicPartition]:
-    """Gives each partition to who has it or had it last; returns what is left over.
+def _fill(group: Group, pool: Pool, topic: str) -> None:
+    known, add = group.partitions, pool.tps.append
+    for number in range(group.topics[topic].count):
+        tp = TopicPartition(topic, number)
+        partition = known.get(tp)
+        if partition is None or not partition.parked:
+            add(tp)
+
+
+def _seat_holders(group: Group, seats: dict[int, Seat], pools: Collection[Pool]) -> None:
+    """Gives each partition to who has it, else to who had it last.
 
     Stickiness: the owner, else the successor that a release named, else the last owner. Who has more than its
-    claims_max keeps the lowest.
+    claims_max keeps the lowest, and what it owns before what it owned.
     """
-    left_over: list[TopicPartition] = []
-    for tp in topic_partitions(group):
+    freed: list[tuple[TopicPartition, list[TopicPartition], Seat]] = []
+    for pool in pools:
+        known, held = group.partitions, pool.held
+        for tp in pool.tps:
+            partition = known.get(tp)
+            if partition is None:
+                continue
+            owned = partition.owner != NONE
+            seat = seats.get(partition.owner if owned else partition.successor)
+            if seat is None and not owned:
+                seat = seats.get(partition.last_owner)
+            having = held.get(seat.id) if seat is not None else None
+            if seat is None or having is None:
+                continue  # nobody, one that stands by, or one that does not consume the topic
+            if not owned:
+                freed.append((tp, having, seat))
+            elif seat.count < seat.claims_max:
+                having.append(tp)
+                seat.count += 1
+    for tp, having, seat in freed:
+        if seat.count < seat.claims_max:
+            having.append(tp)
+            seat.count += 1
+    for pool in pools:
+        pool.counts = [len(pool.held[seat.id]) for seat in pool.seats]
+
+
+def dealt(group: Group, pools: Iterable[Pool]) -> dict[TopicPartition, int]:
+    """Which partitions each gets, once the counts are known: everybody keeps of its own what it may, the lowest.
+
+    The rest goes to who lacks some, one after the other, the lowest first. So a target that has come true in part stays
+    as it is: who got a partition lacks one less, and all others still get the same ones.
+    """
+    found: dict[TopicPartition, int] = {}
+    for pool in pools:
+        for seat, count in zip(pool.seats, pool.counts, strict=True):
+            for tp in pool.held[seat.id][:count]:
+                found[tp] = seat.id
+        rest = [tp for tp in pool.tps if tp not in found]
+        if pool.reserve and rest:  # what stays with those that stand by is what they have
+            standing = {seat.id for seat in pool.reserve}
+            owned = [(known := group.partitions.get(tp)) is not None and known.owner in standing for tp in rest]
+            rest = [tp for own in (False, True) for tp, is_own in zip(rest, owned, strict=True) if is_own is own]
+        at = 0
+        for seat, count in zip(pool.seats, pool.counts, strict=True):
+            lacks = count - min(count, len(pool.held[seat.id]))
+            for tp in rest[at : at + lacks]:
+                found[tp] = seat.id
+            at += lacks
+        if pool.reserve and at < len(rest):
+            _deal_to_reserve(group, pool.reserve, rest[at:], found)
+    return found
+
+
+def _deal_to_reserve(group: Group, reserve: list[Seat], rest: list[TopicPartition],
+                     found: dict[TopicPartition, int]) -> None:  # fmt: skip
+    """Those that stand by keep what nobody else can take (F9.9); what nobody has goes to the least loaded of them."""
+    by_id, free = {seat.id: seat for seat in reserve}, []
+    for tp in rest:
         known = group.partitions.get(tp)
-        holder: Seat | None = None
-        if known is not None:
-            if known.owner != NONE:
-                holder = seats.get(known.owner)
-            else:
-                holder = seats.get(known.successor) or seats.get(known.last_owner)
-        if holder is not None and not holder.standby and tp.topic in holder.topics and holder.has_room:
-            holder.taken.append(tp)
+        seat = by_id.get(known.owner) if known is not None else None
+        if seat is not None and seat.count < seat.claims_max:
+            found[tp] = seat.id
+            seat.count += 1
         else:
-            left_over.append(tp)
-    return left_over
-
-
-def seat_free(group: Group, left_over: list[TopicPartition], seats: dict[int, Seat]) -> None:
-    """Gives what nobody has to the least loaded candidate that wants the topic and has room."""
-    for tp in left_over:
-        takers = [seat for seat in seats.values() if tp.topic in seat.topics and seat.has_room]
-        if takers:
-            known = group.partitions.get(tp)
-            owner = NONE if known is None else known.owner
-            best = min(takers, key=lambda s: (s.standby, s.standby and s.id != owner, s.load_after(1), s.order))
-            best.taken.append(tp)
-
-
-def as_target(seats: dict[int, Seat]) -> dict[TopicPartition, int]:
-    return {tp: seat.id for seat in seats.values() for tp in seat.taken}
+            free.append(tp)
+    heap = [((seat.count + 1) / seat.weight, seat.order, seat) for seat in reserve]
+    heapify(heap)
+    for tp in free:
+        while heap and heap[0][2].count >= heap[0][2].claims_max:
+            heappop(heap)
+        if not heap:
+            return
+        seat = heap[0][2]
+        found[tp] = seat.id
+        seat.count += 1
+        heapreplace(heap, ((seat.count + 1) / seat.weight, seat.order, seat))
