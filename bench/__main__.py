@@ -29,8 +29,8 @@ from tests.support.jars import KafkaUnavailable
 
 # The quick ones first: whoever waits sees tables early.
 NAMES = (
-    "fold", "races", "replay", "sweep", "stream", "memory", "startup", "claims", "traffic", "throughput", "join",
-    "leave", "rewind", "takeover",
+    "fold", "scale", "races", "replay", "sweep", "stream", "memory", "startup", "claims", "traffic", "throughput",
+    "join", "leave", "rewind", "takeover",
 )  # fmt: skip
 
 

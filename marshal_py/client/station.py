@@ -173,8 +173,9 @@ class Station:
             self.cold.difference_update(gone)
             for tp in gone:
                 self.unplaced.pop(tp, None)  # nobody waits for the answer any more
+        version = self.member.writes_version if ready.send else 0  # asks every session
         for record in ready.send:
-            value = codec.encode(record, self.member.name, self.incarnation, self.member.writes_version)
+            value = codec.encode(record, self.member.name, self.incarnation, version)
             self.loop.outbox.put(self.log, self.group_key, (value,), self._refused)
         if ready.claimed:
             group = self.member.group

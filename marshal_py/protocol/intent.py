@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from marshal_py.protocol.assignment import DEFAULT_POLICY, MOVES, POLICIES, Target, candidates
+from marshal_py.protocol.candidacy import Candidacy
 from marshal_py.protocol.delivery import AtMostOnce
+from marshal_py.protocol.head_starts import HeadStarts
 from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.lease import EVICT_INTERVALS
 from marshal_py.protocol.pulse import SENT_KEPT
-from marshal_py.protocol.ready import Ready, Wanted
+from marshal_py.protocol.ready import SENT_AT_ONCE, Ready, Wanted
 from marshal_py.protocol.records import (
     AT_MOST_ONCE,
     GRANT_OFFSETS_MAX,
@@ -24,7 +25,7 @@ from marshal_py.protocol.records import (
     Evict,
     MessageRange,
 )
-from marshal_py.protocol.world import Group, Session
+from marshal_py.protocol.world import Group
 
 if TYPE_CHECKING:
     from marshal_py.protocol.member import Member
@@ -38,6 +39,9 @@ class Intent:
 
     def __init__(self, member: Member) -> None:
         self.member = member
+        self.candidacy = Candidacy(member)
+        self._more = False  # whether the last round left claims for the next one, which is to come at once
+        self._head_starts = HeadStarts(member.third_ms)
         self._claiming: dict[TopicPartition, tuple[int, int]] = {}  # in flight: (observed, sent ms)
         self._claimed_observed: dict[TopicPartition, int] = {}  # greatest `observed` ever sent, to know copies (T18)
         self._grants: dict[int, tuple[MessageRange, ...]] = {}  # by nonce: the newest sent, to know copies (T18)
@@ -48,11 +52,6 @@ class Intent:
         self._warming: dict[TopicPartition, bool] = {}  # fetched ahead -> whether data or its end is there
         self._shunned: dict[TopicPartition, int] = {}  # not to be tried before this ms
         self._now_ms = 0
-        self._target: Target = {}
-        self._taking: list[TopicPartition] = []  # what the target takes from a live owner for this member
-        self._giving = False  # whether the target gives something of this member's to another
-        self._order: list[int] = []
-        self._key: tuple[int, frozenset[int], str] = (-1, frozenset(), "")
 
     # --- what the member and its driver tell
 
@@ -110,50 +109,25 @@ class Intent:
 
     # --- what the world makes of it
 
-    def _look(self, group: Group) -> None:
-        """Order of candidates and target, computed anew only when they may have changed."""
-        waited_out = self.member.watch.waited_out(group)
-        waited_out.discard(self.member.session)
-        if group.shape == self._key[0] and waited_out == self._key[1]:
-            return  # nearly always; a config is part of the shape
-        policy = self.member.options.policy
-        if group.config is not None and group.config.policy in POLICIES:
-            policy = group.config.policy
-        self._key = (group.shape, frozenset(waited_out), policy)
-        self._order = candidates(group, waited_out)
-        self._target = POLICIES.get(policy, POLICIES[DEFAULT_POLICY])(group, self._order)
-        me, owned = self.member.session, {p.tp: p.owner for p in group.claims.values()}
-        self._taking = [tp for tp, sid in self._target.items() if sid == me and owned.get(tp, me) != me]
-        self._giving = any(owner == me != self._target.get(tp, me) for tp, owner in owned.items())
-
     def rank(self, group: Group) -> int:
         """This member's place among those that may act now."""
-        self._look(group)
-        return self._order.index(self.member.session)
+        self.candidacy.look(group)
+        return self.candidacy.rank()
 
     def expects(self, group: Group) -> bool:
         """Whether the target takes partitions from live owners for this member (A3)."""
-        self._look(group)
-        return bool(self._taking)
-
-    def heir(self, group: Group, tp: TopicPartition) -> int:
-        """Who should have `tp` once this member is gone."""
-        order = [sid for sid in self._order if sid != self.member.session and sid in group.sessions]
-        takers = [s for s in (group.sessions[sid] for sid in order) if tp.topic in s.join.topics]
-        takers = [s for s in takers if not s.join.claims_max or s.held < s.join.claims_max]
-        if not takers:
-            return NONE
-        return min(takers, key=lambda s: (s.mark != NONE, s.held, order.index(s.id))).id
+        self.candidacy.look(group)
+        return bool(self.candidacy.taking)
 
     def relieved(self, group: Group) -> bool:
         """Whether others take over what this member has while it is still here (A6)."""
-        self._look(group)
-        me = self.member.session
-        if self._key[2] not in MOVES:
+        seen, me = self.candidacy, self.member.session
+        seen.look(group)
+        if not seen.moves:
             return False
         if group.sessions[me].mark == NONE:  # it has not read its own StepDown yet
-            return any(sid != me and group.sessions[sid].mark == NONE for sid in self._order)
-        return any(self._target.get(claim.tp, me) != me for claim in self.member.claims.values())
+            return any(sid != me and sid in group.sessions and group.sessions[sid].mark == NONE for sid in seen.order)
+        return any(seen.target.get(claim.tp, me) != me for claim in self.member.claims.values())
 
     def ready(self, group: Group) -> tuple[int, ...]:
         """Epochs whose partition this member has fetched ahead (A3), as many as a heartbeat holds: the lowest."""
@@ -171,21 +145,29 @@ class Intent:
 
     def act(self, group: Group, now: Instant, out: Ready) -> None:
         """One round of attempts. Who is in doubt evicts, or nobody might, and claims nothing (G6)."""
-        self._now_ms = now.mono_ms
-        self._look(group)
+        self._now_ms, self._more = now.mono_ms, False
+        self.candidacy.look(group)
         self.member.topics.write(group, now, out)
         evicted = self._evict(group, now, out)
         if self.member.doubt.active:
             return
         self._claim(group, evicted, now, out)
-        if self._key[2] in MOVES:
+        if self.candidacy.moves:
             self._give(group, now)
             self._warm(group, out)
         self.ask_grants(group, now, out)
 
     def settled(self) -> bool:
         """Whether, as of the last round, nothing is under way or wanted from anybody, and nobody is waited out."""
-        return not (self._claiming or self._warming or self._taking or self._giving or self._key[1])
+        seen = self.candidacy
+        return not (self._claiming or self._warming or seen.late or seen.taking or seen.giving or seen.waited_out)
+
+    def next_ms(self, now: Instant) -> int | None:
+        """When it wants another round, beside what it waits for; None if it does not, or may not act now."""
+        if self._now_ms != now.mono_ms:
+            return None
+        wait_ms = 1 if self._more else self.candidacy.wait_ms()
+        return None if wait_ms is None else now.mono_ms + wait_ms
 
     def idle(self, group: Group, now: Instant, out: Ready) -> None:
         """What is left of a round for a member that is settled, while no wait is over."""
@@ -201,10 +183,11 @@ class Intent:
     def _evict(self, group: Group, now: Instant, out: Ready) -> set[int]:
         """T4: sessions that this member evicts now, in rank order."""
         evicted: set[int] = set()
-        for sid in sorted(self._key[1]):
+        for sid in sorted(self.candidacy.waited_out):
             session = group.sessions[sid]
             waited_ms = self.member.watch.session_waited_ms(sid)
-            if waited_ms < EVICT_INTERVALS * session.join.interval_ms + self._rank_over(session) * self.member.third_ms:
+            need_ms = EVICT_INTERVALS * session.join.interval_ms
+            if waited_ms < need_ms + self.candidacy.rank_over(session) * self.member.third_ms:
                 continue
             evicted.add(sid)
             if self.again(self._evicting.get((sid, session.extended)), now):
@@ -212,56 +195,38 @@ class Intent:
                 out.send.append(Evict(sid, session.extended, waited_ms, self.member.options.client_id[:60]))
         return evicted
 
-    def _rank_over(self, silent: Session) -> int:
-        """T4: who joined after the last sign of the silent one cannot have waited as long, and comes last."""
-        return sorted(self._order, key=lambda sid: sid > silent.extended).index(self.member.session)
-
     def _claim(self, group: Group, evicted: set[int], now: Instant, out: Ready) -> None:
         """Claims what is free, or becomes free by an Evict of this very tick, when its head start allows (A2, A5)."""
-        me, watch = self.member.session, self.member.watch
-        claims_max = self.member.options.claims_max
+        seen, topics = self.candidacy, self.member.options.topics
         for tp, (observed, _) in list(self._claiming.items()):
             known = group.partitions.get(tp)
             if known is not None and known.version != observed:
                 del self._claiming[tp]  # dead for ever (T17): it must not count against claims_max
-        for tp, (observed, _) in watch.free().items():
-            rank = self._rank_for(group, tp)
-            if rank >= 0 and watch.free_waited_ms(tp) >= rank * self.member.third_ms:
-                self._try(group, tp, observed, claims_max, now, out)
-        if evicted:
-            for tp, sid in self._target.items():
-                known = group.partitions.get(tp)
-                if sid == me and known is not None and known.owner in evicted and not self.shuns(tp):
-                    self._try(group, tp, known.version, claims_max, now, out)
+        due = self._head_starts.due(group, self.member.watch, seen.looks, lambda tp: seen.rank_for(group, tp), topics)
+        wanted = list(due.items())
+        for tp in seen.mine if evicted else ():
+            known = group.partitions.get(tp)
+            if known is not None and known.owner in evicted:
+                wanted.append((tp, known.version))
+        last, claims_max = len(out.send) + SENT_AT_ONCE, self.member.options.claims_max
+        for tp, observed in wanted:
+            if claims_max and len(self.member.claims) + len(self._claiming) - (tp in self._claiming) >= claims_max:
+                continue  # what is under way counts (A5)
+            if len(out.send) >= last:
+                self._more = True
+                break
+            self._try(group, tp, observed, now, out)
 
-    def _rank_for(self, group: Group, tp: TopicPartition) -> int:
-        """A2: 0 the named successor or the target, 1 the former owner, then the rest; -1 for who does not take part."""
-        me = self.member.session
-        known = group.partitions.get(tp)
-        if tp.topic not in group.sessions[me].join.topics or self.shuns(tp):
-            return -1
-        if (known is None or known.position == NONE) and self.member.topics.unfit(group, tp):
-            return -1  # nothing is lost there
-        first = self._target.get(tp, NONE)
-        former = NONE
-        if known is not None:
-            former = known.last_owner
-            if known.successor in self._order:
-                first = known.successor
-        line = [sid for sid in (first, former) if sid in self._order]
-        line += [sid for sid in self._order if sid not in line]
-        return list(dict.fromkeys(line)).index(me)
-
-    def _try(self, group: Group, tp: TopicPartition, observed: int, claims_max: int, now: Instant, out: Ready) -> None:
+    def _try(self, group: Group, tp: TopicPartition, observed: int, now: Instant, out: Ready) -> None:
         """Sends one claim, after looking up the start if the log has no position."""
         flying = self._claiming.get(tp)
-        if flying is not None and flying[0] == observed and not self.again(flying[1], now):
-            return
-        if claims_max and len(self.member.claims) + len(self._claiming.keys() - {tp}) >= claims_max:
+        if self.shuns(tp) or (flying is not None and flying[0] == observed and not self.again(flying[1], now)):
             return
         known = group.partitions.get(tp)
         start = NONE
         if known is None or known.position == NONE:
+            if self.member.topics.unfit(group, tp):
+                return  # nothing is lost there
             found = self._starts.get(tp)
             fresh_ms = START_FRESH_INTERVALS * self.member.options.interval_ms
             if found is None or now.mono_ms - found[1] > fresh_ms:
@@ -279,23 +244,32 @@ class Intent:
 
         Handlers may finish, for as long as a successor may have to wait.
         """
-        me = self.member.session
+        me, seen = self.member.session, self.candidacy
+        ready: dict[int, frozenset[int]] = {me: frozenset()}  # epochs that each has noted
+        until_ms = now.mono_ms + self.member.options.hand_over_timeout_ms
         for claim in self.member.claims.values():
-            to = self._target.get(claim.tp, me)
-            session = group.sessions.get(to)
-            fresh = session is not None and to != me and claim.epoch in session.ready and (
-                self.member.watch.session_waited_ms(to) < session.join.interval_ms)  # fmt: skip
-            if claim.stage is Stage.OPEN and fresh:
-                claim.stop("hand-over", now.mono_ms + self.member.options.hand_over_timeout_ms, to)
-            elif claim.stage is Stage.DRAINING and claim.reason == "hand-over" and claim.successor not in self._order:
+            to = seen.target.get(claim.tp, me)
+            if to not in ready:
+                ready[to] = self._ready_of(group, to)
+            if claim.stage is Stage.OPEN and claim.epoch in ready[to]:
+                claim.stop("hand-over", until_ms, to)
+            elif claim.stage is Stage.DRAINING and claim.reason == "hand-over" and claim.successor not in seen.place:
                 claim.reopen()
+
+    def _ready_of(self, group: Group, sid: int) -> frozenset[int]:
+        """What a session has noted as fetched ahead; nothing if it has been silent for an interval."""
+        session = group.sessions.get(sid)
+        if session is None or self.member.watch.session_waited_ms(sid) >= session.join.interval_ms:
+            return frozenset()
+        return frozenset(session.ready)
 
     def _warm(self, group: Group, out: Ready) -> None:
         """A3, the successor's side: fetches ahead what the target takes from a live owner for this member."""
-        if not self._taking and not self._warming:
+        taking, me = self.candidacy.taking, self.member.session
+        if not taking and not self._warming:
             return
-        me = self.member.session
-        wanted = {tp: group.partitions[tp].position for tp in self._taking if not self.shuns(tp)}
+        wanted = {tp: owned.position for tp in taking
+                  if (owned := group.partitions[tp]).owner not in (NONE, me) and not self.shuns(tp)}  # fmt: skip
         for tp in [tp for tp in self._warming if tp not in wanted]:
             known = group.partitions.get(tp)
             if known is None or known.owner == NONE:

@@ -286,9 +286,8 @@ class Member:
     def _next_ms(self, group: Group | None, now: Instant) -> int:
         if group is None:
             return now.mono_ms + self.third_ms
-        draining_ms = self.releases.next_ms(now)
-        waits_ms = self.watch.deadline_ms(now)
-        return waits_ms if draining_ms is None else min(waits_ms, draining_ms)
+        wanted = (self.releases.next_ms(now), self.intent.next_ms(now))
+        return min([self.watch.deadline_ms(now), *(ms for ms in wanted if ms is not None)])
 
     def _leave_ghosts(self, now: Instant) -> None:
         """T14: a late Join of this client made a session that nobody uses."""

@@ -220,7 +220,7 @@ class Reading:
             member.end(GroupOpaque(member.name, group.opaque_at))
             return
         session_gone = member.session != NONE and member.session not in group.sessions
-        for claim in [c for c in member.claims.values() if c.epoch not in group.claims]:
+        for claim in self._gone(group, verdict):
             reason = claim.reason if claim.stage is Stage.RELEASING else "session ended"
             released = isinstance(verdict.record, ReleasingPartition) and verdict.record.epoch == claim.epoch
             member.lose(claim, reason, "released" if released else "lost", verdict.offset)
@@ -230,6 +230,16 @@ class Reading:
             self._session_gone(group, verdict, now)
         if group.deleted:
             member.end(GroupDeleted(member.name))
+
+    def _gone(self, group: Group, verdict: Verdict) -> list[Claim]:
+        """Own claims that live no more. Nearly always none, and seldom more than the one that was released."""
+        member, record = self.member, verdict.record
+        session = group.sessions.get(member.session)
+        if session is not None and len(session.epochs) == len(member.claims):
+            return []
+        if isinstance(record, ReleasingPartition) and verdict.accepted and record.epoch in member.claims:
+            return [member.claims[record.epoch]]
+        return [claim for claim in member.claims.values() if claim.epoch not in group.claims]
 
     def _session_gone(self, group: Group, verdict: Verdict, now: Instant) -> None:
         """The own session has ended: why, and what now? (T18, F9.6)"""

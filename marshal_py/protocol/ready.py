@@ -8,7 +8,7 @@ the process (PROTOCOL.md T16).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import Struct, field
 
@@ -19,6 +19,8 @@ from marshal_py.protocol.codec import RECORD_VERSION
 from marshal_py.protocol.holdings import Claim
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import AT_LEAST_ONCE, Record
+
+SENT_AT_ONCE: Final = 2_000  # claims, and releases, of one tick: a heartbeat is not late for them
 
 
 class MemberOptions(Struct, frozen=True, kw_only=True):

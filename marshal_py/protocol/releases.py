@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from marshal_py.protocol.assignment import Target
 from marshal_py.protocol.claim_records import release
 from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import NONE, Instant
+from marshal_py.protocol.ready import SENT_AT_ONCE
 from marshal_py.protocol.records import clipped
 from marshal_py.protocol.world import Group
 
@@ -24,6 +26,7 @@ class Releases:
 
     def __init__(self, member: Member) -> None:
         self.member = member
+        self._more = False  # whether the last round left releases for the next one, which is to come at once
 
     def act(self, group: Group, now: Instant) -> None:
         """Stops what must go, and releases what is drained."""
@@ -57,14 +60,22 @@ class Releases:
             self.member.note("handler_stuck", claim.tp, NONE if oldest is None else oldest[1], epoch=claim.epoch)
 
     def _release_drained(self, group: Group, now: Instant) -> None:
-        member = self.member
+        member, self._more = self.member, False
+        last = len(member.out.send) + SENT_AT_ONCE
+        heirs: Target | None = None
         for claim in member.claims.values():
+            if claim.stage is Stage.OPEN:
+                continue
+            if len(member.out.send) >= last:
+                self._more = True
+                break
             if claim.stage is Stage.DRAINING and claim.drained(now.mono_ms):
                 claim.seal(Stage.RELEASING)
                 claim.sealed_ms = now.mono_ms
                 claim.released_position = claim.position()
                 if claim.successor == NONE and member.leaving:
-                    claim.successor = member.intent.heir(group, claim.tp)
+                    heirs = member.intent.candidacy.heirs(group) if heirs is None else heirs
+                    claim.successor = heirs.get(claim.tp, NONE)
             if claim.stage is Stage.RELEASING and (
                 claim.release_sent_ms is None or now.mono_ms - claim.release_sent_ms >= member.third_ms
             ):
@@ -81,6 +92,8 @@ class Releases:
 
     def next_ms(self, now: Instant) -> int | None:
         """When a claim that drains must be looked at; None if none drains."""
+        if self._more:
+            return now.mono_ms + 1
         nearest: int | None = None
         for claim in self.member.claims.values():
             if claim.stage is Stage.DRAINING:

@@ -104,6 +104,12 @@ def check_fold(result: Result) -> None:
     assert all(count(cell) >= 1_000 for cell in column(result, "work"))
 
 
+def check_scale(result: Result) -> None:
+    assert all(column(result, "of how many")), "targets, ticks, changes and records there were"
+    assert {what.partition(",")[0] for what in column(result, "what")} == {
+        "target", "idle tick", "churn", "the first of all members", "1 -> 2 members"}  # fmt: skip
+
+
 def check_startup(result: Result) -> None:
     assert column(result, "records of history") == ["1,000", "10,000"]
     assert all(count(cell) >= 1 for cell in column(result, "messages"))
@@ -136,6 +142,7 @@ CHECKS = {
     "memory": check_memory,
     "throughput": check_throughput,
     "fold": check_fold,
+    "scale": check_scale,
     "races": check_races,
     "replay": check_replay,
     "sweep": check_sweep,

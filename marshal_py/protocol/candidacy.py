@@ -1,0 +1,144 @@
+"""Who may act before whom, and who should have what, as a member last looked at it (PROTOCOL.md F9.9, A1, A2, T4).
+
+The order of candidates and the target are functions of the world and of the sessions that the member has waited out. In
+a large group they cost milliseconds, and a burst of records changes them with each: so there they are looked at once
+in a tenth of an interval, and what is told in between is what was so a moment ago. All of it is guidance.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from marshal_py.protocol.assignment import DEFAULT_POLICY, MOVES, POLICIES, Target, candidates
+from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.world import Group, Session
+
+if TYPE_CHECKING:
+    from marshal_py.protocol.member import Member
+
+LOOK_AT_ONCE: Final = 2_000  # partitions and sessions up to which a look costs a few ms at most
+
+
+class Candidacy:
+    """The part of a member that knows its place among the others."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.looks = 0  # grows with each look: who derives something from it looks again
+        self.waited_out: frozenset[int] = frozenset()  # as of now
+        self.order: list[int] = []
+        self.place: dict[int, int] = {}  # session -> its index in the order
+        self.target: Target = {}
+        self.policy = ""
+        self.mine: list[TopicPartition] = []  # what the target gives to this member
+        self.taking: list[TopicPartition] = []  # of these, what live sessions own
+        self.giving = False  # whether the target gives something of this member's to another
+        self.late = False  # whether the world has changed since the last look
+        self._looked: tuple[int, frozenset[int], int] = (-1, frozenset(), NONE)
+        self._looked_ms = 0  # of the wait clock
+        self._before: list[int] = []  # sessions before this one, by number
+        self._all: list[int] = []
+        self._ahead: dict[str, int] = {}  # topic -> how many before this one can take a partition of it
+        self._heirs: tuple[tuple[int, ...], Target] = ((), {})
+
+    @property
+    def moves(self) -> bool:
+        """Whether the policy takes partitions from live owners (A3)."""
+        return self.policy in MOVES
+
+    def look(self, group: Group) -> None:
+        """Computes anew what may have changed."""
+        watch, me = self.member.watch, self.member.session
+        waited_out = watch.waited_out(group)
+        waited_out.discard(me)
+        self.waited_out = frozenset(waited_out)
+        now = (group.shape, self.waited_out, me)
+        self.late = now != self._looked
+        if not self.late:
+            return  # nearly always; a config is part of the shape
+        counted_ms = watch.clock.counted_ms
+        large = len(group.partitions) + len(group.sessions) > LOOK_AT_ONCE
+        if large and me == self._looked[2] and counted_ms - self._looked_ms < watch.clock.step_ms_max:
+            return
+        self._looked, self._looked_ms, self.late = now, counted_ms, False
+        self.looks += 1
+        self.policy = self.member.options.policy
+        if group.config is not None and group.config.policy in POLICIES:
+            self.policy = group.config.policy
+        self.order = candidates(group, self.waited_out)
+        self.target = self._target(group, self.order)
+        self.place = {sid: at for at, sid in enumerate(self.order)}
+        self._all, self._before = sorted(self.order), sorted(self.order[: self.place[me]])
+        self._ahead.clear()
+        self.mine = [tp for tp, sid in self.target.items() if sid == me]
+        self.taking = [tp for tp in self.mine if self._owner(group, tp) not in (NONE, me)]
+        self.giving = any(self.target.get(group.claims[epoch].tp, me) != me for epoch in group.sessions[me].epochs)
+
+    def wait_ms(self) -> int | None:
+        """Until the next look, if the world has changed since the last one."""
+        clock = self.member.watch.clock
+        return max(1, self._looked_ms + clock.step_ms_max - clock.counted_ms) if self.late else None
+
+    def _target(self, group: Group, order: list[int]) -> Target:
+        return POLICIES.get(self.policy, POLICIES[DEFAULT_POLICY])(group, order)
+
+    def _owner(self, group: Group, tp: TopicPartition) -> int:
+        known = group.partitions.get(tp)
+        return NONE if known is None else known.owner
+
+    def rank(self) -> int:
+        """This member's place among those that may act now."""
+        return self.place[self.member.session]
+
+    def rank_for(self, group: Group, tp: TopicPartition) -> int:
+        """A2: 0 the named successor or the target, 1 the former owner, then the rest that can take the partition."""
+        me, known = self.member.session, group.partitions.get(tp)
+        first, former = self.target.get(tp, NONE), NONE
+        if known is not None:
+            if self._takes(group, known.successor, tp.topic):
+                first = known.successor
+            if self._takes(group, known.last_owner, tp.topic):
+                former = known.last_owner
+        if first == me:
+            return 0
+        if former == me:
+            return int(first in self.place)
+        rank, place = self._ahead_of(group, tp.topic), self.place
+        for sid in {first, former} & place.keys():
+            rank += place[sid] > place[me] or not self._takes(group, sid, tp.topic)  # it is not among those ahead
+        return rank
+
+    def _takes(self, group: Group, sid: int, topic: str) -> bool:
+        session = group.sessions.get(sid) if sid in self.place else None
+        return session is not None and topic in session.join.topics and _has_room(session)
+
+    def _ahead_of(self, group: Group, topic: str) -> int:
+        if not self._ahead:
+            before = [session for sid in self._before if (session := group.sessions.get(sid)) is not None]
+            alike = Counter(session.join.topics for session in before if _has_room(session))
+            self._ahead = dict.fromkeys(self.member.options.topics, 0)
+            for topics, count in alike.items():
+                for each in self._ahead.keys() & set(topics):
+                    self._ahead[each] += count
+        return self._ahead.get(topic, 0)
+
+    def rank_over(self, silent: Session) -> int:
+        """T4: who joined after the last sign of the silent one cannot have waited as long, and comes last."""
+        older = bisect_right(self._before, silent.extended)
+        if self.member.session <= silent.extended:
+            return older
+        return bisect_right(self._all, silent.extended) + len(self._before) - older
+
+    def heirs(self, group: Group) -> Target:
+        """Who should have what once this member is gone: the target of the others."""
+        self.look(group)
+        rest = tuple(sid for sid in self.order if sid != self.member.session and sid in group.sessions)
+        if self._heirs[0] != rest:
+            self._heirs = rest, self._target(group, list(rest))
+        return self._heirs[1]
+
+
+def _has_room(session: Session) -> bool:
+    return not session.join.claims_max or session.held < session.join.claims_max
