@@ -92,7 +92,7 @@ class Releases:
 
     def next_ms(self, now: Instant) -> int | None:
         """When a claim that drains must be looked at; None if none drains."""
-        if self._more:
+        if self._more and self.member.claims:
             return now.mono_ms + 1
         nearest: int | None = None
         for claim in self.member.claims.values():
