@@ -6,7 +6,7 @@ be over, and at no other: in a large group thousands may be free that others wil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from heapq import heappop, heappush
 
 from marshal_py.protocol.identity import TopicPartition
@@ -19,50 +19,36 @@ class HeadStarts:
 
     def __init__(self, third_ms: int) -> None:
         self._third_ms = third_ms
-        self._later: list[tuple[int, TopicPartition, int, int]] = []  # (wait clock, partition, version, wait), a heap
+        self._later: list[tuple[int, TopicPartition, int]] = []  # (end of the wait, partition, version), a heap
         self._due: dict[TopicPartition, int] = {}  # partition -> version
-        self._looks = -1
+        self._seen = (-1, -1)  # looks, and where waits began anew at the latest
         self._shape = -1
 
     def due(self, group: Group, watch: Watch, looks: int, rank: Callable[[TopicPartition], int],
             topics: Container[str]) -> dict[TopicPartition, int]:  # fmt: skip
         """Partitions, with their version, that may be tried now. `looks` grows when ranks may have changed."""
-        changed = group.changed_since(self._shape) if looks == self._looks else None
-        self._looks, self._shape = looks, group.shape
-        free = watch.free()
+        free, seen = watch.free(), (looks, watch.clock.floor_ms)
+        changed = group.changed_since(self._shape) if seen == self._seen else None
+        self._seen, self._shape = seen, group.shape
         if changed is None or any(isinstance(entry, Topic | Group) for entry in changed):
             self._due.clear()
             self._later.clear()
-            for tp in free:
-                self._wait(tp, watch, rank, topics)
+            looked_at: Iterable[TopicPartition] = free
         else:
-            for entry in changed:
-                if isinstance(entry, Partition):
-                    self._due.pop(entry.tp, None)
-                    if entry.tp in free:
-                        self._wait(entry.tp, watch, rank, topics)
-        self._end_waits(watch)
+            looked_at = [entry.tp for entry in changed if isinstance(entry, Partition)]
+        for tp in looked_at:
+            self._due.pop(tp, None)
+            if tp in free and tp.topic in topics:
+                self._wait(tp, watch, rank(tp) * self._third_ms)
+        while self._later and self._later[0][0] <= watch.clock.counted_ms:
+            _, tp, version = heappop(self._later)
+            if tp in free and free[tp][0] == version:
+                self._due[tp] = version
         return self._due
 
-    def _wait(self, tp: TopicPartition, watch: Watch, rank: Callable[[TopicPartition], int],
-              topics: Container[str]) -> None:  # fmt: skip
-        if tp.topic not in topics:
-            return
+    def _wait(self, tp: TopicPartition, watch: Watch, wait_ms: int) -> None:
         version, began = watch.free()[tp]
-        wait_ms = rank(tp) * self._third_ms
         if wait_ms:
-            heappush(self._later, (began + wait_ms, tp, version, wait_ms))
+            heappush(self._later, (watch.clock.over_at(began, wait_ms), tp, version))
         else:
             self._due[tp] = version
-
-    def _end_waits(self, watch: Watch) -> None:
-        """A wait that began before an unproven step counts from there (T3): it is put back."""
-        later, free = self._later, watch.free()
-        while later and later[0][0] <= watch.clock.counted_ms:
-            _, tp, version, wait_ms = heappop(later)
-            if tp not in free or free[tp][0] != version:
-                continue
-            if watch.free_waited_ms(tp) >= wait_ms:
-                self._due[tp] = version
-            else:
-                heappush(later, (watch.clock.counted_ms + 1 + wait_ms - watch.free_waited_ms(tp), tp, version, wait_ms))

@@ -78,3 +78,7 @@ class WaitClock:
     def waited_ms(self, began_at: int) -> int:
         """Waited ms of a wait that began when `counted_ms` was `began_at`; one ms less, for both ends were floored."""
         return max(0, self.counted_ms - max(began_at, self.floor_ms) - 1)
+
+    def over_at(self, began_at: int, wait_ms: int) -> int:
+        """`counted_ms` at which such a wait has reached `wait_ms`, unless it begins anew before."""
+        return max(began_at, self.floor_ms) + wait_ms + 1

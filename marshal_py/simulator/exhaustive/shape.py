@@ -22,11 +22,11 @@ from marshal_py.simulator.exhaustive.dice import Dice
 MARSHAL_VERSION: Final = 2  # the newest without references: equal values, equal bytes
 DIGEST_BYTES: Final = 16
 # What no behaviour depends on, or what the rest of the key says already: where an object belongs to, the world (it is
-# the prefix that was read), constants, what is only told to people or to Kafka's committed offsets, and whether the
-# next tick may be cut short, which comes to the same.
+# the prefix that was read), constants, what is only told to people or to Kafka's committed offsets, what each tick
+# computes from the world and the waits, and whether the next one may be cut short, which comes to the same.
 LEFT_OUT: Final = frozenset({
     "world", "member", "errand", "options", "advisories", "mirror", "_mirrored", "_mirror_due_ms", "amo_dropped",
-    "late_acks", "events", "idle",
+    "late_acks", "events", "idle", "candidacy", "_head_starts",
 })  # fmt: skip
 
 _PLAIN: Final = frozenset({int, str, bytes, bool, float, type(None)})
