@@ -18,6 +18,7 @@ from marshal_py.protocol.world import Group, Session
 if TYPE_CHECKING:
     from marshal_py.protocol.member import Member
 
+STOPPING: Final = "stopping"  # the reason of a StepDown by which a member says that it is about to leave (A6)
 LOOK_AT_ONCE: Final = 2_000  # partitions and sessions up to which a look costs a few ms at most
 
 
@@ -35,6 +36,7 @@ class Candidacy:
         self.mine: list[TopicPartition] = []  # what the target gives to this member
         self.taking: list[TopicPartition] = []  # of these, what live sessions own
         self.giving = False  # whether the target gives something of this member's to another
+        self.stopping: set[int] = set()  # live sessions that said so (A6)
         self.late = False  # whether the world has changed since the last look
         self._looked: tuple[int, frozenset[int], int] = (-1, frozenset(), NONE)
         self._looked_ms = 0  # of the wait clock
@@ -111,12 +113,13 @@ class Candidacy:
         return rank
 
     def _takes(self, group: Group, sid: int, topic: str) -> bool:
-        session = group.sessions.get(sid) if sid in self.place else None
+        session = group.sessions.get(sid) if sid in self.place and sid not in self.stopping else None
         return session is not None and topic in session.join.topics and _has_room(session)
 
     def _ahead_of(self, group: Group, topic: str) -> int:
         if not self._ahead:
-            before = [session for sid in self._before if (session := group.sessions.get(sid)) is not None]
+            staying = (sid for sid in self._before if sid not in self.stopping)
+            before = [session for sid in staying if (session := group.sessions.get(sid)) is not None]
             alike = Counter(session.join.topics for session in before if _has_room(session))
             self._ahead = dict.fromkeys(self.member.options.topics, 0)
             for topics, count in alike.items():
@@ -132,12 +135,25 @@ class Candidacy:
         return bisect_right(self._all, silent.extended) + len(self._before) - older
 
     def heirs(self, group: Group) -> Target:
-        """Who should have what once this member is gone: the target of the others."""
+        """Who should have what once this member is gone: the target of those that stay, so that it moves once (A6)."""
         self.look(group)
-        rest = tuple(sid for sid in self.order if sid != self.member.session and sid in group.sessions)
+        self.stopping &= group.sessions.keys()
+        leaving = self.stopping | {self.member.session}
+        rest = tuple(sid for sid in self.order if sid in group.sessions and sid not in leaving)
         if self._heirs[0] != rest:
             self._heirs = rest, self._target(group, list(rest))
         return self._heirs[1]
+
+    def taken_over(self, group: Group) -> bool:
+        """Whether others that stay take over what this member has while it is still here (A3, A6)."""
+        self.look(group)
+        me, stays = self.member.session, group.sessions.keys() - self.stopping
+        if not self.moves:
+            return False
+        if group.sessions[me].mark == NONE:  # it has not read its own StepDown yet
+            return any(sid != me and sid in stays and group.sessions[sid].mark == NONE for sid in self.order)
+        heirs = (self.target.get(claim.tp, me) for claim in self.member.claims.values())
+        return any(sid != me and sid in stays for sid in heirs)
 
 
 def _has_room(session: Session) -> bool:

@@ -119,16 +119,6 @@ class Intent:
         self.candidacy.look(group)
         return bool(self.candidacy.taking)
 
-    def relieved(self, group: Group) -> bool:
-        """Whether others take over what this member has while it is still here (A6)."""
-        seen, me = self.candidacy, self.member.session
-        seen.look(group)
-        if not seen.moves:
-            return False
-        if group.sessions[me].mark == NONE:  # it has not read its own StepDown yet
-            return any(sid != me and sid in group.sessions and group.sessions[sid].mark == NONE for sid in seen.order)
-        return any(seen.target.get(claim.tp, me) != me for claim in self.member.claims.values())
-
     def ready(self, group: Group) -> tuple[int, ...]:
         """Epochs whose partition this member has fetched ahead (A3), as many as a heartbeat holds: the lowest."""
         epochs = []
@@ -151,7 +141,8 @@ class Intent:
         evicted = self._evict(group, now, out)
         if self.member.doubt.active:
             return
-        self._claim(group, evicted, now, out)
+        if not self.member.retiring:
+            self._claim(group, evicted, now, out)
         if self.candidacy.moves:
             self._give(group, now)
             self._warm(group, out)
@@ -195,13 +186,22 @@ class Intent:
                 out.send.append(Evict(sid, session.extended, waited_ms, self.member.options.client_id[:60]))
         return evicted
 
-    def _claim(self, group: Group, evicted: set[int], now: Instant, out: Ready) -> None:
-        """Claims what is free, or becomes free by an Evict of this very tick, when its head start allows (A2, A5)."""
-        seen, topics = self.candidacy, self.member.options.topics
+    def _drop_dead(self, group: Group) -> None:
+        """Forgets claims under way that can never win any more (T17): they must not count against claims_max."""
         for tp, (observed, _) in list(self._claiming.items()):
             known = group.partitions.get(tp)
             if known is not None and known.version != observed:
-                del self._claiming[tp]  # dead for ever (T17): it must not count against claims_max
+                del self._claiming[tp]
+
+    def awaits_claims(self, group: Group, now: Instant) -> bool:
+        """Whether a claim that was sent within an interval may still win (T16)."""
+        self._drop_dead(group)
+        return any(now.mono_ms - sent_ms < self.member.options.interval_ms for _, sent_ms in self._claiming.values())
+
+    def _claim(self, group: Group, evicted: set[int], now: Instant, out: Ready) -> None:
+        """Claims what is free, or becomes free by an Evict of this very tick, when its head start allows (A2, A5)."""
+        seen, topics = self.candidacy, self.member.options.topics
+        self._drop_dead(group)
         due = self._head_starts.due(group, self.member.watch, seen.looks, lambda tp: seen.rank_for(group, tp), topics)
         wanted = list(due.items())
         for tp in seen.mine if evicted else ():
@@ -265,7 +265,7 @@ class Intent:
 
     def _warm(self, group: Group, out: Ready) -> None:
         """A3, the successor's side: fetches ahead what the target takes from a live owner for this member."""
-        taking, me = self.candidacy.taking, self.member.session
+        taking, me = [] if self.member.retiring else self.candidacy.taking, self.member.session
         if not taking and not self._warming:
             return
         wanted = {tp: owned.position for tp in taking

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from marshal_py.errors import GroupDeleted, GroupOpaque, MarshalError
 from marshal_py.protocol.advisory import PROBE, Advisory
+from marshal_py.protocol.candidacy import STOPPING
 from marshal_py.protocol.careful import Careful
 from marshal_py.protocol.claim_records import claim_state
 from marshal_py.protocol.delivery import AtMostOnce
@@ -234,7 +235,7 @@ class Member:
         group = self.group
         if group is None or self.session == NONE or self.ended or group.paused or self.fenced:
             return True
-        return not self.claims or not self.intent.relieved(group)
+        return not self.claims or not self.intent.candidacy.taken_over(group)
 
     def note(self, kind: str, tp: TopicPartition | None = None, from_: int = NONE, to: int = NONE, text: str = "",
              epoch: int = NONE) -> None:  # fmt: skip
@@ -337,7 +338,7 @@ class Member:
         if self.retiring and not self.leaving:
             self._step_down(group, now)
         if self.leaving:
-            self._leave(now)
+            self._leave(group, now)
         elif self.pulse.healthy(now) and valid and not group.paused:
             self.intent.act(group, now, self.out)
         else:
@@ -348,11 +349,14 @@ class Member:
             self._heartbeat(group, now)
         self.mirror(group, now)
 
-    def _leave(self, now: Instant) -> None:
+    def _leave(self, group: Group, now: Instant) -> None:
         """The Leave follows the Releases: the log keeps their order, and so their positions.
 
-        One that gives back may be rejected, so a Leave waits until it was read, for an interval at most (T16).
+        One that gives back may be rejected, and a claim may still win: a Leave waits for these, for an interval at most
+        (T16).
         """
+        if self.intent.awaits_claims(group, now):
+            return
         for claim in self.claims.values():
             waits = isinstance(claim.tracker, AtMostOnce) and now.mono_ms - claim.sealed_ms < self.options.interval_ms
             if claim.stage is not Stage.RELEASING or waits:
@@ -363,11 +367,11 @@ class Member:
 
     def _step_down(self, group: Group, now: Instant) -> None:
         """A6: the mark by which the others' targets leave this member out."""
-        if group.sessions[self.session].mark != NONE or not self.intent.relieved(group):
+        if group.sessions[self.session].mark != NONE or not self.intent.candidacy.taken_over(group):
             return
         if self._step_down_sent_ms is None or now.mono_ms - self._step_down_sent_ms >= self.third_ms:
             self._step_down_sent_ms = now.mono_ms
-            self.out.send.append(StepDown(self.session, NONE, "stopping", self.options.client_id[:60]))
+            self.out.send.append(StepDown(self.session, NONE, STOPPING, self.options.client_id[:60]))
 
     def _end_pause(self, group: Group, now: Instant) -> None:
         """T13: a pause that this client has waited out ends, in rank order."""

@@ -16,7 +16,7 @@ from marshal_py.errors import (
     ModeMismatch,
     SessionCloned,
 )
-from marshal_py.protocol import parking
+from marshal_py.protocol import candidacy, parking
 from marshal_py.protocol.advisory import Advisory, News, silence
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.holdings import Claim, Stage
@@ -37,6 +37,7 @@ from marshal_py.protocol.records import (
     ReleasingPartition,
     SeekingPartition,
     SetPosition,
+    StepDown,
     Topology,
 )
 from marshal_py.protocol.verdict import Outcome, Verdict
@@ -88,6 +89,8 @@ class Reading:
                 self._read_grant(record, verdict, now)
             case Leave() if record.session == member.session and member.leave_sent_ms is None:
                 self._cloned(verdict.offset)
+            case StepDown(reason=candidacy.STOPPING) if verdict.accepted:
+                member.intent.candidacy.stopping.add(record.session)
             case Evict() if verdict.accepted:
                 self._evicted[record.session] = None
                 if len(self._evicted) > EVICTED_KEPT:

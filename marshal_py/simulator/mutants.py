@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from marshal_py.admin.position import PositionPlan
 from marshal_py.protocol import intent, lease, pulse, rationalizer, watch
+from marshal_py.protocol.candidacy import Candidacy
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
@@ -101,7 +102,7 @@ def _x23() -> list[Patch]:
     def leave(self: Member, now: Instant, reason: str, wait_ms: int) -> None:
         self.leaving = reason
 
-    def send_leave(self: Member, now: Instant) -> None:
+    def send_leave(self: Member, group: Group, now: Instant) -> None:
         if self.leave_sent_ms is None or now.mono_ms - self.leave_sent_ms >= self.third_ms:
             self.leave_sent_ms = now.mono_ms
             self.out.send.append(Leave(self.session, self.leaving))
@@ -225,6 +226,18 @@ def _d6() -> list[Patch]:
     return [(Releases, "park", park)]
 
 
+def _a6() -> list[Patch]:
+    heirs = Candidacy.heirs
+
+    def to_one(self: Candidacy, group: Group) -> dict[TopicPartition, int]:
+        """Who has least gets all: what was named in the same round does not count."""
+        target = heirs(self, group)
+        least = min(set(target.values()), key=lambda sid: (group.sessions[sid].held, sid), default=NONE)
+        return dict.fromkeys(target, least)
+
+    return [(Candidacy, "heirs", to_one)]
+
+
 def _d3() -> list[Patch]:
     drop = Member.drop_grants
 
@@ -275,6 +288,8 @@ _MEMBER: Final = (
     Mutant("G1", "max(committed, own) undoes a rewind", _g1, _bias("admin", "two_admins", mode=AT_LEAST_ONCE)),
     Mutant("G3", "the wall clock in the fold", mutants_clock.g3, _bias("wall_jump", "arrive", "lag")),
     Mutant("A3", "hands over while handlers still run", _a3, _bias("arrive", "slow_handler", mode=AT_LEAST_ONCE)),
+    Mutant("A6", "who stops names one successor for all", _a6,
+           Options(clients=5, partitions=12, interval_ms=2_000, kinds=frozenset({"arrive"}))),
     Mutant("D3", "what was granted outlives the fence", _d3, _bias("lag", "delay", "suspend", mode=AT_MOST_ONCE)),
     Mutant("D6", "who owns what lies beyond the end keeps it", _d6, _bias("beyond")),
     Mutant("H1", "a hand-over waits for its handlers without end", _h1, _bias("busy_join", clients=1)),

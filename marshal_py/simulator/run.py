@@ -15,6 +15,7 @@ from marshal_py.simulator.auditor import Judgement, judge
 from marshal_py.simulator.auditor_evidence import Evidence, Violation
 from marshal_py.simulator.auditor_history import History
 from marshal_py.simulator.auditor_progress import Demands, Departure, judge_progress
+from marshal_py.simulator.auditor_stops import judge_stops
 from marshal_py.simulator.cluster import Cluster
 from marshal_py.simulator.scenario import Options, Scenario, draw
 from marshal_py.simulator.strikes import Striker
@@ -31,6 +32,7 @@ UPLINK_INTERVALS: Final = 1.5  # of a slow uplink: each sign of life is read bac
 # A client whose memory was falsified lives until a checkpoint and a heartbeat have shown it.
 SIGNS_INTERVALS: Final = {"killed": 0.0, "left": 0.0, "divergence": 6.0, "stuck_reader": 1.0,
                           "slow_uplink": 4 / 3 + 3 * UPLINK_INTERVALS}  # fmt: skip
+REST_INTERVALS: Final = 1.5  # before a clean stop: what moves afterwards moves because of it (V11)
 LOOKS_PER_INTERVAL: Final = 4  # how often a run looks whether it may go on earlier than that
 V6_KINDS: Final = frozenset({
     "outage", "outage_writes", "clock_rate", "broker_clock", "onlooker", "logs", "genesis_race", "grow_logs",
@@ -80,7 +82,8 @@ def simulate(seed: int, options: Options | None = None,
     for at, judgement in enumerate(judgements):
         found = found + judgement.violations
         if at >= len(cluster.past) and demands is not None and not scenario.calm:
-            found += judge_progress(_asked_of(judgement, demands, cluster), judgement.history)
+            asked = _asked_of(judgement, demands, cluster)
+            found += judge_progress(asked, judgement.history) + judge_stops(asked, judgement.history)
     counted: dict[str, int] = {}
     for name in judgements[0].counted if judgements else ():
         counted[name] = sum(judgement.counted[name] for judgement in judgements)
@@ -127,6 +130,10 @@ def _run(cluster: Cluster, striker: Striker) -> Demands | None:
                 cluster.run_until(cluster.now_ms + interval_ms)
                 pauses = [(group.name, cluster.now_ms) for group in scenario.groups]
                 striker.pause_all(PAUSE_INTERVALS * interval_ms)
+            elif how == "left":
+                cluster.run_until(cluster.now_ms + int(REST_INTERVALS * interval_ms))
+                departures += _depart(cluster, how)
+                cluster.run_until(cluster.now_ms + interval_ms)
             else:
                 departures += _depart(cluster, how)
             cluster.producing = cluster.producing and how != "left"  # from then on the backlog must fall (V3)
