@@ -52,6 +52,7 @@
         |   +-- DataTopicRecreated    its topic was deleted and made anew
         |   +-- PositionBeyondEnd     the group's position lies beyond the end of the partition
         |   +-- PartitionTruncated    records that were read are gone, and others may stand at their offsets
+        |   +-- PartitionUnreadable   nobody of the group can read it: a right is missing, or its records are damaged
         +-- RangeLost             Kafka deleted the beginning of a range before it was read (retriable)
         +-- EmbeddedLogFull       the embedded broker is about to drop records
         +-- CoordinationError     the coordination topic cannot be trusted or used
@@ -614,6 +615,22 @@ class PartitionTruncated(PartitionParked):
                          f"read{_in_brackets(detail)}, as in an unclean leader election; others may stand at their "
                          f"offsets. Nobody consumes it: look at what is there, then `marshal set-position {group} "
                          f"{where} --to POSITION` goes on")  # fmt: skip
+
+
+class PartitionUnreadable(PartitionParked):
+    """Kafka serves a partition to no consumer of the group (PROTOCOL.md D13).
+
+    It names why the partition is parked; a consumer that is refused all that it owns raises PartitionError besides.
+    `detail`: the cluster's words, as far as known.
+    """
+
+    def __init__(self, group: str, topic: str, partition: int, detail: str = "") -> None:
+        self.detail = detail
+        where = f"{topic}:{partition}"
+        super().__init__(group, topic, partition, type(self).__name__, f"no consumer of group {group!r} can read "
+                         f"{where}{_in_brackets(detail)}, so nobody consumes it: look at its rights (`marshal doctor "
+                         f"{group} --as consumer`) and at the broker's log, then `marshal set-position {group} {where} "
+                         f"--shift-by 0` goes on where it stands")  # fmt: skip
 
 
 def _in_brackets(detail: str) -> str:

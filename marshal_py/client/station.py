@@ -153,8 +153,10 @@ class Station:
         for refused in self.source.out_of_range():
             self.unplaced[refused.tp] = refused
             self._submit("the bounds of partitions", self._place)
-        for tp, reason, _, _ in self.source.broken():
-            self.troubles.append(PartitionError(tp.topic, tp.partition, reason))
+        for tp, reason, _, for_good in self.source.broken():
+            nothing_left = self.member.refusals.give_up(tp, reason, for_good, now)
+            if for_good and nothing_left:  # the user must know
+                self.troubles.append(PartitionError(tp.topic, tp.partition, reason))
 
     def _look_at_user(self, now: Instant) -> None:
         """D9 for a planning consumer: with no range in flight nothing but this call tells that somebody reads."""

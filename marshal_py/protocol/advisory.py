@@ -41,6 +41,7 @@ KINDS: Final = {
     "stepped_down": "a session became the last candidate for everything; text: why, by whom",
     "opaque": "a record of a newer library ends the group for readers of this version",
     "handler_stuck": "a handler held a message for too long; its partition is given back; offset: that message",
+    "unreadable": "Kafka does not serve the partition to its owner, who gives it back; offset: position, text: why",
     "offset_lost": "offset to to - 1 were deleted before the group read them",
     "amo_dropped": "at-most-once mode: offset to to - 1 were granted, and the consumer dropped them",
     "diverged": "another reader folds the log to another state; offset: the first checkpoint seen to differ, text: who",
@@ -59,7 +60,8 @@ LOCAL: Final = frozenset({
 })  # fmt: skip
 # Somebody should look at these; the rest is the daily course of things.
 ALARMING: Final = frozenset({
-    "evicted", "lost", "skipped", "opaque", "handler_stuck", "offset_lost", "amo_dropped", "diverged", "mirror_refused",
+    "evicted", "lost", "skipped", "opaque", "handler_stuck", "unreadable", "offset_lost", "amo_dropped", "diverged",
+    "mirror_refused",
     "fenced", "snapshot_refused", "state_kept", "parked", "topic_missing",
 })  # fmt: skip
 

@@ -35,6 +35,7 @@ from marshal_py.protocol.records import (
     StepDown,
     clipped,
 )
+from marshal_py.protocol.refusals import Refusals
 from marshal_py.protocol.releases import Releases
 from marshal_py.protocol.topics import Topics
 from marshal_py.protocol.verdict import Verdict
@@ -64,6 +65,7 @@ class Member:
         self.idle = Idle(self)
         self.careful = Careful(self)
         self.releases = Releases(self)
+        self.refusals = Refusals(self)
         self.session = NONE
         self.claims: dict[int, Claim] = {}  # by epoch; none of them GONE
         self.ended = False

@@ -7,12 +7,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from marshal_py.errors import DataTopicRecreated, PartitionParked, PartitionTruncated, PositionBeyondEnd
+from marshal_py.errors import (
+    DataTopicRecreated,
+    PartitionParked,
+    PartitionTruncated,
+    PartitionUnreadable,
+    PositionBeyondEnd,
+)
 from marshal_py.protocol.identity import TopicPartition
 
 RECREATED: Final = DataTopicRecreated.__name__  # the topic has another id than the log knows (D10)
 BEYOND_END: Final = PositionBeyondEnd.__name__  # D6
 TRUNCATED: Final = PartitionTruncated.__name__  # D6
+UNREADABLE: Final = PartitionUnreadable.__name__  # D13
 LAG_UNKNOWN: Final = frozenset({RECREATED, BEYOND_END, TRUNCATED})  # the position is none of what stands there now
 WHY: Final = "parked"  # reason of a Release that parks and has no more to say
 
@@ -30,6 +37,8 @@ def error_of(group: str, tp: TopicPartition, reason: str, known: str = "", found
             return PositionBeyondEnd(group, *tp, _detail(detail))
         case PartitionTruncated.__name__:
             return PartitionTruncated(group, *tp, _detail(detail))
+        case PartitionUnreadable.__name__:
+            return PartitionUnreadable(group, *tp, _detail(detail))
     return PartitionParked(group, *tp, reason)  # also what a newer library parks for
 
 

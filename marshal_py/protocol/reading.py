@@ -75,6 +75,8 @@ class Reading:
                 self._read_join(record, verdict)
             case Note(kind="probe"):
                 member.pulse.read_probe(record.text)
+            case Note(kind="unreadable"):
+                member.refusals.read(record)
             case ClaimingPartition() if record.session == member.session:
                 self._read_claim(record, verdict, now)
             case ReleasingPartition() if record.session == member.session:
@@ -109,6 +111,8 @@ class Reading:
         member = self.member
         if isinstance(record, Topology):
             member.topics.read(record)
+        if isinstance(record, SetPosition):
+            member.refusals.forget(record)
         for kind, tp, to, text in self._news.read(record):
             if tp is None or tp.topic in member.options.topics:
                 topic, partition = tp if tp is not None else ("", NONE)

@@ -9,6 +9,7 @@ import pytest
 import marshal_py
 from marshal_py import Consumer, TopicPartition
 from marshal_py.admin import overview
+from marshal_py.errors import PartitionError
 from marshal_py.protocol.records import ReleasingPartition
 from marshal_py.transport.memory import MemorySource
 from tests.support.fronts import Ground, Keeper, MemoryGround, collect, joined, places, until
@@ -115,3 +116,40 @@ def test_a_partition_that_lost_what_was_read_is_parked(memory: MemoryGround, del
             assert keeper.error is None
     (release,) = [record for record in memory.accepted(group, ReleasingPartition) if record.parked]
     assert (release.parked, release.reason) == (TRUNCATED, "truncation detected")
+
+
+def refuse(consumer: Consumer, tp: TopicPartition) -> None:
+    """As a source tells of a topic that this client may not read."""
+    with consumer._loop.lock:
+        consumer._station.source._assignments.refuse_for_good(tp, "Topic authorization failed")  # type: ignore[union-attr]
+        consumer._member.stir()
+
+
+def test_a_refused_partition_stops_nobody_and_who_may_read_nothing_is_told(memory: MemoryGround) -> None:
+    """D13: parked where nobody is left who could read it; raised by name where nothing else is left to deliver."""
+    topic, other, group = memory.topic(), memory.topic(), memory.group()
+    memory.fill(other, 0, 1)
+    events: list[marshal_py.Advisory] = []
+    with memory.connect("c") as marshal, joined(marshal, group, [topic, other]) as consumer:
+        collect(consumer, 1)
+        until(lambda: len(consumer.claims()) == 2, "both are its own")
+        with Keeper(consumer) as keeper:
+            refuse(consumer, TopicPartition(topic, 0))
+            until(lambda: alarms(consumer, events), "it is parked")
+            assert events[0].text.startswith("PartitionUnreadable: ")
+            assert "(Topic authorization failed)" in events[0].text
+            memory.fill(other, 0, 3, first=1)
+            until(lambda: len(keeper.seen) == 3, "the other one goes on")
+            assert keeper.error is None
+            state = marshal._loop.worlds[consumer._station.log].groups[group]
+            rows = overview.state(state, 0, {}, {TopicPartition(topic, 0): 7}, 0.0)["partitions"]
+            assert {row["lag"] for row in rows if row["topic"] == topic} == {7}, "the position is as good as ever"
+            refuse(consumer, TopicPartition(other, 0))
+            until(lambda: keeper.error, "nothing is left")
+            assert isinstance(keeper.error, PartitionError)
+            assert f"{other}:0 cannot be read: Topic authorization failed" in str(keeper.error)
+        assert not consumer.closed, "an admin may grant the right, and set the position"
+        moved = marshal_py.group(marshal, group)
+        moved.set_position(topic, "earliest")
+        memory.fill(topic, 0, 2)
+        assert len(collect(consumer, 2)) == 2

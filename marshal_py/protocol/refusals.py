@@ -1,0 +1,67 @@
+"""Partitions that Kafka does not serve to their owner: another member may do better; where nobody can, they are parked.
+
+Who could not read what is in the log, as Notes; each member remembers them for as long as they say something about now:
+while the session lives and the position is the same. PROTOCOL.md D13.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from marshal_py.protocol import parking
+from marshal_py.protocol.holdings import Stage
+from marshal_py.protocol.identity import Instant, TopicPartition
+from marshal_py.protocol.records import Note, SetPosition
+from marshal_py.protocol.world import Group
+
+if TYPE_CHECKING:
+    from marshal_py.protocol.member import Member
+
+UNREADABLE: Final = "unreadable"  # kind of the Note, and reason of the Release
+LEFT_INTERVALS: Final = 5  # who could not read a partition leaves it to others for so long
+
+
+class Refusals:
+    """The part of a member that knows who could not read what."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self._noted: dict[TopicPartition, dict[int, int]] = {}  # session -> position at which it gave up
+
+    def read(self, record: Note) -> None:
+        """Somebody gave a partition up."""
+        self._noted.setdefault(TopicPartition(record.topic, record.partition), {})[record.session] = record.from_
+
+    def forget(self, record: SetPosition) -> None:
+        """An admin has looked at these: everybody may try again."""
+        for move in record.moves:
+            self._noted.pop(TopicPartition(move.topic, move.partition), None)
+
+    def give_up(self, tp: TopicPartition, said: str, for_good: bool, now: Instant) -> bool:
+        """Lets an own partition go: parked if nobody is left who could read it. `said`: the cluster's words.
+
+        `for_good`: waiting does not mend it; else it may have passed when everybody has tried, so all try twice.
+        True if this member has nothing left to deliver.
+        """
+        member, group = self.member, self.member.group
+        member.intent.shun(tp, now.mono_ms + LEFT_INTERVALS * member.options.interval_ms)
+        for claim in member.claims.values():
+            if claim.tp != tp or claim.stage is not Stage.OPEN or group is None:
+                continue
+            position = claim.position()
+            if self._nobody_left(group, tp, position, for_good):
+                member.releases.park(claim.epoch, parking.UNREADABLE, said, now)
+            else:
+                claim.stop(UNREADABLE, now.mono_ms + member.options.interval_ms)
+                member.note(UNREADABLE, tp, position, text=said, epoch=claim.epoch)
+        member.stir()
+        return not any(claim.stage is Stage.OPEN for claim in member.claims.values())
+
+    def _nobody_left(self, group: Group, tp: TopicPartition, position: int, for_good: bool) -> bool:
+        """Whether every other live member with this topic, or every member, gave it up at this position before."""
+        noted = self._noted.get(tp, {})
+        for session in [session for session in noted if session not in group.sessions]:
+            del noted[session]
+        tried = [session.id for session in group.sessions.values() if tp.topic in session.join.topics]
+        return all(noted.get(session) == position for session in tried
+                   if not (for_good and session == self.member.session))  # fmt: skip

@@ -1,0 +1,114 @@
+"""Partitions that Kafka does not serve to their owner: left to others, parked where nobody can read them (D13)."""
+
+from __future__ import annotations
+
+import pytest
+
+from marshal_py.protocol.holdings import Stage as ClaimStage
+from marshal_py.protocol.parking import UNREADABLE
+from marshal_py.protocol.records import Move, Note, ReleaseGroup, ReleasingPartition, SetPosition
+from tests.support.stage import INTERVAL_MS, READ_MS, TOPIC, WRITE_MS, Client, Stage, tp
+
+I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
+TRIP = WRITE_MS + READ_MS
+SAID = "Broker: Topic authorization failed"
+
+
+def refuse(client: Client, number: int = 0, *, for_good: bool = True) -> bool:
+    nothing_left = client.member.refusals.give_up(tp(number), SAID, for_good, client.now)
+    client.due_ms = client.stage.now_ms
+    return nothing_left
+
+
+def parked(stage: Stage) -> dict[int, str]:
+    return {p.tp.partition: p.parked for p in stage.group.partitions.values() if p.parked}
+
+
+def owner(stage: Stage, clients: list[Client]) -> Client:
+    """Who delivers the first partition, as soon as somebody does."""
+
+    def found() -> list[Client]:
+        return [client for client in clients for claim in client.member.claims.values()
+                if claim.tp == tp(0) and claim.stage is ClaimStage.OPEN]  # fmt: skip
+
+    stage.run_until(found)
+    return found()[0]
+
+
+def test_who_is_alone_parks_it_and_goes_on_with_the_rest() -> None:
+    """D13, F6.4: the way out is named; a user with nothing left is told."""
+    stage = Stage(partitions=2)
+    (a,) = stage.team("a")
+    assert not refuse(a)
+    stage.run(2 * TRIP)
+    assert parked(stage) == {0: UNREADABLE}
+    (told,) = [advisory.text for _, advisory in a.told("parked")]
+    assert f"({SAID})" in told
+    assert f"marshal set-position {stage.group.name} {TOPIC}:0 --shift-by 0" in told
+    assert a.may(a.claim(1))
+    assert refuse(a, 1)
+
+
+def test_a_partition_that_one_may_not_read_is_anothers() -> None:
+    """D13: the last one who could not parks it, whoever came first; each of the others said so in the log."""
+    stage = Stage(partitions=3)
+    clients = stage.team("a", "b", "c")
+    tried = []
+    for _ in clients:
+        assert parked(stage) == {}
+        now = owner(stage, clients)
+        tried.append(now)
+        refuse(now)
+    stage.run(2 * TRIP)
+    assert parked(stage) == {0: UNREADABLE}
+    assert len(set(tried)) == 3
+    assert [(r.from_, r.text) for _, r in stage.records(Note) if r.kind == "unreadable"] == [(0, SAID)] * 2
+    assert [r.reason for _, r in stage.records(ReleasingPartition) if r.epoch >= 0][-3:] == ["unreadable"] * 2 + [SAID]
+    assert all(client.may(claim) for client in clients for claim in client.member.claims.values())
+
+
+def test_one_that_can_read_it_keeps_it() -> None:
+    """D13: and what was noted at another position says nothing."""
+    stage = Stage(partitions=1)
+    clients = stage.team("a", "b")
+    first = owner(stage, clients)
+    refuse(first)
+    second = owner(stage, clients)
+    assert second is not first
+    second.deliver(second.claim(0), 0, 1).finish_range(0, 2)
+    refuse(second)
+    stage.run(2 * TRIP)
+    assert parked(stage) == {}
+    assert stage.partition(0).position == 2
+
+
+def test_what_may_pass_is_tried_twice_by_everybody() -> None:
+    """D13: a disk that is slow for a minute asks for no admin."""
+    stage = Stage(partitions=1)
+    (a,) = stage.team("a")
+    refuse(a, for_good=False)
+    stage.run(2 * TRIP)
+    assert parked(stage) == {}
+    assert stage.owners() == {}
+    stage.run(6 * I)
+    assert stage.owners() == {0: "a"}
+    refuse(a, for_good=False)
+    stage.run(2 * TRIP)
+    assert parked(stage) == {0: UNREADABLE}
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_once_an_admin_has_looked_everybody_may_try_again(moved: bool) -> None:
+    """D13, F6.5: notes of before count no more."""
+    stage = Stage(partitions=1)
+    clients = stage.team("a", "b")
+    refuse(owner(stage, clients))
+    owner(stage, clients)
+    if moved:
+        token = stage.must(ReleaseGroup(-1, -1, 60_000))
+        stage.run_until(lambda: 0 not in stage.owners())
+        part = stage.partition(0)
+        stage.must(SetPosition(token, (Move(TOPIC, 0, part.version, part.position),), True))
+    refuse(owner(stage, clients))
+    stage.run(2 * TRIP)
+    assert parked(stage) == ({} if moved else {0: UNREADABLE})
