@@ -70,7 +70,8 @@ class Reserved:
         claim, fetched, messages, make = delivered.claim, buffer.fetched, head.messages, delivered.make
         run.deliver(0, self._mono_ms)
         last = len(messages) - 1
-        first = done = head.at
+        first = done = head.at  # `done`: what the user has
+        at = index = -1
         try:
             for at in range(first, first + self._count):
                 if head.at != at or buffer.paused_by_user:
@@ -80,11 +81,18 @@ class Reserved:
                 if claim.stage is not _OPEN or boot_ns() >= until_ns:
                     run.delivered = index
                     return
-                head.at = done = at + 1
+                raw = messages[at]
+                message = make(raw, delivered, index, raw.value())
                 if at == last:
                     fetched.popleft()
-                raw = messages[at]
-                yield make(raw, delivered, index, raw.value())
+                head.at = done = at + 1
+                yield message
+        except BaseException:
+            if at == done:  # it came (ctrl-C) before the message was handed over, which is still the first then
+                run.delivered = index
+                if not fetched or fetched[0] is not head:
+                    fetched.appendleft(head)
+            raise
         finally:
             delivered.flow.delivered += done - first
 
@@ -163,8 +171,19 @@ class Buffer:
             messages = [message for message in messages if (message.offset() or 0) >= self.next_offset]
             if not messages:
                 return
-        self.next_offset = (messages[-1].offset() or 0) + 1
         self._keep(messages)
+        self.next_offset = (messages[-1].offset() or 0) + 1  # last: an exception in between is undone (`forget`)
+
+    def forget(self) -> int:
+        """Drops what is not handed over; returns the offset to fetch from again."""
+        fetched, self.fetched = self.fetched, deque()
+        position = (fetched[0].messages[0].offset() or 0) if fetched else self.next_offset
+        for part in fetched:
+            part.at = len(part.messages)  # ends an iteration over it
+        if self.claim is None or self.claim.sealed:
+            return position
+        tracker = self.claim.tracker
+        return tracker.forget_undelivered() if isinstance(tracker, AtLeastOnce) else tracker.delivered_to
 
     def _keep(self, messages: Sequence[RawMessage]) -> None:
         """In at-least-once mode without those that an earlier owner has finished (D1)."""

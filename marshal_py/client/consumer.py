@@ -17,7 +17,7 @@ from marshal_py.client.loop import Loop
 from marshal_py.client.message import Batch, Message
 from marshal_py.client.planner import Planner
 from marshal_py.client.station import Station
-from marshal_py.errors import ConcurrentUse, ConsumerClosed, InvalidOption, ReentrantCall
+from marshal_py.errors import ConcurrentUse, ConsumerClosed, InvalidOption, MarshalError, ReentrantCall
 from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import NONE, TopicPartition
@@ -173,7 +173,13 @@ class Consumer:
             self._enter(call)
             # The batch before, which the user forgets when he has this one; this one; what is fetched ahead.
             HEADROOM.keep(self, 2 * max_messages + self._ahead)
+            self._flow.begin()
             return self._fetch(max_messages, max_bytes, time.monotonic() + expires_s)
+        except BaseException as error:
+            if self._inside is call and not isinstance(error, MarshalError):
+                with self._loop.lock:
+                    self._flow.take_back()
+            raise
         finally:  # without a call before it is done: no signal can come between
             if self._inside is call:
                 self._inside = None
@@ -186,7 +192,7 @@ class Consumer:
         flow, loop = self._flow, self._loop
         while True:
             left_s = deadline - time.monotonic()
-            with loop.changed:
+            with loop.outbox, loop.lock:
                 flow.user_returned()  # acks may have come meanwhile, from other threads
                 self._station.tell_careful()
                 full = flow.suffices(max_messages, max_bytes)
@@ -202,7 +208,7 @@ class Consumer:
                     return Batch([part for part, _ in parts])
                 # Buffered, but the gate is shut: fenced, paused, or being handed over.
                 self._ending.raise_if_ended()
-                with loop.changed:
+                with loop.outbox, loop.lock:
                     loop.changed.wait(min(WAIT_SLICE_S, left_s))
                 continue
             self._ending.raise_if_ended()
@@ -212,7 +218,7 @@ class Consumer:
         """Waits for messages, or for the grant of those that are there."""
         flow, loop = self._flow, self._loop
         if flow.at_most_once and self._asks_grants():
-            with loop.changed:
+            with loop.outbox, loop.lock:
                 loop.changed.wait(min(timeout_s, GRANT_SLICE_S))
             timeout_s = 0.0
         # In at-most-once mode a larger piece allows a larger grant.
@@ -220,14 +226,14 @@ class Consumer:
         chunks = flow.pull(timeout_s, most if flow.at_most_once else min(most, max(wanted, PIECE_MESSAGES)))
         if not chunks:
             return
-        with loop.changed:
+        with loop.outbox, loop.lock:
             flow.add(chunks)
             if flow.at_most_once:
                 self._station.ask_grants(loop.clock.now())
 
     def _asks_grants(self) -> bool:
         """In at-most-once mode: whether something fetched waits for its grant; asks for it if nobody has."""
-        with self._loop.changed:
+        with self._loop.outbox, self._loop.lock:
             self._station.ask_grants(self._loop.clock.now())
             return any(claim.offer is not None for claim in self._member.claims.values())
 
@@ -239,7 +245,7 @@ class Consumer:
         chunks: list[Chunk] = []
         if room >= self._ahead // 2:
             chunks = flow.pull(0.0, room)
-        with loop.changed:
+        with loop.outbox, loop.lock:
             flow.add(chunks)
             self._station.ask_grants(loop.clock.now())
 
@@ -265,6 +271,11 @@ class Consumer:
                 raise ConcurrentUse("iteration")
             self._iterating = call
             yield from self._reservations(call)
+        except BaseException as error:
+            if self._inside is call and not isinstance(error, MarshalError):
+                with self._loop.lock:
+                    self._flow.fetch_again()
+            raise
         finally:  # as in fetch
             if self._inside is call:
                 self._inside = None
@@ -279,7 +290,7 @@ class Consumer:
         while not self._ending.because and not self._ending.must_stop():
             if self._station.troubles:
                 self._ending.raise_if_ended()
-            with loop.changed:
+            with loop.outbox, loop.lock:
                 flow.user_returned()
                 reserved = flow.reserve(now())
                 self._station.tell_careful()
@@ -293,11 +304,11 @@ class Consumer:
             if self._ending.draining:
                 if not (flow.at_most_once and self._asks_grants()) or time.monotonic() >= self._ending.drain_until:
                     return
-                with loop.changed:  # what is buffered is handed over as its grant comes
+                with loop.outbox, loop.lock:  # what is buffered is handed over as its grant comes
                     loop.changed.wait(GRANT_SLICE_S)
                 continue
             self._ending.raise_if_ended()
-            with loop.changed:
+            with loop.outbox, loop.lock:
                 shut = flow.deliverable() > 0  # buffered, but the gate is shut
                 if shut:
                     loop.changed.wait(WAIT_SLICE_S)
@@ -335,7 +346,7 @@ class Consumer:
                 self._inside = None
                 self._user = self._user if self._iterating else None
         loop, member = self._loop, self._member
-        with loop.changed:
+        with loop.outbox, loop.lock:
             wanted = {c.epoch: c.tracker.position() for c in member.claims.values()
                       if isinstance(c.tracker, AtLeastOnce)}  # fmt: skip
             member.urgent = True
@@ -354,13 +365,13 @@ class Consumer:
     def pause(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
         """Stops handing over these partitions here; the claims stay and their leases are kept. Raises ReentrantCall."""
         self._loop.check_call("Consumer", "pause")
-        with self._loop.changed:
+        with self._loop.outbox, self._loop.lock:
             self._station.flow.pause(TopicPartition(*tp) for tp in partitions)
 
     def resume(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
         """Ends a local pause. Raises ReentrantCall."""
         self._loop.check_call("Consumer", "resume")
-        with self._loop.changed:
+        with self._loop.outbox, self._loop.lock:
             self._station.flow.resume(TopicPartition(*tp) for tp in partitions)
 
     # --- looking

@@ -57,7 +57,7 @@ class Ending:
             return
         loop, station = self._loop, self._station
         deadline = time.monotonic() + timeout_s
-        with loop.changed:
+        with loop.outbox, loop.lock:
             if not station.ended:
                 station.member.leave(loop.clock.now(), reason, round(wait_s * 1000))
                 loop.kick(station)
@@ -86,7 +86,7 @@ class Ending:
         if time.monotonic() >= self._stop_at:
             return True
         member = self._station.member
-        with self._loop.changed:
+        with self._loop.outbox, self._loop.lock:
             if not member.retiring:
                 member.retire()
                 self._loop.kick(self._station)

@@ -18,7 +18,7 @@ from marshal_py.client.forks import ForkedLock, watch
 from marshal_py.client.message import DecodedMessage, Message, Part
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.pace import Pace
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
+from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, Run
 from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import Instant, TopicPartition
 from marshal_py.protocol.intent import GRANTS_AHEAD
@@ -42,6 +42,7 @@ class Flow:
         self._order: deque[TopicPartition] = deque()  # whose turn it is
         self.delivered = 0  # messages handed over
         self.pace = Pace()
+        self._taking: list[tuple[Run, int]] = []  # by the running fetch: of which run, and how much was before
         self.pid = os.getpid()
         watch(self)
         self.make: type[Message] = Message if options.value_deserializer is None else DecodedMessage
@@ -244,7 +245,10 @@ class Flow:
             return None
         whole = head.at == 0 and count == len(head.messages)
         raw = head.messages if whole else head.messages[head.at : head.at + count]
-        first = head.run.deliver(count, now.mono_ms) if head.run is not None else 0
+        first = 0
+        if head.run is not None:
+            self._taking.append((head.run, head.run.delivered))
+            first = head.run.deliver(count, now.mono_ms)
         if isinstance(claim.tracker, AtMostOnce):
             claim.tracker.deliver(raw[-1].offset() or 0, now.mono_ms, len(raw))
         delivered = Delivered(self, claim, head.run)
@@ -253,6 +257,29 @@ class Flow:
         if head.at == len(head.messages):
             buffer.fetched.popleft()
         return Part(raw, delivered, first), delivered
+
+    def begin(self) -> None:
+        """A fetch begins: what earlier ones took is the user's."""
+        self._taking.clear()
+
+    def take_back(self) -> None:
+        """An exception (ctrl-C) came into a fetch: nobody has what it has taken."""
+        while self._taking:
+            run, delivered = self._taking.pop()
+            run.delivered = delivered
+        self.fetch_again()
+
+    def fetch_again(self) -> None:
+        """All that is not handed over: what the source gave out may be lost on its way, or kept by half."""
+        again: dict[TopicPartition, int] = {}
+        for tp, buffer in self.buffers.items():
+            position = buffer.forget()
+            if self.source.round(tp):
+                again[tp] = buffer.next_offset = position
+                buffer.held_back = False
+        self.source.assign(again)
+        for tp in self.user_paused & again.keys():
+            self._hold_back(self.buffers[tp])
 
     def reserve(self, now: Instant) -> Reserved | None:
         """The next messages of one partition, for handing over one by one while the gate stays open."""

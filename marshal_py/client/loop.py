@@ -22,7 +22,7 @@ from marshal_py.client import opening
 from marshal_py.client.callbacks import Callbacks
 from marshal_py.client.forks import ForkedLock, watch
 from marshal_py.client.info import ClaimInfo
-from marshal_py.client.outbox import Deciding, Outbox
+from marshal_py.client.outbox import Changes, Outbox
 from marshal_py.client.policy import Policy
 from marshal_py.client.stalls import Stalls
 from marshal_py.client.station import COOL_POLL_S, Station
@@ -66,8 +66,9 @@ class Loop:
         self.servers, self.topic, self.draw = servers, topic, draw
         lock = threading.RLock()
         self.lock: AbstractContextManager[object] = lock
-        self.outbox = Outbox(coordination)
-        self.changed: threading.Condition = Deciding(lock, self.outbox)
+        self._held: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]  # as threading.Condition asks it
+        self.outbox = Outbox(coordination, self._held)
+        self.changed: threading.Condition = Changes(lock, self.outbox)
         self.worlds: dict[int, World] = {}
         self.broken: dict[int, CoordinationError] = {}
         self.stations: list[Station] = []
@@ -93,6 +94,7 @@ class Loop:
     def forked(self) -> None:
         """In a child nothing behind the lock works (forks.py)."""
         self.lock = self.changed = ForkedLock("Marshal", self.pid)
+        self.outbox = Outbox(self.log, self._held)  # what waits is the parent's to send
 
     def check_call(self, what: str, verb: str, *, waits: bool = False) -> None:
         """Before everything else that a verb does. Raises UsedAfterFork, ReentrantCall.
@@ -101,11 +103,7 @@ class Loop:
         """
         if os.getpid() != self.pid:
             raise UsedAfterFork(what, self.pid, os.getpid())
-        try:
-            self.changed.notify(0)  # wakes nobody, and raises unless this very thread holds the lock
-        except RuntimeError:
-            pass
-        else:
+        if self._held():
             raise ReentrantCall(verb, "a call of the same thread that holds the Marshal's lock")
         if waits and threading.current_thread() is self._thread:
             raise ReentrantCall(verb, "the background thread of the Marshal, which sends the heartbeats")
@@ -149,7 +147,7 @@ class Loop:
                 station.source.carry_out()
             except Exception as error:
                 log.exception("group %s: the data client failed", station.member.name)
-                with self.changed:
+                with self.outbox, self.lock:
                     station.member.fail(ClusterError(f"the data client failed: {error!r}"))
                     self._step(station, None)
 
@@ -165,7 +163,7 @@ class Loop:
         """The thread is about to end: ends every consumer, so that nobody waits for it or delivers without it."""
         log.error("the background thread has ended", exc_info=cause)
         error = BackgroundThreadEnded(repr(cause))
-        with self.changed:
+        with self.outbox, self.lock:
             self.ended = error
             for station in list(self.stations):
                 with contextlib.suppress(Exception):  # it may be what failed; the consumer ends all the same
@@ -191,7 +189,7 @@ class Loop:
 
     def _turn(self, records: list[LogRecord]) -> None:
         """Folds, then steps whoever has something to do."""
-        with self.changed:
+        with self.outbox, self.lock:
             self._fold(records)
             now = self.clock.now()
             refused = self.log.refused()
@@ -238,13 +236,13 @@ class Loop:
 
     def kick(self, station: Station) -> None:
         """Steps a station now, from the calling thread."""
-        with self.changed:
+        with self.outbox, self.lock:
             if not station.ended:
                 self._step(station, None)
 
     def break_log(self, number: int, error: CoordinationError) -> None:
         """A log cannot be trusted any more: its members fence and end with the error that names it."""
-        with self.changed:
+        with self.outbox, self.lock:
             if number in self.broken:
                 return
             self.broken[number] = error
@@ -318,7 +316,7 @@ class Loop:
         """Follows a log from where reading has to begin (N9)."""
         bounds = self.log.bounds(number, max(1.0, deadline - time.monotonic()))
         world = opening.open_world(self.log, number, root, bounds)
-        with self.changed:
+        with self.outbox, self.lock:
             self.worlds[number] = world
             self.upkeep.begin(world)
         self.log.follow(number, world.next_offset)
@@ -331,7 +329,7 @@ class Loop:
 
     def _start_over(self, error: HistoryTruncated) -> None:
         """N11: the log was truncated above what was read. Fences; the state comes anew from a snapshot."""
-        with self.changed:
+        with self.outbox, self.lock:
             world = self.worlds[error.log]
             log.warning("%s", error, extra={"marshal_log": error.log})
             for station in [s for s in self.stations if s.log == error.log]:
@@ -354,7 +352,7 @@ class Loop:
                 log.warning("coordination partition %d: %s; trying again", number, error)
                 time.sleep(POLL_S_MAX)
                 continue
-            with self.changed:
+            with self.outbox, self.lock:
                 for station in [s for s in self.stations if s.log == number]:
                     station.regain_history(world)
             return
@@ -376,7 +374,7 @@ class Loop:
 
         Raises the log's own error, ClusterUnreachable, BackgroundThreadEnded.
         """
-        with self.changed:
+        with self.outbox, self.lock:
             self.check_alive()  # who waits for a read to the end must not get what was read before the thread ended
             while not condition():
                 self.check_alive()
@@ -392,7 +390,7 @@ class Loop:
     # --- stations
 
     def add(self, station: Station) -> None:
-        with self.changed:
+        with self.outbox, self.lock:
             self.stations.append(station)
             self._workers = [*(worker for worker in self._workers if worker.alive), station.worker]
             self._step(station, None)

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, NoReturn
 
 from marshal_py.errors import MarshalError
 from marshal_py.transport.ports import CoordinationLog
@@ -28,14 +28,24 @@ class Sending(NamedTuple):
     refused: Callable[[MarshalError], None]
 
 
+class _Turn:
+    """One thread's turn to produce, known by its identity."""
+
+    __slots__ = ("thread",)
+
+    def __init__(self, thread: int) -> None:
+        self.thread = thread
+
+
 class Outbox:
     """Records that were decided and not yet handed to the producer."""
 
-    def __init__(self, log: CoordinationLog) -> None:
-        self._log = log
+    def __init__(self, log: CoordinationLog, held: Callable[[], bool]) -> None:
+        """`held`: whether this very thread holds the lock."""
+        self._log, self._held = log, held
         self._waiting: deque[Sending] = deque()
-        # Reentrant: a signal handler that comes in the midst of it sends its own, and what it interrupted.
-        self._sending = threading.RLock()
+        self._turn: _Turn | None = None  # of the thread that produces
+        self._turns = threading.RLock()  # around taking it
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -45,20 +55,44 @@ class Outbox:
         if len(self._waiting) < QUEUED_MAX:
             self._waiting.append(Sending(log, key, values, refused))
 
+    def __enter__(self) -> None:
+        """Around the lock of whoever may decide something: `with loop.outbox, loop.lock`."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:  # fmt: skip
+        if self._waiting and not self._held():
+            self.send()
+
     def send(self) -> None:
-        """Without the lock. Never waits."""
-        while self._waiting and self._sending.acquire(blocking=False):
+        """Without the lock. Never waits.
+
+        A handler of a signal may come anywhere in it: what it decides is sent, and what it interrupted, too. If it
+        raises (ctrl-C) the turn is given up all the same.
+        """
+        while self._waiting:
+            mine = _Turn(threading.get_ident())
             try:
-                while self._waiting:
-                    # Taken out afterwards: an exception (Ctrl-C) in between sends it twice rather than not at all.
-                    first = self._waiting[0]
-                    error = self._produce(first)
-                    if self._waiting and self._waiting[0] is first:
-                        self._waiting.popleft()
-                    if error is not None:
-                        first.refused(error)
-            finally:
-                self._sending.release()
+                with self._turns:
+                    if self._turn is None:
+                        self._turn = mine
+                turn = self._turn
+                if turn is not None and turn.thread != mine.thread:
+                    return  # it looks again after its turn
+                if turn is not None:
+                    self._produce_all()
+            finally:  # nothing is called before it is done: no signal can come between
+                if self._turn is mine:
+                    self._turn = None
+
+    def _produce_all(self) -> None:
+        while self._waiting:
+            # Taken out afterwards: an exception (Ctrl-C) in between sends it twice rather than not at all.
+            first = self._waiting[0]
+            error = self._produce(first)
+            if self._waiting and self._waiting[0] is first:
+                self._waiting.popleft()
+            if error is not None:
+                first.refused(error)
 
     def _produce(self, sending: Sending) -> MarshalError | None:
         try:
@@ -69,41 +103,27 @@ class Outbox:
         return None
 
 
-class Deciding(threading.Condition):
-    """The Marshal's lock for those who may decide something: who leaves it last sends what was decided.
+class Changes(threading.Condition):
+    """Wakes those who wait for a change; they hold the lock once. It is not entered itself.
 
-    Not to be entered by a thread that holds the bare lock.
+    In `with loop.outbox, loop.lock` the handler of a signal may raise anywhere (ctrl-C): the lock is entered and left
+    inside C. A Condition is entered in Python, and would stay locked.
     """
 
     def __init__(self, lock: threading.RLock, outbox: Outbox) -> None:
         super().__init__(lock)
         self._outbox = outbox
-        self._depth = 0  # how often the thread that is inside has entered
 
-    def __enter__(self) -> bool:
-        entered = super().__enter__()
-        self._depth += 1
-        return entered
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:  # fmt: skip
-        self._depth -= 1
-        outermost = not self._depth
-        super().__exit__(kind, error, traceback)
-        if outermost:
-            self._outbox.send()
+    def __enter__(self) -> NoReturn:
+        raise AssertionError("enter the outbox and the lock: with loop.outbox, loop.lock")
 
     def wait(self, timeout: float | None = None) -> bool:
-        """As ever, for one who has entered once. If something is to be sent it returns at once: look again."""
-        depth, self._depth = self._depth, 0
+        """As ever. If something is to be sent it returns at once: look again."""
+        if not self._outbox:
+            return super().wait(timeout)
         try:
-            if not self._outbox:
-                return super().wait(timeout)
             self.release()
-            try:
-                self._outbox.send()
-            finally:
-                self.acquire()
-            return True
+            self._outbox.send()
         finally:
-            self._depth = depth
+            self.acquire()
+        return True

@@ -136,7 +136,7 @@ class Planner:
         deadline = time.monotonic() + (intervals_s if timeout_s is None else timeout_s)
         while True:
             self.alive()
-            with self._loop.changed:
+            with self._loop.outbox, self._loop.lock:
                 if self._settled():
                     return True
                 left_s = deadline - time.monotonic()
@@ -190,7 +190,7 @@ class Planner:
             beyond = self._ranges.beyond(bounds)
         if beyond:
             self._park_beyond([tp for tp, _, _ in beyond])
-        with self._loop.changed:
+        with self._loop.outbox, self._loop.lock:
             for tp in tps:
                 self._ranges.source.ends[tp] = bounds[tp].end
             found = self._ranges.available(bounds)
@@ -203,7 +203,7 @@ class Planner:
     def _park_beyond(self, tps: list[TopicPartition]) -> None:
         """D6. The end of open transactions may lie below a position that began at the log's end: that will pass."""
         bounds = self._loop.admin.bounds(tps)
-        with self._loop.changed:
+        with self._loop.outbox, self._loop.lock:
             beyond = self._ranges.beyond(bounds)
             for tp, position, end in beyond:
                 self._station.park(tp, parking.BEYOND_END, parking.beyond_end(position, end))
@@ -215,7 +215,7 @@ class Planner:
         self.alive()
         if self.at_most_once:
             self._await_grants(wanted)
-        with self._loop.changed:
+        with self._loop.outbox, self._loop.lock:
             now = self._loop.clock.now()
             try:
                 return [taken for one in wanted if (taken := self._ranges.take(one, now)) is not None]
@@ -224,7 +224,7 @@ class Planner:
 
     def _await_grants(self, wanted: Sequence[ClaimedRange]) -> None:
         deadline = time.monotonic() + self._station.options.heartbeat_interval_s * GRANT_INTERVALS
-        with self._loop.changed:
+        with self._loop.outbox, self._loop.lock:
             for one in wanted:
                 self._ranges.wish(one)
             while self._ranges.waits_for_grant() and time.monotonic() < deadline and not self._station.ended:
@@ -252,7 +252,7 @@ class Planner:
 
     def finish(self, taken: Iterable[Taken]) -> None:
         """Acks, and returns once the log has accepted it. Raises ClaimLost, ClusterUnreachable."""
-        with self._loop.changed:
+        with self._loop.outbox, self._loop.lock:
             lost = [one.range.tp for one in taken if not self._ranges.finish(one)]
         self.alive()
         if not self.at_most_once:  # there the grant was the ack
@@ -261,7 +261,7 @@ class Planner:
             raise ClaimLost(self.consumer.group, tuple(map(str, lost)))
 
     def give_back(self, taken: Iterable[Taken]) -> None:
-        with self._loop.changed:
+        with self._loop.outbox, self._loop.lock:
             for one in taken:
                 self._ranges.give_back(one)
 
@@ -276,7 +276,7 @@ class Planner:
 
         Raises ClusterUnreachable: the positions go on being sent.
         """
-        with self._loop.changed:
+        with self._loop.outbox, self._loop.lock:
             moved = batches.commit(end, self._loop.clock.now())
         self.alive()
         if moved and not self.at_most_once:
@@ -285,7 +285,7 @@ class Planner:
     def plan_end(self, batches: MicroBatches, start: End, available: Sequence[ClaimedRange]) -> End:
         """The end of the next batch, `start` if there is none. In at-least-once mode its ranges are handed over."""
         self.alive()
-        with self._loop.changed:
+        with self._loop.outbox, self._loop.lock:
             return batches.plan(start, available, self._loop.clock.now())
 
     def replay_end(self, batches: MicroBatches, end: End) -> list[Taken]:
@@ -299,7 +299,7 @@ class Planner:
         self.plan(None)  # passes what retention has deleted meanwhile (D6)
         while True:
             self.alive()
-            with self._loop.changed:
+            with self._loop.outbox, self._loop.lock:
                 replay = batches.replay(end, self._loop.clock.now())
                 if not replay.waits:
                     break
@@ -344,7 +344,7 @@ class Planner:
             left_s = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
             if left_s <= 0:
                 break
-            with self._loop.changed:
+            with self._loop.outbox, self._loop.lock:
                 self._loop.changed.wait(left_s)
         if self.consumer.closed:
             self._raise_if_ended()

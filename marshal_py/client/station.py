@@ -207,7 +207,7 @@ class Station:
 
     def _refused(self, error: MarshalError) -> None:
         """A record of this consumer can never be written."""
-        with self.loop.changed:
+        with self.loop.outbox, self.loop.lock:
             self.member.fail(error)
             self.loop.kick(self)
 
@@ -273,7 +273,7 @@ class Station:
                 self.troubles.append(error)
             return
         fallback = self.options.start_fallback if self.options.start == "committed" else self.options.start
-        with self.loop.changed:
+        with self.loop.outbox, self.loop.lock:
             now = self.loop.clock.now()
             for want in wanted:
                 first, end = bounds[want.tp]
@@ -291,7 +291,7 @@ class Station:
             return
         refused = self.loop.admin.commit(self.member.name, positions)
         if refused and refused != self.mirror_refused and not {tp.topic for tp in positions} & self.missing:
-            with self.loop.changed:
+            with self.loop.outbox, self.loop.lock:
                 self.member.note("mirror_refused", text=refused)
                 now = self.loop.clock.now()
                 self.execute(self.member.tick(now), now)  # now: it may be the last copy of a consumer that has left
@@ -319,7 +319,7 @@ class Station:
 
     def _place_one(self, refused: OutOfRange, first: int, end: int) -> None:
         tp, position, round_, truncated = refused
-        with self.loop.changed:
+        with self.loop.outbox, self.loop.lock:
             if self.unplaced.get(tp) is refused:
                 del self.unplaced[tp]
             group = self.member.group

@@ -120,7 +120,7 @@ class Upkeep:
     def _audit(self, keeper: Keeper, stored: Stored) -> None:
         """N6: a second fold of re-read bytes, by a process that is alone in the log."""
         again = self._again(keeper.world, stored.at)
-        with self.loop.changed:
+        with self.loop.outbox, self.loop.lock:
             self._send(keeper.world.log, keeper.audited(stored, again))
 
     def _again(self, world: World, at: int, group: str = "") -> World | None:

@@ -74,7 +74,8 @@ class MemoryBroker:
     """Topics, committed offsets, Kafka groups, and switches for faults. Any thread may call anything."""
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()  # entered inside C: an exception of a signal's handler leaves it free
+        self.changed = threading.Condition(self.lock)
         self.topics: dict[str, list[list[MemoryMessage]]] = {}
         self.first: dict[TopicPartition, int] = {}  # offsets below were deleted
         self.base: dict[TopicPartition, int] = {}  # offset of element 0 of the list
@@ -91,7 +92,7 @@ class MemoryBroker:
         self._id = 0
 
     def create_topic(self, name: str, partitions: int) -> None:
-        with self.changed:
+        with self.lock:
             self._id += 1
             self.topics[name] = [[] for _ in range(partitions)]
             self.ids[name] = self._id
@@ -99,7 +100,7 @@ class MemoryBroker:
             self.changed.notify_all()
 
     def delete_topic(self, name: str) -> None:
-        with self.changed:
+        with self.lock:
             del self.topics[name], self.ids[name]
             for tp in [tp for tp in (*self.first, *self.base) if tp.topic == name]:
                 self.first.pop(tp, None)
@@ -107,13 +108,13 @@ class MemoryBroker:
             self.changed.notify_all()
 
     def grow(self, name: str, partitions: int) -> None:
-        with self.changed:
+        with self.lock:
             self.topics[name] += [[] for _ in range(partitions - len(self.topics[name]))]
 
     def produce(self, topic: str, partition: int, value: bytes | None, key: bytes | None = None,
                 headers: list[tuple[str, bytes]] | None = None, timestamp_ms: int = 0) -> int:  # fmt: skip
         """Appends a message; returns its offset."""
-        with self.changed:
+        with self.lock:
             if topic not in self.topics:
                 raise TopicMissing(topic)
             messages = self.topics[topic][partition]
@@ -123,7 +124,7 @@ class MemoryBroker:
             return offset
 
     def delete_records(self, tp: TopicPartition, before: int) -> None:
-        with self.changed:
+        with self.lock:
             self.first[tp] = before
             self.changed.notify_all()
 
@@ -153,11 +154,11 @@ class MemoryLog:
         self.produce_errors = 0
 
     def follow(self, log: int, offset: int) -> None:
-        with self.broker.changed:
+        with self.broker.lock:
             self._at[log] = offset
 
     def poll(self, timeout_s: float) -> list[LogRecord]:
-        with self.broker.changed:
+        with self.broker.lock:
             found = self._read()
             if not found and timeout_s > 0:
                 self.broker.changed.wait(timeout_s)
@@ -193,7 +194,7 @@ class MemoryLog:
         tp, at = TopicPartition(self.topic, log), start
         deadline = time.monotonic() + timeout_s
         while at < end:
-            with self.broker.changed:
+            with self.broker.lock:
                 error = self._outside(tp, at)
                 if error is not None:
                     raise error
@@ -215,7 +216,7 @@ class MemoryLog:
         return True
 
     def bounds(self, log: int, timeout_s: float) -> Bounds:
-        with self.broker.changed:
+        with self.broker.lock:
             return self.broker.bounds(TopicPartition(self.topic, log))
 
     def waiting_for(self) -> str:
@@ -240,16 +241,16 @@ class MemorySource:
         pass
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        with self.broker.changed:
+        with self.broker.lock:
             self._assignments.assign(positions)
             self.broker.changed.notify_all()
 
     def unassign(self, tps: Iterable[TopicPartition]) -> None:
-        with self.broker.changed:
+        with self.broker.lock:
             self._assignments.unassign(tps)
 
     def pause(self, tps: Iterable[TopicPartition]) -> None:
-        with self.broker.changed:
+        with self.broker.lock:
             self._assignments.pause(tps)
 
     def resume(self, positions: Mapping[TopicPartition, int]) -> None:
@@ -262,7 +263,7 @@ class MemorySource:
         return self._assignments.fetching(tp)
 
     def poll(self, timeout_s: float, max_messages: int) -> list[Chunk]:
-        with self.broker.changed:
+        with self.broker.lock:
             found = self._read(max_messages)
             if not found and timeout_s > 0 and not self._closed:
                 self.broker.changed.wait(timeout_s)
@@ -297,11 +298,11 @@ class MemorySource:
         return self._assignments.broken()
 
     def end_offset(self, tp: TopicPartition) -> int:
-        with self.broker.changed:
+        with self.broker.lock:
             return self.broker.bounds(tp).end if self.broker.has(tp) else -1
 
     def close(self) -> None:
-        with self.broker.changed:
+        with self.broker.lock:
             self._closed = True
             self.broker.changed.notify_all()
 
@@ -315,7 +316,7 @@ class MemoryAdmin:
         self.broker = broker
 
     def prepare_coordination(self, topic: str, partitions: int) -> int:
-        with self.broker.changed:
+        with self.broker.lock:
             if topic not in self.broker.topics:
                 if not self.broker.may_create:
                     raise CoordinationTopicMissing(topic, "not allowed", f"create_topic({topic!r}, {partitions})")
@@ -324,7 +325,7 @@ class MemoryAdmin:
             return len(self.broker.topics[topic])
 
     def describe_topic(self, topic: str) -> TopicInfo | None:
-        with self.broker.changed:
+        with self.broker.lock:
             found = self.broker.topics.get(topic)
             known = str(self.broker.ids[topic]) if found is not None and self.broker.tells_ids else ""
             return None if found is None else TopicInfo(len(found), known)
@@ -334,7 +335,7 @@ class MemoryAdmin:
         return None if found is None else found.partitions
 
     def bounds(self, tps: Sequence[TopicPartition], *, committed: bool = False) -> dict[TopicPartition, Bounds]:
-        with self.broker.changed:
+        with self.broker.lock:
             for tp in tps:
                 if not self.broker.has(tp):
                     raise ClusterUnreachable("memory", f"the ends of {tp}", "there is no such partition")
@@ -342,7 +343,7 @@ class MemoryAdmin:
 
     def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
         found: dict[TopicPartition, int] = {}
-        with self.broker.changed:
+        with self.broker.lock:
             for tp in tps:
                 bounds = self.broker.bounds(tp)
                 messages = self.broker.read(tp, bounds.first, bounds.end - bounds.first)
@@ -352,11 +353,11 @@ class MemoryAdmin:
         return found
 
     def committed(self, group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        with self.broker.changed:
+        with self.broker.lock:
             return {tp: self.broker.committed[group, tp] for tp in tps if (group, tp) in self.broker.committed}
 
     def commit(self, group: str, positions: Mapping[TopicPartition, int]) -> str:
-        with self.broker.changed:
+        with self.broker.lock:
             if self.broker.live_kafka.get(group):
                 return "the group has live members"
             self.broker.committed.update({(group, tp): offset for tp, offset in positions.items()})

@@ -138,7 +138,7 @@ def test_a_coordination_topic_that_was_recreated(memory: MemoryGround) -> None:
     topic = memory.topic()
     with memory.connect() as marshal:
         consumers = [joined(marshal, group, [topic]) for group in IN.values()]
-        with memory.broker.changed:
+        with memory.broker.lock:
             memory.broker.delete_topic(LOG)
             memory.broker.create_topic(LOG, LOGS)
             memory.broker.changed.notify_all()
@@ -153,7 +153,7 @@ def test_a_coordination_topic_that_is_longer_than_the_one_before(memory: MemoryG
     topic = memory.topic()
     with memory.connect() as marshal:
         consumer = joined(marshal, IN[1], [topic])
-        with memory.broker.changed:
+        with memory.broker.lock:
             records = memory.broker.topics[LOG]
             memory.broker.delete_topic(LOG)
             memory.broker.create_topic(LOG, LOGS)
@@ -174,7 +174,7 @@ def test_a_coordination_topic_that_was_deleted(memory: MemoryGround) -> None:
 def test_another_incarnation_in_front_of_a_reader_that_knows_one(memory: MemoryGround) -> None:
     topic = memory.topic()
     with memory.connect() as marshal, joined(marshal, IN[0], [topic]):
-        with memory.broker.changed:
+        with memory.broker.lock:
             memory.broker.delete_topic(LOG)
             memory.broker.create_topic(LOG, LOGS)
         with memory.connect() as later:
@@ -209,7 +209,7 @@ def test_truncated_history_while_running(memory: MemoryGround) -> None:
     topic = memory.topic()
     with memory.connect() as marshal:
         consumer, other = joined(marshal, IN[1], [topic]), joined(marshal, IN[0], [topic])
-        with memory.broker.changed:
+        with memory.broker.lock:
             for _ in range(5):
                 memory.put(LOG, 1, b"x")
             end = len(memory.broker.topics[LOG][1])

@@ -6,19 +6,31 @@ import contextlib
 import gc
 import signal
 import threading
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 import pytest
 
+from marshal_py import Consumer, Message
 from marshal_py.errors import GroupDeleted
 from marshal_py.protocol.delivery import Run
 from marshal_py.protocol.records import Leave
-from tests.support.fronts import DEADLINE_S, MemoryGround, collect, joined, owns, until
+from tests.support.fronts import DEADLINE_S, Ground, Keeper, MemoryGround, collect, joined, owns, until
 
 INTERRUPTS = 200  # one in four hit the instruction between a lock and its `try`
+
+
+def interrupt(after_s: float, work: Callable[[], object]) -> None:
+    """Runs `work`, and again and again, until the signal comes, once, after so much of the process's time."""
+    try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, after_s)
+        while True:
+            work()
+    except Interrupted:
+        pass
 
 
 class Interrupted(BaseException):
@@ -29,10 +41,10 @@ class Interrupted(BaseException):
 def interruptible() -> Iterator[None]:
     """Within it SIGVTALRM raises Interrupted in the main thread."""
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         raise Interrupted
 
-    before = signal.signal(signal.SIGVTALRM, interrupt)
+    before = signal.signal(signal.SIGVTALRM, handle)
     try:
         yield
     finally:
@@ -46,12 +58,56 @@ def test_an_interrupted_ack_leaves_the_lock_free(memory: MemoryGround) -> None:
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer, interruptible():
         messages = collect(consumer, 3, ack=False)
         for number in range(INTERRUPTS):
-            signal.setitimer(signal.ITIMER_VIRTUAL, 1e-6 * (1 + number))
-            with contextlib.suppress(Interrupted):
-                while True:
-                    for message in messages:
-                        message.ack()
+            interrupt(1e-6 * (1 + number), lambda: [message.ack() for message in messages])
         assert can_lock(marshal._loop.lock)
+
+
+def test_an_interrupted_fetch_leaves_the_consumer_to_the_next(memory: MemoryGround) -> None:
+    """Whoever was inside of it when it was interrupted is not inside any more."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 3)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer, interruptible():
+        until(owns(consumer, 0), "the partition")
+        for number in range(INTERRUPTS):
+            interrupt(1e-6 * (1 + number), lambda: consumer.fetch(1, expires_s=0))
+        assert (consumer._user, consumer._inside) == (None, None)
+        with Keeper(consumer):
+            until(lambda: consumer._user is not None, "another thread fetches")
+
+
+def fetches(consumer: Consumer) -> Iterator[Message]:
+    while True:
+        yield from consumer.fetch(100, expires_s=0.05)
+
+
+@pytest.mark.parametrize("taking", [fetches, iter], ids=["fetch", "iteration"])
+def test_what_an_interrupted_fetch_had_in_hand_is_not_lost(ground: Ground, taking: Callable[[Consumer], Any]) -> None:
+    """A notebook's user presses ctrl-C and goes on. What librdkafka had given out was skipped, and acks went astray."""
+    topic, group, count = ground.topic(), ground.group(), 20_000
+    ground.fill(topic, 0, count)
+    handled: set[int] = set()
+
+    def handle(consumer: Consumer) -> None:
+        for message in taking(consumer):
+            assert int(message.value) == message.offset
+            handled.add(message.offset)
+            message.ack()
+            while message.offset > count // 2:
+                pass  # enough; and the signal comes by processor time, so nothing may wait here
+
+    with ground.connect() as marshal, joined(marshal, group, [topic]) as consumer, interruptible():
+        until(owns(consumer, 0), "the partition")
+        for _ in range(INTERRUPTS // 2):
+            if len(handled) < count // 2:
+                interrupt(0.004, lambda: handle(consumer))
+        assert can_lock(marshal._loop.lock)
+    with ground.connect() as marshal, joined(marshal, group, [topic]) as consumer:
+        deadline = time.monotonic() + DEADLINE_S
+        while len(handled) < count:
+            assert time.monotonic() < deadline, f"{count - len(handled)} of {count} are lost"
+            batch = consumer.fetch(expires_s=0.1)
+            handled.update(message.offset for message in batch)
+            batch.ack()
 
 
 def test_an_interrupted_ack_forgets_no_other() -> None:
@@ -63,19 +119,10 @@ def test_an_interrupted_ack_forgets_no_other() -> None:
             run.deliver(count, 0)
             for index in range(1, count):
                 run.finish(index)
-            signal.setitimer(signal.ITIMER_VIRTUAL, 1e-6 * (1 + number))
-            with contextlib.suppress(Interrupted):
-                while run.low < count:
-                    run.finish(0)
-                wait_for_the_signal()
+            interrupt(1e-6 * (1 + number), lambda run=run: run.finish(0))  # type: ignore[misc]
             if run.low == 0:
                 run.finish(0)
             assert (run.low, run.unfinished, run.finished) == (count, 0, set())
-
-
-def wait_for_the_signal() -> None:
-    while True:
-        pass
 
 
 def can_lock(lock: threading.RLock) -> bool:  # type: ignore[valid-type]
@@ -170,7 +217,7 @@ def test_a_marshal_forgets_the_consumers_that_have_ended(memory: MemoryGround) -
             with joined(marshal, memory.group(), [topic], delivery=delivery) as consumer:
                 gone.append(weakref.ref(consumer))
         failed = joined(marshal, memory.group(), [topic])
-        with marshal._loop.changed:
+        with marshal._loop.outbox, marshal._loop.lock:
             failed._member.fail(GroupDeleted(failed.group))
             marshal._loop.kick(failed._station)
         with pytest.raises(GroupDeleted):

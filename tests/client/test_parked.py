@@ -102,7 +102,7 @@ def test_a_partition_that_lost_what_was_read_is_parked(memory: MemoryGround, del
         with Keeper(consumer) as keeper:
             station = consumer._station
             assert isinstance(station.source, MemorySource)
-            with memory.broker.changed:
+            with memory.broker.lock:
                 station.source._assignments.refuse(TopicPartition(topic, 0), MESSAGES, "truncation detected", 0)
             until(lambda: alarms(consumer, events), "it is parked")
             assert events[0].text.startswith(f"{TRUNCATED}: ")

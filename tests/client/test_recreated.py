@@ -25,7 +25,7 @@ def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_anew(memory: MemoryGround, topic: str, partitions: int, messages: int, word: str = "new") -> None:
     """Another topic of the same name, with messages of its own in every partition."""
-    with memory.broker.changed:  # at once: nobody sees it gone
+    with memory.broker.lock:  # at once: nobody sees it gone
         memory.broker.delete_topic(topic)
         memory.broker.create_topic(topic, partitions)
     for partition in range(partitions):

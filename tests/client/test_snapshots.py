@@ -210,7 +210,7 @@ def test_a_gap_that_only_a_second_look_meets(memory: MemoryGround, number: int,
     older = write_snapshot(memory, number)
     newer = write_snapshot(memory, number)
     memory.truncate(LOG, number, older)
-    with memory.broker.changed:
+    with memory.broker.lock:
         # In the place of a record stands the next one, as a fetch finds it where compaction has left nothing.
         memory.broker.topics[LOG][number][newer - 2] = memory.broker.topics[LOG][number][newer - 1]
     deadline = time.monotonic() + DEADLINE_S
@@ -242,7 +242,7 @@ def test_truncated_while_running(memory: MemoryGround, number: int) -> None:
         assert len(collect(consumer, 3)) == 3
         consumer.flush()
         old = consumer._station.member.session
-        with memory.broker.changed:  # nobody reads meanwhile
+        with memory.broker.lock:  # nobody reads meanwhile
             at = write_snapshot(memory, number)
             memory.truncate(LOG, number, at + 2)
             at = write_snapshot(memory, number)

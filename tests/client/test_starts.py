@@ -114,7 +114,7 @@ def test_without_ids_a_recreated_data_topic_is_not_read_anew_in_silence(memory: 
     memory.fill(topic, 0, 5)
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
         collect(consumer, 5)
-        with memory.broker.changed:
+        with memory.broker.lock:
             memory.broker.delete_topic(topic)
             memory.broker.create_topic(topic, 1)
         memory.fill(topic, 0, 2)

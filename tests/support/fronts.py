@@ -142,7 +142,7 @@ class MemoryGround(Ground):
 
     def jump(self, number: int) -> None:
         """Appends a record that leaves an offset out, as compaction or a transaction would."""
-        with self.broker.changed:
+        with self.broker.lock:
             records = self.broker.topics[LOG][number]
             records.append(MemoryMessage(LOG, number, len(records) + 1, None, b"x", None, 0))
             self.broker.changed.notify_all()
