@@ -222,6 +222,19 @@ def test_a_position_beyond_the_end_parks_that_partition(memory: MemoryGround) ->
             assert spans(planner.batch(10)) == [(1, 10, 15)]
 
 
+def test_a_range_has_the_handler_timeout_for_a_hand_over(memory: MemoryGround) -> None:
+    """A3, D9: who reads it elsewhere cannot be asked to stop; a bound that was given counts."""
+    topic, group, timeout_s = memory.topic(3), memory.group(), 90.0
+    for options, wanted_ms in (({}, 90_000), ({"hand_over_timeout_s": 5.0}, 5_000)):
+        with (
+            memory.connect() as marshal,
+            joined(marshal, group, [topic], handler_timeout_s=timeout_s, **options) as consumer,
+        ):
+            assert consumer._member.options.hand_over_timeout_ms == int(1000 * options.get("hand_over_timeout_s", 30.0))
+            consumer.plan_ranges()
+            assert consumer._member.options.hand_over_timeout_ms == wanted_ms
+
+
 def test_a_silent_user_loses_the_consumer(memory: MemoryGround) -> None:
     """D4, D9: no range is in flight, and still nobody reads: the claims go to others."""
     topic = memory.topic()
