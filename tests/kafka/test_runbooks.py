@@ -169,7 +169,7 @@ OPERATIONS = blocks("operations.md")
 
 def test_the_documents_have_their_commands() -> None:
     """A document without blocks would pass every other test here."""
-    assert len(OPERATIONS) == 11
+    assert len(OPERATIONS) == 12
     assert {line.split()[0] for lines in OPERATIONS.values() for line in lines} == {"marshal"}
     assert list(blocks("migration.md")) == ["To Marshal", "Back"]
 
@@ -201,6 +201,7 @@ def test_the_operations_guide(scene: Scene) -> None:
     wanted = {(partition, offset) for partition in range(PARTITIONS) for offset in range(EACH, scene.produced)}
     wait_until(lambda: wanted - {skipped} <= set(scene.seen), DEADLINE_S, "the rest is handled")
     assert skipped not in scene.seen, "it was stepped over"
+    scene.follow(sections.pop("A parked partition"))
 
     told = scene.follow(sections.pop("A lost admin"), {"marshal groups info": lambda: lose_an_admin(scene)})
     assert "bob@office" in told["marshal resume billing --dry-run --take-over"]
