@@ -264,7 +264,7 @@ def test_a_stuck_handler_loses_its_partition() -> None:
         b.due_ms = stage.now_ms
         stage.run(I)
         if other.tracker.runs:
-            other.tracker.touch(b.now.mono_ms)
+            other.tracker.touch_all(b.now.mono_ms)
         else:
             b.deliver(other, 0)
     assert a.may(claim), "before its time nothing happens"
