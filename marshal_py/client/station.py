@@ -154,7 +154,7 @@ class Station:
             self.unplaced[refused.tp] = refused
             self._submit("the bounds of partitions", self._place)
         for tp, reason, _, for_good in self.source.broken():
-            nothing_left = self.member.refusals.give_up(tp, reason, for_good, now)
+            nothing_left = self.member.refusals.give_up(tp, reason, now)
             if for_good and nothing_left:  # the user must know
                 self.troubles.append(PartitionError(tp.topic, tp.partition, reason))
 

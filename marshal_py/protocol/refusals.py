@@ -37,10 +37,9 @@ class Refusals:
         for move in record.moves:
             self._noted.pop(TopicPartition(move.topic, move.partition), None)
 
-    def give_up(self, tp: TopicPartition, said: str, for_good: bool, now: Instant) -> bool:
-        """Lets an own partition go: parked if nobody is left who could read it. `said`: the cluster's words.
+    def give_up(self, tp: TopicPartition, said: str, now: Instant) -> bool:
+        """Lets an own partition go: parked if everybody has tried in vain. `said`: the cluster's words.
 
-        `for_good`: waiting does not mend it; else it may have passed when everybody has tried, so all try twice.
         True if this member has nothing left to deliver.
         """
         member, group = self.member, self.member.group
@@ -49,7 +48,7 @@ class Refusals:
             if claim.tp != tp or claim.stage is not Stage.OPEN or group is None:
                 continue
             position = claim.position()
-            if self._nobody_left(group, tp, position, for_good):
+            if self._all_tried(group, tp, position):
                 member.releases.park(claim.epoch, parking.UNREADABLE, said, now)
             else:
                 claim.stop(UNREADABLE, now.mono_ms + member.options.interval_ms)
@@ -57,11 +56,14 @@ class Refusals:
         member.stir()
         return not any(claim.stage is Stage.OPEN for claim in member.claims.values())
 
-    def _nobody_left(self, group: Group, tp: TopicPartition, position: int, for_good: bool) -> bool:
-        """Whether every other live member with this topic, or every member, gave it up at this position before."""
+    def _all_tried(self, group: Group, tp: TopicPartition, position: int) -> bool:
+        """Whether every live member with this topic, this one included, gave it up at this position before.
+
+        So what passes within a while, as a right that is granted, asks for no admin; nor does one client without the
+        right, as long as it is alone and ends by it.
+        """
         noted = self._noted.get(tp, {})
         for session in [session for session in noted if session not in group.sessions]:
             del noted[session]
-        tried = [session.id for session in group.sessions.values() if tp.topic in session.join.topics]
-        return all(noted.get(session) == position for session in tried
-                   if not (for_good and session == self.member.session))  # fmt: skip
+        members = (session.id for session in group.sessions.values() if tp.topic in session.join.topics)
+        return all(noted.get(session) == position for session in members)

@@ -134,7 +134,10 @@ def test_a_refused_partition_stops_nobody_and_who_may_read_nothing_is_told(memor
         collect(consumer, 1)
         until(lambda: len(consumer.claims()) == 2, "both are its own")
         with Keeper(consumer) as keeper:
-            refuse(consumer, TopicPartition(topic, 0))
+            for _ in range(2):
+                until(lambda: TopicPartition(topic, 0) in consumer.claims(), "it is tried, and once more")
+                refuse(consumer, TopicPartition(topic, 0))
+                until(lambda: TopicPartition(topic, 0) not in consumer.claims(), "it is given back")
             until(lambda: alarms(consumer, events), "it is parked")
             assert events[0].text.startswith("PartitionUnreadable: ")
             assert "(Topic authorization failed)" in events[0].text
