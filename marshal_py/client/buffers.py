@@ -18,19 +18,40 @@ from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.ports import RawMessage
 
 _OPEN: Final = Stage.OPEN  # an enum looks its members up at every use
+MERGED_MAX: Final = 1_000  # messages; chunks of a trickle become one, for a look at a buffer costs time per chunk
+SAMPLED_EACH: Final = 16  # in large chunks one message in so many is measured: to ask each costs a tenth of all time
+SAMPLED_MIN: Final = 64  # messages; smaller chunks are measured whole
 
 
 class Fetched:
     """One chunk in a buffer: `at` is the first message that was not handed over."""
 
-    __slots__ = ("at", "last_offset", "messages", "run", "size_bytes")
+    __slots__ = ("_payload_bytes", "at", "last_offset", "messages", "run", "size_bytes")
 
     def __init__(self, messages: Sequence[RawMessage]) -> None:
         self.messages = messages
         self.last_offset = messages[-1].offset() or 0
         self.at = 0
-        self.size_bytes = -1  # of the whole chunk, once somebody has asked
+        self.size_bytes = -1  # of the whole chunk as users count, once somebody has asked
+        self._payload_bytes = -1  # of the whole chunk as prefetch_bytes counts, once somebody has asked
         self.run: Run | None = None
+
+    def extend(self, messages: Sequence[RawMessage]) -> None:
+        """Takes messages that follow. Never of the first chunk of a buffer: a running iteration knows its length."""
+        self.messages = [*self.messages, *messages]
+        self.last_offset = messages[-1].offset() or 0
+        self.size_bytes = self._payload_bytes = -1
+
+    def payload_bytes(self) -> int:
+        """About the bytes of keys and values of what is left; measured once."""
+        count = len(self.messages)
+        if self._payload_bytes < 0:
+            step = SAMPLED_EACH if count >= SAMPLED_MIN else 1
+            # Another place in each chunk, so that no rhythm of the producer's hides its large messages.
+            seen = self.messages[self.last_offset // count % step :: step]
+            size = sum([len(message.value() or b"") + len(message.key() or b"") for message in seen])
+            self._payload_bytes = size * count // len(seen)
+        return self._payload_bytes * (count - self.at) // count
 
     def below(self, offset: int) -> int:
         """Index of the first message that is not handed over and not below `offset`; the length if there is none."""
@@ -137,6 +158,10 @@ class Buffer:
         fetched = self.fetched
         return sum([len(part.messages) - part.at for part in fetched]) if fetched else 0
 
+    def payload_bytes(self) -> int:
+        """About the bytes of their keys and values."""
+        return sum([part.payload_bytes() for part in self.fetched])
+
     def open(self, claim: Claim, position: int) -> None:
         """The partition is ours: what was fetched ahead becomes deliverable from `position` on."""
         self.claim = claim
@@ -196,6 +221,10 @@ class Buffer:
             if fresh is not offsets:
                 wanted = frozenset(fresh)
                 messages = [message for message in messages if message.offset() in wanted]
+        last = self.fetched[-1] if len(self.fetched) > 1 else None
+        if last is not None and last.run is run and len(last.messages) + len(messages) <= MERGED_MAX:
+            last.extend(messages)
+            return
         part = Fetched(messages)
         part.run = run
         self.fetched.append(part)
@@ -207,3 +236,20 @@ def offsets_of(messages: Sequence[RawMessage]) -> Sequence[int]:
     if last - first + 1 == len(messages):
         return range(first, last + 1)
     return [message.offset() or 0 for message in messages]
+
+
+def message_bytes(raw: RawMessage) -> int:
+    """Size as the simplified API counts it: key, value, headers, topic."""
+    headers = raw.headers() or ()
+    size = len(raw.key() or b"") + len(raw.value() or b"") + len(raw.topic() or "")
+    return size + sum(len(name) + len(value or b"") for name, value in headers)
+
+
+def fit(messages: Sequence[RawMessage], at: int, count: int, limit_bytes: int, at_least_one: bool) -> int:
+    """How many of `count` messages from `at` fit into `limit_bytes`; one always does if `at_least_one`."""
+    total = 0
+    for taken in range(count):
+        total += message_bytes(messages[at + taken])
+        if total > limit_bytes and not (taken == 0 and at_least_one):
+            return taken
+    return count

@@ -13,6 +13,7 @@ from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.flow import Flow
 from marshal_py.client.headroom import HEADROOM
 from marshal_py.client.info import ClaimInfo, ConsumerInfo
+from marshal_py.client.intake import GRANT_SLICE_S, Intake
 from marshal_py.client.loop import Loop
 from marshal_py.client.message import Batch, Message
 from marshal_py.client.planner import Planner
@@ -21,16 +22,9 @@ from marshal_py.errors import ConcurrentUse, ConsumerClosed, InvalidOption, Mars
 from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.transport.ports import Chunk
 
 WAIT_SLICE_S: Final = 0.1  # a waiting fetch looks up at least so often: for signals, errors, a stop from elsewhere
-GRANT_SLICE_S: Final = 0.005  # while a grant is on its way, messages are not
-LOOK_AHEAD_GRANTS: Final = 4  # in at-most-once mode as much is fetched ahead as so many of the greatest grants
 HAND_OVER_S: Final = 1.0  # a hand-over takes some ms; a deployment must not wait for one that does not come
-# Taken from the source at once in at-least-once mode, unless a fetch asks for more. CPython looks for cyclic garbage
-# when 700 more objects were made than freed. Fewer messages than that, each freed before the next are taken, never
-# start it; a thousand do, at a tenth of all time.
-PIECE_MESSAGES: Final = 500
 FETCH_EXPIRES_S: Final = 30.0
 FETCH_MESSAGES: Final = 1_000
 
@@ -63,8 +57,7 @@ class Consumer:
         self._member = station.member
         assert isinstance(station.flow, Flow)
         self._flow = station.flow
-        # In at-most-once mode: how many messages are fetched beyond those that the user has.
-        self._ahead = LOOK_AHEAD_GRANTS * self._flow.options.grant_messages if self._flow.at_most_once else 0
+        self._intake = Intake(loop, station, station.flow)
         self._planner: Planner | None = None
         self._user: int | None = None  # thread that is inside a fetching verb, or in the body of an iteration
         self._inside: _Call | None = None  # its call; None in the body
@@ -115,12 +108,15 @@ class Consumer:
     def drain(self, timeout_s: float | None = None) -> None:
         """Fetches no more; what is buffered is still handed over to a running iteration, then releases and leaves.
 
-        Called inside the iteration it returns at once, and the iteration ends when the buffer is empty. Otherwise it
+        Of a large buffer `prefetch_messages` are handed over; the next owners begin behind them. Called inside the
+        iteration it returns at once, and the iteration ends when that is done. Otherwise it
         waits for the acks of what was handed over, at most `timeout_s` (default: the handler timeout).
         Raises ReentrantCall.
         """
         self._loop.check_call("Consumer", "drain", waits=True)
         wait_s = self._station.options.handler_timeout_s if timeout_s is None else timeout_s
+        with self._loop.lock:
+            self._flow.drain()
         self._ending.drain(wait_s)
         if not self._iterating:
             self._ending.finish_drain()
@@ -157,10 +153,10 @@ class Consumer:
               expires_s: float = FETCH_EXPIRES_S) -> Batch:  # fmt: skip
         """Up to `max_messages` messages (and `max_bytes`, key + value + headers + topic, but at least one).
 
-        Ends by count, bytes or `expires_s`, or when a bound lets no more come: unacked_max, or in at-most-once mode the
-        grants, two of each partition with about a second's work of all of them. `expires_s=0` takes what is there now.
-        May be empty. The lease is checked once, when the batch is handed over. Raises what ended the consumer;
-        ConcurrentUse; ReentrantCall; ConsumerClosed.
+        An even share of each partition that has some. Ends by count, bytes or `expires_s`, or when a bound lets no more
+        come: unacked_max, prefetch_bytes, or in at-most-once mode the grants, two of each partition with about a
+        second's work of all of them. `expires_s=0` takes what is there now. May be empty. The lease is checked once,
+        when the batch is handed over. Raises what ended the consumer; ConcurrentUse; ReentrantCall; ConsumerClosed.
         """
         if max_messages < 1:
             raise InvalidOption("max_messages", max_messages, "at least 1")
@@ -172,7 +168,7 @@ class Consumer:
         try:
             self._enter(call)
             # The batch before, which the user forgets when he has this one; this one; what is fetched ahead.
-            HEADROOM.keep(self, 2 * max_messages + self._ahead)
+            HEADROOM.keep(self, 2 * max_messages + self._intake.ahead)
             self._flow.begin()
             return self._fetch(max_messages, max_bytes, time.monotonic() + expires_s)
         except BaseException as error:
@@ -195,59 +191,26 @@ class Consumer:
             with loop.outbox, loop.lock:
                 flow.user_returned()  # acks may have come meanwhile, from other threads
                 self._station.tell_careful()
+                looks = flow.looks()
+            if looks and not self._ending.draining:
+                self._intake.look()
+            with loop.lock:
                 full = flow.suffices(max_messages, max_bytes)
             over = left_s <= 0 or self._ending.draining or self._ending.must_stop()
             if full or over:
                 if not full and left_s <= 0 and not self._ending.draining:
-                    self._pull(0.0, max_messages)
+                    self._intake.pull(0.0, max_messages)
                 with loop.lock:
                     parts = flow.take(max_messages, max_bytes, loop.clock.now())
                 if parts and flow.at_most_once:
-                    self._look_ahead()
+                    self._intake.look_ahead()
                 if parts or over:
                     return Batch([part for part, _ in parts])
-                # Buffered, but the gate is shut: fenced, paused, or being handed over.
                 self._ending.raise_if_ended()
-                with loop.outbox, loop.lock:
-                    loop.changed.wait(min(WAIT_SLICE_S, left_s))
+                self._intake.wait_for_gate(min(WAIT_SLICE_S, left_s))
                 continue
             self._ending.raise_if_ended()
-            self._pull(min(left_s, WAIT_SLICE_S), max_messages)
-
-    def _pull(self, timeout_s: float, wanted: int = PIECE_MESSAGES) -> None:
-        """Waits for messages, or for the grant of those that are there."""
-        flow, loop = self._flow, self._loop
-        if flow.at_most_once and self._asks_grants():
-            with loop.outbox, loop.lock:
-                loop.changed.wait(min(timeout_s, GRANT_SLICE_S))
-            timeout_s = 0.0
-        # In at-most-once mode a larger piece allows a larger grant.
-        most = flow.options.prefetch_messages
-        chunks = flow.pull(timeout_s, most if flow.at_most_once else min(most, max(wanted, PIECE_MESSAGES)))
-        if not chunks:
-            return
-        with loop.outbox, loop.lock:
-            flow.add(chunks)
-            if flow.at_most_once:
-                self._station.ask_grants(loop.clock.now())
-
-    def _asks_grants(self) -> bool:
-        """In at-most-once mode: whether something fetched waits for its grant; asks for it if nobody has."""
-        with self._loop.outbox, self._loop.lock:
-            self._station.ask_grants(self._loop.clock.now())
-            return any(claim.offer is not None for claim in self._member.claims.values())
-
-    def _look_ahead(self) -> None:
-        """D2: the next ranges are fetched and claimed while the user handles this one; seldom, for a look is dear."""
-        flow, loop = self._flow, self._loop
-        with loop.lock:
-            room = self._ahead - flow.buffered()
-        chunks: list[Chunk] = []
-        if room >= self._ahead // 2:
-            chunks = flow.pull(0.0, room)
-        with loop.outbox, loop.lock:
-            flow.add(chunks)
-            self._station.ask_grants(loop.clock.now())
+            self._intake.pull(min(left_s, WAIT_SLICE_S), max_messages)
 
     def next(self, expires_s: float = FETCH_EXPIRES_S) -> Message | None:
         """The next message, or None if none came within `expires_s`. Raises as `fetch`."""
@@ -290,8 +253,12 @@ class Consumer:
         while not self._ending.because and not self._ending.must_stop():
             if self._station.troubles:
                 self._ending.raise_if_ended()
-            with loop.outbox, loop.lock:
+            with loop.lock:
                 flow.user_returned()
+                looks = flow.looks()
+            if looks and not self._ending.draining:
+                self._intake.look()
+            with loop.outbox, loop.lock:
                 reserved = flow.reserve(now())
                 self._station.tell_careful()
                 if flow.at_most_once:
@@ -302,17 +269,19 @@ class Consumer:
                 self._inside = call
                 continue
             if self._ending.draining:
-                if not (flow.at_most_once and self._asks_grants()) or time.monotonic() >= self._ending.drain_until:
+                waits = flow.at_most_once and self._intake.asks_grants()
+                if not waits or time.monotonic() >= self._ending.drain_until:
                     return
                 with loop.outbox, loop.lock:  # what is buffered is handed over as its grant comes
                     loop.changed.wait(GRANT_SLICE_S)
                 continue
             self._ending.raise_if_ended()
-            with loop.outbox, loop.lock:
-                shut = flow.deliverable() > 0  # buffered, but the gate is shut
-                if shut:
-                    loop.changed.wait(WAIT_SLICE_S)
-            self._pull(0.0 if shut else WAIT_SLICE_S)
+            with loop.lock:
+                shut = flow.deliverable() > 0
+            if shut:
+                self._intake.wait_for_gate(WAIT_SLICE_S)
+            else:
+                self._intake.pull(WAIT_SLICE_S)
 
     # --- planning
 

@@ -7,23 +7,25 @@ else a Release could go out between them. (Reserved, in buffers.py, reaches the 
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
 from marshal_py.client.acks import Delivered
-from marshal_py.client.buffers import Buffer, Reserved
+from marshal_py.client.buffers import Buffer, Reserved, fit, message_bytes
 from marshal_py.client.forks import ForkedLock, watch
 from marshal_py.client.message import DecodedMessage, Message, Part
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.pace import Pace
+from marshal_py.client.prefetch import Prefetch, Room
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, Run
 from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import Instant, TopicPartition
 from marshal_py.protocol.intent import GRANTS_AHEAD
 from marshal_py.protocol.member import Member
-from marshal_py.transport.ports import Chunk, DataSource, RawMessage
+from marshal_py.transport.ports import Chunk, DataSource
 
 GATE_MS = 5  # all three clocks are read at least so often while messages are handed over one by one (T7)
 WARM_MESSAGES_MAX = 2_000  # fetched ahead of a hand-over; more would only fill memory
@@ -45,6 +47,9 @@ class Flow:
         self._taking: list[tuple[Run, int]] = []  # by the running fetch: of which run, and how much was before
         self.pid = os.getpid()
         watch(self)
+        self.prefetch = Prefetch(options.prefetch_bytes, options.prefetch_messages)
+        self._last: int | None = None  # of `delivered`, once it drains
+        self._gate_shut = False  # as the user's thread last found it: then nothing is fetched of what is ours
         self.make: type[Message] = Message if options.value_deserializer is None else DecodedMessage
         self.at_most_once = options.delivery == "at_most_once"
 
@@ -142,8 +147,17 @@ class Flow:
         """Waits for messages, at most `max_messages`, without the lock."""
         return self.source.poll(timeout_s, max_messages)
 
+    def looks(self) -> bool:
+        """Whether it is time to read what the source has to its end: what comes first there must not keep others."""
+        return self.prefetch.due(self.pace, self.clock_now().mono_ms)
+
+    def piece(self) -> int:
+        """How many messages to take at once when looking."""
+        return self.prefetch.piece(len(self.buffers))
+
     def add(self, chunks: Iterable[Chunk]) -> None:
         """Sorts fetched messages into their buffers. What an older assignment fetched is not taken (rounds)."""
+        grown: list[Buffer] = []
         for tp, round_, messages in chunks:
             buffer = self.buffers.get(tp)
             if buffer is None:
@@ -155,15 +169,39 @@ class Flow:
             if buffer.claim is not None:
                 self._check_inherited(buffer.claim)
             buffer.add(messages)
-            self._limit(buffer)
-
-    def _limit(self, buffer: Buffer) -> None:
-        """Stops fetching what cannot be handed over soon."""
-        if buffer.claim is None:
-            if buffer.size >= WARM_MESSAGES_MAX:
+            grown.append(buffer)
+        room = self._room()
+        for buffer in grown:
+            if self._at_bound(buffer) or (room is not None and room.full(buffer)):
                 self._hold_back(buffer)
-        elif isinstance(buffer.claim.tracker, AtLeastOnce) and buffer.claim.tracker.tracked >= self.options.unacked_max:
-            self._hold_back(buffer)
+
+    def _room(self) -> Room | None:
+        """What each partition may have; None while not more is here than is taken from the source at once."""
+        if self.buffered() <= self.options.prefetch_messages:
+            return None
+        return self.prefetch.room(self.buffers.values())
+
+    def _at_bound(self, buffer: Buffer) -> bool:
+        """Whether what is fetched of it cannot be handed over soon, however much room there is."""
+        if buffer.claim is None:
+            return buffer.size >= WARM_MESSAGES_MAX
+        tracker = buffer.claim.tracker
+        return isinstance(tracker, AtLeastOnce) and tracker.tracked >= self.options.unacked_max
+
+    def wait_for_gate(self) -> None:
+        """Something is here and the gate is shut: nothing more is fetched until it opens, but for claims to come."""
+        self._gate_shut = True
+        for buffer in self.buffers.values():
+            if buffer.claim is not None:
+                self._hold_back(buffer)
+
+    def drain(self) -> None:
+        """From now on one piece is handed over and no more: behind a slow handler minutes of work may be buffered."""
+        self._last = self.delivered + self.options.prefetch_messages
+
+    def _left(self) -> int:
+        """How many messages may still be handed over."""
+        return sys.maxsize if self._last is None else self._last - self.delivered
 
     def deliverable(self) -> int:
         """Messages that could be handed over if the gate opened (in at-least-once mode: all of open claims)."""
@@ -181,18 +219,22 @@ class Flow:
 
     def buffered(self) -> int:
         """Messages that were fetched and not handed over."""
-        return sum(buffer.size for buffer in self.buffers.values())
+        return sum([buffer.size for buffer in self.buffers.values() if buffer.fetched])
 
     def suffices(self, max_messages: int, max_bytes: int | None) -> bool:
         """Whether waiting cannot make a batch fuller: by count, by bytes, or because a partition is at its bound."""
         there = size_bytes = 0
+        self.prefetch.wanted = max_messages
         for buffer in self.buffers.values():
             claim = buffer.claim
             if claim is None or claim.stage is not Stage.OPEN or buffer.paused_by_user:
                 continue
             tracker = claim.tracker
-            count = self._granted_count(buffer, tracker) if isinstance(tracker, AtMostOnce) else buffer.size
-            at_bound = len(tracker.grants) >= GRANTS_AHEAD if isinstance(tracker, AtMostOnce) else buffer.held_back
+            count, at_bound = buffer.size, buffer.held_back
+            if isinstance(tracker, AtMostOnce):
+                granted = self._granted_count(buffer, tracker)
+                at_bound = len(tracker.grants) >= GRANTS_AHEAD or (at_bound and granted == count)
+                count = granted
             if count and (at_bound or self.member.careful.holds(claim)):
                 return True
             there += count
@@ -201,10 +243,28 @@ class Flow:
         return there >= max_messages or (max_bytes is not None and there > 0 and size_bytes >= max_bytes)
 
     def take(self, max_messages: int, max_bytes: int | None, now: Instant) -> list[tuple[Part, Delivered]]:
-        """Hands over up to `max_messages`, partition after partition; at least one if there is one."""
+        """Hands over up to `max_messages`, at least one if there is one: of each partition an even share.
+
+        What some have less than their share is filled with what others have more. The next batch begins with the
+        partition after the last one of this batch.
+        """
         parts: list[tuple[Part, Delivered]] = []
-        left_bytes, before = max_bytes, self.delivered
+        before, max_messages = self.delivered, min(max_messages, self._left())
+        filled = sum([bool(buffer.fetched) for buffer in self.buffers.values()])
+        share = -(-max_messages // max(1, filled))
+        left, left_bytes = self._take_round(parts, share, max_messages, max_bytes, now)
+        if share < max_messages:
+            self._take_round(parts, left, left, left_bytes, now)
+        if parts:
+            self.pace.handed_over(before, now.mono_ms)
+        return parts
+
+    def _take_round(self, parts: list[tuple[Part, Delivered]], share: int, left: int, left_bytes: int | None,
+                    now: Instant) -> tuple[int, int | None]:  # fmt: skip
+        """Each partition once, at most `share` of it. Returns how many messages and bytes are left."""
         for _ in range(len(self._order)):
+            if left <= 0 or (left_bytes is not None and left_bytes <= 0):
+                break
             tp = self._order[0]
             self._order.rotate(-1)
             buffer = self.buffers[tp]
@@ -213,22 +273,18 @@ class Flow:
                 continue
             if not self.member.may_deliver(claim.epoch, now):
                 continue
-            while max_messages > 0 and buffer.fetched:
-                careful = self.member.careful.holds(claim)  # D11: one by one
-                part = self._take_part(buffer, claim, 1 if careful else max_messages, left_bytes, now, bool(parts))
+            careful = self.member.careful.holds(claim)  # D11: one by one
+            of_it = min(1 if careful else share, left)
+            while of_it > 0 and buffer.fetched:
+                part = self._take_part(buffer, claim, of_it, left_bytes, now, bool(parts))
                 if part is None:
                     break
                 parts.append(part)
-                max_messages -= len(part[0].raw)
+                of_it -= len(part[0].raw)
+                left -= len(part[0].raw)
                 if left_bytes is not None:
                     left_bytes -= sum(map(message_bytes, part[0].raw))
-                if careful:
-                    break
-            if max_messages <= 0 or (left_bytes is not None and left_bytes <= 0):
-                break
-        if parts:
-            self.pace.handed_over(before, now.mono_ms)
-        return parts
+        return left, left_bytes
 
     def _take_part(self, buffer: Buffer, claim: Claim, limit: int, limit_bytes: int | None, now: Instant,
                    have_some: bool) -> tuple[Part, Delivered] | None:  # fmt: skip
@@ -240,7 +296,7 @@ class Flow:
             head = buffer.fetched[0]
         count = min(limit, len(head.messages) - head.at)
         if limit_bytes is not None:
-            count = _fit(head.messages, head.at, count, limit_bytes, not have_some)
+            count = fit(head.messages, head.at, count, limit_bytes, not have_some)
         if count <= 0:
             return None
         whole = head.at == 0 and count == len(head.messages)
@@ -297,7 +353,8 @@ class Flow:
             count = 1 if self.member.careful.holds(claim) else there
             if isinstance(claim.tracker, AtMostOnce):
                 count = self._skip_to_grant(buffer, claim.tracker)
-            if count:
+            count = min(count, self._left())
+            if count > 0:
                 self.pace.handed_over(self.delivered, now.mono_ms)
                 head = buffer.fetched[0]
                 until_ms = now.boot_ms + min(open_ms, GATE_MS)
@@ -335,6 +392,9 @@ class Flow:
             claim = buffer.claim
             if claim is None or not isinstance(claim.tracker, AtMostOnce) or claim.stage is not Stage.OPEN:
                 continue
+            if self._left() <= 0:
+                claim.offer = None
+                continue
             claim.tracker.holds(claim.tracker.delivered_to)  # drops grants that are used up
             if claim.tracker.asked is not None or len(claim.tracker.grants) >= GRANTS_AHEAD:
                 continue  # its offer stands: a look at the buffer is not free
@@ -360,31 +420,30 @@ class Flow:
 
     def user_returned(self) -> None:
         """The user asks for more: in at-most-once mode what he got is behind him. Refills what was held back."""
-        if self.at_most_once and self.pace.waits():
+        if self.pace.waits():
             self.pace.returned(self.delivered, self.clock_now().mono_ms)
+        self._gate_shut = self._gate_shut and self.deliverable() > 0
+        held_back: list[Buffer] = []
         for buffer in self.buffers.values():
             claim = buffer.claim
             if claim is None:
                 continue
             if isinstance(claim.tracker, AtMostOnce):
                 claim.tracker.returned()
-            elif buffer.held_back and claim.tracker.tracked <= self.options.unacked_max // 2:
-                claim.tracker.position()
-                self._let_go(buffer)
+            if buffer.held_back and not buffer.paused_by_user:
+                held_back.append(buffer)
+        if held_back and not self._gate_shut:
+            self._refill(held_back)
 
-
-def message_bytes(raw: RawMessage) -> int:
-    """Size as the simplified API counts it: key, value, headers, topic."""
-    headers = raw.headers() or ()
-    size = len(raw.key() or b"") + len(raw.value() or b"") + len(raw.topic() or "")
-    return size + sum(len(name) + len(value or b"") for name, value in headers)
-
-
-def _fit(messages: Sequence[RawMessage], at: int, count: int, limit_bytes: int, at_least_one: bool) -> int:
-    """How many of `count` messages from `at` fit into `limit_bytes`; one always does if `at_least_one`."""
-    total = 0
-    for taken in range(count):
-        total += message_bytes(messages[at + taken])
-        if total > limit_bytes and not (taken == 0 and at_least_one):
-            return taken
-    return count
+    def _refill(self, held_back: list[Buffer]) -> None:
+        """Goes on with those that are low."""
+        room = self._room()
+        for buffer in held_back:
+            if room is not None and not room.low(buffer):
+                continue
+            tracker = buffer.claim.tracker if buffer.claim is not None else None
+            if isinstance(tracker, AtLeastOnce):
+                if tracker.tracked > self.options.unacked_max // 2:
+                    continue
+                tracker.position()
+            self._let_go(buffer)

@@ -132,9 +132,9 @@ class Marshal:
         Options are those of ConsumerOptions: delivery ("at_least_once" | "at_most_once"), policy, member,
         heartbeat_interval_s=2.0, max_claims, capacity, fast_reclaim, start ("committed" | "earliest" | "latest"),
         start_fallback, on_topic_recreated ("fail" | "earliest"), handler_timeout_s=300, hand_over_timeout_s=30,
-        unacked_max, prefetch_messages, grant_messages, deliver_late, join_live_kafka_group, mirror_offsets,
-        on_claim(info), on_revoking(info), on_lost(info, reason), key_deserializer, value_deserializer, settings
-        (librdkafka's, for the data consumer).
+        unacked_max, prefetch_messages, prefetch_bytes, grant_messages, deliver_late, join_live_kafka_group,
+        mirror_offsets, on_claim(info), on_revoking(info), on_lost(info, reason), key_deserializer,
+        value_deserializer, settings (librdkafka's, for the data consumer).
         grant_messages is the upper bound of a grant in at-most-once mode: about a second's work is granted at a time.
 
         on_claim, on_revoking and on_lost run one after the other on the thread "marshal-callbacks" of this Marshal, in
@@ -163,7 +163,7 @@ class Marshal:
         found = self._check(group, names, chosen)
         number = route(group, self.root.partitions)
         world = loop.open_world(number, None if number == 0 else self.root, deadline)
-        source = self.door.source(group, self.client_id, chosen.settings)
+        source = self.door.source(group, self.client_id, chosen.settings, chosen.prefetch_bytes)
         source.learn(names)
         with loop.lock:
             member = Member(world, group, chosen.member_options(self.client_id, names, VERSION), secrets.token_bytes)

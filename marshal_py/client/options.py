@@ -30,6 +30,10 @@ HANDLER_TIMEOUT_S: Final = 300.0  # Kafka's max.poll.interval: long for a handle
 HAND_OVER_TIMEOUT_S: Final = 30.0  # how long who joins may have to wait for a busy handler: a deployment's patience
 UNACKED_MAX: Final = 100_000  # offsets tracked per partition; at the bound fetching stops (D1)
 PREFETCH_MESSAGES: Final = 1_000  # taken from librdkafka at once: amortises the call, bounds what a release drops
+# Of keys and values; half of what librdkafka alone keeps by default, because its own queue gets as much.
+PREFETCH_BYTES: Final = 32 * 1024 * 1024
+PREFETCH_BYTES_MIN: Final = 1024  # what librdkafka's own bound is counted in
+PREFETCH_BYTES_MAX: Final = 2_097_151 * 1024  # the most that librdkafka takes
 GRANT_MESSAGES: Final = 4_000  # at most this many of a partition are granted at once in at-most-once mode, however fast
 TOPICS_MAX: Final = 1_000  # of one consumer (PROTOCOL.md 4.2)
 COORDINATION_TOPIC: Final = "__marshal"
@@ -67,6 +71,7 @@ class ConsumerOptions:
     hand_over_timeout_s: float | None = None
     unacked_max: int = UNACKED_MAX
     prefetch_messages: int = PREFETCH_MESSAGES
+    prefetch_bytes: int = PREFETCH_BYTES
     grant_messages: int = GRANT_MESSAGES
     deliver_late: bool = False
     join_live_kafka_group: bool = False
@@ -99,6 +104,8 @@ class ConsumerOptions:
         _whole("capacity", self.capacity, 1_000_000, "a weight relative to the other members'")
         _whole("unacked_max", self.unacked_max, 10_000_000, "it bounds memory per partition")
         _whole("prefetch_messages", self.prefetch_messages, 1_000_000, "it bounds memory")
+        _whole("prefetch_bytes", self.prefetch_bytes, PREFETCH_BYTES_MAX,
+               "of keys and values, buffered of all partitions", PREFETCH_BYTES_MIN)  # fmt: skip
         _whole("grant_messages", self.grant_messages, 1_000_000, "the most of a partition that one grant may hold")
 
     def _hand_over_timeout_s(self) -> float:
@@ -158,6 +165,6 @@ def _within(option: str, value: float, least: float, most: float, reason: str) -
         raise InvalidOption(option, value, f"a number from {least:g} to {most:g}: {reason}")
 
 
-def _whole(option: str, value: object, most: int, reason: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise InvalidOption(option, value, f"a whole number from 1 to {most}: {reason}")
+def _whole(option: str, value: object, most: int, reason: str, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidOption(option, value, f"a whole number from {least} to {most}: {reason}")

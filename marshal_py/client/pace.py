@@ -1,4 +1,4 @@
-"""How fast the user handles messages: what the size of grants follows in at-most-once mode (PROTOCOL.md D2).
+"""How fast the user handles messages: what the size of grants (PROTOCOL.md D2) and fetching ahead follow.
 
 Counts while the user has messages, not while he waits for some. Reads no clock; callers hold the Marshal's lock.
 """
@@ -42,6 +42,10 @@ class Pace:
         if self._busy_ms > BUSY_MS_MAX:
             part = BUSY_MS_MAX / self._busy_ms
             self._handled, self._busy_ms = self._handled * part, self._busy_ms * part
+
+    def slower_than(self, per_second: int) -> bool:
+        """Whether it is known that the user handles fewer messages than that."""
+        return self._busy_ms >= BUSY_MS_MIN and 1000 * self._handled < per_second * self._busy_ms
 
     def per_second(self) -> int:
         """About a second's work, at least 1."""

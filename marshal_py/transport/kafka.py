@@ -356,11 +356,12 @@ class KafkaDoor:
         wait_ms = FETCH_WAIT_MS if self.embedded else LOG_FETCH_WAIT_MS
         return KafkaLog({**self._own, **self._watched}, topic, client_id, wait_ms, writes)
 
-    def source(self, group: str, client_id: str, extra: Mapping[str, Any]) -> KafkaSource:
+    def source(self, group: str, client_id: str, extra: Mapping[str, Any],
+               queue_bytes: int | None = None) -> KafkaSource:  # fmt: skip
         wait_ms = FETCH_WAIT_MS if self.embedded else None
         own = apart(settings.checked(dict(extra)), self._call)
         given = {**self._own, **self._watched, **own}
-        return KafkaSource(settings.data_reader(given, client_id, group, wait_ms))
+        return KafkaSource(settings.data_reader(given, client_id, group, wait_ms, queue_bytes))
 
     def admin(self) -> KafkaAdmin:
         return KafkaAdmin(self._own, self.client_id, self.embedded, self.timeout_s)

@@ -390,7 +390,8 @@ class MemoryDoor:
     def log(self, topic: str, client_id: str, writes: bool = True) -> MemoryLog:
         return MemoryLog(self.broker, topic)
 
-    def source(self, group: str, client_id: str, settings: Mapping[str, Any]) -> MemorySource:
+    def source(self, group: str, client_id: str, settings: Mapping[str, Any],
+               queue_bytes: int | None = None) -> MemorySource:  # fmt: skip
         return MemorySource(self.broker)
 
     def admin(self) -> MemoryAdmin:

@@ -64,6 +64,9 @@ _DATA: Final[Mapping[str, Any]] = {
     # The default pauses the fetcher for a second whenever 100,000 messages are queued: it costs a factor of four.
     "fetch.queue.backoff.ms": 1,
     "fetch.error.backoff.ms": 50,
+    # One queue for all partitions: what is in it lies in front of the first message of a partition that comes later.
+    # The default of 100,000 is no faster, for a single fetch brings 1 MB of each partition.
+    "queued.min.messages": 20_000,
 }
 
 _FORBIDDEN: Final[Mapping[str, str]] = {
@@ -110,9 +113,11 @@ def log_writer(given: Settings, client_id: str) -> Settings:
     return {**_CONNECTION, "client.id": client_id, **keep, **_LOG_WRITER, **_NEVER}
 
 
-def data_reader(given: Settings, client_id: str, group: str, fetch_wait_ms: int | None) -> Settings:
+def data_reader(given: Settings, client_id: str, group: str, fetch_wait_ms: int | None,
+                queue_bytes: int | None = None) -> Settings:  # fmt: skip
     wait = {} if fetch_wait_ms is None else {"fetch.wait.max.ms": fetch_wait_ms}
-    return {**_CONNECTION, **_DATA, **wait, "client.id": client_id, **given, "group.id": group,
+    bound = {} if queue_bytes is None else {"queued.max.messages.kbytes": queue_bytes // 1024}
+    return {**_CONNECTION, **_DATA, **wait, **bound, "client.id": client_id, **given, "group.id": group,
             "enable.auto.commit": False, "auto.offset.reset": "error", **_NEVER}  # fmt: skip
 
 

@@ -120,6 +120,7 @@ def _works(ground: Ground, odd: str) -> None:
         *(("capacity", w) for w in (0, -1, 1_000_001, 1.5, None)),
         *(("unacked_max", w) for w in (0, -1, 10_000_001, 2.0, None)),
         *(("prefetch_messages", w) for w in (0, -1, 1_000_001, 2.0, None)),
+        *(("prefetch_bytes", w) for w in (0, -1, 1_023, 2_097_151 * 1024 + 1, 2.0, None, True)),
         *(("grant_messages", w) for w in (0, -1, 1_000_001, 2.0, None)),
     ],
 )  # fmt: skip
@@ -135,6 +136,7 @@ def test_options_have_bounds(marshal: Marshal, option: str, wrong: Any) -> None:
     ("option", "value"),
     [("heartbeat_interval_s", 600), ("handler_timeout_s", 1), ("handler_timeout_s", 86_400), ("max_claims", 1),
      ("max_claims", 100_000), ("capacity", 1_000_000), ("unacked_max", 1), ("prefetch_messages", 1),
+     ("prefetch_bytes", 1_024), ("prefetch_bytes", 2_097_151 * 1024),
      ("grant_messages", 1), ("policy", "greedy"), ("policy", "balanced")],
 )  # fmt: skip
 def test_the_bounds_themselves_are_allowed(marshal: Marshal, option: str, value: Any) -> None:

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from marshal_py import Consumer
-from marshal_py.client.flow import message_bytes
+from marshal_py.client.buffers import message_bytes
 from marshal_py.errors import ConsumerClosed, InvalidOption
 from tests.support.fronts import Ground, MemoryGround, collect, joined, owns, places, positions, until
 

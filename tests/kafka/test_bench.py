@@ -65,6 +65,11 @@ def check_rewind(result: Result) -> None:
     check_tally(result)
 
 
+def check_backlog(result: Result) -> None:
+    assert all(cell.endswith(" of 12") and not cell.startswith("0 ") for cell in column(result, "served in 20 s"))
+    assert column(result, "not served") == [0]
+
+
 def check_takeover(result: Result) -> None:
     assert all(kills >= 1 for kills in column(result, "kills"))
     assert all(partitions >= 4 for partitions in column(result, "partitions")), "a third of 12 for each kill"
@@ -137,6 +142,7 @@ CHECKS = {
     "leave": check_moves,
     "rewind": check_rewind,
     "takeover": check_takeover,
+    "backlog": check_backlog,
     "claims": check_claims,
     "traffic": check_traffic,
     "memory": check_memory,

@@ -1,0 +1,196 @@
+"""With a backlog and slow handlers: how long until every partition has a message, at a start and after a kill -9?
+
+No contestant: the figures stand beside goals. Each member is a process of its own whose handler takes 10 ms for every
+message of a topic of 12 partitions that are all full. First one member has them all: from its first message of any
+partition to its first of each. Then three members share them and one gets SIGKILL: from the claim of its successor,
+and from the kill, to the first message of each of its partitions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from bench.stand import Result, Stand, spread
+from tests.support.kafka import wait_until
+
+PARTITIONS: Final = 12
+MEMBERS: Final = 3
+MESSAGES: Final = 600_000  # of the topic: more than is handled, whatever is fetched ahead
+MESSAGES_TINY: Final = 24_000
+SIZE_BYTES: Final = 100
+HANDLER_S: Final = 0.01
+BATCH: Final = 100  # of `fetch`: one second of work
+WATCHED_S: Final = 20.0  # the one consumer, before what it has not served counts as not served
+SETTLED_S: Final = 5.0  # the three have their claims for so long when one is killed
+SETTLED_TINY_S: Final = 1.0
+LIMIT_S: Final = 90.0
+WAYS: Final = ("iteration, at least once", "iteration, at most once", "fetch(100), at least once")
+
+
+# --- a member, as a process
+
+
+def member(order: Mapping[str, Any]) -> None:
+    """Handles messages, and tells each claim and the first message since."""
+    import marshal_py
+
+    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()  # never without its parent
+    seen: set[int] = set()
+
+    def claimed(claim: marshal_py.ClaimInfo) -> None:
+        seen.discard(claim.partition)
+        tell("claim", claim.partition)
+
+    def tell(event: str, partition: int) -> None:
+        line = json.dumps([event, partition, time.monotonic_ns()]) + "\n"
+        os.write(sys.stdout.fileno(), line.encode())  # whole: two threads tell
+
+    def handle(message: marshal_py.Message) -> None:
+        if message.partition not in seen:
+            seen.add(message.partition)
+            tell("message", message.partition)
+        time.sleep(HANDLER_S)
+        message.ack()
+
+    delivery = "at_most_once" if "at most once" in order["way"] else "at_least_once"
+    with (
+        marshal_py.connect(order["bootstrap"], coordination_topic=order["coordination"]) as marshal,
+        marshal.consumer(order["group"], [order["topic"]], start="earliest", delivery=delivery,
+                         on_claim=claimed) as consumer,
+    ):  # fmt: skip
+        if "fetch" in order["way"]:
+            while True:
+                for message in consumer.fetch(BATCH, expires_s=1.0):
+                    handle(message)
+        for message in consumer:
+            handle(message)
+
+
+class Process:
+    """One member, and what it told: of each partition the last claim and the first message since."""
+
+    def __init__(self, order: Mapping[str, Any]) -> None:
+        self.told: dict[str, dict[int, int]] = {"claim": {}, "message": {}}
+        self._process = subprocess.Popen([sys.executable, "-m", "bench.backlog", json.dumps(order)], text=True,
+                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            event, partition, ns = json.loads(line)
+            if event == "claim":
+                self.told["claim"][partition] = ns
+                self.told["message"].pop(partition, None)
+            else:
+                self.told["message"].setdefault(partition, ns)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._listener.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def _until(condition: Callable[[], bool], limit_s: float, what: str) -> bool:
+    try:
+        wait_until(condition, limit_s, what)
+    except TimeoutError:
+        return False
+    return True
+
+
+# --- the measurements
+
+
+def start(order: Mapping[str, Any], watched_s: float) -> list[float]:
+    """Seconds from the first message of any partition to the first of each that had one."""
+    process = Process(order)
+    first = process.told["message"]
+    try:
+        if not _until(lambda: bool(first), LIMIT_S, "a first message"):
+            raise TimeoutError("no message")
+        _until(lambda: len(first) == PARTITIONS, watched_s, "a message of every partition")
+    finally:
+        process.kill()
+    return sorted((ns - min(first.values())) / 1e9 for ns in first.values())
+
+
+def kill(order: Mapping[str, Any], settled_s: float) -> tuple[list[float], list[float], int]:
+    """Seconds from claim to message, and from kill to message, of each partition of the dead; how many had none."""
+    members = [Process(order) for _ in range(MEMBERS)]
+    try:
+        wait_until(lambda: _shared(members), LIMIT_S, "all partitions are shared evenly")
+        time.sleep(settled_s)
+        victim = members.pop()
+        its = _last_claims([*members, victim])[victim]
+        killed_ns = time.monotonic_ns()
+        victim.kill()
+        for one in members:
+            for partition in its:  # of before it was shared
+                one.told["message"].pop(partition, None)
+
+        def served() -> bool:
+            return all(any(partition in one.told["message"] for one in members) for partition in its)
+
+        _until(served, LIMIT_S, "a message of each partition of the dead")
+    finally:
+        for one in members:
+            one.kill()
+    after_claim, after_kill = [], []
+    for partition in its:
+        for one in members:
+            if partition in one.told["message"]:
+                after_claim.append((one.told["message"][partition] - one.told["claim"][partition]) / 1e9)
+                after_kill.append((one.told["message"][partition] - killed_ns) / 1e9)
+    return after_claim, after_kill, len(its) - len(after_kill)
+
+
+def _last_claims(members: list[Process]) -> dict[Process, list[int]]:
+    owner: dict[int, Process] = {}
+    for partition in range(PARTITIONS):
+        claimed = {one.told["claim"][partition]: one for one in members if partition in one.told["claim"]}
+        if claimed:
+            owner[partition] = claimed[max(claimed)]
+    return {one: [partition for partition in owner if owner[partition] is one] for one in members}
+
+
+def _shared(members: list[Process]) -> bool:
+    return [len(its) for its in _last_claims(members).values()] == [PARTITIONS // MEMBERS] * MEMBERS
+
+
+def run(stand: Stand, tiny: bool) -> Result:
+    topic = stand.topic(PARTITIONS)
+    stand.fill(topic, PARTITIONS, MESSAGES_TINY if tiny else MESSAGES, SIZE_BYTES)
+    coordination = stand.coordination()
+    rows: list[list[Any]] = []
+    raw: dict[str, Any] = {}
+    settled_s = SETTLED_TINY_S if tiny else SETTLED_S
+    for way in WAYS[:1] if tiny else WAYS:
+        order = {"bootstrap": stand.bootstrap, "topic": topic, "coordination": coordination, "way": way}
+        stand.say(f"{way}: one consumer")
+        alone = start({**order, "group": stand.group("backlog")}, WATCHED_S)
+        stand.say(f"{way}: a kill")
+        after_claim, after_kill, never = kill({**order, "group": stand.group("backlog")}, settled_s)
+        raw[way] = {"alone": alone, "after_claim": after_claim, "after_kill": after_kill}
+        served = f"{len(alone)} of {PARTITIONS}"
+        rows.append([way, served, spread(alone), spread(after_claim), spread(after_kill), never])
+    stand.drop(topic, coordination)
+    columns = ["way", f"served in {WATCHED_S:g} s", "first messages, s", "claim to message, s", "kill to message, s",
+               "not served"]  # fmt: skip
+    notes = [f"Goals: {PARTITIONS} of {PARTITIONS} in {WATCHED_S:g} s; claim to message at most 5 s; none not served."]
+    return Result("backlog", columns, rows, notes, raw)
+
+
+if __name__ == "__main__":
+    member(json.loads(sys.argv[1]))

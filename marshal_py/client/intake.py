@@ -1,0 +1,82 @@
+"""How messages come from a consumer's source into its buffers: on the user's thread, when a verb waits for some.
+
+flow.py sorts them, prefetch.py bounds them; here is when to ask for how many, and with it for the grants (D2).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from marshal_py.client.flow import Flow
+from marshal_py.client.loop import Loop
+from marshal_py.client.prefetch import LOOK_PIECES_MAX
+from marshal_py.client.station import Station
+from marshal_py.transport.ports import Chunk
+
+GRANT_SLICE_S: Final = 0.005  # while a grant is on its way, messages are not
+LOOK_AHEAD_GRANTS: Final = 4  # in at-most-once mode as much is fetched ahead as so many of the greatest grants
+# Taken from the source at once in at-least-once mode, unless a fetch asks for more. CPython looks for cyclic garbage
+# when 700 more objects were made than freed. Fewer messages than that, each freed before the next are taken, never
+# start it; a thousand do, at a tenth of all time.
+PIECE_MESSAGES: Final = 500
+
+
+class Intake:
+    """The way from one source to its buffers."""
+
+    def __init__(self, loop: Loop, station: Station, flow: Flow) -> None:
+        self._loop, self._station, self._flow = loop, station, flow
+        # In at-most-once mode: how many messages are fetched beyond those that the user has.
+        self.ahead = LOOK_AHEAD_GRANTS * flow.options.grant_messages if flow.at_most_once else 0
+
+    def pull(self, timeout_s: float, wanted: int = PIECE_MESSAGES) -> None:
+        """Waits for messages, or for the grant of those that are there."""
+        flow, loop = self._flow, self._loop
+        if flow.at_most_once and self.asks_grants():
+            with loop.outbox, loop.lock:
+                loop.changed.wait(min(timeout_s, GRANT_SLICE_S))
+            timeout_s = 0.0
+        # In at-most-once mode a larger piece allows a larger grant.
+        most = flow.options.prefetch_messages
+        chunks = flow.pull(timeout_s, most if flow.at_most_once else min(most, max(wanted, PIECE_MESSAGES)))
+        if not chunks:
+            return
+        with loop.outbox, loop.lock:
+            flow.add(chunks)
+            if flow.at_most_once:
+                self._station.ask_grants(loop.clock.now())
+
+    def look(self) -> None:
+        """Reads what the source has to its end, so that no partition waits behind the thousands of another one."""
+        flow, loop = self._flow, self._loop
+        for _ in range(LOOK_PIECES_MAX):
+            chunks = flow.pull(0.0, flow.piece())
+            if not chunks:
+                return
+            with loop.lock:
+                flow.add(chunks)
+
+    def wait_for_gate(self, timeout_s: float) -> None:
+        """Something is buffered, but the gate is shut: fenced, paused, or being handed over."""
+        with self._loop.outbox, self._loop.lock:
+            self._flow.wait_for_gate()
+            self._loop.changed.wait(timeout_s)
+        self.pull(0.0)  # what is fetched ahead of a claim (A3), and librdkafka's own callbacks
+
+    def asks_grants(self) -> bool:
+        """In at-most-once mode: whether something fetched waits for its grant; asks for it if nobody has."""
+        with self._loop.outbox, self._loop.lock:
+            self._station.ask_grants(self._loop.clock.now())
+            return any(claim.offer is not None for claim in self._station.member.claims.values())
+
+    def look_ahead(self) -> None:
+        """D2: the next ranges are fetched and claimed while the user handles this one; seldom, for a look is dear."""
+        flow, loop = self._flow, self._loop
+        with loop.lock:
+            room = self.ahead - flow.buffered()
+        chunks: list[Chunk] = []
+        if room >= self.ahead // 2:
+            chunks = flow.pull(0.0, room)
+        with loop.outbox, loop.lock:
+            flow.add(chunks)
+            self._station.ask_grants(loop.clock.now())

@@ -1,0 +1,373 @@
+"""What is fetched ahead: fairly across partitions behind a slow handler, bounded in messages and in bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from marshal_py import Consumer, Message
+from marshal_py.client import prefetch
+from marshal_py.client.buffers import MERGED_MAX, SAMPLED_EACH, Buffer
+from marshal_py.client.flow import WARM_MESSAGES_MAX
+from marshal_py.client.options import PREFETCH_BYTES
+from marshal_py.client.pace import Pace
+from marshal_py.client.prefetch import BUFFERED_MESSAGES_MAX, LOOK_MS, SLOW_PER_S, Prefetch
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.member import Member
+from marshal_py.transport import settings
+from marshal_py.transport.memory import MemoryMessage
+from tests.support.fronts import collect, joined, owns, places, until
+from tests.support.one_queue import BLOCK, OneQueueGround, OneQueueSource
+
+PARTITIONS = 12
+FILLED = 3 * BLOCK  # messages of each partition
+KINDS = ("at_least_once", "at_most_once")
+
+
+@pytest.fixture
+def ground() -> OneQueueGround:
+    return OneQueueGround()
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every handler counts as slow, and a look is due at every step: what time decides is decided."""
+    monkeypatch.setattr(Pace, "slower_than", lambda self, per_second: True)
+    monkeypatch.setattr(prefetch, "LOOK_MS", 0)
+
+
+def filled(ground: OneQueueGround, partitions: int = PARTITIONS, count: int = FILLED, size: int = 10) -> str:
+    topic = ground.topic(partitions)
+    for partition in range(partitions):
+        for _ in range(count):
+            ground.put(topic, partition, b"x" * size)
+    return topic
+
+
+def one_by_one(consumer: Consumer) -> Iterator[Message]:
+    """As a slow handler gets them: each message from a hand-over of its own."""
+    while True:
+        message = next(iter(consumer))
+        message.ack()
+        yield message
+
+
+def in_batches(consumer: Consumer) -> Iterator[Message]:
+    while True:
+        batch = consumer.fetch(2 * PARTITIONS, expires_s=30)
+        batch.ack()
+        yield from batch
+
+
+def handled_until_all(messages: Iterator[Message], partitions: set[int]) -> int:
+    """How many messages are handed over until each of these partitions had one."""
+    left, count = set(partitions), 0
+    while left:
+        left.discard(next(messages).partition)
+        count += 1
+    return count
+
+
+def source_of(consumer: Consumer) -> OneQueueSource:
+    source = consumer._station.source
+    assert isinstance(source, OneQueueSource)
+    return source
+
+
+# --- fairness
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("way", [one_by_one, in_batches])
+@pytest.mark.parametrize("delivery", KINDS)
+def test_one_partition_does_not_wait_behind_the_thousands_of_another(
+    ground: OneQueueGround, delivery: str, way: Callable[[Consumer], Iterator[Message]]
+) -> None:
+    """All are full. What is handed over between the first message of one and of another is a few, no block of one."""
+    topic = filled(ground)
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic], delivery=delivery) as consumer:
+        until(owns(consumer, *range(PARTITIONS)), "all partitions are its")
+        assert handled_until_all(way(consumer), set(range(PARTITIONS))) <= 4 * PARTITIONS
+
+
+@pytest.mark.usefixtures("slow")
+def test_partitions_that_are_taken_over_do_not_wait_behind_those_that_one_had(ground: OneQueueGround) -> None:
+    """As after a death: a backlog of its own, and then the partitions of another."""
+    topic = filled(ground)
+    group = ground.group()
+    with ground.connect() as one, ground.connect() as two, joined(one, group, [topic]) as consumer:
+        until(owns(consumer, *range(PARTITIONS)), "all partitions are its")
+        messages = one_by_one(consumer)
+        with joined(two, group, [topic]) as other:
+            until(lambda: next(messages) and len(other.claims()) == PARTITIONS // 2, "half of them are the other's")
+            gone = {tp.partition for tp in other.claims()}
+        until(lambda: next(messages) and len(consumer.claims()) == PARTITIONS, "they came back")
+        assert handled_until_all(messages, gone) <= 4 * PARTITIONS
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_partition_comes_whole_and_in_order_however_often_it_is_paused(
+    ground: OneQueueGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "BUFFERED_MESSAGES_MAX", 400)
+    topic = filled(ground, 4)
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic], prefetch_messages=50) as consumer:
+        found: dict[int, list[int]] = {partition: [] for partition in range(4)}
+        count = 0
+        for message in consumer:
+            found[message.partition].append(message.offset)
+            message.ack()
+            count += 1
+            if count == 4 * FILLED:
+                break
+        assert found == {partition: list(range(FILLED)) for partition in range(4)}
+        assert source_of(consumer).handed_out < 3 * count, "what is fetched twice is not most of the work"
+
+
+def test_a_fast_handler_reads_no_further_than_it_hands_over(ground: OneQueueGround) -> None:
+    """Speed: librdkafka's queue is the buffer, and nothing is paused."""
+    topic = filled(ground, 4)
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+        got = 0
+        while got < 4 * FILLED:
+            batch = consumer.fetch(1_000, expires_s=30)
+            batch.ack()
+            got += len(batch)
+        assert source_of(consumer).handed_out == got == 4 * FILLED
+
+
+def test_a_batch_holds_an_even_share_of_each_partition(ground: OneQueueGround) -> None:
+    """And what one has less the others fill: a batch is full if there is enough."""
+    topic = filled(ground, 3, 0)
+    for partition, count in enumerate((100, 2, 100)):
+        ground.fill(topic, partition, count)
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+        until(owns(consumer, 0, 1, 2), "all partitions are its")
+        consumer._intake.pull(1.0)
+        shares: dict[int, int] = {}
+        for message in consumer.fetch(30):
+            shares[message.partition] = shares.get(message.partition, 0) + 1
+        assert sum(shares.values()) == 30
+        assert shares[1] == 2
+        assert min(shares[0], shares[2]) >= 10
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("delivery", KINDS)
+def test_a_drain_hands_over_a_piece_and_not_all_that_was_fetched_ahead(ground: OneQueueGround, delivery: str) -> None:
+    """Of what a slow handler has buffered a drain would take minutes. The next owner goes on behind the piece."""
+    topic = filled(ground, 3)
+    group = ground.group()
+    with ground.connect() as marshal:
+        consumer = joined(marshal, group, [topic], delivery=delivery, prefetch_messages=40, grant_messages=30)
+        until(owns(consumer, 0, 1, 2), "all partitions are its")
+        messages = one_by_one(consumer)
+        seen = [next(messages) for _ in range(20)]
+        assert consumer._flow.buffered() > 3 * MERGED_MAX
+        for message in consumer:
+            if not consumer.stopping:
+                consumer.drain()
+            seen.append(message)
+            message.ack()
+        assert consumer.closed
+        assert 20 + 40 <= len(seen) <= 20 + 40 + MERGED_MAX, "a piece, and what was reserved when it began"
+        with joined(marshal, group, [topic], delivery=delivery) as heir:
+            rest = collect(heir, 3 * FILLED - len(seen))
+        expected = [(partition, offset) for partition in range(3) for offset in range(FILLED)]
+        assert sorted(places([*seen, *rest])) == expected
+
+
+# --- bounds
+
+
+def shut() -> Callable[[], None]:
+    """The gate, as in a fenced consumer; what is returned opens it again."""
+    gate = pytest.MonkeyPatch()
+    gate.setattr(Member, "open_ms", lambda *_: 0)
+    gate.setattr(Member, "may_deliver", lambda *_: False)
+    return gate.undo
+
+
+class Reader:
+    """Iterates, or fetches, on a thread of its own."""
+
+    def __init__(self, consumer: Consumer, way: str) -> None:
+        self.got: list[tuple[int, int]] = []
+        self._consumer, self._way, self._over = consumer, way, threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            if self._way == "fetch":
+                for message in self._consumer.fetch(2_000, expires_s=0.2):
+                    self.got.append((message.partition, message.offset))
+                    message.ack()
+                continue
+            for message in self._consumer:
+                self.got.append((message.partition, message.offset))
+                message.ack()
+                if self._over.is_set():
+                    break
+
+    def stop(self) -> None:
+        self._over.set()
+        self._consumer.request_stop(0.0)
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+@pytest.mark.parametrize("way", ["iteration", "fetch"])
+@pytest.mark.parametrize("delivery", KINDS)
+def test_nothing_is_fetched_while_the_gate_is_shut(ground: OneQueueGround, delivery: str, way: str) -> None:
+    """A fenced consumer does not fill memory, still fetches ahead of a claim (A3), and loses nothing of it."""
+    topic = filled(ground, 3)
+    other = filled(ground, 1)
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic], delivery=delivery) as consumer:
+        until(owns(consumer, 0, 1, 2), "all partitions are its")
+        open_again = shut()
+        reader = Reader(consumer, way)
+        try:
+            flow, source = consumer._flow, source_of(consumer)
+            until(lambda: flow.buffers and all(b.held_back for b in flow.buffers.values()), "nothing is fetched")
+            before, polls = source.handed_out, source.polls
+            until(lambda: source.polls > polls + 5, "it still looks")
+            assert source.handed_out == before <= 3 * 2_000
+            with marshal._loop.lock:
+                flow.warm(TopicPartition(other, 0), 5)
+            until(lambda: flow.buffers[TopicPartition(other, 0)].held_back, "it is fetched ahead, as much as is useful")
+            assert source.handed_out - before >= WARM_MESSAGES_MAX
+            assert reader.got == []
+            open_again()
+            until(lambda: len(reader.got) == 3 * FILLED, "all of it comes when the gate is open")
+            assert sorted(reader.got) == [(partition, offset) for partition in range(3) for offset in range(FILLED)]
+        finally:
+            open_again()
+            reader.stop()
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_what_is_buffered_is_bounded_in_bytes(ground: OneQueueGround, partitions: int) -> None:
+    """Of all partitions together: beyond the bound at most one piece, which is the share of one of them, each."""
+    size, bound = 1_000, 100_000
+    topic = filled(ground, partitions, 2_000, size)
+    with ground.connect() as marshal, joined(
+        marshal, ground.group(), [topic], prefetch_bytes=bound, prefetch_messages=20
+    ) as consumer:  # fmt: skip
+        until(owns(consumer, *range(partitions)), "all partitions are its")
+        most = 0
+        for got, message in enumerate(consumer, 1):
+            message.ack()
+            most = max(most, size * consumer._flow.buffered())
+            if got == partitions * 2_000:
+                break
+        assert bound // 2 <= most <= 2 * bound + 20 * size
+
+
+def test_in_at_most_once_mode_what_waits_for_grants_that_do_not_come_is_bounded(ground: OneQueueGround) -> None:
+    """D2: without the log there are no grants, however long it lasts."""
+    topic = filled(ground, 2, 3_000, 1_000)
+    with ground.connect() as marshal, joined(
+        marshal, ground.group(), [topic], delivery="at_most_once", prefetch_bytes=100_000, prefetch_messages=50
+    ) as consumer:  # fmt: skip
+        until(owns(consumer, 0, 1), "all partitions are its")
+        ground.broker.writable = False
+        source = source_of(consumer)
+        until(lambda: not consumer.fetch(10, expires_s=0) and source.polls > 200, "it was polled long enough")
+        assert 0 < 1_000 * consumer._flow.buffered() <= 2 * 100_000 + 50 * 1_000
+        ground.broker.writable = True
+
+
+# --- the bounds themselves
+
+
+def message(offset: int, size: int, key: bytes | None = None) -> MemoryMessage:
+    return MemoryMessage("orders", 0, offset, key, b"x" * size if size else None, None, 0)
+
+
+def buffer_of(partition: int, sizes: list[int]) -> Buffer:
+    buffer = Buffer(TopicPartition("orders", partition), 0)
+    if sizes:
+        buffer.add([message(at, size) for at, size in enumerate(sizes)])
+    return buffer
+
+
+def test_a_partition_alone_may_have_everything() -> None:
+    room = Prefetch(1_000, 100).room([buffer_of(0, [10]), *(buffer_of(p, []) for p in range(1, 10))])
+    assert (room.messages, room.size_bytes) == (BUFFERED_MESSAGES_MAX, 1_000)
+
+
+def test_partitions_that_have_something_share_evenly() -> None:
+    room = Prefetch(1_000, 100).room([buffer_of(0, [10]), buffer_of(1, [10]), buffer_of(2, [])])
+    assert (room.messages, room.size_bytes) == (BUFFERED_MESSAGES_MAX // 2, 500)
+
+
+def test_where_everything_is_used_up_each_has_its_share_of_all() -> None:
+    """So that the ones that come later have room."""
+    room = Prefetch(1_000, 100).room([buffer_of(0, [1_000]), buffer_of(1, []), *(buffer_of(p, []) for p in (2, 3))])
+    assert room.size_bytes == 250
+
+
+def test_the_batch_that_the_user_asks_for_has_room() -> None:
+    prefetch_ = Prefetch(1_000, 100)
+    prefetch_.wanted = BUFFERED_MESSAGES_MAX
+    assert prefetch_.room([buffer_of(0, [10])]).messages == 2 * BUFFERED_MESSAGES_MAX
+
+
+def test_a_full_partition_is_not_low_and_an_empty_one_is() -> None:
+    room = Prefetch(1_000, 100).room([buffer_of(0, [100] * 10)])
+    full, low, empty = buffer_of(0, [100] * 10), buffer_of(0, [100] * 2), buffer_of(0, [])
+    assert [room.full(b) for b in (full, low, empty)] == [True, False, False]
+    assert [room.low(b) for b in (full, low, empty)] == [False, True, True]
+    assert not room.low(buffer_of(0, [100] * 5)), "what is paused stays paused until it is low"
+
+
+def test_a_piece_is_what_one_partition_may_have() -> None:
+    prefetch_ = Prefetch(10_000, 100)
+    assert prefetch_.piece(4) == 100
+    prefetch_.room([buffer_of(0, [500] * 10)])
+    assert prefetch_.piece(4) == 10_000 // 4 // 500
+    assert prefetch_.piece(1_000) == 1
+
+
+def test_large_messages_count_although_not_every_message_of_a_chunk_is_measured() -> None:
+    """Whatever rhythm they come in, over some chunks the measure is right."""
+    for every in (2, 3, 7, SAMPLED_EACH, 5 * SAMPLED_EACH):
+        buffer = Buffer(TopicPartition("orders", 0), 0)
+        sizes = [10_000 if at % every == 0 else 10 for at in range(100_000)]
+        for first in range(0, len(sizes), 1_000):
+            buffer.add([message(at, sizes[at]) for at in range(first, first + 1_000)])
+        assert abs(buffer.payload_bytes() - sum(sizes)) <= 0.2 * sum(sizes)
+
+
+def test_keys_count_and_a_tombstone_has_no_value() -> None:
+    buffer = Buffer(TopicPartition("orders", 0), 0)
+    buffer.add([message(0, 5, b"key"), message(1, 0, b"k")])
+    assert buffer.payload_bytes() == 5 + 3 + 1
+
+
+def test_who_handles_fast_is_not_slow_and_who_is_not_known_neither() -> None:
+    pace, prefetch_ = Pace(), Prefetch(1_000, 100)
+    assert not prefetch_.due(pace, 10_000)
+    pace.handed_over(0, 10_000)
+    pace.returned(100_000, 11_000)  # 100,000 in a second
+    assert not prefetch_.due(pace, 11_000)
+    for _ in range(100):
+        pace.handed_over(100_000, 20_000)
+        pace.returned(100_100, 21_000)  # 100 in a second
+    assert pace.slower_than(SLOW_PER_S)
+    assert prefetch_.due(pace, 30_000)
+    assert not prefetch_.due(pace, 30_000 + LOOK_MS - 1), "a look now and then is enough"
+    assert prefetch_.due(pace, 30_000 + LOOK_MS)
+
+
+def test_librdkafka_is_bounded_as_well_and_the_users_settings_win() -> None:
+    given = {"bootstrap.servers": "localhost:9092"}
+    ours = settings.data_reader(given, "c", "g", None, PREFETCH_BYTES)
+    assert ours["queued.max.messages.kbytes"] == PREFETCH_BYTES // 1024
+    assert ours["queued.min.messages"] < 100_000
+    theirs = {"queued.max.messages.kbytes": 7, "queued.min.messages": 8, "fetch.message.max.bytes": 9}
+    assert settings.data_reader({**given, **theirs}, "c", "g", None, PREFETCH_BYTES).items() >= theirs.items()

@@ -1,0 +1,68 @@
+"""A cluster in memory whose data sources hand out messages as librdkafka does: through one queue for all partitions.
+
+A fetch brings a block of each partition, one behind the other. Nothing is fetched of any partition while the queue is
+long. A pause or a new assignment drops what is queued of a partition.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.transport.memory import MemoryBroker, MemoryDoor, MemoryMessage, MemorySource
+from marshal_py.transport.ports import Chunk
+from tests.support.fronts import MemoryGround
+
+BLOCK = 1_000  # messages of one partition that a fetch brings
+QUEUED = 2_000  # from so many on nothing more is fetched
+
+
+class OneQueueSource(MemorySource):
+    """Counts what it was asked and what it handed out."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self._queue: deque[tuple[TopicPartition, int, MemoryMessage]] = deque()  # with the round that fetched it
+        self._to: dict[tuple[TopicPartition, int], int] = {}  # what is fetched next, by round
+        self.polls = self.handed_out = 0
+
+    def _read(self, max_messages: int) -> list[Chunk]:
+        self.polls += 1
+        if self._closed:
+            return []
+        self._assignments.take(0)
+        self._fetch()
+        chunks: list[Chunk] = []
+        for _ in range(min(max_messages, len(self._queue))):
+            tp, round_, message = self._queue.popleft()
+            if not chunks or chunks[-1].tp != tp:
+                chunks.append(Chunk(tp, round_, []))
+            chunks[-1].messages.append(message)  # type: ignore[attr-defined]
+            self._assignments.came(tp, message.offset() + 1)
+            self.handed_out += 1
+        return chunks
+
+    def _fetch(self) -> None:
+        fetched = {(tp, one.round): one for tp, one in self._assignments.fetched.items() if not one.paused}
+        self._queue = deque(entry for entry in self._queue if entry[:2] in fetched)
+        if len(self._queue) >= QUEUED:
+            return
+        for (tp, round_), one in fetched.items():
+            at = self._to.get((tp, round_), one.reached)
+            found = self.broker.read(tp, at, BLOCK)
+            self._to[tp, round_] = at + len(found)
+            self._queue.extend((tp, round_, message) for message in found)
+
+
+class OneQueueDoor(MemoryDoor):
+    def source(self, group: str, client_id: str, settings: Mapping[str, Any],
+               queue_bytes: int | None = None) -> OneQueueSource:  # fmt: skip
+        return OneQueueSource(self.broker)
+
+
+class OneQueueGround(MemoryGround):
+    @property
+    def target(self) -> OneQueueDoor:
+        return OneQueueDoor(self.broker)
