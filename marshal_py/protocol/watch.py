@@ -54,15 +54,18 @@ class Watch:
         self._sessions[session] = (offset, self.clock.counted_at(now))
 
     def _refresh_free(self, group: Group, counted: int) -> None:
-        """Looks at what changed since the last time; at everything where that is too much, or a topic changed."""
+        """Looks at what changed since the last time; at everything where that is too much, or a topic changed.
+
+        In a pause nothing is claimable: its end begins the waits, or all members would claim everything at once (A2).
+        """
         changed = group.changed_since(self._shape)
         if changed is None or any(isinstance(entry, Topic | Group) for entry in changed):
             before, self._free = self._free, {}
-            for name, topic in group.topics.items():
+            for name, topic in group.topics.items() if not group.paused else ():
                 for number in range(topic.count):
                     self._refresh_one(group, TopicPartition(name, number), before, counted)
             return
-        for entry in changed:
+        for entry in changed if not group.paused else ():
             if isinstance(entry, Partition) and 0 <= entry.tp.partition < group.topics[entry.tp.topic].count:
                 self._refresh_one(group, entry.tp, self._free, counted)
 

@@ -63,19 +63,25 @@ def test_waited_out_is_twice_the_sessions_own_interval() -> None:
 
 def test_all_waits_start_anew_after_an_unproven_step() -> None:
     """T3: for sessions, the pause and free partitions."""
-    book = Logbook()
-    session = book.join()
-    book.topology(1)
-    book.pause()
-    watch = Watch(I)
-    watch.refresh(book.group, at(0), True)
-    wait(watch, book, 0, 1_900)
-    free = TopicPartition(TOPIC, 0)
-    assert watch.session_waited_ms(session) == watch.pause_waited_ms() == watch.free_waited_ms(free) == 1_899
-    watch.refresh(book.group, at(1_950), False)
-    assert watch.session_waited_ms(session) == watch.pause_waited_ms() == watch.free_waited_ms(free) == 0
-    wait(watch, book, 1_950, 2_150)
-    assert watch.session_waited_ms(session) == watch.pause_waited_ms() == watch.free_waited_ms(free) == 199
+    for paused in (False, True):
+        book = Logbook()
+        session = book.join()
+        book.topology(1)
+        if paused:
+            book.pause()
+        watch = Watch(I)
+
+        def waited_ms(watch: Watch = watch, session: int = session, paused: bool = paused) -> set[int]:
+            other = watch.pause_waited_ms() if paused else watch.free_waited_ms(TopicPartition(TOPIC, 0))
+            return {watch.session_waited_ms(session), other}
+
+        watch.refresh(book.group, at(0), True)
+        wait(watch, book, 0, 1_900)
+        assert waited_ms() == {1_899}
+        watch.refresh(book.group, at(1_950), False)
+        assert waited_ms() == {0}
+        wait(watch, book, 1_950, 2_150)
+        assert waited_ms() == {199}
 
 
 def test_a_sleep_counts_as_one_step() -> None:
@@ -133,6 +139,25 @@ def test_a_head_start_counts_from_the_version() -> None:
     watch.refresh(book.group, at(310), True)
     assert watch.free_waited_ms(TopicPartition(TOPIC, 0)) == 0
     assert watch.free_waited_ms(TopicPartition(TOPIC, 1)) == 309
+
+
+def test_a_head_start_counts_from_the_end_of_a_pause() -> None:
+    """A2: in a pause nothing may be claimed. If its waits counted, all members would claim everything when it ends."""
+    book = Logbook()
+    session = book.join()
+    book.topology(2)
+    epoch = book.claim(session)
+    watch = Watch(I)
+    watch.refresh(book.group, at(0), True)
+    wait(watch, book, 0, 500)
+    token = book.pause()
+    book.release(session, epoch)
+    wait(watch, book, 500, 3_000)
+    assert watch.free() == {}
+    book.must(ReleaseGroup(token, token, 0))
+    watch.refresh(book.group, at(3_100), True)
+    assert set(watch.free()) == {TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)}
+    assert watch.free_waited_ms(TopicPartition(TOPIC, 0)) == watch.free_waited_ms(TopicPartition(TOPIC, 1)) == 0
 
 
 def test_what_ended_is_forgotten() -> None:
