@@ -7,53 +7,87 @@ and neither claims nor delivers from then on; a group that became opaque stops a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from marshal_py.simulator.auditor_evidence import Violation
+from marshal_py.simulator.auditor_facts import FOREVER, NOBODY
 from marshal_py.simulator.auditor_history import History
 
 
-def fail_closed(history: History) -> Iterator[Violation]:
+class Ending(NamedTuple):
+    """What no reader of these groups may go on behind."""
+
+    groups: frozenset[str]
+    offset: int  # FOREVER if the log itself goes on
+    ms: float
+    reason: str
+
+
+def endings(history: History) -> Iterator[Ending]:
+    """The record that stops the log, the deletion of its topic, and those that made a group opaque (E5)."""
+    evidence, everybody = history.evidence, frozenset(history.oracle.groups) | frozenset(history.evidence.groups)
+    if history.stopped is not None:
+        at = history.stopped.offset
+        ms = evidence.read_ms[at] if at < len(evidence.read_ms) else evidence.read_ms[-1]
+        yield Ending(everybody, at, ms, str(history.stopped))
+    if evidence.gone_ms >= 0:
+        yield Ending(everybody, FOREVER, evidence.gone_ms, "the topic was deleted")
+    for name, group in history.oracle.groups.items():
+        if group.opaque_at != NOBODY:
+            yield Ending(frozenset((name,)), group.opaque_at, evidence.read_ms[group.opaque_at], "the group is opaque")
+
+
+def s13_poison_proof(history: History) -> Iterator[Violation]:
+    """Nobody stops without a reason in the log, and nobody in a way that has no name."""
+    evidence = history.evidence
+    for crash in evidence.crashes:
+        yield Violation("S13", crash.ms, -1, f"client {crash.client} ended with {crash.how}")
+    for stop in evidence.stops:
+        missing = stop.read_to in evidence.gaps or stop.read_to in evidence.compacted
+        excused = stop.error in evidence.excused or stop.client in evidence.corrupted
+        if stop.read_to >= 0:
+            founded = stop.read_to >= (history.stopped.offset if history.stopped is not None else len(evidence.log))
+        else:
+            founded = any(stop.group in ending.groups for ending in endings(history))
+        if not founded and not missing and not excused:
+            yield Violation("S13", stop.ms, stop.read_to, f"client {stop.client} stops with {stop.error}")
+
+
+def s14_fail_closed(history: History) -> Iterator[Violation]:
+    """Who stopped does nothing any more; whoever must stop does, and says why."""
     yield from _past_the_end(history)
-    yield from _stopped(history)
-    yield from _opaque(history)
+    yield from _after_the_error(history)
     for client in history.evidence.astray:
         yield Violation("S14", -1, -1, f"client {client} goes on with a topic that is gone")
+    named = {stop.client for stop in history.evidence.stops}
+    for ending in endings(history):
+        for reader in history.evidence.present:
+            there = reader.since_ms < ending.ms < reader.until_ms and reader.group in ending.groups
+            if there and reader.client not in named:
+                yield Violation("S14", ending.ms, -1, f"client {reader.client} names no error ({ending.reason})")
 
 
 def _past_the_end(history: History) -> Iterator[Violation]:
-    """S14: nobody folds a record that stops the log."""
-    if history.stopped is None:
-        return
-    for client, _, read_to, _ in history.evidence.finals:
-        if read_to > history.stopped.offset:
-            yield Violation("S14", -1, history.stopped.offset, f"client {client} reads past it ({history.stopped})")
-    for d in history.evidence.deliveries:
-        if d.read_to > history.stopped.offset:
-            yield Violation("S14", d.gate_ms, history.stopped.offset, f"client {d.client} delivers {d.key} {d.offset} "
-                                                                      f"after {history.stopped}")  # fmt: skip
+    """Nobody folds a record that stops the log, or delivers behind it; an interval later nobody can."""
+    interval_ms = max((life.interval_ms for life in history.lives.values()), default=0)
+    for ending in endings(history):
+        if history.stopped is not None and ending.offset == history.stopped.offset:
+            for client, _, read_to, _ in history.evidence.finals:
+                if read_to > ending.offset:
+                    yield Violation("S14", -1, ending.offset, f"client {client} reads past it ({ending.reason})")
+        for d in history.evidence.deliveries:
+            late = d.read_to < 0 and d.gate_ms > ending.ms + interval_ms + history.slack.stamp_ms
+            if d.group in ending.groups and (late or d.read_to > ending.offset):
+                yield Violation("S14", d.gate_ms, ending.offset, f"client {d.client} delivers {d.key} {d.offset} "
+                                                                 f"after its end ({ending.reason})")  # fmt: skip
 
 
-def _stopped(history: History) -> Iterator[Violation]:
-    """S13: nobody stops without a reason in the log. S14: who stopped does nothing any more."""
-    ended_at = history.stopped.offset if history.stopped is not None else len(history.evidence.log)
+def _after_the_error(history: History) -> Iterator[Violation]:
     for stop in history.evidence.stops:
-        missing = stop.read_to in history.evidence.gaps or stop.read_to in history.evidence.compacted
-        excused = stop.error in history.evidence.excused or stop.client in history.evidence.corrupted
-        if stop.read_to < ended_at and not missing and not excused:
-            yield Violation("S13", stop.ms, stop.read_to, f"client {stop.client} stops with {stop.error}")
         for d in history.evidence.deliveries + history.evidence.strays:
             if d.client == stop.client and d.gate_ms > stop.ms and not d.inherited:
                 yield Violation("S14", d.gate_ms, d.epoch, f"client {d.client} delivers {d.key} {d.offset} after it "
                                                            f"stopped with {stop.error}")  # fmt: skip
         for offset, sender, sent_ms in history.claimants:
-            if sender == stop.client and sent_ms > stop.ms:
+            if sender == stop.client and sent_ms > stop.ms + history.slack.stamp_ms:
                 yield Violation("S14", sent_ms, offset, f"client {sender} claims after it stopped with {stop.error}")
-
-
-def _opaque(history: History) -> Iterator[Violation]:
-    """S14: a newer record version or an unknown type ends that group alone (E5)."""
-    for d in history.evidence.deliveries:
-        group = history.oracle.groups.get(d.group)
-        if group is not None and 0 <= group.opaque_at < d.read_to:
-            yield Violation("S14", d.gate_ms, group.opaque_at, f"client {d.client} delivers {d.key} {d.offset} in a "
-                                                               f"group that it cannot read")  # fmt: skip

@@ -1,7 +1,9 @@
 """What a run leaves behind for its judges: the raw logs, the delivery journal, what tools said. Judges nothing.
 
-Written by the simulator, read by the auditor. Nothing here comes from what is being judged but the bytes of the log and
-the digests that clients hold.
+Two kinds of runs are written down in this form: those of the simulator (cluster.py, in virtual time) and those of real
+processes (tests/support/evidence.py, from the raw log and the journals of handlers). Nothing here comes from what is
+being judged but the bytes of the log and the digests that clients hold. Times are ms of one clock, with fractions where
+the clock has them; -1 stands for never, or for unknown where a line says so.
 """
 
 from __future__ import annotations
@@ -12,6 +14,20 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 Item = TypeVar("Item")
 Key = tuple[str, str, int]  # group, topic, partition
+Client = int | str  # the number of a simulated process, the client id of a real one
+
+
+class Slack(NamedTuple):
+    """What a judge must leave to clocks and to scheduling before it objects. Zero where time is exact."""
+
+    stamp_ms: float = 0  # between two moments of one process: stamps are floored, or taken a little too early
+    wait_ms: float = 0  # of what a client measures on its clock and true time says otherwise
+    drift_ppm: int = 0  # the same, in proportion
+    progress_ms: float = 0  # for records to be read and answered, where V1, V2, V5 and V7 name a time
+
+
+# Two floors and a ceiling between a client's clock and true time; the widest rate of a clock, with room; round trips.
+SIMULATED = Slack(wait_ms=3, drift_ppm=1_000, progress_ms=200)
 
 
 class Tape(MutableSequence[Item], Generic[Item]):
@@ -49,21 +65,32 @@ class Tape(MutableSequence[Item], Generic[Item]):
 
 
 class Delivery:
-    """One message handed to a handler. `read_to`: how much of the log the client had read at the gate."""
+    """One message handed to a handler.
 
-    __slots__ = ("begin_ms", "client", "end_ms", "epoch", "gate_ms", "group", "inherited", "instance", "offset",
-                 "partition", "read_to", "topic")  # fmt: skip
+    `instance`: the instance id of the client's Join, or its client id where the journal knows no more. `read_to`: how
+    much of the log the client had read at the gate, -1 where nobody knows. `ack_ms`: when the library heard that the
+    message is finished. `token`: as the user got it, "" where the run has none.
+    """
 
-    def __init__(self, group: str, client: int, instance: bytes, epoch: int, topic: str, partition: int, offset: int,
-                 read_to: int, gate_ms: int, begin_ms: int, end_ms: int = -1) -> None:  # fmt: skip
+    __slots__ = ("ack_ms", "begin_ms", "client", "end_ms", "epoch", "gate_ms", "group", "inherited", "instance",
+                 "offset", "partition", "read_to", "token", "topic")  # fmt: skip
+
+    def __init__(self, group: str, client: Client, instance: bytes | str, epoch: int, topic: str, partition: int,
+                 offset: int, read_to: int, gate_ms: float, begin_ms: float, end_ms: float = -1,
+                 token: str = "") -> None:  # fmt: skip
         self.group, self.client, self.instance, self.epoch = group, client, instance, epoch
         self.topic, self.partition, self.offset, self.read_to = topic, partition, offset, read_to
-        self.gate_ms, self.begin_ms, self.end_ms = gate_ms, begin_ms, end_ms
+        self.gate_ms, self.begin_ms, self.end_ms, self.ack_ms = gate_ms, begin_ms, end_ms, end_ms
+        self.token = token
         self.inherited = False
 
     @property
     def key(self) -> Key:
         return self.group, self.topic, self.partition
+
+    def finish(self, ms: float) -> None:
+        """The handler has ended and acknowledges."""
+        self.end_ms = self.ack_ms = ms
 
     def inherited_by(self, client: int) -> Delivery:
         """The same call, still running in a forked twin."""
@@ -87,58 +114,87 @@ class Stop(NamedTuple):
     """A reader that refused to read on, and the error that it named (S13, S14)."""
 
     group: str
-    client: int
-    ms: int
-    read_to: int  # the record at which it stopped
+    client: Client
+    ms: float
+    read_to: int  # the record at which it stopped, -1 if unknown
     error: str
+
+
+class Presence(NamedTuple):
+    """A reader of the log and for how long it was one: a log that stops in between must end it by name (S14)."""
+
+    group: str
+    client: Client
+    since_ms: float
+    until_ms: float
+
+
+class Crash(NamedTuple):
+    """A process that ended in a way that nobody foresaw (S13)."""
+
+    client: Client
+    ms: float
+    how: str
 
 
 @dataclass
 class Evidence:
-    """All that a run leaves behind about one log. `sent`: value -> (first send, last send, first sender).
+    """All that a run leaves behind about one log. `sent`: value -> (first send, last send, first sender or None).
 
-    `log` is what a plain consumer saw that read every record as it came. Offsets in `gaps` never held one. Records
-    below `first` were deleted before that; a snapshot at `first` stands for them. Those below `inherited` are a dump's:
-    who read, sent or delivered what then, and when, is not known.
+    `log` is what a plain consumer saw that read every record as it came. A record was appended at `appended_ms` or
+    later, and read by that consumer at `read_ms`; both are the moment of the append where that is known. Offsets in
+    `gaps` never held a record. Records below `first` were deleted before that; a snapshot at `first` stands for them.
+    Those below `inherited` are a dump's: who read, sent or delivered what then, and when, is not known.
     """
 
     number: int = 0
     groups: tuple[str, ...] = ()
     root: bytes = b""  # the root Genesis, for a log that is not its own root
     log: Sequence[bytes | None] = field(default_factory=list)
-    appended_ms: Sequence[int] = field(default_factory=list)
-    sent: dict[bytes, tuple[int, int, int]] = field(default_factory=dict)
+    appended_ms: Sequence[float] = field(default_factory=list)
+    sent: dict[bytes, tuple[float, float, Client | None]] = field(default_factory=dict)
     deliveries: list[Delivery] = field(default_factory=list)
-    digests: dict[tuple[str, int, int, int], int] = field(default_factory=dict)  # group, at, state, chain -> client
-    finals: list[tuple[int, str, int, int]] = field(default_factory=list)  # client, group, read to, state digest
+    digests: dict[tuple[str, int, int, int], Client] = field(default_factory=dict)  # group, at, state, chain -> client
+    finals: list[tuple[Client, str, int, int]] = field(default_factory=list)  # client, group, read to, state digest
     topics: dict[tuple[str, int], list[int]] = field(default_factory=dict)
-    forks: list[tuple[int, int, int]] = field(default_factory=list)  # ms, original, twin
+    forks: list[tuple[float, Client, Client]] = field(default_factory=list)  # ms, original, twin
     reports: list[Report] = field(default_factory=list)
     stops: list[Stop] = field(default_factory=list)
     poisoned: dict[int, str] = field(default_factory=dict)  # offset -> what nobody of ours wrote there
     gaps: set[int] = field(default_factory=set)
     compacted: set[int] = field(default_factory=set)  # offsets that later readers did not find any more
     strays: list[Delivery] = field(default_factory=list)  # by clients of a topic that is gone
-    astray: list[int] = field(default_factory=list)  # clients that never noticed that
-    corrupted: set[int] = field(default_factory=set)  # clients whose memory was falsified
+    astray: list[Client] = field(default_factory=list)  # clients that never noticed that
+    corrupted: set[Client] = field(default_factory=set)  # clients whose memory was falsified
     branched: bool = False  # the log once lost its tail: what was promised upon that cannot be asked for
-    excused: set[str] = field(default_factory=set)  # errors of readers for which the brokers' answers gave the reason
+    excused: set[str] = field(default_factory=set)  # errors of readers for which something else gave the reason
     first: int = 0
     inherited: int = 0
     # By client, unless it may deliver late: when it told its user of a fence, and how much of the log it had read then.
-    fences: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    fences: dict[Client, list[tuple[float, int]]] = field(default_factory=dict)
     # By client: up to where it had read when it did something for the last time, because it was killed, ended with an
     # error or the run ended. -1 if it was stopped then: what it had read may have led to nothing.
-    acted_to: dict[int, int] = field(default_factory=dict)
+    acted_to: dict[Client, int] = field(default_factory=dict)
     # When an owner stopped delivering a partition for the sake of another member: (ms, group, epoch).
-    handovers: list[tuple[int, str, int]] = field(default_factory=list)
+    handovers: list[tuple[float, str, int]] = field(default_factory=list)
     hand_over_intervals: int = 2**31  # how many of its own intervals an owner that hands over waits for its handlers
     # By client: when it lost its place in the log and began anew (N11), and how much of the log it had read by then.
-    restarts: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    restarts: dict[Client, list[tuple[float, int]]] = field(default_factory=dict)
+    read_ms: Sequence[float] = field(default_factory=list)  # empty: as `appended_ms`
+    present: list[Presence] = field(default_factory=list)
+    crashes: list[Crash] = field(default_factory=list)
+    gone_ms: float = -1  # when somebody deleted the topic
+    settled: int | None = None  # how long the log was when all should have been done and owned; None: as it ended
+
+    def __post_init__(self) -> None:
+        self.read_ms = self.read_ms or self.appended_ms
 
 
 class Violation(NamedTuple):
     invariant: str
-    ms: int
+    ms: float
     offset: int  # in the log, -1 if it stands for no record
     text: str
+
+    def __str__(self) -> str:
+        return f"{self.invariant}: {self.text}"

@@ -1,23 +1,38 @@
 """One log, folded once by the oracle, as the facts that the invariants speak of: tenures, sessions, grants, pauses.
 
 What a single record already proves wrong is said here: S1, S13, and what auditor_model.py finds (S2, S6, S10, S11, S12,
-S15). Everything else is judged in auditor.py.
+S15). Everything else is judged by the functions that auditor.py lists.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
-from marshal_py.simulator.auditor_evidence import Evidence, Key, Violation
+from marshal_py.simulator.auditor_checkpoints import Checkpoints
+from marshal_py.simulator.auditor_evidence import SIMULATED, Client, Evidence, Key, Slack, Violation
+from marshal_py.simulator.auditor_facts import (
+    FOREVER,
+    NOBODY,
+    Advance,
+    Eviction,
+    Extension,
+    Grant,
+    Life,
+    Settled,
+    Tenure,
+    finished_spans,
+)
 from marshal_py.simulator.auditor_model import AT_MOST_ONCE, Model
 from marshal_py.simulator.oracle import Oracle, OracleStop, Verdict
-from marshal_py.simulator.oracle_snapshot import Snapshots
+from marshal_py.simulator.oracle_snapshot import FOLD_VERSION, Snapshots
 from marshal_py.simulator.oracle_wire import SNAPSHOT_TYPE, Record, decode_record, parse_envelope
 
+LOST = "offset_lost"  # kind of a Note
 HAND_OVER = "hand-over"  # reason of a Release by A3
-ENDINGS = ("Join", "Leave", "Evict", "ReleasingPartition", "GroupConfig")  # records that may end a claim
+ENDINGS = ("Join", "Leave", "Evict", "ReleasingPartition", "SeekingPartition", "GroupConfig")  # may end a claim
+MAY_COUNT = ("replay", "newer", "forged")  # poison that the rules may accept, or that ends a group by name
 
 
 def root_of(values: Iterable[bytes | None]) -> tuple[bytes, int]:
@@ -50,94 +65,13 @@ def oracle_of(evidence: Evidence) -> Oracle | None:
     return None
 
 
-def finished_spans(position: int, progress: bytes) -> list[tuple[int, int]]:
-    """The ranges [start, to) that the bytes of 4.2 name as finished; none if they are no such list."""
-    numbers, value, shift = [], 0, 0
-    for byte in progress:
-        value, shift = value + ((byte % 128) << shift), shift + 7
-        if byte < 128:
-            numbers.append(value)
-            value = shift = 0
-    spans = []
-    for gap, length, times in zip(*[iter(numbers)] * 3, strict=False):
-        start, position = position + gap, position + gap + length
-        spans += [(start, position)] if times == 0 else []
-    return spans
-
-
-class Tenure:
-    """One accepted claim: the records [epoch, end) of the log."""
-
-    __slots__ = (
-        "end",
-        "ended_by",
-        "epoch",
-        "finished",
-        "generation",
-        "given_back",
-        "handed_over",
-        "in_order",
-        "key",
-        "let_go",
-        "mode",
-        "ms",
-        "position",
-        "session",
-    )  # fmt: skip
-
-    def __init__(self, key: Key, epoch: int, session: int, ms: int, position: int, generation: int,
-                 mode: int) -> None:  # fmt: skip
-        self.key, self.epoch, self.session, self.ms = key, epoch, session, ms
-        self.position, self.generation, self.mode = position, generation, mode
-        self.end = 2**62
-        self.ended_by = ""
-        self.let_go = (-1, -1)  # who first sent the Release or Leave that ended it, and when
-        self.finished: list[tuple[int, int]] = []  # at least once: what its claim was told to be finished (D1)
-        self.in_order = True  # the heartbeats of its one owner came in the order in which they were sent, each once
-        self.handed_over = False  # by a Release for the sake of another live member, after its handlers had finished
-        self.given_back: int | None = None  # at most once: its Release made this the position, which had been greater
-
-
-class Extension(NamedTuple):
-    offset: int
-    sent_ms: int  # the newest send among this and all earlier extensions
-
-
-class Life:
-    """One session."""
-
-    def __init__(self, instance: bytes, interval_ms: int, group: str) -> None:
-        self.instance, self.interval_ms, self.group = instance, interval_ms, group
-        self.extensions: list[Extension] = []
-        self.heartbeats: dict[int, int] = {}  # client (a cloned one is another) -> newest send of an accepted one
-
-
-class Advance(NamedTuple):
-    """An at-least-once position that grew by a record of the owner."""
-
-    key: Key
-    generation: int
-    before: int
-    after: int
-    offset: int
-    sent_ms: int
-
-
-class Grant(NamedTuple):
-    key: Key
-    epoch: int
-    from_: int
-    start: int
-    to: int
-    sent_ms: int
-    offset: int  # of the record
-
-
 class History:
     """The log, folded once by the oracle, as the facts that the invariants speak of."""
 
-    def __init__(self, evidence: Evidence) -> None:
-        self.evidence = evidence
+    def __init__(self, evidence: Evidence, slack: Slack = SIMULATED) -> None:
+        self.evidence, self.slack = evidence, slack
+        # As they began, without those that a clone inherited.
+        self.deliveries = sorted((d for d in evidence.deliveries if not d.inherited), key=lambda d: d.begin_ms)
         oracle = oracle_of(evidence)
         self.oracle = oracle or Oracle(evidence.number, evidence.root or None)
         self.stopped: OracleStop | None = None  # where no reader may go on (S14)
@@ -148,46 +82,50 @@ class History:
         self.grants: dict[tuple[str, int], list[Grant]] = {}
         self.pauses: dict[str, list[tuple[int, int]]] = {}
         self.moved: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = {}
-        self.evictions: list[tuple[int, str, dict[str, Any]]] = []
-        self.claim_records: list[tuple[int, Key]] = []
-        self.claimants: list[tuple[int, int, int]] = []  # of each claim record: offset, sender, first sent
-        self.notes: list[tuple[int, str, str]] = []  # ms, group, kind
+        self.set_at: dict[Key, list[int]] = {}  # by partition: records that set its position, or forgot it (F9.2)
+        self.evictions: list[Eviction] = []
+        self.claim_records: list[tuple[float, Key]] = []
+        self.claimants: list[tuple[int, Client, float]] = []  # of each claim record: offset, sender, first sent
+        self.notes: list[tuple[float, str, dict[str, Any]]] = []  # ms, group, fields
+        self.lost_ranges: dict[Key, list[tuple[int, int]]] = {}  # [from, to) that Kafka had deleted before (D6)
         self.pauses_of: dict[tuple[str, str], list[int]] = {}  # group, author -> accepted starts and renewals
+        self.divergent: list[tuple[int, str, int, Client]] = []  # offset, group, session, sender of a foreign digest
+        self.verdicts: dict[str, int] = {}
+        self.settled: dict[Key, Settled] = {}
+        self.counted = {"S3": 0, "S4": 0, "S5": 0, "X12": 0, "V6": 0}  # what is counted, not failed
         self.found: list[Violation] = []
         self._open: dict[str, dict[Key, Tenure]] = {}
         self._models: dict[str, Model] = {}
         self._paused_at: dict[str, int] = {}
-        digests: dict[int, list[tuple[str, int, int, int]]] = {}
-        for group, at, state, chain in evidence.digests:
-            digests.setdefault(at, []).append((group, state, chain, evidence.digests[group, at, state, chain]))
-        finals: dict[int, list[tuple[int, str, int]]] = {}
-        for client, group, at, state in evidence.finals:
-            finals.setdefault(at, []).append((client, group, state))
+        self._touched: set[str] = set()  # groups that a record since the last checkpoint named
         if oracle is None:
             self.stopped = OracleStop("no snapshot", evidence.first)
             self._say("S14", evidence.first, "no sound and confirmed snapshot stands for what was deleted before")
         elif evidence.first:
             self._begin()
-        for offset in range(self.oracle.next_offset, len(evidence.log) if oracle is not None else 0):
-            value = evidence.log[offset]
+        self.checkpoints = Checkpoints(self.oracle.next_offset, self.oracle.chain_digest()[1], self._states())
+        if oracle is not None:
+            self._fold()
+        if not self.settled:
+            self._settle_all()
+        for group, at in self._paused_at.items():
+            self.pauses.setdefault(group, []).append((at, FOREVER))
+
+    def _fold(self) -> None:
+        evidence = self.evidence
+        digests: dict[int, list[tuple[str, int, int, Client]]] = {}
+        for (group, at, state, chain), client in evidence.digests.items():
+            digests.setdefault(at, []).append((group, state, chain, client))
+        finals: dict[int, list[tuple[Client, str, int]]] = {}
+        for client, group, at, state in evidence.finals:
+            finals.setdefault(at, []).append((client, group, state))
+        for offset in range(self.oracle.next_offset, len(evidence.log)):
+            if offset == evidence.settled:
+                self._settle_all()
             if offset in evidence.gaps:
                 continue
-            before = self._states() if offset in evidence.poisoned else {}
-            try:
-                verdict = self.oracle.apply(offset, value)
-            except OracleStop as stop:
-                self.stopped = stop
+            if not self._apply(offset, evidence.log[offset]):
                 break
-            if before and before != self._states() and evidence.poisoned[offset] not in ("replay", "newer"):
-                self._say("S13", offset, f"poison ({evidence.poisoned[offset]}) changes the world")
-            if value is not None and verdict.group is not None and verdict.record is not None:
-                self._read(offset, value, verdict)
-                if verdict.record.type == "ClaimingPartition":
-                    fields = verdict.record.fields
-                    key = (verdict.group, fields["topic"], fields["partition"])
-                    self.claim_records.append((evidence.appended_ms[offset], key))
-                    sent_ms, _, sender = evidence.sent.get(value, (-1, -1, -1))
-                    self.claimants.append((offset, sender, sent_ms))
             for group, state, chain, client in digests.get(offset + 1, ()):
                 held = (self.oracle.state_digest(group), self.oracle.chain_digest()[1])
                 if held != (state, chain) and client not in evidence.corrupted:
@@ -195,8 +133,57 @@ class History:
             for client, group, state in finals.get(offset + 1, ()):
                 if self.oracle.state_digest(group) != state and client not in evidence.corrupted:
                     self._say("S1", offset, f"client {client} ends with another world after {offset}")
-        for group, at in self._paused_at.items():
-            self.pauses.setdefault(group, []).append((at, 2**62))
+
+    def _apply(self, offset: int, value: bytes | None) -> bool:
+        """Folds one record; False where no reader may go on."""
+        evidence, poison = self.evidence, self.evidence.poisoned.get(offset, "")
+        # Digests cost: of our own records only every 16th that changes nothing is looked at.
+        sampled = offset == self.checkpoints.newest
+        before = self._states() if poison else self.checkpoints.states(offset) if sampled else {}
+        opaque = self._opaque() if poison or sampled else set()
+        try:
+            verdict = self.oracle.apply(offset, value)
+        except OracleStop as stop:
+            self.stopped = stop
+            return False
+        name = f"{verdict.outcome} {verdict.reason}".strip()
+        self.verdicts[name] = self.verdicts.get(name, 0) + 1
+        harmless = verdict.outcome != "accepted" and opaque == self._opaque() if poison or sampled else False
+        if (harmless or (poison and poison not in MAY_COUNT)) and before != self._states():
+            what = f"poison ({poison})" if poison else f"a record that is {name}"
+            self._say("S13", offset, f"{what} changes the world")
+        if verdict.group is not None:
+            self._touched.add(verdict.group)
+        if value is not None and verdict.group is not None and verdict.record is not None:
+            self._read(offset, value, verdict)
+            if verdict.record.type == "ClaimingPartition" and poison != "forged":
+                fields = verdict.record.fields
+                key = (verdict.group, fields["topic"], fields["partition"])
+                self.claim_records.append((evidence.appended_ms[offset], key))
+                sent_ms, _, sender = evidence.sent.get(value, (-1, -1, NOBODY))
+                self.claimants.append((offset, self._sender(sender, verdict.group, fields), sent_ms))
+        at, chain = self.oracle.chain_digest()
+        if at == offset + 1:
+            known = self._touched & self.oracle.groups.keys()
+            self.checkpoints.put(at, chain, {group: self.oracle.state_digest(group) for group in known})
+            self._touched.clear()
+        return True
+
+    def _sender(self, sender: Client | None, group: str, fields: dict[str, Any]) -> Client:
+        """Whoever is known to have sent it first; else the client of the session that it names."""
+        if sender is not None:
+            return sender
+        life = self.lives.get((group, fields.get("session", NOBODY)))
+        return life.client_id if life is not None else str(fields.get("client_id", NOBODY))
+
+    def _settle_all(self) -> None:
+        """The positions at the moment at which everything should be done."""
+        for name, group in self.oracle.groups.items():
+            for place, part in group.partitions.items():
+                self.settled[name, *place] = Settled(part.position, bool(part.parked))
+
+    def _opaque(self) -> set[str]:
+        return {name for name, group in self.oracle.groups.items() if group.opaque_at != NOBODY}
 
     def _begin(self) -> None:
         """What holds where reading begins, as if all before it had been read."""
@@ -205,14 +192,16 @@ class History:
             self._models[name] = Model()
             self._models[name].adopt(group)
             for session in group.sessions.values():
-                life = Life(session.join["instance_id"], session.join["interval_ms"], name)
+                life = Life(session.join["instance_id"], session.join["client_id"], session.join["interval_ms"])
                 life.extensions.append(Extension(session.extended, evidence.appended_ms[session.extended]))
                 self.lives[name, session.id] = life
             for place, part in group.partitions.items():
                 key = (name, *place)
                 if part.owner >= 0:
-                    tenure = Tenure(key, part.epoch, part.owner, evidence.appended_ms[part.epoch], part.position,
-                                    part.generation, group.mode)  # fmt: skip
+                    client_id = group.sessions[part.owner].join["client_id"]
+                    ms = evidence.appended_ms[part.epoch]
+                    tenure = Tenure(key, part.epoch, part.owner, client_id, ms, ms, part.position, part.generation,
+                                    group.mode)  # fmt: skip
                     self._open.setdefault(name, {})[key] = self.tenures[name, part.epoch] = tenure
                     self.by_key.setdefault(key, []).append(tenure)
             if group.paused:
@@ -236,7 +225,10 @@ class History:
             granted = tuple(record.fields["ranges"][index] for index in verdict.granted)
             record = Record(record.type, {**record.fields, "ranges": granted})
         model = self._models.setdefault(name, Model())
-        sent_ms, _, sender = self.evidence.sent.get(value, (self.evidence.appended_ms[offset], 0, -1))
+        sent_ms, _, known = self.evidence.sent.get(value, (self.evidence.appended_ms[offset], 0, NOBODY))
+        sender = self._sender(known, name, record.fields)
+        if offset not in self.evidence.poisoned:
+            self._tell(offset, name, record, accepted, sent_ms, sender)
         if accepted:
             self._note(offset, name, record, sent_ms, sender)
         for invariant, text in model.read(offset, record.type, record.fields, accepted, state):
@@ -244,7 +236,33 @@ class History:
         if accepted:
             self._settle(offset, name, record, sent_ms, sender)
 
-    def _note(self, offset: int, group: str, record: Record, sent_ms: int, sender: int) -> None:
+    def _tell(self, offset: int, group: str, record: Record, accepted: bool, sent_ms: float,
+              sender: Client) -> None:  # fmt: skip
+        """What a record shows of its sender although it may have been rejected."""
+        fields, kind = record.fields, record.type
+        session = fields.get("session", NOBODY)
+        if kind == "Heartbeat" and fields["digest"] is not None:
+            if not self._holds(group, fields["digest"]):
+                if sender not in self.evidence.corrupted and not self.evidence.branched:
+                    at = fields["digest"]["at"]
+                    self._say("S1", offset, f"session {session} of {group} tells of another world at checkpoint {at}")
+                if accepted:
+                    self.divergent.append((offset, group, session, sender))
+        elif kind == "Leave" and (group, session) in self.lives:
+            self.lives[group, session].left.setdefault(sender, sent_ms)
+        elif kind == "ReleasingPartition":
+            tenure = self.tenures.get((group, fields["epoch"]))
+            if tenure is not None and tenure.session == session:
+                tenure.released.setdefault(sender, sent_ms)
+
+    def _holds(self, group: str, digest: dict[str, int]) -> bool:
+        """Whether the oracle held at that checkpoint what a heartbeat tells of it, if that can be compared (G4)."""
+        at, told = digest["at"], (digest["state"], digest["chain"])
+        if digest["fold"] != FOLD_VERSION or at < self.checkpoints.first:
+            return True
+        return told == (self.checkpoints.state(group, at), self.checkpoints.chain(at))
+
+    def _note(self, offset: int, group: str, record: Record, sent_ms: float, sender: Client) -> None:
         """The facts of an accepted record, while the model holds what was before it."""
         fields, kind = record.fields, record.type
         life = self.lives.get((group, fields.get("session", -1)))
@@ -269,19 +287,27 @@ class History:
                     grant = Grant(owned.key, owned.epoch, *span, sent_ms, offset)
                     self.grants.setdefault((group, owned.epoch), []).append(grant)
         elif kind == "ClaimingPartition":
-            self._claim(group, fields, offset)
+            self._claim((group, fields["topic"], fields["partition"]), fields["session"], offset, sent_ms)
         elif kind == "Join":
-            self.lives[group, offset] = Life(fields["instance_id"], fields["interval_ms"], group)
+            self.lives[group, offset] = Life(fields["instance_id"], fields["client_id"], fields["interval_ms"])
         elif kind == "Evict" and life is not None:
-            self.evictions.append((offset, group, fields))
+            held = sum(t.session == fields["session"] for t in self._open.get(group, {}).values())
+            waited_ms = sent_ms - self.evidence.appended_ms[fields["observed"]]
+            self.evictions.append(Eviction(offset, group, fields["session"], fields["observed"], waited_ms,
+                                           fields["by"], held))  # fmt: skip
         elif kind == "SetPosition":
             self.moved.setdefault((group, fields["by"]), []).append((offset, fields))
+            for move in fields["moves"]:
+                self.set_at.setdefault((group, move["topic"], move["partition"]), []).append(offset)
         elif kind == "Note":
-            self.notes.append((self.evidence.appended_ms[offset], group, fields["kind"]))
+            self.notes.append((self.evidence.read_ms[offset], group, fields))
+            if fields["kind"] == LOST:
+                key = (group, fields["topic"], fields["partition"])
+                self.lost_ranges.setdefault(key, []).append((fields["from"], fields["to"]))
         elif kind == "ReleaseGroup" and fields["duration_ms"]:
             self.pauses_of.setdefault((group, fields["by"]), []).append(offset)
 
-    def _settle(self, offset: int, group: str, record: Record, sent_ms: int, sender: int) -> None:
+    def _settle(self, offset: int, group: str, record: Record, sent_ms: float, sender: Client) -> None:
         """The facts that follow from what the model holds after an accepted record."""
         model, kind = self._models[group], record.type
         session = offset if kind == "Join" else record.fields["session"] if kind == "Heartbeat" else -1
@@ -295,22 +321,30 @@ class History:
                 if kind in ("Leave", "ReleasingPartition"):
                     tenure.let_go = (sender, sent_ms)
                 del opened[key]
+        for place, position in model.positions.items() if kind in ("Topology", "GroupConfig") else ():
+            if position == NOBODY:
+                self.set_at.setdefault((group, *place), []).append(offset)
+        if kind == "SeekingPartition":
+            left = self.tenures.get((group, record.fields["epoch"]))
+            if left is not None and left.end == offset:
+                self._claim(left.key, left.session, offset, sent_ms)
         if model.paused and group not in self._paused_at:
             self._paused_at[group] = offset
         elif not model.paused and group in self._paused_at:
             self.pauses.setdefault(group, []).append((self._paused_at.pop(group), offset))
 
-    def _claim(self, group: str, fields: dict[str, Any], offset: int) -> None:
-        key = (group, fields["topic"], fields["partition"])
-        part = self.oracle.groups[group].partitions[key[1], key[2]]
-        tenure = Tenure(key, offset, fields["session"], self.evidence.appended_ms[offset], part.position,
-                        part.generation, self.oracle.groups[group].mode)  # fmt: skip
+    def _claim(self, key: Key, session: int, offset: int, sent_ms: float) -> None:
+        group = self.oracle.groups[key[0]]
+        part, life = group.partitions[key[1], key[2]], self.lives.get((key[0], session))
+        client_id = life.client_id if life is not None else ""
+        tenure = Tenure(key, offset, session, client_id, self.evidence.read_ms[offset], sent_ms, part.position,
+                        part.generation, group.mode)  # fmt: skip
         if tenure.mode != AT_MOST_ONCE:
             tenure.finished = finished_spans(part.position, part.progress)
-        self._open.setdefault(group, {})[key] = self.tenures[group, offset] = tenure
+        self._open.setdefault(key[0], {})[key] = self.tenures[key[0], offset] = tenure
         self.by_key.setdefault(key, []).append(tenure)
 
-    def _advance(self, tenure: Tenure, offset: int, sent_ms: int) -> None:
+    def _advance(self, tenure: Tenure, offset: int, sent_ms: float) -> None:
         """The position of a claim by a record of its owner."""
         group, topic, number = tenure.key
         position = self.oracle.groups[group].partitions[topic, number].position

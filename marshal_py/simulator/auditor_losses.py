@@ -11,14 +11,13 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from marshal_py.simulator.auditor_evidence import Key, Violation
-from marshal_py.simulator.auditor_history import Grant, History, Tenure
+from marshal_py.simulator.auditor_evidence import Client, Key, Violation
+from marshal_py.simulator.auditor_facts import NOBODY, Grant, Tenure
+from marshal_py.simulator.auditor_history import LOST, History
 from marshal_py.simulator.oracle_wire import crc_fits, decode_record, parse_envelope
 
 NOTE = 13  # PROTOCOL.md 4.2
 DROPPED = "amo_dropped"  # D3
-LOST = "offset_lost"  # what retention had deleted
-NOBODY = -1
 
 
 class Noted(NamedTuple):
@@ -27,20 +26,20 @@ class Noted(NamedTuple):
     kind: str
     start: int
     to: int
-    sent_ms: int  # for the last time
+    sent_ms: float  # for the last time
 
 
 class Suspect(NamedTuple):
     """Messages of one grant that nobody got."""
 
     grant: Grant
-    client: int
+    client: Client
     offsets: list[int]
     kinds: tuple[str, ...]  # of Notes that may name them
     fate: str
 
 
-def losses(history: History) -> Iterator[Violation]:
+def s6_losses(history: History) -> Iterator[Violation]:
     """S6, one grant at a time. What a dump holds was granted by processes that nobody has watched."""
     suspects = list(_suspects(history))
     noted = _notes(history) if suspects else {}
@@ -57,10 +56,9 @@ def losses(history: History) -> Iterator[Violation]:
 
 def _suspects(history: History) -> Iterator[Suspect]:
     """What was neither delivered nor given back, by clients that could have said so."""
-    delivered: dict[tuple[str, int], dict[int, set[int]]] = {}  # claim -> client -> offsets
-    for d in history.evidence.deliveries:
-        if not d.inherited:
-            delivered.setdefault((d.group, d.epoch), {}).setdefault(d.client, set()).add(d.offset)
+    delivered: dict[tuple[str, int], dict[Client, set[int]]] = {}  # claim -> client -> offsets
+    for d in history.deliveries:
+        delivered.setdefault((d.group, d.epoch), {}).setdefault(d.client, set()).add(d.offset)
     for claim, grants in history.grants.items():
         tenure, by_client = history.tenures[claim], delivered.get(claim, {})
         anybody: set[int] = set().union(*by_client.values())
@@ -87,12 +85,13 @@ def _existing(history: History, key: Key, first: int, end: int) -> list[int]:
     return offsets[bisect_left(offsets, first) : bisect_left(offsets, end)]
 
 
-def _sender(history: History, grant: Grant) -> int:
+def _sender(history: History, grant: Grant) -> Client:
     value = history.evidence.log[grant.offset]
-    return history.evidence.sent[value][2] if value in history.evidence.sent else NOBODY
+    sender = history.evidence.sent[value][2] if value in history.evidence.sent else NOBODY
+    return history.tenures[grant.key[0], grant.epoch].client_id if sender is None else sender
 
 
-def _excused(history: History, grant: Grant, tenure: Tenure, client: int) -> bool:
+def _excused(history: History, grant: Grant, tenure: Tenure, client: Client) -> bool:
     """Whether the client never learned that it must let go of this grant, or could do nothing when it learned it."""
     acted_to = history.evidence.acted_to.get(client, len(history.evidence.log))
     restarts = history.evidence.restarts.get(client, ())

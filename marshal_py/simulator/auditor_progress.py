@@ -1,253 +1,297 @@
-"""The judge of progress: V1 to V6 of invariants.md, after every fault has healed, and V7 to V9.
+"""The judge of progress: V1 to V9, one function each, over the facts of one log. V1 to V6 are those of invariants.md.
 
 V7: in a pause that an admin begins, who reads lets go of everything within one of its intervals (PROTOCOL.md T12).
 V8: who hands over waits no longer for its handlers than it says (A3). V9: beyond the end a partition is parked (D6).
+V8: who hands over waits no longer for its handlers than it says (A3). V9: beyond the end a partition is parked (D6).
 
-Like auditor.py it knows the oracle only. It reads the facts that auditor.py found, by the shapes named in `Facts`.
+What may be asked for depends on the course of the run, and the run says it in `Demands`: the simulator after its heal,
+with exact times; a run of real processes at the point at which all was owned and done, and with excuses for processes
+that were stopped or got no time. Like auditor.py it knows the oracle only.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
 
-Key = tuple[str, str, int]
+from marshal_py.simulator.auditor_checkpoints import CHECKPOINT_OFFSETS
+from marshal_py.simulator.auditor_evidence import Client, Key, Violation
+from marshal_py.simulator.auditor_facts import Life, Settled, Tenure
+from marshal_py.simulator.auditor_history import History
 
-SLACK_MS = 200  # log round trips between a record and the claims that follow it
-CHECKPOINT = 16  # PROTOCOL.md G1
 QUIET_INTERVALS = 4  # a client that revived twice in vain keeps silent that long (PROTOCOL.md T10)
+CLAIMS_MAX = 3  # per partition and interval (V4)
+GONE, STARVED = "gone", "starved"
 
 
 class Departure(NamedTuple):
     """A client that is gone, or as good as gone."""
 
-    ms: int
+    ms: float
     group: str
     session: int
     interval_ms: int
     how: str  # left (a clean stop), killed, stuck_reader, slow_uplink, divergence
-    silent_ms: int  # until then it may still show signs of life
+    silent_ms: float  # until then it may still show signs of life
+
+
+class Absence(NamedTuple):
+    """A process that nothing can be asked of for a while: gone for good, stopped, or without a turn on its machine."""
+
+    client_id: str
+    since_ms: float
+    until_ms: float
+    why: str
 
 
 class Demands(NamedTuple):
     """What the run says about its own course."""
 
     interval_ms: int
-    healed_ms: int
-    end_ms: int
+    healed_ms: float
+    end_ms: float
     departures: tuple[Departure, ...]
     places: tuple[tuple[str, int], ...]
     topics: dict[str, tuple[str, ...]]  # of each group
-    outages_only: bool  # V6: nobody may lose a claim before the first departure
-    settled_ms: int | None = None  # when the run saw that everything was owned, if it did
-    pauses: tuple[tuple[str, int], ...] = ()  # groups that an admin would pause, and since when (V7)
+    no_evictions: bool  # V6: nobody may lose a claim before the first departure
+    settled_ms: float | None = None  # when the run saw that everything was owned, if it did
+    pauses: tuple[tuple[str, float], ...] = ()  # groups that an admin would pause, and since when (V7)
+    absences: tuple[Absence, ...] = ()
+    watched: frozenset[str] | None = None  # the client ids of which V6 and V7 ask; None: all
+    herd: int = 1  # clients that may claim at once, because a slow machine reads late (V4)
+    herds_since_ms: float | None = None  # V4; None: from an interval after the heal on
 
 
-class Held(Protocol):
-    """A claim, as auditor.py describes it."""
-
-    epoch: int
-    session: int
-    ms: int
-    end: int
-    ended_by: str
-
-
-class Facts(Protocol):
-    """What auditor.py found in the log."""
-
-    evidence: Any
-    oracle: Any
-    lives: dict[tuple[str, int], Any]
-    claim_records: list[tuple[int, Key]]
-    evictions: list[tuple[int, str, dict[str, Any]]]
-    pauses: dict[str, list[tuple[int, int]]]
-    notes: list[tuple[int, str, str]]
-
-    @property
-    def by_key(self) -> Mapping[Key, Sequence[Held]]: ...
-
-
-class Finding(NamedTuple):
-    invariant: str
-    ms: int
-    offset: int
-    text: str
-
-
-def judge_progress(demands: Demands, facts: Facts) -> list[Any]:
+def judge_progress(demands: Demands, history: History) -> list[Violation]:
     """Every missed demand."""
-    found: list[Any] = []
-    for check in (_owned, _departed, _backlog, _claims, _noticed, _spurious, _drained, _handed_over, _beyond):
-        found += check(demands, facts)
+    found: list[Violation] = []
+    for check in CHECKS:
+        found += check(demands, history)
     return found
 
 
-def _at(facts: Facts, key: Key, ms: int) -> Held | None:
+def _at(history: History, key: Key, ms: float) -> Tenure | None:
     """The claim that holds `key` at `ms`."""
-    tenures = facts.by_key.get(key, ())
+    tenures = history.by_key.get(key, ())
     index = bisect_right(tenures, ms, key=lambda tenure: tenure.ms) - 1
-    if index < 0:
-        return None
-    tenure = tenures[index]
-    ended_ms = facts.evidence.appended_ms[tenure.end] if tenure.end < len(facts.evidence.log) else ms + 1
-    return tenure if ended_ms > ms else None
+    return tenures[index] if index >= 0 and _ended_ms(history, tenures[index], ms + 1) > ms else None
 
 
-def _keys(demands: Demands, facts: Facts) -> list[Key]:
+def _ended_ms(history: History, tenure: Tenure, otherwise: float) -> float:
+    read_ms = history.evidence.read_ms
+    return read_ms[tenure.end] if tenure.end < len(read_ms) else otherwise
+
+
+def _keys(demands: Demands, history: History) -> list[Key]:
     """What must be consumed: the partitions of each group's topics, but those that are parked (F6.4)."""
-    return [(group, *place) for group, topics in demands.topics.items() for place in demands.places
-            if place[0] in topics and not _parked(facts, group, place)]  # fmt: skip
+    keys = [(group, *place) for group, topics in demands.topics.items() for place in demands.places
+            if place[0] in topics]  # fmt: skip
+    return [key for key in keys if key not in history.settled or not history.settled[key].parked]
 
 
-def _parked(facts: Facts, group: str, place: tuple[str, int]) -> bool:
-    state = facts.oracle.groups.get(group)
-    part = state.partitions.get(place) if state is not None else None
-    return part is not None and bool(part.parked)
-
-
-def _pause_over_ms(demands: Demands, facts: Facts, group: str) -> int:
+def _pause_over_ms(demands: Demands, history: History, group: str) -> float:
     """When the last pause that outlasted the heal was over; the heal if none did."""
-    over_ms = demands.healed_ms
-    for _, end in facts.pauses.get(group, ()):
-        ended_ms = facts.evidence.appended_ms[end] if end < len(facts.evidence.log) else demands.end_ms
-        over_ms = max(over_ms, ended_ms)
-    return over_ms
+    read_ms = history.evidence.read_ms
+    ends = [end for _, end in history.pauses.get(group, ())]
+    return max([demands.healed_ms, *(read_ms[end] if end < len(read_ms) else demands.end_ms for end in ends)])
 
 
-def _owned(demands: Demands, facts: Facts) -> Iterator[Finding]:
-    """V3: everything is owned three intervals after the heal; a client in its silence may need it to be over first."""
-    for key in _keys(demands, facts):
-        due_ms = _pause_over_ms(demands, facts, key[0]) + (3 + QUIET_INTERVALS) * demands.interval_ms + 1_000
+def _unowned(demands: Demands, history: History, invariant: str) -> Iterator[Violation]:
+    """Partitions without a live owner when all should be owned; which invariant says so depends on the last one.
+
+    That is three intervals after the heal; a client in its silence may need it to be over first.
+    """
+    for key in _keys(demands, history):
+        due_ms = _pause_over_ms(demands, history, key[0]) + (3 + QUIET_INTERVALS) * demands.interval_ms + 1_000
         if demands.settled_ms is not None:
             due_ms = min(due_ms, demands.settled_ms)
-        if due_ms < demands.end_ms and not any(_at(facts, key, ms) for ms in (due_ms, due_ms + SLACK_MS)):
-            yield Finding("V3", due_ms, -1, f"{key} has no owner")
+        owner = _at(history, key, due_ms)
+        if owner is None and due_ms != demands.settled_ms:  # a claim may be under way, but not where the run saw none
+            owner = _at(history, key, due_ms + history.slack.progress_ms)
+        dead = {absence.client_id for absence in demands.absences if absence.why == GONE and absence.since_ms <= due_ms}
+        if due_ms >= demands.end_ms or (owner is not None and owner.client_id not in dead):
+            continue
+        before = [tenure for tenure in history.by_key.get(key, ()) if tenure.ms <= due_ms]
+        last = before[-1] if before else None
+        let_go = last is not None and owner is None and last.ended_by in ("ReleasingPartition", "Leave")
+        if invariant == ("V3" if last is None else "V2" if let_go else "V1"):
+            whose = last.client_id if last is not None else "nobody"
+            yield Violation(invariant, due_ms, -1, f"{key} has no live owner; the last was {whose}")
 
 
-def _departed(demands: Demands, facts: Facts) -> Iterator[Finding]:
-    """V1 for who was killed, V2 for who left."""
+def _waits(demands: Demands, history: History) -> Iterator[tuple[Departure, Tenure, float]]:
+    """The claims of whoever departed, and when somebody else had them."""
     for gone in demands.departures:
-        for key in _keys(demands, facts):
-            held = _at(facts, key, gone.ms) if key[0] == gone.group else None
-            if held is None or held.session != gone.session:
-                continue
-            heirs = [t for t in facts.by_key[key] if t.epoch > held.epoch]
-            claimed_ms = heirs[0].ms if heirs else demands.end_ms + 1
-            if gone.how == "left":
-                released_ms = facts.evidence.appended_ms[held.end] if held.end < len(facts.evidence.log) else gone.ms
-                if claimed_ms > released_ms + 1_000 + demands.interval_ms // 3 + SLACK_MS:
-                    yield Finding("V2", released_ms, held.epoch, f"{key} is free for {claimed_ms - released_ms} ms")
-                continue
-            # Records of the dead may still be on their way: its last sign of life counts. Who is not quite dead must
-            # fall silent by the rules in time.
-            extended = facts.lives[gone.group, gone.session].extensions[-1].offset
-            silent_ms = max(gone.ms, facts.evidence.appended_ms[extended])
-            silent_ms = silent_ms if gone.how == "killed" else min(silent_ms, gone.silent_ms)
-            if claimed_ms > silent_ms + 2 * gone.interval_ms + 1_000 + SLACK_MS:
-                yield Finding("V1", silent_ms, held.epoch, f"{key} of a dead owner waits {claimed_ms - silent_ms} ms")
+        for key in _keys(demands, history):
+            held = _at(history, key, gone.ms) if key[0] == gone.group else None
+            if held is not None and held.session == gone.session:
+                heirs = [tenure for tenure in history.by_key[key] if tenure.epoch > held.epoch]
+                yield gone, held, heirs[0].ms if heirs else demands.end_ms + 1
 
 
-def _backlog(demands: Demands, facts: Facts) -> Iterator[Finding]:
-    """V3: nothing is left to do when producers have been silent for long enough."""
-    for key in _keys(demands, facts):
-        group = facts.oracle.groups.get(key[0])
-        offsets = facts.evidence.topics[key[1], key[2]]
-        part = group.partitions.get((key[1], key[2])) if group is not None else None
-        if offsets and (part is None or part.position <= offsets[-1]):
-            at = -1 if part is None else part.position
-            yield Finding("V3", demands.end_ms, -1, f"{key} stands at {at}, its last message is {offsets[-1]}")
+def v1_dead_owner(demands: Demands, history: History) -> Iterator[Violation]:
+    """A dead owner's partition is claimed two intervals and a second after its last sign of life."""
+    yield from _unowned(demands, history, "V1")
+    for gone, held, claimed_ms in _waits(demands, history):
+        # Records of the dead may still be on their way: its last sign of life counts. Who is not quite dead must fall
+        # silent by the rules in time.
+        extended = history.lives[gone.group, gone.session].extensions[-1].offset
+        silent_ms = max(gone.ms, history.evidence.read_ms[extended])
+        silent_ms = silent_ms if gone.how == "killed" else min(silent_ms, gone.silent_ms)
+        due_ms = silent_ms + 2 * gone.interval_ms + 1_000 + history.slack.progress_ms
+        if gone.how != "left" and claimed_ms > due_ms:
+            yield Violation("V1", silent_ms, held.epoch, f"{held.key} of a dead owner waits {claimed_ms - silent_ms:g} "
+                                                         f"ms")  # fmt: skip
 
 
-def _claims(demands: Demands, facts: Facts) -> Iterator[Finding]:
-    """V4: no herd."""
-    counts: dict[Key, int] = {}
-    begin_ms = demands.healed_ms + demands.interval_ms
-    for ms, key in facts.claim_records:
-        if ms >= begin_ms:
-            counts[key] = counts.get(key, 0) + 1
-    intervals = 2 + (demands.end_ms - begin_ms) // demands.interval_ms  # begun ones, at both ends
-    for key, count in counts.items():
-        if count > 3 * intervals:
-            yield Finding("V4", demands.end_ms, -1, f"{count} claim records of {key} in {intervals} intervals")
+def v2_released(demands: Demands, history: History) -> Iterator[Violation]:
+    """A released partition is claimed a second and a third of an interval later."""
+    yield from _unowned(demands, history, "V2")
+    for gone, held, claimed_ms in _waits(demands, history):
+        released_ms = _ended_ms(history, held, gone.ms)
+        due_ms = released_ms + 1_000 + demands.interval_ms // 3 + history.slack.progress_ms
+        if gone.how == "left" and claimed_ms > due_ms:
+            yield Violation("V2", released_ms, held.epoch, f"{held.key} is free for {claimed_ms - released_ms:g} ms")
 
 
-def _noticed(demands: Demands, facts: Facts) -> Iterator[Finding]:
-    """V5: one checkpoint and one heartbeat after a client's state was falsified, somebody says so in the log."""
-    appended_ms = facts.evidence.appended_ms
+def v3_all_done(demands: Demands, history: History) -> Iterator[Violation]:
+    """All is owned after the heal, and nothing is left to do when producers have been silent for long enough."""
+    yield from _unowned(demands, history, "V3")
+    for key in _keys(demands, history):
+        offsets = history.evidence.topics[key[1], key[2]]
+        position = history.settled.get(key, Settled(-1, False)).position
+        if offsets and position <= offsets[-1]:
+            yield Violation("V3", demands.end_ms, -1, f"{key} stands at {position}, its last message is {offsets[-1]}")
+
+
+def claims_per_interval(demands: Demands, history: History) -> dict[Key, int]:
+    """The most claim records of each partition within one interval, after the heal."""
+    times: dict[Key, list[float]] = {}
+    since_ms = demands.healed_ms + demands.interval_ms if demands.herds_since_ms is None else demands.herds_since_ms
+    for ms, key in sorted(history.claim_records):
+        if ms >= since_ms:
+            times.setdefault(key, []).append(ms)
+    return {key: max(bisect_left(mine, ms + demands.interval_ms) - at for at, ms in enumerate(mine))
+            for key, mine in times.items()}  # fmt: skip
+
+
+def v4_no_herd(demands: Demands, history: History) -> Iterator[Violation]:
+    """At most three claim records per partition and interval."""
+    for key, most in claims_per_interval(demands, history).items():
+        if most > CLAIMS_MAX * demands.herd:
+            yield Violation("V4", demands.end_ms, -1, f"{most} claim records of {key} in one interval")
+
+
+def v5_noticed(demands: Demands, history: History) -> Iterator[Violation]:
+    """A divergence is noticed one checkpoint and one heartbeat later: somebody says so in the log, or ends.
+
+    It begins where the simulator falsified a memory, or where a heartbeat tells of another world.
+    """
+    read_ms = history.evidence.read_ms
+    senders: dict[tuple[str, int], Client] = {}
+    begun: dict[tuple[str, int], tuple[float, int]] = {}  # group, session -> since when, first telling record
     for gone in demands.departures:
-        if gone.how != "divergence" or gone.group not in demands.topics:
-            continue
-        checkpoint = (bisect_right(appended_ms, gone.ms) // CHECKPOINT + 1) * CHECKPOINT
-        if checkpoint >= len(appended_ms):
-            continue
-        due_ms = appended_ms[checkpoint] + demands.interval_ms + 1_000
-        said = [ms for ms, group, kind in facts.notes if group == gone.group and kind == "diverged" and ms > gone.ms]
-        if due_ms < demands.end_ms and not any(ms <= due_ms for ms in said):
-            yield Finding("V5", due_ms, checkpoint, f"nobody in {gone.group} says that session {gone.session} differs")
+        checkpoint = (bisect_right(read_ms, gone.ms) // CHECKPOINT_OFFSETS + 1) * CHECKPOINT_OFFSETS
+        if gone.how == "divergence" and checkpoint < len(read_ms):
+            begun[gone.group, gone.session] = gone.ms, checkpoint
+    for offset, group, session, sender in history.divergent:
+        begun.setdefault((group, session), (read_ms[offset], offset))
+        senders[group, session] = sender
+    for (group, session), (since_ms, offset) in begun.items():
+        due_ms = read_ms[offset] + demands.interval_ms + 1_000 + history.slack.progress_ms
+        said = [ms for ms, name, fields in history.notes if name == group and fields["kind"] == "diverged"]
+        said += [stop.ms for stop in history.evidence.stops if stop.client == senders.get((group, session))]
+        noticed = any(since_ms <= ms <= due_ms for ms in said)
+        if group in demands.topics and due_ms < demands.end_ms and not noticed:
+            yield Violation("V5", due_ms, offset, f"nobody in {group} says that session {session} differs")
 
 
-def _drained(demands: Demands, facts: Facts) -> Iterator[Finding]:
-    """V7: an owner that reads lets go in a pause."""
-    appended_ms = facts.evidence.appended_ms
-    for name, asked_ms in demands.pauses:
-        begun = [(at, end) for at, end in facts.pauses.get(name, ()) if appended_ms[at] >= asked_ms]
-        if name not in demands.topics or not begun:
-            continue
-        start, end = begun[0]
-        over_ms = appended_ms[end] if end < len(appended_ms) else demands.end_ms
-        for key, tenures in facts.by_key.items():
-            for held in tenures if key[0] == name else ():
-                due_ms = appended_ms[start] + facts.lives[name, held.session].interval_ms + 1_000 + SLACK_MS
-                ended_ms = appended_ms[held.end] if held.end < len(appended_ms) else demands.end_ms
-                if held.epoch < start < held.end and ended_ms > due_ms < over_ms:
-                    yield Finding("V7", due_ms, start, f"{key} is still held {ended_ms - appended_ms[start]} ms after "
-                                                       f"the pause began")  # fmt: skip
+def _absent(demands: Demands, life: Life, since_ms: float, until_ms: float) -> set[str]:
+    """Why nothing can be asked of a client between two moments; without a turn it was if for half an interval."""
+    found = set()
+    for absence in demands.absences:
+        shared_ms = min(until_ms, absence.until_ms) - max(since_ms, absence.since_ms)
+        enough_ms = life.interval_ms // 2 if absence.why == STARVED else 0
+        if absence.client_id == life.client_id and shared_ms > enough_ms:
+            found.add(absence.why)
+    return found
 
 
-def _handed_over(demands: Demands, facts: Facts) -> Iterator[Finding]:
-    """V8: the claim is over, or its owner delivers again, because the other one has gone."""
-    evidence, gone = facts.evidence, {(one.group, one.session): one.ms for one in demands.departures}
-    tenures = {(key[0], tenure.epoch): (key, tenure) for key, found in facts.by_key.items() for tenure in found}
-    for begun_ms, group, epoch in evidence.handovers:
-        if begun_ms < demands.healed_ms or group not in demands.topics or (group, epoch) not in tenures:
-            continue
-        key, held = tenures[group, epoch]
-        interval_ms = facts.lives[group, held.session].interval_ms
-        due_ms = begun_ms + (evidence.hand_over_intervals + 1) * interval_ms + 1_000 + SLACK_MS
-        ended_ms = evidence.appended_ms[held.end] if held.end < len(evidence.log) else demands.end_ms
-        again = any(d.epoch == epoch and d.group == group and d.begin_ms > begun_ms + SLACK_MS
-                    for d in evidence.deliveries)  # fmt: skip
-        if min(ended_ms, gone.get((group, held.session), ended_ms)) > due_ms and not again:
-            yield Finding("V8", due_ms, epoch, f"{key} is still held {ended_ms - begun_ms} ms after its owner began to "
-                                               f"hand it over")  # fmt: skip
+def _is_watched(demands: Demands, client_id: str) -> bool:
+    return demands.watched is None or client_id in demands.watched
 
 
-def _beyond(demands: Demands, facts: Facts) -> Iterator[Finding]:
-    """V9: who owns such a partition for an interval and a second lets go of it, and says so."""
-    evidence = facts.evidence
-    for key in _keys(demands, facts):
-        group = facts.oracle.groups.get(key[0])
-        part = group.partitions.get((key[1], key[2])) if group is not None else None
-        offsets = evidence.topics[key[1], key[2]]
-        held = _at(facts, key, demands.end_ms)
-        if part is None or held is None or part.position <= (offsets[-1] + 1 if offsets else 0):
-            continue
-        due_ms = max(held.ms, demands.healed_ms) + facts.lives[key[0], held.session].interval_ms + 1_000 + SLACK_MS
-        if due_ms < demands.end_ms and not any(one.session == held.session for one in demands.departures):
-            yield Finding("V9", due_ms, held.epoch, f"{key} stands at {part.position}, its end is lower")
-
-
-def _spurious(demands: Demands, facts: Facts) -> Iterator[Finding]:
-    """V6: with outages alone nobody who holds a claim is evicted."""
+def v6_no_spurious(demands: Demands, history: History) -> Iterator[Violation]:
+    """Nobody who lives, is connected and holds a claim is evicted, whatever happens to brokers."""
+    read_ms = history.evidence.read_ms
     first_ms = min((gone.ms for gone in demands.departures), default=demands.end_ms)
-    if demands.outages_only:
-        holders = {(key[0], tenure.end) for key, tenures in facts.by_key.items() for tenure in tenures}
-        for offset, group, fields in facts.evictions:
-            ms = facts.evidence.appended_ms[offset]
-            if fields["session"] < facts.evidence.inherited:
-                continue  # a client of a dump: dead when the run began
-            if ms < first_ms and (group, offset) in holders:
-                yield Finding("V6", ms, offset, f"session {fields['session']} of {group} was evicted by "
-                                                f"{fields['by']}")  # fmt: skip
+    for eviction in history.evictions if demands.no_evictions else ():
+        life, ms = history.lives[eviction.group, eviction.session], read_ms[eviction.offset]
+        if not eviction.held or ms >= first_ms or not _is_watched(demands, life.client_id):
+            continue
+        if eviction.session < history.evidence.inherited:
+            continue  # a client of a dump: dead when the run began
+        away = _absent(demands, life, read_ms[eviction.observed], ms)
+        if away:
+            history.counted["V6"] += away == {STARVED}
+            continue
+        yield Violation("V6", ms, eviction.offset, f"session {eviction.session} of {eviction.group} ({life.client_id}) "
+                        f"was evicted by {eviction.by} with {eviction.held} partitions")  # fmt: skip
+
+
+def v7_drained(demands: Demands, history: History) -> Iterator[Violation]:
+    """An owner that reads lets go of everything in a pause (T12)."""
+    read_ms = history.evidence.read_ms
+    for name, asked_ms in demands.pauses:
+        for start, end in history.pauses.get(name, ()) if name in demands.topics else ():
+            over_ms = read_ms[end] if end < len(read_ms) else demands.end_ms
+            for key, tenures in history.by_key.items():
+                for held in tenures if key[0] == name and read_ms[start] >= asked_ms else ():
+                    life = history.lives[name, held.session]
+                    due_ms = read_ms[start] + life.interval_ms + 1_000 + history.slack.progress_ms
+                    ended_ms = _ended_ms(history, held, demands.end_ms)
+                    away = _absent(demands, life, read_ms[start] - life.interval_ms, due_ms)
+                    if not _is_watched(demands, held.client_id) or away:
+                        continue
+                    if held.epoch < start < held.end and ended_ms > due_ms < over_ms:
+                        yield Violation("V7", due_ms, start, f"{key} is still held {ended_ms - read_ms[start]:g} ms "
+                                                             f"after the pause began")  # fmt: skip
+
+
+def v8_handed_over(demands: Demands, history: History) -> Iterator[Violation]:
+    """The claim is over, or its owner delivers again, because the other one has gone."""
+    evidence, gone = history.evidence, {(one.group, one.session): one.ms for one in demands.departures}
+    for begun_ms, group, epoch in evidence.handovers:
+        held = history.tenures.get((group, epoch))
+        if held is None or begun_ms < demands.healed_ms or group not in demands.topics:
+            continue
+        interval_ms, slack_ms = history.lives[group, held.session].interval_ms, history.slack.progress_ms
+        due_ms = begun_ms + (evidence.hand_over_intervals + 1) * interval_ms + 1_000 + slack_ms
+        ended_ms = _ended_ms(history, held, demands.end_ms)
+        again = any((d.group, d.epoch) == (group, epoch) and d.begin_ms > begun_ms + slack_ms
+                    for d in history.deliveries)  # fmt: skip
+        if min(ended_ms, gone.get((group, held.session), ended_ms)) > due_ms and not again:
+            yield Violation("V8", due_ms, epoch, f"{held.key} is still held {ended_ms - begun_ms:g} ms after its owner "
+                                                 f"began to hand it over")  # fmt: skip
+
+
+def v9_parked(demands: Demands, history: History) -> Iterator[Violation]:
+    """Who owns a partition whose position lies beyond its end for an interval and a second lets go of it."""
+    for key in _keys(demands, history):
+        offsets = history.evidence.topics[key[1], key[2]]
+        position = history.settled.get(key, Settled(-1, False)).position
+        held = _at(history, key, demands.end_ms)
+        if held is None or position <= (offsets[-1] + 1 if offsets else 0):
+            continue
+        due_ms = max(held.ms, demands.healed_ms) + history.lives[key[0], held.session].interval_ms + 1_000
+        due_ms += history.slack.progress_ms
+        if due_ms < demands.end_ms and not any(one.session == held.session for one in demands.departures):
+            yield Violation("V9", due_ms, held.epoch, f"{key} stands at {position}, its end is lower")
+
+
+Check = Callable[[Demands, History], Iterator[Violation]]
+CHECKS: Final[tuple[Check, ...]] = (
+    v1_dead_owner, v2_released, v3_all_done, v4_no_herd, v5_noticed, v6_no_spurious, v7_drained,
+    v8_handed_over, v9_parked,
+)  # fmt: skip

@@ -405,7 +405,7 @@ class Client(Process):
         flight = feed.flying.pop(number)
         claim, member, now_ms = feed.claim, self.member, self.stage.now_ms
         assert member is not None
-        flight.delivery.end_ms = now_ms
+        flight.delivery.finish(now_ms)
         self.stage.events += 1
         if flight.run is None:
             assert isinstance(claim.tracker, AtMostOnce)

@@ -25,6 +25,7 @@ from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, Genesis
 from marshal_py.protocol.routing import HASH_NAME
 from marshal_py.protocol.world import Group
 from marshal_py.simulator import heritage
+from marshal_py.simulator.auditor_evidence import Client as AnyClient
 from marshal_py.simulator.auditor_evidence import Delivery, Evidence, Report, Stop
 from marshal_py.simulator.auditor_history import root_of
 from marshal_py.simulator.broker import MISSING, Broker
@@ -73,7 +74,7 @@ class Cluster:
         self.stops: list[tuple[int, Stop]] = []  # with the log
         self.poisoned: dict[int, dict[int, str]] = {}  # by log and offset
         self.branched: set[int] = set()  # logs that lost their tail
-        self.acted_to: dict[int, int] = {}  # by client that is gone, as Evidence says it
+        self.acted_to: dict[AnyClient, int] = {}  # by client that is gone, as Evidence says it
         self.damaged: set[str] = set()  # groups whose log, or whose share of it, nobody can read any more
         self.modes = {group.name: group.mode for group in scenario.groups}  # as operators know them
         self._heap: list[tuple[int, int, Process | None, Step, Any]] = []
@@ -156,7 +157,7 @@ class Cluster:
     def delivered(self, delivery: Delivery) -> None:
         self.events += 1
         self.evidence.deliveries.append(delivery)
-        self.trace(delivery.client, -delivery.epoch, delivery.offset)
+        self.trace(int(delivery.client), -delivery.epoch, delivery.offset)
 
     def advised(self, kind: str) -> None:
         self.advisories[kind] = self.advisories.get(kind, 0) + 1
@@ -395,7 +396,7 @@ class Cluster:
                 and process.topic_id == self.broker.topic_id and not process.forked]  # fmt: skip
         here, names = {process.number for process in mine}, {process.name for process in mine}
         deliveries = [delivery for delivery in journal.deliveries if delivery.group in groups]
-        finals = []
+        finals: list[tuple[AnyClient, str, int, int]] = []
         for process in mine:
             group = process.world.groups.get(process.group)
             if group is not None:

@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 
 from marshal_py.simulator.auditor import judge
 from marshal_py.simulator.auditor_evidence import Evidence
-from marshal_py.simulator.auditor_history import History, Tenure
+from marshal_py.simulator.auditor_facts import Tenure
+from marshal_py.simulator.auditor_history import History
 from marshal_py.simulator.run import Result
 from marshal_py.simulator.sweep import Moment
 
@@ -30,8 +31,8 @@ class Span(NamedTuple):
     """Something that lasted, in one row of the picture."""
 
     row: str
-    from_ms: int
-    to_ms: int
+    from_ms: float
+    to_ms: float
     session: int
     text: str
 
@@ -93,7 +94,7 @@ def _ending(tenure: Tenure) -> str:
     return f"ended by {tenure.ended_by}" if tenure.ended_by else "held to the end"
 
 
-def _at(log: Evidence, offset: int, end_ms: int) -> int:
+def _at(log: Evidence, offset: int, end_ms: int) -> float:
     return log.appended_ms[offset] if offset < len(log.appended_ms) else end_ms
 
 
@@ -133,7 +134,7 @@ def _histogram(times: Sequence[float]) -> str:
     return _svg(160, parts)
 
 
-def _x(ms: int, end_ms: int) -> float:
+def _x(ms: float, end_ms: int) -> float:
     return LABEL + WIDTH * min(ms, end_ms) / end_ms
 
 

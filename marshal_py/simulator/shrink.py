@@ -63,7 +63,7 @@ def _smaller(options: Options, result: Result) -> Iterator[Options]:
         yield options._replace(kinds=scenario.kinds)
     for kind in sorted(scenario.kinds):
         yield options._replace(kinds=scenario.kinds - {kind})
-    end_ms = violation.ms + SLACK_MS
+    end_ms = int(violation.ms) + SLACK_MS
     if violation.invariant[0] == "S" and violation.ms >= 0 and (options.until_ms is None or end_ms < options.until_ms):
         yield options._replace(until_ms=end_ms * 2 // 3)
         yield options._replace(until_ms=end_ms)

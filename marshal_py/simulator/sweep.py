@@ -210,7 +210,7 @@ def why_not(name: str) -> str:
 class Moment(NamedTuple):
     """Something that happened in a run."""
 
-    ms: int
+    ms: float
     who: str
     what: str  # process, fault, record, delivery
     offset: int | None  # of the record in the log; of the message in its partition
@@ -312,7 +312,7 @@ def _sender(cluster: _Watched, evidence: Evidence) -> Callable[[int, Verdict | N
 
     def sender(offset: int, _: Verdict | None) -> str:
         sent = evidence.sent.get(evidence.log[offset] or b"")
-        return NOBODY if sent is None else _title(cluster.processes[sent[2]])
+        return NOBODY if sent is None else _title(cluster.processes[int(sent[2] or 0)])
 
     return sender
 
@@ -346,5 +346,5 @@ def _deliveries(cluster: _Watched) -> Iterator[Moment]:
             until = f"until {delivery.end_ms}" if delivery.end_ms >= 0 else "and never ends"
             where = f"{delivery.group}: message {delivery.topic}:{delivery.partition} {delivery.offset}"
             text = f"{where} of claim {delivery.epoch} is handled {until}"
-            who = _title(cluster.processes[delivery.client])
+            who = _title(cluster.processes[int(delivery.client)])
             yield Moment(delivery.begin_ms, who, "delivery", delivery.offset, None, text)

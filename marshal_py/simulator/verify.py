@@ -10,7 +10,6 @@ everything behind it may follow from it.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable
 
 from msgspec import Struct
@@ -21,6 +20,7 @@ from marshal_py.protocol.records import Checkpoint, Genesis, Heartbeat, Snapshot
 from marshal_py.protocol.snapshot import Shelf, Stored
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import CHECKPOINT_OFFSETS, FOLD_VERSION, World
+from marshal_py.simulator.auditor_checkpoints import Checkpoints
 from marshal_py.simulator.oracle import Oracle, OracleStop
 from marshal_py.simulator.oracle_snapshot import LogState, Snapshots
 from marshal_py.simulator.oracle_wire import decode_record
@@ -74,10 +74,9 @@ class TwoFolds:
         self._world = World(log, None if log == 0 else root)
         self._oracle = Oracle(log, None if log == 0 else root_value)
         self._touched: set[str] = set()  # groups that a record since the last checkpoint named
-        self._chains = {0: 0}  # by checkpoint
+        self._checkpoints = Checkpoints()
         self._totals = {0: 0}  # digest of the whole state (N3), by checkpoint
         self._parts: dict[str, int] = {}
-        self._states: dict[str, tuple[list[int], list[int]]] = {}  # group -> checkpoints at which it changed, digests
 
     def begin(self, stored: Stored, state: LogState) -> bool:
         """Goes on from a snapshot (N9), as the one fold reads it and as the other does; False if it is not sound."""
@@ -86,10 +85,10 @@ class TwoFolds:
             return False
         self._world = world
         self._oracle.begin_at(state, stored.key.chain)
-        self._chains, self._totals = {stored.at: stored.key.chain}, {stored.at: stored.key.state}
+        digests = {name: group.digest() for name, group in world.groups.items()}
+        self._checkpoints = Checkpoints(stored.at, stored.key.chain, digests)
+        self._totals = {stored.at: stored.key.state}
         self._parts = {name: snapshot.part_of(group) for name, group in world.groups.items()}
-        for name, group in world.groups.items():
-            self._states[name] = ([stored.at], [group.digest()])
         return True
 
     def put(self, offset: int, value: bytes | None) -> None:
@@ -160,30 +159,30 @@ class TwoFolds:
         if (self._world.chain_at, self._world.chain) != (at, chain):
             self._differs(offset, "", "chain digest", f"{self._world.chain:016x}", f"{chain:016x}")
             return
-        self._chains[at] = chain
         for name in self._touched & self._world.groups.keys():
             self._parts[name] = snapshot.part_of(self._world.groups[name])
         self._totals[at] = sum(self._parts.values()) % 2**64
-        self._compare_groups(offset)
+        self._checkpoints.put(at, chain, self._compare_groups(offset))
 
-    def _compare_groups(self, offset: int) -> None:
+    def _compare_groups(self, offset: int) -> dict[str, int]:
+        """The digests of the groups that were named since the last look."""
+        found: dict[str, int] = {}
         for name in sorted(self._touched & self._world.groups.keys()):
             digest, theirs = self._world.groups[name].digest(), self._oracle.state_digest(name)
             self.report.digests += 1
             if digest != theirs:
                 self._differs(offset, name, "state digest", f"{digest:016x}", f"{theirs:016x}")
-                return
-            checkpoints, digests = self._states.setdefault(name, ([], []))
-            checkpoints.append(offset + 1)
-            digests.append(digest)
+                return found
+            found[name] = digest
         self._touched.clear()
+        return found
 
     def _check_snapshot(self, offset: int, record: Snapshot) -> None:
         """N3: what the writer of a snapshot, or its witness, had folded."""
         if record.at < self._world.began_at:
             return  # of what lies before the beginning of this look
         self.report.snapshot_digests += 1
-        expected = self._totals.get(record.at), self._chains.get(record.at)
+        expected = self._totals.get(record.at), self._checkpoints.chain(record.at)
         for what, found, known in zip(("state", "chain"), (record.state, record.chain), expected, strict=True):
             if found != known and self.difference is None:
                 told = "no such checkpoint there" if known is None else f"{known:016x}"
@@ -198,21 +197,17 @@ class TwoFolds:
         if carried.at < self._world.began_at:
             return  # of what lies before the beginning of this look
         self.report.heartbeat_digests += 1
-        if carried.at not in self._chains:
-            known = f"checkpoints up to {max(self._chains)}"
+        chain, state = self._checkpoints.chain(carried.at), self._checkpoints.state(group, carried.at)
+        if chain is None:
+            known = f"checkpoints up to {self._checkpoints.newest}"
             self._differs(offset, group, "checkpoint of a heartbeat", str(carried.at), known)
-        elif self._chains[carried.at] != carried.chain:
+        elif chain != carried.chain:
             # Not where the logs parted, but the first that noticed: the block before it may be the one that differs.
             self._differs(offset, group, f"chain digest of a heartbeat, of checkpoint {carried.at}",
-                          f"{carried.chain:016x}", f"{self._chains[carried.at]:016x}")  # fmt: skip
-        else:
-            checkpoints, digests = self._states.get(group, ([], []))
-            known_at = bisect_right(checkpoints, carried.at) - 1
-            digest = digests[known_at] if known_at >= 0 else None
-            if digest != carried.state:
-                expected = "no such group there" if digest is None else f"{digest:016x}"
-                self._differs(offset, group, f"state digest of a heartbeat, of checkpoint {carried.at}",
-                              f"{carried.state:016x}", expected)  # fmt: skip
+                          f"{carried.chain:016x}", f"{chain:016x}")  # fmt: skip
+        elif state != carried.state:
+            self._differs(offset, group, f"state digest of a heartbeat, of checkpoint {carried.at}",
+                          f"{carried.state:016x}", f"{state:016x}" if state else "no such group there")  # fmt: skip
 
     def miss(self, first: int) -> None:
         """N10: nothing stands in for the beginning."""

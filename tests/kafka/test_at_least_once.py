@@ -15,7 +15,7 @@ from marshal_py.protocol import progress
 from marshal_py.protocol.progress import Range
 from marshal_py.simulator.oracle import Oracle, Partition
 from tests.support.journal import Tail
-from tests.support.judge import SLACK_NS
+from tests.support.judge import NS, STAMP_MS
 from tests.support.kafka import Cluster, TopicFactory
 from tests.support.troupe import DEADLINE_S, MakeTroupe, Troupe
 from tests.support.user import POISONED
@@ -89,8 +89,8 @@ def test_a_kill_behind_a_long_message_repeats_what_an_interval_did(
     assert numbers(run, held) == [1, 2]
     assert again & told == set(), "finished by the last heartbeat, and delivered again"
     # A heartbeat knows all that was acked when the one before it was sent: two thirds of an interval, at most one.
-    assert told >= {d.offset for d in before.values() if d.ack_ns < sends[-2] - SLACK_NS and d.offset > held}
-    since = {d.offset for d in before.values() if d.ack_ns >= sends[-2] - SLACK_NS}
+    assert told >= {d.offset for d in before.values() if d.ack_ns < sends[-2] - STAMP_MS * NS and d.offset > held}
+    since = {d.offset for d in before.values() if d.ack_ns >= sends[-2] - STAMP_MS * NS}
     assert again <= since, "more than the work of an interval and what was in flight"
     assert len(told) >= above
     print(f"{len(before)} deliveries before, {len(told)} told as finished above, {len(again)} delivered again")

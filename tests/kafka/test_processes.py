@@ -235,7 +235,7 @@ def test_records_are_deleted_under_a_slow_consumer(kafka: Cluster, topic: TopicF
     delete_records(kafka.bootstrap, data, 0, 1_000)
     judgement = run.finish(deliveries=500)
     passed(judgement)
-    lost = judgement.history.lost_ranges[run.group, data, 0]
+    lost = judgement.lost_ranges[run.group, data, 0]
     assert lost
     assert lost[-1][1] == 1_000
 

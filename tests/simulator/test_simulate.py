@@ -18,10 +18,11 @@ from marshal_py.protocol.idle import Idle
 from marshal_py.protocol.records import Genesis, Note
 from marshal_py.protocol.routing import HASH_NAME
 from marshal_py.simulator.auditor import judge
-from marshal_py.simulator.auditor_evidence import Report, Stop
+from marshal_py.simulator.auditor_evidence import Crash, Presence, Report, Stop
 from marshal_py.simulator.auditor_progress import Demands, Departure, judge_progress
 from marshal_py.simulator.faults import DAMAGE_KINDS, KINDS, STRIKE_KINDS
 from marshal_py.simulator.mutants import MUTANTS, NOT_YET, find, switched_on
+from marshal_py.simulator.oracle_snapshot import FOLD_VERSION
 from marshal_py.simulator.poison import harmless
 from marshal_py.simulator.process import Process
 from marshal_py.simulator.races import CALM
@@ -162,6 +163,13 @@ def plant_s1_final(book: Book) -> None:
     book.evidence.finals.append((0, GROUP, len(book.evidence.log), 42))
 
 
+def plant_s1_told(book: Book) -> None:
+    """A heartbeat carries a digest that nobody holds."""
+    for sequence in range(16):
+        book.say(10 + sequence, HEARTBEAT, book.one, sequence)
+    book.say(30, HEARTBEAT, book.one, 16, [], [], None, [16, 1, 2, FOLD_VERSION])
+
+
 def plant_s2_nobody(book: Book) -> None:
     book.deliver(0, 5, 6, epoch=2)
 
@@ -194,6 +202,16 @@ def plant_s3_let_go(book: Book) -> None:
     book.deliver(0, 5, 6, read_to=read_to)
 
 
+def plant_s4(book: Book) -> None:
+    """The old owner writes by its old token when the new one has written long ago."""
+    two = book.join(5, TWO)
+    read_to = len(book.evidence.log)
+    released = book.say(6, RELEASE, book.one, book.epoch, 0)
+    heir = book.say(7, CLAIM, two, "t", 0, released)
+    book.deliver(0, 8, 9, epoch=heir, instance=TWO, client=1)
+    book.deliver(0, 20, 21, read_to=read_to)
+
+
 def plant_s5(book: Book) -> None:
     book.say(5, GRANT, book.one, book.epoch, 0, 0, 4)
     book.deliver(2, 6, 7)
@@ -203,6 +221,13 @@ def plant_s5(book: Book) -> None:
 def plant_s6(book: Book) -> None:
     book.say(5, GRANT, book.one, book.epoch, 0, 0, 4)
     book.deliver(4, 6, 7)
+
+
+def plant_s6_early(book: Book) -> None:
+    """It has not read its grant yet."""
+    read_to = len(book.evidence.log)
+    book.say(5, GRANT, book.one, book.epoch, 0, 0, 4)
+    book.deliver(0, 6, 7, read_to=read_to)
 
 
 def plant_s6_late(book: Book) -> None:
@@ -261,6 +286,15 @@ def test_a_hand_over_may_repeat_what_a_handler_held_for_too_long() -> None:
     assert "S9" in {violation.invariant for violation in early}
 
 
+def plant_s10_hole(book: Book) -> None:
+    book.deliver(1, 5, 6)
+
+
+def plant_s10_backwards(book: Book) -> None:
+    for offset in (0, 1, 0):
+        book.deliver(offset, 5 + len(book.evidence.deliveries), 9)
+
+
 def plant_s11(book: Book) -> None:
     book.say(5, PAUSE, -1, -1, 60_000)
     book.deliver(0, 6, 7)
@@ -296,6 +330,10 @@ def plant_s13(book: Book) -> None:
     book.evidence.poisoned[book.say(5, HEARTBEAT, book.one, 1)] = "noise"
 
 
+def plant_s13_crash(book: Book) -> None:
+    book.evidence.crashes.append(Crash(0, 5, "exit code 1"))
+
+
 def plant_s13_stop(book: Book) -> None:
     book.evidence.stops.append(Stop(GROUP, 0, 5, 2, "LogGap"))
 
@@ -318,6 +356,13 @@ def plant_s14_reads_on(book: Book) -> None:
     book.evidence.finals.append((0, GROUP, len(book.evidence.log), 42))
 
 
+def plant_s14_unnoticed(book: Book) -> None:
+    """A reader that was there before and an hour later, and names no error."""
+    book.evidence.gaps.add(book.put(5, b"nothing"))
+    book.say(6, HEARTBEAT, book.one, 1)
+    book.evidence.present.append(Presence(GROUP, 0, 1, 3_600_000))
+
+
 def plant_s14_opaque(book: Book) -> None:
     book.say(5, 99)
     book.deliver(0, 7, 8)
@@ -328,14 +373,16 @@ def plant_s15(book: Book) -> None:
 
 
 PLANTED: list[tuple[str, int, Callable[[Book], None]]] = [
-    ("S1", 1, plant_s1), ("S1", 1, plant_s1_final), ("S2", 1, plant_s2_nobody), ("S2", 1, plant_s2_released),
+    ("S1", 1, plant_s1), ("S1", 1, plant_s1_final), ("S1", 1, plant_s1_told), ("S4", 1, plant_s4),
+    ("S2", 1, plant_s2_nobody), ("S2", 1, plant_s2_released),
     ("S2", 1, plant_s2_instance), ("S3", 1, plant_s3), ("S3", 1, plant_s3_lease), ("S3", 1, plant_s3_let_go),
-    ("S5", 2, plant_s5), ("S6", 2, plant_s6), ("S6", 2, plant_s6_late), ("S7", 1, plant_s7), ("S8", 1, plant_s8),
-    ("S9", 1, plant_s9), ("S9", 1, plant_s9_hand_over),
+    ("S5", 2, plant_s5), ("S6", 2, plant_s6), ("S6", 2, plant_s6_early), ("S6", 2, plant_s6_late),
+    ("S7", 1, plant_s7), ("S8", 1, plant_s8),
+    ("S9", 1, plant_s9), ("S9", 1, plant_s9_hand_over), ("S10", 1, plant_s10_hole), ("S10", 1, plant_s10_backwards),
     ("S11", 1, plant_s11), ("S12", 1, plant_s12_lie), ("S12", 1, plant_s12_denied), ("S12", 1, plant_s12_elsewhere),
-    ("S12", 1, plant_s12_gone_home), ("S13", 1, plant_s13), ("S13", 1, plant_s13_stop),
+    ("S12", 1, plant_s12_gone_home), ("S13", 1, plant_s13), ("S13", 1, plant_s13_crash), ("S13", 1, plant_s13_stop),
     ("S14", 1, plant_s14_delivers), ("S14", 1, plant_s14_claims), ("S14", 1, plant_s14_reads_on),
-    ("S14", 1, plant_s14_opaque), ("S15", 1, plant_s15),
+    ("S14", 1, plant_s14_unnoticed), ("S14", 1, plant_s14_opaque), ("S15", 1, plant_s15),
 ]  # fmt: skip
 
 
@@ -423,7 +470,7 @@ def test_a_stop_between_gate_and_call_is_counted() -> None:
     read_to = len(book.evidence.log)
     released = book.say(6, RELEASE, book.one, book.epoch, 0)
     heir = book.say(7, CLAIM, two, "t", 0, released)
-    book.deliver(1, 8, 9, epoch=heir, instance=TWO, client=1)
+    book.deliver(0, 8, 9, epoch=heir, instance=TWO, client=1)
     book.deliver(0, 9, 10, read_to=read_to, gate_ms=5)
     judgement = judge(book.evidence)
     assert not judgement.violations
@@ -466,7 +513,7 @@ def test_progress_that_is_missing_is_found() -> None:
     assert progress(beyond) == {"V9"}
     lost = Book()
     lost.takeover(3 + 2 * INTERVAL)
-    assert "V6" in progress(lost, outages_only=True)
+    assert "V6" in progress(lost, no_evictions=True)
 
 
 def test_a_damaged_record_is_not_sealed_anew() -> None:

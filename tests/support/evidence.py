@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from marshal_py.simulator.auditor_evidence import Report
+
 NEVER = 2**63
 
 
@@ -58,14 +60,6 @@ class Failure(NamedTuple):
     names: tuple[str, ...]
     text: str
     closed: bool
-
-
-class Report(NamedTuple):
-    """What an admin's tool said about its SetPosition (S12): moved, not moved, unknown."""
-
-    by: str
-    said: str
-    moves: tuple[tuple[str, int, int], ...]  # topic, partition, wanted offset
 
 
 @dataclass

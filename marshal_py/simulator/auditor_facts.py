@@ -1,0 +1,110 @@
+"""The facts that the invariants speak of, as values: claims, sessions, grants. auditor_history.py finds them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import Final, NamedTuple
+
+from marshal_py.simulator.auditor_evidence import Client, Key
+
+NOBODY: Final = -1
+FOREVER: Final = 2**62  # an offset behind every log
+
+
+class Tenure:
+    """One accepted claim: the records [epoch, end) of the log."""
+
+    __slots__ = ("client_id", "end", "ended_by", "epoch", "finished", "generation", "given_back", "handed_over",
+                 "in_order", "key", "let_go", "mode", "ms", "position", "released", "sent_ms", "session")  # fmt: skip
+
+    def __init__(self, key: Key, epoch: int, session: int, client_id: str, ms: float, sent_ms: float, position: int,
+                 generation: int, mode: int) -> None:  # fmt: skip
+        self.key, self.epoch, self.session, self.client_id = key, epoch, session, client_id
+        self.ms, self.sent_ms = ms, sent_ms  # read, and sent for the first time
+        self.position, self.generation, self.mode = position, generation, mode
+        self.end = FOREVER
+        self.ended_by = ""
+        self.let_go: tuple[Client, float] = (NOBODY, -1)  # who first sent the Release or Leave that ended it, and when
+        self.released: dict[Client, float] = {}  # who sent a Release of it, accepted or not, and when first
+        self.finished: list[tuple[int, int]] = []  # at least once: what its claim was told to be finished (D1)
+        self.in_order = True  # the heartbeats of its one owner came in the order in which they were sent, each once
+        self.handed_over = False  # by a Release for the sake of another live member, after its handlers had finished
+        self.given_back: int | None = None  # at most once: its Release made this the position, which had been greater
+
+
+class Extension(NamedTuple):
+    offset: int
+    sent_ms: float  # the newest send among this and all earlier extensions
+
+
+class Life:
+    """One session."""
+
+    def __init__(self, instance: bytes, client_id: str, interval_ms: int) -> None:
+        self.instance, self.client_id, self.interval_ms = instance, client_id, interval_ms
+        self.extensions: list[Extension] = []
+        self.heartbeats: dict[Client, float] = {}  # client (a cloned one is another) -> newest send of an accepted one
+        self.left: dict[Client, float] = {}  # who sent a Leave of it, and when for the first time
+
+    def extended_ms(self, read_to: int, ms: float) -> float:
+        """When the extension was sent by which a client may deliver at `ms`; of whom nobody knows what it had read."""
+        if read_to >= 0:
+            known = bisect_left(self.extensions, read_to, key=lambda e: e.offset)
+        else:
+            known = bisect_right(self.extensions, ms, key=lambda e: e.sent_ms)
+        return self.extensions[known - 1].sent_ms if known else -1
+
+
+class Advance(NamedTuple):
+    """An at-least-once position that grew by a record of the owner."""
+
+    key: Key
+    generation: int
+    before: int
+    after: int
+    offset: int
+    sent_ms: float
+
+
+class Grant(NamedTuple):
+    key: Key
+    epoch: int
+    from_: int
+    start: int
+    to: int
+    sent_ms: float
+    offset: int  # of the record
+
+
+class Eviction(NamedTuple):
+    """An accepted Evict. `waited_ms`: between the append of what it observed and its own first send."""
+
+    offset: int
+    group: str
+    session: int
+    observed: int
+    waited_ms: float
+    by: str
+    held: int  # partitions that it took away
+
+
+class Settled(NamedTuple):
+    """A partition where all should be done."""
+
+    position: int
+    parked: bool
+
+
+def finished_spans(position: int, progress: bytes) -> list[tuple[int, int]]:
+    """The ranges [start, to) that the bytes of 4.2 name as finished; none if they are no such list."""
+    numbers, value, shift = [], 0, 0
+    for byte in progress:
+        value, shift = value + ((byte % 128) << shift), shift + 7
+        if byte < 128:
+            numbers.append(value)
+            value = shift = 0
+    spans = []
+    for gap, length, times in zip(*[iter(numbers)] * 3, strict=False):
+        start, position = position + gap, position + gap + length
+        spans += [(start, position)] if times == 0 else []
+    return spans

@@ -1,0 +1,217 @@
+"""What became of each message: S5, S6, S7, S8, S9 and S10 of invariants.md, one function each.
+
+What was granted and never delivered is auditor_losses.py's.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import pairwise
+
+from marshal_py.simulator.auditor_claims import tenure_of
+from marshal_py.simulator.auditor_evidence import Client, Delivery, Key, Violation
+from marshal_py.simulator.auditor_facts import FOREVER, NOBODY, Tenure
+from marshal_py.simulator.auditor_history import History
+from marshal_py.simulator.auditor_model import AT_LEAST_ONCE, AT_MOST_ONCE
+
+
+def _at_most_once(history: History) -> Iterator[tuple[Delivery, Tenure]]:
+    for d in history.deliveries:
+        tenure = tenure_of(history, d)
+        if tenure is not None and tenure.mode == AT_MOST_ONCE:
+            yield d, tenure
+
+
+def _by_epoch(deliveries: list[Delivery]) -> dict[tuple[str, int], list[Delivery]]:
+    found: dict[tuple[str, int], list[Delivery]] = {}
+    for d in deliveries:
+        found.setdefault((d.group, d.epoch), []).append(d)
+    return found
+
+
+def s5_once(history: History) -> Iterator[Violation]:
+    """At most once: no offset twice in one generation of its position.
+
+    A cloned machine holds the grants that the original asked for before the cloning: counted, nobody can mend that.
+    """
+    seen: dict[tuple[Key, int, int], Delivery] = {}
+    for d, tenure in _at_most_once(history):
+        known = seen.setdefault((d.key, tenure.generation, d.offset), d)
+        if known is d:
+            continue
+        before = history.tenures[known.group, known.epoch]
+        one_ms = _separated_ms(history, known.client, d.client) if d.client != known.client else -1
+        inside = [grant for grant in history.grants.get((d.group, d.epoch), ()) if grant.start <= d.offset < grant.to]
+        if (_given_back(known, before) and _cloned_owner(history, known, before)) or (
+            inside and inside[0].sent_ms <= one_ms
+        ):
+            history.counted["S5"] += 1
+        else:
+            yield Violation("S5", d.begin_ms, d.epoch, f"{d.key} {d.offset} is delivered twice, by {known.client} "
+                                                       f"and {d.client}")  # fmt: skip
+
+
+def s6_granted(history: History) -> Iterator[Violation]:
+    """At most once: each delivery lies in one grant of its claim, which was asked for before it and after any fence."""
+    for d, tenure in _at_most_once(history):
+        what = f"{d.key} {d.offset}"
+        inside = [grant for grant in history.grants.get((d.group, d.epoch), ()) if grant.start <= d.offset < grant.to]
+        if len(inside) != 1:
+            yield Violation("S6", d.begin_ms, d.epoch, f"{what} lies in {len(inside)} grants")
+        elif inside[0].sent_ms > d.gate_ms + history.slack.stamp_ms or 0 <= d.read_to <= inside[0].offset:
+            yield Violation("S6", d.begin_ms, inside[0].offset, f"{what} is delivered before it was granted")
+        elif any(inside[0].offset < read_to and fenced_ms < d.gate_ms
+                 for fenced_ms, read_to in history.evidence.fences.get(d.client, ())):  # fmt: skip
+            yield Violation("S6", d.begin_ms, d.epoch, f"client {d.client} delivers {what} by a grant of before its "
+                                                       f"fence (D3)")  # fmt: skip
+        if _given_back(d, tenure) and not _cloned_owner(history, d, tenure):
+            yield Violation("S6", d.begin_ms, tenure.end, f"{what} was handed over, and given back")
+
+
+def _given_back(d: Delivery, tenure: Tenure) -> bool:
+    return tenure.given_back is not None and d.offset >= tenure.given_back
+
+
+def _cloned_owner(history: History, d: Delivery, tenure: Tenure) -> bool:
+    """Whether a copy of the machine gave back what the other copy delivers by a grant of before the cloning.
+
+    Neither of the two can know it.
+    """
+    grants = history.grants.get((d.group, d.epoch), ())
+    sent_ms = next((g.sent_ms for g in grants if g.start <= d.offset < g.to), FOREVER)
+    return d.client != tenure.let_go[0] and sent_ms <= _separated_ms(history, d.client, tenure.let_go[0])
+
+
+def _separated_ms(history: History, a: Client, b: Client) -> float:
+    """When the memories of two clients parted (ms), -1 if they never were one."""
+    parents = {twin: (original, ms) for ms, original, twin in history.evidence.forks}
+
+    def line(client: Client) -> dict[Client, float]:
+        since: dict[Client, float] = {client: FOREVER}
+        while client in parents:
+            client, ms = parents[client][0], min(parents[client][1], since[client])
+            since[client] = ms
+        return since
+
+    mine, other = line(a), line(b)
+    return max((min(mine[c], other[c]) for c in mine if c in other), default=-1)
+
+
+def _is_lost(history: History, key: Key, offset: int) -> bool:
+    """Whether somebody wrote that Kafka had deleted it before the group read it (D6)."""
+    return any(start <= offset < to for start, to in history.lost_ranges.get(key, ()))
+
+
+def _ended(history: History) -> dict[tuple[Key, int, int], float]:
+    """When the first handler of each message was done with it.
+
+    Also those of clients that have not noticed yet that the topic was made anew: their records count too.
+    """
+    ended: dict[tuple[Key, int, int], float] = {}
+    for d in history.evidence.deliveries + history.evidence.strays:
+        tenure = tenure_of(history, d)
+        if tenure is not None and d.end_ms >= 0:
+            place = (d.key, tenure.generation, d.offset)
+            ended[place] = min(d.end_ms, ended.get(place, d.end_ms))
+    return ended
+
+
+def _passed(history: History) -> Iterator[tuple[int, float, Key, int, float | None]]:
+    """What each record passed over: record, its send, partition, offset, when a handler was done with it."""
+    ended = _ended(history)
+    for step in history.advances:
+        offsets = history.evidence.topics.get((step.key[1], step.key[2]), [])
+        for offset in offsets[bisect_left(offsets, step.before) : bisect_left(offsets, step.after)]:
+            yield step.offset, step.sent_ms, step.key, offset, ended.get((step.key, step.generation, offset))
+
+
+def s7_never_lost(history: History) -> Iterator[Violation]:
+    """At least once: every position that the log accepted lies behind finished messages only."""
+    for record, sent_ms, key, offset, end_ms in _passed(history):
+        if end_ms is None and not _is_lost(history, key, offset):
+            yield Violation("S7", sent_ms, record, f"{key} {offset} is skipped")
+
+
+def s8_heartbeat_honest(history: History) -> Iterator[Violation]:
+    """And they were finished when the record was sent that passed them."""
+    for record, sent_ms, key, offset, end_ms in _passed(history):
+        if end_ms is not None and end_ms > sent_ms + history.slack.stamp_ms:
+            yield Violation("S8", sent_ms, record, f"{key} {offset} was unfinished when reported")
+
+
+def s9_redelivery(history: History) -> Iterator[Violation]:
+    """At least once: what the old owner told to be finished does not come again.
+
+    A hand-over repeats what was unfinished for too long, and nothing else.
+    """
+    by_epoch = _by_epoch(history.deliveries)
+    inherited = _by_epoch([d for d in history.evidence.deliveries if d.inherited])
+    for key, tenures in history.by_key.items():
+        for tenure in tenures:
+            for d in by_epoch.get((key[0], tenure.epoch), ()) if tenure.finished else ():
+                if any(start <= d.offset < to for start, to in tenure.finished):
+                    yield Violation("S9", d.begin_ms, tenure.epoch, f"{key} {d.offset} comes again, and its claim was "
+                                                                    f"told that it is finished")  # fmt: skip
+        for old, new in pairwise(tenures):
+            if old.mode == AT_LEAST_ONCE and old.generation == new.generation:
+                begun, again = by_epoch.get((key[0], old.epoch), []), by_epoch.get((key[0], new.epoch), [])
+                if old.handed_over:
+                    yield from _repeated(_in_time(history, begun, old), again, old)
+                if old.ended_by == "Evict":
+                    yield from _told(history, old, begun + inherited.get((key[0], old.epoch), []), again)
+
+
+def _in_time(history: History, begun: list[Delivery], old: Tenure) -> list[Delivery]:
+    """Without what a handler still held when the time that a hand-over gives it was over (A3)."""
+    wait_ms = history.evidence.hand_over_intervals * history.lives[old.key[0], old.session].interval_ms
+    over_ms = old.let_go[1] - wait_ms + wait_ms * history.slack.drift_ppm // 1_000_000 + history.slack.wait_ms
+    return [d for d in begun if 0 <= d.end_ms <= old.let_go[1] or d.gate_ms > over_ms]
+
+
+def _repeated(begun: list[Delivery], again: list[Delivery], old: Tenure) -> Iterator[Violation]:
+    """What whoever handed over had begun was finished by then (A3), so its successor gets none of it."""
+    handled = {d.offset for d in begun if d.client == old.let_go[0]}
+    for d in again:
+        if d.offset in handled:
+            yield Violation("S9", d.begin_ms, old.end, f"{d.key} {d.offset} comes again after a hand-over")
+
+
+def _told(history: History, old: Tenure, begun: list[Delivery], again: list[Delivery]) -> Iterator[Violation]:
+    """What was acknowledged when the old owner sent its last accepted heartbeat."""
+    for client, sent_ms in history.lives[old.key[0], old.session].heartbeats.items():
+        before = {d.offset: d for d in begun if d.client == client and d.begin_ms <= sent_ms}
+        # A clone may have let go of the claim for a handler that hung in the original, and not in itself.
+        still_open = {offset for offset, d in before.items()
+                      if d.inherited or d.ack_ms < 0 or d.ack_ms >= sent_ms - history.slack.stamp_ms}  # fmt: skip
+        low = min(still_open, default=FOREVER)
+        for d in again:
+            told = d.offset < low or (old.in_order and d.offset not in still_open)  # above it: D1
+            if d.offset in before and told:
+                yield Violation("S9", d.begin_ms, old.end, f"{d.key} {d.offset}, finished in time, comes again")
+
+
+def s10_position(history: History) -> Iterator[Violation]:
+    """A claim is delivered forwards; at least once from its position on, without a hole.
+
+    The half of S10 that the journal shows; auditor_model.py has the other one.
+    """
+    twins = {twin for _, _, twin in history.evidence.forks}
+    for (group, epoch), given in _by_epoch(history.deliveries).items():
+        tenure = history.tenures.get((group, epoch))
+        newest: dict[Client, int] = {}
+        for d in given:
+            if tenure is None or tenure.key != d.key:
+                continue
+            key, before = d.key, newest.get(d.client, NOBODY)
+            if d.offset <= max(before, tenure.position - 1):
+                yield Violation("S10", d.begin_ms, epoch, f"{key} {d.offset} is delivered by claim {epoch}, which "
+                                                          f"began at {tenure.position}, after {before}")  # fmt: skip
+            elif before == NOBODY and d.client not in twins and tenure.mode == AT_LEAST_ONCE:
+                offsets = history.evidence.topics.get((d.topic, d.partition), [])
+                skipped = offsets[bisect_left(offsets, tenure.position) : bisect_left(offsets, d.offset)]
+                if not all(_is_lost(history, key, offset) or any(a <= offset < b for a, b in tenure.finished)
+                           for offset in skipped):  # fmt: skip
+                    yield Violation("S10", d.begin_ms, epoch, f"client {d.client} begins {key} at {d.offset}, its "
+                                                              f"claim at {tenure.position}")  # fmt: skip
+            newest[d.client] = max(before, d.offset)
