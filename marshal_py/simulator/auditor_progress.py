@@ -2,7 +2,6 @@
 
 V7: in a pause that an admin begins, who reads lets go of everything within one of its intervals (PROTOCOL.md T12).
 V8: who hands over waits no longer for its handlers than it says (A3). V9: beyond the end a partition is parked (D6).
-V8: who hands over waits no longer for its handlers than it says (A3). V9: beyond the end a partition is parked (D6).
 
 What may be asked for depends on the course of the run, and the run says it in `Demands`: the simulator after its heal,
 with exact times; a run of real processes at the point at which all was owned and done, and with excuses for processes

@@ -25,6 +25,7 @@ from marshal_py.simulator.auditor_evidence import Delivery
 from marshal_py.simulator.clock import MachineClock
 from marshal_py.simulator.process import Process, Stage
 from marshal_py.simulator.snapshots import Upkeep, fold_again
+from marshal_py.simulator.wakes import Wakes
 
 BATCH = 8  # messages per fetch: small, so that claims end in mid-batch often
 BUFFERED_MIN = 4  # fetch again when fewer wait
@@ -100,6 +101,7 @@ class Client(Process):
         self._flights = 0
         self._armed_ms = NONE  # true time of the pending timer
         self._timer = 0
+        self._wakes = Wakes(number, options.interval_ms)
 
     # --- reading and acting
 
@@ -240,8 +242,10 @@ class Client(Process):
         self._armed_ms = NONE
         if self.now().mono_ms < self.member.deadline_ms:
             self._arm()
-        elif not self.stall(self.act, None):
-            self.act(None)
+        else:
+            self._wakes.count(self.stage.now_ms)
+            if not self.stall(self.act, None):
+                self.act(None)
 
     def start(self, _: None = None) -> None:
         """Reads the log for the first time."""

@@ -248,6 +248,20 @@ def _d3() -> list[Patch]:
     return [(Member, "drop_grants", drop_unless_fenced)]
 
 
+def _w1() -> list[Patch]:
+    return [(pulse, "HEARTBEATS_PER_INTERVAL", 10**6)]
+
+
+def _w2() -> list[Patch]:
+    due = Pulse.due
+
+    def rarely(self: Pulse, now: Instant) -> Due:
+        early = self.last_sent is not None and now.mono_ms - self.last_sent.mono_ms < self.interval_ms
+        return Due.NOTHING if early and self.healthy(now) else due(self, now)
+
+    return [(Pulse, "due", rarely)]
+
+
 def _d8() -> list[Patch]:
     def open_ms(self: Member, epoch: int, now: Instant) -> int:
         return int(epoch in self.claims and self.claims[epoch].stage is Stage.OPEN and not self.paused)
@@ -305,6 +319,8 @@ _MEMBER: Final = (
     Mutant("P2", "finished ranges are made one", mutants_claims.p2, _bias("crash", "slow_handler", mode=AT_LEAST_ONCE)),
     Mutant("P5", "nothing is told of what is finished above the position", mutants_claims.p5,
            _bias("crash", "slow_handler", mode=AT_LEAST_ONCE)),
+    Mutant("W1", "the third of an interval after which a heartbeat is due is none", _w1, _bias("arrive")),
+    Mutant("W2", "a heartbeat is due after an interval, and looked for after a third", _w2, _bias("arrive")),
     Mutant("P6", "a new owner skips nothing", mutants_claims.p6, _bias("crash", "slow_handler", mode=AT_LEAST_ONCE)),
 )
 _FOLD_BIAS: Final = {

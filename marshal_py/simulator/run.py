@@ -19,6 +19,7 @@ from marshal_py.simulator.auditor_stops import judge_stops
 from marshal_py.simulator.cluster import Cluster
 from marshal_py.simulator.scenario import Options, Scenario, draw
 from marshal_py.simulator.strikes import Striker
+from marshal_py.simulator.wakes import BusyLoop
 
 SETTLE_INTERVALS: Final = 8  # after the heal: the longest silence of a client that revives (4), an eviction, a pause
 # After such a departure. A slow client comes last: named as an heir it would keep others waiting.
@@ -73,6 +74,8 @@ def simulate(seed: int, options: Options | None = None,
     demands: Demands | None = None
     try:
         demands = _run(cluster, striker)
+    except BusyLoop as error:
+        crashed.append(Violation("V10", cluster.now_ms, -1, str(error)))
     except AssertionError as error:
         crashed.append(Violation("crash", cluster.now_ms, -1, f"assertion: {error}"))
     except Exception as error:  # any exception of the heart is a finding of this seed, not the end of the search

@@ -38,6 +38,7 @@ PROMISES: Final = {
     "V7": "in a pause that an admin begins, who reads lets go of everything within an interval and a second",
     "V8": "a partition that is handed over goes when its handlers' time is over, and an interval and a second",
     "V9": "a partition whose position lies beyond its end is parked",
+    "V10": "nobody asks to be woken again and again",
     "V11": "a clean stop moves each partition once",
     "crash": "the protocol code raises nothing that it does not name",
 }
