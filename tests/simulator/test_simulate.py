@@ -21,7 +21,7 @@ from marshal_py.simulator.auditor import judge
 from marshal_py.simulator.auditor_evidence import Crash, Presence, Report, Stop
 from marshal_py.simulator.auditor_progress import Demands, Departure, judge_progress
 from marshal_py.simulator.faults import DAMAGE_KINDS, KINDS, STRIKE_KINDS
-from marshal_py.simulator.mutants import MUTANTS, NOT_YET, find, switched_on
+from marshal_py.simulator.mutants import MUTANTS, NOT_YET, VAGUE, find, switched_on
 from marshal_py.simulator.oracle_snapshot import FOLD_VERSION
 from marshal_py.simulator.poison import harmless
 from marshal_py.simulator.process import Process
@@ -544,7 +544,9 @@ RARE = {"X5": 80, "X39": 250}  # need a message, an outage, within few ms of the
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_planted_bug_is_found(name: str) -> None:
-    assert find(name, RARE.get(name, SCHEDULES)).found
+    hunt = find(name, RARE.get(name, SCHEDULES))
+    assert hunt.found
+    assert hunt.invariant not in VAGUE
 
 
 def test_every_counter_example_is_a_mutant_or_has_a_reason() -> None:
