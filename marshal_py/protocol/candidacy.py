@@ -66,6 +66,7 @@ class Candidacy:
             return
         self._looked, self._looked_ms, self.late = now, counted_ms, False
         self.looks += 1
+        self.stopping &= group.sessions.keys()
         self.policy = self.member.options.policy
         if group.config is not None and group.config.policy in POLICIES:
             self.policy = group.config.policy
@@ -137,7 +138,6 @@ class Candidacy:
     def heirs(self, group: Group) -> Target:
         """Who should have what once this member is gone: the target of those that stay, so that it moves once (A6)."""
         self.look(group)
-        self.stopping &= group.sessions.keys()
         leaving = self.stopping | {self.member.session}
         rest = tuple(sid for sid in self.order if sid in group.sessions and sid not in leaving)
         if self._heirs[0] != rest:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from marshal_py.protocol.member import Member
 
 OUTVOTED_BY = 2  # G8: so in a group of three one broken client stops nobody but itself
+AGREED_KEPT = 3  # client ids whose digests were ours last: two of them, and the accuser's own
 NAME_CHARACTERS = 50  # of at most 4 bytes each: a Note's text holds 255 bytes (PROTOCOL.md 4.2)
 WHOLE_GROUP = TopicPartition("", NONE)
 
@@ -42,8 +43,9 @@ class Doubt:
         self._since_ms = 0
         self._first: Checkpoint | None = None  # the digest of the first accusation
         self._words: dict[str, bool] = {}  # client id -> whether its last digest was ours, since the first accusation
-        self._asked_ms: dict[int, int] = {}
-        self._dismissed: set[int] = set()
+        self._agreed: dict[str, int] = {}  # client id -> checkpoint; those that agreed last
+        self._asked_ms: dict[int, int] = {}  # by live session, as of the last accusation
+        self._dismissed: set[int] = set()  # the same
 
     @property
     def active(self) -> bool:
@@ -63,10 +65,32 @@ class Doubt:
         if client_id == member.options.client_id:
             return  # of this process, as a rule, and so of this very world
         if held == (digest.state, digest.chain):
-            if self.accusations:
-                self._words[client_id] = True
+            self._agree(client_id, digest.at)
         elif session not in self._dismissed:
-            self._accuse(session, Accusation(client_id, digest), now)
+            self._forget_gone(group)
+            if self._outvotes(client_id, digest.at):
+                self._dismissed.add(session)
+            else:
+                self._accuse(session, Accusation(client_id, digest), now)
+
+    def _agree(self, client_id: str, at: int) -> None:
+        if self.accusations:
+            self._words[client_id] = True
+        self._agreed.pop(client_id, None)
+        self._agreed[client_id] = at
+        if len(self._agreed) > AGREED_KEPT:
+            del self._agreed[next(iter(self._agreed))]
+
+    def _outvotes(self, client_id: str, at: int) -> bool:
+        """G6: whether two others came to our state at this checkpoint or later: the accuser is the odd one out."""
+        if self.accusations:
+            return False  # it is being looked into
+        return sum(other != client_id and agreed_at >= at for other, agreed_at in self._agreed.items()) >= OUTVOTED_BY
+
+    def _forget_gone(self, group: Group) -> None:
+        self._dismissed &= group.sessions.keys()
+        for gone in self._asked_ms.keys() - group.sessions.keys():
+            del self._asked_ms[gone]
 
     def _accuse(self, session: int, accusation: Accusation, now: Instant) -> None:
         member, at = self.member, accusation.digest.at

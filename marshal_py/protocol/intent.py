@@ -76,6 +76,7 @@ class Intent:
         flying = self._claiming.get(tp)
         if flying is not None and flying[0] == observed:
             del self._claiming[tp]
+        self._starts.pop(tp, None)
         return observed <= self._claimed_observed.get(tp, NONE - 1)
 
     def grants_read(self, record: ClaimingMessages, accepted: bool) -> bool:
@@ -174,6 +175,8 @@ class Intent:
     def _evict(self, group: Group, now: Instant, out: Ready) -> set[int]:
         """T4: sessions that this member evicts now, in rank order."""
         evicted: set[int] = set()
+        for known in [key for key in self._evicting if key[0] not in self.candidacy.waited_out]:
+            del self._evicting[known]  # it is gone, or has shown a sign of life
         for sid in sorted(self.candidacy.waited_out):
             session = group.sessions[sid]
             waited_ms = self.member.watch.session_waited_ms(sid)

@@ -15,6 +15,7 @@ from marshal_py.protocol.lease import Lease
 HEARTBEATS_PER_INTERVAL = 3  # T9: two may be lost or late before the fence falls
 QUIET_INTERVALS = 4  # T10: long enough for a waiter (2) with ranks and steps to evict in between
 SENT_KEPT = 4_096  # heartbeats whose send time is kept: 45 minutes at the default interval
+INSTANCES_KEPT = 1_024  # own Joins: a late copy of one that is older begins a session that others must evict
 NONCE_RANDOM_BITS = 32  # low bits of a nonce, for the same reason
 RANDOM_BITS = 20  # low bits of a sequence: a cloned machine goes on with the same counter, not with the same bits
 
@@ -43,7 +44,7 @@ class Pulse:
         """`draw(n)`: n random bytes from the edge; the heart makes none itself."""
         self.interval_ms = interval_ms
         self.lease = Lease(interval_ms)
-        self.instances: dict[bytes, Instant] = {}  # every Join of this client, by instance id
+        self.instances: dict[bytes, Instant] = {}  # the newest Joins of this client, by instance id
         self.newest_instance = b""
         self.last_accepted: Instant | None = None  # send time of the newest own sign read accepted (T9)
         self.last_proof: Instant | None = None  # send time of the newest own record read back at all (T2)
@@ -67,6 +68,8 @@ class Pulse:
         """A fresh instance id for a Join that is about to be sent (T14)."""
         self.newest_instance = self._draw(16)
         self.instances[self.newest_instance] = now
+        if len(self.instances) > INSTANCES_KEPT:
+            del self.instances[next(iter(self.instances))]
         return self.newest_instance
 
     def new_sequence(self, now: Instant) -> int:

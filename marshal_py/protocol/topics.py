@@ -5,7 +5,7 @@ Writes Topology records, parks the partitions of topics that were made anew. Ask
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from marshal_py.protocol import parking
 from marshal_py.protocol.holdings import Claim
@@ -17,6 +17,8 @@ from marshal_py.protocol.world import Group
 if TYPE_CHECKING:
     from marshal_py.protocol.member import Member
 
+GONE_KEPT: Final = 100  # no broker is so far behind that it tells of a topic that was replaced so often
+
 
 class Topics:
     """The part of a member that knows Kafka's metadata."""
@@ -26,7 +28,7 @@ class Topics:
         self.counts: dict[str, int] = {}  # topic -> partition count
         self.ids: dict[str, str] = {}  # topic -> id, where the cluster tells one
         self._held: dict[str, str] = {}  # topic -> id that the log had when this member last read of it
-        self._gone: set[str] = set()  # ids of topics that the log has replaced: no id is ever given twice
+        self._gone: dict[str, None] = {}  # ids of topics that the log has replaced: no id is ever given twice
         self._sent: dict[str, tuple[int, str, int]] = {}  # topic -> (count, id, sent ms) of the newest Topology
 
     def learn(self, topic: str, count: int, topic_id: str = "") -> bool:
@@ -85,7 +87,9 @@ class Topics:
             self.member.intent.forget_starts(record.topic)
             self._held[record.topic] = record.topic_id
             if before not in ("", record.topic_id):
-                self._gone.add(before)
+                self._gone[before] = None
+                if len(self._gone) > GONE_KEPT:
+                    del self._gone[next(iter(self._gone))]
         if record.topic_id and self.ids.get(record.topic) not in (None, record.topic_id):
             del self.ids[record.topic]
             self.counts.pop(record.topic, None)

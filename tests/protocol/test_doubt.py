@@ -184,3 +184,36 @@ def test_only_so_many_checkpoints_are_kept() -> None:
     assert newest is not None
     assert world.checkpoints[GROUP] == Checkpoint(world.chain_at, *newest, FOLD_VERSION)
     assert first_difference(world, world, GROUP, world.chain_at) == -1
+
+
+def test_one_broken_client_does_not_make_all_fold_again() -> None:
+    """G6: who has read two others come to its own state neither stops nor folds again; the odd one out ends.
+
+    Its heartbeat comes last here, so everybody has.
+    """
+    stage = Stage()
+    *others, f = stage.team("a", "b", "c", "d", "e", "f")
+    assert f.session == 6
+    plant(stage, f, False)
+    stage.run_until(lambda: f.member.ended, 3 * I)
+    assert isinstance(f.member.error, Diverged)
+    assert f.refolds
+    assert not [client.name for client in others if client.refolds or client.told("diverged")]
+    stage.run(4 * I)
+    assert {record.session for _, record in stage.records(Note) if record.kind == "diverged"} == {6}, "its own word"
+    assert all(len(client.owned) >= 2 for client in others), "they took over what it had"
+
+
+def test_two_must_have_agreed_at_that_checkpoint() -> None:
+    """G6: agreement before it, of one client alone, or of the accuser's own client id, settles nothing."""
+    for digests in ([("b", 0), ("c", 0)], [("b", 16)], [("b", 16), ("d", 16)]):
+        stage = Stage()
+        a, *_ = team = stage.team("a", "b", "c", "d")
+        names = {client.name: client.session for client in team}
+        at = stage.world.checkpoints[GROUP].at if GROUP in stage.world.checkpoints else a.world.checkpoints[GROUP].at
+        doubt, digest = a.member.doubt, a.world.checkpoints[GROUP]
+        doubt._agreed.clear()
+        for name, ahead in digests:
+            doubt._agreed[name] = at - 16 + ahead
+        doubt.compare(names["d"], Checkpoint(at, digest.state ^ 1, digest.chain, FOLD_VERSION), a.now)
+        assert doubt.active

@@ -1,0 +1,74 @@
+"""What a member remembers is bounded: a long life among others that come, go, die and differ leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+
+from marshal_py.protocol import pulse, reading, topics
+from marshal_py.protocol.member import Member
+from marshal_py.protocol.records import Checkpoint, Evict, Heartbeat, Topology
+from marshal_py.protocol.world import FOLD_VERSION, World
+from tests.support.stage import GROUP, INTERVAL_MS, THIRD_MS, TOPIC, Stage
+
+KEPT = 4  # of what is kept by number alone
+ROUNDS = 8
+PARTITIONS = 13  # what is known of each of them may be kept
+
+
+def sizes(value: Any, path: str = "", seen: set[int] | None = None) -> dict[str, int]:
+    """How much each dict, set, list and deque holds that can be reached from here, but for the world."""
+    seen = set() if seen is None else seen
+    if id(value) in seen or isinstance(value, World):
+        return {}
+    seen.add(id(value))
+    found: dict[str, int] = {}
+    if isinstance(value, dict | set | list | deque | frozenset):
+        found[path] = len(value)
+    elif type(value).__module__.startswith("marshal_py.protocol"):
+        names = [*getattr(value, "__dict__", ()), *getattr(type(value), "__slots__", ())]
+        for name in names:
+            found |= sizes(getattr(value, name, None), f"{path}.{name}", seen)
+    return found
+
+
+def live(stage: Stage, member: Member, number: int) -> None:
+    """One round: a guest joins, is handed partitions, accuses, dies and is evicted; the member is evicted, too."""
+    guest = stage.add(f"guest {number}")
+    stage.run(2 * INTERVAL_MS)
+    digest = guest.world.checkpoints[GROUP]
+    stage.must(Heartbeat(guest.session, 2**62 + number, digest=Checkpoint(
+        digest.at, digest.state ^ 1, digest.chain, FOLD_VERSION)))  # fmt: skip
+    stage.kill(guest)
+    stage.must(Topology("gone", 1, stage.group.topology_offset("gone"), topic_id=f"id {number}"))
+    member.topics.learn("gone", 1, f"id {number}")
+    stage.run(4 * INTERVAL_MS)
+    extended = stage.group.sessions[member.session].extended
+    stage.must(Evict(member.session, extended, 2 * INTERVAL_MS))
+    stage.clients[:] = [client for client in stage.clients if client.runs]
+    stage.run(3 * INTERVAL_MS)
+
+
+def test_a_long_life_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T14, T18, G6: after three times as many sessions, evictions, accusations and topics it holds no more."""
+    monkeypatch.setattr(pulse, "INSTANCES_KEPT", KEPT)
+    monkeypatch.setattr(pulse, "SENT_KEPT", KEPT)
+    monkeypatch.setattr("marshal_py.protocol.intent.SENT_KEPT", KEPT)
+    monkeypatch.setattr(reading, "EVICTED_KEPT", KEPT)
+    monkeypatch.setattr(topics, "GONE_KEPT", KEPT)
+    stage = Stage()
+    a, _b = stage.team("a", "b")
+    measured: list[dict[str, int]] = []
+    for number in range(3 * ROUNDS):
+        live(stage, a.member, number)
+        if number + 1 in (ROUNDS, 3 * ROUNDS):
+            stage.run(THIRD_MS)
+            measured.append(sizes(a.member))
+    early, late = measured
+    assert early.keys() == late.keys()
+    grown = {path: (early[path], held) for path, held in late.items() if held > max(early[path], PARTITIONS)}
+    assert not grown
+    assert a.owned
+    assert TOPIC in a.member.topics.counts
