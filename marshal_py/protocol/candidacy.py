@@ -61,7 +61,7 @@ class Candidacy:
         if not self.late:
             return  # nearly always; a config is part of the shape
         counted_ms = watch.clock.counted_ms
-        large = len(group.partitions) + len(group.sessions) > LOOK_AT_ONCE
+        large = sum(topic.count for topic in group.topics.values()) + len(group.sessions) > LOOK_AT_ONCE
         if large and me == self._looked[2] and counted_ms - self._looked_ms < watch.clock.step_ms_max:
             return
         self._looked, self._looked_ms, self.late = now, counted_ms, False

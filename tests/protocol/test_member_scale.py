@@ -16,11 +16,18 @@ STEP_MS = INTERVAL_MS // 10
 AT_ONCE = 3
 
 
-def test_a_burst_of_records_is_looked_at_once_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A2: in a large group order and target are looked at once in a tenth of an interval; first of all at once."""
-    monkeypatch.setattr(candidacy, "LOOK_AT_ONCE", 0)
+@pytest.mark.parametrize("resolves", [True, False])
+def test_a_burst_of_records_is_looked_at_once_in_a_step(monkeypatch: pytest.MonkeyPatch, resolves: bool) -> None:
+    """A2: in a large group, claimed or not yet, order and target are looked at once in a tenth of an interval.
+
+    What changes after a quiet time is looked at immediately.
+    """
+    monkeypatch.setattr(candidacy, "LOOK_AT_ONCE", 12)
     stage = Stage()
-    (a,) = stage.team("a")
+    a = stage.add("a")
+    a.resolves = resolves
+    stage.run(3 * INTERVAL_MS)
+    assert bool(a.owned) is resolves
     looks, seen = a.member.intent.candidacy.looks, a.member.intent.candidacy
     stage.run(STEP_MS)
     for number in range(STEP_MS):
