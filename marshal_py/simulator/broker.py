@@ -70,6 +70,7 @@ class Broker:
         self.counts: dict[str, int] = {}
         self.reads_down_until_ms = 0
         self.writes_down_until_ms = 0
+        self.fails_until_ms: dict[Place, int] = {}  # fetches of a partition are answered with an error that passes
         self.on_append: Callable[[int, int], None] = lambda number, now_ms: None
         self.held: list[Callable[[], None]] = []
         self._waiting: dict[Place, list[Callable[[], None]]] = {}

@@ -7,6 +7,7 @@ handler, here as in client/loop.py. Everything a handler sees is written into th
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple, Protocol
 
@@ -23,11 +24,12 @@ from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import World
 from marshal_py.simulator.auditor_evidence import Delivery
 from marshal_py.simulator.clock import MachineClock
+from marshal_py.simulator.data import DataClient
 from marshal_py.simulator.process import Process, Stage
 from marshal_py.simulator.snapshots import Upkeep, fold_again
 from marshal_py.simulator.wakes import Wakes
+from marshal_py.transport.ports import Broken
 
-BATCH = 8  # messages per fetch: small, so that claims end in mid-batch often
 BUFFERED_MIN = 4  # fetch again when fewer wait
 
 
@@ -59,26 +61,28 @@ class Feed:
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
-        tracker = claim.tracker
-        self.cursor = tracker.position() if isinstance(tracker, AtLeastOnce) else tracker.delivered_to
         self.runs: deque[Run] = deque()  # at least once
         self.buffer: deque[int] = deque()  # at most once
         self.flying: dict[int, Flight] = {}
-        self.fetching = False
         self.blocked = False
 
     def copy(self, memo: dict[int, Any]) -> Feed:
         """For a twin: what was fetched, without what is in handlers."""
         twin = Feed.__new__(Feed)
         twin.claim = deepcopy(self.claim, memo)
-        twin.cursor, twin.runs = self.cursor, deepcopy(self.runs, memo)
+        twin.runs = deepcopy(self.runs, memo)
         twin.buffer, twin.flying = deque(self.buffer), {}
-        twin.fetching, twin.blocked = False, self.blocked
+        twin.blocked = self.blocked
         return twin
 
     def waiting(self) -> int:
         """Messages fetched and not handed over."""
         return sum(len(run.offsets) - run.delivered for run in self.runs) + len(self.buffer)
+
+
+def _begins_at(claim: Claim) -> int:
+    tracker = claim.tracker
+    return tracker.position() if isinstance(tracker, AtLeastOnce) else tracker.delivered_to
 
 
 class Client(Process):
@@ -93,6 +97,7 @@ class Client(Process):
         self.concurrency = concurrency if options.mode == AT_LEAST_ONCE else 1
         self.member: Member | None = None
         self.feeds: dict[int, Feed] = {}
+        self.data = DataClient(stage, self, self)
         self.counts: dict[str, int] = dict(stage.broker.counts)
         self.upkeep: Upkeep | None = None  # of snapshots, in a run that has them
         self.away = False  # while the log's history is read anew (N11)
@@ -120,7 +125,9 @@ class Client(Process):
         if self.member is not None and not self.away:
             self.away = True
             self.scene.restarted(self, read_to)
-            self._execute((self.member.surrender(), 0))
+            ready = self.member.surrender()
+            self._let_go(ready)
+            self._execute((ready, 0))
 
     def acted_to(self) -> int:
         """Up to where this client has read and done what follows from it; NONE if it is stopped just now."""
@@ -180,13 +187,17 @@ class Client(Process):
             self.scene.fenced(self)
         if self.upkeep is not None:
             self.upkeep.tick(now)
-        for claim, _reason in ready.lost:
-            self.feeds.pop(claim.epoch, None)
+        self._let_go(ready)
         if ready.send or ready.ended:
             if not self.stall(self._execute, (ready, 0)):
                 self._execute((ready, 0))
         else:
             self._after_sends(ready)
+
+    def _let_go(self, ready: Ready) -> None:
+        for claim, _reason in ready.lost:
+            if self.feeds.pop(claim.epoch, None) is not None:
+                self.data.drop(claim.tp)
 
     def _execute(self, state: tuple[Ready, int]) -> None:
         """Sends one record after the other; the process may be stopped before each."""
@@ -212,8 +223,8 @@ class Client(Process):
             return
         for claim in ready.claimed:
             if claim.stage is not ClaimStage.GONE:
-                self.feeds[claim.epoch] = feed = Feed(claim)
-                self._fetch(feed)
+                self.feeds[claim.epoch] = Feed(claim)
+                self.data.assign(claim.tp, _begins_at(claim))
         for tp, _position in ready.warm:
             stage.at(2 + stage.weather.read_ms(stage.rng), self, self._warmed, tp)
         if ready.refold != NONE:
@@ -294,41 +305,13 @@ class Client(Process):
 
     # --- fetching and delivering
 
-    def _fetch(self, feed: Feed) -> None:
-        if feed.fetching or feed.claim.stage is ClaimStage.GONE:
-            return  # a claim that drains may fetch: the gate alone keeps messages from handlers
-        stage = self.stage
-        feed.fetching = True
-        if feed.cursor > stage.broker.ends[feed.claim.tp]:
-            stage.at(stage.weather.read_ms(stage.rng), self, self._refused, feed)
-        elif stage.broker.ends[feed.claim.tp] > feed.cursor:
-            stage.at(stage.weather.read_ms(stage.rng), self, self._fetched, feed)
-        else:
-            stage.broker.wait(feed.claim.tp, lambda: stage.at(stage.weather.read_ms(stage.rng), self, self._fetched,
-                                                              feed))  # fmt: skip
-
-    def _refused(self, feed: Feed) -> None:
-        """D6: the broker does not have the position."""
-        if self.member is not None:
-            end = self.stage.broker.ends[feed.claim.tp]
-            detail = parking.beyond_end(feed.cursor, end)
-            self.member.releases.park(feed.claim.epoch, parking.BEYOND_END, detail, self.now())
-            self.act(None)
-
-    def _fetched(self, feed: Feed) -> None:
-        stage, claim = self.stage, feed.claim
-        if stage.broker.reads_down_until_ms > stage.now_ms:
-            stage.broker.held.append(lambda: stage.at(stage.weather.read_ms(stage.rng), self, self._fetched, feed))
+    def fetched(self, tp: TopicPartition, round_: int, offsets: Sequence[int]) -> None:
+        """As Flow.add: what an older assignment fetched is not taken."""
+        feed = next((feed for feed in self.feeds.values() if feed.claim.tp == tp), None)
+        if feed is None or not self.data.assignments.current(tp, round_):
             return
-        feed.fetching = False
-        if claim.stage is ClaimStage.GONE:
-            return
-        claim.end_offset = stage.broker.ends[claim.tp]
-        offsets = stage.broker.fetch(claim.tp, feed.cursor, BATCH)
-        if not offsets:
-            self._fetch(feed)
-            return
-        feed.cursor = offsets[-1] + 1
+        claim = feed.claim
+        claim.end_offset = self.stage.broker.ends[tp]
         if isinstance(claim.tracker, AtLeastOnce):
             _, run = claim.tracker.admit(offsets)
             if run is not None:
@@ -336,8 +319,27 @@ class Client(Process):
             self._pump(feed)
         else:
             feed.buffer.extend(offsets)
-            claim.offer = (feed.buffer[0], feed.cursor)
+            claim.offer = (feed.buffer[0], offsets[-1] + 1)
             feed.blocked = True  # the tick looks again
+            self.act(None)
+
+    def restart(self, tp: TopicPartition, position: int) -> None:
+        """As Flow.restart."""
+        if any(feed.claim.tp == tp for feed in self.feeds.values()):
+            self.data.assign(tp, position)
+
+    def beyond(self, tp: TopicPartition, position: int, end: int) -> None:
+        """D6: the broker does not have the position."""
+        for feed in self.feeds.values():
+            if feed.claim.tp == tp and self.member is not None:
+                detail = parking.beyond_end(position, end)
+                self.member.releases.park(feed.claim.epoch, parking.BEYOND_END, detail, self.now())
+        self.act(None)
+
+    def unreadable(self, broken: Broken) -> None:
+        """As Station does with a partition that could not be read."""
+        if self.member is not None:
+            self.member.refusals.give_up(broken.tp, broken.reason, self.now())
             self.act(None)
 
     def _pump(self, feed: Feed) -> None:
@@ -359,7 +361,7 @@ class Client(Process):
                 return
             self._call(feed, offset, stage.now_ms)
         if feed.waiting() < BUFFERED_MIN:
-            self._fetch(feed)
+            self.data.poll(claim.tp)
 
     def _next_offset(self, feed: Feed) -> int:
         """The next message that could be handed over, or NONE."""
@@ -431,6 +433,7 @@ class Client(Process):
         twin.away, twin.forked = self.away, self.forked
         twin.world, twin.log, twin.topic_id = deepcopy(self.world, memo), self.log, self.topic_id
         twin.member = deepcopy(self.member, memo)
+        twin.data = self.data.copy(twin, twin, memo)
         twin.upkeep = self.upkeep.copy(twin, memo) if self.upkeep is not None else None
         twin.counts, twin.twin_of = dict(self.counts), self.number
         for epoch, feed in self.feeds.items():

@@ -12,6 +12,8 @@ from typing import Final
 
 # Kinds that change every message, by probability.
 NETWORK_KINDS: Final = ("delay", "reorder", "duplicate", "drop", "retry", "partial_read")
+# Kinds that strike the fetches of messages.
+FETCH_KINDS: Final = ("late_refusal",)
 # Kinds that strike one process between or inside its steps.
 STALL_KINDS: Final = ("step_stop", "gate_stop")
 # Kinds that strike at a moment.
@@ -19,7 +21,7 @@ STRIKE_KINDS: Final = (
     "stop", "crash", "twin", "suspend", "wall_jump", "lag", "outage", "outage_writes", "outage_reads",
     "grow", "admin", "two_admins", "slow_handler", "leave", "arrive", "step_down", "poison", "stuck_handler",
     "broker_clock", "onlooker", "mode_change", "grow_logs", "false_reclaim",
-    "shrink", "recreate", "beyond",
+    "shrink", "recreate", "beyond", "fetch_error",
 )  # fmt: skip
 # Kinds that are a property of the whole run, or happen after the heal: `stuck_reader` and `slow_uplink` never end;
 # `divergence` falsifies one client's memory; `drain` is a pause by an admin while a handler hangs, `busy_join` is
@@ -30,7 +32,7 @@ RUN_KINDS: Final = (
 )  # fmt: skip
 # Kinds after which a log, or one group in it, cannot be read on: one at most in a run, and no progress is asked of it.
 DAMAGE_KINDS: Final = ("gap", "compaction", "truncation", "envelope", "newer", "unclean")
-KINDS: Final = NETWORK_KINDS + STALL_KINDS + STRIKE_KINDS + RUN_KINDS + DAMAGE_KINDS
+KINDS: Final = NETWORK_KINDS + FETCH_KINDS + STALL_KINDS + STRIKE_KINDS + RUN_KINDS + DAMAGE_KINDS
 
 LATE_MS_MAX: Final = 600_000  # invariants.md: delays and late copies up to 10 minutes
 STOP_MS_MAX: Final = 1_800_000  # invariants.md: a client is stopped for up to 30 minutes
@@ -47,7 +49,8 @@ def draw_kinds(rng: Random) -> frozenset[str]:
     if shape < 0.14:  # outages alone: nobody may lose a claim (V6)
         return frozenset(kind for kind in ("outage", "outage_writes", "clock_rate") if rng.random() < 0.7)
     chance = (0.15, 0.3, 0.6)[int(rng.random() * 3)]
-    kinds = {kind for kind in NETWORK_KINDS + STALL_KINDS + STRIKE_KINDS + RUN_KINDS if rng.random() < chance}
+    usual = NETWORK_KINDS + FETCH_KINDS + STALL_KINDS + STRIKE_KINDS + RUN_KINDS
+    kinds = {kind for kind in usual if rng.random() < chance}
     if rng.random() < DAMAGE_CHANCE:
         kinds.add(DAMAGE_KINDS[int(rng.random() * len(DAMAGE_KINDS))])
     return frozenset(kinds)
@@ -76,10 +79,12 @@ class Weather:
         self.partial = 0.5 if "partial_read" in kinds else 0.0
         self.stop_step = self._chance(rng, kinds, "step_stop", 0.02)
         self.stop_gate = self._chance(rng, kinds, "gate_stop", 0.05)
+        self.late_refusal = self._chance(rng, kinds, "late_refusal", 0.2)
+        self.refusal_ms_max = 4 * interval_ms
         self.latency_ms = (1, 2, 5, 20)[int(rng.random() * 4)]
         self.stormy = bool(self.delay or self.reorder or self.duplicate or self.drop or self.retry)
         self.faults = 0
-        self.flying: list[Callable[[], None]] = []  # lands a record that left in a storm, if it has not yet
+        self.flying: list[Callable[[], None]] = []  # lands what left in a storm, if it has not yet
         self.survival = 0.5  # of records that meet a broker outage; each outage draws its own
 
     @staticmethod
@@ -88,7 +93,7 @@ class Weather:
 
     def heal(self) -> None:
         self.delay = self.reorder = self.duplicate = self.drop = self.retry = self.partial = 0.0
-        self.stop_step = self.stop_gate = 0.0
+        self.stop_step = self.stop_gate = self.late_refusal = 0.0
         self.stormy = False
         for land in self.flying:  # what the network still holds comes now: late records are faults too
             land()
@@ -97,6 +102,17 @@ class Weather:
     def read_ms(self, rng: Random) -> int:
         """How long a fetch takes."""
         return 1 + int(rng.random() * self.latency_ms)
+
+    def refusal_ms(self, rng: Random) -> int:
+        """After how long a client tells that this fetch was refused; mostly 0: it was not."""
+        if not self.late_refusal or rng.random() >= self.late_refusal:
+            return 0
+        self.faults += 1
+        return spread(rng, 1, self.refusal_ms_max)
+
+    def question_ms(self, rng: Random) -> int:
+        """How long the question takes where a partition begins and ends."""
+        return spread(rng, 1, self.refusal_ms_max) if self.late_refusal else self.read_ms(rng)
 
     def write_ms(self, rng: Random) -> list[tuple[int, bool]]:
         """Per copy that reaches the log: after how long, and whether the producer keeps its order."""

@@ -24,7 +24,7 @@ from marshal_py.protocol.pulse import HEARTBEATS_PER_INTERVAL, Due, Pulse
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, ClaimState, Heartbeat, Leave, SetPosition
 from marshal_py.protocol.releases import Releases
 from marshal_py.protocol.world import Group
-from marshal_py.simulator import mutants_claims, mutants_clock, mutants_fold, mutants_log, mutants_oracle
+from marshal_py.simulator import mutants_claims, mutants_clock, mutants_data, mutants_fold, mutants_log, mutants_oracle
 from marshal_py.simulator.run import simulate
 from marshal_py.simulator.scenario import Options
 
@@ -307,7 +307,12 @@ _MEMBER: Final = (
     Mutant("D3", "what was granted outlives the fence", _d3, _bias("lag", "delay", "suspend", mode=AT_MOST_ONCE)),
     Mutant("D6", "who owns what lies beyond the end keeps it", _d6, _bias("beyond")),
     Mutant("H1", "a hand-over waits for its handlers without end", _h1, _bias("busy_join", clients=1)),
+    Mutant("D12A", "an answer moves the partition, whichever assignment it is about", mutants_data.d12a,
+           _bias("late_refusal", "admin", "two_admins", mode=AT_LEAST_ONCE, clients=1, rate=30)),
+    Mutant("D12L", "a refusal that comes late is taken for one of the position of now", mutants_data.d12l,
+           _bias("late_refusal", "arrive", "leave", "step_down", "admin", mode=AT_LEAST_ONCE)),
     Mutant("D8", "the gate does not look at the lease", _d8, _bias("stop", "lag", "suspend")),
+    Mutant("D12", "one failed fetch ends the fetching, and the claim is kept", mutants_data.d12, _bias("fetch_error")),
     Mutant("R1", "gives back from the lowest message that was not handed over", mutants_claims.r1,
            _bias("lag", "delay", "arrive", "leave", mode=AT_MOST_ONCE)),
     Mutant("R2", "gives back what its handler has", mutants_claims.r2,

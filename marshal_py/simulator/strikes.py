@@ -18,6 +18,7 @@ from marshal_py.admin.position import PositionPlan
 from marshal_py.admin.sessions import EvictPlan
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, MODE_NAMES, Genesis, StepDown
+from marshal_py.protocol.refusals import LEFT_INTERVALS
 from marshal_py.simulator.admins import Desk, Fate
 from marshal_py.simulator.broker import MISSING
 from marshal_py.simulator.client import Client
@@ -29,7 +30,7 @@ from marshal_py.simulator.scenario import GroupPlan
 STRIKE_GAP_INTERVALS: Final = 3  # at most, between two strikes
 QUIET_INTERVALS: Final = 11  # before the healing no pause begins and no handler hangs: these outlast a heal
 LONG_KINDS: Final = frozenset({"admin", "two_admins", "stuck_handler", "mode_change", "onlooker", "shrink", "recreate",
-                               "beyond"})  # fmt: skip
+                               "beyond", "fetch_error"})  # fmt: skip
 PATIENCE_INTERVALS: Final = 12  # of people's tools: short enough that most of them are done when all heals
 WALL_JUMP_MS: Final = 3_600_000
 NEVER: Final = 1_000_000
@@ -60,6 +61,7 @@ class Striker:
             "stuck_handler": self.hang_one, "broker_clock": self._broker_clock, "onlooker": self._onlooker,
             "false_reclaim": self._false_reclaim, "mode_change": self._mode_change,
             "shrink": self._shrink, "recreate": self._recreate, "beyond": self._beyond,
+            "fetch_error": self._fetch_error,
             "grow_logs": lambda: self.cluster.broker.add_logs(1),
         }  # fmt: skip
 
@@ -103,6 +105,7 @@ class Striker:
         cluster, now_ms = self.cluster, self.cluster.now_ms
         self.healed = True
         cluster.broker.reads_down_until_ms = cluster.broker.writes_down_until_ms = now_ms
+        cluster.broker.fails_until_ms = dict.fromkeys(cluster.broker.fails_until_ms, now_ms)
         cluster.weather.heal()
         cluster.slow_until_ms, cluster.stuck = 0, 0
         for process in cluster.processes:
@@ -213,6 +216,16 @@ class Striker:
         if writes:
             broker.writes_down_until_ms = max(until_ms, broker.writes_down_until_ms)
         self.cluster.at(until_ms - self.cluster.now_ms, None, self._recover)
+
+    def _fetch_error(self) -> None:
+        """One partition cannot be read for a while, for a reason that passes.
+
+        Once in a run, and not for so long that somebody gives it up twice: an admin would have to look at it (D13).
+        """
+        places, failing = list(self.cluster.broker.topics), self.cluster.broker.fails_until_ms
+        place = places[int(self.rng.random() * len(places))]
+        if place not in failing:
+            failing[place] = self.cluster.now_ms + self._duration_ms(LEFT_INTERVALS - 1)
 
     def _broker_clock(self) -> None:
         """A broker's clock jumps; or, more often, leadership moves from broker to broker for a while."""

@@ -134,6 +134,11 @@ class Assignments:
         """Whether `take` has something to tell."""
         return bool(self._changed) or any(self._due(one, now_ms) for one in list(self._failed.values()))
 
+    def due_ms(self, tp: TopicPartition) -> int | None:
+        """When a fetch that failed is tried again; None if none waits for that."""
+        one = self._failed.get(tp)
+        return one.tried_ms if one is not None and one.state is State.WAITING else None
+
     def _due(self, one: Assignment, now_ms: int) -> bool:
         return one.state is State.WAITING and now_ms >= one.tried_ms
 

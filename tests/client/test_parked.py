@@ -120,8 +120,12 @@ def test_a_partition_that_lost_what_was_read_is_parked(memory: MemoryGround, del
 
 def refuse(consumer: Consumer, tp: TopicPartition) -> None:
     """As a source tells of a topic that this client may not read."""
-    with consumer._loop.lock:
-        consumer._station.source._assignments.refuse_for_good(tp, "Topic authorization failed")  # type: ignore[union-attr]
+    source = consumer._station.source
+    assert isinstance(source, MemorySource)
+    until(lambda: source.fetching(tp), "it is assigned")
+    with consumer._loop.lock, source.broker.changed:
+        source._assignments.take(0)  # as a poll does
+        source._assignments.refuse_for_good(tp, "Topic authorization failed")
         consumer._member.stir()
 
 

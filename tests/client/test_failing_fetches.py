@@ -1,0 +1,60 @@
+"""Fetches that fail in a way that may pass: they are tried again, and others may do better (D12)."""
+
+from __future__ import annotations
+
+import pytest
+
+import marshal_py
+from marshal_py import TopicPartition
+from marshal_py.protocol.records import ReleasingPartition
+from marshal_py.transport.assignments import FAILURES_MAX, RETRY_MS_MAX
+from marshal_py.transport.memory import MemorySource
+from tests.support.fronts import EmbeddedGround, Keeper, MemoryGround, joined, until
+
+UNKNOWN, CORRUPT_MESSAGE = -1, 2  # UNKNOWN_SERVER_ERROR and CORRUPT_MESSAGE of the protocol of Kafka
+
+
+@pytest.mark.parametrize("code", [UNKNOWN, CORRUPT_MESSAGE])
+def test_one_failed_fetch_does_not_end_the_reading(embedded: EmbeddedGround, code: int) -> None:
+    topic = embedded.topic(2)
+    with embedded.connect() as marshal, joined(marshal, embedded.group(), [topic]) as consumer:
+        for partition in (0, 1):
+            embedded.fill(topic, partition, 3)
+        with Keeper(consumer) as keeper:
+            until(lambda: len(keeper.seen) == 6, "what was there")
+            embedded.broker.fail_requests("Fetch", *[code] * 8)
+            for partition in (0, 1):
+                embedded.fill(topic, partition, 3, first=3)
+            until(lambda: len(keeper.seen) == 12, "what came then")
+            assert keeper.error is None
+
+
+def test_a_partition_whose_fetches_go_on_failing_goes_to_another(memory: MemoryGround) -> None:
+    """D12: it is told, and nothing is lost or comes twice."""
+    topic, group = memory.topic(2), memory.group()
+    tp = TopicPartition(topic, 0)
+    with memory.connect("a") as first, memory.connect("b") as second:
+        consumers = [joined(marshal, group, [topic]) for marshal in (first, second)]
+        keepers = [Keeper(consumer) for consumer in consumers]
+        until(lambda: all(len(consumer.claims()) == 1 for consumer in consumers), "one partition each")
+        memory.fill(topic, 0, 3)
+        until(lambda: sum(len(keeper.seen) for keeper in keepers) == 3, "what was there")
+        owner, other = consumers if tp in consumers[0].claims() else reversed(consumers)
+        source = owner._station.source
+        assert isinstance(source, MemorySource)
+        with memory.broker.changed:
+            for number in range(FAILURES_MAX):
+                source._assignments.fail(tp, "injected", number * RETRY_MS_MAX)
+                source._assignments.take((number + 1) * RETRY_MS_MAX)
+        events: list[marshal_py.Advisory] = []
+        until(lambda: events.extend(owner.events()) or [e for e in events if e.kind == "unreadable"], "it is told")
+        until(lambda: tp in other.claims(), "the other one has it")
+        memory.fill(topic, 0, 3, first=3)
+        until(lambda: sum(len(keeper.seen) for keeper in keepers) == 6, "the other one reads on")
+        for keeper in keepers:
+            keeper.stop()
+            assert keeper.error is None
+        for consumer in consumers:
+            consumer.stop()
+    assert [event.text for event in events if event.kind == "unreadable"] == ["injected"]
+    assert "unreadable" in [record.reason for record in memory.accepted(group, ReleasingPartition)]
