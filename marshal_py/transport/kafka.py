@@ -31,9 +31,10 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport import settings
+from marshal_py.transport.asking import asker, list_bounds
 from marshal_py.transport.connecting import cluster_id, metadata
 from marshal_py.transport.embedded import FETCH_WAIT_MS, is_embedded
-from marshal_py.transport.kafka_admin import KafkaAdmin, asker, list_bounds
+from marshal_py.transport.kafka_admin import KafkaAdmin
 from marshal_py.transport.kafka_source import KafkaSource
 from marshal_py.transport.ports import Bounds, LogRecord
 from marshal_py.transport.trouble import READ, WRITE, Trouble, apart, called_here, principal_of
@@ -268,7 +269,7 @@ class KafkaLog:
     def bounds(self, log: int, timeout_s: float) -> Bounds:
         # Not by the reading consumer: its own question waited for as long as another thread polled it (seen: 10 s).
         tp = TopicPartition(self.topic, log)
-        return list_bounds(self._asker, [tp], timeout_s, self._given)[tp]
+        return list_bounds(self._asker, [tp], timeout_s, self._given, exists=True)[tp]
 
     def waiting_for(self) -> str:
         return self._trouble.words

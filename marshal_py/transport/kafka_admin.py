@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
@@ -41,114 +41,36 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport import embedded, settings
+from marshal_py.transport.asking import (
+    LIST_TIMEOUT_S_MIN,
+    Asker,
+    answer_of,
+    asker,
+    code_of,
+    judged,
+    list_bounds,
+    list_offsets,
+    text_of,
+)
 from marshal_py.transport.connecting import metadata
 from marshal_py.transport.ports import CAPABILITIES, Bounds, TopicInfo
 from marshal_py.transport.soundness import COORDINATION_PARTITIONS, SAFE_BROKERS, new_settings, wrong_settings
-from marshal_py.transport.trouble import Trouble, principal_of
 
 T = TypeVar("T")
 
 CREATED_TIMEOUT_S: Final = 15.0
 CREATED_POLL_S: Final = 0.05  # metadata spreads within tens of ms
-LIST_TIMEOUT_S_MIN: Final = 1.0  # the last attempt still gets this long
 COORDINATOR_TIMEOUT_S: Final = 2.0  # A group's coordinator answers in milliseconds; then a new client asks once more.
 NO_TOPIC_ID: Final = str(Uuid(0, 0))  # what brokers answer that are too old for ids
 REQUEST_TIMEOUT_S_MAX: Final = 3_600.0  # the longest that librdkafka takes
-LEADER_TIMEOUT_S: Final = 3.0  # A leader answers in milliseconds; then somebody else may lead.
-# A topic that is new, or whose leader changes: the broker that is asked does not lead it, or has not heard of it.
-_MOVING: Final = frozenset({
-    KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC,
-    KafkaError._UNKNOWN_PARTITION, KafkaError._NOENT, KafkaError._TRANSPORT, KafkaError._TIMED_OUT,
-})  # fmt: skip
-_KINDS: Final = {KafkaError.TOPIC_AUTHORIZATION_FAILED: "topic", KafkaError.GROUP_AUTHORIZATION_FAILED: "group",
-                 KafkaError.CLUSTER_AUTHORIZATION_FAILED: "cluster"}  # fmt: skip
 _DENIED: Final = frozenset({
     KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.POLICY_VIOLATION,
     KafkaError.INVALID_REPLICATION_FACTOR, KafkaError.INVALID_CONFIG,
 })  # fmt: skip
 
 
-class Asker(AdminClient):
-    """A client for questions alone. It hears what librdkafka says of its connections only while it is polled."""
-
-    trouble: Trouble
-
-    def listen(self) -> Trouble:
-        """What librdkafka has said since the last look."""
-        self.poll(0)
-        return self.trouble
-
-    def reason(self, error: KafkaException | TimeoutError) -> str:
-        """Why a question failed, with librdkafka's last words."""
-        return self.listen().reason(_text(error))
-
-
-def asker(given: settings.Settings, client_id: str) -> Asker:
-    trouble = Trouble(given)
-    client = settings.made(Asker, {**settings.admin(given, client_id), "error_cb": trouble.heard})
-    client.trouble = trouble
-    return client
-
-
-def _learn_leaders(client: Asker, topics: Iterable[str], timeout_s: float) -> None:
-    """librdkafka asks by the leader epoch that it knows, and does not ask anew when a broker says that it is old."""
-    with contextlib.suppress(KafkaException):  # what is wrong, the question itself will say
-        for topic in sorted(topics):
-            metadata(client, topic, timeout_s)
-
-
-def judged(client: Asker, given: settings.Settings, error: KafkaException | TimeoutError, what: str,
-           right: tuple[str, str]) -> ClusterError:  # fmt: skip
-    """Kafka's refusal as one of ours. `right`: the operation and what it is done with, if it was a matter of rights."""
-    kind = _KINDS.get(_code(error))
-    if kind is not None:
-        return AccessDenied(principal_of(given), right[0], kind, right[1])
-    return ClusterUnreachable(str(given["bootstrap.servers"]), what, client.reason(error))
-
-
-def list_bounds(
-    client: Asker, tps: Sequence[TopicPartition], timeout_s: float, given: settings.Settings,
-    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
-) -> dict[TopicPartition, Bounds]:  # fmt: skip
-    """First and end offsets of partitions, in two requests for all. Raises ClusterUnreachable, AccessDenied."""
-    deadline = time.monotonic() + timeout_s
-    client.listen().forget()
-    found: list[dict[TopicPartition, int]] = []
-    while len(found) < 2:
-        spec = (OffsetSpec.earliest, OffsetSpec.latest)[len(found)]()  # type: ignore[no-untyped-call]
-        wanted = {KafkaPartition(*tp): spec for tp in tps}
-        left_s = max(LIST_TIMEOUT_S_MIN, deadline - time.monotonic())
-        patience_s = min(left_s, LEADER_TIMEOUT_S)
-        try:
-            futures = client.list_offsets(wanted, isolation_level=isolation, request_timeout=left_s)
-            found.append({TopicPartition(tp.topic, tp.partition): future.result(patience_s).offset
-                          for tp, future in futures.items()})  # fmt: skip
-        except (KafkaException, TimeoutError) as error:
-            if (isinstance(error, TimeoutError) or _code(error) in _MOVING) and time.monotonic() < deadline:
-                time.sleep(CREATED_POLL_S)
-                _learn_leaders(client, {tp.topic for tp in tps}, max(0.0, deadline - time.monotonic()))
-                continue
-            names = ", ".join(map(str, tps[:3]))
-            right = ("Describe", tps[0].topic)
-            raise judged(client, given, error, f"the ends of {names}", right) from error
-    return {tp: Bounds(found[0][tp], found[1][tp]) for tp in tps}
-
-
-def _text(error: KafkaException | TimeoutError) -> str:
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    cause = error.args[0] if error.args else error
-    return cause.str() if isinstance(cause, KafkaError) else str(cause)
-
-
 def _at(tps: Sequence[TopicPartition]) -> list[KafkaPartition]:
     return [KafkaPartition(*tp) for tp in tps]
-
-
-def _code(error: KafkaException | TimeoutError) -> int:
-    cause = error.args[0] if error.args else None
-    return cause.code() if isinstance(cause, KafkaError) else KafkaError.UNKNOWN
 
 
 class KafkaAdmin:
@@ -169,8 +91,8 @@ class KafkaAdmin:
         except (KafkaException, TimeoutError) as error:
             raise judged(self._client, self._given, error, what, right) from error
 
-    def _wait(self, what: str, future: Future[T], right: tuple[str, str]) -> T:
-        return self._ask(what, lambda: future.result(self._timeout_s), right)
+    def _wait(self, what: str, ask: Callable[[], Future[T]], right: tuple[str, str]) -> T:
+        return self._ask(what, lambda: answer_of(self._client, ask, self._timeout_s), right)
 
     def _of_group(self, ask: Callable[[AdminClient, float], Future[T]]) -> T:
         """What a group's coordinator says to `ask(client, request_timeout)`. Raises KafkaException, TimeoutError.
@@ -239,11 +161,11 @@ class KafkaAdmin:
         try:
             self._client.create_topics([request], operation_timeout=self._timeout_s)[topic].result(CREATED_TIMEOUT_S)
         except (KafkaException, TimeoutError) as error:
-            if _code(error) == KafkaError.TOPIC_ALREADY_EXISTS:
+            if code_of(error) == KafkaError.TOPIC_ALREADY_EXISTS:
                 return  # another client was faster
-            if _code(error) in _DENIED:
+            if code_of(error) in _DENIED:
                 command = self._command(topic, replicas, partitions)
-                raise CoordinationTopicMissing(topic, _text(error), command) from error
+                raise CoordinationTopicMissing(topic, text_of(error), command) from error
             raise ClusterUnreachable(self._servers, f"creation of {topic}", self._client.reason(error)) from error
 
     def _check(self, topic: str, partitions: int) -> None:
@@ -283,11 +205,14 @@ class KafkaAdmin:
         if self._embedded:  # it describes nothing, and its topics have no ids
             listed = self._metadata(topic).topics.get(topic)
             return TopicInfo(len(listed.partitions)) if listed is not None and listed.partitions else None
-        future = self._client.describe_topics(TopicCollection([topic]), request_timeout=self._timeout_s)[topic]
+        collection = TopicCollection([topic])
+        self._client.listen().forget()
         try:
-            found = future.result(self._timeout_s)
+            found = answer_of(
+                self._client, lambda: self._client.describe_topics(collection, request_timeout=self._timeout_s)[topic],
+                self._timeout_s)  # fmt: skip
         except (KafkaException, TimeoutError) as error:
-            if _code(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            if code_of(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return None
             # Not authorized is not the same as "none", although such a client is told no more about either.
             what = f"the description of {topic}"
@@ -316,24 +241,22 @@ class KafkaAdmin:
         if "describe_config" not in self.capabilities:
             return {}
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        future = self._client.describe_configs([resource])[resource]
-        entries = self._wait(f"the settings of {topic}", future, ("DescribeConfigs", topic))
+        entries = self._wait(f"the settings of {topic}", lambda: self._client.describe_configs([resource])[resource],
+                             ("DescribeConfigs", topic))  # fmt: skip
         return {name: str(entry.value) for name, entry in entries.items()}
 
     # --- offsets
 
     def bounds(self, tps: Sequence[TopicPartition], *, committed: bool = False) -> dict[TopicPartition, Bounds]:
         isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        return list_bounds(self._client, tps, self._timeout_s, self._given, isolation)
+        return list_bounds(self._client, tps, self._timeout_s, self._given, isolation=isolation)
 
     def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
         if "time_lookup" not in self.capabilities:  # the embedded broker would answer that there is no such record
             raise UnsupportedPlatform("a position by time", "the embedded broker", "name an offset, or use Kafka")
         spec = OffsetSpec.for_timestamp(time_ms)
-        futures = self._client.list_offsets({KafkaPartition(*tp): spec for tp in tps}, request_timeout=self._timeout_s)
-        found = {tp: self._wait(f"the offset of {tp.topic} at a time", future, ("Describe", tp.topic)).offset
-                 for tp, future in futures.items()}  # fmt: skip
-        return {TopicPartition(tp.topic, tp.partition): offset for tp, offset in found.items() if offset >= 0}
+        found = list_offsets(self._client, tps, spec, self._timeout_s, self._given)
+        return {tp: offset for tp, offset in found.items() if offset >= 0}
 
     def committed(self, group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         # By the admin client: a Consumer that may not find its coordinator asks on until its time is up.
@@ -358,7 +281,7 @@ class KafkaAdmin:
         try:
             answers = self._of_group(ask).topic_partitions or []
         except (KafkaException, TimeoutError) as error:
-            return _text(error)
+            return text_of(error)
         return next((answer.error.str() for answer in answers if answer.error is not None), "")
 
     def delete_records(self, tp: TopicPartition, before: int) -> str:
@@ -368,8 +291,8 @@ class KafkaAdmin:
         try:
             self._client.delete_records([at], request_timeout=self._timeout_s)[at].result(self._timeout_s)
         except (KafkaException, TimeoutError) as error:
-            if _code(error) in _DENIED:
-                return _text(error)
+            if code_of(error) in _DENIED:
+                return text_of(error)
             reason = self._client.reason(error)
             raise ClusterUnreachable(self._servers, f"the deletion of records of {tp}", reason) from error
         return ""
@@ -378,7 +301,7 @@ class KafkaAdmin:
         try:
             return len(self._group(group).members)
         except (KafkaException, TimeoutError) as error:
-            if _code(error) in (KafkaError.GROUP_ID_NOT_FOUND, KafkaError._UNSUPPORTED_FEATURE,
+            if code_of(error) in (KafkaError.GROUP_ID_NOT_FOUND, KafkaError._UNSUPPORTED_FEATURE,
                                 KafkaError.GROUP_AUTHORIZATION_FAILED):  # fmt: skip
                 return 0  # no such group, or a cluster that cannot tell: nobody is known to be alive
             reason = self._client.reason(error)
@@ -402,9 +325,9 @@ class KafkaAdmin:
         what = f"the rights on {kind} {name}"
         try:
             if kind == "topic":
-                topics = self._client.describe_topics(TopicCollection([name]), request_timeout=self._timeout_s,
-                                                      include_authorized_operations=True)  # fmt: skip
-                found = self._wait(what, topics[name], ("Describe", name)).authorized_operations
+                found = self._wait(what, lambda: self._client.describe_topics(
+                    TopicCollection([name]), request_timeout=self._timeout_s, include_authorized_operations=True)[name],
+                    ("Describe", name)).authorized_operations  # fmt: skip
             else:
                 group = self._ask(what, lambda: self._group(name, rights=True), ("Describe", name))
                 found = group.authorized_operations

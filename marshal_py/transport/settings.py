@@ -36,6 +36,10 @@ _CONNECTION: Final[Mapping[str, Any]] = {
 # beside one that was deleted neither: the brokers' defaults are not what it needs (L1).
 _NEVER: Final[Mapping[str, Any]] = {"allow.auto.create.topics": False}
 
+# For the clients of the coordination log, on top. When a leader dies librdkafka looks once, before there is another,
+# and then only at this interval; heartbeats must go on before anybody waits them out.
+_LOG: Final[Mapping[str, Any]] = {"topic.metadata.refresh.interval.ms": 2_000}
+
 _LOG_READER: Final[Mapping[str, Any]] = {
     "group.id": "marshal-log-reader",  # librdkafka wants one; nothing is ever committed under it
     "enable.auto.commit": False,
@@ -105,12 +109,13 @@ def made(client: Callable[[dict[str, Any]], T], configuration: Mapping[str, Any]
 
 
 def log_reader(given: Settings, client_id: str, fetch_wait_ms: int) -> Settings:
-    return {**_CONNECTION, "client.id": client_id, "fetch.wait.max.ms": fetch_wait_ms, **given, **_LOG_READER, **_NEVER}
+    return {**_CONNECTION, **_LOG, "client.id": client_id, "fetch.wait.max.ms": fetch_wait_ms, **given, **_LOG_READER,
+            **_NEVER}  # fmt: skip
 
 
 def log_writer(given: Settings, client_id: str) -> Settings:
     keep = {k: v for k, v in given.items() if not k.startswith(("fetch.", "queued."))}
-    return {**_CONNECTION, "client.id": client_id, **keep, **_LOG_WRITER, **_NEVER}
+    return {**_CONNECTION, **_LOG, "client.id": client_id, **keep, **_LOG_WRITER, **_NEVER}
 
 
 def data_reader(given: Settings, client_id: str, group: str, fetch_wait_ms: int | None,
