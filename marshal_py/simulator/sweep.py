@@ -163,7 +163,7 @@ class Found(NamedTuple):
 
 def all_mutants() -> list[str]:
     """Every name, planted or not, in the order of the counter-examples."""
-    return sorted({*MUTANTS, *NOT_YET}, key=lambda name: ("XGADRP".index(name[0]), int(name[1:])))
+    return sorted({*MUTANTS, *NOT_YET}, key=lambda name: (name[0] != "X", name[0], int(name[1:])))
 
 
 def hunt_all(schedules: int, processes: int) -> Iterator[Found]:
