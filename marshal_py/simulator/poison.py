@@ -28,10 +28,12 @@ from marshal_py.protocol.records import (
     ReleasingPartition,
     SeekingPartition,
     SetPosition,
+    Snapshot,
     StepDown,
     Topology,
 )
 from marshal_py.protocol.routing import HASH_NAME
+from marshal_py.protocol.world import CHECKPOINT_OFFSETS
 from marshal_py.simulator.broker import MISSING
 
 # Every type at the edge of its bounds, naming what no log has: each is refused.
@@ -45,6 +47,7 @@ EXTREME: Final[tuple[Record, ...]] = (
     GroupConfig(OFFSET_MAX, deleted=True), StepDown(OFFSET_MAX, OFFSET_MAX), Note(OFFSET_MAX, "extreme"),
 )  # fmt: skip
 HEADER_TO_GROUP: Final = 12  # bytes before the group id
+NO_GROUPS: Final = bytes((0x94, 2, 2, 0, 0x90))  # N2 of log 0: format 2, fold version 2
 
 
 def _sealed(value: bytes, incarnation: bytes) -> bytes:
@@ -60,7 +63,7 @@ def harmless(rng: Random, log: Sequence[bytes | None], genesis: Genesis, group: 
     if value is MISSING or value is None:
         return rng.randbytes(20), "noise"
     head = HEADER_TO_GROUP + value[11] + 2 if len(value) > HEADER_TO_GROUP else 0
-    shapes = ("noise", "flip", "cut", "replay", "body", "extreme", "incarnation", "genesis")
+    shapes = ("noise", "flip", "cut", "replay", "body", "extreme", "incarnation", "genesis", "snapshot")
     shape = shapes[int(rng.random() * len(shapes))]
     if shape == "flip" and value:
         at = int(rng.random() * len(value))
@@ -77,10 +80,22 @@ def harmless(rng: Random, log: Sequence[bytes | None], genesis: Genesis, group: 
         return codec.encode(EXTREME[int(rng.random() * len(EXTREME))], group, genesis.incarnation), shape
     if shape == "incarnation":
         return codec.encode(Leave(int(rng.random() * len(log))), group, rng.randbytes(16)), shape
+    if shape == "snapshot":
+        return codec.encode(_unsound(rng, len(log), genesis), "", genesis.incarnation), shape
     if shape == "genesis":
         other = Genesis(rng.randbytes(16), 1 + int(rng.random() * 99), HASH_NAME, rationalizer.PROTOCOL_VERSION)
         return codec.encode(other, "", other.incarnation), shape
     return rng.randbytes(int(rng.random() * 40)), "noise"
+
+
+def _unsound(rng: Random, end: int, genesis: Genesis) -> Snapshot:
+    """A snapshot that is none, or a stranger's witness of it (N4, N5): of one checkpoint both name the same digests.
+
+    The bytes are noise, or a state without groups, which has not the digest that is named.
+    """
+    at = CHECKPOINT_OFFSETS * int(rng.random() * (end // CHECKPOINT_OFFSETS + 2))  # now and then ahead of the log (N1)
+    data = (b"", rng.randbytes(20), NO_GROUPS)[int(rng.random() * 3)]
+    return Snapshot(genesis, rng.randbytes(16), at, 0, 1, 2 * at + 1, 2 * at + 3, data)
 
 
 def newer_record(rng: Random, genesis: Genesis, group: str) -> bytes:

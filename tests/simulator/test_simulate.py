@@ -22,7 +22,8 @@ from marshal_py.simulator.auditor_evidence import Crash, Presence, Report, Stop
 from marshal_py.simulator.auditor_progress import Demands, Departure, judge_progress
 from marshal_py.simulator.faults import DAMAGE_KINDS, KINDS, STRIKE_KINDS
 from marshal_py.simulator.mutants import MUTANTS, NOT_YET, VAGUE, find, switched_on
-from marshal_py.simulator.oracle_snapshot import FOLD_VERSION
+from marshal_py.simulator.oracle_snapshot import FOLD_VERSION, Snapshots
+from marshal_py.simulator.oracle_wire import decode_record
 from marshal_py.simulator.poison import harmless
 from marshal_py.simulator.process import Process
 from marshal_py.simulator.races import CALM
@@ -526,6 +527,19 @@ def test_a_damaged_record_is_not_sealed_anew() -> None:
     bodies = [value for value, shape in made if shape == "body"]
     assert len(bodies) > 50
     assert all(value[11] == len(GROUP) for value in bodies)
+
+
+def test_poison_holds_snapshots_that_a_stranger_confirms_and_nobody_loads() -> None:
+    """N4, N5: of one checkpoint a state without groups and a witness name the same digests, which it has not."""
+    genesis, rng, read = Genesis(bytes(16), 1, HASH_NAME, 2), random.Random(3), Snapshots()
+    sound = codec.encode(Note(-1, "x"), GROUP, genesis.incarnation)
+    for _ in range(3_000):
+        value, shape = harmless(rng, [sound] * 64, genesis, GROUP)
+        if shape == "snapshot":
+            read.read(decode_record(codec.SNAPSHOT, value[14:]), 63)
+    vouched = {(at, state, chain) for _, at, _, state, chain in read.chunks} & read.witnesses.keys()
+    assert len(vouched) >= 3, "a reader that looks at the witness alone would begin there"
+    assert read.confirmed(0) == []
 
 
 # ---------------------------------------------------------------------------------------------------------------------
