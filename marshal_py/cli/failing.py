@@ -27,9 +27,13 @@ class Asked(NamedTuple):
     html: Path | None  # a page
 
 
-def show(file: Path | None, seed: int | None, mutant: str | None, asked: Asked, as_json: bool) -> None:
-    """Runs the schedule of `file`, or of a seed. 1 if it violates."""
+def show(file: Path | None, seed: int | None, mutant: str | None, asked: Asked, as_json: bool,
+         queries: int = 0) -> None:  # fmt: skip
+    """Runs the schedule of `file`, or of a seed, with so many streaming queries. 1 if it violates."""
     schedule, again = _wanted(file, seed, mutant)
+    if queries:
+        schedule = schedule._replace(options=schedule.options._replace(queries=queries))
+        again = f"marshal simulate --queries {queries} --seed {seed} --trace"
     run_one(schedule, again, asked, as_json)
 
 

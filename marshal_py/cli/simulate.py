@@ -55,6 +55,8 @@ def simulate(
                                                 help="Makes a failing run small and keeps it in this file.")] = None,
     html: Annotated[Path | None, typer.Option("--html", dir_okay=False, metavar="FILE",
                                               help="Of one seed, a page with its timeline.")] = None,
+    queries: Annotated[int, typer.Option("--queries", min=0, metavar="N", help="Makes N of the consumers streaming "
+                                         "queries of Spark; with --seeds or --seed.")] = 0,
     dump: Annotated[Path | None, typer.Option("--dump", metavar="FILE", help="Judges what a cluster did, by its log "
                                               "(`marshal log dump`); with --seeds or --seed, runs go on from "
                                               "there.")] = None,
@@ -78,7 +80,7 @@ def simulate(
     """
     if dump is not None:
         others = mutants or mutant is not None or scenario is not None or world is not None or states is not None
-        if others or spark or master is not None or (seeds is not None and seed is not None):
+        if others or spark or queries or master is not None or (seeds is not None and seed is not None):
             raise typer.BadParameter("--dump goes alone, with --seeds (and --processes), or with --seed (and --trace, "
                                      "--shrink, --html)")  # fmt: skip
         _from_dump(dump, group, None if seeds is None else seed_range(seeds), seed, processes, as_json,
@@ -97,13 +99,15 @@ def simulate(
                                      "with --exhaustive")
         exhaustive.run(world, states, mutant, processes or 1, as_json)
         return
+    if queries and (mutants or mutant is not None or scenario is not None or spark or world is not None):
+        raise typer.BadParameter("--queries goes with --seeds or --seed")
     if trace and seed is None:
         raise typer.BadParameter("--trace needs --seed")
     if (spark or master is not None) and (not spark or seed is not None or mutants or mutant is not None or processes):
         raise typer.BadParameter("--spark goes with --seeds, and --master with --spark")
     processes = processes or sweep.cores()
-    if scenario is not None or shrink is not None or html is not None:
-        failing.show(scenario, seed, mutant, failing.Asked(False, shrink, html), as_json)
+    if scenario is not None or shrink is not None or html is not None or (queries and seed is not None):
+        failing.show(scenario, seed, mutant, failing.Asked(trace and queries > 0, shrink, html), as_json, queries)
     elif mutants:
         _mutants(schedules, processes, as_json)
     elif mutant is not None:
@@ -112,8 +116,9 @@ def simulate(
         _one(seed, trace, as_json)
     else:
         wanted = seed_range(seeds or SEEDS)
-        results = _on_spark(wanted, master) if spark else sweep.sweep(wanted, processes)
-        _many(results, len(wanted), as_json)
+        options = Options(queries=queries) if queries else None
+        results = _on_spark(wanted, master) if spark else sweep.sweep(wanted, processes, options)
+        _many(results, len(wanted), as_json, f"--queries {queries} " if queries else "")
 
 
 def seed_range(text: str) -> range:

@@ -120,7 +120,7 @@ class MicroBatches:
             part = self._partition(tp)
             if part is None or self._passed(part, proven) or self._of_others(part, proven.session):
                 del self._proven[tp]
-            elif part.owner == self.member.session != NONE:
+            elif part.owner == self.member.session != NONE and part.epoch != proven.epoch:  # else it is being released
                 lot = self.ranges.lots.get(tp)
                 if part.last_owner != proven.session:
                     del self._proven[tp]

@@ -18,10 +18,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from marshal_py.client.microbatches import End, MicroBatches
-from marshal_py.client.ranges import ClaimedRange, Taken, share
+from marshal_py.client.ranges import ClaimedRange, Taken, UnfetchedSource, share
 from marshal_py.errors import BatchNotCommitted, BatchUnclaimed, ClaimLost, ClusterUnreachable, InvalidOption
 from marshal_py.protocol import parking
-from marshal_py.protocol.identity import NONE, Token, TopicPartition
+from marshal_py.protocol.identity import Token, TopicPartition
 
 if TYPE_CHECKING:
     from marshal_py.client.consumer import Consumer
@@ -107,6 +107,9 @@ class Planner:
         self._loop, self._station, self._raise_if_ended = loop, station, raise_if_ended
         with self._loop.lock:
             self._ranges = self._station.plan_ranges()
+            source = self._station.source
+            assert isinstance(source, UnfetchedSource)
+            self._source = source
         self._batch: ClaimedBatch | None = None
         stable = consumer.connection.get("isolation.level", "read_committed")
         self._committed_ends = stable == "read_committed"
@@ -137,36 +140,12 @@ class Planner:
         while True:
             self.alive()
             with self._loop.outbox, self._loop.lock:
-                if self._settled():
+                if self._ranges.settled():
                     return True
                 left_s = deadline - time.monotonic()
                 if left_s <= 0 or self.consumer.stopping:
                     return False
                 self._loop.changed.wait(min(WAIT_SLICE_S, left_s))
-
-    def _settled(self) -> bool:
-        member = self._station.member
-        group = member.group
-        if group is None or member.session == NONE or member.session not in group.sessions:
-            return False
-        if group.paused:
-            return True
-        limit = member.options.claims_max
-        if limit and len(member.claims) >= limit:
-            return True
-        for topic in member.options.topics:
-            known = group.topics.get(topic)
-            if known is None:
-                return False
-            for number in range(known.count):
-                part = group.partitions.get(TopicPartition(topic, number))
-                if part is not None and part.parked:
-                    continue  # nobody's until an admin has looked at it
-                owner = None if part is None else group.sessions.get(part.owner)
-                # An owner that has shown no sign of life since we joined may be dead: it is being waited out.
-                if owner is None or (owner.id != member.session and owner.extended < member.session):
-                    return False
-        return not member.intent.expects(group)
 
     def ends(self) -> dict[TopicPartition, int]:
         """End of every partition of the topics, claimed or not."""
@@ -191,8 +170,7 @@ class Planner:
         if beyond:
             self._park_beyond([tp for tp, _, _ in beyond])
         with self._loop.outbox, self._loop.lock:
-            for tp in tps:
-                self._ranges.source.ends[tp] = bounds[tp].end
+            self._source.ends.update((tp, bounds[tp].end) for tp in tps)
             found = self._ranges.available(bounds)
             if up_to is not None:
                 found = {tp: (start, min(end, up_to.get(tp, 0))) for tp, (start, end) in found.items()}

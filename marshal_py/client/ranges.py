@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, Run
 from marshal_py.protocol.holdings import Claim, Stage
-from marshal_py.protocol.identity import Instant, Token, TopicPartition
+from marshal_py.protocol.identity import NONE, Instant, Token, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.records import GRANT_OFFSETS_MAX
 from marshal_py.transport.ports import Bounds, Broken, DataSource, OutOfRange
@@ -93,8 +93,8 @@ class UnfetchedSource:
 class Ranges:
     """All lots of one Consumer."""
 
-    def __init__(self, member: Member, source: UnfetchedSource, incarnation: bytes) -> None:
-        self.member, self.source, self.incarnation = member, source, incarnation
+    def __init__(self, member: Member, incarnation: bytes) -> None:
+        self.member, self.incarnation = member, incarnation
         self.lots: dict[TopicPartition, Lot] = {}
         self.warming: set[TopicPartition] = set()
         self.user_paused: set[TopicPartition] = set()
@@ -137,6 +137,31 @@ class Ranges:
     def looked_at(self) -> list[TopicPartition]:
         """Partitions whose ends are wanted: for planning, for the lag, for hand-overs."""
         return [*self.lots, *self.warming]
+
+    def settled(self) -> bool:
+        """Whether nobody's partition is still to come here: each is this member's or a live one's."""
+        member = self.member
+        group = member.group
+        if group is None or member.session == NONE or member.session not in group.sessions:
+            return False
+        if group.paused:
+            return True
+        limit = member.options.claims_max
+        if limit and len(member.claims) >= limit:
+            return True
+        for topic in member.options.topics:
+            known = group.topics.get(topic)
+            if known is None:
+                return False
+            for number in range(known.count):
+                part = group.partitions.get(TopicPartition(topic, number))
+                if part is not None and part.parked:
+                    continue  # nobody's until an admin has looked at it
+                owner = None if part is None else group.sessions.get(part.owner)
+                # An owner that has shown no sign of life since we joined may be dead: it is being waited out.
+                if owner is None or (owner.id != member.session and owner.extended < member.session):
+                    return False
+        return not member.intent.expects(group)
 
     # --- planning
 

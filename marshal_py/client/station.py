@@ -77,7 +77,7 @@ class Station:
             whole_ms = self.member.options.handler_timeout_ms
             self.member.options = structs.replace(self.member.options, hand_over_timeout_ms=whole_ms)
         source = UnfetchedSource(self.flow.source)
-        ranges = Ranges(self.member, source, self.incarnation)
+        ranges = Ranges(self.member, self.incarnation)
         ranges.adopt(self.member.claims.values())
         ranges.warming.update(tp for tp, buffer in self.flow.buffers.items() if buffer.claim is None)
         self.flow.drop([*self.flow.buffers])

@@ -185,6 +185,7 @@ class Evidence:
     crashes: list[Crash] = field(default_factory=list)
     gone_ms: float = -1  # when somebody deleted the topic
     settled: int | None = None  # how long the log was when all should have been done and owned; None: as it ended
+    queries: set[Client] = field(default_factory=set)  # streaming queries: they may ack what an earlier claim did
 
     def __post_init__(self) -> None:
         self.read_ms = self.read_ms or self.appended_ms

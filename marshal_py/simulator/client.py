@@ -6,14 +6,13 @@ handler, here as in client/loop.py. Everything a handler sees is written into th
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from marshal_py.errors import CoordinationError, MarshalError
 from marshal_py.protocol import parking
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, Run
+from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.holdings import Claim
 from marshal_py.protocol.holdings import Stage as ClaimStage
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
@@ -25,6 +24,7 @@ from marshal_py.protocol.world import World
 from marshal_py.simulator.auditor_evidence import Delivery
 from marshal_py.simulator.clock import MachineClock
 from marshal_py.simulator.data import DataClient
+from marshal_py.simulator.feed import Feed, Flight
 from marshal_py.simulator.process import Process, Stage
 from marshal_py.simulator.snapshots import Upkeep, fold_again
 from marshal_py.simulator.wakes import Wakes
@@ -46,43 +46,6 @@ class ClientStage(Stage, Protocol):
     def restarted(self, client: Client, read_to: int) -> None: ...
 
     keeps_snapshots: bool
-
-
-class Flight(NamedTuple):
-    """One message in a handler."""
-
-    delivery: Delivery
-    run: Run | None
-    place: int  # its index in the run
-
-
-class Feed:
-    """What one claim has fetched and handed over."""
-
-    def __init__(self, claim: Claim) -> None:
-        self.claim = claim
-        self.runs: deque[Run] = deque()  # at least once
-        self.buffer: deque[int] = deque()  # at most once
-        self.flying: dict[int, Flight] = {}
-        self.blocked = False
-
-    def copy(self, memo: dict[int, Any]) -> Feed:
-        """For a twin: what was fetched, without what is in handlers."""
-        twin = Feed.__new__(Feed)
-        twin.claim = deepcopy(self.claim, memo)
-        twin.runs = deepcopy(self.runs, memo)
-        twin.buffer, twin.flying = deque(self.buffer), {}
-        twin.blocked = self.blocked
-        return twin
-
-    def waiting(self) -> int:
-        """Messages fetched and not handed over."""
-        return sum(len(run.offsets) - run.delivered for run in self.runs) + len(self.buffer)
-
-
-def _begins_at(claim: Claim) -> int:
-    tracker = claim.tracker
-    return tracker.position() if isinstance(tracker, AtLeastOnce) else tracker.delivered_to
 
 
 class Client(Process):
@@ -223,8 +186,7 @@ class Client(Process):
             return
         for claim in ready.claimed:
             if claim.stage is not ClaimStage.GONE:
-                self.feeds[claim.epoch] = Feed(claim)
-                self.data.assign(claim.tp, _begins_at(claim))
+                self._open(claim)
         for tp, _position in ready.warm:
             stage.at(2 + stage.weather.read_ms(stage.rng), self, self._warmed, tp)
         if ready.refold != NONE:
@@ -304,6 +266,11 @@ class Client(Process):
             self.act(None)
 
     # --- fetching and delivering
+
+    def _open(self, claim: Claim) -> None:
+        """A claim was read accepted."""
+        self.feeds[claim.epoch] = feed = Feed(claim)
+        self.data.assign(claim.tp, feed.begins_at())
 
     def fetched(self, tp: TopicPartition, round_: int, offsets: Sequence[int]) -> None:
         """As Flow.add: what an older assignment fetched is not taken."""

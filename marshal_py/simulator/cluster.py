@@ -35,6 +35,7 @@ from marshal_py.simulator.faults import BROKER_RATE_PPM_MAX, RATE_PPM_MAX, Weath
 from marshal_py.simulator.heritage import Heritage
 from marshal_py.simulator.oracle import route
 from marshal_py.simulator.process import Process, Step
+from marshal_py.simulator.query import Checkpoint, Query
 from marshal_py.simulator.scenario import GroupPlan, Scenario
 
 EVENTS_MAX = 5_000_000  # a run that needs more has gone round in a circle
@@ -69,6 +70,8 @@ class Cluster:
         self.slow_until_ms = 0  # handlers are slow before this
         self.stuck = 0  # how many of the next handlers hang
         self.producing = True
+        self.healed = False  # every fault is over
+        self.checkpoints: dict[str, Checkpoint] = {}  # of the clients that are streaming queries, by client id
         self.keeps_snapshots = "snapshots" in scenario.kinds
         self.past: list[Evidence] = []  # of coordination topics that are gone
         self.stops: list[tuple[int, Stop]] = []  # with the log
@@ -199,6 +202,8 @@ class Cluster:
     def client_ended(self, client: Client, reason: MarshalError | None) -> None:
         """A client that ended with an error is started anew by its operator; one that was stopped is not."""
         error = "stopped" if reason is None else type(reason).__name__
+        if isinstance(client, Query) and not client.overdue:
+            client.killed = True  # its source failed, and Spark ends it
         self.acted_to[client.number] = client.acted_to()
         if isinstance(reason, Diverged):
             self.stopped(client, reason)
@@ -274,8 +279,18 @@ class Cluster:
 
     def add_client(self, group: str, options: MemberOptions, clock: MachineClock | None = None) -> Client:
         """A new process, which begins to read the log at once."""
-        client = Client(self, len(self.processes), group, options, clock or self.new_clock(),
-                        self.scenario.concurrency)  # fmt: skip
+        clock, checkpoint = clock or self.new_clock(), self.checkpoints.get(options.client_id)
+        if checkpoint is None or options.mode != AT_LEAST_ONCE:
+            return self._started(Client(self, len(self.processes), group, options, clock, self.scenario.concurrency))
+        return self._started(Query(self, len(self.processes), group, options, clock, checkpoint))
+
+    def revive(self, query: Query) -> None:
+        """The query goes on with a new member."""
+        before = query.batches if query.overdue else None
+        self._started(Query(self, len(self.processes), query.group, query.options, query.clock, query.checkpoint,
+                            before))  # fmt: skip
+
+    def _started(self, client: Client) -> Client:
         self.processes.append(client)
         self.clients.append(client)
         client.start()
@@ -294,6 +309,8 @@ class Cluster:
 
     def kill(self, client: Process) -> None:
         client.dead = True
+        if isinstance(client, Query):
+            client.killed = True
         if isinstance(client, Client):
             self.acted_to[client.number] = client.acted_to()
 
@@ -309,7 +326,8 @@ class Cluster:
         """Somebody deletes the coordination topic, which is made anew. Processes find out at their next look at it."""
         self.past += self._close_early()
         topics, sent, forks = self.evidence.topics, self.evidence.sent, self.evidence.forks
-        self.evidence = Evidence(sent=sent, topics=topics, forks=forks, excused={"TopicRecreated"})
+        self.evidence = Evidence(sent=sent, topics=topics, forks=forks, queries=self.evidence.queries,
+                                 excused={"TopicRecreated"})  # fmt: skip
         self.stops, self.poisoned, self.branched = [], {}, set()
         # Never fewer logs: a Genesis that was under way to the old topic may become the root of the new one.
         self.broker.recreate(len(self.broker.logs) + int(self.rng.random() * 2))
@@ -415,4 +433,5 @@ class Cluster:
             journal.excused, log.began, log.inherited, journal.fences,
             self.acted_to | {client.number: client.acted_to() for client in self.living()},
             [one for one in journal.handovers if one[1] in groups], HAND_OVER_INTERVALS, journal.restarts,
+            queries=journal.queries,
         )  # fmt: skip

@@ -24,7 +24,15 @@ from marshal_py.protocol.pulse import HEARTBEATS_PER_INTERVAL, Due, Pulse
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, ClaimState, Heartbeat, Leave, SetPosition
 from marshal_py.protocol.releases import Releases
 from marshal_py.protocol.world import Group
-from marshal_py.simulator import mutants_claims, mutants_clock, mutants_data, mutants_fold, mutants_log, mutants_oracle
+from marshal_py.simulator import (
+    mutants_claims,
+    mutants_clock,
+    mutants_data,
+    mutants_fold,
+    mutants_log,
+    mutants_oracle,
+    mutants_query,
+)
 from marshal_py.simulator.run import simulate
 from marshal_py.simulator.scenario import Options
 
@@ -269,8 +277,10 @@ def _d8() -> list[Patch]:
     return [(Member, "open_ms", open_ms)]
 
 
-def _bias(*kinds: str, mode: int | None = None, clients: int = 3, rate: int | None = None) -> Options:
-    return Options(clients=clients, partitions=3, interval_ms=2_000, mode=mode, kinds=frozenset(kinds), rate=rate)
+def _bias(*kinds: str, mode: int | None = None, clients: int = 3, rate: int | None = None,
+          queries: int = 0) -> Options:  # fmt: skip
+    return Options(clients=clients, partitions=3, interval_ms=2_000, mode=mode, kinds=frozenset(kinds), rate=rate,
+                   queries=queries)  # fmt: skip
 
 
 _MEMBER: Final = (
@@ -326,6 +336,10 @@ _MEMBER: Final = (
            _bias("crash", "slow_handler", mode=AT_LEAST_ONCE)),
     Mutant("W1", "the third of an interval after which a heartbeat is due is none", _w1, _bias("arrive")),
     Mutant("W2", "a heartbeat is due after an interval, and looked for after a third", _w2, _bias("arrive")),
+    Mutant("Q1", "a query plans and acks before its claims have come", mutants_query.q1, _bias("crash", queries=2)),
+    Mutant("Q2", "a trigger acks what its tasks left out", mutants_query.q2, _bias("stop", "lag", "admin", queries=2)),
+    Mutant("Q3", "a replayed batch leaves out what nobody has claimed yet", mutants_query.q3,
+           _bias("crash", "lag", queries=3)),
     Mutant("P6", "a new owner skips nothing", mutants_claims.p6, _bias("crash", "slow_handler", mode=AT_LEAST_ONCE)),
 )
 _FOLD_BIAS: Final = {

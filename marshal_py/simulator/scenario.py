@@ -40,6 +40,7 @@ class Options(NamedTuple):
     rate: int | None = None  # productions per interval
     calm: bool = False  # no faults, few messages, nobody killed: for measuring
     audit: bool = True
+    queries: int = 0  # so many of the first clients are streaming queries, in at-least-once mode
     # What makes a failing run small (shrink.py):
     salt: int = 0  # another course of all chance
     skip: frozenset[int] = frozenset()  # strikes that do not happen, by their number
@@ -79,6 +80,7 @@ class Scenario(NamedTuple):
     until_ms: int | None = None
     dump: str = ""
     group: str = ""
+    queries: int = 0
     pause_ms: int = 0  # the longest pause with which the run begins
 
 
@@ -97,7 +99,8 @@ def draw(rng: Random, options: Options) -> Scenario:
         rng.random() * FEW_PARTITIONS)
     clients = spread(rng, FEW_CLIENTS, CLIENTS_MAX) if rng.random() < CROWD else 1 + int(rng.random() * FEW_CLIENTS)
     partitions, clients = options.partitions or partitions, options.clients or clients
-    first_mode = options.mode or (AT_LEAST_ONCE if rng.random() < 0.5 else AT_MOST_ONCE)
+    first_mode = AT_LEAST_ONCE if options.queries else options.mode
+    first_mode = first_mode or (AT_LEAST_ONCE if rng.random() < 0.5 else AT_MOST_ONCE)
     policy = "greedy" if rng.random() < 0.2 else "balanced"
     groups = [GroupPlan("billing", first_mode, TOPICS[:1], policy)]
     if not options.calm and clients > 2 and rng.random() < 0.25:
@@ -122,6 +125,7 @@ def draw(rng: Random, options: Options) -> Scenario:
         logs=2 + int(rng.random() * 3) if "logs" in kinds else 1,
         skip=options.skip,
         until_ms=options.until_ms,
+        queries=options.queries,
     )
     return _heir(scenario, options, heritage.read(options.dump, options.group)) if options.dump else scenario
 

@@ -21,8 +21,9 @@ from marshal_py.simulator.run import Result, simulate
 from marshal_py.simulator.scenario import Options, Scenario
 
 VAGUE: Final = frozenset({"S1", "crash"})  # that worlds differ, or that one broke, is seldom the whole story
-NUMBERS: Final = ("clients", "partitions", "interval_ms", "intervals", "rate", "salt", "until_ms")  # of Options
-TEXTS: Final = ("dump", "group")  # too
+# Of Options.
+NUMBERS: Final = ("clients", "partitions", "interval_ms", "intervals", "rate", "salt", "until_ms", "queries")
+TEXTS: Final = ("dump", "group")
 
 
 class Schedule(NamedTuple):
@@ -57,7 +58,8 @@ def text_of(schedule: Schedule) -> str:
     lines = [f"seed {schedule.seed}"]
     lines += [f"mutant {schedule.mutant}"] if schedule.mutant else []
     lines += [f"violates {schedule.violates}"] if schedule.violates else []
-    lines += [f"{name} {getattr(options, name)}" for name in NUMBERS if getattr(options, name) is not None]
+    lines += [f"{name} {getattr(options, name)}" for name in NUMBERS
+              if getattr(options, name) != Options._field_defaults[name]]  # fmt: skip
     lines += [f"mode {MODE_NAMES[options.mode]}"] if options.mode is not None else []
     lines += ["kinds " + " ".join(sorted(options.kinds))] if options.kinds is not None else []
     lines += ["skip " + " ".join(map(str, sorted(options.skip)))] if options.skip else []

@@ -25,6 +25,7 @@ from marshal_py.simulator.client import Client
 from marshal_py.simulator.cluster import Cluster
 from marshal_py.simulator.faults import DAMAGE_KINDS, LATE_MS_MAX, STRIKE_KINDS, spread
 from marshal_py.simulator.poison import damaged_envelope, harmless, newer_record
+from marshal_py.simulator.query import Checkpoint, Query
 from marshal_py.simulator.scenario import GroupPlan
 
 STRIKE_GAP_INTERVALS: Final = 3  # at most, between two strikes
@@ -37,6 +38,7 @@ NEVER: Final = 1_000_000
 FLAP_MS: Final = 1_000  # invariants.md: leaders change up to once per second
 HAND_OVER_MS: Final = 1_000  # how long the client room lets a stop wait for hand-overs (A6)
 FLAPS_MAX: Final = 5
+CHECKPOINT_LOST: Final = 0.2  # of the restarts of a streaming query
 
 
 class Striker:
@@ -103,7 +105,7 @@ class Striker:
     def heal(self) -> None:
         """Every fault ends now; each group has somebody."""
         cluster, now_ms = self.cluster, self.cluster.now_ms
-        self.healed = True
+        self.healed = cluster.healed = True
         cluster.broker.reads_down_until_ms = cluster.broker.writes_down_until_ms = now_ms
         cluster.broker.fails_until_ms = dict.fromkeys(cluster.broker.fails_until_ms, now_ms)
         cluster.weather.heal()
@@ -124,7 +126,10 @@ class Striker:
 
     def _join(self, group: GroupPlan) -> None:
         self.names += 1
-        self.cluster.add_client(group.name, self.cluster.new_options(group, f"c{self.names}"))
+        name = f"c{self.names}"
+        if len(self.cluster.checkpoints) < self.cluster.scenario.queries:
+            self.cluster.checkpoints[name] = Checkpoint()
+        self.cluster.add_client(group.name, self.cluster.new_options(group, name))
 
     def _arrive(self) -> None:
         if len(self.cluster.living()) < 2 * self.cluster.scenario.clients:
@@ -147,7 +152,10 @@ class Striker:
 
     def _restart(self, old: Client) -> None:
         options = old.options
-        if self.rng.random() < 0.3:
+        if isinstance(old, Query):
+            if self.rng.random() < CHECKPOINT_LOST:
+                self.cluster.checkpoints[options.client_id] = Checkpoint()
+        elif self.rng.random() < 0.3:
             self.names += 1
             options = replace(options, client_id=f"c{self.names}")
         elif "fast_reclaim" in self.cluster.scenario.kinds and old.twin_of == NONE:
@@ -157,6 +165,8 @@ class Striker:
     def _false_reclaim(self) -> None:
         """Somebody vouches that a client is dead, and it is not (X12)."""
         client = self._some()
+        if isinstance(client, Query):
+            return  # Spark sees to it that a checkpoint has one query
         if client is not None and client.twin_of == NONE and not self._twins_of(client):
             self.cluster.add_client(client.group, replace(client.options, fast_reclaim=True))
 
@@ -165,7 +175,7 @@ class Striker:
 
     def _twin(self) -> None:
         client = self._some()
-        if client is not None and client.member is not None and not client.frozen:
+        if client is not None and client.member is not None and not client.frozen and not isinstance(client, Query):
             self.cluster.add_twin(client)
 
     def _leave(self) -> None:

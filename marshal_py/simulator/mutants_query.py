@@ -1,0 +1,89 @@
+"""Planted bugs of a streaming query (client/microbatches.py): what its positions may move over.
+
+Called by mutants.py alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from marshal_py.client.microbatches import End, MicroBatches, Planned, Replay, key_of, planned_in
+from marshal_py.client.ranges import ClaimedRange, Ranges, Taken
+from marshal_py.protocol.identity import Instant, TopicPartition
+
+Patch = tuple[Any, str, Any]
+
+
+def _by_arithmetic(self: MicroBatches, now: Instant) -> bool:
+    """A committed batch moves each position that lies in one of its ranges, whoever was meant to read it."""
+    moved = False
+    for tp, proven in list(self._proven.items()):
+        part, lot = self._partition(tp), self.ranges.lots.get(tp)
+        if part is None or part.generation != proven.generation or part.position >= proven.to:
+            del self._proven[tp]
+        elif lot is not None and lot.taken is None and proven.start <= lot.next_offset < proven.to:
+            taken = self.ranges.take(self.ranges.range_of(tp, lot.next_offset, proven.to), now)
+            if taken is not None:
+                moved = self.ranges.finish(taken) or moved
+                del self._proven[tp]
+    return moved
+
+
+def _left_to_partitions() -> list[Patch]:
+    """The plan hands nothing over; what the gate refuses when tasks are made is left out, and acked with the rest."""
+
+    def plan(self: MicroBatches, start: End, available: Sequence[ClaimedRange], now: Instant) -> End:
+        if not available:
+            return start
+        return {"b": start["b"] + 1, "i": self.incarnation.hex(), "s": self.member.session,
+                "r": {f"{one.topic}:{one.partition}": [one.token.epoch, one.generation, one.start, one.to]
+                      for one in sorted(available)}}  # fmt: skip
+
+    def replay(self: MicroBatches, end: End, now: Instant) -> Replay:
+        taken: list[Taken] = []
+        for tp, planned in planned_in(end, self.incarnation).items():
+            lot = self.ranges.lots.get(tp)
+            found = None
+            if lot is not None and planned.start <= lot.next_offset < planned.to:
+                found = self.ranges.take(self.ranges.range_of(tp, lot.next_offset, planned.to), now)
+            taken += [found] if found is not None else []
+        self.hand_over(end, taken)
+        return Replay(taken, {}, {})
+
+    def commit(self: MicroBatches, end: End, now: Instant) -> bool:
+        key = key_of(end)
+        if key != self._committed:
+            self._committed = key
+            handed = self.handed.pop(key, None)
+            if handed is not None:
+                self._finish(handed)
+            self._proven |= planned_in(end, self.incarnation)
+        return self.settle_proven(now)
+
+    return [(MicroBatches, "plan", plan), (MicroBatches, "replay", replay), (MicroBatches, "commit", commit),
+            (MicroBatches, "settle_proven", _by_arithmetic)]  # fmt: skip
+
+
+def q1() -> list[Patch]:
+    def settled(self: Ranges) -> bool:
+        return True
+
+    return [*_left_to_partitions(), (Ranges, "settled", settled)]
+
+
+def q2() -> list[Patch]:
+    return _left_to_partitions()
+
+
+def q3() -> list[Patch]:
+    replay_one = MicroBatches._replay_one
+
+    def leaves_out(self: MicroBatches, tp: TopicPartition, planned: Planned, now: Instant,
+                   result: Replay) -> Taken | None:  # fmt: skip
+        taken = replay_one(self, tp, planned, now, result)
+        result.left_out.update(result.waits)
+        result.waits.clear()
+        return taken
+
+    return [(MicroBatches, "_replay_one", leaves_out)]

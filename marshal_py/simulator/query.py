@@ -1,0 +1,292 @@
+"""A streaming query as a simulated process: the shipped MicroBatches, called in Spark's order, under every fault.
+
+Spark's order of one trigger: `latestOffset`, write-ahead log, `commit` of the batch before, `partitions`, tasks and
+sink, commit log. The checkpoint outlives the process, which may be killed or frozen between any two of these steps; a
+trigger may come so late that the member has left meanwhile (`BatchOverdue`), and then the same query goes on with a new
+member.
+A message counts as handed over when its batch reaches the tasks, and as finished when the sink has written it and Spark
+has said so: until then nobody could ack it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Protocol
+
+from marshal_py.client.microbatches import FIRST, End, MicroBatches, key_of
+from marshal_py.client.ranges import Ranges, Taken, share
+from marshal_py.protocol import parking
+from marshal_py.protocol.holdings import Claim
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.ready import MemberOptions, Ready
+from marshal_py.simulator.auditor_evidence import Delivery, Evidence
+from marshal_py.simulator.client import Client, ClientStage
+from marshal_py.simulator.clock import MachineClock
+from marshal_py.transport.ports import Bounds
+
+ASK_MS = 50  # between two looks at what a call waits for
+CALL_MS = 5  # between two of Spark's calls, at most
+BUSY = 0.1  # how often a driver takes up to an interval for that
+ROWS_MAX = 12  # of a batch: small, so that several batches hold what a claim has
+SETTLE_INTERVALS = 4  # as in client/planner.py
+UNCLAIMED_INTERVALS = 4
+TRIGGER_INTERVALS = (0.0, 0.0, 0.5, 2.0, 8.0)  # the last is beyond every handler timeout of a run
+
+
+class Checkpoint:
+    """What Spark keeps of a query: the end offsets that it planned, and how many of these batches are committed."""
+
+    def __init__(self) -> None:
+        self.ends: list[str] = []
+        self.commits = 0
+        # For the auditor: by end offset what the sink has, and what of committed batches nobody could ack yet.
+        self.written: dict[str, list[Delivery]] = {}
+        self.untold: list[Delivery] = []
+
+    def end(self, batch: int) -> End:
+        """The end offset of a batch; before the first one, the first offset."""
+        found: End = json.loads(self.ends[batch]) if batch >= 0 else FIRST
+        return found
+
+    @property
+    def start(self) -> End:
+        return self.end(self.commits - 1)
+
+
+class QueryStage(ClientStage, Protocol):
+    """What a query asks of the cluster beyond what any client does."""
+
+    healed: bool
+    evidence: Evidence
+
+    def revive(self, query: Query) -> None: ...
+
+
+class Query(Client):
+    """A driver and its source's process, which die together."""
+
+    def __init__(self, stage: QueryStage, number: int, group: str, options: MemberOptions, clock: MachineClock,
+                 checkpoint: Checkpoint, before: MicroBatches | None = None) -> None:  # fmt: skip
+        """`before`: of the membership before, in the same process."""
+        super().__init__(stage, number, group, options, clock, 1)
+        self.query_stage = stage
+        self.checkpoint = checkpoint
+        self.killed = False  # Spark is gone too
+        self.overdue = False
+        self.before = before
+        self._ranges: Ranges | None = None
+        self._batches: MicroBatches | None = None
+        self._called_ms = clock.read(stage.now_ms).mono_ms
+        self._since_ms = stage.now_ms  # when what is waited for was first asked
+        self._trigger_ms = 0
+        # Of the newest plan: when, how much of the log had been read, and as which instance.
+        self._gate = (0, 0, b"")
+        self._trigger_intervals = TRIGGER_INTERVALS[int(stage.rng.random() * len(TRIGGER_INTERVALS))]
+
+    # --- the member's side
+
+    @property
+    def ranges(self) -> Ranges:
+        if self._ranges is None:
+            assert self.member is not None
+            genesis = self.world.root or self.world.genesis
+            assert genesis is not None
+            self._ranges = Ranges(self.member, genesis.incarnation)
+        return self._ranges
+
+    @property
+    def batches(self) -> MicroBatches:
+        if self._batches is None:
+            ranges = self.ranges
+            self._batches = MicroBatches(ranges.member, ranges, ranges.incarnation, self.before)
+        return self._batches
+
+    def _open(self, claim: Claim) -> None:
+        group = self.ranges.member.group
+        assert group is not None
+        self.ranges.open([claim], {claim.tp: group.partitions[claim.tp].position})
+
+    def _let_go(self, ready: Ready) -> None:
+        if ready.lost:
+            self.ranges.drop([claim.tp for claim, _ in ready.lost])
+
+    def act(self, _: None) -> None:
+        super().act(None)
+        member, now = self.member, self.now()
+        if member is None or self.dead or member.leaving:
+            return
+        if now.mono_ms - self._called_ms >= self.options.handler_timeout_ms:
+            self.overdue = True
+            member.leave(now, "no call within the handler timeout", 0)
+            super().act(None)
+
+    def leave(self, wait_ms: int) -> None:
+        """The query is stopped for good."""
+        self.killed = True
+        super().leave(wait_ms)
+
+    # --- Spark's side
+
+    def start(self, _: None = None) -> None:
+        super().start()
+        self.query_stage.evidence.queries.add(self.number)
+        replays = len(self.checkpoint.ends) > self.checkpoint.commits
+        self._ask(self._partitions if replays else self._latest_offset)
+
+    def _ask(self, step: Any, argument: Any = None) -> None:
+        """The next of Spark's calls into this process: it waits while the process is stopped."""
+        rng = self.stage.rng
+        most_ms = CALL_MS if rng.random() > BUSY or self.query_stage.healed else self.options.interval_ms
+        delay_ms = 1 + int(rng.random() * most_ms)
+        self._since_ms = self.stage.now_ms + delay_ms
+        self.stage.at(delay_ms, self, step, argument)
+
+    def _again(self, step: Any, intervals: int) -> bool:
+        """Asks again in a moment; False when that has gone on for too long."""
+        self._called()
+        if self.stage.now_ms - self._since_ms >= intervals * self.options.interval_ms:
+            return False
+        self.stage.at(ASK_MS, self, step)
+        return True
+
+    def _called(self) -> None:
+        self._called_ms = self.now().mono_ms
+
+    def _joined(self) -> bool:
+        member = self.member
+        return member is not None and not self.away and member.session >= 0 and member.group is not None
+
+    def _latest_offset(self, _: None) -> None:
+        self._called()
+        if not self._joined():
+            self.stage.at(ASK_MS, self, self._latest_offset)
+            return
+        if not self.ranges.settled() and self._again(self._latest_offset, SETTLE_INTERVALS):
+            return
+        now, start = self.now(), self.checkpoint.start
+        self._committed(start)
+        found = self._available()
+        rows_max = 10**9 if self.query_stage.healed else ROWS_MAX  # what has piled up must be read in time (V3)
+        shares = share({tp: end - first for tp, (first, end) in found.items()}, rows_max)
+        wanted = [self.ranges.range_of(tp, found[tp][0], found[tp][0] + count) for tp, count in shares.items()]
+        self._pass_gate()
+        end = self.batches.plan(start, wanted, now)
+        if key_of(end) == key_of(start):
+            self._next_trigger()
+        else:
+            self._ask(self._write_ahead, key_of(end))
+
+    def _available(self) -> dict[TopicPartition, tuple[int, int]]:
+        """As Planner.plan: what each claim could plan now; a position beyond the end parks its partition (D6)."""
+        member, ranges, ends = self.member, self.ranges, self.stage.broker.ends
+        assert member is not None
+        bounds = {tp: Bounds(0, ends[tp]) for tp in ranges.lots}
+        for tp, position, end in ranges.beyond(bounds):
+            detail = parking.beyond_end(position, end)
+            member.releases.park(ranges.lots[tp].claim.epoch, parking.BEYOND_END, detail, self.now())
+        return ranges.available(bounds)
+
+    def _pass_gate(self) -> None:
+        assert self.member is not None
+        self._gate = (self.stage.now_ms, self.world.next_offset, self.member.pulse.newest_instance)
+
+    def _committed(self, start: End) -> None:
+        member = self.member
+        assert member is not None
+        moved = self.batches.commit(start, self.now())
+        # A message is finished when its ack counts: what came too late for a Release is told later, or comes again.
+        positions = {claim.tp: claim.position() for claim in member.claims.values() if not claim.sealed}
+        untold = [*self.checkpoint.untold, *self.checkpoint.written.pop(key_of(start), ())]
+        self.checkpoint.untold = []
+        for delivery in untold:
+            if positions.get(TopicPartition(delivery.topic, delivery.partition), 0) > delivery.offset:
+                delivery.end_ms = self.stage.now_ms
+            else:
+                self.checkpoint.untold.append(delivery)
+        if moved:
+            member.urgent = True
+            self.act(None)
+
+    def _write_ahead(self, end: str) -> None:
+        self.checkpoint.ends.append(end)
+        self._ask(self._partitions)
+
+    def _partitions(self, _: None) -> None:
+        """And the commit of the batch before, which is the same call's first half."""
+        if not self._joined():
+            self._called()
+            self.stage.at(ASK_MS, self, self._partitions)
+            return
+        self._called()
+        checkpoint = self.checkpoint
+        self._committed(checkpoint.start)
+        if self.dead:
+            return
+        end = checkpoint.end(checkpoint.commits)
+        taken = self.batches.handed_over(end)
+        if taken is None:
+            self._available()
+            self._pass_gate()
+            replay = self.batches.replay(end, self.now())
+            if replay.waits:
+                paused = self.member is not None and self.member.paused
+                if not self._again(self._partitions, 10**6 if paused else UNCLAIMED_INTERVALS):
+                    self._fail()
+                return
+            taken = replay.taken
+        self._run(end, taken)
+
+    def _fail(self) -> None:
+        """BatchUnclaimed: Spark ends the query, and its operator starts it again."""
+        self.killed = self.dead = True
+        self.stage.at(self.options.interval_ms, None, self._revive)
+
+    def _run(self, end: End, taken: list[Taken]) -> None:
+        """The tasks: every message that exists in the ranges."""
+        stage, (gate_ms, read_to, instance) = self.scene, self._gate
+        deliveries = []
+        for one in taken:
+            tp = one.range.tp
+            for offset in stage.broker.fetch(tp, one.range.start, one.range.to - one.range.start):
+                if offset < one.range.to:
+                    deliveries.append(Delivery(self.group, self.number, instance, one.claim.epoch, tp.topic,
+                                               tp.partition, offset, read_to, gate_ms, stage.now_ms))  # fmt: skip
+        for delivery in deliveries:
+            stage.delivered(delivery)
+        longest_ms = self.options.handler_timeout_ms + self.options.interval_ms  # one that hangs outlasts the timeout
+        duration_ms = sum(stage.handler_ms(one.range.tp) for one in taken)
+        duration_ms = min(longest_ms, duration_ms if self.query_stage.healed else duration_ms * ROWS_MAX // 2)
+        stage.at(1 + duration_ms, None, self._written, (key_of(end), deliveries))
+
+    def _written(self, state: tuple[str, list[Delivery]]) -> None:
+        """The sink has them. Executors do not stop when the source's process does, but they die with the driver."""
+        if self.killed:
+            return
+        self.checkpoint.written[state[0]] = state[1]
+        self.stage.at(1, None, self._committed_by_spark)
+
+    def _committed_by_spark(self, _: None) -> None:
+        if not self.killed:
+            self.checkpoint.commits += 1
+            self._next_trigger()
+
+    def _next_trigger(self) -> None:
+        self._trigger_ms = self.stage.now_ms + int(self._trigger_intervals * self.options.interval_ms)
+        self.stage.at(ASK_MS, None, self._trigger)
+
+    def _trigger(self, _: None) -> None:
+        if self.killed:
+            return
+        if self.stage.now_ms < self._trigger_ms and not self.query_stage.healed:
+            left_ms = self._trigger_ms - self.stage.now_ms
+            self.stage.at(min(left_ms, self.options.interval_ms), None, self._trigger)
+            return
+        if self.dead and self.overdue:
+            self._revive(None)
+        elif self.overdue:
+            self.stage.at(ASK_MS, None, self._trigger)  # its member is on its way out
+        else:
+            self._ask(self._latest_offset)
+
+    def _revive(self, _: None) -> None:
+        self.query_stage.revive(self)
