@@ -11,7 +11,6 @@ from typing import Any, Final, Self
 
 from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.flow import Flow
-from marshal_py.client.headroom import HEADROOM
 from marshal_py.client.info import ClaimInfo, ConsumerInfo
 from marshal_py.client.intake import GRANT_SLICE_S, Intake
 from marshal_py.client.loop import Loop
@@ -130,7 +129,6 @@ class Consumer:
         self._ending.request_stop(hand_over_s)
 
     def _forget(self) -> None:
-        HEADROOM.leave(self)
         self._closed(self)
 
     # --- fetching
@@ -167,8 +165,6 @@ class Consumer:
         call = _Call("fetch")
         try:
             self._enter(call)
-            # The batch before, which the user forgets when he has this one; this one; what is fetched ahead.
-            HEADROOM.keep(self, 2 * max_messages + self._intake.ahead)
             self._flow.begin()
             return self._fetch(max_messages, max_bytes, time.monotonic() + expires_s)
         except BaseException as error:
@@ -180,8 +176,6 @@ class Consumer:
             if self._inside is call:
                 self._inside = None
                 self._user = self._user if self._iterating else None
-            if self._ending.because:
-                HEADROOM.leave(self)  # another thread stopped it between the entry and `keep`
 
     def _fetch(self, max_messages: int, max_bytes: int | None, deadline: float) -> Batch:
         """Waits until the batch can be full, or the deadline; then gates and takes, in one step."""
