@@ -22,6 +22,7 @@ left out. Folders that no entry names are left-overs of writers that died.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import uuid
 from collections.abc import Callable, Mapping
@@ -33,6 +34,8 @@ from marshal_py.protocol.identity import Token, TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("marshal_py.spark")
 
 ENTRIES: Final = "_marshal"
 TRIES_MAX: Final = 10  # another writer was faster with an overlapping batch: rare, and each time somebody got on
@@ -177,26 +180,51 @@ class Ledger:
         """A function for foreachBatch: `handle(rows, entry)` gets what is not written yet and writes it to folders.
 
         The rows are kept in memory or on disk while it runs, so that several actions read Kafka once. `handle` may be
-        called again with fewer rows when another writer was faster.
+        called again with fewer rows when another writer was faster. Rows of partitions that a later owner has written
+        meanwhile are left out and logged: they are that owner's, and the query goes on.
         """
 
         def write(df: DataFrame, batch: int) -> None:
             kept = df.persist()
             try:
                 spans = spans_of(kept)
-                for left in reversed(range(TRIES_MAX if spans else 0)):
-                    entry = self.begin(spans)
-                    handle(entry.new_rows(kept), entry)
+                for left in reversed(range(TRIES_MAX)):
+                    mine = self._unfenced(spans)
+                    if not mine:
+                        break
+                    entry = self.begin(mine)
+                    handle(entry.new_rows(_only(kept, spans, mine)), entry)
                     try:
                         entry.commit()
                         break
-                    except LedgerMoved:
+                    except (LedgerMoved, WriteFenced):
                         if not left:
                             raise
             finally:
                 kept.unpersist()
 
         return write
+
+    def _unfenced(self, spans: Mapping[TopicPartition, Span]) -> dict[TopicPartition, Span]:
+        """Those that no later owner has written."""
+        self.refresh()
+        mine = {}
+        for tp, span in spans.items():
+            try:
+                self._check({tp: span})
+                mine[tp] = span
+            except WriteFenced as error:
+                log.warning("offsets %d to %d of %s are left out: %s", span.start, span.to - 1, tp, error)
+        return mine
+
+
+def _only(df: DataFrame, spans: Mapping[TopicPartition, Span], mine: Mapping[TopicPartition, Span]) -> DataFrame:
+    """The rows of the partitions in `mine`."""
+    from pyspark.sql import functions as F
+
+    for tp in spans.keys() - mine.keys():
+        df = df.where(~((F.col("topic") == tp.topic) & (F.col("partition") == tp.partition)))
+    return df
 
 
 def spans_of(df: DataFrame) -> dict[TopicPartition, Span]:

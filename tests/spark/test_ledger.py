@@ -125,8 +125,19 @@ def test_a_sink_of_foreach_batch_writes_once(spark: SparkSession, tmp_path: Path
     assert [row.offset for row in ledger.read(spark, "late").orderBy("offset").collect()] == [2, 7]
     with pytest.raises(InvalidOption, match="table='other'"):
         ledger.read(spark, "other")
-    with pytest.raises(WriteFenced):
-        sink(batch(spark, 5, [(0, 9)]), 2)
+
+
+def test_a_fenced_batch_is_dropped_and_the_query_goes_on(spark: SparkSession, tmp_path: Path,
+                                                         caplog: pytest.LogCaptureFixture) -> None:  # fmt: skip
+    """A later owner has written the partition while this batch ran: its rows are that owner's."""
+    ledger = Ledger(tmp_path)
+    write(ledger.begin(span(8, 0, 3)))
+    sink = ledger.sink(lambda df, entry: df.select("offset").write.parquet(entry.folder("rows")))
+    sink(batch(spark, 5, [(0, 2), (0, 9)]), 0)
+    assert offsets(tmp_path) == [0, 1, 2]
+    sink(batch(spark, 5, [(0, 9), (1, 40)]), 1)
+    assert offsets(tmp_path) == [0, 1, 2, 40], "what nobody else has written is written"
+    assert "offsets 2 to 9 of orders:0 are left out" in caplog.text
 
 
 def test_a_sink_begins_again_when_it_was_overtaken(spark: SparkSession, tmp_path: Path) -> None:
