@@ -246,8 +246,10 @@ class Loop:
             if number in self.broken:
                 return
             self.broken[number] = error
-            log.error("coordination partition %d: %s", number, error, extra={"marshal_log": number})
-            for station in [s for s in self.stations if s.log == number]:
+            ending = [station for station in self.stations if station.log == number]
+            if ending:  # otherwise whoever opens the log gets the error, and nobody else is concerned
+                log.error("coordination partition %d: %s", number, error, extra={"marshal_log": number})
+            for station in ending:
                 station.member.fail(error)
                 self._step(station, None)
             self.changed.notify_all()

@@ -163,7 +163,10 @@ class Found(NamedTuple):
 
 def all_mutants() -> list[str]:
     """Every name, planted or not, in the order of the counter-examples."""
-    return sorted({*MUTANTS, *NOT_YET}, key=lambda name: (name[0] != "X", name[0], int(name[1:])))
+    def place(name: str) -> tuple[bool, str, int, str]:
+        return name[0] != "X", name[0], int("".join(filter(str.isdigit, name))), name
+
+    return sorted({*MUTANTS, *NOT_YET}, key=place)
 
 
 def hunt_all(schedules: int, processes: int) -> Iterator[Found]:
