@@ -21,7 +21,7 @@ from marshal_py.client.microbatches import End, MicroBatches
 from marshal_py.client.ranges import ClaimedRange, Taken, UnfetchedSource, share
 from marshal_py.errors import BatchNotCommitted, BatchUnclaimed, ClaimLost, ClusterUnreachable, InvalidOption
 from marshal_py.protocol import parking
-from marshal_py.protocol.identity import Token, TopicPartition
+from marshal_py.protocol.identity import NONE, Token, TopicPartition
 
 if TYPE_CHECKING:
     from marshal_py.client.consumer import Consumer
@@ -146,6 +146,13 @@ class Planner:
                 if left_s <= 0 or self.consumer.stopping:
                     return False
                 self._loop.changed.wait(min(WAIT_SLICE_S, left_s))
+
+    def resumed(self) -> bool:
+        """Whether an earlier owner of one of this consumer's claims has moved its position."""
+        with self._loop.outbox, self._loop.lock:
+            group = self._station.member.group
+            parts = [] if group is None else [group.partitions[tp] for tp in self._ranges.lots]
+            return any(part.last_owner != NONE and part.position > 0 for part in parts)
 
     def ends(self) -> dict[TopicPartition, int]:
         """End of every partition of the topics, claimed or not."""

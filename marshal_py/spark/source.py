@@ -134,13 +134,21 @@ class Life:
             raise
         self.batches = self.planner.micro_batches(before)
         self.planned: dict[str, list[ClaimedRange]] = {}  # at most once: the newest plan, by its end offset as JSON
-        self.settled = False
+        self.settled = self.warned = False
 
     def settle(self) -> None:
         """Once per life: the claims that are to come have come, and dead owners have been waited out."""
         if not self.settled:
             self.planner.settle()
             self.settled = True
+
+    def warn_of_fresh_checkpoint(self) -> None:
+        """Once per life. Sinks that know batches by their numbers skip those that they have (docs/spark.md)."""
+        if not self.warned and self.planner.resumed():
+            log.warning("group %s has positions, and this query begins with a fresh checkpoint: its batches are "
+                        "numbered from 0 again, and a sink that has such numbers already, as Spark's file sink in an "
+                        "old folder, skips them", self.consumer.group)  # fmt: skip
+        self.warned = True
 
     def done(self, end: dict[str, Any]) -> None:
         """Spark has committed the batch that ends at `end`, of this life or of an earlier one. Twice is once."""
@@ -238,6 +246,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             life = self._alive()
             life.settle()  # before what Spark has done is told: that takes claims
+            if key_of(start) == key_of(FIRST):
+                life.warn_of_fresh_checkpoint()
             life.done(start)
             return life.plan(start, rows_max, self._targets)
         except ClusterUnreachable as error:

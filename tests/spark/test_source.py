@@ -238,7 +238,8 @@ def test_at_least_once_a_crash_makes_at_most_its_batch_twice(place: MakePlace, a
     query.reader.stop()
 
 
-def test_at_least_once_without_its_checkpoint_the_log_knows(place: MakePlace) -> None:
+def test_at_least_once_without_its_checkpoint_the_log_knows(place: MakePlace, caplog: pytest.LogCaptureFixture) -> None:
+    """It says so: sinks that know batches by their numbers would skip them."""
     here = place(2)
     here.fill(20)
     query = Query(here, max_rows_per_batch=16)
@@ -248,8 +249,10 @@ def test_at_least_once_without_its_checkpoint_the_log_knows(place: MakePlace) ->
     query.out += doubled
     query.crash()
     query.offsets, query.commits = [], 0
+    assert "fresh checkpoint" not in caplog.text
     query.settled()
     assert sorted(query.out) == sorted([*here.written, *doubled])
+    assert caplog.text.count("fresh checkpoint") == 1
     query.reader.stop()
 
 
