@@ -8,9 +8,9 @@ planned it, a batch is what was handed over, all of it, whatever became of the c
 plan and the log alone:
 
 - **Committed**: the query begins after a batch of session S. Of each of its ranges, position and claim decide. If this
-  life has the claim, directly after S and in the same generation, and the position lies in the range, then the range is
-  done: nobody else can have begun there. In every other case the log's position holds, and what lies above it is
-  planned again: at worst it is delivered twice.
+  life has the claim, directly after S (or after claims of its own that follow S) and in the same generation, and the
+  position lies in the range, then the range is done: nobody else can have begun there. In every other case the log's
+  position holds, and what lies above it is planned again: at worst it is delivered twice.
 - **Replayed**: the batch of session S was planned and not committed. A range that this life has the claim of is handed
   over from the position on. One that the position or the generation has passed is done or was moved. One that another
   session has owned since is that session's. All these may be left out for good, because the rule above will never count
@@ -21,10 +21,11 @@ plan and the log alone:
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from marshal_py.client.ranges import ClaimedRange, Ranges, Taken
+from marshal_py.client.ranges import BEGUN_KEPT, ClaimedRange, Ranges, Taken
 from marshal_py.protocol.holdings import Stage
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.member import Member
@@ -85,6 +86,9 @@ class MicroBatches:
         self.handed: dict[str, HandedOver] = before.handed if before is not None else {}  # by end, until committed
         # What is done and not yet told to the log.
         self._proven: dict[TopicPartition, Planned] = before._proven if before is not None else {}
+        if before is not None:
+            for tp, begun in before.ranges.begun.items():
+                ranges.begun[tp] = deque([*begun, *ranges.begun.get(tp, ())], BEGUN_KEPT)
         self._replaying: dict[TopicPartition, Taken] = {}
         self._committed = ""  # key of the newest
 
@@ -117,19 +121,30 @@ class MicroBatches:
         """Moves positions over what earlier claims did, where that can be told now. True if one moved."""
         moved = False
         for tp, proven in list(self._proven.items()):
-            part = self._partition(tp)
-            if part is None or self._passed(part, proven) or self._of_others(part, proven.session):
+            part, epoch = self._partition(tp), self._goes_on_as(tp, proven)
+            if part is None or epoch == NONE or self._passed(part, proven) or self._of_others(part, tp, proven.session):
                 del self._proven[tp]
-            elif part.owner == self.member.session != NONE and part.epoch != proven.epoch:  # else it is being released
+            elif proven.epoch != epoch == part.epoch:  # else it is being released, or its claim is to come
                 lot = self.ranges.lots.get(tp)
-                if part.last_owner != proven.session:
-                    del self._proven[tp]
-                elif lot is not None and lot.taken is None and proven.start <= lot.next_offset < proven.to:
+                if lot is not None and lot.taken is None and proven.start <= lot.next_offset < proven.to:
                     taken = self.ranges.take(self.ranges.range_of(tp, lot.next_offset, proven.to), now)
                     if taken is not None:
                         moved = self.ranges.finish(taken) or moved
                         del self._proven[tp]
         return moved
+
+    def _goes_on_as(self, tp: TopicPartition, planned: Planned) -> int:
+        """The newest claim of this process that follows the planned one; NONE if somebody else's lies in between.
+
+        The planned epoch itself as long as this process has not claimed the partition since.
+        """
+        epoch, session = planned.epoch, planned.session
+        for begun in self.ranges.begun.get(tp, ()):
+            if begun.epoch > epoch:
+                if begun.after != session:
+                    return NONE
+                epoch, session = begun.epoch, begun.session
+        return epoch
 
     def _partition(self, tp: TopicPartition) -> Partition | None:
         group = self.member.group
@@ -139,11 +154,10 @@ class MicroBatches:
         """Whether the log is beyond this range: done, moved by an admin, parked until an admin moves it (F6.5)."""
         return part.generation != planned.generation or part.position >= planned.to or part.parked != ""
 
-    def _of_others(self, part: Partition, session: int) -> bool:
-        """Whether somebody else has the claim, or was the last to have it."""
-        if part.owner in (session, self.member.session):
-            return False
-        return part.owner != NONE or part.last_owner not in (session, self.member.session)
+    def _of_others(self, part: Partition, tp: TopicPartition, session: int) -> bool:
+        """Whether somebody else than `session` and this process has the claim, or was the last to have it."""
+        ours = {session, self.member.session, *(begun.session for begun in self.ranges.begun.get(tp, ()))}
+        return part.owner not in ours if part.owner != NONE else part.last_owner not in ours
 
     # --- the next batch
 
@@ -207,7 +221,7 @@ class MicroBatches:
         elif self._passed(part, planned):
             result.left_out[tp] = f"the group stands at {part.position}" + (" in a newer generation" * (
                 part.generation != planned.generation))  # fmt: skip
-        elif self._of_others(part, planned.session):
+        elif self._of_others(part, tp, planned.session):
             result.left_out[tp] = f"another member has had it since, and the group stands at {part.position}"
         elif part.owner != self.member.session or self.member.session == NONE or tp in self._proven:
             paused = group is not None and group.paused

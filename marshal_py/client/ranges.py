@@ -8,8 +8,9 @@ Marshal's lock held.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, Run
 from marshal_py.protocol.holdings import Claim, Stage
@@ -17,6 +18,8 @@ from marshal_py.protocol.identity import NONE, Instant, Token, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.records import GRANT_OFFSETS_MAX
 from marshal_py.transport.ports import Bounds, Broken, DataSource, OutOfRange
+
+BEGUN_KEPT: Final = 64  # claims of a partition: who has had more since a batch was planned delivers it again
 
 
 class ClaimedRange(NamedTuple):
@@ -44,6 +47,14 @@ class Taken(NamedTuple):
     claim: Claim
     run: Run | None
     first: int
+
+
+class Begun(NamedTuple):
+    """A claim of this process: its epoch and session, and the session that owned the partition directly before."""
+
+    epoch: int
+    session: int
+    after: int
 
 
 class Lot:
@@ -96,6 +107,7 @@ class Ranges:
     def __init__(self, member: Member, incarnation: bytes) -> None:
         self.member, self.incarnation = member, incarnation
         self.lots: dict[TopicPartition, Lot] = {}
+        self.begun: dict[TopicPartition, deque[Begun]] = {}  # the newest claims, in their order, also those that ended
         self.warming: set[TopicPartition] = set()
         self.user_paused: set[TopicPartition] = set()
         self.at_most_once = False  # of the first claim: a group has one mode
@@ -116,6 +128,14 @@ class Ranges:
             self.warming.discard(claim.tp)
             self.at_most_once = isinstance(claim.tracker, AtMostOnce)
             self.lots[claim.tp] = Lot(claim, positions[claim.tp])
+            self._note_begun(claim)
+
+    def _note_begun(self, claim: Claim) -> None:
+        group = self.member.group
+        assert group is not None
+        known = self.begun.setdefault(claim.tp, deque(maxlen=BEGUN_KEPT))
+        if not known or known[-1].epoch < claim.epoch:
+            known.append(Begun(claim.epoch, self.member.session, group.partitions[claim.tp].last_owner))
 
     def drop(self, tps: Iterable[TopicPartition]) -> None:
         """Claims are gone, or their hand-over will not come."""

@@ -179,6 +179,28 @@ def test_a_trigger_beyond_the_handler_timeout_loses_nothing(place: MakePlace) ->
     query.reader.stop()
 
 
+def test_a_batch_that_outlives_two_memberships_comes_once(place: MakePlace) -> None:
+    """Each time the member left as overdue and joined anew while Spark was at the same batch."""
+    here = place(2)
+    here.fill(10)
+    query = Query(here, handler_timeout_s=3.0)
+    assert query.write_ahead()
+    rows = query.read()
+    for _ in range(2):
+        life = query.reader._life
+        assert life is not None
+        until(lambda life=life: life.consumer._station.ended, "the member has left")  # type: ignore[misc]
+        query.read()  # Spark asks again
+        life = query.reader._life
+        assert life is not None
+        until(lambda life=life: len(life.consumer._member.claims) == 2, "it is back")  # type: ignore[misc]
+    query.finish(rows)
+    here.fill(5)
+    query.settled()
+    assert sorted(query.out) == sorted(here.written)
+    query.reader.stop()
+
+
 def test_a_pause_between_the_plan_and_its_tasks_loses_nothing(place: MakePlace) -> None:
     """The batch is what was planned: its ranges were handed over with the plan."""
     here = place(2)
