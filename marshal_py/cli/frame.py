@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import logging
@@ -58,6 +59,9 @@ def example(line: str) -> str:
     return f"\b\nExample:\n  {line}"  # \b: not wrapped, so that it can be copied
 
 
+DISK_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+
+
 def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
     """An error of ours becomes one line on stderr and exit code 1."""
 
@@ -73,6 +77,13 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
             # The reader has gone (`| head`). Python would complain again when it flushes at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from error
+        except OSError as error:
+            if error.filename is not None or error.errno not in DISK_ERRORS:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            say(f"marshal: the output cannot be written ({error.strerror}); what the command has done stays done: look "
+                f"before you run it again")
+            raise typer.Exit(FAILED) from error
 
     return run
 

@@ -97,4 +97,5 @@ def evict(
     if as_json:
         frame.print_json({"group": group, "session": number, "ended_by": by})
     else:
-        print(f"session {number} of group {group!r} has ended: {by}")
+        print(f"session {number} of group {group!r} has ended; it was evicted by {by}" if by else
+              f"session {number} of group {group!r} has ended by itself")  # fmt: skip

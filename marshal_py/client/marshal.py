@@ -154,10 +154,11 @@ class Marshal:
         self._loop.check_alive()
         check_id("group", group)
         names = check_topics(topics)
-        try:
-            chosen = ConsumerOptions(**options)
-        except TypeError as error:
-            raise InvalidOption("consumer()", sorted(options), str(error)) from error
+        unknown = sorted(options.keys() - ConsumerOptions.__dataclass_fields__.keys())
+        if unknown:
+            where = "; client_id is an argument of connect()" if "client_id" in unknown else ""
+            raise InvalidOption("consumer()", unknown, f"no option has such a name{where}")
+        chosen = ConsumerOptions(**options)
         loop = self._loop
         deadline = time.monotonic() + self._timeout_s
         found = self._check(group, names, chosen)

@@ -60,6 +60,11 @@ T = TypeVar("T")
 
 CREATED_TIMEOUT_S: Final = 15.0
 CREATED_POLL_S: Final = 0.05  # metadata spreads within tens of ms
+# A coordinator that has just been elected, or is about to be: of a new cluster, of a group that moves.
+_COORDINATOR_MOVES: Final = frozenset({
+    KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+})  # fmt: skip
+COORDINATOR_PAUSE_S: Final = 0.25  # between two such questions
 COORDINATOR_TIMEOUT_S: Final = 2.0  # A group's coordinator answers in milliseconds; then a new client asks once more.
 NO_TOPIC_ID: Final = str(Uuid(0, 0))  # what brokers answer that are too old for ids
 REQUEST_TIMEOUT_S_MAX: Final = 3_600.0  # the longest that librdkafka takes
@@ -103,13 +108,21 @@ class KafkaAdmin:
         does not.
         """
         first_s = min(COORDINATOR_TIMEOUT_S, self._timeout_s)
-        for patience_s in (first_s, max(LIST_TIMEOUT_S_MIN, self._timeout_s - first_s)):
+        deadline = time.monotonic() + max(self._timeout_s, first_s + LIST_TIMEOUT_S_MIN)
+        late: KafkaException | TimeoutError | None = None
+        patience_s = first_s
+        while late is None or time.monotonic() < deadline:
             client = self._client
             try:
                 return ask(client, REQUEST_TIMEOUT_S_MAX).result(patience_s)
             except TimeoutError as error:
-                late = error
+                late, patience_s = error, max(LIST_TIMEOUT_S_MIN, deadline - time.monotonic())
                 self._replace(client)
+            except KafkaException as error:
+                if code_of(error) not in _COORDINATOR_MOVES:
+                    raise
+                late = error
+                time.sleep(COORDINATOR_PAUSE_S)
         raise late
 
     def _replace(self, client: Asker) -> None:

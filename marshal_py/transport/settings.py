@@ -84,11 +84,21 @@ _FORBIDDEN: Final[Mapping[str, str]] = {
 }
 
 
+PROTOCOLS: Final = frozenset({"PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"})  # before :// librdkafka knows these
+
+
 def from_user(servers: str | Mapping[str, Any]) -> Settings:
     """The caller's settings: a bootstrap string or a mapping of librdkafka's keys. Raises InvalidOption."""
+    if not isinstance(servers, str | Mapping):
+        raise InvalidOption("servers", servers, "a text of host:port, a comma between several, or a mapping")
     given: Settings = {"bootstrap.servers": servers} if isinstance(servers, str) else dict(servers)
-    if not given.get("bootstrap.servers"):
-        raise InvalidOption("bootstrap.servers", given.get("bootstrap.servers"), "name at least one host:port")
+    named = given.get("bootstrap.servers")
+    if not named or not isinstance(named, str):
+        raise InvalidOption("bootstrap.servers", named, "name at least one host:port; a comma between several")
+    for server in named.split(","):
+        scheme, there, _ = server.strip().rpartition("://")
+        if there and scheme.upper() not in PROTOCOLS:
+            raise InvalidOption("bootstrap.servers", server.strip(), "host:port of a broker, no other address")
     return checked(given)
 
 
@@ -105,7 +115,11 @@ def made(client: Callable[[dict[str, Any]], T], configuration: Mapping[str, Any]
     try:
         return client(dict(configuration))
     except (KafkaException, TypeError, ValueError) as error:
-        raise InvalidOption("settings", sorted(configuration), str(error)) from error
+        said = str(error)
+        meant = [key for key in configuration if f'"{key}"' in said or f"'{key}'" in said]
+        if len(meant) == 1:
+            raise InvalidOption(meant[0], configuration[meant[0]], said) from error
+        raise InvalidOption("settings", sorted(configuration), said) from error
 
 
 def log_reader(given: Settings, client_id: str, fetch_wait_ms: int) -> Settings:

@@ -101,6 +101,16 @@ def test_a_line_that_is_no_message_is_named(shell: Shell, line: bytes, why: str)
     assert why in result.stderr
 
 
+@pytest.mark.parametrize("command", [["groups", "ls"], ["doctor"], ["produce", "copy"]])
+def test_a_full_disk_is_one_line_in_every_command(shell: Shell, command: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([*MODULE, *command], env=shell.environment(), stdout=full, stderr=subprocess.PIPE,
+                              stdin=subprocess.DEVNULL, text=True, timeout=DEADLINE_S, check=False)  # fmt: skip
+    assert done.returncode == 1
+    assert "the output cannot be written (No space left on device)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("full", [False, True])
 def test_what_could_not_be_written_out_is_not_acknowledged(shell: Shell, full: bool) -> None:
     """A full disk, or a reader that has gone: the position stays, and the message comes again."""

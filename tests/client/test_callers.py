@@ -146,6 +146,20 @@ def test_the_bounds_themselves_are_allowed(marshal: Marshal, option: str, value:
 def test_an_option_that_does_not_exist(marshal: Marshal) -> None:
     with pytest.raises(InvalidOption, match="hearbeat"):
         marshal.consumer("g", ["t"], hearbeat_interval_s=1)
+    with pytest.raises(InvalidOption, match=r"\['client_id'\] is not allowed.*connect\(\)"):
+        marshal.consumer("g", ["t"], start="earliest", client_id="c")
+
+
+@pytest.mark.parametrize("wrong", [["127.0.0.1:1"], 7, "http://a:1", {"bootstrap.servers": 5}])
+def test_servers_that_are_none_are_named(wrong: Any) -> None:
+    with pytest.raises(InvalidOption, match="servers"):
+        marshal_py.connect(wrong, timeout_s=1.0)
+
+
+def test_a_misspelt_setting_is_named_alone(embedded: EmbeddedGround) -> None:
+    with pytest.raises(InvalidOption) as raised:
+        marshal_py.connect({"bootstrap.servers": embedded.target, "bootsrap": "x"}, timeout_s=5.0)
+    assert str(raised.value).startswith("bootsrap='x'")
 
 
 @pytest.mark.parametrize(

@@ -116,3 +116,21 @@ def test_a_client_that_is_replaced_still_answers_others(brokers: Broker) -> None
     assert admin._client is not before
     assert [old for _, old in admin._replaced] == [before]
     assert asker({"bootstrap.servers": brokers.bootstrap_servers}, "c").listen().words == ""
+
+
+def test_a_coordinator_that_has_just_been_elected_is_asked_again() -> None:
+    """A new cluster's first answers about a group: nobody is its coordinator yet."""
+    codes = [KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS]
+
+    def ask(client: object, timeout_s: float) -> Future[Any]:
+        return failed(codes.pop(0)) if codes else done("described")
+
+    with Broker() as broker:
+        admin = KafkaDoor(broker.bootstrap_servers, 10.0).admin()
+        try:
+            assert admin._of_group(ask) == "described"
+            codes.append(KafkaError.GROUP_AUTHORIZATION_FAILED)
+            with pytest.raises(KafkaException):
+                admin._of_group(ask)
+        finally:
+            admin.close()
