@@ -16,8 +16,8 @@ from marshal_py.client.marshal import connect
 from marshal_py.client.signals import stop_on_signals
 from marshal_py.errors import MarshalError
 
-# Claims and losses are written down where they happen.
-TOLD_ELSEWHERE: Final = frozenset({"claimed", "lost", "released", "joined", "topology"})
+# Claims and losses are written down where they happen; what is being revoked is lost within milliseconds here.
+TOLD_ELSEWHERE: Final = frozenset({"claimed", "lost", "released", "revoking", "joined", "topology"})
 
 
 def consume(task: Task, journal: Journal) -> None:
