@@ -78,7 +78,6 @@ class Flow:
             if buffer is None or start is None or start > position or not self.source.fetching(tp):
                 buffer = self.buffers[tp] = Buffer(tp, position)
                 fresh[tp] = position
-            self._check_inherited(claim)
             buffer.open(claim, position)
             buffer.next_offset = max(buffer.next_offset, position)
             if tp in self.user_paused:
@@ -91,13 +90,6 @@ class Flow:
             self.source.assign(fresh)
         for tp in self.user_paused & fresh.keys():
             self._hold_back(self.buffers[tp])
-
-    def _check_inherited(self, claim: Claim) -> None:
-        """D1: what earlier owners finished above the position counts only if the partition reaches that far."""
-        if isinstance(claim.tracker, AtLeastOnce) and claim.tracker.finished_to() > 0:
-            end = self.source.end_offset(claim.tp)
-            if 0 <= end < claim.tracker.finished_to():
-                claim.tracker.discard_inherited()
 
     def drop(self, tps: Iterable[TopicPartition]) -> None:
         """Claims are gone, or nothing is fetched ahead any more."""
@@ -166,8 +158,6 @@ class Flow:
                 continue
             if buffer.held_back:
                 continue  # fetched before the source was told; it will be fetched again
-            if buffer.claim is not None:
-                self._check_inherited(buffer.claim)
             buffer.add(messages)
             grown.append(buffer)
         room = self._room()

@@ -15,6 +15,7 @@ from msgspec import structs
 from marshal_py.client import evidence
 from marshal_py.client.event_log import EventLog
 from marshal_py.client.flow import Flow
+from marshal_py.client.inherited import Inherited
 from marshal_py.client.metrics import Tally
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.ranges import Ranges, UnfetchedSource
@@ -51,6 +52,7 @@ class Station:
         self.loop, self.log, self.member, self.options = loop, log, member, options
         self.source: DataSource | UnfetchedSource = source
         self.flow: Flow | Ranges = Flow(member, source, options, loop.lock, incarnation, loop.clock.now)
+        self.inherited = Inherited(self)
         self.incarnation = incarnation
         self.group_key = member.name.encode()
         self.error: MarshalError | None = None  # raised to the user once, then kept as the reason of the end
@@ -81,6 +83,7 @@ class Station:
         ranges.adopt(self.member.claims.values())
         ranges.warming.update(tp for tp, buffer in self.flow.buffers.items() if buffer.claim is None)
         self.flow.drop([*self.flow.buffers])
+        self.inherited.drop([*self.member.claims.values()])
         self.flow, self.source = ranges, source
         self.called()
         return ranges
@@ -145,14 +148,15 @@ class Station:
         if now.mono_ms >= self._ends_due_ms:
             self._ends_due_ms = now.mono_ms + self.member.third_ms
             if isinstance(self.flow, Ranges) and self.flow.looked_at():
-                self._submit("the ends of partitions", self._look_at_ends)
+                self.submit("the ends of partitions", self._look_at_ends)
             for claim in self.member.claims.values():
                 claim.end_offset = self.end_offset(claim.tp)
+            self.inherited.look()
             if self.unplaced:
-                self._submit("the bounds of partitions", self._place)
+                self.submit("the bounds of partitions", self._place)
         for refused in self.source.out_of_range():
             self.unplaced[refused.tp] = refused
-            self._submit("the bounds of partitions", self._place)
+            self.submit("the bounds of partitions", self._place)
         for tp, reason, _, for_good in self.source.broken():
             nothing_left = self.member.refusals.give_up(tp, reason, now)
             if for_good and nothing_left:  # the user must know
@@ -170,6 +174,7 @@ class Station:
     def execute(self, ready: Ready, now: Instant) -> None:
         self.tally.count(ready)
         if ready.lost or ready.cool:
+            self.inherited.drop([claim for claim, _ in ready.lost])
             gone = [claim.tp for claim, _ in ready.lost] + ready.cool
             self.flow.drop(gone)
             self.cold.difference_update(gone)
@@ -180,20 +185,16 @@ class Station:
             value = codec.encode(record, self.member.name, self.incarnation, version)
             self.loop.outbox.put(self.log, self.group_key, (value,), self._refused)
         if ready.claimed:
-            group = self.member.group
-            assert group is not None
-            live = [claim for claim in ready.claimed if claim.epoch in self.member.claims]
-            self.flow.open(live, {claim.tp: group.partitions[claim.tp].position for claim in live})
-            self.cold.difference_update(claim.tp for claim in live)
+            self.inherited.open([claim for claim in ready.claimed if claim.epoch in self.member.claims])
         for tp, position in ready.warm:
             self.flow.warm(tp, position)
             self.cold.add(tp)
         if ready.resolve:
             self._to_resolve += ready.resolve
-            self._submit("where partitions begin", self._resolve)
+            self.submit("where partitions begin", self._resolve)
         if ready.mirror and self.options.mirror_offsets:
             self._to_mirror |= ready.mirror
-            self._submit("the copy of positions", self._mirror)
+            self.submit("the copy of positions", self._mirror)
         if ready.refold != NONE:
             self.loop.upkeep.refold(self, ready.refold)
         self._tell(ready)
@@ -252,7 +253,7 @@ class Station:
 
     # --- on the worker thread, without the lock
 
-    def _submit(self, what: str, task: Callable[[], None]) -> None:
+    def submit(self, what: str, task: Callable[[], None]) -> None:
         """Runs `task` on the worker, once for all that gathers until then."""
         self.worker.submit(f"group {self.member.name}: {what}", task)
 
@@ -357,7 +358,7 @@ class Station:
 
     def look_at_topics(self) -> None:
         """Has the worker ask the cluster about this consumer's topics."""
-        self._submit("the look at topics", self._refresh_topology)
+        self.submit("the look at topics", self._refresh_topology)
 
     def _refresh_topology(self) -> None:
         """What Kafka says of the topics: growth becomes a Topology record (F9.1), another id parks (D10)."""

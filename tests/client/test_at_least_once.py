@@ -9,7 +9,18 @@ import pytest
 
 from marshal_py import Consumer
 from marshal_py.protocol.records import Note, ReleasingPartition
-from tests.support.fronts import Ground, Keeper, MemoryGround, collect, joined, owns, places, positions, until
+from tests.support.fronts import (
+    INTERVAL_S,
+    Ground,
+    Keeper,
+    MemoryGround,
+    collect,
+    joined,
+    owns,
+    places,
+    positions,
+    until,
+)
 
 
 def test_acks_in_any_order_move_the_position_to_the_lowest_unfinished(ground: Ground) -> None:
@@ -20,6 +31,24 @@ def test_acks_in_any_order_move_the_position_to_the_lowest_unfinished(ground: Gr
         for done, position in ((4, 0), (1, 0), (0, 2), (3, 2), (2, 5)):
             assert messages[done].ack() is True
             assert positions(consumer) == {0: position}
+
+
+@pytest.mark.parametrize("known_end", [2, -1, 10])
+def test_what_is_finished_above_the_position_is_skipped_however_old_the_known_end_is(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, known_end: int
+) -> None:
+    """D1: a partition that was fetched ahead and held back knows an end from before the owner went on."""
+    topic, group = ground.topic(), ground.group()
+    ground.fill(topic, 0, 10)
+    with ground.connect() as marshal:
+        with joined(marshal, group, [topic]) as consumer:
+            for message in collect(consumer, 10, ack=False)[1:]:
+                message.ack()
+        second = marshal.consumer(group, [topic], heartbeat_interval_s=INTERVAL_S)
+        monkeypatch.setattr(second._station.source, "end_offset", lambda tp: known_end)
+        with second:
+            assert [message.offset for message in collect(second, 1)] == [0]
+            assert second.next(expires_s=0.5) is None, "the others were finished"
 
 
 def test_an_ack_from_another_thread_counts(ground: Ground) -> None:
