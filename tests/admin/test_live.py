@@ -86,6 +86,7 @@ class Scene:
                         for n in "ab"]  # fmt: skip
 
     def await_total(self, count: int) -> None:
+        wait_until(lambda: all(worker.consumer is not None for worker in self.workers), "both have joined")
         wait_until(lambda: self.seen.total() >= count, f"{count} deliveries")
 
     def stop(self) -> None:
