@@ -90,7 +90,7 @@ class MicroBatches:
             for tp, begun in before.ranges.begun.items():
                 ranges.begun[tp] = deque([*begun, *ranges.begun.get(tp, ())], BEGUN_KEPT)
         self._replaying: dict[TopicPartition, Taken] = {}
-        self._committed = ""  # key of the newest
+        self._committed: str = before._committed if before is not None else ""  # key of the newest
 
     # --- the query has committed
 
@@ -178,12 +178,16 @@ class MicroBatches:
             wanted = [each.range for each in taken_now]
         if not wanted:
             return start
-        end = {"b": start["b"] + 1, "i": self.incarnation.hex(), "s": self.member.session,
-               "r": {f"{one.topic}:{one.partition}": [one.token.epoch, one.generation, one.start, one.to]
-                     for one in sorted(wanted)}}  # fmt: skip
+        end = self.end_of(start, wanted)
         if not self.at_most_once:
-            self.handed[key_of(end)] = HandedOver(self.member.session, taken_now)
+            self.hand_over(end, taken_now)
         return end
+
+    def end_of(self, start: End, planned: Sequence[ClaimedRange]) -> End:
+        """The end offset that holds this plan."""
+        ranges = {f"{one.topic}:{one.partition}": [one.token.epoch, one.generation, one.start, one.to]
+                  for one in sorted(planned)}  # fmt: skip
+        return {"b": start["b"] + 1, "i": self.incarnation.hex(), "s": self.member.session, "r": ranges}
 
     def handed_over(self, end: End) -> list[Taken] | None:
         """What the batch holds; None if this life did not hand it over."""
@@ -191,7 +195,7 @@ class MicroBatches:
         return None if found is None else found.taken
 
     def hand_over(self, end: End, taken: list[Taken]) -> None:
-        """What was granted of a batch, or replayed."""
+        """These ranges are with the query: planned, granted or replayed."""
         self.handed[key_of(end)] = HandedOver(self.member.session, taken)
 
     # --- a batch that an earlier life planned

@@ -34,11 +34,7 @@ def _left_to_partitions() -> list[Patch]:
     """The plan hands nothing over; what the gate refuses when tasks are made is left out, and acked with the rest."""
 
     def plan(self: MicroBatches, start: End, available: Sequence[ClaimedRange], now: Instant) -> End:
-        if not available:
-            return start
-        return {"b": start["b"] + 1, "i": self.incarnation.hex(), "s": self.member.session,
-                "r": {f"{one.topic}:{one.partition}": [one.token.epoch, one.generation, one.start, one.to]
-                      for one in sorted(available)}}  # fmt: skip
+        return self.end_of(start, available) if available else start
 
     def replay(self: MicroBatches, end: End, now: Instant) -> Replay:
         taken: list[Taken] = []

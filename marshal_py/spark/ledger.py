@@ -192,9 +192,9 @@ class Ledger:
                     mine = self._unfenced(spans)
                     if not mine:
                         break
-                    entry = self.begin(mine)
-                    handle(entry.new_rows(_only(kept, spans, mine)), entry)
                     try:
+                        entry = self.begin(mine)
+                        handle(entry.new_rows(_only(kept, spans, mine)), entry)
                         entry.commit()
                         break
                     except (LedgerMoved, WriteFenced):

@@ -40,7 +40,7 @@ _PASSING: Final = frozenset({
 _REFUSALS: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
 
 LEARN_TIMEOUT_S: Final = 10.0
-LEARN_RUNNING_S: Final = 1.0  # while partitions are fetched, for nothing is fetched meanwhile; librdkafka looks itself
+LEARN_RUNNING_S: Final = 1.0  # while partitions are fetched: nothing is fetched meanwhile
 # The client is held no longer by one poll: an assignment waits for its end. 50 looks per second and idle consumer.
 POLL_SLICE_S: Final = 0.02
 ENDS_S: Final = 0.1  # between two rounds of notes about the ends of the partitions: lag and hand-overs need no more
@@ -131,9 +131,14 @@ class KafkaSource:
                 self._use(partial(self._learn, topic))
 
     def _learn(self, topic: str) -> None:
-        timeout_s = LEARN_RUNNING_S if self._assignments.fetched else LEARN_TIMEOUT_S
+        if self._assignments.fetched:
+            # The answer may wait behind a fetch on the same connection, `fetch.wait.max.ms` long, so it is not asked in
+            # slices. Without an answer librdkafka learns it at its own next look.
+            with contextlib.suppress(KafkaException):
+                self._consumer.list_topics(topic, timeout=LEARN_RUNNING_S)
+            return
         try:
-            metadata(self._consumer, topic, timeout_s)
+            metadata(self._consumer, topic, LEARN_TIMEOUT_S)
         except KafkaException as error:
             raise ClusterUnreachable(self._servers, f"metadata of {topic}", str(error.args[0])) from error
 
