@@ -21,7 +21,8 @@ from bench.replay import spark_session
 from bench.stand import Result, Stand, ratio, spread
 from marshal_py.client.observer import Observer
 from marshal_py.protocol.records import Heartbeat
-from marshal_py.spark.ranges import READ_TIMEOUT_S, SCHEMA, Piece, RangePartition, kafka_options, read_range
+from marshal_py.spark.options import READ_TIMEOUT_S, kafka_options
+from marshal_py.spark.ranges import SCHEMA, Piece, RangePartition, read_range
 from marshal_py.transport.kafka import KafkaDoor
 
 if TYPE_CHECKING:

@@ -14,21 +14,22 @@ if TYPE_CHECKING:
 
 
 class DefaultSource(DataSource):
-    """A structured stream that is a member of a group; marshal_py/spark/source.py has the options."""
+    """A structured stream that is a member of a group; marshal_py/spark/options.py has the options."""
 
     @classmethod
     def name(cls) -> str:
         return "marshal"
 
     def schema(self) -> str:
+        from marshal_py.spark.options import StreamOptions
         from marshal_py.spark.ranges import SCHEMA
-        from marshal_py.spark.source import StreamOptions
 
         StreamOptions.of(self.options)  # a wrong option is named at load(), before a query starts
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> StreamReader:
-        from marshal_py.spark.source import StreamOptions, StreamReader
+        from marshal_py.spark.options import StreamOptions
+        from marshal_py.spark.source import StreamReader
 
         return StreamReader(StreamOptions.of(self.options))
 

@@ -87,7 +87,7 @@ def report(
     """
     require_spark()
     from marshal_py.spark import reports
-    from marshal_py.spark.ranges import as_options
+    from marshal_py.spark.options import as_options
 
     moment = None if at is None else _time(at)
     options = {name: text for name, text in (("group", group), ("since", since), ("until", until)) if text is not None}

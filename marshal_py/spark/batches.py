@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Final, Self
 from marshal_py.client.planner import ClaimedBatch
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.identity import Token, TopicPartition
-from marshal_py.spark.ranges import READ_TIMEOUT_S, as_options, pieces_of, ranges_json
+from marshal_py.spark.options import READ_TIMEOUT_S, as_options
+from marshal_py.spark.ranges import pieces_of, ranges_json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

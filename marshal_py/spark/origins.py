@@ -27,7 +27,7 @@ from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import OFFSET_MAX, Genesis
 from marshal_py.spark.beginnings import root_among
 from marshal_py.spark.columns import RAW, moments_ms
-from marshal_py.spark.ranges import kafka_options
+from marshal_py.spark.options import kafka_options
 from marshal_py.transport.dump import Reader
 from marshal_py.transport.kafka import KafkaDoor
 from marshal_py.transport.ports import Bounds

@@ -28,6 +28,7 @@ from marshal_py.errors import (
     RangeLost,
     RangeReadTwice,
 )
+from marshal_py.spark.options import READ_TIMEOUT_S, check_names, flag, kafka_options, number
 from marshal_py.transport import settings
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ ARROW_SCHEMA: Final = pa.schema([
 OPTIONS: Final = ("ranges", "bootstrap.servers", "read_timeout_s", "once")
 BATCH_ROWS: Final = 10_000  # of one Arrow batch; from 1,000 to 50,000 it makes no difference
 POLL_S: Final = 1.0  # a waiting task looks up so often
-READ_TIMEOUT_S: Final = 60.0  # without progress; a broker that restarts is back within seconds
 READER_ID: Final = "marshal-spark"  # client id, and the group id that librdkafka wants; nothing is committed under it
 
 # A task reads its range as fast as it can and ends: librdkafka's defaults are made for consumers that stay (measured:
@@ -104,50 +104,6 @@ def _pieces(text: str | None) -> list[Piece]:
         if not 0 <= piece.start <= piece.to or piece.partition < 0:
             raise InvalidOption("ranges", list(piece), "0 <= start <= to, and a partition from 0 on")
     return pieces
-
-
-def kafka_options(options: Mapping[str, str]) -> settings.Settings:
-    """librdkafka's settings among the options of a source: `bootstrap.servers` and everything behind `kafka.`."""
-    given: settings.Settings = {key[6:]: value for key, value in options.items() if key.startswith("kafka.")}
-    servers = options.get("bootstrap.servers", given.get("bootstrap.servers", ""))
-    return settings.from_user({**given, "bootstrap.servers": servers})
-
-
-def as_options(given: Mapping[str, Any]) -> dict[str, str]:
-    """The reverse of `kafka_options`: options are texts. Raises InvalidOption for callbacks and other objects."""
-    options: dict[str, str] = {}
-    for key, value in given.items():
-        if not isinstance(value, str | int | float):
-            raise InvalidOption(key, value, "executors take settings that are texts or numbers; callbacks stay behind")
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        options["bootstrap.servers" if key == "bootstrap.servers" else f"kafka.{key}"] = text
-    return options
-
-
-def check_names(options: Mapping[str, str], known: Sequence[str]) -> None:
-    """Raises InvalidOption for an option that nobody reads: it is a slip of the pen, or meant for another source."""
-    for name in options:
-        if name not in known and not name.startswith("kafka."):
-            raise InvalidOption(name, options[name], f"kafka.* or one of {', '.join(sorted(known))}")
-
-
-def number(options: Mapping[str, str], name: str, default: float, least: float) -> float:
-    """The option as a number. Raises InvalidOption."""
-    try:
-        value = float(options.get(name, default))
-    except ValueError:
-        value = float("nan")
-    if not least <= value < float("inf"):
-        raise InvalidOption(name, options.get(name), f"a number, {least:g} or more")
-    return value
-
-
-def flag(options: Mapping[str, str], name: str, default: bool = False) -> bool:
-    """The option as a yes or no. Raises InvalidOption."""
-    value = options.get(name, "true" if default else "false").lower()
-    if value not in ("true", "false"):
-        raise InvalidOption(name, options.get(name), "true or false")
-    return value == "true"
 
 
 class RangesReader(DataSourceReader):

@@ -22,7 +22,6 @@ import logging
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -33,23 +32,13 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from marshal_py.client.marshal import CONNECT_TIMEOUT_S, connect
+from marshal_py.client.marshal import connect
 from marshal_py.client.microbatches import FIRST, MicroBatches, key_of
-from marshal_py.client.options import COORDINATION_TOPIC, ConsumerOptions, check_topics
 from marshal_py.client.ranges import ClaimedRange
 from marshal_py.errors import BatchOverdue, ClusterUnreachable, InvalidOption
-from marshal_py.protocol.identity import TopicPartition, check_id
-from marshal_py.spark.ranges import (
-    READ_TIMEOUT_S,
-    RangePartition,
-    check_names,
-    flag,
-    kafka_options,
-    number,
-    pieces_of,
-    read_range,
-)
-from marshal_py.transport.soundness import COORDINATION_PARTITIONS
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.spark.options import StreamOptions
+from marshal_py.spark.ranges import RangePartition, pieces_of, read_range
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,64 +47,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("marshal_py.spark")
 
-MAX_ROWS: Final = 1_000_000  # a batch of a few seconds: in at-least-once mode a crash makes it twice
 RELEASE_S: Final = 2.0  # what stop() may take; Spark kills the process some time after it asked
-
-_TEXTS: Final = ("delivery", "policy", "member", "start", "start_fallback")
-_NUMBERS: Final = ("heartbeat_interval_s", "handler_timeout_s")
-_COUNTS: Final = ("max_claims", "capacity")
-_FLAGS: Final = ("fast_reclaim", "join_live_kafka_group", "mirror_offsets")
-_OWN: Final = ("group", "topics", "bootstrap.servers", "client_id", "max_rows_per_batch", "read_timeout_s",
-               "coordination_topic", "coordination_partitions", "connect_timeout_s")  # fmt: skip
-OPTIONS: Final = (*_OWN, *_TEXTS, *_NUMBERS, *_COUNTS, *_FLAGS)
-
-
-@dataclass(frozen=True)
-class StreamOptions:
-    """The options of a stream, checked: `group`, `topics` (comma-separated), `bootstrap.servers`, `kafka.*`, ..."""
-
-    group: str
-    topics: tuple[str, ...]
-    client_id: str | None
-    rows_max: int
-    read_timeout_s: float
-    connect_timeout_s: float
-    coordination_topic: str
-    coordination_partitions: int
-    kafka: Mapping[str, Any]
-    consumer: Mapping[str, Any]  # of ConsumerOptions
-
-    @classmethod
-    def of(cls, options: Mapping[str, str]) -> StreamOptions:
-        """Raises InvalidOption, InvalidName."""
-        check_names(options, OPTIONS)
-        for name in ("group", "topics", "bootstrap.servers"):
-            if not options.get(name):
-                raise InvalidOption(name, options.get(name), "it must be given")
-        topics = check_topics([topic.strip() for topic in options["topics"].split(",") if topic.strip()])
-        consumer: dict[str, Any] = {name: options[name] for name in _TEXTS if name in options}
-        consumer |= {name: number(options, name, 0, 0) for name in _NUMBERS if name in options}
-        consumer |= {name: _count(options, name, 0) for name in _COUNTS if name in options}
-        consumer |= {name: flag(options, name) for name in _FLAGS if name in options}
-        ConsumerOptions(**consumer)
-        return cls(
-            check_id("group", options["group"]), topics, options.get("client_id"),
-            _count(options, "max_rows_per_batch", MAX_ROWS), number(options, "read_timeout_s", READ_TIMEOUT_S, 1.0),
-            number(options, "connect_timeout_s", CONNECT_TIMEOUT_S, 1.0),
-            options.get("coordination_topic", COORDINATION_TOPIC),
-            _count(options, "coordination_partitions", COORDINATION_PARTITIONS), kafka_options(options), consumer,
-        )  # fmt: skip
-
-    @property
-    def at_most_once(self) -> bool:
-        return self.consumer.get("delivery") == "at_most_once"
-
-
-def _count(options: Mapping[str, str], name: str, default: int) -> int:
-    text = options.get(name, str(default))
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise InvalidOption(name, text, "a whole number from 1 on")
-    return int(text)
 
 
 class Life:

@@ -11,8 +11,8 @@ import pytest
 from marshal_py import errors
 from marshal_py.spark import Ledger
 from marshal_py.spark.log import STATE_TABLES
+from marshal_py.spark.options import OPTIONS
 from marshal_py.spark.reports import QUESTIONS
-from marshal_py.spark.source import OPTIONS
 from marshal_py.spark.streams import PROVIDER
 from tests.spark.place import Place
 from tests.support.kafka import Cluster, TopicFactory

@@ -13,13 +13,12 @@ from pyspark import TaskContext, cloudpickle
 from marshal_py.client.ranges import ClaimedRange
 from marshal_py.errors import ClusterUnreachable, InvalidOption, RangeLost, RangeReadTwice
 from marshal_py.protocol.identity import Token
+from marshal_py.spark.options import as_options, kafka_options
 from marshal_py.spark.ranges import (
     ARROW_SCHEMA,
     Piece,
     RangePartition,
     RangesReader,
-    as_options,
-    kafka_options,
     pieces_of,
     ranges_json,
 )

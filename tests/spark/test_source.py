@@ -15,7 +15,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles, Rea
 import marshal_py
 from marshal_py.errors import ClusterUnreachable, InvalidName, InvalidOption, MarshalError
 from marshal_py.protocol.records import ClaimingMessages
-from marshal_py.spark.source import StreamOptions, StreamReader
+from marshal_py.spark.options import StreamOptions
+from marshal_py.spark.source import StreamReader
 from pyspark_marshal import DefaultSource
 from tests.spark.place import Place
 from tests.support.fronts import Keeper, places, until

@@ -1,0 +1,117 @@
+"""The options of the sources for Kafka: texts as Spark hands them over, checked and made into values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from marshal_py.client.marshal import CONNECT_TIMEOUT_S
+from marshal_py.client.options import COORDINATION_TOPIC, ConsumerOptions, check_topics
+from marshal_py.errors import InvalidOption
+from marshal_py.protocol.identity import check_id
+from marshal_py.transport import settings
+from marshal_py.transport.soundness import COORDINATION_PARTITIONS
+
+MAX_ROWS: Final = 1_000_000  # a batch of a few seconds: in at-least-once mode a crash makes it twice
+READ_TIMEOUT_S: Final = 60.0  # without progress; a broker that restarts is back within seconds
+
+_TEXTS: Final = ("delivery", "policy", "member", "start", "start_fallback")
+_NUMBERS: Final = ("heartbeat_interval_s", "handler_timeout_s")
+_COUNTS: Final = ("max_claims", "capacity")
+_FLAGS: Final = ("fast_reclaim", "join_live_kafka_group", "mirror_offsets")
+_OWN: Final = ("group", "topics", "bootstrap.servers", "client_id", "max_rows_per_batch", "read_timeout_s",
+               "coordination_topic", "coordination_partitions", "connect_timeout_s")  # fmt: skip
+OPTIONS: Final = (*_OWN, *_TEXTS, *_NUMBERS, *_COUNTS, *_FLAGS)
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """The options of a stream, checked: `group`, `topics` (comma-separated), `bootstrap.servers`, `kafka.*`, ..."""
+
+    group: str
+    topics: tuple[str, ...]
+    client_id: str | None
+    rows_max: int
+    read_timeout_s: float
+    connect_timeout_s: float
+    coordination_topic: str
+    coordination_partitions: int
+    kafka: Mapping[str, Any]
+    consumer: Mapping[str, Any]  # of ConsumerOptions
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> StreamOptions:
+        """Raises InvalidOption, InvalidName."""
+        check_names(options, OPTIONS)
+        for name in ("group", "topics", "bootstrap.servers"):
+            if not options.get(name):
+                raise InvalidOption(name, options.get(name), "it must be given")
+        topics = check_topics([topic.strip() for topic in options["topics"].split(",") if topic.strip()])
+        consumer: dict[str, Any] = {name: options[name] for name in _TEXTS if name in options}
+        consumer |= {name: number(options, name, 0, 0) for name in _NUMBERS if name in options}
+        consumer |= {name: _count(options, name, 0) for name in _COUNTS if name in options}
+        consumer |= {name: flag(options, name) for name in _FLAGS if name in options}
+        ConsumerOptions(**consumer)
+        return cls(
+            check_id("group", options["group"]), topics, options.get("client_id"),
+            _count(options, "max_rows_per_batch", MAX_ROWS), number(options, "read_timeout_s", READ_TIMEOUT_S, 1.0),
+            number(options, "connect_timeout_s", CONNECT_TIMEOUT_S, 1.0),
+            options.get("coordination_topic", COORDINATION_TOPIC),
+            _count(options, "coordination_partitions", COORDINATION_PARTITIONS), kafka_options(options), consumer,
+        )  # fmt: skip
+
+    @property
+    def at_most_once(self) -> bool:
+        return self.consumer.get("delivery") == "at_most_once"
+
+
+def _count(options: Mapping[str, str], name: str, default: int) -> int:
+    text = options.get(name, str(default))
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise InvalidOption(name, text, "a whole number from 1 on")
+    return int(text)
+
+
+def kafka_options(options: Mapping[str, str]) -> settings.Settings:
+    """librdkafka's settings among the options of a source: `bootstrap.servers` and everything behind `kafka.`."""
+    given: settings.Settings = {key[6:]: value for key, value in options.items() if key.startswith("kafka.")}
+    servers = options.get("bootstrap.servers", given.get("bootstrap.servers", ""))
+    return settings.from_user({**given, "bootstrap.servers": servers})
+
+
+def as_options(given: Mapping[str, Any]) -> dict[str, str]:
+    """The reverse of `kafka_options`: options are texts. Raises InvalidOption for callbacks and other objects."""
+    options: dict[str, str] = {}
+    for key, value in given.items():
+        if not isinstance(value, str | int | float):
+            raise InvalidOption(key, value, "executors take settings that are texts or numbers; callbacks stay behind")
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        options["bootstrap.servers" if key == "bootstrap.servers" else f"kafka.{key}"] = text
+    return options
+
+
+def check_names(options: Mapping[str, str], known: Sequence[str]) -> None:
+    """Raises InvalidOption for an option that nobody reads: it is a slip of the pen, or meant for another source."""
+    for name in options:
+        if name not in known and not name.startswith("kafka."):
+            raise InvalidOption(name, options[name], f"kafka.* or one of {', '.join(sorted(known))}")
+
+
+def number(options: Mapping[str, str], name: str, default: float, least: float) -> float:
+    """The option as a number. Raises InvalidOption."""
+    try:
+        value = float(options.get(name, default))
+    except ValueError:
+        value = float("nan")
+    if not least <= value < float("inf"):
+        raise InvalidOption(name, options.get(name), f"a number, {least:g} or more")
+    return value
+
+
+def flag(options: Mapping[str, str], name: str, default: bool = False) -> bool:
+    """The option as a yes or no. Raises InvalidOption."""
+    value = options.get(name, "true" if default else "false").lower()
+    if value not in ("true", "false"):
+        raise InvalidOption(name, options.get(name), "true or false")
+    return value == "true"
