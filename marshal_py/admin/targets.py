@@ -11,9 +11,9 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
+from marshal_py.client.starts import time_ms
 from marshal_py.errors import InvalidOption, PositionOutOfRange
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import OFFSET_MAX
@@ -48,12 +48,9 @@ def parse(text: str) -> Target:
     if _DIGITS.fullmatch(text) and int(text) <= OFFSET_MAX:
         return Target(OFFSET, int(text))
     try:
-        when = datetime.fromisoformat(text)
+        return Target(TIME, time_ms(text))
     except ValueError as error:
         raise InvalidOption("to", text, WORDS) from error
-    if when.tzinfo is None:
-        when = when.replace(tzinfo=UTC)
-    return Target(TIME, max(0, round(when.timestamp() * 1000)))
 
 
 def shift(by: int) -> Target:

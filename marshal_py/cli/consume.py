@@ -25,8 +25,8 @@ def consume(
     delivery: Annotated[Literal["at_least_once", "at_most_once"], typer.Option(help="Which promise.")]
     = "at_least_once",
     client_id: Annotated[str | None, typer.Option(help="Unique per live process; made up if left out.")] = None,
-    start: Annotated[Literal["committed", "earliest", "latest"],
-                     typer.Option(help="Where partitions begin that the group has never read.")] = "committed",
+    start: Annotated[str, typer.Option(metavar="committed|earliest|latest|TIME|JSON",
+                                       help="Where partitions begin that the group has never read.")] = "committed",
     heartbeat_interval: Annotated[float, typer.Option(metavar="SECONDS", help="Take-over takes about two of these.")]
     = HEARTBEAT_INTERVAL_S,
     max_messages: Annotated[int | None, typer.Option(min=1, help="Stop after so many.")] = None,

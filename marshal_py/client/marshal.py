@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
+from marshal_py.client import starts
 from marshal_py.client.callbacks import Callbacks
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.ending import LEAVE_TIMEOUT_S
@@ -130,11 +131,11 @@ class Marshal:
         """Joins `group` as a consumer of `topics`; returns once the group has it.
 
         Options are those of ConsumerOptions: delivery ("at_least_once" | "at_most_once"), policy, member,
-        heartbeat_interval_s=2.0, max_claims, capacity, fast_reclaim, start ("committed" | "earliest" | "latest"),
-        start_fallback, on_topic_recreated ("fail" | "earliest"), handler_timeout_s=300, hand_over_timeout_s=30,
-        unacked_max, prefetch_messages, prefetch_bytes, grant_messages, deliver_late, join_live_kafka_group,
-        mirror_offsets, on_claim(info), on_revoking(info), on_lost(info, reason), key_deserializer,
-        value_deserializer, settings (librdkafka's, for the data consumer).
+        heartbeat_interval_s=2.0, max_claims, capacity, fast_reclaim, start ("committed" | "earliest" | "latest" | an
+        ISO-8601 time | offsets as JSON), start_fallback, on_topic_recreated ("fail" | "earliest"),
+        handler_timeout_s=300, hand_over_timeout_s=30, unacked_max, prefetch_messages, prefetch_bytes, grant_messages,
+        deliver_late, join_live_kafka_group, mirror_offsets, on_claim(info), on_revoking(info), on_lost(info, reason),
+        key_deserializer, value_deserializer, settings (librdkafka's, for the data consumer).
         grant_messages is the upper bound of a grant in at-most-once mode: about a second's work is granted at a time.
 
         on_claim, on_revoking and on_lost run one after the other on the thread "marshal-callbacks" of this Marshal, in
@@ -159,6 +160,7 @@ class Marshal:
             where = "; client_id is an argument of connect()" if "client_id" in unknown else ""
             raise InvalidOption("consumer()", unknown, f"no option has such a name{where}")
         chosen = ConsumerOptions(**options)
+        starts.check_topics(chosen.start, names)
         loop = self._loop
         deadline = time.monotonic() + self._timeout_s
         found = self._check(group, names, chosen)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from marshal_py.client import starts
 from marshal_py.client.info import ClaimInfo
 from marshal_py.client.policy import Policy
 from marshal_py.errors import InvalidName, InvalidOption
@@ -23,7 +24,6 @@ from marshal_py.protocol.records import (
 
 Delivery = Literal["at_least_once", "at_most_once"]
 OnTopicRecreated = Literal["fail", "earliest"]
-Start = Literal["committed", "earliest", "latest"]
 
 HEARTBEAT_INTERVAL_S: Final = 2.0  # fail-over in about two of these; a third of it is one small record per consumer
 HANDLER_TIMEOUT_S: Final = 300.0  # Kafka's max.poll.interval: long for a handler, short for a hung one
@@ -52,6 +52,9 @@ class ConsumerOptions:
     `grant_messages` is an upper bound for one grant of one partition, in at-most-once mode. Grants follow the handler:
     about a second's work, shared by the partitions, at least one message each. A crash loses up to two per partition.
 
+    `start`: where partitions begin that the group has no position of: a word, a time, or offsets (starts.py). A time
+    begins at the first message that is not older, else at the end.
+
     `hand_over_timeout_s`: how long a partition that is to go to another member waits for its handlers, which
     `on_revoking` has told. Then it goes, and what they hold comes again in at-least-once mode. None: 30 s, or
     `handler_timeout_s` if that is shorter; for a consumer that plans ranges `handler_timeout_s`.
@@ -64,7 +67,7 @@ class ConsumerOptions:
     max_claims: int | None = None
     capacity: int = 1
     fast_reclaim: bool = False
-    start: Start = "committed"
+    start: str = starts.COMMITTED
     start_fallback: Literal["earliest", "latest"] = "latest"  # Kafka's own default for a group without offsets
     on_topic_recreated: OnTopicRecreated = "fail"  # where the group's config says nothing (PROTOCOL.md D10)
     handler_timeout_s: float = HANDLER_TIMEOUT_S
@@ -85,7 +88,7 @@ class ConsumerOptions:
 
     def __post_init__(self) -> None:
         _one_of("delivery", self.delivery, tuple(MODES))
-        _one_of("start", self.start, ("committed", "earliest", "latest"))
+        starts.parse(self.start)
         _one_of("start_fallback", self.start_fallback, ("earliest", "latest"))
         _one_of("on_topic_recreated", self.on_topic_recreated, ON_TOPIC_RECREATED)
         if self.policy is not None:

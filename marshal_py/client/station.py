@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
-from marshal_py.client import evidence
+from marshal_py.client import evidence, starts
 from marshal_py.client.event_log import EventLog
 from marshal_py.client.flow import Flow
 from marshal_py.client.inherited import Inherited
@@ -23,6 +23,7 @@ from marshal_py.client.worker import Worker
 from marshal_py.errors import (
     AccessDenied,
     BatchOverdue,
+    CallerError,
     ClusterError,
     Diverged,
     MarshalError,
@@ -263,25 +264,23 @@ class Station:
             wanted, self._to_resolve = self._to_resolve, []
         if not wanted:
             return
-        tps = [want.tp for want in wanted]
-        committed: dict[TopicPartition, int] = {}
         try:
-            bounds = self.loop.admin.bounds(tps)
-            if self.options.start == "committed":
-                committed = self.loop.admin.committed(self.member.name, tps)
+            found = starts.resolve(self.options.start, self.options.start_fallback, wanted, self.member.name,
+                                   self.loop.admin)  # fmt: skip
         except AccessDenied as error:  # waiting would not mend it: the user must know
             with self.loop.lock:
                 self.troubles.append(error)
             return
-        fallback = self.options.start_fallback if self.options.start == "committed" else self.options.start
+        except CallerError as error:  # nor would it mend an option: the others go on without this member
+            with self.loop.outbox, self.loop.lock:
+                self.error = self.error or error
+                self.member.leave(self.loop.clock.now(), "its start cannot be", 0)
+                self.loop.kick(self)
+            return
         with self.loop.outbox, self.loop.lock:
             now = self.loop.clock.now()
-            for want in wanted:
-                first, end = bounds[want.tp]
-                start = first if want.earliest or fallback == "earliest" else end
-                if not want.earliest and want.tp in committed:
-                    start = committed[want.tp]
-                self.member.intent.start_resolved(want.tp, start, now)
+            for tp, start in found.items():
+                self.member.intent.start_resolved(tp, start, now)
             self.step(now)
 
     def _mirror(self) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from marshal_py import Marshal, TopicPartition
-from marshal_py.errors import KafkaGroupIsLive, TopicMissing
+from marshal_py.client import starts
+from marshal_py.errors import InvalidOption, KafkaGroupIsLive, MarshalError, PositionOutOfRange, TopicMissing
 from marshal_py.protocol.records import Note
 from tests.support.fronts import Ground, MemoryGround, collect, joined, owns, places, until
 
@@ -58,6 +61,103 @@ def test_the_log_counts_more_than_the_start(ground: Ground) -> None:
             collect(consumer, 2)
         with joined(marshal, group, [topic], start="latest") as consumer:
             assert places(collect(consumer, 1)) == [(0, 2)]
+
+
+DAY_MS = 86_400_000
+BEGAN_MS = 1_738_281_600_000  # 2025-01-31T00:00:00Z
+
+
+@pytest.mark.parametrize(("start", "first"), [
+    (str(BEGAN_MS + 2 * DAY_MS), 2), ("2025-02-02T00:00:00Z", 2), ("2025-02-01T23:59:59", 2),
+    ("2025-02-02T01:00:00+01:00", 2), ("1999-12-31", 0), ("2030-01-01", 4),
+])  # fmt: skip
+def test_a_time_begins_at_the_first_message_that_is_not_older(memory: MemoryGround, start: str, first: int) -> None:
+    """D5. Where no message is as new, it begins at the end."""
+    topic = memory.topic()
+    for day in range(4):
+        memory.broker.produce(topic, 0, b"", None, None, BEGAN_MS + day * DAY_MS)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], start=start) as consumer:
+        until(owns(consumer, 0), "the partition is ours")
+        assert consumer.claims()[TopicPartition(topic, 0)].position == first
+
+
+def test_offsets_are_named_by_partition(ground: Ground) -> None:
+    """D5: an offset, the end, the beginning."""
+    topic = ground.topic(3)
+    for partition in range(3):
+        ground.fill(topic, partition, 4)
+    named = json.dumps({topic: {"0": 3, "1": -1, "2": -2}})
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic], start=named) as consumer:
+        until(lambda: len(consumer.claims()) == 3, "the partitions are ours")
+        assert [claim.position for _, claim in sorted(consumer.claims().items())] == [3, 4, 0]
+
+
+def test_a_time_is_named_by_partition(memory: MemoryGround) -> None:
+    topic = memory.topic(2)
+    for day in range(4):
+        for partition in range(2):
+            memory.broker.produce(topic, partition, b"", None, None, BEGAN_MS + day * DAY_MS)
+    named = json.dumps({topic: {"0": "2025-02-01", "1": "2025-02-03"}})
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], start=named) as consumer:
+        until(lambda: len(consumer.claims()) == 2, "the partitions are ours")
+        assert [claim.position for _, claim in sorted(consumer.claims().items())] == [1, 3]
+
+
+def test_a_named_offset_that_retention_deleted_is_reported_as_lost(memory: MemoryGround) -> None:
+    """D6: whoever names an offset wanted what came from there on."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 6)
+    memory.truncate(topic, 0, 4)
+    start = json.dumps({topic: {"0": 1}})
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], start=start) as consumer:
+        assert places(collect(consumer, 2)) == [(0, 4), (0, 5)]
+        assert [(e.offset, e.to) for e in consumer.events() if e.kind == "offset_lost"] == [(1, 4)]
+
+
+@pytest.mark.parametrize(("partitions", "named", "error", "says"), [
+    (2, {"0": 0}, InvalidOption, "does not name .*:1"), (1, {"0": 5}, PositionOutOfRange, "valid are 0 to 4"),
+])  # fmt: skip
+def test_a_start_that_cannot_be_ends_the_consumer_and_frees_its_partitions(
+    memory: MemoryGround, partitions: int, named: dict[str, int], error: type[MarshalError], says: str
+) -> None:
+    """D5: what was meant cannot be guessed."""
+    topic, group = memory.topic(partitions), memory.group()
+    for partition in range(partitions):
+        memory.fill(topic, partition, 4)
+    with memory.connect() as marshal:
+        consumer = marshal.consumer(group, [topic], start=json.dumps({topic: named}))
+        with pytest.raises(error, match=says):
+            collect(consumer, 1)
+        with joined(marshal, group, [topic], start="earliest") as other:
+            assert len(collect(other, 4 * partitions)) == 4 * partitions
+
+
+def test_named_offsets_count_for_partitions_that_are_added(memory: MemoryGround) -> None:
+    topic = memory.topic()
+    start = json.dumps({topic: {"0": 0, "1": 2}})
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], start=start) as consumer:
+        until(owns(consumer, 0), "the first partition is ours")
+        memory.broker.grow(topic, 3)
+        memory.fill(topic, 1, 3)
+        memory.fill(topic, 2, 1)
+        _look_again(marshal)
+        assert sorted(places(collect(consumer, 2))) == [(1, 2), (2, 0)]
+
+
+@pytest.mark.parametrize("start", [
+    "", "yesterday", "23", "-1", "20250131x", "{", "[]", "{}", '{"t": 3}', '{"t": {}}', '{"t": {"x": 1}}',
+    '{"t": {"0": -3}}', '{"t": {"-1": 0}}', '{"t": {"0": true}}', '{"t": {"0": 1.5}}', '{"t": {"0": "noon"}}',
+    '{"t": {"0": null}}', '{"t": {"0": 99999999999999999999}}',
+])  # fmt: skip
+def test_a_start_that_says_nothing_is_named(start: str) -> None:
+    with pytest.raises(InvalidOption, match="start="):
+        starts.parse(start)
+
+
+def test_a_start_of_another_topic_is_a_slip_of_the_pen(memory: MemoryGround) -> None:
+    topic = memory.topic()
+    with memory.connect() as marshal, pytest.raises(InvalidOption, match="none of the consumer's topics"):
+        marshal.consumer(memory.group(), [topic], start='{"order": {"0": 0}}')
 
 
 def test_a_partition_that_is_added_begins_at_its_beginning(memory: MemoryGround) -> None:

@@ -1,0 +1,145 @@
+"""Where a group begins to read a partition without a position in the log (PROTOCOL.md D5): a text, made into offsets.
+
+    committed | earliest | latest | 2025-01-31T12:00:00Z | 1738324800000
+    {"orders": {"0": 23, "1": -2, "2": "2025-01-31T12:00:00Z"}}
+
+A number alone is a time in ms since 1970. In the JSON object, which is that of Spark's `startingOffsets`, a number is
+an offset, -1 the end, -2 the beginning, and a text is a time. It has to name every partition that needs a start.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+from marshal_py.errors import InvalidOption, PositionOutOfRange
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.ready import Wanted
+from marshal_py.protocol.records import OFFSET_MAX
+from marshal_py.transport.ports import Bounds, ClusterAdmin
+
+COMMITTED: Final = "committed"
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+WORDS: Final = (COMMITTED, EARLIEST, LATEST)
+OFFSET: Final = "offset"
+TIME: Final = "time"
+
+RULE: Final = (
+    'committed, earliest, latest, an ISO-8601 time, ms since 1970 (12 digits or more), or JSON as {"topic": {"0": 23, '
+    '"1": -2, "2": "2025-01-31T12:00:00Z"}}: an offset, -1 for the end, -2 for the beginning, or a time'
+)
+_ENDS: Final = {-1: LATEST, -2: EARLIEST}
+_MS: Final = re.compile(r"\d{12,15}")  # from 1973 on: whoever means an offset has fewer digits, as a rule
+
+
+class Point(NamedTuple):
+    """`kind`: a word of WORDS, `offset`, or `time` (in ms since 1970)."""
+
+    kind: str
+    number: int = 0
+
+
+class Start(NamedTuple):
+    """`rest` is for partitions that are not in `named`; None: there must be none."""
+
+    rest: Point | None
+    named: Mapping[TopicPartition, Point]
+
+
+def time_ms(text: str) -> int:
+    """ISO-8601 as ms since 1970. Without a zone it is UTC, as in Kafka's own tools. Raises ValueError."""
+    when = datetime.fromisoformat(text)
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=UTC)
+    return max(0, round(when.timestamp() * 1000))
+
+
+def parse(text: object) -> Start:
+    """Raises InvalidOption."""
+    if not isinstance(text, str):
+        raise InvalidOption("start", text, RULE)
+    try:
+        if not text.lstrip().startswith("{"):
+            return Start(_point(text), {})
+        named = {TopicPartition(topic, int(number)): _named(value)
+                 for topic, partitions in json.loads(text).items() for number, value in partitions.items()}  # fmt: skip
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InvalidOption("start", text, RULE) from error
+    if not named or min(tp.partition for tp in named) < 0:
+        raise InvalidOption("start", text, "it has to name partitions, by their numbers from 0 on")
+    return Start(None, named)
+
+
+def _point(text: str) -> Point:
+    if text in WORDS:
+        return Point(text)
+    return Point(TIME, int(text) if _MS.fullmatch(text) else time_ms(text))
+
+
+def _named(value: Any) -> Point:
+    if isinstance(value, str):
+        return Point(TIME, time_ms(value))
+    if type(value) is not int or not -2 <= value <= OFFSET_MAX:
+        raise ValueError(value)
+    return Point(_ENDS[value]) if value < 0 else Point(OFFSET, value)
+
+
+def check_topics(start: str, topics: Sequence[str]) -> None:
+    """Raises InvalidOption where offsets are named of a topic that the consumer does not read."""
+    others = sorted({tp.topic for tp in parse(start).named} - set(topics))
+    if others:
+        raise InvalidOption("start", start, f"{others[0]} is none of the consumer's topics ({', '.join(topics)})")
+
+
+def resolve(start: str, fallback: str, wanted: Sequence[Wanted], group: str,
+            admin: ClusterAdmin) -> dict[TopicPartition, int]:  # fmt: skip
+    """The offset at which each of `wanted` begins (D5). `fallback`: where Kafka has no committed offset.
+
+    A named offset below the partition's beginning stays as it is: what lies between is reported as lost (D6). Raises
+    InvalidOption for a partition that has to be named and is not, PositionOutOfRange for an offset beyond the end,
+    UnsupportedPlatform for a time where the cluster cannot look it up; ClusterUnreachable, AccessDenied.
+    """
+    chosen = parse(start)
+    tps = [want.tp for want in wanted]
+    points = {want.tp: _of(want, chosen, start) for want in wanted}
+    bounds = admin.bounds(tps)
+    asked = [tp for tp, point in points.items() if point.kind == COMMITTED]
+    committed = admin.committed(group, asked) if asked else {}
+    at_time = _at_times(points, admin)
+    return {tp: _offset(tp, point, bounds[tp], committed, at_time, fallback) for tp, point in points.items()}
+
+
+def _of(want: Wanted, chosen: Start, text: str) -> Point:
+    found = chosen.named.get(want.tp)
+    if found is None:
+        found = Point(EARLIEST) if want.earliest else chosen.rest
+    if found is None:
+        raise InvalidOption("start", text, f"it does not name {want.tp}, for which the group has no position: name "
+                            "every partition, or move the group there first (marshal set-position)")  # fmt: skip
+    return found
+
+
+def _at_times(points: Mapping[TopicPartition, Point], admin: ClusterAdmin) -> dict[TopicPartition, int]:
+    found: dict[TopicPartition, int] = {}
+    for moment in sorted({point.number for point in points.values() if point.kind == TIME}):
+        found |= admin.offsets_at([tp for tp, point in points.items() if point == Point(TIME, moment)], moment)
+    return found
+
+
+def _offset(tp: TopicPartition, point: Point, bounds: Bounds, committed: Mapping[TopicPartition, int],
+            at_time: Mapping[TopicPartition, int], fallback: str) -> int:  # fmt: skip
+    match point.kind:
+        case "offset":
+            if point.number > bounds.end:
+                raise PositionOutOfRange(*tp, point.number, *bounds)
+            return point.number
+        case "time":  # without a message from then on: those that are to come
+            return max(bounds.first, at_time.get(tp, bounds.end))
+        case "committed" if tp in committed:
+            return committed[tp]
+    word = fallback if point.kind == COMMITTED else point.kind
+    return bounds.first if word == EARLIEST else bounds.end
