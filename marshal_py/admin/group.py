@@ -23,7 +23,7 @@ from marshal_py.admin.nearest import instead
 from marshal_py.admin.outlook import Outlook, check_pause
 from marshal_py.admin.pause import PausePlan, ResumePlan
 from marshal_py.admin.position import PositionPlan, check_size
-from marshal_py.admin.preview import Row, owners_of, preview, rows_of
+from marshal_py.admin.preview import Row, owners_of, parked_of, preview, rows_of
 from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
 from marshal_py.admin.targets import Target, parse, shift
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S, Marshal
@@ -172,14 +172,14 @@ class Group:
         with self.desk() as desk:
             plan = ShrinkPlan(desk.scene, topic, partitions, reason=reason, token=token, adopt=adopt,
                               take_over=take_over)  # fmt: skip
-            there = desk.admin.describe_topic(topic)
-            for one in find_anew(_state(desk), {} if there is None else {topic: there}).values():
-                raise DataTopicRecreated(self.name, topic, 0, one.known, one.found)
-            if there is not None and there.partitions > partitions:
-                raise InvalidOption("partitions", partitions, f"{topic!r} has {there.partitions} in Kafka, so the next "
-                                    "consumer would make it grow again: recreate the topic first")  # fmt: skip
+            _check_smaller(desk, topic, partitions)
             desk.run(plan, watcher)
             return plan.changed_at
+
+    def check_shrink(self, topic: str, partitions: int) -> None:
+        """Raises what `shrink` would raise of Kafka's topic: InvalidOption, DataTopicRecreated. Writes nothing."""
+        with self.desk() as desk:
+            _check_smaller(desk, topic, partitions)
 
     # --- pausing
 
@@ -244,13 +244,13 @@ class Group:
                 rows = preview(desk.scene, aim.positions(), aim.anew)
                 return Moved(rows, recreated=recreated, refused=_refused(desk.scene, token, adopt, take_over))
             aim.check()
-            owners = owners_of(_state(desk))
+            owners, parked = owners_of(_state(desk)), parked_of(_state(desk))
             plan = PositionPlan(desk.scene, aim.tps, stay_paused=stay_paused, reason=reason, token=token,
                                 adopt=adopt, take_over=take_over, anew=aim.anew)  # fmt: skip
             desk.run(plan, watcher, aim.positions)
             assert plan.moved is not None  # the desk raises what it did not do
             after = {TopicPartition(move.topic, move.partition): move.position for move in plan.moved.moves}
-            return Moved(rows_of(owners, plan.before, after), plan.moved_at, plan.token, recreated)
+            return Moved(rows_of(owners, plan.before, after, parked), plan.moved_at, plan.token, recreated)
 
     def positions(self) -> dict[TopicPartition, int]:
         """Every position that the group has: what `targets.print_table` writes down."""
@@ -304,6 +304,15 @@ def _state(desk: Desk) -> GroupState:
     state = desk.scene.group
     assert state is not None  # Group.desk has looked
     return state
+
+
+def _check_smaller(desk: Desk, topic: str, partitions: int) -> None:
+    there = desk.admin.describe_topic(topic)
+    for one in find_anew(_state(desk), {} if there is None else {topic: there}).values():
+        raise DataTopicRecreated(desk.scene.name, topic, 0, one.known, one.found)
+    if there is not None and there.partitions > partitions:
+        raise InvalidOption("partitions", partitions, f"{topic!r} has {there.partitions} in Kafka, so the next "
+                            "consumer would make it grow again: recreate the topic first")  # fmt: skip
 
 
 def _refused(scene: Scene, token: int | None, adopt: bool, take_over: bool) -> str:

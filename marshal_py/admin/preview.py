@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from marshal_py.admin.anew import Anew
@@ -34,14 +34,21 @@ def owners_of(group: Group) -> dict[TopicPartition, str]:
 
 
 def rows_of(owners: Mapping[TopicPartition, str], before: Mapping[TopicPartition, int],
-            after: Mapping[TopicPartition, int]) -> list[Row]:  # fmt: skip
-    """`before`: NONE where the partition had no position; then nothing is known to be skipped or repeated."""
+            after: Mapping[TopicPartition, int], parked: Collection[TopicPartition] = ()) -> list[Row]:  # fmt: skip
+    """`before`: NONE where the partition had no position. Then nothing is known to be skipped or repeated, and where it
+    is parked neither: what lies around such a position may not exist.
+    """
     rows = []
     for tp, target in sorted(after.items()):
         position = before.get(tp, NONE)
-        moved = target - position if position != NONE else 0
+        moved = target - position if position != NONE and tp not in parked else 0
         rows.append(Row(*tp, owners.get(tp, ""), position, target, max(0, moved), max(0, -moved)))
     return rows
+
+
+def parked_of(group: Group) -> set[TopicPartition]:
+    """The partitions that nobody may claim before their position is moved (F6.4)."""
+    return {tp for tp in group.partitions if group.parked(tp)}
 
 
 def preview(scene: Scene, targets: Mapping[TopicPartition, int], anew: Mapping[str, Anew] | None = None) -> list[Row]:
@@ -60,7 +67,8 @@ def preview(scene: Scene, targets: Mapping[TopicPartition, int], anew: Mapping[s
     verdict = rehearse(world, scene.name, SetPosition(there.pause_change, moves, True, scene.author.by))
     if not verdict.accepted:
         raise PositionNotMoved(scene.name, f"the fold would reject it: {verdict.reason}")
-    return rows_of(owners_of(group), before, {tp: there.partitions[tp].position for tp in targets})
+    after = {tp: there.partitions[tp].position for tp in targets}
+    return rows_of(owners_of(group), before, after, parked_of(group))
 
 
 def twin(world: World, name: str) -> World:

@@ -101,7 +101,10 @@ def diff(
         raise typer.BadParameter("give --at twice: from, to; or --state")
     with _history(group, bootstrap_servers, command_config, coordination_topic, dump) as (world, records):
         records = _reaching(world, records, _cut(at[0]))
-        found = history.diff(world, records, group, _cut(at[0]), _cut(at[1]))
+        try:
+            found = history.diff(world, records, group, _cut(at[0]), _cut(at[1]))
+        except InvalidOption as error:
+            raise typer.BadParameter(f"{at[1]} lies before {at[0]}: give the earlier --at first") from error
     if not found.records:
         _known(group, bootstrap_servers, command_config, coordination_topic, dump)  # else nothing happened between them
     if as_json:

@@ -18,8 +18,8 @@ import typer
 from marshal_py.admin.nearest import instead
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.client.observer import Observer
-from marshal_py.client.options import COORDINATION_TOPIC
-from marshal_py.errors import MarshalError
+from marshal_py.client.options import COORDINATION_TOPIC, check_topics
+from marshal_py.errors import InvalidName, MarshalError
 from marshal_py.transport.dump import memory_door
 from marshal_py.transport.kafka import KafkaDoor
 
@@ -38,9 +38,19 @@ CommandConfig = Annotated[
     typer.Option("--command-config", metavar="FILE", exists=True, dir_okay=False, readable=True,
                  help="Properties file with librdkafka's keys: security.protocol, sasl.*, ssl.*, ..."),
 ]  # fmt: skip
+
+
+def _topic_name(name: str) -> str:
+    try:
+        return check_topics([name])[0]
+    except InvalidName as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 CoordinationTopic = Annotated[
-    str, typer.Option("--coordination-topic", metavar="TOPIC", help="The topic through which consumers coordinate.")
-]
+    str, typer.Option("--coordination-topic", metavar="TOPIC", callback=_topic_name,
+                      help="The topic through which consumers coordinate."),
+]  # fmt: skip
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 DumpFile = Annotated[
     Path | None,

@@ -215,6 +215,8 @@ def shrink(
     Pauses the group for that moment. A topic that grows needs no command: consumers see it.
     """
     target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
+    if dry_run or not yes:
+        target.check_shrink(topic, partitions)
     if not operate.foresee(target, lambda scene: outlook.of_shrink(scene, topic, partitions), dry_run=dry_run,
                            as_json=as_json, question=f"Shrink {topic!r} in group {group!r}?", yes=yes):  # fmt: skip
         return

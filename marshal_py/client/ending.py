@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from marshal_py.client.forks import watch
 from marshal_py.client.loop import Loop
 from marshal_py.client.station import Station
 from marshal_py.errors import ConsumerClosed
@@ -30,11 +31,17 @@ class Ending:
         self.draining = False
         self.drain_until = 0.0  # monotonic
         self._stop_at: float | None = None  # monotonic, by a signal handler: ends iteration, touches no lock
+        self._forked = False
+        watch(self)
+
+    def forked(self) -> None:
+        """In a child it is over: loops that ask end, and every verb raises UsedAfterFork."""
+        self._forked = True
 
     @property
     def over(self) -> bool:
         """Whether the consumer has ended, by itself or by the user."""
-        return bool(self.because) or self._station.ended
+        return bool(self.because) or self._station.ended or self._forked
 
     def stop(self, timeout_s: float) -> None:
         """Once it has returned it does nothing. If it was interrupted, the next call does what is left."""

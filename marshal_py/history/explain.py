@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple, Protocol
 
+from marshal_py.errors import InvalidOption
 from marshal_py.history.describe import as_dict, describe
 from marshal_py.protocol import rationalizer
 from marshal_py.protocol.identity import NONE, TopicPartition
@@ -225,7 +226,7 @@ class _Snapshot(NamedTuple):
 
 
 def diff(world: World, records: Iterable[RawRecord], name: str, a: Cut, b: Cut) -> Difference:
-    """`a` must not lie behind `b`. `world`: a fresh one of the group's log."""
+    """`world`: a fresh one of the group's log. Raises InvalidOption if `b` lies before `a`."""
     first: _Snapshot | None = None
     counts: dict[str, int] = {}
     notable: list[Line] = []
@@ -233,6 +234,8 @@ def diff(world: World, records: Iterable[RawRecord], name: str, a: Cut, b: Cut) 
         if first is None and a.excludes(record):
             first = _snapshot(world, name)
         if b.excludes(record):
+            if first is None:
+                raise InvalidOption("b", b, f"a cut at {a} or behind it")
             break
         verdict = rationalizer.apply(world, record.offset, record.value)
         if first is None or verdict.group != name:

@@ -16,7 +16,7 @@ from marshal_py.admin.errand import Scene
 from marshal_py.admin.ledger import Ledger
 from marshal_py.admin.pause import PausePlan
 from marshal_py.admin.position import MOVED, NOT_MOVED, UNKNOWN, PositionPlan
-from marshal_py.admin.preview import preview
+from marshal_py.admin.preview import Row, preview, rows_of
 from marshal_py.errors import AdminBusy, GroupMissing, InvalidRecord, LogGap, PositionNotMoved, PositionUnknown
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import ReleaseGroup, ReleasingPartition, SetPosition, Topology
@@ -398,6 +398,11 @@ def test_what_can_be_refused_is_refused_before_the_pause() -> None:
     stage.must(Topology("large" * 40, 90_000, -1))
     refused(InvalidRecord, *(TopicPartition("large" * 40, number) for number in range(90_000)))
     assert not list(stage.records(ReleaseGroup))
+
+
+def test_what_lies_below_a_parked_position_is_not_said_to_be_repeated() -> None:
+    """It may lie beyond the end: the messages in between do not exist."""
+    assert rows_of({}, {tp(0): 900}, {tp(0): 10}, {tp(0)}) == [Row(tp(0).topic, 0, "", 900, 10, 0, 0)]
 
 
 def test_the_dry_run_writes_nothing_and_tells_the_truth() -> None:

@@ -46,6 +46,8 @@ def test_a_dump_answers_as_the_cluster_does(shell: Shell, billing: str, dumped: 
     assert offline.json("explain", billing, "orders:0", *where) == shell.json("explain", billing, "orders:0")
     cut = ("--at", "3", "--at", "9")
     assert offline.json("diff", billing, *cut, *where) == shell.json("diff", billing, *cut)
+    swapped = offline.run("diff", billing, "--at", "9", "--at", "3", *where)
+    assert (swapped.exit_code, "3 lies before 9" in swapped.stderr) == (2, True)
     assert offline.run("log", "tail", billing, *where).stdout == shell.run("log", "tail", billing).stdout
 
 

@@ -145,7 +145,7 @@ def test_follow_waits_for_a_group_that_is_yet_to_come(shell: Shell, command: tup
     [
         ("release", "billing"), ("resume", "billing"), ("set-position", "billing", "orders", "--to", "earliest"),
         ("groups", "create", "new"), ("groups", "update", "billing", "--delivery", "at_most_once"),
-        ("groups", "shrink", "billing", "orders", "--partitions", "1"), ("groups", "rm", "billing"),
+        ("groups", "rm", "billing"),
     ],
     ids=" ".join,
 )  # fmt: skip
@@ -185,3 +185,8 @@ def _until_stale(shell: Shell) -> dict[str, int]:
 
     wait_until(stale, "its heartbeats are two intervals old")
     return found[0]
+
+
+def test_a_coordination_topic_that_kafka_would_not_take_is_wrong_usage(shell: Shell) -> None:
+    found = shell.run("state", "billing", "--coordination-topic", "my marshal")
+    assert (found.exit_code, "my marshal" in found.stderr) == (2, True)

@@ -315,6 +315,9 @@ def test_a_fork_is_told_to_connect_again(ground: Ground) -> None:
             lambda: consumer.resume([(topic, 0)]),
         ]  # fmt: skip
         assert _in_a_child(verbs) == ["UsedAfterFork"] * len(verbs)
+        ended: list[Any] = [lambda: consumer.closed or 1 / 0, lambda: consumer.stopping or 1 / 0]
+        assert _in_a_child(ended) == ["nothing", "nothing"], "loops around fetch end there"
+        assert not consumer.stopping
         ground.fill(topic, 0, 1)
         assert places(collect(consumer, 1)) == [(0, 0)], "the parent goes on"
 
