@@ -21,8 +21,9 @@ from bench.replay import spark_session
 from bench.stand import Result, Stand, ratio, spread
 from marshal_py.client.observer import Observer
 from marshal_py.protocol.records import Heartbeat
+from marshal_py.spark.messages import spark_schema
 from marshal_py.spark.options import READ_TIMEOUT_S, kafka_options
-from marshal_py.spark.ranges import SCHEMA, Piece, RangePartition, read_range
+from marshal_py.spark.ranges import Piece, RangePartition, read_range
 from marshal_py.transport.kafka import KafkaDoor
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Claimless(DataSource):
         return "bench-claimless"
 
     def schema(self) -> str:
-        return SCHEMA
+        return spark_schema()
 
     def streamReader(self, schema: Any) -> ClaimlessReader:
         return ClaimlessReader(self.options)

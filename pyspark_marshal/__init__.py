@@ -21,17 +21,21 @@ class DefaultSource(DataSource):
         return "marshal"
 
     def schema(self) -> str:
+        from marshal_py.spark.messages import spark_schema
         from marshal_py.spark.options import StreamOptions
-        from marshal_py.spark.ranges import SCHEMA
 
-        StreamOptions.of(self.options)  # a wrong option is named at load(), before a query starts
-        return SCHEMA
+        return spark_schema(StreamOptions.of(self.options).columns)  # a wrong option is named here, at load()
 
-    def streamReader(self, schema: StructType) -> StreamReader:
+    def streamReader(self, schema: StructType | None) -> StreamReader:
+        """`schema`: also one that the user has set, of which Spark tells nobody before. Raises InvalidOption."""
+        from marshal_py.spark.messages import check_schema
         from marshal_py.spark.options import StreamOptions
         from marshal_py.spark.source import StreamReader
 
-        return StreamReader(StreamOptions.of(self.options))
+        options = StreamOptions.of(self.options)
+        if schema is not None:
+            check_schema(schema.simpleString(), options.columns)
+        return StreamReader(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from marshal_py.errors import InvalidOption

@@ -20,11 +20,13 @@ class DefaultSource(DataSource):
         return "marshal-ranges"
 
     def schema(self) -> str:
-        from marshal_py.spark.ranges import SCHEMA
+        from marshal_py.spark.messages import columns_of, spark_schema
 
-        return SCHEMA
+        return spark_schema(columns_of(self.options.get("columns")))
 
     def reader(self, schema: StructType) -> RangesReader:
+        from marshal_py.spark.messages import check_schema, columns_of
         from marshal_py.spark.ranges import RangesReader
 
+        check_schema(schema.simpleString(), columns_of(self.options.get("columns")))
         return RangesReader(self.options)

@@ -12,13 +12,14 @@ a SparkContext. In at-most-once mode the ranges are granted in the log before `b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from marshal_py.client.planner import ClaimedBatch
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.identity import Token, TopicPartition
+from marshal_py.spark.messages import COLUMNS, columns_of
 from marshal_py.spark.options import READ_TIMEOUT_S, as_options
 from marshal_py.spark.ranges import pieces_of, ranges_json
 
@@ -32,18 +33,20 @@ MAX_ROWS: Final = 1_000_000  # a batch of some seconds: the floor of a Spark job
 
 
 def claimed_batches(spark: SparkSession, consumer: Consumer, *, max_rows: int = MAX_ROWS,
-                    wait_s: float | None = None, read_timeout_s: float = READ_TIMEOUT_S) -> Batches:  # fmt: skip
+                    wait_s: float | None = None, read_timeout_s: float = READ_TIMEOUT_S,
+                    columns: Sequence[str] = COLUMNS) -> Batches:  # fmt: skip
     """Batches of at most `max_rows` offsets of what `consumer` claims. A context manager and an iterator.
 
     The consumer fetches nothing itself from now on. Iteration ends when the consumer stops, or when no data came for
     `wait_s` (0: takes what is there now and ends). `read_timeout_s`: what a task waits without progress.
-    Raises InvalidOption.
+    `columns`: those of the rows that are wanted. Raises InvalidOption.
     """
     if max_rows < 1:
         raise InvalidOption("max_rows", max_rows, "at least 1")
     if wait_s is not None and wait_s < 0:
         raise InvalidOption("wait_s", wait_s, "0 takes what is there now; None waits for ever")
-    return Batches(spark, consumer, max_rows, wait_s, {"read_timeout_s": str(read_timeout_s)})
+    chosen = ",".join(columns_of(",".join(columns)))
+    return Batches(spark, consumer, max_rows, wait_s, {"read_timeout_s": str(read_timeout_s), "columns": chosen})
 
 
 class Batch:

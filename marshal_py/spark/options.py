@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from marshal_py.client import starts
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.client.options import COORDINATION_TOPIC, ConsumerOptions, check_topics
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.identity import check_id
+from marshal_py.spark.aliases import translated
+from marshal_py.spark.messages import columns_of
 from marshal_py.transport import settings
 from marshal_py.transport.soundness import COORDINATION_PARTITIONS
 
@@ -20,9 +23,17 @@ _TEXTS: Final = ("delivery", "policy", "member", "start", "start_fallback")
 _NUMBERS: Final = ("heartbeat_interval_s", "handler_timeout_s")
 _COUNTS: Final = ("max_claims", "capacity")
 _FLAGS: Final = ("fast_reclaim", "join_live_kafka_group", "mirror_offsets")
-_OWN: Final = ("group", "topics", "bootstrap.servers", "client_id", "max_rows_per_batch", "read_timeout_s",
-               "coordination_topic", "coordination_partitions", "connect_timeout_s")  # fmt: skip
+_OWN: Final = ("group", "topics", "bootstrap.servers", "client_id", "columns", "max_rows_per_batch",
+               "min_partitions", "read_timeout_s", "coordination_topic", "coordination_partitions",
+               "connect_timeout_s")  # fmt: skip
 OPTIONS: Final = (*_OWN, *_TEXTS, *_NUMBERS, *_COUNTS, *_FLAGS)
+
+
+_INSTEAD: Final = {
+    "group": ": the members of a group share its topics, and the position stands under its name",
+    "topics": ", or Spark's name for it, subscribe",
+    "bootstrap.servers": ", or Spark's name for it, kafka.bootstrap.servers",
+}
 
 
 @dataclass(frozen=True)
@@ -32,7 +43,9 @@ class StreamOptions:
     group: str
     topics: tuple[str, ...]
     client_id: str | None
+    columns: tuple[str, ...]
     rows_max: int
+    min_partitions: int | None  # tasks of a batch, at least
     read_timeout_s: float
     connect_timeout_s: float
     coordination_topic: str
@@ -41,25 +54,33 @@ class StreamOptions:
     consumer: Mapping[str, Any]  # of ConsumerOptions
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> StreamOptions:
-        """Raises InvalidOption, InvalidName."""
+    def of(cls, given: Mapping[str, str]) -> StreamOptions:
+        """`given`: under our names or those of Spark's own Kafka source. Raises InvalidOption, InvalidName."""
+        options = translated(given)
         check_names(options, OPTIONS)
         for name in ("group", "topics", "bootstrap.servers"):
             if not options.get(name):
-                raise InvalidOption(name, options.get(name), "it must be given")
+                raise InvalidOption(name, options.get(name), f"it must be given{_INSTEAD.get(name, '')}")
         topics = check_topics([topic.strip() for topic in options["topics"].split(",") if topic.strip()])
         consumer: dict[str, Any] = {name: options[name] for name in _TEXTS if name in options}
         consumer |= {name: number(options, name, 0, 0) for name in _NUMBERS if name in options}
         consumer |= {name: _count(options, name, 0) for name in _COUNTS if name in options}
         consumer |= {name: flag(options, name) for name in _FLAGS if name in options}
-        ConsumerOptions(**consumer)
+        starts.check_topics(ConsumerOptions(**consumer).start, topics)
         return cls(
-            check_id("group", options["group"]), topics, options.get("client_id"),
-            _count(options, "max_rows_per_batch", MAX_ROWS), number(options, "read_timeout_s", READ_TIMEOUT_S, 1.0),
-            number(options, "connect_timeout_s", CONNECT_TIMEOUT_S, 1.0),
-            options.get("coordination_topic", COORDINATION_TOPIC),
-            _count(options, "coordination_partitions", COORDINATION_PARTITIONS), kafka_options(options), consumer,
-        )  # fmt: skip
+            group=check_id("group", options["group"]),
+            topics=topics,
+            client_id=options.get("client_id"),
+            columns=columns_of(options.get("columns")),
+            rows_max=_count(options, "max_rows_per_batch", MAX_ROWS),
+            min_partitions=_count(options, "min_partitions", 0) if "min_partitions" in options else None,
+            read_timeout_s=number(options, "read_timeout_s", READ_TIMEOUT_S, 1.0),
+            connect_timeout_s=number(options, "connect_timeout_s", CONNECT_TIMEOUT_S, 1.0),
+            coordination_topic=options.get("coordination_topic", COORDINATION_TOPIC),
+            coordination_partitions=_count(options, "coordination_partitions", COORDINATION_PARTITIONS),
+            kafka=kafka_options(options),
+            consumer=consumer,
+        )
 
     @property
     def at_most_once(self) -> bool:

@@ -6,7 +6,7 @@ tells so where nothing follows. What cannot be read is an error: Spark's retry, 
 claim, no position and no coordination here: an executor cannot know them, so rows carry the claim's token.
 
 `format("marshal-ranges")` takes `ranges` (the JSON that `ranges_json` writes), `bootstrap.servers`, `kafka.*` (any
-librdkafka setting of a consumer), `read_timeout_s` and `once` (true: a task that is tried again refuses).
+librdkafka setting of a consumer), `columns`, `read_timeout_s` and `once` (true: a task that is tried again refuses).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -28,23 +27,16 @@ from marshal_py.errors import (
     RangeLost,
     RangeReadTwice,
 )
+from marshal_py.spark.messages import COLUMNS, as_arrow, columns_of
 from marshal_py.spark.options import READ_TIMEOUT_S, check_names, flag, kafka_options, number
 from marshal_py.transport import settings
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from marshal_py.client.ranges import ClaimedRange
 
-SCHEMA: Final = (
-    "key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>, topic STRING, partition INT, "
-    "offset BIGINT, timestamp TIMESTAMP, token STRING"
-)
-_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-ARROW_SCHEMA: Final = pa.schema([
-    ("key", pa.binary()), ("value", pa.binary()), ("headers", _HEADERS), ("topic", pa.string()),
-    ("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.timestamp("us", "UTC")), ("token", pa.string()),
-])  # fmt: skip
-
-OPTIONS: Final = ("ranges", "bootstrap.servers", "read_timeout_s", "once")
+OPTIONS: Final = ("ranges", "bootstrap.servers", "columns", "read_timeout_s", "once")
 BATCH_ROWS: Final = 10_000  # of one Arrow batch; from 1,000 to 50,000 it makes no difference
 POLL_S: Final = 1.0  # a waiting task looks up so often
 READER_ID: Final = "marshal-spark"  # client id, and the group id that librdkafka wants; nothing is committed under it
@@ -77,9 +69,10 @@ class Piece(NamedTuple):
 class RangePartition(InputPartition):
     """One task. Everything that it needs is in here: a reader is pickled long before its partitions are planned."""
 
-    def __init__(self, piece: Piece, kafka: Mapping[str, Any], timeout_s: float, once: bool) -> None:
+    def __init__(self, piece: Piece, kafka: Mapping[str, Any], timeout_s: float, once: bool,
+                 columns: Sequence[str] = COLUMNS) -> None:  # fmt: skip
         super().__init__(piece)
-        self.kafka, self.timeout_s, self.once = dict(kafka), timeout_s, once
+        self.kafka, self.timeout_s, self.once, self.columns = dict(kafka), timeout_s, once, tuple(columns)
 
 
 def pieces_of(ranges: Iterable[ClaimedRange]) -> list[Piece]:
@@ -113,12 +106,13 @@ class RangesReader(DataSourceReader):
         check_names(options, OPTIONS)
         self._pieces = _pieces(options.get("ranges"))
         self._kafka = kafka_options(options)
+        self._columns = columns_of(options.get("columns"))
         self._timeout_s = number(options, "read_timeout_s", READ_TIMEOUT_S, 1.0)
         self._once = flag(options, "once")
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [RangePartition(piece, self._kafka, self._timeout_s, self._once) for piece in self._pieces
-                if piece.start < piece.to]  # fmt: skip
+        return [RangePartition(piece, self._kafka, self._timeout_s, self._once, self._columns)
+                for piece in self._pieces if piece.start < piece.to]  # fmt: skip
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Spark makes one partition without value of an empty list.
@@ -134,7 +128,7 @@ def read_range(partition: RangePartition) -> Iterator[pa.RecordBatch]:
     consumer = settings.made(Consumer, configuration)
     try:
         consumer.assign([KafkaPartition(piece.topic, piece.partition, piece.start)])
-        yield from _batches(consumer, piece, partition.timeout_s, str(configuration["bootstrap.servers"]))
+        yield from _batches(consumer, partition, str(configuration["bootstrap.servers"]))
     finally:
         consumer.close()
 
@@ -148,8 +142,10 @@ def _refuse_retry(piece: Piece) -> None:
         raise RangeReadTwice(piece.topic, piece.partition, piece.start, piece.to, attempt)
 
 
-def _batches(consumer: Consumer, piece: Piece, timeout_s: float, servers: str) -> Iterator[pa.RecordBatch]:
+def _batches(consumer: Consumer, partition: RangePartition, servers: str) -> Iterator[pa.RecordBatch]:
     """Arrow batches of BATCH_ROWS, smaller where the broker is slower than the reader."""
+    piece, timeout_s = partition.value, partition.timeout_s
+    same = {"topic": piece.topic, "partition": piece.partition, "token": piece.token}
     position, trouble = piece.start, "no answer in time"
     rows: list[Message] = []
     deadline = time.monotonic() + timeout_s
@@ -165,7 +161,7 @@ def _batches(consumer: Consumer, piece: Piece, timeout_s: float, servers: str) -
             if error is None and offset < piece.to:
                 rows.append(message)
         if len(rows) >= BATCH_ROWS or (rows and position == before):
-            yield _arrow(rows, piece)
+            yield as_arrow(rows, partition.columns, same)
             rows = []
             deadline = time.monotonic() + timeout_s  # counted from here: what came before was the sink's time
         elif position > before:
@@ -174,7 +170,7 @@ def _batches(consumer: Consumer, piece: Piece, timeout_s: float, servers: str) -
             what = f"{piece.topic}:{piece.partition} from {position} on, planned to {piece.to}"
             raise ClusterUnreachable(servers, what, f"{trouble} ({timeout_s:g} s without progress)")
     if rows:
-        yield _arrow(rows, piece)
+        yield as_arrow(rows, partition.columns, same)
 
 
 def _next(consumer: Consumer, count: int) -> list[Message]:
@@ -190,23 +186,3 @@ def _judge(error: KafkaError, piece: Piece) -> str:
     if error.code() in _REFUSED or error.fatal():
         raise PartitionError(piece.topic, piece.partition, error.str())
     return error.str()
-
-
-def _arrow(messages: list[Message], piece: Piece) -> pa.RecordBatch:
-    count = len(messages)
-    headers = [message.headers() for message in messages]
-    times = [message.timestamp() for message in messages]
-    return pa.RecordBatch.from_arrays([
-        pa.array([message.key() for message in messages], pa.binary()),
-        pa.array([message.value() for message in messages], pa.binary()),
-        pa.array([_header_list(one) for one in headers], _HEADERS) if any(headers) else pa.nulls(count, _HEADERS),
-        pa.repeat(piece.topic, count),
-        pa.repeat(pa.scalar(piece.partition, pa.int32()), count),
-        pa.array([message.offset() for message in messages], pa.int64()),
-        pa.array([at_ms * 1000 if kind else None for kind, at_ms in times], pa.timestamp("us", "UTC")),
-        pa.repeat(piece.token, count),
-    ], schema=ARROW_SCHEMA)  # fmt: skip
-
-
-def _header_list(headers: Any) -> list[dict[str, Any]] | None:
-    return [{"key": name, "value": value} for name, value in headers] if headers else None

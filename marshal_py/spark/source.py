@@ -195,7 +195,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if key_of(start) == key_of(end):
             return []
         options = self.options
-        return [RangePartition(piece, options.kafka, options.read_timeout_s, options.at_most_once)
+        return [RangePartition(piece, options.kafka, options.read_timeout_s, options.at_most_once,
+                               options.columns)
                 for piece in pieces_of(taken.range for taken in self._alive().take(start, end))]  # fmt: skip
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

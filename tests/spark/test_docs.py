@@ -10,6 +10,7 @@ import pytest
 
 from marshal_py import errors
 from marshal_py.spark import Ledger
+from marshal_py.spark.aliases import ALIASES, REFUSED
 from marshal_py.spark.log import STATE_TABLES
 from marshal_py.spark.options import OPTIONS
 from marshal_py.spark.reports import QUESTIONS
@@ -82,7 +83,11 @@ def test_the_names_exist() -> None:
     rows = TEXT.partition("| table | a row is |")[2].partition("\n\n")[0]
     assert {name for cell in re.findall(r"^\| (`.*?`) \|", rows, re.MULTILINE)
             for name in re.findall(r"\w+", cell)} == set(STATE_TABLES)  # fmt: skip
-    options = TEXT.partition("| option | default | |")[2].partition("\n\n")[0]
-    cells = re.findall(r"^\| (`.*?`) \|", options, re.MULTILINE)
-    shown = {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
-    assert shown == {*OPTIONS, "kafka.*"} - {"start_fallback"}
+    assert first_cells("| option | default | |") == {*OPTIONS, "kafka.*"} - {"start_fallback"}
+    assert first_cells('| option of `format("kafka")` | here |') == {*ALIASES, *REFUSED, "kafka.*"}
+
+
+def first_cells(heading: str) -> set[str]:
+    """The names in the first column of a table."""
+    cells = re.findall(r"^\| (`.*?`) \|", TEXT.partition(heading)[2].partition("\n\n")[0], re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}

@@ -13,15 +13,9 @@ from pyspark import TaskContext, cloudpickle
 from marshal_py.client.ranges import ClaimedRange
 from marshal_py.errors import ClusterUnreachable, InvalidOption, RangeLost, RangeReadTwice
 from marshal_py.protocol.identity import Token
+from marshal_py.spark.messages import arrow_schema, as_arrow, columns_of
 from marshal_py.spark.options import as_options, kafka_options
-from marshal_py.spark.ranges import (
-    ARROW_SCHEMA,
-    Piece,
-    RangePartition,
-    RangesReader,
-    pieces_of,
-    ranges_json,
-)
+from marshal_py.spark.ranges import Piece, RangePartition, RangesReader, pieces_of, ranges_json
 from tests.spark.place import Place
 
 MakePlace = Callable[[int], Place]
@@ -35,7 +29,8 @@ def read(place: Place, start: int, to: int, *, timeout_s: float = 30.0, **option
     reader = RangesReader(given)
     parts = reader.partitions()
     far, far_parts = pickle.loads(cloudpickle.dumps((reader, parts)))
-    return pa.Table.from_batches([batch for part in far_parts for batch in far.read(part)], ARROW_SCHEMA)
+    return pa.Table.from_batches([batch for part in far_parts for batch in far.read(part)],
+                                 arrow_schema(columns_of(options.get("columns"))))
 
 
 def test_a_range_is_read_exactly(place: MakePlace) -> None:
@@ -59,6 +54,29 @@ def test_headers_and_tombstones_arrive(place: MakePlace) -> None:
     found = read(here, 0, 2)["headers"].to_pylist()
     assert found == [[{"key": "trace", "value": b"\x00\x01"}, {"key": "trace", "value": b""},
                       {"key": "none", "value": None}], None]  # fmt: skip
+
+
+def test_what_is_not_chosen_is_not_taken_out_of_the_message(place: MakePlace) -> None:
+    """Headers, keys and values cost a call and a copy per message."""
+    here = place(1)
+    here.fill(3, headers=[("trace", b"1")])
+    assert read(here, 0, 3, columns="offset, value").to_pydict() == {
+        "offset": [0, 1, 2], "value": [b"0-0", b"0-1", b"0-2"]}  # fmt: skip
+
+    class Bare:
+        """A message that has nothing but an offset."""
+
+        def offset(self) -> int:
+            return 7
+
+    batch = as_arrow([Bare()], ("token", "offset"), {"token": "t"})  # type: ignore[list-item]
+    assert batch.to_pydict() == {"token": ["t"], "offset": [7]}
+
+
+@pytest.mark.parametrize("columns", ["", "value,", "value,value", "values", "value offset"])
+def test_columns_that_are_none_are_named(columns: str) -> None:
+    with pytest.raises(InvalidOption, match=r"columns=.*some of key, value, headers"):
+        columns_of(columns)
 
 
 def test_a_range_that_ends_in_missing_offsets_ends(place: MakePlace) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles, ReadMaxRows
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 import marshal_py
 from marshal_py.errors import ClusterUnreachable, InvalidName, InvalidOption, MarshalError
@@ -454,7 +455,7 @@ def test_a_reader_makes_nothing_before_it_is_used() -> None:
     reader.commit({"b": 1, "r": {}})
     assert reader.reportLatestOffset() is None
     reader.stop()
-    assert "BINARY" in DefaultSource(NEEDED).schema()
+    assert "value binary" in DefaultSource(NEEDED).schema()
 
 
 @pytest.mark.parametrize(("name", "value"), [
@@ -478,6 +479,16 @@ def test_options_reach_the_member() -> None:
     assert options.consumer == {"delivery": "at_most_once", "max_claims": 3, "heartbeat_interval_s": 5.0,
                                 "fast_reclaim": True}  # fmt: skip
     assert options.kafka == {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SSL"}
+
+
+def test_a_schema_of_the_users_own_is_refused_before_a_query_reads() -> None:
+    """Spark takes it at load() without asking anybody, and hands it over when the query starts."""
+    columns = "value,offset"
+    source = DefaultSource({**NEEDED, "columns": columns})
+    own = StructType([StructField("value", BinaryType()), StructField("offset", LongType())])
+    assert source.streamReader(own)._life is None
+    with pytest.raises(InvalidOption, match=r"leave \.schema\(\) out"):
+        source.streamReader(StructType([StructField("value", StringType())]))
 
 
 def test_a_batch_job_is_shown_the_way() -> None:

@@ -1,0 +1,86 @@
+"""Messages as rows: their columns, a choice of them, and messages of a partition as an Arrow batch. Reads nothing.
+
+What is not chosen costs nothing: it is neither taken out of the message nor sent to the JVM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from marshal_py.errors import InvalidOption
+from marshal_py.transport.ports import RawMessage
+
+
+class Column(NamedTuple):
+    """`spark`: the type as Spark's simple string. `take`: this column of messages; None: they all have the same."""
+
+    spark: str
+    arrow: pa.DataType
+    take: Callable[[Sequence[RawMessage]], pa.Array] | None = None
+
+
+_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_MOMENT: Final = pa.timestamp("us", "UTC")
+
+
+def _headers(messages: Sequence[RawMessage]) -> pa.Array:
+    found = [message.headers() for message in messages]
+    return pa.array([_header_list(one) for one in found], _HEADERS) if any(found) else pa.nulls(len(found), _HEADERS)
+
+
+def _header_list(headers: Any) -> list[dict[str, Any]] | None:
+    return [{"key": name, "value": value} for name, value in headers] if headers else None
+
+
+def _timestamps(messages: Sequence[RawMessage]) -> pa.Array:
+    times = [message.timestamp() for message in messages]
+    return pa.array([at_ms * 1000 if kind else None for kind, at_ms in times], _MOMENT)
+
+
+_COLUMNS: Final[Mapping[str, Column]] = {
+    "key": Column("binary", pa.binary(), lambda found: pa.array([one.key() for one in found], pa.binary())),
+    "value": Column("binary", pa.binary(), lambda found: pa.array([one.value() for one in found], pa.binary())),
+    "headers": Column("array<struct<key:string,value:binary>>", _HEADERS, _headers),
+    "topic": Column("string", pa.string()),
+    "partition": Column("int", pa.int32()),
+    "offset": Column("bigint", pa.int64(), lambda found: pa.array([one.offset() for one in found], pa.int64())),
+    "timestamp": Column("timestamp", _MOMENT, _timestamps),
+    "token": Column("string", pa.string()),
+}
+COLUMNS: Final = tuple(_COLUMNS)
+
+
+def columns_of(text: str | None) -> tuple[str, ...]:
+    """The option `columns`: names in the order wanted, a comma between them; all, if None. Raises InvalidOption."""
+    if text is None:
+        return COLUMNS
+    names = tuple(name.strip().lower() for name in text.split(","))
+    if len(set(names)) < len(names) or not set(names) <= _COLUMNS.keys():
+        raise InvalidOption("columns", text, f"some of {', '.join(COLUMNS)}, each once, a comma between them")
+    return names
+
+
+def spark_schema(columns: Sequence[str] = COLUMNS) -> str:
+    """As DDL."""
+    return ", ".join(f"{name} {_COLUMNS[name].spark}" for name in columns)
+
+
+def check_schema(found: str, columns: Sequence[str]) -> None:
+    """`found`: as `StructType.simpleString` has it. Raises InvalidOption unless it is that of `columns`."""
+    if found != f"struct<{','.join(f'{name}:{_COLUMNS[name].spark}' for name in columns)}>":
+        raise InvalidOption("schema", found, "leave .schema() out: rows are messages of Kafka, the option columns "
+                            "chooses of theirs, and from_json or from_avro takes `value` apart")  # fmt: skip
+
+
+def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
+    return pa.schema([(name, _COLUMNS[name].arrow) for name in columns])
+
+
+def as_arrow(messages: Sequence[RawMessage], columns: Sequence[str], same: Mapping[str, object]) -> pa.RecordBatch:
+    """One row per message. `same`: topic, partition and token, which all of them share."""
+    arrays = [pa.repeat(pa.scalar(same[name], column.arrow), len(messages)) if column.take is None
+              else column.take(messages) for name, column in ((name, _COLUMNS[name]) for name in columns)]  # fmt: skip
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))

@@ -1,0 +1,118 @@
+"""A query of Spark's own Kafka source moves by one word and a group: its options are understood, or refused by name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from pyspark.sql.datasource import CaseInsensitiveDict
+
+from marshal_py.errors import InvalidOption
+from marshal_py.spark.aliases import ALIASES, REFUSED, translated
+from marshal_py.spark.options import StreamOptions
+from pyspark_marshal import DefaultSource
+
+OLD = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders,payments", "startingOffsets": "earliest",
+       "maxOffsetsPerTrigger": "5000", "minPartitions": "16", "includeHeaders": "false", "failOnDataLoss": "false",
+       "kafkaConsumer.pollTimeoutMs": "90000", "kafka.security.protocol": "SASL_SSL",
+       "startingOffsetsByTimestampStrategy": "latest"}  # fmt: skip
+NEEDED = {"group": "g", "subscribe": "t", "kafka.bootstrap.servers": "127.0.0.1:1"}
+
+
+def test_a_query_of_sparks_own_source_moves_by_a_word_and_a_group() -> None:
+    """As Spark hands options over: in lower case, in a dict that ignores case."""
+    for given in ({**OLD, "group": "billing"}, CaseInsensitiveDict({**OLD, "GROUP": "billing"})):
+        options = StreamOptions.of(given)
+        assert (options.group, options.topics, options.rows_max) == ("billing", ("orders", "payments"), 5000)
+        assert (options.consumer, options.min_partitions) == ({"start": "earliest"}, 16)
+        assert options.columns == ("key", "value", "topic", "partition", "offset", "timestamp", "token")
+        assert options.read_timeout_s == 90.0
+        assert options.kafka == {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SASL_SSL"}
+    assert "headers" not in DefaultSource(CaseInsensitiveDict({**OLD, "group": "g"})).schema()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [
+    {"Group": "g", "TOPICS": "t", "Bootstrap.Servers": "a:1", "Max_Rows_Per_Batch": "7", "KAFKA.Client.Id": "x"},
+    {"group": "g", "SUBSCRIBE": "t", "kafka.BOOTSTRAP.servers": "a:1", "maxoffsetspertrigger": "7",
+     "kafka.client.id": "x"},
+])  # fmt: skip
+def test_names_count_in_any_case(given: dict[str, str]) -> None:
+    options = StreamOptions.of(given)
+    assert (options.group, options.topics, options.rows_max) == ("g", ("t",), 7)
+    assert options.kafka == {"bootstrap.servers": "a:1", "client.id": "x"}
+
+
+@pytest.mark.parametrize(("name", "value", "start"), [
+    ("startingOffsets", "latest", "latest"), ("startingOffsets", '{"t":{"0":23,"1":-2}}', '{"t":{"0":23,"1":-2}}'),
+    ("startingTimestamp", "1738324800000", "2025-01-31T12:00:00+00:00"),
+    ("startingTimestamp", "0", "1970-01-01T00:00:00+00:00"),
+    ("startingOffsetsByTimestamp", '{"t":{"0":1738324800000, "1": 1000}}',
+     '{"t": {"0": "2025-01-31T12:00:00+00:00", "1": "1970-01-01T00:00:01+00:00"}}'),
+])  # fmt: skip
+def test_where_a_query_begins(name: str, value: str, start: str) -> None:
+    assert StreamOptions.of({**NEEDED, name: value}).consumer == {"start": start}
+
+
+@pytest.mark.parametrize("name", [*REFUSED, *(name.lower() for name in REFUSED)])
+def test_what_means_something_else_is_refused_with_what_to_say_instead(name: str) -> None:
+    with pytest.raises(InvalidOption) as raised:
+        DefaultSource({**NEEDED, name: "1"}).schema()
+    assert raised.value.option in REFUSED, "as people write it"
+    assert raised.value.rule == REFUSED[raised.value.option]
+
+
+@pytest.mark.parametrize(("name", "value", "says"), [
+    ("failOnDataLoss", "true", "noted as lost"), ("startingOffsetsByTimestampStrategy", "error", "begin at their end"),
+    ("includeHeaders", "yes", "true or false"), ("startingTimestamp", "yesterday", "ms since 1970"),
+    ("startingOffsetsByTimestamp", "1000", "JSON as"), ("startingOffsetsByTimestamp", '{"t":{"0":null}}', "JSON as"),
+    ("kafkaConsumer.pollTimeoutMs", "1 year", "one of us, ms"), ("startingOffsets", '{"x":{"0":1}}', "none of the"),
+    ("minPartitions", "0", "from 1 on"), ("maxOffsetsPerTrigger", "all", "from 1 on"),
+])  # fmt: skip
+def test_a_value_that_cannot_be_is_refused_at_load(name: str, value: str, says: str) -> None:
+    with pytest.raises(InvalidOption, match=says):
+        DefaultSource({**NEEDED, name: value}).schema()
+
+
+def test_one_thing_said_twice_is_refused_unless_it_is_the_same() -> None:
+    assert StreamOptions.of({**NEEDED, "topics": "t"}).topics == ("t",)
+    with pytest.raises(InvalidOption, match="startingOffsets says the same"):
+        StreamOptions.of({**NEEDED, "startingOffsets": "earliest", "startingTimestamp": "0"})
+    with pytest.raises(InvalidOption, match="includeHeaders"):
+        StreamOptions.of({**NEEDED, "columns": "value", "includeHeaders": "true"})
+
+
+def test_without_a_group_it_is_said_what_a_group_is() -> None:
+    with pytest.raises(InvalidOption, match=r"group.*the position stands under its name"):
+        StreamOptions.of({"subscribe": "t", "kafka.bootstrap.servers": "a:1"})
+
+
+@pytest.mark.parametrize("module", [
+    "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "kafkashaded.org.apache.kafka.common.security.plain.PlainLoginModule",
+])
+def test_a_password_in_javas_form_is_understood(module: str) -> None:
+    jaas = f"""{module} required username="me" password='a "b"=;c';"""
+    assert translated({"kafka.sasl.jaas.config": jaas}) == {
+        "kafka.sasl.username": "me", "kafka.sasl.password": 'a "b"=;c'}  # fmt: skip
+
+
+@pytest.mark.parametrize("jaas", [
+    "com.sun.security.auth.module.Krb5LoginModule required useKeyTab=true;", "secret",
+    "x.PlainLoginModule required username=me;",
+])  # fmt: skip
+def test_another_login_is_refused_and_not_shown(jaas: str) -> None:
+    with pytest.raises(InvalidOption, match="PlainLoginModule") as raised:
+        translated({"kafka.sasl.jaas.config": jaas})
+    assert jaas not in str(raised.value)
+
+
+def test_every_alias_leads_to_an_option() -> None:
+    """A slip in the table would be found by users alone."""
+    values = {"startingOffsetsByTimestamp": json.dumps({"t": {"0": 5}}), "startingTimestamp": "5",
+              "startingOffsets": "earliest", "includeHeaders": "true", "failOnDataLoss": "false",
+              "startingOffsetsByTimestampStrategy": "latest", "kafkaConsumer.pollTimeoutMs": "5000"}  # fmt: skip
+    for name in ALIASES:
+        given = {"group": "g", "topics": "t", "bootstrap.servers": "a:1", name: values.get(name, "5")}
+        given.pop(ALIASES[name].name, None)
+        StreamOptions.of(given)
