@@ -21,6 +21,7 @@ from marshal_py.client.metrics import Metrics, consumers_of
 from marshal_py.client.options import (
     COORDINATION_TOPIC,
     ConsumerOptions,
+    check_pattern,
     check_policy,
     check_topics,
 )
@@ -43,6 +44,8 @@ VERSION: Final = "marshal_py 0.1.0"
 CONNECT_TIMEOUT_S: Final = 30.0
 STATISTICS_MS_MAX: Final = 86_400_000  # librdkafka's own
 EXIT_TIMEOUT_S: Final = 3.0  # what an interpreter that ends without stop() may wait for its releases
+
+_NO_DATA: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"})
 
 # Strong: a program that ends by sys.exit has dropped its names before `atexit` runs, and its claims must be released
 # all the same. Whoever drops a Marshal without close() keeps its thread and its leases anyway.
@@ -132,10 +135,11 @@ class Marshal:
 
         Options are those of ConsumerOptions: delivery ("at_least_once" | "at_most_once"), policy, member,
         heartbeat_interval_s=2.0, max_claims, capacity, fast_reclaim, start ("committed" | "earliest" | "latest" | an
-        ISO-8601 time | offsets as JSON), start_fallback, on_topic_recreated ("fail" | "earliest"),
-        handler_timeout_s=300, hand_over_timeout_s=30, unacked_max, prefetch_messages, prefetch_bytes, grant_messages,
-        deliver_late, join_live_kafka_group, mirror_offsets, on_claim(info), on_revoking(info), on_lost(info, reason),
-        key_deserializer, value_deserializer, settings (librdkafka's, for the data consumer).
+        ISO-8601 time | offsets as JSON), start_fallback, new_topics ("start" | "earliest"),
+        on_topic_recreated ("fail" | "earliest"), handler_timeout_s=300, hand_over_timeout_s=30, unacked_max,
+        prefetch_messages, prefetch_bytes, grant_messages, deliver_late, join_live_kafka_group, mirror_offsets,
+        on_claim(info), on_revoking(info), on_lost(info, reason), key_deserializer, value_deserializer, settings
+        (librdkafka's, for the data consumer).
         grant_messages is the upper bound of a grant in at-most-once mode: about a second's work is granted at a time.
 
         on_claim, on_revoking and on_lost run one after the other on the thread "marshal-callbacks" of this Marshal, in
@@ -169,10 +173,12 @@ class Marshal:
         source = self.door.source(group, self.client_id, chosen.settings, chosen.prefetch_bytes)
         source.learn(names)
         with loop.lock:
+            later = starts.new_topics(world.groups.get(group), names)
             member = Member(world, group, chosen.member_options(self.client_id, names, VERSION), secrets.token_bytes)
             for topic, info in found.items():  # D10: before it can claim anything
                 member.topics.learn(topic, info.partitions, info.topic_id)
-        station = Station(loop, number, member, source, chosen, self.root.incarnation)
+        station = Station(loop, number, member, source, chosen, self.root.incarnation,
+                          later if chosen.new_topics == "earliest" else frozenset())
         given = self.door.given if isinstance(self.door, KafkaDoor) else {}
         consumer = Consumer(loop, station, {**given, **chosen.settings}, self._forget)
         self._consumers[consumer] = None
@@ -183,6 +189,17 @@ class Marshal:
             consumer.stop(EXIT_TIMEOUT_S)
             raise
         return consumer
+
+    def topics(self, pattern: str) -> tuple[str, ...]:
+        """The cluster's topics whose whole names match a regular expression of Python's, sorted, as of now.
+
+        The coordination topic and those of Kafka's own are not among them. Raises InvalidOption, ClusterUnreachable,
+        ReentrantCall.
+        """
+        self._loop.check_call("Marshal", "topics", waits=True)
+        wanted = check_pattern(pattern)
+        found = self._loop.admin.topics() - _NO_DATA - {self.coordination_topic}
+        return tuple(sorted(topic for topic in found if wanted.fullmatch(topic)))
 
     def _forget(self, consumer: Consumer) -> None:
         self._consumers.pop(consumer, None)

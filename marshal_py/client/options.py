@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -69,6 +70,7 @@ class ConsumerOptions:
     fast_reclaim: bool = False
     start: str = starts.COMMITTED
     start_fallback: Literal["earliest", "latest"] = "latest"  # Kafka's own default for a group without offsets
+    new_topics: Literal["start", "earliest"] = "start"  # where topics begin that join those of a group
     on_topic_recreated: OnTopicRecreated = "fail"  # where the group's config says nothing (PROTOCOL.md D10)
     handler_timeout_s: float = HANDLER_TIMEOUT_S
     hand_over_timeout_s: float | None = None
@@ -90,6 +92,7 @@ class ConsumerOptions:
         _one_of("delivery", self.delivery, tuple(MODES))
         starts.parse(self.start)
         _one_of("start_fallback", self.start_fallback, ("earliest", "latest"))
+        _one_of("new_topics", self.new_topics, ("start", "earliest"))
         _one_of("on_topic_recreated", self.on_topic_recreated, ON_TOPIC_RECREATED)
         if self.policy is not None:
             _one_of("policy", self.policy, tuple(POLICIES))
@@ -148,6 +151,16 @@ def check_topics(topics: Sequence[str]) -> tuple[str, ...]:
         if len(name) > 249 or not all(c.isascii() and (c.isalnum() or c in "._-") for c in name):
             raise InvalidName("topic", name, "Kafka takes 1 to 249 of the characters a-z A-Z 0-9 . _ -")
     return names
+
+
+def check_pattern(pattern: str) -> re.Pattern[str]:
+    """Of topics' names. Raises InvalidOption."""
+    if not pattern:
+        raise InvalidOption("topics_pattern", pattern, "it has to match the whole name of a topic")
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise InvalidOption("topics_pattern", pattern, f"a regular expression of Python's: {error}") from error
 
 
 def check_policy(snapshot_every_records: int, history_kept_s: float, evidence_dir: str | None) -> Policy:

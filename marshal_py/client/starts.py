@@ -19,6 +19,7 @@ from marshal_py.errors import InvalidOption, PositionOutOfRange
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.ready import Wanted
 from marshal_py.protocol.records import OFFSET_MAX
+from marshal_py.protocol.world import Group
 from marshal_py.transport.ports import Bounds, ClusterAdmin
 
 COMMITTED: Final = "committed"
@@ -93,6 +94,12 @@ def check_topics(start: str, topics: Sequence[str]) -> None:
     others = sorted({tp.topic for tp in parse(start).named} - set(topics))
     if others:
         raise InvalidOption("start", start, f"{others[0]} is none of the consumer's topics ({', '.join(topics)})")
+
+
+def new_topics(group: Group | None, topics: Sequence[str]) -> frozenset[str]:
+    """Those of a consumer's topics that its group does not know, while it knows another one of them."""
+    unknown = frozenset(topics) - (group.topics.keys() if group is not None else set())
+    return unknown if len(unknown) < len(topics) else frozenset()
 
 
 def resolve(start: str, fallback: str, wanted: Sequence[Wanted], group: str,

@@ -49,12 +49,13 @@ class Station:
     """The place of one Consumer in the loop."""
 
     def __init__(self, loop: Loop, log: int, member: Member, source: DataSource, options: ConsumerOptions,
-                 incarnation: bytes) -> None:  # fmt: skip
+                 incarnation: bytes, new_topics: frozenset[str]) -> None:  # fmt: skip
+        """`new_topics`: those that begin at their beginnings (D5)."""
         self.loop, self.log, self.member, self.options = loop, log, member, options
         self.source: DataSource | UnfetchedSource = source
         self.flow: Flow | Ranges = Flow(member, source, options, loop.lock, incarnation, loop.clock.now)
         self.inherited = Inherited(self)
-        self.incarnation = incarnation
+        self.incarnation, self.new_topics = incarnation, new_topics
         self.group_key = member.name.encode()
         self.error: MarshalError | None = None  # raised to the user once, then kept as the reason of the end
         self.troubles: deque[ClusterError] = deque()  # raised one by one; the consumer goes on
@@ -264,6 +265,7 @@ class Station:
             wanted, self._to_resolve = self._to_resolve, []
         if not wanted:
             return
+        wanted = [Wanted(tp, earliest or tp.topic in self.new_topics) for tp, earliest in wanted]
         try:
             found = starts.resolve(self.options.start, self.options.start_fallback, wanted, self.member.name,
                                    self.loop.admin)  # fmt: skip

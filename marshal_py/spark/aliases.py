@@ -71,6 +71,7 @@ def _only(value: str, reason: str) -> Callable[[str], str]:
 ALIASES: Final[Mapping[str, Alias]] = {
     "kafka.bootstrap.servers": Alias("bootstrap.servers"),
     "subscribe": Alias("topics"),
+    "subscribePattern": Alias("topics_pattern"),
     "startingOffsets": Alias("start"),
     "startingTimestamp": Alias("start", _moment),
     "startingOffsetsByTimestamp": Alias("start", _moments),

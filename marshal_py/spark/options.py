@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from marshal_py.client import starts
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
-from marshal_py.client.options import COORDINATION_TOPIC, ConsumerOptions, check_topics
+from marshal_py.client.options import COORDINATION_TOPIC, ConsumerOptions, check_pattern, check_topics
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.identity import check_id
 from marshal_py.spark.aliases import translated
@@ -19,19 +19,19 @@ from marshal_py.transport.soundness import COORDINATION_PARTITIONS
 MAX_ROWS: Final = 1_000_000  # a batch of a few seconds: in at-least-once mode a crash makes it twice
 READ_TIMEOUT_S: Final = 60.0  # without progress; a broker that restarts is back within seconds
 
-_TEXTS: Final = ("delivery", "policy", "member", "start", "start_fallback")
+_TEXTS: Final = ("delivery", "policy", "member", "start", "start_fallback", "new_topics")
 _NUMBERS: Final = ("heartbeat_interval_s", "handler_timeout_s")
 _COUNTS: Final = ("max_claims", "capacity")
 _FLAGS: Final = ("fast_reclaim", "join_live_kafka_group", "mirror_offsets")
-_OWN: Final = ("group", "topics", "bootstrap.servers", "client_id", "columns", "max_rows_per_batch",
-               "min_partitions", "read_timeout_s", "coordination_topic", "coordination_partitions",
-               "connect_timeout_s")  # fmt: skip
+_OWN: Final = ("group", "topics", "topics_pattern", "bootstrap.servers", "client_id", "columns",
+               "max_rows_per_batch", "min_partitions", "read_timeout_s", "coordination_topic",
+               "coordination_partitions", "connect_timeout_s")  # fmt: skip
 OPTIONS: Final = (*_OWN, *_TEXTS, *_NUMBERS, *_COUNTS, *_FLAGS)
 
 
 _INSTEAD: Final = {
     "group": ": the members of a group share its topics, and the position stands under its name",
-    "topics": ", or Spark's name for it, subscribe",
+    "topics": ", or Spark's name for it, subscribe; or a topics_pattern",
     "bootstrap.servers": ", or Spark's name for it, kafka.bootstrap.servers",
 }
 
@@ -41,7 +41,8 @@ class StreamOptions:
     """The options of a stream, checked: `group`, `topics` (comma-separated), `bootstrap.servers`, `kafka.*`, ..."""
 
     group: str
-    topics: tuple[str, ...]
+    topics: tuple[str, ...]  # none where there is a pattern
+    topics_pattern: str | None
     client_id: str | None
     columns: tuple[str, ...]
     rows_max: int
@@ -58,18 +59,28 @@ class StreamOptions:
         """`given`: under our names or those of Spark's own Kafka source. Raises InvalidOption, InvalidName."""
         options = translated(given)
         check_names(options, OPTIONS)
-        for name in ("group", "topics", "bootstrap.servers"):
+        pattern = options.get("topics_pattern")
+        for name in ("group", "bootstrap.servers", *(("topics",) if pattern is None else ())):
             if not options.get(name):
-                raise InvalidOption(name, options.get(name), f"it must be given{_INSTEAD.get(name, '')}")
-        topics = check_topics([topic.strip() for topic in options["topics"].split(",") if topic.strip()])
-        consumer: dict[str, Any] = {name: options[name] for name in _TEXTS if name in options}
+                raise InvalidOption(name, options.get(name), f"it must be given{_INSTEAD[name]}")
+        if pattern is not None and "topics" in options:
+            raise InvalidOption("topics_pattern", pattern, "topics is given too: keep one of them")
+        consumer: dict[str, Any] = {} if pattern is None else {"new_topics": "earliest"}
+        consumer |= {name: options[name] for name in _TEXTS if name in options}
         consumer |= {name: number(options, name, 0, 0) for name in _NUMBERS if name in options}
         consumer |= {name: _count(options, name, 0) for name in _COUNTS if name in options}
         consumer |= {name: flag(options, name) for name in _FLAGS if name in options}
-        starts.check_topics(ConsumerOptions(**consumer).start, topics)
+        start = ConsumerOptions(**consumer).start
+        if pattern is None:
+            topics = check_topics([topic.strip() for topic in options["topics"].split(",") if topic.strip()])
+            starts.check_topics(start, topics)
+        else:
+            topics = ()
+            check_pattern(pattern)
         return cls(
             group=check_id("group", options["group"]),
             topics=topics,
+            topics_pattern=pattern,
             client_id=options.get("client_id"),
             columns=columns_of(options.get("columns")),
             rows_max=_count(options, "max_rows_per_batch", MAX_ROWS),

@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("marshal_py.spark")
 
+TOPICS_LOOK_S: Final = 30.0  # between two looks for topics that match a pattern: as often as clients look for leaders
 RELEASE_S: Final = 2.0  # what stop() may take; Spark kills the process some time after it asked
 
 
@@ -59,7 +61,11 @@ class Life:
                                coordination_topic=options.coordination_topic,
                                coordination_partitions=options.coordination_partitions)  # fmt: skip
         try:
-            self.consumer = self.marshal.consumer(options.group, options.topics, **options.consumer)
+            self._pattern, self._looked_s = options.topics_pattern, time.monotonic()
+            self.topics = options.topics if self._pattern is None else self.marshal.topics(self._pattern)
+            if not self.topics:
+                raise InvalidOption("topics_pattern", self._pattern, "the cluster has no topic of such a name")
+            self.consumer = self.marshal.consumer(options.group, self.topics, **options.consumer)
             self.planner = self.consumer.plan_ranges()
         except BaseException:
             self.marshal.close(RELEASE_S)
@@ -67,6 +73,17 @@ class Life:
         self.batches = self.planner.micro_batches(before)
         self.planned: dict[str, list[ClaimedRange]] = {}  # at most once: the newest plan, by its end offset as JSON
         self.settled = self.warned = False
+
+    def outgrown(self) -> bool:
+        """Whether other topics than this life's match the pattern by now; asks the cluster now and then."""
+        now_s = time.monotonic()
+        if self._pattern is None or now_s - self._looked_s < TOPICS_LOOK_S:
+            return False
+        self._looked_s = now_s
+        new = sorted(set(self.marshal.topics(self._pattern)) - set(self.topics))
+        if new:
+            log.info("group %s: topics that match %s came: %s", self.consumer.group, self._pattern, ", ".join(new))
+        return bool(new)
 
     def settle(self) -> None:
         """Once per life: the claims that are to come have come, and dead owners have been waited out."""
@@ -162,6 +179,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._life = Life(self.options, self._before)
         return self._life
 
+    def _renewed(self) -> Life:
+        """A life with the topics of now, for those of a membership stay as they are. Nothing is in flight."""
+        assert self._life is not None
+        self._before = self._life.batches
+        self.stop()
+        life = self._alive()
+        life.settle()
+        return life
+
     # --- Spark's calls
 
     def initialOffset(self) -> dict[str, Any]:
@@ -181,6 +207,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if key_of(start) == key_of(FIRST):
                 life.warn_of_fresh_checkpoint()
             life.done(start)
+            if self._targets is None and life.outgrown():
+                life = self._renewed()
             return life.plan(start, rows_max, self._targets)
         except ClusterUnreachable as error:
             if self._targets is not None or self._life is None:

@@ -233,6 +233,9 @@ class KafkaAdmin:
         topic_id = str(found.topic_id)
         return TopicInfo(len(found.partitions), "" if topic_id == NO_TOPIC_ID else topic_id)
 
+    def topics(self) -> frozenset[str]:
+        return frozenset(self._metadata(None).topics)
+
     def partition_count(self, topic: str) -> int | None:
         found = self.describe_topic(topic)
         return None if found is None else found.partitions

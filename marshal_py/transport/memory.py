@@ -330,6 +330,10 @@ class MemoryAdmin:
             known = str(self.broker.ids[topic]) if found is not None and self.broker.tells_ids else ""
             return None if found is None else TopicInfo(len(found), known)
 
+    def topics(self) -> frozenset[str]:
+        with self.broker.lock:
+            return frozenset(self.broker.topics)
+
     def partition_count(self, topic: str) -> int | None:
         found = self.describe_topic(topic)
         return None if found is None else found.partitions

@@ -192,6 +192,9 @@ class ClusterAdmin(Protocol):
     def describe_topic(self, topic: str) -> TopicInfo | None:
         """Partition count and id from one answer; None where the cluster says that there is no such topic."""
 
+    def topics(self) -> frozenset[str]:
+        """Names of all topics that this client may see."""
+
     def partition_count(self, topic: str) -> int | None:
         """The count alone; None if there is no such topic."""
 

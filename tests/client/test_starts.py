@@ -287,6 +287,35 @@ def test_live_ordinary_consumers_keep_the_group_for_themselves(memory: MemoryGro
             until(owns(consumer, 0), "it was told to join anyway")
 
 
+@pytest.mark.parametrize(("new_topics", "offset"), [("earliest", 0), ("start", 3)])
+def test_a_topic_that_joins_those_of_a_group_begins_as_it_is_told(
+    memory: MemoryGround, new_topics: str, offset: int
+) -> None:
+    """D5: what came before anybody listed the topic. It is not about a group's first topics."""
+    topics, group = [memory.topic()], memory.group()
+    with memory.connect() as marshal:
+        for _ in range(2):
+            memory.fill(topics[-1], 0, 3)
+            options = {"start": "latest", "new_topics": new_topics}
+            with joined(marshal, group, topics, **options) as consumer:
+                until(lambda: len(consumer.claims()) == len(topics), "the partitions are ours")
+                begun = {tp.topic: claim.position for tp, claim in consumer.claims().items()}
+            topics.append(memory.topic())
+    assert begun == {topics[0]: 3, topics[1]: offset}
+
+
+def test_topics_are_found_by_a_pattern(ground: Ground) -> None:
+    topic = ground.topic()
+    ground.create(f"{topic}.more", 1)
+    ground.create("__consumer_offsets", 1)
+    with ground.connect() as marshal:
+        assert marshal.topics(f"{topic}.*") == (topic, f"{topic}.more")
+        assert marshal.topics(topic[:-1]) == ()
+        assert not {"__marshal", "__consumer_offsets"} & set(marshal.topics(".*"))
+        with pytest.raises(InvalidOption, match=r"topics_pattern='\('"):
+            marshal.topics("(")
+
+
 def test_a_topic_that_is_missing_is_named(ground: Ground) -> None:
     topic = ground.topic()
     with ground.connect() as marshal:

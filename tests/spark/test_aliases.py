@@ -81,6 +81,19 @@ def test_one_thing_said_twice_is_refused_unless_it_is_the_same() -> None:
         StreamOptions.of({**NEEDED, "columns": "value", "includeHeaders": "true"})
 
 
+def test_a_pattern_stands_for_topics() -> None:
+    """Topics that come later begin at their beginning, as with Spark's own source."""
+    needed = {"group": "g", "bootstrap.servers": "a:1"}
+    options = StreamOptions.of({**needed, "subscribePattern": "orders-.*", "startingOffsets": '{"orders-1":{"0":5}}'})
+    assert (options.topics, options.topics_pattern) == ((), "orders-.*")
+    assert options.consumer["new_topics"] == "earliest"
+    for pattern, says in (("(", "a regular expression"), ("", "topics_pattern")):
+        with pytest.raises(InvalidOption, match=says):
+            StreamOptions.of({**needed, "subscribePattern": pattern})
+    with pytest.raises(InvalidOption, match="topics is given too"):
+        StreamOptions.of({**NEEDED, "subscribePattern": "t"})
+
+
 def test_without_a_group_it_is_said_what_a_group_is() -> None:
     with pytest.raises(InvalidOption, match=r"group.*the position stands under its name"):
         StreamOptions.of({"subscribe": "t", "kafka.bootstrap.servers": "a:1"})
@@ -114,5 +127,5 @@ def test_every_alias_leads_to_an_option() -> None:
               "startingOffsetsByTimestampStrategy": "latest", "kafkaConsumer.pollTimeoutMs": "5000"}  # fmt: skip
     for name in ALIASES:
         given = {"group": "g", "topics": "t", "bootstrap.servers": "a:1", name: values.get(name, "5")}
-        given.pop(ALIASES[name].name, None)
+        given.pop("topics" if name == "subscribePattern" else ALIASES[name].name, None)
         StreamOptions.of(given)

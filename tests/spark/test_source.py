@@ -16,6 +16,7 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 import marshal_py
 from marshal_py.errors import ClusterUnreachable, InvalidName, InvalidOption, MarshalError
 from marshal_py.protocol.records import ClaimingMessages
+from marshal_py.spark import source
 from marshal_py.spark.options import StreamOptions
 from marshal_py.spark.source import StreamReader
 from pyspark_marshal import DefaultSource
@@ -32,6 +33,8 @@ class Query:
 
     def __init__(self, place: Place, **options: Any) -> None:
         self.given = {**place.options, **{name: str(value) for name, value in options.items()}}
+        if "topics_pattern" in options:
+            del self.given["topics"]
         self.offsets: list[str] = []  # the write-ahead log
         self.commits = 0  # batches in the commit log
         self.out: Rows = []
@@ -462,7 +465,8 @@ def test_a_reader_makes_nothing_before_it_is_used() -> None:
     ("group", ""), ("topics", ""), ("topics", " , "), ("bootstrap.servers", ""), ("max_rows_per_batch", "0"),
     ("max_rows_per_batch", "1e6"), ("delivery", "exactly_once"), ("start", "yesterday"), ("fast_reclaim", "maybe"),
     ("heartbeat_interval_s", "0.1"), ("max_claims", "-1"), ("read_timeout_s", "x"), ("groupid", "g"), ("path", "/x"),
-    ("policy", "chaos"), ("kafka.group.id", "g"), ("topics", "a b"), ("coordination_partitions", "none"),
+    ("policy", "chaos"), ("new_topics", "latest"), ("topics_pattern", "t"),
+    ("kafka.group.id", "g"), ("topics", "a b"), ("coordination_partitions", "none"),
 ])  # fmt: skip
 def test_a_bad_option_is_named_when_the_stream_is_loaded(name: str, value: str) -> None:
     with pytest.raises((InvalidOption, InvalidName), match=name.removeprefix("kafka.").removesuffix("s")):
@@ -489,6 +493,39 @@ def test_a_schema_of_the_users_own_is_refused_before_a_query_reads() -> None:
     assert source.streamReader(own)._life is None
     with pytest.raises(InvalidOption, match=r"leave \.schema\(\) out"):
         source.streamReader(StructType([StructField("value", StringType())]))
+
+
+def test_topics_that_match_a_pattern_are_found_while_the_query_runs(
+    place: MakePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From their beginning, also where the group began at the end: nobody could name them before. In between nothing
+    is lost or doubled.
+    """
+    monkeypatch.setattr(source, "TOPICS_LOOK_S", 0.0)
+    here = place(1)
+    here.fill(3)
+    query = Query(here, topics_pattern=f"{here.topic}(-new)?", start="latest")
+    query.until_idle()
+    here.fill(4)
+    query.until_idle()
+    old, here.topic = here.topic, f"{here.topic}-new"
+    assert query.reader._life is not None
+    query.reader._life.marshal._loop.admin.create_topic(here.topic, 1)
+    here.fill(5)
+    until(query.turn, "the topic is found")
+    query.until_idle()
+    assert sorted(query.out) == sorted([(0, at) for at in range(3, 7)] + [(0, at) for at in range(5)])
+    here.topic = old
+    here.fill(1)
+    query.until_idle()
+    assert query.out[-1] == (0, 7)
+    query.reader.stop()
+
+
+def test_a_pattern_that_matches_nothing_is_refused(place: MakePlace) -> None:
+    query = Query(place(1), topics_pattern="no-such-topic")
+    with pytest.raises(InvalidOption, match="topics_pattern='no-such-topic'"):
+        query.turn()
 
 
 def test_a_batch_job_is_shown_the_way() -> None:

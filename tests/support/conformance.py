@@ -516,6 +516,9 @@ class AdminPromises(Suite):
         assert rig.door().admin().capabilities == CAPABILITIES - rig.lacks - owners
         assert rig.door().name == rig.name
 
+    def test_topics_are_listed(self, rig: Rig, topic: str) -> None:
+        assert topic in rig.door().admin().topics()
+
     def test_partition_count(self, rig: Rig, topic: str) -> None:
         admin = rig.door().admin()
         assert admin.partition_count(topic) == 3
