@@ -78,6 +78,8 @@ ALIASES: Final[Mapping[str, Alias]] = {
     "startingOffsetsByTimestampStrategy": Alias("", _only("latest", "where no message is as new, partitions begin at "
                                                           "their end")),
     "maxOffsetsPerTrigger": Alias("max_rows_per_batch"),
+    "minOffsetsPerTrigger": Alias("min_rows_per_batch"),
+    "maxTriggerDelay": Alias("max_batch_delay_s", _seconds),
     "minPartitions": Alias("min_partitions"),
     "includeHeaders": Alias("columns", _with_headers),
     "kafkaConsumer.pollTimeoutMs": Alias("read_timeout_s", _seconds),

@@ -17,6 +17,7 @@ from marshal_py.transport import settings
 from marshal_py.transport.soundness import COORDINATION_PARTITIONS
 
 MAX_ROWS: Final = 1_000_000  # a batch of a few seconds: in at-least-once mode a crash makes it twice
+MAX_DELAY_S: Final = 900.0  # as in Spark's own source
 READ_TIMEOUT_S: Final = 60.0  # without progress; a broker that restarts is back within seconds
 
 _TEXTS: Final = ("delivery", "policy", "member", "start", "start_fallback", "new_topics")
@@ -24,8 +25,8 @@ _NUMBERS: Final = ("heartbeat_interval_s", "handler_timeout_s")
 _COUNTS: Final = ("max_claims", "capacity")
 _FLAGS: Final = ("fast_reclaim", "join_live_kafka_group", "mirror_offsets")
 _OWN: Final = ("group", "topics", "topics_pattern", "bootstrap.servers", "client_id", "columns",
-               "max_rows_per_batch", "min_partitions", "read_timeout_s", "coordination_topic",
-               "coordination_partitions", "connect_timeout_s")  # fmt: skip
+               "max_rows_per_batch", "min_rows_per_batch", "max_batch_delay_s", "min_partitions", "read_timeout_s",
+               "coordination_topic", "coordination_partitions", "connect_timeout_s")  # fmt: skip
 OPTIONS: Final = (*_OWN, *_TEXTS, *_NUMBERS, *_COUNTS, *_FLAGS)
 
 
@@ -46,6 +47,8 @@ class StreamOptions:
     client_id: str | None
     columns: tuple[str, ...]
     rows_max: int
+    rows_min: int  # fewer wait for others to come, but no longer than:
+    delay_s: float
     min_partitions: int | None  # tasks of a batch, at least
     read_timeout_s: float
     connect_timeout_s: float
@@ -77,13 +80,21 @@ class StreamOptions:
         else:
             topics = ()
             check_pattern(pattern)
+        rows_min, rows_max = (_count(options, "min_rows_per_batch", 1), _count(options, "max_rows_per_batch", MAX_ROWS))
+        if rows_min > rows_max:
+            raise InvalidOption("min_rows_per_batch", rows_min, f"at most max_rows_per_batch, {rows_max}")
+        if "max_batch_delay_s" in options and "min_rows_per_batch" not in options:
+            rule = "it bounds how long a batch waits for min_rows_per_batch: give that too, or leave it out"
+            raise InvalidOption("max_batch_delay_s", options["max_batch_delay_s"], rule)
         return cls(
             group=check_id("group", options["group"]),
             topics=topics,
             topics_pattern=pattern,
             client_id=options.get("client_id"),
             columns=columns_of(options.get("columns")),
-            rows_max=_count(options, "max_rows_per_batch", MAX_ROWS),
+            rows_max=rows_max,
+            rows_min=rows_min,
+            delay_s=number(options, "max_batch_delay_s", MAX_DELAY_S, 0.0),
             min_partitions=_count(options, "min_partitions", 0) if "min_partitions" in options else None,
             read_timeout_s=number(options, "read_timeout_s", READ_TIMEOUT_S, 1.0),
             connect_timeout_s=number(options, "connect_timeout_s", CONNECT_TIMEOUT_S, 1.0),

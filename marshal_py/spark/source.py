@@ -19,6 +19,7 @@ Nothing is claimed in constructors: Spark builds readers for planning alone, and
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import threading
 import time
@@ -73,6 +74,7 @@ class Life:
         self.batches = self.planner.micro_batches(before)
         self.planned: dict[str, list[ClaimedRange]] = {}  # at most once: the newest plan, by its end offset as JSON
         self.settled = self.warned = False
+        self._rows_min, self._delay_s, self._batch_s = options.rows_min, options.delay_s, -math.inf  # the last batch
 
     def outgrown(self) -> bool:
         """Whether other topics than this life's match the pattern by now; asks the cluster now and then."""
@@ -116,9 +118,19 @@ class Life:
     def _planned(self, start: dict[str, Any], rows_max: int | None,
                  targets: Mapping[TopicPartition, int] | None) -> dict[str, Any]:  # fmt: skip
         ranges = self.planner.plan(rows_max, targets)
+        if targets is None and self._waits_for_more(sum(one.to - one.start for one in ranges)):
+            return start
         end = self.planner.plan_end(self.batches, start, ranges)
         self.planned = {key_of(end): ranges}
         return end
+
+    def _waits_for_more(self, rows: int) -> bool:
+        """Whether a batch of so few waits: counted from the batch before. The first goes at once."""
+        now_s = time.monotonic()
+        waits = 0 < rows < self._rows_min and now_s - self._batch_s < self._delay_s
+        if rows and not waits:
+            self._batch_s = now_s
+        return waits
 
     def take(self, start: dict[str, Any], end: dict[str, Any]) -> list[Taken]:
         """What the batch that ends at `end` holds: planned by this life, or replayed.

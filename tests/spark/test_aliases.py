@@ -13,7 +13,8 @@ from marshal_py.spark.options import StreamOptions
 from pyspark_marshal import DefaultSource
 
 OLD = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders,payments", "startingOffsets": "earliest",
-       "maxOffsetsPerTrigger": "5000", "minPartitions": "16", "includeHeaders": "false", "failOnDataLoss": "false",
+       "maxOffsetsPerTrigger": "5000", "minOffsetsPerTrigger": "7", "minPartitions": "16",
+       "includeHeaders": "false", "failOnDataLoss": "false",
        "kafkaConsumer.pollTimeoutMs": "90000", "kafka.security.protocol": "SASL_SSL",
        "startingOffsetsByTimestampStrategy": "latest"}  # fmt: skip
 NEEDED = {"group": "g", "subscribe": "t", "kafka.bootstrap.servers": "127.0.0.1:1"}
@@ -24,6 +25,7 @@ def test_a_query_of_sparks_own_source_moves_by_a_word_and_a_group() -> None:
     for given in ({**OLD, "group": "billing"}, CaseInsensitiveDict({**OLD, "GROUP": "billing"})):
         options = StreamOptions.of(given)
         assert (options.group, options.topics, options.rows_max) == ("billing", ("orders", "payments"), 5000)
+        assert (options.rows_min, options.delay_s) == (7, 900.0)
         assert (options.consumer, options.min_partitions) == ({"start": "earliest"}, 16)
         assert options.columns == ("key", "value", "topic", "partition", "offset", "timestamp", "token")
         assert options.read_timeout_s == 90.0
@@ -81,6 +83,14 @@ def test_one_thing_said_twice_is_refused_unless_it_is_the_same() -> None:
         StreamOptions.of({**NEEDED, "columns": "value", "includeHeaders": "true"})
 
 
+@pytest.mark.parametrize(("given", "delay_s"), [
+    ("15m", 900.0), ("500ms", 0.5), ("2s", 2.0), ("1h", 3600.0), ("250", 0.25), ("3 min", 180.0), ("1D", 86_400.0),
+])  # fmt: skip
+def test_durations_are_sparks(given: str, delay_s: float) -> None:
+    """Without a unit they are ms."""
+    assert StreamOptions.of({**NEEDED, "minOffsetsPerTrigger": "7", "maxTriggerDelay": given}).delay_s == delay_s
+
+
 def test_a_pattern_stands_for_topics() -> None:
     """Topics that come later begin at their beginning, as with Spark's own source."""
     needed = {"group": "g", "bootstrap.servers": "a:1"}
@@ -126,6 +136,7 @@ def test_every_alias_leads_to_an_option() -> None:
               "startingOffsets": "earliest", "includeHeaders": "true", "failOnDataLoss": "false",
               "startingOffsetsByTimestampStrategy": "latest", "kafkaConsumer.pollTimeoutMs": "5000"}  # fmt: skip
     for name in ALIASES:
-        given = {"group": "g", "topics": "t", "bootstrap.servers": "a:1", name: values.get(name, "5")}
+        given = {"group": "g", "topics": "t", "bootstrap.servers": "a:1", "min_rows_per_batch": "5"}
+        given[name] = values.get(name, "5")
         given.pop("topics" if name == "subscribePattern" else ALIASES[name].name, None)
         StreamOptions.of(given)

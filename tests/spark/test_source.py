@@ -466,6 +466,7 @@ def test_a_reader_makes_nothing_before_it_is_used() -> None:
     ("max_rows_per_batch", "1e6"), ("delivery", "exactly_once"), ("start", "yesterday"), ("fast_reclaim", "maybe"),
     ("heartbeat_interval_s", "0.1"), ("max_claims", "-1"), ("read_timeout_s", "x"), ("groupid", "g"), ("path", "/x"),
     ("policy", "chaos"), ("new_topics", "latest"), ("topics_pattern", "t"),
+    ("min_rows_per_batch", "1000001"), ("max_batch_delay_s", "5"), ("min_rows_per_batch", "-1"),
     ("kafka.group.id", "g"), ("topics", "a b"), ("coordination_partitions", "none"),
 ])  # fmt: skip
 def test_a_bad_option_is_named_when_the_stream_is_loaded(name: str, value: str) -> None:
@@ -526,6 +527,34 @@ def test_a_pattern_that_matches_nothing_is_refused(place: MakePlace) -> None:
     query = Query(place(1), topics_pattern="no-such-topic")
     with pytest.raises(InvalidOption, match="topics_pattern='no-such-topic'"):
         query.turn()
+
+
+def test_a_small_batch_waits_for_others_within_a_bound(place: MakePlace) -> None:
+    """Spark's minOffsetsPerTrigger and maxTriggerDelay. The first batch goes at once, and a query that ends waits for
+    nothing.
+    """
+    here = place(1)
+    query = Query(here, min_rows_per_batch=5, max_batch_delay_s=3600)
+    assert not query.turn()
+    here.fill(3)
+    assert query.turn()
+    here.fill(4)
+    assert not query.turn()
+    here.fill(1)
+    assert query.turn()
+    assert len(query.out) == 8
+    here.fill(2)
+    assert not query.turn()
+    life = query.reader._life
+    assert life is not None
+    life._batch_s -= 3600
+    assert query.turn()
+    here.fill(1)
+    assert not query.turn()
+    query.reader.prepareForTriggerAvailableNow()
+    assert query.turn()
+    assert sorted(query.out) == sorted(here.written)
+    query.reader.stop()
 
 
 def test_a_batch_job_is_shown_the_way() -> None:
