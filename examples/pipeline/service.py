@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import marshal_py
-from examples.pipeline.orders import Order, parse
-from marshal_py.errors import ClaimLost, LedgerMoved, WriteFenced
-from marshal_py.spark import Ledger
-from marshal_py.spark.ledger import Entry, Span
+from examples.pipeline.orders import parse
+from marshal_py.errors import ClaimLost, WriteFenced
+from marshal_py.spark import Ledger, write_batch
+from marshal_py.spark.ledger import Entry
 from marshal_py.transport.kafka import KafkaDoor
 from marshal_py.transport.sink import KafkaSink
 
@@ -39,34 +39,17 @@ def main(servers: str, topic: str, group: str, folder: str) -> None:
             batch = consumer.fetch(ROWS, expires_s=0.5)
             try:
                 if batch:
-                    store(batch, ledger, sink)
+                    write_batch(ledger, batch, lambda messages, entry: write(messages, entry, sink))
                     batch.ack()
             except (WriteFenced, ClaimLost) as error:
                 print(f"dropped: {error}", flush=True)  # somebody else owns it now and writes it
 
 
-def store(batch: marshal_py.Batch, ledger: Ledger, sink: KafkaSink) -> None:
-    """Everything of the batch that is not in the table yet, as one entry; again if another writer was faster."""
-    messages = [(message, parse(message.value)) for message in batch]
-    spans: dict[marshal_py.TopicPartition, Span] = {}
-    for part in batch.parts:  # a partition may come in several parts, in order
-        first = spans.get(part.topic_partition, Span(part.token, part.offsets[0], 0)).start
-        spans[part.topic_partition] = Span(part.token, first, part.offsets[-1] + 1)
-    while True:
-        entry = ledger.begin(spans)
-        write(messages, entry, sink)
-        try:
-            entry.commit()
-            return
-        except LedgerMoved:
-            continue
-
-
-def write(messages: list[tuple[marshal_py.Message, Order]], entry: Entry, sink: KafkaSink) -> None:
+def write(messages: list[marshal_py.Message], entry: Entry, sink: KafkaSink) -> None:
+    """The messages that are not in the table yet; again with fewer if another writer was faster."""
     rows: list[dict[str, Any]] = []
-    for message, order in messages:
-        if not entry.is_new(marshal_py.TopicPartition(message.topic, message.partition), message.offset):
-            continue
+    for message in messages:
+        order = parse(message.value)
         if order.problem:
             bury(sink, message.topic, message.partition, message.offset, message.value, order.problem)
             continue

@@ -74,6 +74,11 @@ class Message(Struct, eq=False, frozen=True, gc=False):
         return self._delivered.token
 
     @property
+    def topic_id(self) -> str:
+        """Kafka's id of the topic, "" where the cluster told none. A topic that is made again has another one."""
+        return self._delivered.claim.topic_id
+
+    @property
     def revoking(self) -> bool:
         """Whether the partition is to go to another member, or is gone already: ack what is done, begin nothing more.
 
@@ -153,6 +158,10 @@ class Part:
     @property
     def token(self) -> Token:
         return self._delivered.token
+
+    @property
+    def topic_id(self) -> str:
+        return self._delivered.claim.topic_id
 
     @property
     def values(self) -> list[Any]:

@@ -188,7 +188,8 @@ class Reading:
             tracker = AtLeastOnce(partition.position, partition.attempts - 1, partition.in_flight, partition.progress)
         else:
             tracker = AtMostOnce(partition.position)
-        claim = Claim(tp, verdict.offset, partition.generation, tracker)
+        topic = group.topics.get(tp.topic)
+        claim = Claim(tp, verdict.offset, partition.generation, tracker, "" if topic is None else topic.id)
         member.claims[verdict.offset] = claim
         unfit = member.topics.unfit(group, tp)
         if unfit or member.leaving or member.intent.shuns(tp):

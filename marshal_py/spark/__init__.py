@@ -20,8 +20,10 @@ INSTALL: Final = "pip install 'marshal_py[spark]'"
 
 # Public name -> file of this room that has it. No name is also a file: importing the file would hide it.
 _HOMES: Final = {
+    "Database": "database",
     "Ledger": "ledger",
     "QueryListener": "listener",
+    "TopicIds": "guards",
     "archive": "archives",
     "claimed_batches": "batches",
     "find_root": "replays",
@@ -34,11 +36,14 @@ _HOMES: Final = {
     "runs": "sweeps",
     "sweep": "sweeps",
     "views": "reports",
+    "write_batch": "guards",
 }
 
 __all__ = [  # __getattr__ has them
+    "Database",
     "Ledger",
     "QueryListener",
+    "TopicIds",
     "archive",
     "claimed_batches",
     "find_root",
@@ -51,6 +56,7 @@ __all__ = [  # __getattr__ has them
     "runs",
     "sweep",
     "views",
+    "write_batch",
 ]
 
 

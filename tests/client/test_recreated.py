@@ -46,7 +46,7 @@ def test_a_running_consumer_parks_it_and_goes_on_with_the_rest(memory: MemoryGro
         memory.fill(topic, partition, 10)
     events: list[marshal_py.Advisory] = []
     with memory.connect("c") as marshal, joined(marshal, group, [topic, other]) as consumer:
-        collect(consumer, 20)
+        first = collect(consumer, 20)
         consumer.flush()
         with Keeper(consumer) as keeper:
             make_anew(memory, topic, 2, messages)
@@ -72,6 +72,9 @@ def test_a_running_consumer_parks_it_and_goes_on_with_the_rest(memory: MemoryGro
             wanted = {(p, b"new %d" % n) for p in (0, 1) for n in range(messages)}
             until(lambda: wanted <= {(m.partition, m.value) for m in keeper.seen[noticed:] if m.topic == topic},
                   "every message of the new topic")  # fmt: skip
+            [anew] = moved.recreated
+            assert {m.topic_id for m in first} == {anew.known}
+            assert {m.topic_id for m in keeper.seen[noticed:] if m.topic == topic} == {anew.found}
             assert "topology" in told(consumer, events)
             assert marshal.metrics().consumers[0].parked == 0
     releases = [record for record in memory.accepted(group, ReleasingPartition) if record.parked]

@@ -13,7 +13,9 @@ import pytest
 from marshal_py.errors import InvalidOption, LedgerMoved, WriteFenced
 from marshal_py.protocol.identity import Token, TopicPartition
 from marshal_py.spark import Ledger
-from marshal_py.spark.ledger import Entry, Span
+from marshal_py.spark import ledger as module
+from marshal_py.spark.guards import Span
+from marshal_py.spark.ledger import Entry
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -158,5 +160,113 @@ def test_an_entry_is_small_and_plain(tmp_path: Path) -> None:
     """Other programs read it."""
     write(Ledger(tmp_path).begin(span(5, 0, 3)))
     entry: dict[str, Any] = json.loads((tmp_path / "_marshal" / "000000000000.json").read_text())
-    assert entry["positions"] == {"orders:0": [str(Token(INCARNATION, 5)), 3]}
+    assert entry["positions"] == {"orders:0": [str(Token(INCARNATION, 5)), 3, ""]}
     assert list(entry["folders"]) == ["rows"]
+
+
+def test_a_reader_begins_at_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """3,000 entries took seconds to read one by one. What a checkpoint says is what the entries say."""
+    monkeypatch.setattr(module, "CHECKPOINT_EVERY", 4)
+    ledger = Ledger(tmp_path)
+    for number in range(10):
+        if number == 6:
+            ledger.rewind("orders", 0, 9)
+        write(ledger.begin(span(5 + number, 2 * number, 2 * number + 2)))
+    state = Ledger(tmp_path)
+    for number in range(8):
+        (tmp_path / "_marshal" / f"{number:012d}.json").write_text("not read any more")
+    state.refresh()
+    assert state.known() == ledger.known()
+    assert [state.folders("rows"), state._state.rewinds] == [ledger.folders("rows"), ledger._state.rewinds]
+    assert [rewind.to for rewind in state._state.rewinds] == [9]
+
+
+def test_compaction_beside_readers_and_writers(spark: SparkSession, tmp_path: Path) -> None:
+    """Readers that listed the old folders go on; writers that began before it commit; vacuum takes the old ones."""
+    ledger = Ledger(tmp_path)
+    for start in range(0, 8, 2):
+        write(ledger.begin(span(5, start, start + 2)))
+    listed = ledger.folders("rows")
+    late = Ledger(tmp_path).begin(span(5, 8, 10))
+    assert Ledger(tmp_path).compact(spark, "rows") == 4
+    write(late)
+    assert offsets(tmp_path) == list(range(10))
+    assert len(Ledger(tmp_path).folders("rows")) == 2
+    assert sorted(n for folder in listed for n in pq.read_table(folder)["offset"].to_pylist()) == list(range(8))
+    assert ledger.vacuum(3600) == 0
+    assert ledger.vacuum(0) == 4, "folders that do not count; the others stay"
+    assert offsets(tmp_path) == list(range(10))
+    assert sorted(row.offset for row in ledger.read(spark, "rows").collect()) == list(range(10))
+
+
+def test_of_two_compactions_one_lands(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(tmp_path)
+    for start in range(0, 6, 2):
+        write(ledger.begin(span(5, start, start + 2)))
+    load = Ledger._load
+
+    def overtaken(self: Ledger, *args: Any) -> DataFrame:
+        monkeypatch.setattr(Ledger, "_load", load)
+        assert Ledger(tmp_path).compact(spark, "rows") == 3
+        return load(self, *args)
+
+    monkeypatch.setattr(Ledger, "_load", overtaken)
+    with pytest.raises(LedgerMoved):
+        ledger.compact(spark, "rows")
+    assert offsets(tmp_path) == list(range(6))
+
+
+def test_a_rewind_writes_a_range_again(spark: SparkSession, tmp_path: Path) -> None:
+    """Once, with the new contents; a writer that began before it must begin again."""
+    ledger = Ledger(tmp_path)
+
+    def write_as(text: str, epoch: int, rows: list[tuple[int, int]]) -> None:
+        def handle(df: DataFrame, entry: Entry) -> None:
+            df.selectExpr("topic", "partition", "offset", f"'{text}' AS text").write.parquet(entry.folder("rows"))
+
+        Ledger(tmp_path).sink(handle)(batch(spark, epoch, rows), 0)
+
+    def found() -> list[tuple[int, int, str]]:
+        rows = Ledger(tmp_path).read(spark, "rows").collect()
+        return sorted((row.partition, row.offset, row.text) for row in rows)
+
+    write_as("old", 5, [(0, 0), (0, 1), (0, 2), (1, 1)])
+    late = ledger.begin(span(5, 3, 4))
+    ledger.rewind("orders", 0, 1)
+    assert found() == [(0, 0, "old"), (1, 1, "old")]
+    with pytest.raises(LedgerMoved):
+        write(late)
+    write_as("new", 9, [(0, 1), (0, 2), (0, 3)])
+    expected = [(0, 0, "old"), (0, 1, "new"), (0, 2, "new"), (0, 3, "new"), (1, 1, "old")]
+    assert found() == expected
+    assert ledger.compact(spark, "rows") == 2
+    assert found() == expected
+    assert ledger._state.rewinds == (), "its rows are gone for good"
+    with pytest.raises(InvalidOption, match=r"to=9 is not allowed: .*written up to 4"):
+        ledger.rewind("orders", 0, 9)
+
+
+def test_a_batch_that_is_wholly_left_out_is_told(spark: SparkSession, tmp_path: Path,
+                                                 caplog: pytest.LogCaptureFixture) -> None:  # fmt: skip
+    """Moving the group's positions back alone writes nothing, and says so."""
+    ledger = Ledger(tmp_path)
+    write(ledger.begin(span(5, 0, 3)))
+    ledger.sink(lambda df, entry: None)(batch(spark, 8, [(0, 1), (0, 2)]), 0)
+    assert "batch 0 holds nothing new" in caplog.text
+    assert "orders:0 from 1 to 2" in caplog.text
+
+
+def test_a_topic_that_was_made_again_begins_anew(tmp_path: Path) -> None:
+    """Its offsets begin at 0 again: the positions of the old one say nothing of them."""
+    first = {ORDERS: Span(Token(INCARNATION, 5), 0, 10, "idOfTheOldTopic")}
+    again = {ORDERS: Span(Token(INCARNATION, 9), 0, 3, "idOfTheNewTopic")}
+    write(Ledger(tmp_path).begin(first))
+    entry = Ledger(tmp_path).begin(again)
+    assert entry.is_new(ORDERS, 0)
+    write(entry)
+    assert offsets(tmp_path) == sorted([*range(10), *range(3)])
+    assert Ledger(tmp_path).positions() == {ORDERS: 3}
+    write(Ledger(tmp_path).begin(again))
+    assert len(offsets(tmp_path)) == 13
+    with pytest.raises(WriteFenced):
+        Ledger(tmp_path).begin(first)

@@ -1,0 +1,157 @@
+"""Rows into a database, each message once: the guard's rows move in the transaction of the effect.
+
+    database = Database(lambda: psycopg.connect("dbname=shop"))
+
+    def handle(rows, entry):
+        entry.cursor.executemany("INSERT INTO orders VALUES (%s, %s)", [(row.id, row.cents) for row in rows.collect()])
+
+    stream.writeStream.foreachBatch(database.sink(handle)).option("checkpointLocation", ...).start()
+
+Strategy: one transaction per batch, over one DB-API connection of the driver. It locks the row of each partition in the
+guard table, reads it, has the effect, moves the row and commits. Two writers of one partition wait for each other.
+Spark's own JDBC writer cannot do this: it commits once per task, over connections of its own.
+
+The guard table is that of the README ("Writing once"), so a Python service writes beside a query, with `begin` or with
+its own SQL. Nothing here knows a database's dialect: UPDATE, INSERT, SELECT, and the module's `paramstyle`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from marshal_py.errors import InvalidOption, LedgerMoved
+from marshal_py.protocol.identity import Token, TopicPartition
+from marshal_py.spark import guards
+from marshal_py.spark.guards import Position, Span, TopicIds
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+GUARD: Final = "applied"
+_MARKS: Final = {"qmark": "?", "format": "%s", "pyformat": "%s"}
+_WHERE: Final = "WHERE topic = ? AND partition = ?"
+
+
+class DatabaseEntry(guards.Entry):
+    """A batch in an open transaction. Only what is done with `cursor` belongs to it."""
+
+    def __init__(self, database: Database, spans: Mapping[TopicPartition, Span]) -> None:
+        self._session = _Session(database)
+        try:
+            super().__init__(database.guard, spans, self._session.lock(spans))
+        except BaseException:
+            self._session.close()
+            raise
+        self.cursor: Any = self._session.cursor
+
+    def commit(self) -> None:
+        """Moves the guard's rows and commits. What the database raises is raised; then nothing is written."""
+        self._session.move(self.positions())
+        self._session.connection.commit()
+
+    def close(self) -> None:
+        self._session.close()
+
+
+class Database:
+    """Where the effects of messages go, and the table that says how far each partition's have gone."""
+
+    def __init__(self, connect: Callable[[], Any], guard: str = GUARD) -> None:
+        """`connect` makes a DB-API connection that begins transactions by itself, as sqlite3's and psycopg's do.
+
+        `guard` is the name of the guard table. `create` makes it.
+        """
+        self.connect, self.guard = connect, guard
+
+    def create(self) -> None:
+        """Makes the guard table unless it is there."""
+        session = _Session(self)
+        try:
+            session.cursor.execute(
+                f"CREATE TABLE IF NOT EXISTS {self.guard} (topic VARCHAR(255), partition INTEGER, "
+                f"topic_id VARCHAR(64) NOT NULL DEFAULT '', token VARCHAR(49) NOT NULL, next_offset BIGINT NOT NULL, "
+                f"PRIMARY KEY (topic, partition))")  # fmt: skip
+            session.connection.commit()
+        finally:
+            session.close()
+
+    def known(self, spans: Mapping[TopicPartition, Span]) -> Mapping[TopicPartition, Position]:
+        """How far the partitions of these spans are written, and by whom."""
+        session = _Session(self)
+        try:
+            return session.read(spans)
+        finally:
+            session.close()
+
+    def begin(self, spans: Mapping[TopicPartition, Span]) -> DatabaseEntry:
+        """Begins a transaction for a batch that holds these spans: no other writer of its partitions gets on until it
+        is committed or closed. Raises WriteFenced, LedgerMoved."""
+        return DatabaseEntry(self, spans)
+
+    def sink(self, handle: Callable[[DataFrame, DatabaseEntry], object],
+             topics: TopicIds | None = None) -> Callable[[DataFrame, int], None]:  # fmt: skip
+        """A function for foreachBatch: `handle(rows, entry)` writes what is new with `entry.cursor`, without a commit.
+
+        Rows of partitions that a later owner has written meanwhile are left out and logged. With `topics`, a topic that
+        was deleted and made again begins anew; without, its first messages are taken for those that are there.
+        """
+        return guards.sink_of(self.guard, self, handle, topics)
+
+
+class _Session:
+    """One connection and what is asked over it."""
+
+    def __init__(self, database: Database) -> None:
+        self.guard = database.guard
+        self.connection = database.connect()
+        module = sys.modules[type(self.connection).__module__.partition(".")[0]]
+        style = getattr(module, "paramstyle", "")
+        # sqlite3 says it by isolation_level as well, and -1 is its "as ever".
+        itself = getattr(self.connection, "autocommit", False) is True
+        if itself or (module.__name__ == "sqlite3" and self.connection.isolation_level is None):
+            self.close()
+            raise InvalidOption("connect", self.connection, "a connection that does not commit by itself: the effect "
+                                "and the guard's rows are one transaction")  # fmt: skip
+        if style not in _MARKS:
+            self.close()
+            raise InvalidOption("connect", self.connection, f"a DB-API module with one of the paramstyles "
+                                f"{', '.join(_MARKS)}; that of {module.__name__} is {style!r}")  # fmt: skip
+        self._mark = _MARKS[style]
+        self._doubled: type[Exception] = module.IntegrityError
+        self.cursor = self.connection.cursor()
+
+    def _run(self, sql: str, *values: object) -> int:
+        self.cursor.execute(sql.replace("?", self._mark), values)
+        return int(self.cursor.rowcount)
+
+    def lock(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Position]:
+        """Takes the row of each partition, in one order for all writers, so that none waits in a circle."""
+        for tp in sorted(tps):
+            if not self._run(f"UPDATE {self.guard} SET token = token {_WHERE}", *tp):
+                columns = "topic, partition, topic_id, token, next_offset"
+                try:
+                    self._run(f"INSERT INTO {self.guard} ({columns}) VALUES (?, ?, '', '', 0)", *tp)
+                except self._doubled as error:
+                    raise LedgerMoved(self.guard) from error  # another writer has just made it: begin again
+        return self.read(tps)
+
+    def read(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Position]:
+        found = {}
+        for tp in tps:
+            self._run(f"SELECT token, next_offset, topic_id FROM {self.guard} {_WHERE}", *tp)
+            for token, to, topic_id in self.cursor.fetchall():
+                if token:  # else the row is there to be locked
+                    found[tp] = Position(Token.parse(token), to, topic_id)
+        return found
+
+    def move(self, positions: Mapping[TopicPartition, Position]) -> None:
+        for tp, at in positions.items():
+            self._run(f"UPDATE {self.guard} SET token = ?, next_offset = ?, topic_id = ? {_WHERE}",
+                      str(at.token), at.to, at.topic_id, *tp)  # fmt: skip
+
+    def close(self) -> None:
+        """What was not committed is rolled back: sqlite3 would keep its lock while a statement is still open."""
+        self.connection.rollback()
+        self.connection.close()

@@ -1,0 +1,150 @@
+"""What all tables that hold every message once have in common: leave out what is there, fence, notice each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from marshal_py.errors import InvalidOption, LedgerMoved, PartitionError, WriteFenced
+from marshal_py.protocol.identity import Token, TopicPartition
+from marshal_py.spark.guards import Span
+from tests.spark.targets import KINDS, Rows, Target
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+INCARNATION = bytes(range(16))
+ORDERS = TopicPartition("orders", 0)
+OLD, NEW = "idOfTheOldTopic1234567", "idOfTheNewTopic1234567"
+
+
+@pytest.fixture(params=KINDS)
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
+    return KINDS[request.param](tmp_path)
+
+
+def span(epoch: int, start: int, to: int, topic_id: str = OLD, partition: int = 0) -> dict[TopicPartition, Span]:
+    return {TopicPartition("orders", partition): Span(Token(INCARNATION, epoch), start, to, topic_id)}
+
+
+def write(target: Target, entry: Any) -> None:
+    """As a service does."""
+    with entry:
+        ((tp, one),) = entry.spans.items()
+        target.store(entry, [(tp.partition, o) for o in range(one.start, one.to) if entry.is_new(tp, o)])
+        entry.commit()
+
+
+def test_what_came_again_is_left_out(target: Target) -> None:
+    """By the same owner, by the next one, with other borders."""
+    for epoch, start, to in ((5, 0, 10), (5, 0, 10), (9, 5, 15), (9, 2, 4), (9, 15, 20)):
+        write(target, target.table.begin(span(epoch, start, to)))
+    assert target.rows() == [(0, offset) for offset in range(20)]
+
+
+def test_an_older_owner_is_fenced_off(target: Target) -> None:
+    write(target, target.table.begin(span(9, 0, 5)))
+    with pytest.raises(WriteFenced, match=r"rows of orders:0 under token .*0009, and this writer's .*0005"):
+        target.table.begin(span(5, 5, 10))
+    write(target, target.table.begin(span(5, 0, 2, partition=1)))
+    assert target.rows() == [*((0, offset) for offset in range(5)), (1, 0), (1, 1)]
+
+
+def test_what_was_not_committed_does_not_count(target: Target) -> None:
+    entry = target.table.begin(span(5, 0, 3))
+    target.store(entry, [(0, 0), (0, 1), (0, 2)])
+    entry.close()
+    assert target.rows() == []
+    write(target, target.table.begin(span(5, 0, 3)))
+    assert len(target.rows()) == 3
+
+
+def test_a_topic_that_was_made_again_begins_anew(target: Target) -> None:
+    """Its offsets begin at 0 again: the positions of the old one say nothing of them."""
+    write(target, target.table.begin(span(5, 0, 10)))
+    write(target, target.table.begin(span(9, 0, 3, NEW)))
+    assert target.rows() == sorted([*((0, o) for o in range(10)), *((0, o) for o in range(3))])
+    write(target, target.table.begin(span(9, 0, 3, NEW)))
+    assert len(target.rows()) == 13
+    with pytest.raises(WriteFenced):
+        target.table.begin(span(5, 0, 10, OLD))
+
+
+@pytest.mark.parametrize("target", [kind for kind in KINDS if kind != "database"], indirect=True)
+def test_a_writer_that_was_overtaken_begins_again(target: Target) -> None:
+    """An earlier owner's batch landed first: the later one must not write its rows a second time."""
+    late = target.table.begin(span(9, 0, 15))
+    write(target, target.table.begin(span(5, 0, 10)))
+    with pytest.raises(LedgerMoved):
+        write(target, late)
+    write(target, target.table.begin(span(9, 0, 15)))
+    assert target.rows() == [(0, offset) for offset in range(15)]
+
+
+class Cluster:
+    """TopicIds, of a cluster where the topic is made again after so many questions."""
+
+    def __init__(self, old: int) -> None:
+        self.old = old
+
+    def ask(self) -> dict[str, str]:
+        self.old -= 1
+        return {"orders": OLD if self.old >= 0 else NEW}
+
+
+def test_a_query_tells_topics_apart_by_asking_the_cluster(spark: SparkSession, tmp_path: Path) -> None:
+    """Before and after the rows are read: rows of which nobody knows whose they are, are not written."""
+    target = KINDS["database"](tmp_path)
+
+    def handle(df: DataFrame, entry: Any) -> None:
+        target.store(entry, [(row.partition, row.offset) for row in df.collect()])
+
+    sink = target.table.sink(handle, Cluster(old=3))
+    sink(batch(spark, 5, [(0, 0), (0, 1)]), 0)
+    with pytest.raises(PartitionError, match="made again while the batch was read"):
+        sink(batch(spark, 5, [(0, 2)]), 1)
+    sink(batch(spark, 9, [(0, 0)]), 0)
+    assert target.rows() == [(0, 0), (0, 0), (0, 1)]
+    with pytest.raises(InvalidOption, match="rows of orders"):
+        target.table.sink(handle, Unrelated())(batch(spark, 9, [(0, 1)]), 1)
+
+
+class Unrelated(Cluster):
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def ask(self) -> dict[str, str]:
+        return {"payments": NEW}
+
+
+class Killed(Exception):
+    """The driver died here."""
+
+
+def batch(spark: SparkSession, epoch: int, rows: Rows) -> DataFrame:
+    token = str(Token(INCARNATION, epoch))
+    return spark.createDataFrame(
+        [("orders", p, o, token, OLD, b"x") for p, o in rows],
+        "topic string, partition int, offset bigint, token string, topic_id string, value binary",
+    )  # fmt: skip
+
+
+def test_a_sink_that_dies_at_any_point_writes_once(spark: SparkSession, target: Target) -> None:
+    """Before a row counts, and after: the batch comes again with its checkpoint, or cut anew without it."""
+
+    def die() -> None:
+        raise Killed
+
+    first = [(0, 0), (0, 1), (0, 2), (1, 0)]
+    with pytest.raises(Killed):
+        target.sink(die)(batch(spark, 5, first), 0)
+    assert target.rows() == []
+    target.sink(lambda: None)(batch(spark, 5, first), 0)
+    assert target.rows() == first, "and then Spark's own commit did not come"
+    with pytest.raises(Killed):
+        target.sink(die)(batch(spark, 7, [*first, (0, 3), (1, 1)]), 0)
+    target.sink(lambda: None)(batch(spark, 7, [*first, (0, 3), (1, 1)]), 0)
+    target.sink(lambda: None)(batch(spark, 5, [(0, 3), (0, 4), (2, 0)]), 1)
+    assert target.rows() == sorted([*first, (0, 3), (1, 1), (2, 0)]), "an older owner has its own partition alone"

@@ -1,0 +1,51 @@
+"""docs/sinks.md is true: its programs run, twice, and the tables hold every message once. Taken from the file."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marshal_py.spark import Ledger
+from tests.spark.place import Place
+from tests.spark.test_docs import here_and_now
+from tests.support.kafka import Cluster, TopicFactory
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TEXT = (Path(__file__).parents[2] / "docs" / "sinks.md").read_text(encoding="utf-8")
+PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+MESSAGES = 20  # per partition
+
+
+def test_the_programs_run_twice(spark: SparkSession, kafka: Cluster, topic: TopicFactory, tmp_path: Path) -> None:
+    """The second time without their checkpoints, over more messages."""
+    here = Place(kafka, topic, partitions=2)
+    names: dict[str, Any] = {"spark": spark}
+    left: set[tuple[int, int]] = set()
+    for _ in range(2):
+        here.fill(MESSAGES)
+        for number, program in enumerate(PROGRAMS):
+            code = here_and_now(program, here, tmp_path).replace('"orders", 0, 10', f'"{here.topic}", 0, 10')
+            before = set(here.written)
+            if "write_batch(" in program:
+                here.fill(MESSAGES)  # for the service: the query has had the others
+            exec(compile(code, f"docs/sinks.md, program {number + 1}", "exec"), names)
+            if ".rewind(" in program:
+                left = {row for row in here.written if row[0] == 1 or row[1] < 10}
+                assert stored(spark, tmp_path) == sorted(left)
+            if "write_batch(" in program:
+                assert stored(spark, tmp_path) == sorted(left | (here.written - before))
+        for checkpoint in tmp_path.glob("*-checkpoint"):
+            shutil.rmtree(checkpoint)
+    with sqlite3.connect(tmp_path / "shop.db") as db:
+        assert db.execute("SELECT orders FROM total").fetchall() == [(len(here.written),)]
+    db.close()
+
+
+def stored(spark: SparkSession, folder: Path) -> list[tuple[int, int]]:
+    rows = Ledger(folder / "shop").read(spark, "orders").collect()
+    return sorted((row.partition, row.offset) for row in rows)
