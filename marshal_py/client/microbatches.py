@@ -20,6 +20,7 @@ plan and the log alone:
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import deque
 from collections.abc import Sequence
@@ -65,6 +66,11 @@ def key_of(end: End) -> str:
     return json.dumps(end)
 
 
+def digest_of(end: End) -> str:
+    """Stands for a batch in a message that must be short."""
+    return hashlib.sha256(key_of(end).encode()).hexdigest()
+
+
 def planned_in(end: End, incarnation: bytes) -> dict[TopicPartition, Planned]:
     """The ranges of a batch; none of the first offset, and of another coordination topic's."""
     if end.get("i") != incarnation.hex():
@@ -106,6 +112,17 @@ class MicroBatches:
             if not self.at_most_once:
                 self._proven |= planned_in(end, self.incarnation)
         return self.settle_proven(now)
+
+    def told(self, digest: str, now: Instant) -> bool:
+        """As `commit`, from whoever has heard of it beside the query: early, late, twice, or of another life's batch.
+
+        Counts for batches that are with the query now. The query itself tells all others.
+        """
+        for key in self.handed:
+            end: End = json.loads(key)
+            if digest_of(end) == digest:
+                return self.commit(end, now)
+        return False
 
     def _finish(self, handed: HandedOver) -> bool:
         moved = False

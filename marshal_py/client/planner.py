@@ -6,7 +6,7 @@
         batch.commit()
 
 The consumer joins, heartbeats, claims and lets go as any other. `plan` looks, `take` hands over behind the gate (at
-most once: after the log has granted the ranges), `finish` acks. For one thread at a time.
+most once: after the log has granted the ranges), `finish` acks. For one thread at a time, but for `commit_told`.
 """
 
 from __future__ import annotations
@@ -267,11 +267,26 @@ class Planner:
         if moved and not self.at_most_once:
             self.consumer.flush()
 
+    def commit_told(self, batches: MicroBatches, digest: str) -> None:
+        """The same news from elsewhere, in any thread; `digest_of` the end. Waits for nothing, and may come twice."""
+        with self._loop.outbox, self._loop.lock:
+            if batches.told(digest, self._loop.clock.now()):
+                self._station.called()
+                self._station.member.urgent = True
+                self._loop.kick(self._station)
+
     def plan_end(self, batches: MicroBatches, start: End, available: Sequence[ClaimedRange]) -> End:
         """The end of the next batch, `start` if there is none. In at-least-once mode its ranges are handed over."""
         self.alive()
         with self._loop.outbox, self._loop.lock:
             return batches.plan(start, available, self._loop.clock.now())
+
+    def take_end(self, batches: MicroBatches, end: End, wanted: Sequence[ClaimedRange]) -> list[Taken]:
+        """In at-most-once mode: hands over the batch that ends at `end`, as far as the log grants it."""
+        taken = self.take(wanted)
+        with self._loop.outbox, self._loop.lock:
+            batches.hand_over(end, taken)
+        return taken
 
     def replay_end(self, batches: MicroBatches, end: End) -> list[Taken]:
         """What of a batch that an earlier life planned is read here; waits until that can be told.

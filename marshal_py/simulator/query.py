@@ -3,7 +3,8 @@
 Spark's order of one trigger: `latestOffset`, write-ahead log, `commit` of the batch before, `partitions`, tasks and
 sink, commit log. The checkpoint outlives the process, which may be killed or frozen between any two of these steps; a
 trigger may come so late that the member has left meanwhile (`BatchOverdue`), and then the same query goes on with a new
-member.
+member. Half of the drivers have a listener, which tells the process of a commit some time after it, maybe between the
+calls of a later trigger.
 A message counts as handed over when its batch reaches the tasks, and as finished when the sink has written it and Spark
 has said so: until then nobody could ack it.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 from typing import Any, Protocol
 
-from marshal_py.client.microbatches import FIRST, End, MicroBatches, key_of
+from marshal_py.client.microbatches import FIRST, End, MicroBatches, digest_of, key_of
 from marshal_py.client.ranges import Ranges, Taken, share
 from marshal_py.protocol import parking
 from marshal_py.protocol.holdings import Claim
@@ -30,6 +31,8 @@ BUSY = 0.1  # how often a driver takes up to an interval for that
 ROWS_MAX = 12  # of a batch: small, so that several batches hold what a claim has
 SETTLE_INTERVALS = 4  # as in client/planner.py
 UNCLAIMED_INTERVALS = 4
+LISTENS = 0.5  # of the drivers
+LATE = 0.2  # how often a listener takes up to two intervals
 TRIGGER_INTERVALS = (0.0, 0.0, 0.5, 2.0, 8.0)  # the last is beyond every handler timeout of a run
 
 
@@ -81,6 +84,7 @@ class Query(Client):
         self._trigger_ms = 0
         # Of the newest plan: when, how much of the log had been read, and as which instance.
         self._gate = (0, 0, b"")
+        self._listens = stage.rng.random() < LISTENS
         self._trigger_intervals = TRIGGER_INTERVALS[int(stage.rng.random() * len(TRIGGER_INTERVALS))]
 
     # --- the member's side
@@ -190,13 +194,22 @@ class Query(Client):
         assert self.member is not None
         self._gate = (self.stage.now_ms, self.world.next_offset, self.member.pulse.newest_instance)
 
+    def _told(self, end: str) -> None:
+        """By a listener. What this process does not have is nothing to it."""
+        if self.member is not None and not self.away and end in self.batches.handed:
+            moved = self.batches.told(digest_of(json.loads(end)), self.now())
+            self._called()
+            self._settled(end, moved)
+
     def _committed(self, start: End) -> None:
+        self._settled(key_of(start), self.batches.commit(start, self.now()))
+
+    def _settled(self, end: str, moved: bool) -> None:
         member = self.member
         assert member is not None
-        moved = self.batches.commit(start, self.now())
         # A message is finished when its ack counts: what came too late for a Release is told later, or comes again.
         positions = {claim.tp: claim.position() for claim in member.claims.values() if not claim.sealed}
-        untold = [*self.checkpoint.untold, *self.checkpoint.written.pop(key_of(start), ())]
+        untold = [*self.checkpoint.untold, *self.checkpoint.written.pop(end, ())]
         self.checkpoint.untold = []
         for delivery in untold:
             if positions.get(TopicPartition(delivery.topic, delivery.partition), 0) > delivery.offset:
@@ -268,6 +281,11 @@ class Query(Client):
     def _committed_by_spark(self, _: None) -> None:
         if not self.killed:
             self.checkpoint.commits += 1
+            if self._listens:
+                rng = self.stage.rng
+                most_ms = CALL_MS if rng.random() > LATE else 2 * self.options.interval_ms
+                end = self.checkpoint.ends[self.checkpoint.commits - 1]
+                self.stage.at(1 + int(rng.random() * most_ms), self, self._told, end)
             self._next_trigger()
 
     def _next_trigger(self) -> None:

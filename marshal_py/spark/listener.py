@@ -1,4 +1,4 @@
-"""A query's lag and claims, from its progress to the log and to whoever collects figures.
+"""What a query's progress says: that a batch is committed, to the source; lag and claims, to whoever collects figures.
 
     spark.streams.addListener(QueryListener(prometheus_gauges()))
 
@@ -21,6 +21,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from marshal_py.errors import UnsupportedPlatform
+from marshal_py.spark import commits
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -43,8 +44,27 @@ class Progress(NamedTuple):
 Export = Callable[[Progress], None]
 
 
-class QueryListener(StreamingQueryListener):
-    """Logs the progress of every query that reads `format("marshal")` and hands it to `export`."""
+class CommitListener(StreamingQueryListener):
+    """Tells the sources of `format("marshal")` of each batch as soon as Spark has committed it.
+
+    Spark posts a progress when the batch is in the commit log.
+    """
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Nothing to tell."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        for source in event.progress.sources:
+            report = _report(source.latestOffset)
+            if report is not None and report.get("commits") is not None:
+                commits.tell(report["commits"], source.endOffset)
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Nothing to tell."""
+
+
+class QueryListener(CommitListener):
+    """And logs the progress of every query that reads `format("marshal")`, and hands it to `export`."""
 
     def __init__(self, export: Export | None = None) -> None:
         self._export = export
@@ -53,6 +73,7 @@ class QueryListener(StreamingQueryListener):
         log.info("query %s started", event.name or event.id)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        super().onQueryProgress(event)
         for progress in progress_of(event.progress):
             log.info("query %s, batch %d, group %s: %d claims, lag %d, %d rows, %.0f rows/s", *progress)
             if self._export is not None:

@@ -55,10 +55,14 @@ def local_session(master: str = "local[2]", *, name: str = "marshal_py",
                   settings: Mapping[str, str] | None = None) -> SparkSession:  # fmt: skip
     """The active session of this process, else a new one at `master`. `settings` win over the ones of this file.
 
+    A new one has a listener that tells the sources of this package at once what Spark has committed.
+
     A `master` of `sc://host:port` is a Spark Connect server, whose settings are its own: `settings` are not for it.
     Raises MissingSpark when there is no Java for it, or no grpcio.
     """
     from pyspark.sql import SparkSession
+
+    from marshal_py.spark.listener import CommitListener
 
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -71,7 +75,9 @@ def local_session(master: str = "local[2]", *, name: str = "marshal_py",
     builder = SparkSession.builder.master(master).appName(name)
     for key, value in {**_LOCAL, **(settings or {})}.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    session = builder.getOrCreate()
+    session.streams.addListener(CommitListener())
+    return session
 
 
 def _connected(url: str) -> SparkSession:

@@ -6,7 +6,7 @@ there (`Life`). Spark's calls, in the order of one trigger:
     latestOffset(start)    `start` is the end of the last batch that Spark has committed: what was handed over of it is
                            acked. The next ranges are planned, and in at-least-once mode handed over
     (Spark writes the end offset, which holds the whole plan, to its write-ahead log)
-    commit(start)          the same news again
+    commit(start)          the same news again (and both are old news where a listener tells of commits: commits.py)
     partitions(start, end) the ranges of the batch; in at-most-once mode the log grants them only now
     tasks read             explicit ranges, nothing else
 
@@ -39,6 +39,7 @@ from marshal_py.client.microbatches import FIRST, MicroBatches, key_of
 from marshal_py.client.ranges import ClaimedRange
 from marshal_py.errors import BatchOverdue, ClusterUnreachable, InvalidOption
 from marshal_py.protocol.identity import TopicPartition
+from marshal_py.spark.commits import CommitSocket
 from marshal_py.spark.options import StreamOptions
 from marshal_py.spark.ranges import RangePartition, pieces_of, read_range
 
@@ -72,6 +73,7 @@ class Life:
             self.marshal.close(RELEASE_S)
             raise
         self.batches = self.planner.micro_batches(before)
+        self._commits = self._listen()
         self.planned: dict[str, list[ClaimedRange]] = {}  # at most once: the newest plan, by its end offset as JSON
         self.settled = self.warned = False
         self._rows_min, self._delay_s, self._batch_s = options.rows_min, options.delay_s, -math.inf  # the last batch
@@ -86,6 +88,14 @@ class Life:
         if new:
             log.info("group %s: topics that match %s came: %s", self.consumer.group, self._pattern, ", ".join(new))
         return bool(new)
+
+    def _listen(self) -> CommitSocket | None:
+        """For commits that somebody in the driver tells before Spark does; None where that cannot be."""
+        try:
+            return CommitSocket(lambda digest: self.planner.commit_told(self.batches, digest))
+        except (AttributeError, OSError) as error:
+            log.info("commits are heard of with the next trigger: %s", error)
+            return None
 
     def settle(self) -> None:
         """Once per life: the claims that are to come have come, and dead owners have been waited out."""
@@ -141,8 +151,7 @@ class Life:
         if taken is None:
             planned = self.planned.pop(key_of(end), None)
             if self.planner.at_most_once:
-                taken = self.planner.take(planned or [])
-                self.batches.hand_over(end, taken)
+                taken = self.planner.take_end(self.batches, end, planned or [])
             else:
                 self.settle()
                 self.done(start)
@@ -153,14 +162,17 @@ class Life:
         return taken
 
     def report(self) -> dict[str, Any]:
-        """For the query's progress."""
-        info = self.consumer.cached_info()
+        """For the query's progress. `commits`: where this process listens for commits."""
+        info, heard_at = self.consumer.cached_info(), None if self._commits is None else self._commits.address
         return {"group": info.group, "claims": len(info.claims), "lag": info.lag, "paused": info.paused,
+                "commits": heard_at,
                 "partitions": {str(tp): {"position": claim.position, "lag": claim.lag}
                                for tp, claim in sorted(info.claims.items())}}  # fmt: skip
 
     def close(self) -> None:
         """Releases every claim at its position."""
+        if self._commits is not None:
+            self._commits.close()
         self.consumer.stop(RELEASE_S)
         self.marshal.close(RELEASE_S)
 

@@ -99,6 +99,17 @@ def test_a_stopped_query_releases_at_once(spark: SparkSession, place: MakePlace,
         until(lambda: len(heir.claims()) == 2, "the partitions are free")
 
 
+def test_a_batch_is_acked_when_spark_commits_it(spark: SparkSession, place: MakePlace, tmp_path: Path) -> None:
+    """Long before the second trigger: `local_session` has a listener."""
+    here = place(2)
+    here.fill(10)
+    writer = stream(spark, here).writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    with running(writer.trigger(processingTime="10 minutes").start()) as query:
+        until(lambda: query.recentProgress, "batch 0 is done", 2 * PATIENCE_S)
+        until(lambda: here.positions() == {0: 10, 1: 10}, "the group stands behind it")
+        assert [progress.batchId for progress in query.recentProgress] == [0]
+
+
 def test_a_sink_that_fails_gets_its_batch_again(spark: SparkSession, place: MakePlace, tmp_path: Path) -> None:
     here = place(1)
     here.fill(10)
