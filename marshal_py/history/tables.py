@@ -122,6 +122,9 @@ class GapRow(NamedTuple):
     `cause`: new (the partition appeared), else how its owner's claim ended. `client`: that owner. `last_sign_time_ms`:
     of that owner's session; from it to `to_time_ms` is the time that a take-over took. `next_client` is None if the
     span ended otherwise than by a claim. `members`: live sessions at its beginning; `paused`: whether the group was.
+    `lived_ms`: how much of the span, up to the end of what was read, some member lived while the group was not paused;
+    a member lives until its session ends, but no longer than two heartbeat intervals behind its newest record.
+    `take_over_ms`: the same, from `last_sign_time_ms` on.
     """
 
     log: int
@@ -139,12 +142,17 @@ class GapRow(NamedTuple):
     next_client: str | None
     members: int
     paused: bool
+    lived_ms: int | None
+    take_over_ms: int | None
 
 
 class LostRow(NamedTuple):
     """Messages [from_position, to_position) that no owner of the group was given.
 
-    `cause`: offset_lost (Kafka had deleted them, D6), skipped (a grant began above the position, F5.2).
+    `cause`: offset_lost (Kafka had deleted them, D6), skipped (a grant began above the position, F5.2), uncommitted
+    (in at-most-once mode they were handed to the tasks of a streaming query, whose process ended and had heard of no
+    commit; what the tasks did with them nobody knows). Two processes may tell the same loss: where the `generation` of
+    the position is the same, it is one.
     """
 
     log: int
@@ -158,6 +166,7 @@ class LostRow(NamedTuple):
     from_position: int
     to_position: int
     cause: str
+    generation: int
 
 
 class PauseRow(NamedTuple):

@@ -30,7 +30,9 @@ from marshal_py.history.tables import (
 )
 from marshal_py.history.tracks import Claim, Open, Pause, Span, Stay, Track, appeared, open_in, some_offset
 from marshal_py.protocol import rationalizer
+from marshal_py.protocol.advisory import UNCOMMITTED
 from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.lease import EVICT_INTERVALS
 from marshal_py.protocol.records import (
     MODE_NAMES,
     ClaimingMessages,
@@ -53,7 +55,7 @@ from marshal_py.protocol.world import CHECKPOINT_OFFSETS, Group, Partition, Worl
 
 NAMES_MAX: Final = 10_000  # ended sessions per group whose names are kept for late records; the oldest go first
 OUTCOMES: Final = ("accepted", "rejected", "ignored")
-LOST_NOTE: Final = "offset_lost"
+LOST_NOTES: Final = ("offset_lost", UNCOMMITTED)
 
 
 class Timeline:
@@ -96,9 +98,12 @@ class Timeline:
                     tell = self._tells.get(type(record))
                     if isinstance(record, ClaimingMessages):  # what was granted of it (F5.2)
                         record = replace(record, ranges=tuple(record.ranges[index] for index in verdict.granted))
+                    track.presence.advance(time_ms, track.pause is not None)
                     if tell is not None:
                         self.open.tracks[name] = track
-                        tell(self.world.groups.get(name) or Group(name), track, offset, time_ms, record)
+                        group = self.world.groups.get(name) or Group(name)
+                        tell(group, track, offset, time_ms, record)
+                        self._hear(group, track, offset, record)
                 elif verdict.reason in ("held", "observed") and isinstance(record, ClaimingPartition):
                     self._race(track, offset, time_ms, record, verdict)
             self.open.touched.add(name)
@@ -123,6 +128,7 @@ class Timeline:
         log, end = self.world.log, self.world.next_offset
         for name, group in sorted(self.world.groups.items()):
             track = self.open.tracks.get(name) or Track()
+            lived_ms = track.presence.lived_by(self.open.time_ms or 0, track.pause is not None)
             for session, stay in track.stays.items():
                 if stay.alive:
                     self._tell_stay(name, session, stay, None, None, None, "")
@@ -131,7 +137,7 @@ class Timeline:
             for topic, spans in track.spans.items():
                 for partition, span in spans.items():
                     if partition >= 0:
-                        self._tell_span(name, topic, partition, span, None, None, None, None)
+                        self._tell_span(name, topic, partition, span, None, None, None, None, lived_ms)
             if track.pause is not None:
                 self._tell_pause(name, track.pause, None, None, None)
             for tp, part in sorted(group.partitions.items()):
@@ -144,6 +150,13 @@ class Timeline:
                 chain = None if end % CHECKPOINT_OFFSETS else f"{self.world.chain:016x}"
                 self._tell(DigestRow(log, end, name, f"{group.digest():016x}", chain))
         return self.take()
+
+    def _hear(self, group: Group, track: Track, offset: int, record: Record) -> None:
+        """Whose record it is lives. An Evict names another one's session."""
+        session = offset if isinstance(record, Join) else getattr(record, "session", NONE)
+        if session in group.sessions and not isinstance(record, Evict):
+            lease_ms = EVICT_INTERVALS * group.sessions[session].join.interval_ms
+            track.stays[session].until_ms = track.presence.extend(lease_ms)
 
     # --- rows
 
@@ -206,10 +219,13 @@ class Timeline:
                                some_offset(part.position), claim.generation, part.in_flight))  # fmt: skip
 
     def _tell_span(self, name: str, topic: str, partition: int, span: Span, offset: int | None, time_ms: int | None,
-                   session: int | None, client: str | None) -> None:  # fmt: skip
+                   session: int | None, client: str | None, by_now_ms: int) -> None:  # fmt: skip
+        """`by_now_ms`: for how long some member has lived at its end."""
+        lived_ms, take_over_ms = (None if since is None else by_now_ms - since
+                                  for since in (span.lived_ms, span.sign_lived_ms))  # fmt: skip
         self._tell(GapRow(self.world.log, name, topic, partition, span.from_offset, span.from_time_ms, offset, time_ms,
-                          span.cause, span.client, span.sign_time_ms, session, client, span.members,
-                          span.paused))  # fmt: skip
+                          span.cause, span.client, span.sign_time_ms, session, client, span.members, span.paused,
+                          lived_ms, take_over_ms))  # fmt: skip
 
     def _tell_pause(self, name: str, pause: Pause, offset: int | None, time_ms: int | None,
                     ended: str | None) -> None:  # fmt: skip
@@ -234,7 +250,8 @@ class Timeline:
 
     def _heartbeat(self, group: Group, track: Track, offset: int, time_ms: int, record: Heartbeat) -> None:
         if group.sessions[record.session].extended == offset:
-            track.stays[record.session].sign_time_ms = time_ms
+            stay = track.stays[record.session]
+            stay.sign_time_ms, stay.sign_lived_ms = time_ms, track.presence.lived_ms
         if record.claims and "positions" in self._wanted:
             for entry in record.claims:
                 part = group.claims.get(entry.epoch)
@@ -245,7 +262,8 @@ class Timeline:
         before = track.stays.get(record.predecessor)
         if before is not None and before.alive:
             self._end(group, track, record.predecessor, offset, time_ms, "replaced")
-        track.stays[offset] = Stay(record.client_id, record.member, record.mode, time_ms, time_ms)
+        track.stays[offset] = Stay(record.client_id, record.member, record.mode, time_ms, time_ms,
+                                   sign_lived_ms=track.presence.lived_ms)  # fmt: skip
 
     def _leave(self, group: Group, track: Track, offset: int, time_ms: int, record: Leave) -> None:
         self._end(group, track, record.session, offset, time_ms, "leave")
@@ -261,6 +279,7 @@ class Timeline:
             self._free(group, track, epoch, offset, time_ms, ended)
         self._tell_stay(group.name, session, stay, offset, time_ms, ended, by)
         stay.alive = False
+        track.presence.until_ms = max((kept.until_ms for kept in track.stays.values() if kept.alive), default=0)
         if len(track.stays) > NAMES_MAX + len(group.sessions):
             del track.stays[next(known for known, kept in track.stays.items() if not kept.alive)]
 
@@ -270,7 +289,7 @@ class Timeline:
         stay = track.stays[claim.session]
         part = group.partitions[TopicPartition(claim.topic, claim.partition)]
         span = Span(offset, time_ms, ended, stay.client, stay.sign_time_ms, len(group.sessions), group.paused,
-                    some_offset(part.position))  # fmt: skip
+                    some_offset(part.position), track.presence.lived_ms, stay.sign_lived_ms)  # fmt: skip
         track.spans.setdefault(claim.topic, {})[claim.partition] = span
         del track.claims[epoch]
 
@@ -278,9 +297,9 @@ class Timeline:
         topic, partition = record.topic, record.partition
         part = group.claims[offset]
         span = track.spans.get(topic, {}).pop(partition, None)
-        client = track.client(record.session)
+        client, lived_ms = track.client(record.session), track.presence.lived_ms
         if span is not None and partition >= 0:
-            self._tell_span(group.name, topic, partition, span, offset, time_ms, record.session, client)
+            self._tell_span(group.name, topic, partition, span, offset, time_ms, record.session, client, lived_ms)
         after = "new" if span is None else span.cause
         track.claims[offset] = Claim(topic, partition, record.session, time_ms, after, some_offset(part.position),
                                      part.generation)  # fmt: skip
@@ -301,7 +320,7 @@ class Timeline:
             part = group.claims[epoch]
             if start > from_:
                 self._tell(LostRow(self.world.log, offset, time_ms, group.name, *part.tp, record.session, client, from_,
-                                   start, "skipped"))  # fmt: skip
+                                   start, "skipped", part.generation))  # fmt: skip
             self._tell_position(group, track, part, offset, time_ms, "grant", record.session, epoch)
 
     def _seek(self, group: Group, track: Track, offset: int, time_ms: int, record: SeekingPartition) -> None:
@@ -342,9 +361,10 @@ class Timeline:
 
     def _topology(self, group: Group, track: Track, offset: int, time_ms: int, record: Topology) -> None:
         """Partitions that appear are free; those that a smaller count cuts off are nobody's business (F9.2)."""
-        spans = track.spans.setdefault(record.topic, {})
+        spans, lived_ms = track.spans.setdefault(record.topic, {}), track.presence.lived_ms
         for partition in [p for p in spans if p >= record.partitions]:
-            self._tell_span(group.name, record.topic, partition, spans.pop(partition), offset, time_ms, None, None)
+            self._tell_span(group.name, record.topic, partition, spans.pop(partition), offset, time_ms, None, None,
+                            lived_ms)  # fmt: skip
         for partition, span in spans.items():
             known = group.partitions.get(TopicPartition(record.topic, partition))
             if known is not None and known.position == NONE:
@@ -352,30 +372,34 @@ class Timeline:
         owned = {claim.partition for claim in track.claims.values() if claim.topic == record.topic}
         for partition in range(record.partitions):
             if partition not in owned and partition not in spans:
-                spans[partition] = appeared(group, record.topic, partition, offset, time_ms)
+                spans[partition] = appeared(group, record.topic, partition, offset, time_ms, lived_ms)
 
     def _group_config(self, group: Group, track: Track, offset: int, time_ms: int, record: GroupConfig) -> None:
         gone = [session for session, stay in track.stays.items() if stay.alive and session not in group.sessions]
         for session in gone:
             self._end(group, track, session, offset, time_ms, "mode")
+        lived_ms = track.presence.lived_ms
         if record.deleted and not track.deleted:
             self._end_pause(group, track, offset, time_ms, "deleted")
             for topic, spans in track.spans.items():
                 for partition in sorted(spans):
                     if partition >= 0:
-                        self._tell_span(group.name, topic, partition, spans[partition], offset, time_ms, None, None)
+                        self._tell_span(group.name, topic, partition, spans[partition], offset, time_ms, None, None,
+                                        lived_ms)  # fmt: skip
             track.spans.clear()
         elif track.deleted and not record.deleted:
             for topic, known in group.topics.items():
-                track.spans[topic] = {partition: appeared(group, topic, partition, offset, time_ms)
+                track.spans[topic] = {partition: appeared(group, topic, partition, offset, time_ms, lived_ms)
                                       for partition in range(known.count)}  # fmt: skip
         track.deleted = record.deleted
 
     def _note(self, group: Group, track: Track, offset: int, time_ms: int, record: Note) -> None:
-        if record.kind == LOST_NOTE and record.partition >= 0 and 0 <= record.from_ < record.to:
+        if record.kind in LOST_NOTES and record.partition >= 0 and 0 <= record.from_ < record.to:
             session = some_offset(record.session)
+            part = group.partitions.get(TopicPartition(record.topic, record.partition))
             self._tell(LostRow(self.world.log, offset, time_ms, group.name, record.topic, record.partition, session,
-                               track.client(session), record.from_, record.to, LOST_NOTE))  # fmt: skip
+                               track.client(session), record.from_, record.to, record.kind,
+                               0 if part is None else part.generation))  # fmt: skip
 
 
 _NAMES: Final[dict[type[Row], str]] = {row: name for name, row in TABLES.items()}

@@ -6,6 +6,7 @@ timeline.py keeps them for people. No row is made here.
 
 from __future__ import annotations
 
+import msgspec
 from msgspec import Struct
 
 from marshal_py.protocol.identity import NONE, TopicPartition
@@ -13,7 +14,11 @@ from marshal_py.protocol.world import Group, World
 
 
 class Stay(Struct):
-    """A session that was begun. `alive` ends with it; the rest stays for the names in late records."""
+    """A session that was begun. `alive` ends with it; the rest stays for the names in late records.
+
+    `until_ms`: it lives up to here, if it is not heard of again. `sign_lived_ms`: as of its last sign of life, for how
+    long some member of the group had lived.
+    """
 
     client: str
     member: str
@@ -21,6 +26,8 @@ class Stay(Struct):
     from_time_ms: int | None
     sign_time_ms: int | None
     alive: bool = True
+    until_ms: int = 0
+    sign_lived_ms: int | None = None
 
 
 class Claim(Struct):
@@ -36,7 +43,11 @@ class Claim(Struct):
 
 
 class Span(Struct):
-    """A partition that nobody owns. `position` is the one it has; it moves by SetPosition only."""
+    """A partition that nobody owns. `position` is the one it has; it moves by SetPosition only.
+
+    `lived_ms`: for how long some member of the group had lived when it began, `sign_lived_ms`: at the owner's last sign
+    of life.
+    """
 
     from_offset: int | None
     from_time_ms: int | None
@@ -46,6 +57,8 @@ class Span(Struct):
     members: int
     paused: bool
     position: int | None
+    lived_ms: int | None = None
+    sign_lived_ms: int | None = None
 
 
 class Pause(Struct):
@@ -60,6 +73,35 @@ class Pause(Struct):
     renewals: int = 0
 
 
+class Presence(Struct):
+    """How long some member of a group has lived while the group was not paused.
+
+    A member lives until its session ends, but no longer than two of its heartbeat intervals behind its newest record:
+    so long do others wait for it. Time never runs back here, whatever the records say.
+    """
+
+    lived_ms: int = 0
+    at_ms: int | None = None  # as of the latest of the records' timestamps
+    until_ms: int = 0  # some member lives up to here, if it is not heard of again
+
+    def lived_by(self, time_ms: int, paused: bool) -> int:
+        """`lived_ms` as of a later moment. The group was paused up to then, or was not."""
+        if self.at_ms is None or paused:
+            return self.lived_ms
+        return self.lived_ms + max(0, min(time_ms, self.until_ms) - self.at_ms)
+
+    def advance(self, time_ms: int, paused: bool) -> None:
+        self.lived_ms = self.lived_by(time_ms, paused)
+        self.at_ms = time_ms if self.at_ms is None else max(time_ms, self.at_ms)
+
+    def extend(self, lease_ms: int) -> int:
+        """A member is heard of now. The time up to which it lives."""
+        assert self.at_ms is not None  # its record has advanced the time
+        until_ms = self.at_ms + lease_ms
+        self.until_ms = max(self.until_ms, until_ms)
+        return until_ms
+
+
 class Track(Struct):
     """What is open in one group. A plain value: msgspec writes it down and reads it back."""
 
@@ -69,6 +111,7 @@ class Track(Struct):
     pause: Pause | None = None
     winners: dict[str, dict[int, tuple[int, int, int | None]]] = {}  # last claim of a partition: epoch, session, time
     deleted: bool = False
+    presence: Presence = msgspec.field(default_factory=Presence)
 
     def client(self, session: int | None) -> str | None:
         stay = self.stays.get(session) if session is not None else None
@@ -90,10 +133,11 @@ def some_offset(value: int) -> int | None:
     return None if value == NONE else value
 
 
-def appeared(group: Group, topic: str, partition: int, offset: int | None, time_ms: int | None) -> Span:
+def appeared(group: Group, topic: str, partition: int, offset: int | None, time_ms: int | None,
+             lived_ms: int | None) -> Span:  # fmt: skip
     part = group.partitions.get(TopicPartition(topic, partition))
     position = None if part is None else some_offset(part.position)
-    return Span(offset, time_ms, "new", None, None, len(group.sessions), group.paused, position)
+    return Span(offset, time_ms, "new", None, None, len(group.sessions), group.paused, position, lived_ms)
 
 
 def open_in(world: World) -> Open:
@@ -113,6 +157,6 @@ def open_in(world: World) -> Open:
             spans = track.spans[topic] = {}
             for partition in range(known.count):
                 if (topic, partition) not in owned:
-                    spans[partition] = appeared(group, topic, partition, None, None)
+                    spans[partition] = appeared(group, topic, partition, None, None, None)
                     spans[partition].cause = None
     return Open(found)

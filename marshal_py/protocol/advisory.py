@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from marshal_py.protocol.world import Group
 
 PROBE: Final = "probe"  # kind of the Note that reads the log's end (T2, T10): no advisory
+UNCOMMITTED: Final = "uncommitted"
 
 KINDS: Final = {
     "joined": "a consumer's session began",
@@ -44,6 +45,7 @@ KINDS: Final = {
     "unreadable": "Kafka does not serve the partition to its owner, who gives it back; offset: position, text: why",
     "offset_lost": "offset to to - 1 were deleted before the group read them",
     "amo_dropped": "at-most-once mode: offset to to - 1 were granted, and the consumer dropped them",
+    UNCOMMITTED: "at-most-once mode: offset to to - 1 were handed to a query's tasks, and no commit was heard of",
     "diverged": "another reader folds the log to another state; offset: the first checkpoint seen to differ, text: who",
     "mirror_refused": "Kafka refuses to keep a copy of the positions; text: why",
     "topic_missing": "the cluster does not have a topic of this consumer; text: what that means",
@@ -60,8 +62,8 @@ LOCAL: Final = frozenset({
 })  # fmt: skip
 # Somebody should look at these; the rest is the daily course of things.
 ALARMING: Final = frozenset({
-    "evicted", "lost", "skipped", "opaque", "handler_stuck", "unreadable", "offset_lost", "amo_dropped", "diverged",
-    "mirror_refused",
+    "evicted", "lost", "skipped", "opaque", "handler_stuck", "unreadable", "offset_lost", "amo_dropped", UNCOMMITTED,
+    "diverged", "mirror_refused",
     "fenced", "snapshot_refused", "state_kept", "parked", "topic_missing",
 })  # fmt: skip
 

@@ -36,20 +36,21 @@ FROM marshal_intervals
 WHERE from_time <= :at AND (to_time IS NULL OR to_time > :at)
 ORDER BY group, topic, partition
 """),
-    "take_overs": Question("Take-overs per day, from the dead owner's last sign of life to the new owner's claim", """
+    "take_overs": Question("Take-overs per day: how long members lived from the dead owner's last sign of life to the "
+                           "new owner's claim", """
 SELECT to_date(to_time) AS day, group, count(*) AS take_overs,
        round(percentile(seconds, 0.5), 3) AS median_s, round(percentile(seconds, 0.99), 3) AS p99_s,
        round(max(seconds), 3) AS longest_s
-FROM (SELECT *, (unix_millis(to_time) - unix_millis(last_sign_time)) / 1000 AS seconds FROM marshal_gaps)
+FROM (SELECT *, take_over_ms / 1000 AS seconds FROM marshal_gaps)
 WHERE cause = 'evict' AND next_client IS NOT NULL
 GROUP BY day, group
 ORDER BY day, group
 """),
-    "gaps": Question("The longest times without an owner while members lived and the group was not paused", """
-SELECT group, topic, partition, from_time, to_time, cause, client AS before, next_client AS after, members,
-       round((unix_millis(to_time) - unix_millis(from_time)) / 1000, 3) AS seconds
+    "gaps": Question("The longest times without an owner, counted while members lived and the group was not paused", """
+SELECT group, topic, partition, from_time, to_time, cause, client AS before, next_client AS after,
+       round(lived_ms / 1000, 3) AS seconds
 FROM marshal_gaps
-WHERE members > 0 AND NOT paused AND to_time IS NOT NULL
+WHERE lived_ms > 0 AND to_time IS NOT NULL
 ORDER BY seconds DESC, from_time
 LIMIT 20
 """),
@@ -64,7 +65,7 @@ ORDER BY lost DESC, day, group, client
 SELECT i.to_time AS time, i.group, i.topic, i.partition, i.client, i.ended AS why, i.to_position AS from_position,
        i.in_flight AS messages
 FROM marshal_intervals i JOIN marshal_sessions s ON s.log = i.log AND s.session = i.session
-WHERE i.ended <> 'release' AND i.in_flight > 0 AND s.delivery = 'at_least_once'
+WHERE i.ended IS NOT NULL AND i.in_flight > 0 AND s.delivery = 'at_least_once'
 UNION ALL
 SELECT time, group, topic, partition, by, 'moved back', to_position, from_position - to_position
 FROM marshal_moves
@@ -72,9 +73,10 @@ WHERE to_position < from_position
 ORDER BY time, topic, partition
 """),
     "lost": Question("Messages that no owner was given", """
-SELECT time, group, topic, partition, client, cause, from_position, to_position,
-       to_position - from_position AS messages
+SELECT min(time) AS time, group, topic, partition, min_by(client, offset) AS client, cause,
+       from_position, to_position, to_position - from_position AS messages
 FROM marshal_lost
+GROUP BY group, topic, partition, generation, cause, from_position, to_position
 ORDER BY time, topic, partition
 """),
     "unfair": Question("Partitions that a client held on average while it lived, against the average of its group", """

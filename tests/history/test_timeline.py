@@ -31,6 +31,7 @@ from marshal_py.protocol.records import (
     ReleasingPartition,
     SeekingPartition,
     SetPosition,
+    StepDown,
     Topology,
 )
 from marshal_py.protocol.world import World
@@ -229,12 +230,90 @@ def test_a_take_over_and_a_race() -> None:
         "ClaimingPartition", "b", "rejected", "held")  # fmt: skip
 
 
+def told_at(values: Iterable[bytes | None], seconds: dict[int, float]) -> Tables:
+    """All rows of a log whose records come one after the other, after pauses of so many seconds before some of them."""
+    timeline, time_ms = Timeline(World()), 1_000_000
+    for offset, value in enumerate(values):
+        time_ms += int(1000 * seconds.get(offset, 0))
+        timeline.read(offset, time_ms, value)
+    return dict(timeline.finish())
+
+
+def test_time_in_which_nobody_lived_is_nobodys_gap() -> None:
+    """Who stops releases first and leaves then: between the two a member lives, and afterwards none."""
+    book = Logbook()
+    first = book.join("a")
+    book.topology(1)
+    epoch = book.claim(first)
+    book.release(first, epoch)
+    left = book.must(Leave(first))
+    second = book.join("b")
+    claimed = book.claim(second)
+    _, gap = told_at(book.values, {left: 0.5, second: 61, claimed: 0.25})["gaps"]
+    assert (gap.cause, gap.members, gap.to_time_ms - gap.from_time_ms) == ("release", 1, 61_750)
+    assert (gap.lived_ms, gap.take_over_ms) == (750, 750)
+
+
+def test_a_take_over_counts_while_somebody_lived_to_take_over() -> None:
+    """The dead owner counts as long as others would wait for it; then nobody, until its heir joins."""
+    book = Logbook()
+    first = book.join("a")
+    book.topology(1)
+    epoch = book.claim(first)
+    beat = book.must(Heartbeat(first, 1, (ClaimState(epoch, 105),)))
+    second = book.join("b")
+    gone = book.must(Evict(first, beat, 2 * INTERVAL_MS, "b"))
+    taken = book.must(ClaimingPartition(second, TOPIC, 0, epoch))
+    _, gap = told_at(book.values, {beat: 1, second: 300, gone: 1.5, taken: 0.25})["gaps"]
+    assert gap.to_time_ms - gap.last_sign_time_ms == 301_750
+    assert gap.take_over_ms == 2 * INTERVAL_MS + 1_750
+    assert gap.lived_ms == 250
+
+
+@pytest.mark.parametrize("seed", range(0, SEEDS, 4))
+def test_the_time_in_which_members_lived_agrees_with_a_count(seed: int) -> None:
+    """Counted anew for every gap, second by second of the log: who is in the world, was heard of, and is not paused."""
+    values, rng = drawn_log(seed), Random(seed)
+    times = [1_000_000 + 4_000 * offset + rng.randrange(-20_000, 20_000) for offset in range(len(values))]
+    timeline, world = Timeline(World()), World()
+    living: dict[str, list[tuple[int, int]]] = {}  # by group: (offset, ms lived up to its record)
+    clocks: dict[str, int] = {}
+    heard: dict[tuple[str, int], int] = {}
+    for offset, value in enumerate(values):
+        before = {name: (group.paused, list(group.sessions.values())) for name, group in world.groups.items()}
+        verdict = apply(world, offset, value)
+        timeline.read(offset, times[offset], value)
+        name, record = verdict.group, verdict.record
+        if record is None or not verdict.accepted or not name:
+            continue
+        now = max(times[offset], clocks.get(name, 0))
+        paused, sessions = before.get(name, (False, []))
+        ends = [heard.get((name, session.id), 0) + 2 * session.join.interval_ms for session in sessions]
+        lived = 0 if paused else max(0, min(now, max(ends, default=0)) - clocks.get(name, now))
+        history = living.setdefault(name, [(-1, 0)])
+        history.append((offset, history[-1][1] + lived))
+        clocks[name] = now
+        author = offset if isinstance(record, Join) else getattr(record, "session", -1)
+        if not isinstance(record, Evict | StepDown):
+            heard[name, author] = now
+
+    def lived_by(name: str, offset: int) -> int:
+        return max(entry for entry in living[name] if entry[0] <= offset)[1]
+
+    gaps = [gap for gap in timeline.finish()["gaps"] if gap.to_offset is not None]
+    assert gaps
+    for gap in gaps:
+        assert gap.lived_ms == lived_by(gap.group, gap.to_offset) - lived_by(gap.group, gap.from_offset), gap
+
+
 def test_pauses_moves_and_lost_ranges() -> None:
     book = Logbook()
     session, epoch = book.owner(AT_MOST_ONCE)
     ranges = (MessageRange(epoch, 1, 2, 3), MessageRange(epoch, 100, 104, 110))  # the first is refused
     book.must(ClaimingMessages(session, ranges))
     book.must(Note(session, "offset_lost", TOPIC, 0, 50, 60))
+    book.must(Note(session, "uncommitted", TOPIC, 0, 104, 110))
+    book.must(Note(session, "handler_stuck", TOPIC, 0, 1, 2))
     token = book.pause()
     token = book.pause()
     book.release(session, epoch)
@@ -244,7 +323,7 @@ def test_pauses_moves_and_lost_ranges() -> None:
     book.must(Leave(session))
     tables = fold(book.values)
     assert [(r.from_position, r.to_position, r.cause) for r in tables["lost"]] == [
-        (100, 104, "skipped"), (50, 60, "offset_lost")]  # fmt: skip
+        (100, 104, "skipped"), (50, 60, "offset_lost"), (104, 110, "uncommitted")]  # fmt: skip
     assert [(r.renewals, r.ended, r.by, r.to_offset) for r in tables["pauses"]] == [
         (1, "set_position", "", move), (0, "waited", "bob", ended)]  # fmt: skip
     (moved,) = tables["moves"]
