@@ -215,6 +215,35 @@ class MicroBatches:
         """These ranges are with the query: planned, granted or replayed."""
         self.handed[key_of(end)] = HandedOver(self.member.session, taken)
 
+    # --- at-most-once mode: what is lost with a batch
+
+    def uncommitted(self) -> list[tuple[TopicPartition, int, int]]:
+        """[start, to) of what is with the query: lost if this process ends now."""
+        return [(taken.range.tp, taken.range.start, taken.range.to)
+                for handed in self.handed.values() for taken in handed.taken]  # fmt: skip
+
+    def lost_with(self, end: End) -> list[tuple[TopicPartition, int, int]]:
+        """[start, to) of what an earlier life was granted of a batch that it has planned and the query not committed.
+
+        As far as the log tells, whose grants have no author: if nobody has had the partition between that life and this
+        one, and no admin has moved it, what lies below the position at which that life ended was granted to it.
+        """
+        found = []
+        for tp, planned in planned_in(end, self.incarnation).items():
+            part = self._partition(tp)
+            if part is not None and part.generation == planned.generation:
+                to = min(planned.to, self._ended_at(part, tp, planned))
+                found += [(tp, planned.start, to)] if to > planned.start else []
+        return found
+
+    def _ended_at(self, part: Partition, tp: TopicPartition, planned: Planned) -> int:
+        """The position when the planned claim ended; NONE if that is not known, or it has not."""
+        if part.owner == NONE:
+            return part.position if part.last_owner == planned.session else NONE
+        since = next((begun for begun in self.ranges.begun.get(tp, ()) if begun.epoch > planned.epoch), None)
+        ours = since is not None and since.after == planned.session and part.epoch == since.epoch
+        return part.began if ours else NONE
+
     # --- a batch that an earlier life planned
 
     def replay(self, end: End, now: Instant) -> Replay:

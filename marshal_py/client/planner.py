@@ -21,6 +21,7 @@ from marshal_py.client.microbatches import End, MicroBatches
 from marshal_py.client.ranges import ClaimedRange, Taken, UnfetchedSource, share
 from marshal_py.errors import BatchNotCommitted, BatchUnclaimed, ClaimLost, ClusterUnreachable, InvalidOption
 from marshal_py.protocol import parking
+from marshal_py.protocol.advisory import UNCOMMITTED
 from marshal_py.protocol.identity import NONE, Token, TopicPartition
 
 if TYPE_CHECKING:
@@ -281,12 +282,30 @@ class Planner:
         with self._loop.outbox, self._loop.lock:
             return batches.plan(start, available, self._loop.clock.now())
 
-    def take_end(self, batches: MicroBatches, end: End, wanted: Sequence[ClaimedRange]) -> list[Taken]:
-        """In at-most-once mode: hands over the batch that ends at `end`, as far as the log grants it."""
-        taken = self.take(wanted)
+    def take_end(self, batches: MicroBatches, end: End, wanted: Sequence[ClaimedRange] | None) -> list[Taken]:
+        """In at-most-once mode: hands over the batch that ends at `end`, as far as the log grants it.
+
+        `wanted` is None if another life has planned it. Then nothing is: it may have been granted and read. What is
+        lost with it is noted.
+        """
+        if wanted is None:
+            self.settle()
+        taken = self.take(wanted or [])
         with self._loop.outbox, self._loop.lock:
+            if wanted is None:
+                self._note(batches.lost_with(end))
             batches.hand_over(end, taken)
         return taken
+
+    def note_uncommitted(self, batches: MicroBatches) -> None:
+        """This process ends: in at-most-once mode what is with the query is lost, as far as is known here."""
+        if self.at_most_once:
+            with self._loop.outbox, self._loop.lock:
+                self._note(batches.uncommitted())
+
+    def _note(self, lost: Sequence[tuple[TopicPartition, int, int]]) -> None:
+        for tp, start, to in lost:
+            self._station.member.note(UNCOMMITTED, tp, start, to)
 
     def replay_end(self, batches: MicroBatches, end: End) -> list[Taken]:
         """What of a batch that an earlier life planned is read here; waits until that can be told.

@@ -11,7 +11,8 @@ there (`Life`). Spark's calls, in the order of one trigger:
     tasks read             explicit ranges, nothing else
 
 So Spark's checkpoint says what to replay, and the coordination log says what is ours and what is done; microbatches.py
-has the rules. In at-most-once mode a replayed batch is empty. Losing the checkpoint loses no position.
+has the rules. In at-most-once mode a replayed batch is empty, and a loss is noted: by this process, which outlives the
+JVM, or by the one that is asked to replay. Losing the checkpoint loses no position.
 
 Nothing is claimed in constructors: Spark builds readers for planning alone, and pickles them.
 """
@@ -145,13 +146,13 @@ class Life:
     def take(self, start: dict[str, Any], end: dict[str, Any]) -> list[Taken]:
         """What the batch that ends at `end` holds: planned by this life, or replayed.
 
-        In at-most-once mode a replayed batch is empty: it may have been granted and read.
+        In at-most-once mode a replayed batch is empty: it may have been granted and read. What is lost is noted.
         """
         taken = self.batches.handed_over(end)
         if taken is None:
             planned = self.planned.pop(key_of(end), None)
             if self.planner.at_most_once:
-                taken = self.planner.take_end(self.batches, end, planned or [])
+                taken = self.planner.take_end(self.batches, end, planned)
             else:
                 self.settle()
                 self.done(start)
@@ -196,8 +197,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._life.planner.alive()
             except BatchOverdue as error:
                 log.warning("%s", error)
-                self._before = self._life.batches
-                self.stop()
+                self._end_life()
         if self._life is None:
             _stop_on_sigterm()
             self._life = Life(self.options, self._before)
@@ -205,12 +205,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _renewed(self) -> Life:
         """A life with the topics of now, for those of a membership stay as they are. Nothing is in flight."""
-        assert self._life is not None
-        self._before = self._life.batches
-        self.stop()
+        self._end_life()
         life = self._alive()
         life.settle()
         return life
+
+    def _end_life(self) -> None:
+        """The process goes on, and so do the batches that are with Spark."""
+        life, self._life = self._life, None
+        if life is not None:
+            self._before = life.batches
+            life.close()
 
     # --- Spark's calls
 
@@ -260,8 +265,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._life.done(end)
 
     def stop(self) -> None:
+        """The process ends: Spark has stopped the query, or is gone."""
         life, self._life = self._life, None
         if life is not None:
+            life.planner.note_uncommitted(life.batches)
             life.close()
 
 
