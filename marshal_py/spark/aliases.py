@@ -1,4 +1,4 @@
-"""The options of Spark's own source `format("kafka")`, in our words: what means the same is taken, the rest is refused.
+"""What Spark's own source `format("kafka")` and Java's client call things: taken in our words, or refused with them.
 
 Names count in any case: Spark hands them over in lower case. Values stay texts; whoever reads them checks them.
 """
@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from marshal_py.errors import InvalidOption
 from marshal_py.spark.messages import COLUMNS
@@ -99,26 +99,37 @@ REFUSED: Final[Mapping[str, str]] = {
     "fetchOffset.numRetries": "the cluster is asked again for connect_timeout_s when the query starts, and at each "
                               "trigger later",
     "fetchOffset.retryIntervalMs": "the cluster is asked again at each trigger",
-    "kafka.key.deserializer": "keys are bytes: cast the column key",
-    "kafka.value.deserializer": "values are bytes: cast the column value, or use from_json, from_avro",
-    "kafka.max.poll.records": "say max_rows_per_batch",
-    "kafka.interceptor.classes": "librdkafka has no interceptors",
-    "kafka.ssl.truststore.location": "librdkafka reads PEM: say kafka.ssl.ca.location",
-    "kafka.ssl.truststore.password": "librdkafka reads PEM: say kafka.ssl.ca.location",
-    "kafka.ssl.truststore.type": "librdkafka reads PEM: say kafka.ssl.ca.location",
-    "kafka.ssl.truststore.certificates": "say kafka.ssl.ca.pem",
-    "kafka.ssl.keystore.type": "librdkafka reads PKCS#12 (kafka.ssl.keystore.location) or PEM "
-                               "(kafka.ssl.certificate.location, kafka.ssl.key.location)",
+}  # fmt: skip
+
+_PEM: Final = "librdkafka reads PEM: say kafka.ssl.ca.location"
+JAVA: Final[Mapping[str, str]] = {
+    "key.deserializer": "keys are bytes: cast the column key",
+    "value.deserializer": "values are bytes: cast the column value, or use from_json, from_avro",
+    "max.poll.records": "say max_rows_per_batch",
+    "interceptor.classes": "librdkafka has no interceptors",
+    "ssl.truststore.location": _PEM,
+    "ssl.truststore.password": _PEM,
+    "ssl.truststore.type": _PEM,
+    "ssl.truststore.certificates": "say kafka.ssl.ca.pem",
+    "ssl.keystore.type": "librdkafka reads PKCS#12 (kafka.ssl.keystore.location) or PEM "
+                         "(kafka.ssl.certificate.location, kafka.ssl.key.location)",
 }  # fmt: skip
 
 _ALIASES: Final = {name.lower(): (name, alias) for name, alias in ALIASES.items()}
 _REFUSED: Final = {name.lower(): (name, rule) for name, rule in REFUSED.items()}
 
 
-def translated(options: Mapping[str, str]) -> dict[str, str]:
+class Translated(NamedTuple):
+    """`said`: the name under which each option was given, as people write it."""
+
+    options: dict[str, str]
+    said: dict[str, str]
+
+
+def translated(options: Mapping[str, str]) -> Translated:
     """The options under our names, in lower case. Raises InvalidOption: refused, or one thing said twice."""
     ours: dict[str, str] = {}
-    said: dict[str, str] = {}  # by which name
+    said: dict[str, str] = {}
     for given, value in options.items():
         name = given.lower()
         if name in _REFUSED:
@@ -132,18 +143,25 @@ def translated(options: Mapping[str, str]) -> dict[str, str]:
             raise InvalidOption(shown, value, f"{said[alias.name]} says the same, and is given too: keep one of them")
         if alias.name:
             ours[alias.name], said[alias.name] = text, shown
-    return _logins(ours)
+    return Translated(ours, said)
 
 
-def _logins(options: dict[str, str]) -> dict[str, str]:
-    """Java's `sasl.jaas.config` of a password as librdkafka's two settings."""
-    jaas = options.pop("kafka.sasl.jaas.config", None)
+def from_java(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a client, those of Java's alone in librdkafka's words. Raises InvalidOption where it has none.
+
+    A `sasl.jaas.config` with a password becomes `sasl.username` and `sasl.password`.
+    """
+    for name, rule in JAVA.items():
+        if name in settings:
+            raise InvalidOption(f"kafka.{name}", settings[name], rule)
+    left = dict(settings)
+    jaas = left.pop("sasl.jaas.config", None)
     if jaas is None:
-        return options
+        return left
     found = _JAAS.fullmatch(jaas)
     pairs = {name: "".join(texts) for name, *texts in _PAIR.findall(found[1])} if found else {}
     if not {"username", "password"} <= pairs.keys():
         rule = ("only PlainLoginModule and ScramLoginModule with a username and a password are understood: librdkafka "
                 "has settings of its own for Kerberos and OAuth (kafka.sasl.kerberos.*, kafka.sasl.oauthbearer.*)")
         raise InvalidOption("kafka.sasl.jaas.config", "(hidden)", rule)
-    return {"kafka.sasl.username": pairs["username"], "kafka.sasl.password": pairs["password"], **options}
+    return {"sasl.username": pairs["username"], "sasl.password": pairs["password"], **left}

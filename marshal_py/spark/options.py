@@ -11,7 +11,7 @@ from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.client.options import COORDINATION_TOPIC, ConsumerOptions, check_pattern, check_topics
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.identity import check_id
-from marshal_py.spark.aliases import translated
+from marshal_py.spark.aliases import from_java, translated
 from marshal_py.spark.messages import columns_of
 from marshal_py.transport import settings
 from marshal_py.transport.soundness import COORDINATION_PARTITIONS
@@ -60,8 +60,17 @@ class StreamOptions:
     @classmethod
     def of(cls, given: Mapping[str, str]) -> StreamOptions:
         """`given`: under our names or those of Spark's own Kafka source. Raises InvalidOption, InvalidName."""
-        options = translated(given)
+        options, said = translated(given)
         check_names(options, OPTIONS)
+        try:
+            return cls._of(options)
+        except InvalidOption as error:
+            if error.option == said.get(error.option, error.option):
+                raise
+            raise InvalidOption(said[error.option], error.value, error.rule) from error
+
+    @classmethod
+    def _of(cls, options: Mapping[str, str]) -> StreamOptions:
         pattern = options.get("topics_pattern")
         for name in ("group", "bootstrap.servers", *(("topics",) if pattern is None else ())):
             if not options.get(name):
@@ -120,7 +129,7 @@ def kafka_options(options: Mapping[str, str]) -> settings.Settings:
     """librdkafka's settings among the options of a source: `bootstrap.servers` and everything behind `kafka.`."""
     given: settings.Settings = {key[6:]: value for key, value in options.items() if key.startswith("kafka.")}
     servers = options.get("bootstrap.servers", given.get("bootstrap.servers", ""))
-    return settings.from_user({**given, "bootstrap.servers": servers})
+    return settings.from_user({**from_java(given), "bootstrap.servers": servers})
 
 
 def as_options(given: Mapping[str, Any]) -> dict[str, str]:

@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 from marshal_py.errors import InvalidOption
-from marshal_py.spark.aliases import ALIASES, REFUSED, translated
-from marshal_py.spark.options import StreamOptions
+from marshal_py.spark.aliases import ALIASES, JAVA, REFUSED
+from marshal_py.spark.options import StreamOptions, kafka_options
 from pyspark_marshal import DefaultSource
 
 OLD = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders,payments", "startingOffsets": "earliest",
@@ -55,12 +55,13 @@ def test_where_a_query_begins(name: str, value: str, start: str) -> None:
     assert StreamOptions.of({**NEEDED, name: value}).consumer == {"start": start}
 
 
-@pytest.mark.parametrize("name", [*REFUSED, *(name.lower() for name in REFUSED)])
+@pytest.mark.parametrize("name", [*REFUSED, *(name.lower() for name in REFUSED), *(f"kafka.{name}" for name in JAVA)])
 def test_what_means_something_else_is_refused_with_what_to_say_instead(name: str) -> None:
     with pytest.raises(InvalidOption) as raised:
         DefaultSource({**NEEDED, name: "1"}).schema()
-    assert raised.value.option in REFUSED, "as people write it"
-    assert raised.value.rule == REFUSED[raised.value.option]
+    rules = {**REFUSED, **{f"kafka.{name}": rule for name, rule in JAVA.items()}}
+    assert raised.value.option in rules, "as people write it"
+    assert raised.value.rule == rules[raised.value.option]
 
 
 @pytest.mark.parametrize(("name", "value", "says"), [
@@ -71,8 +72,9 @@ def test_what_means_something_else_is_refused_with_what_to_say_instead(name: str
     ("minPartitions", "0", "from 1 on"), ("maxOffsetsPerTrigger", "all", "from 1 on"),
 ])  # fmt: skip
 def test_a_value_that_cannot_be_is_refused_at_load(name: str, value: str, says: str) -> None:
-    with pytest.raises(InvalidOption, match=says):
+    with pytest.raises(InvalidOption, match=says) as raised:
         DefaultSource({**NEEDED, name: value}).schema()
+    assert raised.value.option == name, "as the user called it"
 
 
 def test_one_thing_said_twice_is_refused_unless_it_is_the_same() -> None:
@@ -97,7 +99,7 @@ def test_a_pattern_stands_for_topics() -> None:
     options = StreamOptions.of({**needed, "subscribePattern": "orders-.*", "startingOffsets": '{"orders-1":{"0":5}}'})
     assert (options.topics, options.topics_pattern) == ((), "orders-.*")
     assert options.consumer["new_topics"] == "earliest"
-    for pattern, says in (("(", "a regular expression"), ("", "topics_pattern")):
+    for pattern, says in (("(", "a regular expression"), ("", "the whole name")):
         with pytest.raises(InvalidOption, match=says):
             StreamOptions.of({**needed, "subscribePattern": pattern})
     with pytest.raises(InvalidOption, match="topics is given too"):
@@ -116,8 +118,8 @@ def test_without_a_group_it_is_said_what_a_group_is() -> None:
 ])
 def test_a_password_in_javas_form_is_understood(module: str) -> None:
     jaas = f"""{module} required username="me" password='a "b"=;c';"""
-    assert translated({"kafka.sasl.jaas.config": jaas}) == {
-        "kafka.sasl.username": "me", "kafka.sasl.password": 'a "b"=;c'}  # fmt: skip
+    assert kafka_options({"kafka.sasl.jaas.config": jaas, "bootstrap.servers": "a:1"}) == {
+        "sasl.username": "me", "sasl.password": 'a "b"=;c', "bootstrap.servers": "a:1"}  # fmt: skip
 
 
 @pytest.mark.parametrize("jaas", [
@@ -126,7 +128,7 @@ def test_a_password_in_javas_form_is_understood(module: str) -> None:
 ])  # fmt: skip
 def test_another_login_is_refused_and_not_shown(jaas: str) -> None:
     with pytest.raises(InvalidOption, match="PlainLoginModule") as raised:
-        translated({"kafka.sasl.jaas.config": jaas})
+        kafka_options({"kafka.sasl.jaas.config": jaas, "bootstrap.servers": "a:1"})
     assert jaas not in str(raised.value)
 
 
