@@ -230,6 +230,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         rows_max = _rows(limit)
+        _check_ours(start, start)
         try:
             life = self._alive()
             life.settle()  # before what Spark has done is told: that takes claims
@@ -251,6 +252,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         if key_of(start) == key_of(end):
             return []
+        _check_ours(end, start)
         options = self.options
         return [RangePartition(piece, options.kafka, options.read_timeout_s, options.at_most_once,
                                options.columns)
@@ -270,6 +272,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if life is not None:
             life.planner.note_uncommitted(life.batches)
             life.close()
+
+
+def _check_ours(offset: dict[str, Any], committed: dict[str, Any]) -> None:
+    """Spark does not look whose checkpoint it reads. Raises InvalidOption for that of another source."""
+    if not isinstance(offset.get("b"), int):
+        rule = ("the folder holds the checkpoint of another source: take a new one. If it is of format('kafka'), a "
+                "group without positions goes on there with this value as startingOffsets")
+        raise InvalidOption("checkpointLocation", key_of(committed), rule)
 
 
 def _rows(limit: ReadLimit) -> int | None:

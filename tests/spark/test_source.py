@@ -557,6 +557,22 @@ def test_a_small_batch_waits_for_others_within_a_bound(place: MakePlace) -> None
     query.reader.stop()
 
 
+def test_the_checkpoint_of_another_source_is_named_and_its_offsets_can_be_taken_over(place: MakePlace) -> None:
+    here = place(2)
+    here.fill(9)
+    offsets = {here.topic: {"0": 4, "1": 7}}
+    reader = Query(here).reader
+    planned = {here.topic: {"0": 9, "1": 9}}  # by a batch that has not been committed
+    for call in (lambda: reader.latestOffset(offsets, ReadAllAvailable()), lambda: reader.partitions(offsets, planned)):
+        with pytest.raises(InvalidOption, match=r"checkpointLocation=.*as startingOffsets") as raised:
+            call()
+        assert raised.value.value == json.dumps(offsets)
+    query = Query(here, start=json.dumps(offsets))
+    query.until_idle()
+    assert sorted(query.out) == [(0, at) for at in range(4, 9)] + [(1, 7), (1, 8)]
+    query.reader.stop()
+
+
 def test_a_batch_job_is_shown_the_way() -> None:
     with pytest.raises(MarshalError, match="claimed_batches"):
         DefaultSource(NEEDED).reader(None)  # type: ignore[arg-type]
