@@ -83,6 +83,16 @@ def test_a_writer_that_was_overtaken_begins_again(target: Target) -> None:
     assert target.rows() == [(0, offset) for offset in range(15)]
 
 
+@pytest.mark.parametrize("target", [kind for kind in KINDS if kind != "database"], indirect=True)
+def test_writers_of_other_partitions_do_not_hinder_each_other(target: Target) -> None:
+    """A database has them wait for each other's rows at most, and SQLite for the whole file."""
+    write(target, target.table.begin(span(3, 0, 1, partition=2)))
+    mine = target.table.begin(span(5, 0, 3))
+    write(target, target.table.begin(span(6, 100, 102, partition=1)))
+    write(target, mine)
+    assert target.rows() == [(0, 0), (0, 1), (0, 2), (1, 100), (1, 101), (2, 0)]
+
+
 class Cluster:
     """TopicIds, of a cluster where the topic is made again after so many questions."""
 

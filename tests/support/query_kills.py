@@ -1,10 +1,11 @@
-"""Two queries and a Python service share one group and one ledger, and are stopped and killed all the time.
+"""Two queries and a Python service share one group and one table, and are stopped and killed all the time.
 
     python -m tests.support.query_kills --kills 30 --every 2 --seed 1
 
-On an Apache Kafka with its default settings and real Spark. `--every`: the trigger interval of the queries in seconds;
-their `handler_timeout_s` is 5. Who is ended, when, how (kill -9 of everything it started, SIGTERM) and whether it finds
-its checkpoint again is drawn from the seed. In the end an independent count compares the table with what was produced:
+`--table`: one of those in tests/spark/targets.py, each of which must hold every message once. On an Apache Kafka with
+its default settings and real Spark. `--every`: the trigger interval of the queries in seconds; their
+`handler_timeout_s` is 5. Who is ended, when, how (kill -9 of everything it started, SIGTERM) and whether it finds its
+checkpoint again is drawn from the seed. In the end an independent count compares the table with what was produced:
 exit code 1 if a message is missing or stands in it twice. Takes a quarter of a minute per kill.
 """
 
@@ -23,24 +24,17 @@ import time
 from collections import Counter
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import marshal_py
-from marshal_py.errors import ClaimLost, LedgerMoved, WriteFenced
-from marshal_py.spark import Ledger, local_session
-from marshal_py.spark.ledger import Span
+from marshal_py.errors import ClaimLost, WriteFenced
+from marshal_py.spark import local_session, write_batch
 from tests.spark.job import descendants
+from tests.spark.targets import KINDS, Target, quietly
 from tests.support.kafka import start_cluster
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from marshal_py.spark.ledger import Entry
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 TOPIC, GROUP, PARTITIONS = "orders", "billing", 6
@@ -49,24 +43,18 @@ ENDS_S: Final = 300.0  # after the last kill everything is in the table within t
 KEEPS_CHECKPOINT: Final = 0.7  # the share of restarts that find it
 BY_SIGTERM: Final = 0.3  # the share of ends that are stops
 
-TABLE: Final = "rows"
-
 
 # --- the members
 
 
-def query(servers: str, folder: Path, name: str, every_s: float) -> None:
-    ledger = Ledger(folder / "ledger")
-
-    def handle(df: DataFrame, entry: Entry) -> None:
-        df.select("partition", "offset").write.parquet(entry.folder(TABLE))
-
+def query(servers: str, folder: Path, name: str, every_s: float, kind: str) -> None:
+    sink = KINDS[kind](folder).sink(quietly)
     spark = local_session("local[2]", settings={"spark.local.dir": str(folder / "local")})
     spark.sparkContext.setLogLevel("ERROR")
     started = (spark.readStream.format("marshal").option("bootstrap.servers", servers).option("topics", TOPIC)
                .option("group", GROUP).option("start", "earliest").option("heartbeat_interval_s", "1")
                .option("handler_timeout_s", "5").load()
-               .writeStream.foreachBatch(ledger.sink(handle)).option("checkpointLocation", str(folder / name))
+               .writeStream.foreachBatch(sink).option("checkpointLocation", str(folder / name))
                .trigger(processingTime=f"{every_s} seconds").start())  # fmt: skip
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
@@ -78,8 +66,8 @@ def query(servers: str, folder: Path, name: str, every_s: float) -> None:
     spark.stop()
 
 
-def service(servers: str, folder: Path) -> None:
-    ledger = Ledger(folder / "ledger")
+def service(servers: str, folder: Path, kind: str) -> None:
+    target = KINDS[kind](folder)
     with (
         marshal_py.connect(servers) as marshal,
         marshal.consumer(GROUP, [TOPIC], start="earliest", heartbeat_interval_s=1.0) as consumer,
@@ -89,31 +77,11 @@ def service(servers: str, folder: Path) -> None:
             batch = consumer.fetch(400, expires_s=0.5)
             try:
                 if batch:
-                    _store(batch, ledger)
+                    write_batch(target.table, batch, lambda messages, entry: target.store(
+                        entry, [(message.partition, message.offset) for message in messages]))
                     batch.ack()
             except (WriteFenced, ClaimLost) as error:
                 print(f"dropped: {error}", flush=True)
-
-
-def _store(batch: marshal_py.Batch, ledger: Ledger) -> None:
-    spans: dict[marshal_py.TopicPartition, Span] = {}
-    for part in batch.parts:
-        first = spans.get(part.topic_partition, Span(part.token, part.offsets[0], 0)).start
-        spans[part.topic_partition] = Span(part.token, first, part.offsets[-1] + 1)
-    while True:
-        entry = ledger.begin(spans)
-        rows = [(part.topic_partition.partition, offset) for part in batch.parts for offset in part.offsets
-                if entry.is_new(part.topic_partition, offset)]  # fmt: skip
-        if rows:
-            target = Path(entry.folder(TABLE))
-            target.mkdir(parents=True)
-            columns = [pa.array([p for p, _ in rows], pa.int32()), pa.array([o for _, o in rows], pa.int64())]
-            pq.write_table(pa.table(columns, ["partition", "offset"]), target / "part.parquet")
-        try:
-            entry.commit()
-            return
-        except LedgerMoved:
-            continue
 
 
 # --- who ends them
@@ -156,7 +124,7 @@ class Member:
             self.kill()
 
 
-def run(servers: str, folder: Path, kills: int, every_s: float, seed: int) -> int:
+def run(servers: str, folder: Path, kills: int, every_s: float, seed: int, kind: str) -> int:
     random = Random(seed)
     admin = AdminClient({"bootstrap.servers": servers})
     for future in admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values():
@@ -164,7 +132,8 @@ def run(servers: str, folder: Path, kills: int, every_s: float, seed: int) -> in
     made, over = Counter[int](), threading.Event()
     maker = threading.Thread(target=_produce, args=(servers, made, over))
     maker.start()
-    members = [Member(folder, name, servers, str(folder), str(every_s)) for name in ("one", "two", "service")]
+    target = KINDS[kind](folder)
+    members = [Member(folder, name, servers, str(folder), str(every_s), kind) for name in ("one", "two", "service")]
     try:
         for number in range(kills):
             deadline = time.monotonic() + random.uniform(1.0, 12.0 + 2 * every_s)
@@ -184,7 +153,7 @@ def run(servers: str, folder: Path, kills: int, every_s: float, seed: int) -> in
     finally:
         over.set()
         maker.join()
-    verdict = _count(folder, made, members, time.monotonic() + ENDS_S)
+    verdict = _count(target, made, members, time.monotonic() + ENDS_S)
     for member in members:
         member.stop()
     return verdict
@@ -205,17 +174,13 @@ def _produce(servers: str, made: Counter[int], over: threading.Event) -> None:
     producer.flush(60)
 
 
-def _count(folder: Path, made: Counter[int], members: list[Member], deadline: float) -> int:
-    """Reads the files that count, with pyarrow, until nothing is missing; then once more for what stands twice."""
+def _count(target: Target, made: Counter[int], members: list[Member], deadline: float) -> int:
+    """Reads the table, without Spark, until nothing is missing; then once more for what stands twice."""
     wanted = {(partition, offset) for partition, count in made.items() for offset in range(count)}
     while True:
         for member in members:
             member.check()
-        seen = Counter[tuple[int, int]]()
-        for found in Ledger(folder / "ledger").folders(TABLE):
-            for path in Path(found).rglob("*.parquet"):
-                rows = pq.read_table(path, columns=["partition", "offset"]).to_pydict()
-                seen.update(zip(rows["partition"], rows["offset"], strict=True))
+        seen = Counter(target.rows())
         missing = wanted - seen.keys()
         if not missing or time.monotonic() > deadline:
             break
@@ -231,20 +196,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS")
+    parser.add_argument("--table", choices=KINDS, default="ledger")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--member", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--member", nargs=5, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.member:
-        name, servers, folder, every_s = given.member
+        name, servers, folder, every_s, kind = given.member
         if name == "service":
-            service(servers, Path(folder))
+            service(servers, Path(folder), kind)
         else:
-            query(servers, Path(folder), name, float(every_s))
+            query(servers, Path(folder), name, float(every_s), kind)
         return 0
     folder = Path(tempfile.mkdtemp(prefix="query-kills-"))
-    print(f"seed {given.seed}, a trigger every {given.every:g} s, {given.kills} kills, in {folder}", flush=True)
+    print(f"{given.table}, seed {given.seed}, a trigger every {given.every:g} s, {given.kills} kills, in {folder}",
+          flush=True)  # fmt: skip
     with start_cluster(1, {"auto.create.topics.enable": "true"}) as cluster:
-        verdict = run(cluster.bootstrap, folder, given.kills, given.every, given.seed)
+        verdict = run(cluster.bootstrap, folder, given.kills, given.every, given.seed, given.table)
     if not verdict:
         shutil.rmtree(folder)
     return verdict
