@@ -33,10 +33,11 @@ lint: $(TEST_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Two processes, for machines with two cores. Each has a broker and a Spark session of its own, and takes one file after
-# the other in the order of the folders, so that one often computes while the other waits for a broker.
+# Three processes, for machines with two cores: tests with brokers and with Spark wait for half of their time. One begins
+# with Spark, one with Kafka, one with the rest (tests/support/shares.py). Tests start some hundred processes of Python,
+# and each would compile the package anew where its byte code may not be kept.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # `make test` runs the transport and a consumer's life over the oldest confluent-kafka that pyproject.toml allows, too; this
 # runs them over every minor version since. Each is fetched once, into ~/.cache/marshal_py (tests/support/client_versions.py).

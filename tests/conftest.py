@@ -17,7 +17,8 @@ import hypothesis
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.support.clusters"]  # a real Kafka, started by the first test that asks for it
+# A real Kafka, started by the first test that asks for it; and who runs what, where there are several processes.
+pytest_plugins = ["tests.support.clusters", "tests.support.shares"]
 
 PROVE_EXAMPLES_MAX = 1_000  # per property and round: ten times the default, minutes for all; `make prove` does rounds
 
