@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from marshal_py.cli import frame, lines
+from marshal_py.client import starts
 from marshal_py.client.exporter import LOOPBACK, serve
 from marshal_py.client.marshal import Marshal, connect
 from marshal_py.client.options import HEARTBEAT_INTERVAL_S
@@ -26,7 +27,8 @@ def consume(
     = "at_least_once",
     client_id: Annotated[str | None, typer.Option(help="Unique per live process; made up if left out.")] = None,
     start: Annotated[str, typer.Option(metavar="committed|earliest|latest|TIME|JSON",
-                                       help="Where partitions begin that the group has never read.")] = "committed",
+                                       help="Where partitions begin that the group has never read. TIME: ISO-8601, "
+                                            'or ms since 1970. JSON: {"orders": {"0": 23, "1": -2}}.')] = "committed",
     heartbeat_interval: Annotated[float, typer.Option(metavar="SECONDS", help="Take-over takes about two of these.")]
     = HEARTBEAT_INTERVAL_S,
     max_messages: Annotated[int | None, typer.Option(min=1, help="Stop after so many.")] = None,
@@ -57,6 +59,7 @@ def consume(
     """
     if as_json and key_separator is not None:
         raise typer.BadParameter("--key-separator is for text: with --json the key has a field")
+    starts.check_topics(start, topics)  # before a cluster is waited for
     settings = frame.settings_of(bootstrap_servers, command_config)
     options: dict[str, Any] = {"delivery": delivery, "start": start, "policy": policy,
                                "heartbeat_interval_s": heartbeat_interval,
