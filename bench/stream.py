@@ -23,7 +23,8 @@ from marshal_py.client.observer import Observer
 from marshal_py.protocol.records import Heartbeat
 from marshal_py.spark.messages import spark_schema
 from marshal_py.spark.options import READ_TIMEOUT_S, kafka_options
-from marshal_py.spark.ranges import Piece, RangePartition, read_range
+from marshal_py.spark.reading import RangePartition, read_ranges
+from marshal_py.spark.tasks import Piece
 from marshal_py.transport.kafka import KafkaDoor
 
 if TYPE_CHECKING:
@@ -70,12 +71,12 @@ class ClaimlessReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"to": min(self.each, start["to"] + self.rows // PARTITIONS)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return [RangePartition(Piece(self.topic, number, start["to"], end["to"], "none"), self.kafka, READ_TIMEOUT_S,
+        return [RangePartition([Piece(self.topic, number, start["to"], end["to"], "none")], self.kafka, READ_TIMEOUT_S,
                                False) for number in range(PARTITIONS)]  # fmt: skip
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RangePartition)
-        return read_range(partition)
+        return read_ranges(partition)
 
 
 def stream(spark: SparkSession, form: str, options: Mapping[str, Any], checkpoint: str) -> tuple[int, list[float]]:

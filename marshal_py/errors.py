@@ -73,6 +73,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -240,11 +241,12 @@ class BatchUnclaimed(PeerError):
 class RangeReadTwice(CallerError):
     """In at-most-once mode Spark started a task of a range again; the first attempt may have processed it."""
 
-    def __init__(self, topic: str, partition: int, start: int, to: int, attempt: int) -> None:
-        self.topic, self.partition, self.start, self.to, self.attempt = topic, partition, start, to, attempt
-        super().__init__(f"{topic}:{partition} [{start}, {to}) is read at most once, and this is attempt {attempt + 1} "
-                         f"of its task: set spark.task.maxFailures=1 and spark.speculation=false; the range counts as "
-                         f"lost")
+    def __init__(self, ranges: Sequence[tuple[str, int, int, int]], attempt: int) -> None:
+        """`ranges`: topic, partition, first offset and the one behind the last, of each range of the task."""
+        self.ranges, self.attempt = tuple(ranges), attempt
+        named = ", ".join(f"{topic}:{partition} [{start}, {to})" for topic, partition, start, to in ranges)
+        super().__init__(f"{named} is read at most once, and this is attempt {attempt + 1} of its task: set "
+                         f"spark.task.maxFailures=1 and spark.speculation=false; what it names counts as lost")
 
 
 class MissingSpark(CallerError):

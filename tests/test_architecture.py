@@ -109,7 +109,7 @@ def stands_alone(module: Module) -> bool:
 
 
 def may_touch_kafka(module: Module) -> bool:
-    return module.room == "transport" or module.path == f"{PACKAGE}/spark/ranges.py"
+    return module.room == "transport" or module.path == f"{PACKAGE}/spark/reading.py"
 
 
 def broken_by(module: Module, target: tuple[str, ...]) -> Iterator[tuple[str, str]]:
@@ -119,7 +119,7 @@ def broken_by(module: Module, target: tuple[str, ...]) -> Iterator[tuple[str, st
         if module.room in ("protocol", "errors") and target[0] in IMPURE:
             yield "heart", f"imports {dotted}; the heart gets it as an argument or does without"
         if target[0] == "confluent_kafka" and not may_touch_kafka(module):
-            yield "kafka", f"imports {dotted}; only transport/ and spark/ranges.py speak to Kafka"
+            yield "kafka", f"imports {dotted}; only transport/ and spark/reading.py speak to Kafka"
         return
 
     if stands_alone(module):
@@ -190,7 +190,7 @@ CLEAN = {
     "simulator/auditor.py": "from marshal_py.simulator import auditor_evidence, oracle\n",
     "simulator/auditor_evidence.py": "",
     "simulator/cluster.py": "from marshal_py.protocol import codec\nfrom . import auditor\n",
-    "spark/ranges.py": "from confluent_kafka import Consumer\n",
+    "spark/reading.py": "from confluent_kafka import Consumer\n",
     "cli/__init__.py": "from marshal_py.simulator import cluster\n",
 }
 

@@ -21,7 +21,8 @@ from marshal_py.errors import InvalidOption
 from marshal_py.protocol.identity import Token, TopicPartition
 from marshal_py.spark.messages import COLUMNS, columns_of
 from marshal_py.spark.options import READ_TIMEOUT_S, as_options
-from marshal_py.spark.ranges import pieces_of, ranges_json
+from marshal_py.spark.ranges import ranges_json
+from marshal_py.spark.tasks import pieces_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,19 +35,24 @@ MAX_ROWS: Final = 1_000_000  # a batch of some seconds: the floor of a Spark job
 
 def claimed_batches(spark: SparkSession, consumer: Consumer, *, max_rows: int = MAX_ROWS,
                     wait_s: float | None = None, read_timeout_s: float = READ_TIMEOUT_S,
-                    columns: Sequence[str] = COLUMNS) -> Batches:  # fmt: skip
+                    columns: Sequence[str] = COLUMNS, min_partitions: int | None = None) -> Batches:  # fmt: skip
     """Batches of at most `max_rows` offsets of what `consumer` claims. A context manager and an iterator.
 
     The consumer fetches nothing itself from now on. Iteration ends when the consumer stops, or when no data came for
     `wait_s` (0: takes what is there now and ends). `read_timeout_s`: what a task waits without progress.
-    `columns`: those of the rows that are wanted. Raises InvalidOption.
+    `columns`: those of the rows that are wanted. `min_partitions`: tasks of a batch, at least; None: small ranges share
+    tasks, down to eight. Raises InvalidOption.
     """
     if max_rows < 1:
         raise InvalidOption("max_rows", max_rows, "at least 1")
     if wait_s is not None and wait_s < 0:
         raise InvalidOption("wait_s", wait_s, "0 takes what is there now; None waits for ever")
-    chosen = ",".join(columns_of(",".join(columns)))
-    return Batches(spark, consumer, max_rows, wait_s, {"read_timeout_s": str(read_timeout_s), "columns": chosen})
+    if min_partitions is not None and min_partitions < 1:
+        raise InvalidOption("min_partitions", min_partitions, "at least 1; None lets the ranges decide")
+    options = {"read_timeout_s": str(read_timeout_s), "columns": ",".join(columns_of(",".join(columns)))}
+    if min_partitions is not None:
+        options["min_partitions"] = str(min_partitions)
+    return Batches(spark, consumer, max_rows, wait_s, options)
 
 
 class Batch:

@@ -1,17 +1,27 @@
-"""Messages as rows: their columns, a choice of them, and messages of a partition as an Arrow batch. Reads nothing.
+"""Messages as rows: their columns, a choice of them, and messages of partitions as an Arrow batch. Reads nothing.
 
-What is not chosen costs nothing: it is neither taken out of the message nor sent to the JVM.
+What is not chosen costs nothing: it is neither taken out of the message nor sent to the JVM. Loops over messages run in
+C, by `map` over a method of their class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from marshal_py.errors import InvalidOption
 from marshal_py.transport.ports import RawMessage
+
+
+class Run(NamedTuple):
+    """Messages of one partition, in their order, with the token of the claim under which they are read."""
+
+    topic: str
+    partition: int
+    token: str
+    messages: Sequence[RawMessage]
 
 
 class Column(NamedTuple):
@@ -26,8 +36,13 @@ _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary(
 _MOMENT: Final = pa.timestamp("us", "UTC")
 
 
+def _each(method: str, messages: Sequence[RawMessage]) -> Iterator[Any]:
+    """What a method of each message says. The messages are of one class, and there is at least one."""
+    return map(getattr(type(messages[0]), method), messages)
+
+
 def _headers(messages: Sequence[RawMessage]) -> pa.Array:
-    found = [message.headers() for message in messages]
+    found = list(_each("headers", messages))
     return pa.array([_header_list(one) for one in found], _HEADERS) if any(found) else pa.nulls(len(found), _HEADERS)
 
 
@@ -36,17 +51,17 @@ def _header_list(headers: Any) -> list[dict[str, Any]] | None:
 
 
 def _timestamps(messages: Sequence[RawMessage]) -> pa.Array:
-    times = [message.timestamp() for message in messages]
-    return pa.array([at_ms * 1000 if kind else None for kind, at_ms in times], _MOMENT)
+    times = [at_ms if kind else None for kind, at_ms in _each("timestamp", messages)]
+    return pa.array(times, pa.timestamp("ms", "UTC")).cast(_MOMENT)
 
 
 _COLUMNS: Final[Mapping[str, Column]] = {
-    "key": Column("binary", pa.binary(), lambda found: pa.array([one.key() for one in found], pa.binary())),
-    "value": Column("binary", pa.binary(), lambda found: pa.array([one.value() for one in found], pa.binary())),
+    "key": Column("binary", pa.binary(), lambda found: pa.array(list(_each("key", found)), pa.binary())),
+    "value": Column("binary", pa.binary(), lambda found: pa.array(list(_each("value", found)), pa.binary())),
     "headers": Column("array<struct<key:string,value:binary>>", _HEADERS, _headers),
     "topic": Column("string", pa.string()),
     "partition": Column("int", pa.int32()),
-    "offset": Column("bigint", pa.int64(), lambda found: pa.array([one.offset() for one in found], pa.int64())),
+    "offset": Column("bigint", pa.int64(), lambda found: pa.array(list(_each("offset", found)), pa.int64())),
     "timestamp": Column("timestamp", _MOMENT, _timestamps),
     "token": Column("string", pa.string()),
 }
@@ -79,8 +94,14 @@ def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
     return pa.schema([(name, _COLUMNS[name].arrow) for name in columns])
 
 
-def as_arrow(messages: Sequence[RawMessage], columns: Sequence[str], same: Mapping[str, object]) -> pa.RecordBatch:
-    """One row per message. `same`: topic, partition and token, which all of them share."""
-    arrays = [pa.repeat(pa.scalar(same[name], column.arrow), len(messages)) if column.take is None
-              else column.take(messages) for name, column in ((name, _COLUMNS[name]) for name in columns)]  # fmt: skip
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
+def as_arrow(runs: Sequence[Run], columns: Sequence[str]) -> pa.RecordBatch:
+    """One row per message."""
+    messages = runs[0].messages if len(runs) == 1 else [message for run in runs for message in run.messages]
+
+    def array(name: str, column: Column) -> pa.Array:
+        if column.take is not None:
+            return column.take(messages)
+        return pa.concat_arrays([pa.repeat(pa.scalar(getattr(run, name), column.arrow), len(run.messages))
+                                 for run in runs])  # fmt: skip
+
+    return pa.RecordBatch.from_arrays([array(name, _COLUMNS[name]) for name in columns], schema=arrow_schema(columns))

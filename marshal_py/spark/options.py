@@ -104,7 +104,7 @@ class StreamOptions:
             rows_max=rows_max,
             rows_min=rows_min,
             delay_s=number(options, "max_batch_delay_s", MAX_DELAY_S, 0.0),
-            min_partitions=_count(options, "min_partitions", 0) if "min_partitions" in options else None,
+            min_partitions=min_partitions(options),
             read_timeout_s=number(options, "read_timeout_s", READ_TIMEOUT_S, 1.0),
             connect_timeout_s=number(options, "connect_timeout_s", CONNECT_TIMEOUT_S, 1.0),
             coordination_topic=options.get("coordination_topic", COORDINATION_TOPIC),
@@ -123,6 +123,11 @@ def _count(options: Mapping[str, str], name: str, default: int) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise InvalidOption(name, text, "a whole number from 1 on")
     return int(text)
+
+
+def min_partitions(options: Mapping[str, str]) -> int | None:
+    """How many tasks a batch has at least; None: as many as its ranges need. Raises InvalidOption."""
+    return _count(options, "min_partitions", 0) if "min_partitions" in options else None
 
 
 def kafka_options(options: Mapping[str, str]) -> settings.Settings:

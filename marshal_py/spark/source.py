@@ -42,7 +42,8 @@ from marshal_py.errors import BatchOverdue, ClusterUnreachable, InvalidOption
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.spark.commits import CommitSocket
 from marshal_py.spark.options import StreamOptions
-from marshal_py.spark.ranges import RangePartition, pieces_of, read_range
+from marshal_py.spark.reading import RangePartition, read_ranges
+from marshal_py.spark.tasks import pieces_of, tasks_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -254,13 +255,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         _check_ours(end, start)
         options = self.options
-        return [RangePartition(piece, options.kafka, options.read_timeout_s, options.at_most_once,
-                               options.columns)
-                for piece in pieces_of(taken.range for taken in self._alive().take(start, end))]  # fmt: skip
+        pieces = pieces_of(taken.range for taken in self._alive().take(start, end))
+        return [RangePartition(task, options.kafka, options.read_timeout_s, options.at_most_once, options.columns)
+                for task in tasks_of(pieces, options.min_partitions)]  # fmt: skip
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RangePartition)
-        return read_range(partition)
+        return read_ranges(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         if self._life is not None:

@@ -112,7 +112,7 @@ def test_spark_cannot_read_a_log_in_memory(spark: SparkSession) -> None:
         claimed_batches(spark, consumer)
 
 
-@pytest.mark.parametrize("options", [{"max_rows": 0}, {"wait_s": -1.0}])
+@pytest.mark.parametrize("options", [{"max_rows": 0}, {"wait_s": -1.0}, {"min_partitions": 0}])
 def test_a_bad_argument_is_named(spark: SparkSession, place: MakePlace, options: dict[str, float]) -> None:
     here = place(1)
     with (

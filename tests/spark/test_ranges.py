@@ -7,15 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute
 import pytest
 from pyspark import TaskContext, cloudpickle
 
 from marshal_py.client.ranges import ClaimedRange
 from marshal_py.errors import ClusterUnreachable, InvalidOption, RangeLost, RangeReadTwice
 from marshal_py.protocol.identity import Token
-from marshal_py.spark.messages import arrow_schema, as_arrow, columns_of
+from marshal_py.spark import messages, reading
+from marshal_py.spark.messages import arrow_schema, columns_of
 from marshal_py.spark.options import as_options, kafka_options
-from marshal_py.spark.ranges import Piece, RangePartition, RangesReader, pieces_of, ranges_json
+from marshal_py.spark.ranges import RangesReader, ranges_json
+from marshal_py.spark.reading import RangePartition
+from marshal_py.spark.tasks import Piece, pieces_of
+from marshal_py.transport import settings
 from tests.spark.place import Place
 
 MakePlace = Callable[[int], Place]
@@ -56,21 +61,19 @@ def test_headers_and_tombstones_arrive(place: MakePlace) -> None:
                       {"key": "none", "value": None}], None]  # fmt: skip
 
 
-def test_what_is_not_chosen_is_not_taken_out_of_the_message(place: MakePlace) -> None:
+def test_what_is_not_chosen_is_not_taken_out_of_the_message(place: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Headers, keys and values cost a call and a copy per message."""
     here = place(1)
     here.fill(3, headers=[("trace", b"1")])
+
+    def refuse(found: object) -> pa.Array:
+        raise AssertionError(found)
+
+    bare = {name: column if name in ("offset", "value") else column._replace(take=refuse)
+            for name, column in messages._COLUMNS.items()}  # fmt: skip
+    monkeypatch.setattr(messages, "_COLUMNS", bare)
     assert read(here, 0, 3, columns="offset, value").to_pydict() == {
         "offset": [0, 1, 2], "value": [b"0-0", b"0-1", b"0-2"]}  # fmt: skip
-
-    class Bare:
-        """A message that has nothing but an offset."""
-
-        def offset(self) -> int:
-            return 7
-
-    batch = as_arrow([Bare()], ("token", "offset"), {"token": "t"})  # type: ignore[list-item]
-    assert batch.to_pydict() == {"token": ["t"], "offset": [7]}
 
 
 @pytest.mark.parametrize("columns", ["", "value,", "value,value", "values", "value offset"])
@@ -119,6 +122,47 @@ def test_at_most_once_a_second_attempt_is_refused(place: MakePlace, monkeypatch:
         read(here, 0, 3, once="true")
 
 
+def test_ranges_of_several_partitions_share_a_task_and_a_client(place: MakePlace) -> None:
+    """Each with its own token, also where the log has more behind a range, or misses its last offsets."""
+    here = place(4)
+    here.fill(30)
+    here.fill(4, [3], transaction="abort")
+    wanted = [Piece(here.topic, 0, 3, 20, "a"), Piece(here.topic, 1, 0, 30, "b"), Piece(here.topic, 2, 29, 30, "c"),
+              Piece(here.topic, 3, 28, 35, "d")]  # fmt: skip
+    reader = RangesReader({"bootstrap.servers": here.bootstrap, "ranges": ranges_json(wanted), "min_partitions": "1"})
+    (task,) = reader.partitions()
+    found = pa.Table.from_batches(list(reader.read(task)))
+    rows = sorted(zip(found["partition"].to_pylist(), found["offset"].to_pylist(), found["token"].to_pylist(),
+                      strict=True))  # fmt: skip
+    assert rows == ([(0, at, "a") for at in range(3, 20)] + [(1, at, "b") for at in range(30)] + [(2, 29, "c")]
+                    + [(3, 28, "d"), (3, 29, "d")])  # fmt: skip
+    assert [value.decode() for value in found["value"].to_pylist()] == [
+        f"{partition}-{offset}" for partition, offset in zip(found["partition"].to_pylist(),
+                                                             found["offset"].to_pylist(), strict=True)]  # fmt: skip
+
+
+def test_the_next_task_of_a_worker_has_its_client(place: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that was fetched for one task comes into the next one, which may begin earlier."""
+    here = place(2)
+    here.fill(50)
+    made: list[object] = []
+    first = type("First", (), {"attemptNumber": lambda self: 0})()
+    monkeypatch.setattr(TaskContext, "get", classmethod(lambda cls: first))
+    make = settings.made
+    monkeypatch.setattr(settings, "made", lambda *given: made.append(given) or make(*given))
+    try:
+        for partition, start, to in ((0, 20, 40), (0, 5, 10), (1, 0, 50), (0, 0, 50)):
+            pieces = ranges_json([Piece(here.topic, partition, start, to, "t"),
+                                  Piece(here.topic, 1 - partition, 7, 8, "u")])  # fmt: skip
+            reader = RangesReader({"bootstrap.servers": here.bootstrap, "ranges": pieces, "min_partitions": "1"})
+            found = pa.Table.from_batches([batch for task in reader.partitions() for batch in reader.read(task)])
+            own = found.filter(pa.compute.equal(found["token"], "t"))
+            assert own["offset"].to_pylist() == list(range(start, to))
+        assert len(made) == 1
+    finally:
+        reading._close_idle()
+
+
 def test_an_empty_range_makes_no_task() -> None:
     reader = RangesReader({**SERVERS, "ranges": ranges_json([Piece("t", 0, 5, 5, "t")])})
     assert reader.partitions() == []
@@ -130,11 +174,12 @@ def test_ranges_travel_as_json() -> None:
     (piece,) = pieces_of([ClaimedRange("orders", 3, 10, 20, token, 0)])
     (part,) = RangesReader({**SERVERS, "ranges": ranges_json([piece])}).partitions()
     assert isinstance(part, RangePartition)
-    assert part.value == Piece("orders", 3, 10, 20, str(token))
+    assert part.value == (Piece("orders", 3, 10, 20, str(token)),)
 
 
 @pytest.mark.parametrize(("name", "value"), [
     ("ranges", "not json"), ("ranges", '[["t", 0, 5]]'), ("ranges", '[["t", 0, 5, 4, "x"]]'),
+    ("ranges", '[["t", 0, 5, 6, "x"], ["t", 0, 6, 7, "x"]]'), ("min_partitions", "0"),
     ("ranges", '[["t", -1, 5, 6, "x"]]'), ("ranges", '[["t", 0, "5", 6, "x"]]'), ("once", "perhaps"), ("topics", "t"),
     ("read_timeout_s", "soon"), ("read_timeout_s", "0"),
     ("read_timeout_s", "inf"), ("bootstrap.servers", ""), ("kafka.auto.offset.reset", "earliest"),

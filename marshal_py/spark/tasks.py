@@ -1,0 +1,76 @@
+"""Which task reads which offsets: explicit ranges, shared out. Pure.
+
+A task costs Spark some hundredths of a second, and its reader a connection, whatever it reads. So ranges of less than
+TASK_ROWS offsets share tasks, as long as TASKS_KEPT tasks are left. Where more tasks are wanted than there are ranges,
+the longest ranges are split.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from marshal_py.client.ranges import ClaimedRange
+
+TASK_ROWS: Final = 10_000  # read in about the time that a task costs anyway
+# Kept however few rows there are: what follows in the task may take long for each row. Spark does not tell a Python
+# source how many cores there are.
+TASKS_KEPT: Final = 8
+
+
+class Piece(NamedTuple):
+    """Offsets [start, to) of one partition, with the token of the claim under which they are read."""
+
+    topic: str
+    partition: int
+    start: int
+    to: int
+    token: str
+
+    @property
+    def rows(self) -> int:
+        """Offsets; messages are fewer where the log has gaps."""
+        return self.to - self.start
+
+
+def pieces_of(ranges: Iterable[ClaimedRange]) -> list[Piece]:
+    return [Piece(one.topic, one.partition, one.start, one.to, str(one.token)) for one in ranges]
+
+
+def tasks_of(pieces: Iterable[Piece], wanted: int | None = None) -> list[tuple[Piece, ...]]:
+    """The pieces of each task; no task has two of one partition, if `pieces` have none. Empty pieces are left out.
+
+    `wanted`: at least so many tasks, as long as there are offsets for them; None: TASKS_KEPT, and nothing is split.
+    """
+    todo = _split([piece for piece in pieces if piece.rows], wanted or 0)
+    alone = [(piece,) for piece in todo if piece.rows >= TASK_ROWS]
+    small = [piece for piece in todo if piece.rows < TASK_ROWS]
+    by_rows = -(-sum(piece.rows for piece in small) // TASK_ROWS)
+    return alone + _share(small, max(by_rows, (wanted or TASKS_KEPT) - len(alone)))
+
+
+def _split(pieces: Sequence[Piece], wanted: int) -> list[Piece]:
+    """Even parts of the longest pieces, until there are `wanted`."""
+    parts = [1] * len(pieces)
+    heap = [(-float(piece.rows), number) for number, piece in enumerate(pieces)]
+    heapq.heapify(heap)
+    for _ in range(min(wanted, sum(piece.rows for piece in pieces)) - len(pieces)):
+        number = heap[0][1]
+        parts[number] += 1
+        heapq.heapreplace(heap, (-pieces[number].rows / parts[number], number))
+    return [piece._replace(start=piece.start + piece.rows * part // count,
+                           to=piece.start + piece.rows * (part + 1) // count)
+            for piece, count in zip(pieces, parts, strict=True) for part in range(count)]  # fmt: skip
+
+
+def _share(pieces: Sequence[Piece], count: int) -> list[tuple[Piece, ...]]:
+    """Into at most `count` tasks: the longest first, each to the task that has least."""
+    tasks: list[list[Piece]] = [[] for _ in range(min(max(1, count), len(pieces)))]
+    heap = [(0, number) for number in range(len(tasks))]
+    for piece in sorted(pieces, key=lambda piece: -piece.rows):
+        rows, number = heap[0]
+        tasks[number].append(piece)
+        heapq.heapreplace(heap, (rows + piece.rows, number))
+    return [tuple(task) for task in tasks]
