@@ -19,6 +19,7 @@ from itertools import pairwise
 from random import Random
 from typing import Any, Final
 
+from bench.fold import GROUP, INCARNATION
 from bench.stand import Result, Stand, spread
 from marshal_py.protocol import codec, rationalizer
 from marshal_py.protocol.assignment import DEFAULT_POLICY, POLICIES, candidates
@@ -51,8 +52,6 @@ REST_MS, REST_TICKS = 500, 10  # less than an interval: nobody is silent meanwhi
 READ_AT_ONCE: Final = 2_000  # records between two ticks, as the client folds them
 TURNS_MAX: Final = 100_000
 TOPIC: Final = "orders"
-GROUP: Final = "billing"
-INCARNATION: Final = bytes(range(16))
 
 
 class Fleet:

@@ -18,7 +18,7 @@ from marshal_py.errors import ClusterUnreachable, InvalidName, InvalidOption, Ma
 from marshal_py.protocol.records import ClaimingMessages
 from marshal_py.spark import source
 from marshal_py.spark.options import StreamOptions
-from marshal_py.spark.source import StreamReader
+from marshal_py.spark.source import Life, StreamReader
 from pyspark_marshal import DefaultSource
 from tests.spark.place import Place
 from tests.support.fronts import Keeper, places, until
@@ -46,10 +46,20 @@ class Query:
         self.reader: StreamReader = pickle.loads(cloudpickle.dumps(reader))
         self.current = json.dumps(self.reader.initialOffset())
 
+    @property
+    def life(self) -> Life:
+        """Of the reader, which is at work."""
+        assert self.reader._life is not None
+        return self.reader._life
+
+    def await_left(self) -> None:
+        """Its member is overdue and leaves."""
+        life = self.life
+        until(lambda: life.consumer._station.ended, "the member has left")
+
     def crash(self) -> None:
         """The process is gone without a word: no stop, no heartbeat. (A thread cannot be killed: it is cut off.)"""
-        life = self.reader._life
-        assert life is not None
+        life = self.life
         life.marshal._loop._closing = True
         life.marshal._loop._thread.join()
         life.consumer._ending.done = True  # so that what follows ends its connections and says no word
@@ -175,9 +185,7 @@ def test_a_trigger_beyond_the_handler_timeout_loses_nothing(place: MakePlace) ->
     for _ in range(3):
         here.fill(10)
         query.settled()
-        life = query.reader._life
-        assert life is not None
-        until(lambda life=life: life.consumer._station.ended, "the member has left")  # type: ignore[misc]
+        query.await_left()
     query.turn()
     assert sorted(query.out) == sorted(here.written)
     assert here.positions() == {0: 30, 1: 30}
@@ -192,13 +200,9 @@ def test_a_batch_that_outlives_two_memberships_comes_once(place: MakePlace) -> N
     assert query.write_ahead()
     rows = query.read()
     for _ in range(2):
-        life = query.reader._life
-        assert life is not None
-        until(lambda life=life: life.consumer._station.ended, "the member has left")  # type: ignore[misc]
+        query.await_left()
         query.read()  # Spark asks again
-        life = query.reader._life
-        assert life is not None
-        until(lambda life=life: len(life.consumer._member.claims) == 2, "it is back")  # type: ignore[misc]
+        until(lambda: len(query.life.consumer._member.claims) == 2, "it is back")
     query.finish(rows)
     here.fill(5)
     query.settled()
@@ -215,8 +219,7 @@ def test_a_pause_between_the_plan_and_its_tasks_loses_nothing(place: MakePlace) 
     with here.connect() as marshal, ThreadPoolExecutor(1) as aside:
         admin = marshal_py.group(marshal, here.group)
         hold = aside.submit(admin.pause, 60)
-        life = query.reader._life
-        assert life is not None
+        life = query.life
         until(lambda: life.consumer.cached_info().paused, "the group is paused")
         query.finish(query.read())
         assert not query.turn(), "the pause has waited for the batch, and nothing new is planned"
@@ -437,8 +440,7 @@ def test_a_cluster_that_does_not_answer_is_waited_for(place: MakePlace, monkeypa
     here.fill(3)
     query = Query(here)
     query.turn()
-    life = query.reader._life
-    assert life is not None
+    life = query.life
 
     def silent(*_: Any) -> Any:
         raise ClusterUnreachable("a:1", "bounds", "gone")
@@ -510,8 +512,7 @@ def test_topics_that_match_a_pattern_are_found_while_the_query_runs(
     here.fill(4)
     query.until_idle()
     old, here.topic = here.topic, f"{here.topic}-new"
-    assert query.reader._life is not None
-    query.reader._life.marshal._loop.admin.create_topic(here.topic, 1)
+    query.life.marshal._loop.admin.create_topic(here.topic, 1)
     here.fill(5)
     until(query.turn, "the topic is found")
     query.until_idle()
@@ -545,8 +546,7 @@ def test_a_small_batch_waits_for_others_within_a_bound(place: MakePlace) -> None
     assert len(query.out) == 8
     here.fill(2)
     assert not query.turn()
-    life = query.reader._life
-    assert life is not None
+    life = query.life
     life._batch_s -= 3600
     assert query.turn()
     here.fill(1)

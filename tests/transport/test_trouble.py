@@ -97,21 +97,23 @@ def test_a_trouble_of_long_ago_is_over(trouble: Trouble, clock: Clock) -> None:
     assert trouble.refused() is None, "it begins anew"
 
 
-def test_a_wrong_password_is_named(trouble: Trouble, clock: Clock) -> None:
+def refused_after(trouble: Trouble, clock: Clock, code: int, words: str) -> MarshalError | None:
+    """What the client says four times, once a second."""
     for _ in range(4):
-        trouble.heard(KafkaError(KafkaError._AUTHENTICATION, "Invalid username or password"))
+        trouble.heard(KafkaError(code, words))
         clock.now_s += 1.0
-    refused = trouble.refused()
+    return trouble.refused()
+
+
+def test_a_wrong_password_is_named(trouble: Trouble, clock: Clock) -> None:
+    refused = refused_after(trouble, clock, KafkaError._AUTHENTICATION, "Invalid username or password")
     assert isinstance(refused, AuthenticationFailed)
     assert (refused.servers, refused.principal, refused.retriable) == ("broker:9092", "User:a", False)
     assert "Invalid username or password" in str(refused)
 
 
 def test_a_certificate_that_is_not_trusted_is_named(trouble: Trouble, clock: Clock) -> None:
-    for _ in range(4):
-        trouble.heard(KafkaError(KafkaError._SSL, "SSL handshake failed: certificate verify failed"))
-        clock.now_s += 1.0
-    refused = trouble.refused()
+    refused = refused_after(trouble, clock, KafkaError._SSL, "SSL handshake failed: certificate verify failed")
     assert isinstance(refused, TlsMismatch)
     assert (refused.protocol, refused.retriable) == ("SASL_SSL", False)
     assert "certificate verify failed" in str(refused)
