@@ -156,8 +156,8 @@ def test_the_coordination_topic_is_deleted_and_recreated(
     run = troupe(kafka, [topic(4)])
     names = opened(run, 2, 4)
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    run.fault("recreated")
     admin.delete_topics([run.coordination_topic])[run.coordination_topic].result(ADMIN_TIMEOUT_S)
+    run.fault("recreated")  # from here on no heartbeat is accepted; until the answer came one may have been
     settings = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 
     def created() -> bool:
