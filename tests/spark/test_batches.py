@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -69,7 +69,7 @@ def test_at_most_once_a_batch_is_never_read_again(spark: SparkSession, place: Ma
     here = place(1)
     here.fill(20)
     with here.connect() as marshal, here.consumer(marshal, delivery="at_most_once") as consumer:
-        with claimed_batches(spark, consumer, max_rows=5, wait_s=0) as batches:
+        with claimed_batches(spark, consumer, max_rows=5, wait_s=0, columns=("offset", "partition")) as batches:
             assert places(next(iter(batches)).df) == [(0, offset) for offset in range(5)]
         seen = []
         with claimed_batches(spark, consumer, wait_s=0) as batches:
@@ -112,8 +112,8 @@ def test_spark_cannot_read_a_log_in_memory(spark: SparkSession) -> None:
         claimed_batches(spark, consumer)
 
 
-@pytest.mark.parametrize("options", [{"max_rows": 0}, {"wait_s": -1.0}, {"min_partitions": 0}])
-def test_a_bad_argument_is_named(spark: SparkSession, place: MakePlace, options: dict[str, float]) -> None:
+@pytest.mark.parametrize("options", [{"max_rows": 0}, {"wait_s": -1.0}, {"columns": ["values"]}, {"min_partitions": 0}])
+def test_a_bad_argument_is_named(spark: SparkSession, place: MakePlace, options: dict[str, Any]) -> None:
     here = place(1)
     with (
         here.connect() as marshal,
