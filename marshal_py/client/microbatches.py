@@ -9,8 +9,10 @@ plan and the log alone:
 
 - **Committed**: the query begins after a batch of session S. Of each of its ranges, position and claim decide. If this
   life has the claim, directly after S (or after claims of its own that follow S) and in the same generation, and the
-  position lies in the range, then the range is done: nobody else can have begun there. In every other case the log's
-  position holds, and what lies above it is planned again: at worst it is delivered twice.
+  position lies in the range, then the range is done: S has handed over all of it, and nobody else can have begun there.
+  (But for one that had the claim between two of S: the log's state keeps no claims before the last. What that one left
+  unfinished the query has done too.) In every other case the log's position holds, and what lies above it is planned
+  again: at worst it is delivered twice.
 - **Replayed**: the batch of session S was planned and not committed. A range that this life has the claim of is handed
   over from the position on. One that the position or the generation has passed is done or was moved. One that another
   session has owned since is that session's. All these may be left out for good, because the rule above will never count

@@ -1,0 +1,40 @@
+"""The first job of docs/spark.md on a broker with Kafka's own default, which makes topics that clients ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, ConfigResource
+
+from marshal_py.spark import Ledger
+from marshal_py.transport.soundness import COORDINATION_PARTITIONS, FOREVER
+from tests.spark.test_docs import PROGRAMS
+from tests.support.kafka import start_guarded
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MESSAGES = 30
+
+
+@pytest.mark.timeout(400)
+def test_the_first_job_on_a_broker_that_makes_topics_by_itself(spark: SparkSession, tmp_path: Path) -> None:
+    """The data topic is made by whoever produces first; `__marshal` by the job, and not with the broker's defaults."""
+    with start_guarded({"nobody": "comes by the other listener"}) as broker:
+        producer = Producer({"bootstrap.servers": broker.bootstrap})
+        for number in range(MESSAGES):
+            producer.produce("orders", str(number))
+        assert producer.flush(60) == 0
+        exec(PROGRAMS[0].replace("localhost:9092", broker.bootstrap).replace('"/data/', f'"{tmp_path}/'), {})
+        rows = Ledger(tmp_path / "orders").read(spark, "orders").collect()
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        topics = admin.list_topics(timeout=30).topics
+        (asked,) = admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, "__marshal")]).values()
+        config = asked.result(30)
+    assert sorted(int(row.value) for row in rows) == list(range(MESSAGES))
+    assert len(topics["__marshal"].partitions) == COORDINATION_PARTITIONS
+    assert {name: config[name].value for name in FOREVER} == FOREVER
+    assert {name for name in topics if not name.startswith("__")} == {"orders"}
