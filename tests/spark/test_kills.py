@@ -15,6 +15,8 @@ from typing import Any, Self
 
 import pytest
 
+from marshal_py.protocol.advisory import UNCOMMITTED
+from marshal_py.protocol.records import Note
 from tests.spark.job import DEADLINE_S, ROOT, Job, Rows
 from tests.spark.place import INTERVAL_S, Place
 from tests.support.fronts import until
@@ -53,7 +55,7 @@ def test_at_least_once_killed_twice_once_without_its_checkpoint(place: MakePlace
 
 @pytest.mark.timeout(400)
 def test_at_most_once_killed_while_the_sink_reads(place: MakePlace, tmp_path: Path) -> None:
-    """Twice 0; missing are at most the ranges that were claimed for the batch."""
+    """Twice 0; missing are at most the ranges that were claimed for the batch, and the log tells them."""
     here = place(4)
     here.fill(100)
     options = {"max_rows_per_batch": str(BATCH), "delivery": "at_most_once"}
@@ -66,6 +68,9 @@ def test_at_most_once_killed_while_the_sink_reads(place: MakePlace, tmp_path: Pa
     assert doubled(rows) == []
     assert here.written - set(rows) == set(map(tuple, held))
     assert len(held) == BATCH
+    told = [(note.partition, offset) for note in here.accepted(Note) if note.kind == UNCOMMITTED
+            for offset in range(note.from_, note.to)]  # fmt: skip
+    assert sorted(told) == sorted(map(tuple, held))
 
 
 class Service:
