@@ -5,6 +5,7 @@ Called by mutants.py alone.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,3 +84,10 @@ def q3() -> list[Patch]:
         return taken
 
     return [(MicroBatches, "_replay_one", leaves_out)]
+
+
+def q4() -> list[Patch]:
+    def told(self: MicroBatches, digest: str, now: Instant) -> bool:
+        return any([self.commit(json.loads(key), now) for key in list(self.handed)])
+
+    return [(MicroBatches, "told", told)]

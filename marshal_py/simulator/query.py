@@ -196,8 +196,11 @@ class Query(Client):
 
     def _told(self, end: str) -> None:
         """By a listener. What this process does not have is nothing to it."""
-        if self.member is not None and not self.away and end in self.batches.handed:
-            moved = self.batches.told(digest_of(json.loads(end)), self.now())
+        if self.member is None or self.away:
+            return
+        known = end in self.batches.handed
+        moved = self.batches.told(digest_of(json.loads(end)), self.now())
+        if known or moved:
             self._called()
             self._settled(end, moved)
 
