@@ -62,6 +62,8 @@ class Query:
         life = self.life
         life.marshal._loop._closing = True
         life.marshal._loop._thread.join()
+        if life._commits is not None:
+            life._commits.close()
         life.consumer._ending.done = True  # so that what follows ends its connections and says no word
         life.marshal.close(0.0)
         self.start()
