@@ -130,6 +130,11 @@ def check_sweep(result: Result) -> None:
     assert len(set(column(result, "work"))) == 1, "the traces of all contestants are equal"
 
 
+def check_spark(result: Result) -> None:
+    assert set(column(result, "contestant")) == {"marshal"}, "a tiny run has no package of Spark's"
+    assert set(column(result, "rows")) == {8_000, 12_800, 80}
+
+
 def check_stream(result: Result) -> None:
     assert column(result, "contestant") == ["marshal", "without claims"]
     assert column(result, "rows") == [4_000, 4_000], "each has read everything, and once"
@@ -153,6 +158,7 @@ CHECKS = {
     "replay": check_replay,
     "sweep": check_sweep,
     "stream": check_stream,
+    "spark": check_spark,
 }
 
 

@@ -1,0 +1,176 @@
+"""How fast is `format("marshal")`, beside Spark's own Kafka source?
+
+Both read the same topics in one Spark session, in turn: a million small messages of eight partitions in one batch, into
+a sink that forgets them and into Parquet; batches over 64 partitions with a hundred messages each; a query over a topic
+with few messages, from its start to its end. The processor time is that of the JVM and of all Python processes
+together: beside other work it says more than the clock.
+
+Spark's own source is a package of its own and comes through Maven (`spark.jars.packages`, the coordinates in
+MARSHAL_BENCH_PACKAGES), into a Spark of its own. Where it cannot be had, the contestant is left out, and a note says
+so. A tiny run leaves it out, too, and downloads nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from bench.replay import SETTINGS, spark_session
+from bench.stand import Result, Stand, ratio, spread
+from marshal_py.spark import local_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# The newest that Maven Central has; it works on Spark 4.3, too.
+PACKAGES: Final = os.environ.get("MARSHAL_BENCH_PACKAGES", "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0")
+EXCLUDES: Final = "org.apache.hadoop:hadoop-client-api,org.apache.hadoop:hadoop-client-runtime"  # Spark has them
+ROWS, ROWS_TINY = 1_000_000, 8_000
+WIDE, THIN = 8, 64  # partitions
+THIN_BATCHES: Final = 10
+THIN_ROWS: Final = 100  # of a partition in one batch
+FEW: Final = 10
+ROUNDS: Final = 5
+WAIT_S: Final = 300
+OURS, THEIRS = "marshal", "Spark's own"
+TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+
+# --- in the process of its own
+
+
+def spent_s() -> float:
+    """Processor time of all descendants of this process so far, those that have ended among them."""
+    parents: dict[int, list[int]] = {}
+    ticks: dict[int, int] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it has just ended
+            parents.setdefault(int(fields[1]), []).append(int(folder.name))
+            ticks[int(folder.name)] = sum(map(int, fields[11:15]))
+    todo, total = list(parents.get(os.getpid(), ())), 0
+    while todo:
+        pid = todo.pop()
+        total += ticks[pid]
+        todo += parents.get(pid, ())
+    return total / TICKS_PER_S
+
+
+def session() -> tuple[SparkSession, str]:
+    """And why Spark's own source is missing, if it is."""
+    try:
+        return local_session("local[2]", settings={**SETTINGS, "spark.jars.packages": PACKAGES,
+                                                   "spark.jars.excludes": EXCLUDES}), ""  # fmt: skip
+    except Exception as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        return local_session("local[2]", settings=SETTINGS), f"{PACKAGES} could not be had: {said}"
+
+
+class Runner:
+    """Queries of both sources over one topic."""
+
+    def __init__(self, spark: SparkSession, job: Mapping[str, Any]) -> None:
+        self.spark, self.job, self.number = spark, job, 0
+
+    def options(self, name: str, topic: str, batch: int) -> dict[str, str]:
+        if name == THEIRS:
+            return {"kafka.bootstrap.servers": self.job["bootstrap"], "subscribe": topic, "startingOffsets": "earliest",
+                    "maxOffsetsPerTrigger": str(batch)}  # fmt: skip
+        return {"bootstrap.servers": self.job["bootstrap"], "topics": topic, "start": "earliest",
+                "group": f"{self.job['group']}-{self.number}", "coordination_topic": self.job["log"],
+                "max_rows_per_batch": str(batch)}  # fmt: skip
+
+    def query(self, name: str, topic: str, batch: int, sink: str = "noop") -> dict[str, Any]:
+        """Runs one to its end: rows, seconds of each batch and of all, processor seconds."""
+        self.number += 1
+        folder = Path(self.job["folder"]) / f"spark-{self.number}"
+        began_s, began_spent_s = time.perf_counter(), spent_s()
+        source = self.spark.readStream.format("kafka" if name == THEIRS else "marshal")
+        writer = source.options(**self.options(name, topic, batch)).load().writeStream.format(sink)
+        if sink != "noop":
+            writer = writer.option("path", str(folder / "rows"))
+        query = writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
+        if not query.awaitTermination(WAIT_S):
+            query.stop()
+            raise RuntimeError(f"{name} did not finish within {WAIT_S} s")
+        took_s, used_s = time.perf_counter() - began_s, spent_s() - began_spent_s
+        shutil.rmtree(folder)
+        batches = [p for p in query.recentProgress if p.numInputRows]
+        return {"rows": sum(p.numInputRows for p in batches), "took_s": took_s, "spent_s": used_s,
+                "batches_s": [p.batchDuration / 1000 for p in batches]}  # fmt: skip
+
+    def turns(self, names: list[str], rounds: int, *args: Any) -> dict[str, list[dict[str, Any]]]:
+        """Each of `names` in turn; the first round pays for what is loaded and compiled, and is left out."""
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+        for _ in range(rounds + 1):
+            for name in names:
+                found[name].append(self.query(name, *args))
+        return {name: each[min(rounds, 1):] for name, each in found.items()}
+
+
+def contest(job: Mapping[str, Any], spark: SparkSession, missing: str) -> dict[str, Any]:
+    runner = Runner(spark, job)
+    names, rounds = [OURS] if missing else [THEIRS, OURS], job["rounds"]
+    found = {sink: runner.turns(names, rounds, job["wide"], job["rows"], sink) for sink in ("noop", "parquet")}
+    found["thin"] = runner.turns(names, min(rounds, 1), job["thin"], THIN * THIN_ROWS)
+    found["few"] = runner.turns(names, rounds, job["few"], FEW * WIDE)
+    return {"missing": missing, "found": found}
+
+
+# --- in the benchmark's process
+
+
+def run(stand: Stand, tiny: bool) -> Result:
+    rows, rounds = (ROWS_TINY, 0) if tiny else (ROWS, ROUNDS)
+    topics = {"wide": (WIDE, rows), "thin": (THIN, THIN * THIN_ROWS * (2 if tiny else THIN_BATCHES)),
+              "few": (WIDE, WIDE * FEW)}  # fmt: skip
+    job: dict[str, Any] = {"bootstrap": stand.bootstrap, "group": stand.group("spark"), "log": stand.coordination(),
+                           "folder": str(stand.folder), "rows": rows, "rounds": rounds}  # fmt: skip
+    for name, (partitions, count) in topics.items():
+        job[name] = stand.topic(partitions)
+        stand.fill(job[name], partitions, count)
+    if tiny:
+        with spark_session() as spark:
+            answer = contest(job, spark, "a tiny run downloads nothing")
+    else:
+        command = [sys.executable, "-m", "bench.spark"]
+        done = subprocess.run(command, input=json.dumps(job), stdout=subprocess.PIPE, text=True, check=True)
+        answer = json.loads(done.stdout.splitlines()[-1])
+    stand.drop(*(job[name] for name in topics))
+    return Result("spark", ["what", "contestant", "figure", "ratio to Spark's own", "rows"],
+                  table(answer["found"]), notes(answer["missing"], rounds), raw=answer)  # fmt: skip
+
+
+def table(found: Mapping[str, Mapping[str, list[dict[str, Any]]]]) -> list[list[Any]]:
+    def cells(what: str, part: str, figure: Any) -> list[list[Any]]:
+        values = {name: [v for one in runs for v in figure(one)] for name, runs in found[part].items()}
+        counted = {name: sum(one["rows"] for one in runs) for name, runs in found[part].items()}
+        return [[what, name, spread(each), ratio(each, values.get(THEIRS, [])), counted[name]]
+                for name, each in values.items()]  # fmt: skip
+
+    lines: list[list[Any]] = []
+    for sink in ("noop", "parquet"):
+        lines += cells(f"{sink}: rows/s of a batch", sink, lambda one: [one["rows"] / sum(one["batches_s"])])
+        lines += cells(f"{sink}: processor s per million rows", sink, lambda one: [one["spent_s"] * 1e6 / one["rows"]])
+    lines += cells(f"{THIN} thin partitions: s per batch", "thin", lambda one: one["batches_s"][1:])
+    lines += cells("availableNow, few messages: s from start to end", "few", lambda one: [one["took_s"]])
+    return lines
+
+
+def notes(missing: str, rounds: int) -> list[str]:
+    return [f"{rounds} rounds in turn; processor time of the JVM and of all Python processes of Spark's",
+            f"without Spark's own source: {missing}" if missing else f"Spark's own source: {PACKAGES}"]
+
+
+if __name__ == "__main__":
+    print(json.dumps(contest(json.loads(sys.stdin.read()), *session())))
