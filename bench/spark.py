@@ -22,9 +22,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import marshal_py
 from bench.replay import SETTINGS, spark_session
 from bench.stand import Result, Stand, ratio, spread
-from marshal_py.spark import local_session
+from marshal_py.spark import claimed_batches, local_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,7 +40,7 @@ THIN_ROWS: Final = 100  # of a partition in one batch
 FEW: Final = 10
 ROUNDS: Final = 5
 WAIT_S: Final = 300
-OURS, THEIRS = "marshal", "Spark's own"
+OURS, THEIRS, MIXED = "marshal", "Spark's own", "claimed batches, reader=jvm"
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -109,6 +110,22 @@ class Runner:
         return {"rows": sum(p.numInputRows for p in batches), "took_s": took_s, "spent_s": used_s,
                 "batches_s": [p.batchDuration / 1000 for p in batches]}  # fmt: skip
 
+    def claimed(self, topic: str, batch: int) -> dict[str, Any]:
+        """Claimed batches that Spark's own source reads, into the sink that forgets."""
+        self.number += 1
+        began_s, began_spent_s, rows, batches_s = time.perf_counter(), spent_s(), 0, []
+        with (marshal_py.connect(self.job["bootstrap"], coordination_topic=self.job["log"]) as marshal,
+              marshal.consumer(f"{self.job['group']}-{self.number}", [topic], start="earliest") as consumer,
+              claimed_batches(self.spark, consumer, max_rows=batch, until="latest", reader="jvm") as batches):
+            for claimed in batches:
+                batch_s = time.perf_counter()
+                claimed.df.write.format("noop").mode("overwrite").save()
+                claimed.commit()
+                batches_s.append(time.perf_counter() - batch_s)
+                rows += sum(one.to - one.start for one in claimed.ranges)
+        return {"rows": rows, "took_s": time.perf_counter() - began_s, "spent_s": spent_s() - began_spent_s,
+                "batches_s": batches_s}  # fmt: skip
+
     def turns(self, names: list[str], rounds: int, *args: Any) -> dict[str, list[dict[str, Any]]]:
         """Each of `names` in turn; the first round pays for what is loaded and compiled, and is left out."""
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
@@ -122,6 +139,8 @@ def contest(job: Mapping[str, Any], spark: SparkSession, missing: str) -> dict[s
     runner = Runner(spark, job)
     names, rounds = [OURS] if missing else [THEIRS, OURS], job["rounds"]
     found = {sink: runner.turns(names, rounds, job["wide"], job["rows"], sink) for sink in ("noop", "parquet")}
+    if not missing:
+        found["noop"][MIXED] = [runner.claimed(job["wide"], job["rows"]) for _ in range(rounds + 1)][1:]
     found["thin"] = runner.turns(names, min(rounds, 1), job["thin"], THIN * THIN_ROWS)
     found["few"] = runner.turns(names, rounds, job["few"], FEW * WIDE)
     return {"missing": missing, "found": found}

@@ -14,17 +14,21 @@ if TYPE_CHECKING:
 
 
 class DefaultSource(DataSource):
-    """A structured stream that is a member of a group; marshal_py/spark/options.py has the options."""
+    """A structured stream that is a member of a group (marshal_py/spark/options.py), or a batch read without group and
+    claims (backfills.py). The option `group` tells which, for Spark does not.
+    """
 
     @classmethod
     def name(cls) -> str:
         return "marshal"
 
     def schema(self) -> str:
+        from marshal_py.spark.backfills import BackfillOptions
         from marshal_py.spark.messages import spark_schema
         from marshal_py.spark.options import StreamOptions
 
-        return spark_schema(StreamOptions.of(self.options).columns)  # a wrong option is named here, at load()
+        kind = StreamOptions if self.options.get("group") else BackfillOptions
+        return spark_schema(kind.of(self.options).columns)  # a wrong option is named here, at load()
 
     def streamReader(self, schema: StructType | None) -> StreamReader:
         """`schema`: also one that the user has set, of which Spark tells nobody before. Raises InvalidOption."""
@@ -38,7 +42,10 @@ class DefaultSource(DataSource):
         return StreamReader(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from marshal_py.errors import InvalidOption
+        """Raises InvalidOption."""
+        from marshal_py.spark.backfills import BackfillOptions, BackfillReader
+        from marshal_py.spark.messages import check_schema
 
-        raise InvalidOption("format", "marshal", "a batch job cannot hold claims: use spark.readStream, or "
-                            "marshal_py.spark.claimed_batches, or format('marshal-ranges') without claims")  # fmt: skip
+        options = BackfillOptions.of(self.options)
+        check_schema(schema.simpleString(), options.columns)
+        return BackfillReader(options)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
+from marshal_py.client import starts
 from marshal_py.client.microbatches import End, MicroBatches
 from marshal_py.client.ranges import ClaimedRange, Taken, UnfetchedSource, share
 from marshal_py.errors import BatchNotCommitted, BatchUnclaimed, ClaimLost, ClusterUnreachable, InvalidOption
@@ -155,10 +156,18 @@ class Planner:
             parts = [] if group is None else [group.partitions[tp] for tp in self._ranges.lots]
             return any(part.last_owner != NONE and part.position > 0 for part in parts)
 
+    def _partitions(self) -> list[TopicPartition]:
+        """All of the topics, claimed or not."""
+        counts = {topic: self._loop.admin.partition_count(topic) or 0 for topic in self._station.member.options.topics}
+        return [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
+
+    def ends_at(self, until: str) -> dict[TopicPartition, int]:
+        """Where `until` lies in every partition of the topics: a text as `start`. Raises as starts.offsets."""
+        return starts.offsets(until, "until", self._partitions(), self._loop.admin, committed=self._committed_ends)
+
     def ends(self) -> dict[TopicPartition, int]:
         """End of every partition of the topics, claimed or not."""
-        counts = {topic: self._loop.admin.partition_count(topic) or 0 for topic in self._station.member.options.topics}
-        tps = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
+        tps = self._partitions()
         return {tp: bounds.end for tp, bounds in self._loop.admin.bounds(tps, committed=self._committed_ends).items()}
 
     def plan(self, rows_max: int | None, up_to: Mapping[TopicPartition, int] | None = None) -> list[ClaimedRange]:
@@ -338,8 +347,11 @@ class Planner:
 
     # --- batches
 
-    def batch(self, rows_max: int, wait_s: float | None = None) -> ClaimedBatch:
+    def batch(self, rows_max: int, wait_s: float | None = None,
+              up_to: Mapping[TopicPartition, int] | None = None) -> ClaimedBatch:  # fmt: skip
         """The next batch of at most `rows_max` offsets. Waits for data for `wait_s`, None: until the consumer stops.
+
+        No range goes beyond `up_to`.
 
         Empty (and false) if none came, or if the consumer is stopping. Raises BatchNotCommitted, and as `plan`; a
         cluster that does not answer is asked again as long as there is time to wait.
@@ -351,7 +363,7 @@ class Planner:
         deadline = None if wait_s is None else time.monotonic() + wait_s
         while not self.consumer.stopping:
             try:
-                taken = self.take(self.plan(rows_max))
+                taken = self.take(self.plan(rows_max, up_to))
             except ClusterUnreachable as error:
                 if deadline is not None and time.monotonic() >= deadline:
                     raise

@@ -59,19 +59,19 @@ def time_ms(text: str) -> int:
     return max(0, round(when.timestamp() * 1000))
 
 
-def parse(text: object) -> Start:
-    """Raises InvalidOption."""
+def parse(text: object, option: str = "start") -> Start:
+    """`option`: under which the text was given. Raises InvalidOption."""
     if not isinstance(text, str):
-        raise InvalidOption("start", text, RULE)
+        raise InvalidOption(option, text, RULE)
     try:
         if not text.lstrip().startswith("{"):
             return Start(_point(text), {})
         named = {TopicPartition(topic, int(number)): _named(value)
                  for topic, partitions in json.loads(text).items() for number, value in partitions.items()}  # fmt: skip
     except (ValueError, TypeError, AttributeError) as error:
-        raise InvalidOption("start", text, RULE) from error
+        raise InvalidOption(option, text, RULE) from error
     if not named or min(tp.partition for tp in named) < 0:
-        raise InvalidOption("start", text, "it has to name partitions, by their numbers from 0 on")
+        raise InvalidOption(option, text, "it has to name partitions, by their numbers from 0 on")
     return Start(None, named)
 
 
@@ -118,6 +118,37 @@ def resolve(start: str, fallback: str, wanted: Sequence[Wanted], group: str,
     committed = admin.committed(group, asked) if asked else {}
     at_time = _at_times(points, admin)
     return {tp: _offset(tp, point, bounds[tp], committed, at_time, fallback) for tp, point in points.items()}
+
+
+def parse_fixed(text: object, option: str) -> Start:
+    """A text that means the same for every group. Raises InvalidOption."""
+    chosen = parse(text, option)
+    if chosen.rest is not None and chosen.rest.kind == COMMITTED:
+        raise InvalidOption(option, text, "committed offsets are those of a group: name a time, offsets or an end")
+    return chosen
+
+
+def offsets(text: str, option: str, tps: Sequence[TopicPartition], admin: ClusterAdmin, *,
+            committed: bool) -> dict[TopicPartition, int]:  # fmt: skip
+    """The offset that a text of the same form, without `committed`, names in each of `tps`.
+
+    `committed`: ends are those that read_committed readers see. Raises InvalidOption, also for a partition that has to
+    be named and is not; PositionOutOfRange for an offset that the partition does not hold; UnsupportedPlatform,
+    ClusterUnreachable, AccessDenied.
+    """
+    chosen = parse_fixed(text, option)
+    points: dict[TopicPartition, Point] = {}
+    for tp in tps:
+        point = chosen.named.get(tp, chosen.rest)
+        if point is None:
+            raise InvalidOption(option, text, f"it does not name {tp}: name every partition")
+        points[tp] = point
+    bounds, at_time = admin.bounds(tps, committed=committed), _at_times(points, admin)
+    found = {tp: _offset(tp, point, bounds[tp], {}, at_time, LATEST) for tp, point in points.items()}
+    for tp, offset in found.items():
+        if offset < bounds[tp].first:
+            raise PositionOutOfRange(*tp, offset, *bounds[tp])
+    return {tp: min(offset, bounds[tp].end) for tp, offset in found.items()}
 
 
 def _of(want: Wanted, chosen: Start, text: str) -> Point:

@@ -87,6 +87,14 @@ ALIASES: Final[Mapping[str, Alias]] = {
                                       "in the log (docs/spark.md, table lost), where an alarm belongs")),
 }  # fmt: skip
 
+# A batch read holds no claims: it has an end, and nobody to note a loss for.
+BOUNDED: Final[Mapping[str, Alias]] = {
+    "endingOffsets": Alias("until"),
+    "endingTimestamp": Alias("until", _moment),
+    "endingOffsetsByTimestamp": Alias("until", _moments),
+    "failOnDataLoss": Alias("", _only("true", "a batch read fails where a range was deleted: begin it later")),
+}
+
 _ENDLESS: Final = "a stream has no end: trigger(availableNow=True) ends with what is there when it starts"
 REFUSED: Final[Mapping[str, str]] = {
     "assign": "members claim partitions: name topics, and bound what this query takes by max_claims",
@@ -116,6 +124,7 @@ JAVA: Final[Mapping[str, str]] = {
 }  # fmt: skip
 
 _ALIASES: Final = {name.lower(): (name, alias) for name, alias in ALIASES.items()}
+_BOUNDED: Final = {name.lower(): (name, alias) for name, alias in BOUNDED.items()}
 _REFUSED: Final = {name.lower(): (name, rule) for name, rule in REFUSED.items()}
 
 
@@ -126,15 +135,19 @@ class Translated(NamedTuple):
     said: dict[str, str]
 
 
-def translated(options: Mapping[str, str]) -> Translated:
-    """The options under our names, in lower case. Raises InvalidOption: refused, or one thing said twice."""
+def translated(options: Mapping[str, str], *, bounded: bool = False) -> Translated:
+    """The options under our names, in lower case. Raises InvalidOption: refused, or one thing said twice.
+
+    `bounded`: of a batch read, not of a stream.
+    """
+    known = _ALIASES | _BOUNDED if bounded else _ALIASES
     ours: dict[str, str] = {}
     said: dict[str, str] = {}
     for given, value in options.items():
         name = given.lower()
-        if name in _REFUSED:
+        if name in _REFUSED and name not in known:
             raise InvalidOption(_REFUSED[name][0], value, _REFUSED[name][1])
-        shown, alias = _ALIASES.get(name, (name, Alias(name)))
+        shown, alias = known.get(name, (name, Alias(name)))
         try:
             text = alias.convert(value)
         except ValueError as error:

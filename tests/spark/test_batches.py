@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import marshal_py
-from marshal_py.errors import BatchNotCommitted, ClaimLost, InvalidOption
+from marshal_py.errors import BatchNotCommitted, ClaimLost, InvalidOption, PositionOutOfRange
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.spark import claimed_batches
 from marshal_py.transport.memory import MemoryBroker
@@ -100,6 +101,24 @@ def test_a_rewind_loses_the_batch_and_plans_it_anew(spark: SparkSession, place: 
         again.commit()
 
 
+def test_batches_end_where_they_are_told(spark: SparkSession, place: MakePlace) -> None:
+    """Also where the group is beyond already; what comes after the end stays the group's."""
+    here = place(2)
+    here.fill(10)
+    until = json.dumps({here.topic: {"0": 4, "1": -1}})
+    with here.connect() as marshal, here.consumer(marshal) as consumer:
+        seen = []
+        with claimed_batches(spark, consumer, max_rows=5, until=until) as batches:
+            for batch in batches:
+                seen += [(one.partition, at) for one in batch.ranges for at in range(one.start, one.to)]
+                batch.commit()
+        assert sorted(seen) == [(0, at) for at in range(4)] + [(1, at) for at in range(10)]
+        assert {tp.partition: info.position for tp, info in consumer.claims().items()} == {0: 4, 1: 10}
+        assert list(claimed_batches(spark, consumer, until=until)) == []
+        with pytest.raises(PositionOutOfRange, match="no position 11"):
+            claimed_batches(spark, consumer, until=json.dumps({here.topic: {"0": 11, "1": -1}}))
+
+
 def test_spark_cannot_read_a_log_in_memory(spark: SparkSession) -> None:
     broker = MemoryBroker()
     broker.create_topic("__marshal", 1)
@@ -112,7 +131,8 @@ def test_spark_cannot_read_a_log_in_memory(spark: SparkSession) -> None:
         claimed_batches(spark, consumer)
 
 
-@pytest.mark.parametrize("options", [{"max_rows": 0}, {"wait_s": -1.0}, {"columns": ["values"]}, {"min_partitions": 0}])
+@pytest.mark.parametrize("options", [{"max_rows": 0}, {"wait_s": -1.0}, {"columns": ["values"]}, {"min_partitions": 0},
+                                     {"until": "soon"}, {"reader": "scala"}, {"jvm_options": {}}])  # fmt: skip
 def test_a_bad_argument_is_named(spark: SparkSession, place: MakePlace, options: dict[str, Any]) -> None:
     here = place(1)
     with (
@@ -120,4 +140,4 @@ def test_a_bad_argument_is_named(spark: SparkSession, place: MakePlace, options:
         here.consumer(marshal) as consumer,
         pytest.raises(InvalidOption, match=next(iter(options))),
     ):
-        claimed_batches(spark, consumer, **options)  # type: ignore[arg-type]
+        claimed_batches(spark, consumer, **options)

@@ -48,7 +48,7 @@ def test_the_programs_run(spark: SparkSession, kafka: Cluster, topic: TopicFacto
     """One after the other, as a reader would try them: the later ones look at what the earlier ones did."""
     here = Place(kafka, topic, partitions=2)
     here.fill(MESSAGES // 2)
-    assert len(PROGRAMS) == 8
+    assert len(PROGRAMS) == 9
     names: dict[str, Any] = {}
     before = spark.conf.get(PROVIDER)
     try:

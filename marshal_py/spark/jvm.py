@@ -1,0 +1,84 @@
+"""Claimed ranges, read by Spark's own Kafka source: `claimed_batches(..., reader="jvm")`. Claims stay ours.
+
+Rows then never pass through Python, and what Spark does for its own sources it does here. The source is a package that
+the session has to bring (PACKAGE). Its client is Java's: settings of librdkafka's that say how to connect mean nothing
+to it, so they are given a second time, in its words.
+
+`format("marshal")` cannot do so: Spark hands the partitions of a Python source to Python workers and to nobody else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from marshal_py.errors import InvalidOption, MissingSpark
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from marshal_py.spark.tasks import Piece
+
+PACKAGE: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13"  # its version is Spark's
+_SECURITY: Final = ("security.", "sasl.", "ssl.", "enable.ssl.")
+_OURS: Final = frozenset({"assign", "subscribe", "subscribepattern", "startingoffsets", "endingoffsets",
+                          "startingtimestamp", "endingtimestamp", "startingoffsetsbytimestamp",
+                          "endingoffsetsbytimestamp", "includeheaders", "failondataloss"})  # fmt: skip
+
+
+def options_of(connection: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
+    """Options of Spark's source for a consumer of this `connection`. `given` are the caller's, and win.
+
+    Raises InvalidOption for a setting of security that `given` says nothing of, and for options that are ours.
+    """
+    for name in given:
+        if name.lower() in _OURS:
+            raise InvalidOption("jvm_options", name, "which ranges are read is told by the claims")
+    said = any(name.lower().startswith(tuple(f"kafka.{kind}" for kind in _SECURITY)) for name in given)
+    for name in connection:
+        if name.startswith(_SECURITY) and not said:
+            rule = ("Java's client has other names for it: give kafka.security.protocol and what belongs to it in "
+                    "jvm_options, as for format('kafka')")  # fmt: skip
+            raise InvalidOption("jvm_options", name, rule)
+    return {"kafka.bootstrap.servers": str(connection["bootstrap.servers"]), "includeHeaders": "true",
+            "kafka.isolation.level": str(connection.get("isolation.level", "read_committed")), **given}  # fmt: skip
+
+
+def check(spark: SparkSession) -> None:
+    """Raises MissingSpark where the session has no Kafka source."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        spark.read.format("kafka").options(**{"kafka.bootstrap.servers": "-", "subscribe": "-"}).load()
+    except AnalysisException as error:
+        package = f"{PACKAGE}:{spark.version}"
+        raise MissingSpark("its own Kafka source for reader='jvm'", "which is not on the class path of this session",
+                           f"set spark.jars.packages={package}, or spark-submit --packages {package}") from error
+
+
+def frame(spark: SparkSession, pieces: Sequence[Piece], options: Mapping[str, str],
+          columns: Sequence[str]) -> DataFrame:  # fmt: skip
+    """The rows of these ranges, as format("marshal-ranges") has them."""
+    topics: dict[str, dict[int, Piece]] = {}
+    for piece in pieces:
+        topics.setdefault(piece.topic, {})[piece.partition] = piece
+    ranges = {
+        "assign": json.dumps({topic: sorted(of) for topic, of in topics.items()}),
+        "startingOffsets": json.dumps({topic: {n: one.start for n, one in of.items()} for topic, of in topics.items()}),
+        "endingOffsets": json.dumps({topic: {n: one.to for n, one in of.items()} for topic, of in topics.items()}),
+    }
+    rows = spark.read.format("kafka").options(**options, **ranges, failOnDataLoss="true").load()
+    return rows.withColumn("token", _tokens(topics)).select(*columns)
+
+
+def _tokens(topics: Mapping[str, Mapping[int, Piece]]) -> Column:
+    """The token of the row's partition: an array per topic, indexed by the partition."""
+    from pyspark.sql import functions
+
+    column = functions.lit(None).cast("string")
+    for topic, of in topics.items():
+        tokens = (of[number].token if number in of else None for number in range(max(of) + 1))
+        array = functions.array(*map(functions.lit, tokens))
+        column = functions.when(functions.col("topic") == topic, array[functions.col("partition")]).otherwise(column)
+    return column
