@@ -18,9 +18,14 @@ from marshal_py.errors import MissingSpark
 PYSPARK_MIN: Final = (4, 2)  # the first whose Python sources know ReadLimit and Trigger.AvailableNow
 INSTALL: Final = "pip install 'marshal_py[spark]'"
 
+# Public name -> the package that it needs beside Spark, and the extra that brings it.
+_PACKAGES: Final = {"DeltaOutput": ("deltalake", "delta"), "IcebergOutput": ("pyiceberg", "iceberg")}
+
 # Public name -> file of this room that has it. No name is also a file: importing the file would hide it.
 _HOMES: Final = {
     "Database": "database",
+    "DeltaOutput": "delta",
+    "IcebergOutput": "iceberg",
     "Ledger": "ledger",
     "QueryListener": "listener",
     "TopicIds": "guards",
@@ -41,6 +46,8 @@ _HOMES: Final = {
 
 __all__ = [  # __getattr__ has them
     "Database",
+    "DeltaOutput",
+    "IcebergOutput",
     "Ledger",
     "QueryListener",
     "TopicIds",
@@ -83,4 +90,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require_spark()
+    if name in _PACKAGES and util.find_spec(_PACKAGES[name][0]) is None:
+        package, extra = _PACKAGES[name]
+        raise MissingSpark(package, "which is not installed here", f"pip install 'marshal_py[{extra}]'")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -6,7 +6,7 @@ writer knows what to leave out (a batch that comes again, with or without its Sp
 at all. Batch numbers are not used: they begin again with each checkpoint folder.
 
 The rules are here, once for all tables; how rows and positions get into one transaction is each table's own affair
-(ledger.py, database.py).
+(ledger.py, database.py, delta.py, iceberg.py).
 """
 
 from __future__ import annotations

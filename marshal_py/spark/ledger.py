@@ -76,7 +76,8 @@ class Ledger:
     def __init__(self, path: str | Path) -> None:
         """Makes the folder. Raises InvalidOption for a path that is no local one."""
         if "://" in str(path):
-            raise InvalidOption("path", str(path), "a folder of a mounted file system: an entry is made by a hard link")
+            raise InvalidOption("path", str(path), "a folder of a mounted file system: an entry is made by a hard "
+                                "link; on object stores, DeltaOutput or IcebergOutput")  # fmt: skip
         self.path = Path(path).absolute()
         self._entries = self.path / ENTRIES
         self._entries.mkdir(parents=True, exist_ok=True)

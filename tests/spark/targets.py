@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from marshal_py.spark import Database, Ledger
+from marshal_py.spark import Database, DeltaOutput, IcebergOutput, Ledger
+from marshal_py.spark.guards import sink_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -100,4 +101,58 @@ def database(folder: Path) -> Target:
     return Target(table, sink, store, found)
 
 
-KINDS = {"ledger": ledger, "database": database}
+def delta(folder: Path) -> Target:
+    from deltalake import DeltaTable
+
+    path = str(folder / "delta")
+    table = DeltaOutput(path)
+
+    def found() -> Rows:
+        there = table.table()
+        return [] if there is None else pairs(DeltaTable(path).to_pyarrow_table())
+
+    return Target(table, appending(table), lambda entry, rows: entry.append(arrow(rows)), found)
+
+
+def iceberg(folder: Path) -> Target:
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    def catalog() -> SqlCatalog:
+        return SqlCatalog("lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/lake")
+
+    if not catalog().namespace_exists("sales"):
+        catalog().create_namespace("sales")
+        catalog().create_table("sales.rows", SCHEMA)
+    table = IcebergOutput(catalog(), "sales.rows")
+    return Target(table, appending(table), lambda entry, rows: entry.append(arrow(rows)),
+                  lambda: pairs(catalog().load_table("sales.rows").scan().to_arrow()))  # fmt: skip
+
+
+def appending(table: Any) -> Callable[[Callable[[], None]], Callable[[DataFrame, int], None]]:
+    """Its commit follows when `written` returns."""
+
+    def sink(written: Callable[[], None]) -> Callable[[DataFrame, int], None]:
+        if written is quietly:
+            return table.sink(lambda df: df.selectExpr(*COLUMNS))  # type: ignore[no-any-return]
+        begin = table.begin
+
+        class Watched:
+            known = table.known
+
+            def begin(self, spans: Any) -> Any:
+                entry = begin(spans)
+                commit = entry.commit
+
+                def late() -> None:
+                    written()
+                    commit()
+
+                entry.commit = late
+                return entry
+
+        return sink_of("watched", Watched(), lambda df, entry: entry.append(df.selectExpr(*COLUMNS)), None)
+
+    return sink
+
+
+KINDS = {"ledger": ledger, "database": database, "delta": delta, "iceberg": iceberg}

@@ -75,6 +75,17 @@ def test_a_missing_package_is_named_with_the_command_that_brings_it(
         marshal_py.spark.local_session()
 
 
+@pytest.mark.parametrize(
+    ("name", "package", "extra"), [("DeltaOutput", "deltalake", "delta"), ("IcebergOutput", "pyiceberg", "iceberg")]
+)
+def test_a_table_format_that_is_not_installed(
+    name: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(marshal_py.spark.util, "find_spec", lambda asked: None if asked == package else object())
+    with pytest.raises(MissingSpark, match=rf"Spark needs {package}.*pip install 'marshal_py\[{extra}\]'"):
+        getattr(marshal_py.spark, name)
+
+
 def test_an_old_pyspark_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(marshal_py.spark.metadata, "version", lambda name: "4.1.9")
     with pytest.raises(MissingSpark, match=r"pyspark 4\.2 or newer, and 4\.1\.9 is installed"):

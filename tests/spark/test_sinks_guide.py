@@ -8,8 +8,11 @@ import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marshal_py.spark import Ledger
+from deltalake import DeltaTable
+
+from marshal_py.spark import Ledger, TopicIds
 from tests.spark.place import Place
+from tests.spark.targets import pairs
 from tests.spark.test_docs import here_and_now
 from tests.support.kafka import Cluster, TopicFactory
 
@@ -24,12 +27,15 @@ MESSAGES = 20  # per partition
 def test_the_programs_run_twice(spark: SparkSession, kafka: Cluster, topic: TopicFactory, tmp_path: Path) -> None:
     """The second time without their checkpoints, over more messages."""
     here = Place(kafka, topic, partitions=2)
+    [topic_id] = TopicIds(kafka.bootstrap, [here.topic]).ask().values()
+    assert topic_id == TopicIds(kafka.bootstrap, [here.topic]).ask()[here.topic] != ""
     names: dict[str, Any] = {"spark": spark}
     left: set[tuple[int, int]] = set()
     for _ in range(2):
         here.fill(MESSAGES)
         for number, program in enumerate(PROGRAMS):
             code = here_and_now(program, here, tmp_path).replace('"orders", 0, 10', f'"{here.topic}", 0, 10')
+            code = code.replace('"start", "earliest")', '"start", "earliest").option("heartbeat_interval_s", "1")')
             before = set(here.written)
             if "write_batch(" in program:
                 here.fill(MESSAGES)  # for the service: the query has had the others
@@ -44,6 +50,9 @@ def test_the_programs_run_twice(spark: SparkSession, kafka: Cluster, topic: Topi
     with sqlite3.connect(tmp_path / "shop.db") as db:
         assert db.execute("SELECT orders FROM total").fetchall() == [(len(here.written),)]
     db.close()
+    lake = DeltaTable(str(tmp_path / "lake" / "orders")).to_pyarrow_table()
+    assert pairs(lake) == sorted(here.written)
+    assert pairs(names["catalog"].load_table("shop.orders").scan().to_arrow()) == sorted(here.written)
 
 
 def stored(spark: SparkSession, folder: Path) -> list[tuple[int, int]]:

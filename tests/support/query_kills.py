@@ -1,6 +1,6 @@
 """Two queries and a Python service share one group and one table, and are stopped and killed all the time.
 
-    python -m tests.support.query_kills --kills 30 --every 2 --seed 1
+    python -m tests.support.query_kills --kills 30 --every 2 --seed 1 --table delta
 
 `--table`: one of those in tests/spark/targets.py, each of which must hold every message once. On an Apache Kafka with
 its default settings and real Spark. `--every`: the trigger interval of the queries in seconds; their

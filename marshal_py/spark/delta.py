@@ -1,0 +1,174 @@
+"""Rows into a Delta Lake table, each message once, on object stores too. Through delta-rs (`deltalake`), without a JVM.
+
+    orders = DeltaOutput("s3://lake/orders", {"aws_region": "eu-central-1"})
+    stream.writeStream.foreachBatch(orders.sink(clean)).option("checkpointLocation", ...).start()
+
+Strategy: executors write Parquet files below the table; one commit adds them and moves the positions, which are app
+transactions (`txn` actions) of the table, three per partition: they are in every checkpoint of the table's log and
+outlive its clean-up. A commit that is not the next version fails, is checked against what came in between, and is tried
+again with the same files. Spark's own option `txnVersion` is of no use here: it is one number per query, a batch's, and
+those begin again with a fresh checkpoint; and blind appends of two queries never conflict.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from marshal_py.errors import InvalidOption, LedgerMoved
+from marshal_py.protocol.identity import Token, TopicPartition
+from marshal_py.spark import guards
+from marshal_py.spark.guards import Position, Span, TopicIds
+from marshal_py.spark.parquet_files import spark_uri_of, write_files
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+COMMITS_MAX: Final = 100  # tries of one commit; each time some other writer got on
+_TIME_BYTES: Final = 7  # of an incarnation: its time and one byte of chance, as much as a version holds
+
+
+class DeltaEntry(guards.Entry):
+    """A batch on its way into the table."""
+
+    def __init__(self, output: DeltaOutput, spans: Mapping[TopicPartition, Span]) -> None:
+        self._output = output
+        self._table = output.table()
+        super().__init__(output.uri, spans, {} if self._table is None else _known(self._table, spans))
+        self._rows: pa.Table | None = None
+        self._adds: list[AddAction | RemoveAction] = []
+        self._schema: Schema | None = None
+
+    def append(self, rows: DataFrame | pa.Table) -> None:
+        """Rows of the batch: of Spark, written by its executors, or of pyarrow. Once per entry.
+
+        They must have the table's columns. A table that is not there is made with theirs. Raises InvalidOption.
+        """
+        if hasattr(rows, "sparkSession"):
+            self._append_files(rows)
+        else:
+            self._rows = rows
+
+    def _append_files(self, df: DataFrame) -> None:
+        table = self._there(lambda: df.limit(0).toArrow().schema)
+        self._schema = table.schema()
+        expected = [field.name for field in self._schema.fields]
+        if set(df.columns) != set(expected):
+            raise InvalidOption("rows", df.columns, f"the columns of {self._output.uri}: {', '.join(expected)}")
+        now_ms = int(time.time() * 1000)
+        self._adds = [
+            AddAction(file.path, file.size, file.values, now_ms, True, json.dumps({"numRecords": file.rows}))
+            for file in write_files(df.select(*expected), self._output.spark_uri, table.metadata().partition_columns)
+        ]
+
+    def _there(self, columns: Callable[[], pa.Schema | None]) -> DeltaTable:
+        """The table that this entry is checked against. Made if need be; somebody else may just have done so."""
+        if self._table is None:
+            self._table = self._output.make(columns)
+            self.recheck(_known(self._table, self.spans))
+        return self._table
+
+    def commit(self) -> None:
+        """Adds the rows and moves the positions, in one commit. Raises WriteFenced, LedgerMoved."""
+        moves = _transactions(self.positions())
+        for left in reversed(range(COMMITS_MAX)):
+            table = self._there(lambda: None if self._rows is None else self._rows.schema)
+            # No tries of delta-rs's own: it would commit behind a writer whom this has not looked at.
+            properties = CommitProperties(max_commit_retries=0, app_transactions=moves)
+            try:
+                if self._rows is not None:
+                    write_deltalake(table, self._rows, mode="append", commit_properties=properties)
+                else:
+                    table.create_write_transaction(self._adds, "append", self._schema or table.schema(),
+                                                   commit_properties=properties)  # fmt: skip
+                return
+            except CommitFailedError as error:
+                if not left:
+                    raise LedgerMoved(self._output.uri) from error
+            self._table = self._output.table()
+            self.recheck(_known(self._there(lambda: None), self.spans))
+
+
+class DeltaOutput:
+    """A Delta table that is written by batches of Marshal streams, and by whoever else writes it."""
+
+    def __init__(self, uri: str, storage_options: Mapping[str, str] | None = None, *, spark_uri: str | None = None,
+                 partition_by: tuple[str, ...] = ()) -> None:  # fmt: skip
+        """`uri` and `storage_options` are delta-rs's, for the table's log; a local `uri` is a path.
+
+        `spark_uri` is the same folder as Spark calls it, for the files; by default `uri` with s3:// as s3a://.
+        `partition_by` is for a table that is not there yet.
+        """
+        self.uri, self.partition_by = uri, partition_by
+        self.spark_uri = spark_uri or spark_uri_of(uri)
+        self._options = dict(storage_options or {})
+
+    def table(self) -> DeltaTable | None:
+        """The table as it is now, if it is there."""
+        try:
+            return DeltaTable(self.uri, storage_options=self._options)
+        except TableNotFoundError:
+            return None
+
+    def make(self, columns: Callable[[], pa.Schema | None]) -> DeltaTable:
+        """Makes the table unless it is there. Raises InvalidOption if nobody knows its columns."""
+        schema = columns()
+        if schema is None:
+            raise InvalidOption("uri", self.uri, "a table that is there, or an entry with rows to make it from")
+        DeltaTable.create(self.uri, Schema.from_arrow(schema), mode="ignore", partition_by=list(self.partition_by),
+                          storage_options=self._options)  # fmt: skip
+        return DeltaTable(self.uri, storage_options=self._options)
+
+    def known(self, spans: Mapping[TopicPartition, Span]) -> Mapping[TopicPartition, Position]:
+        """How far the partitions of these spans are written, and by whom."""
+        table = self.table()
+        return {} if table is None else _known(table, spans)
+
+    def begin(self, spans: Mapping[TopicPartition, Span]) -> DeltaEntry:
+        """An entry for a batch that holds these spans. Raises WriteFenced."""
+        return DeltaEntry(self, spans)
+
+    def sink(self, change: Callable[[DataFrame], DataFrame] = lambda rows: rows,
+             topics: TopicIds | None = None) -> Callable[[DataFrame, int], None]:  # fmt: skip
+        """A function for foreachBatch: what `change` makes of the new rows of a batch is added to the table.
+
+        Rows of partitions that a later owner has written meanwhile are left out and logged. With `topics`, a topic that
+        was deleted and made again begins anew; without, its first messages are taken for those that are there.
+        """
+        return guards.sink_of(self.uri, self, lambda rows, entry: entry.append(change(rows)), topics)
+
+
+def _known(table: DeltaTable, spans: Mapping[TopicPartition, Span]) -> dict[TopicPartition, Position]:
+    """The fence is a partition's, the position a topic's: a topic that was made again has none."""
+    found = {}
+    for tp, span in spans.items():
+        since, epoch = (table.transaction_version(f"marshal/{tp}/{what}") for what in ("log", "epoch"))
+        if since is None or epoch is None:
+            continue
+        token = Token(since.to_bytes(_TIME_BYTES, "big").ljust(16, b"\0"), epoch)
+        if span.token.incarnation[:_TIME_BYTES] == token.incarnation[:_TIME_BYTES]:
+            token = Token(span.token.incarnation, epoch)
+        to = table.transaction_version(f"marshal/{tp}/next/{span.topic_id}")
+        if to is None and span.topic_id:  # what was written when nobody knew ids
+            to = table.transaction_version(f"marshal/{tp}/next/")
+        found[tp] = Position(token, to or 0, span.topic_id)
+    return found
+
+
+def _transactions(positions: Mapping[TopicPartition, Position]) -> list[Transaction]:
+    return [
+        Transaction(f"marshal/{tp}/{what}", version)
+        for tp, at in positions.items()
+        for what, version in (
+            ("log", int.from_bytes(at.token.incarnation[:_TIME_BYTES], "big")),
+            ("epoch", at.token.epoch),
+            (f"next/{at.topic_id}", at.to),
+        )
+    ]

@@ -1,0 +1,113 @@
+"""Rows into an Iceberg table, each message once, on object stores too. Through pyiceberg, without a JVM.
+
+    orders = IcebergOutput(load_catalog("lake"), "sales.orders")
+    stream.writeStream.foreachBatch(orders.sink(clean)).option("checkpointLocation", ...).start()
+
+Strategy: executors write Parquet files below the table's location; one commit adds them and moves the positions, which
+are table properties, one per partition: snapshots expire, properties stay. A commit whose parent is not the table's
+newest snapshot fails, is checked against what came in between, and is tried again with the same files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table import Table as IcebergTable
+from pyiceberg.table import TableProperties
+
+from marshal_py.errors import LedgerMoved
+from marshal_py.protocol.identity import Token, TopicPartition
+from marshal_py.spark import guards
+from marshal_py.spark.guards import Position, Span, TopicIds
+from marshal_py.spark.parquet_files import spark_uri_of, write_files
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.catalog import Catalog
+    from pyspark.sql import DataFrame
+
+COMMITS_MAX: Final = 100  # tries of one commit; each time some other writer got on
+PREFIX: Final = "marshal."  # of the properties
+
+
+class IcebergEntry(guards.Entry):
+    """A batch on its way into the table."""
+
+    def __init__(self, output: IcebergOutput, spans: Mapping[TopicPartition, Span]) -> None:
+        self._output = output
+        self._table = output.table()
+        super().__init__(output.name, spans, _known(self._table, spans))
+        self._rows: pa.Table | None = None
+        self._files: list[str] = []
+
+    def append(self, rows: DataFrame | pa.Table) -> None:
+        """Rows of the batch: of Spark, written by its executors, or of pyarrow. Once per entry."""
+        if not hasattr(rows, "sparkSession"):
+            self._rows = rows
+            return
+        root = f"{self._table.location().rstrip('/')}/data"
+        expected = [field.name for field in self._table.schema().fields]
+        written = write_files(rows.select(*expected), self._output.spark_uri(root), ())
+        self._files = [f"{root}/{file.path}" for file in written]
+
+    def commit(self) -> None:
+        """Adds the rows and moves the positions, in one commit. Raises WriteFenced, LedgerMoved."""
+        moves = {f"{PREFIX}{tp}": f"{at.token} {at.to} {at.topic_id}" for tp, at in self.positions().items()}
+        for left in reversed(range(COMMITS_MAX)):
+            # No tries of pyiceberg's own: it would commit behind a writer whom this has not looked at. This is its copy
+            # of the table's properties; the table's stay.
+            self._table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
+            try:
+                with self._table.transaction() as transaction:
+                    transaction.set_properties(moves)
+                    if self._rows is not None:
+                        transaction.append(self._rows)
+                    else:
+                        transaction.add_files(self._files, check_duplicate_files=False)
+                return
+            except CommitFailedException as error:
+                if not left:
+                    raise LedgerMoved(self._output.name) from error
+            self._table = self._output.table()
+            self.recheck(_known(self._table, self.spans))
+
+
+class IcebergOutput:
+    """An Iceberg table that is written by batches of Marshal streams, and by whoever else writes it."""
+
+    def __init__(self, catalog: Catalog, name: str, *, spark_uri: Callable[[str], str] = spark_uri_of) -> None:
+        """The table must be there. `spark_uri` makes of an address of the table's what Spark calls it."""
+        self.catalog, self.name, self.spark_uri = catalog, name, spark_uri
+
+    def table(self) -> IcebergTable:
+        """The table as it is now."""
+        return self.catalog.load_table(self.name)
+
+    def known(self, spans: Mapping[TopicPartition, Span]) -> Mapping[TopicPartition, Position]:
+        """How far the partitions of these spans are written, and by whom."""
+        return _known(self.table(), spans)
+
+    def begin(self, spans: Mapping[TopicPartition, Span]) -> IcebergEntry:
+        """An entry for a batch that holds these spans. Raises WriteFenced."""
+        return IcebergEntry(self, spans)
+
+    def sink(self, change: Callable[[DataFrame], DataFrame] = lambda rows: rows,
+             topics: TopicIds | None = None) -> Callable[[DataFrame, int], None]:  # fmt: skip
+        """A function for foreachBatch: what `change` makes of the new rows of a batch is added to the table.
+
+        Rows of partitions that a later owner has written meanwhile are left out and logged. With `topics`, a topic that
+        was deleted and made again begins anew; without, its first messages are taken for those that are there.
+        """
+        return guards.sink_of(self.name, self, lambda rows, entry: entry.append(change(rows)), topics)
+
+
+def _known(table: IcebergTable, spans: Mapping[TopicPartition, Any]) -> dict[TopicPartition, Position]:
+    found = {}
+    for tp in spans:
+        text = table.properties.get(f"{PREFIX}{tp}")
+        if text:
+            token, to, topic_id = text.split(" ")
+            found[tp] = Position(Token.parse(token), int(to), topic_id)
+    return found

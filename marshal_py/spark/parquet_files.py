@@ -1,0 +1,55 @@
+"""Parquet files that Spark writes beside a table, for a commit that names them. Writes no table's log.
+
+Executors write, through Spark's own file systems; the driver lists what came out, through Spark too. Files that no
+commit names are never read; the table's own vacuum deletes them.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import unquote
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+_TIMES: Final = "spark.sql.parquet.outputTimestampType"
+
+
+class DataFile(NamedTuple):
+    """One file: its path below the table's folder, its bytes, its rows, its values of the partition columns."""
+
+    path: str
+    size: int
+    rows: int
+    values: dict[str, str | None]
+
+
+def spark_uri_of(uri: str) -> str:
+    """An address on S3 as Hadoop's file system calls it; others are the same."""
+    return "s3a" + uri[2:] if uri.startswith("s3://") else uri
+
+
+def write_files(df: DataFrame, root: str, partition_by: Sequence[str]) -> list[DataFile]:
+    """Writes the rows into a new folder below `root`. Files without rows are not told."""
+    name = f"marshal-{uuid.uuid4().hex}"
+    folder = f"{root.rstrip('/')}/{name}"
+    conf = df.sparkSession.conf
+    before = conf.get(_TIMES)
+    try:
+        conf.set(_TIMES, "TIMESTAMP_MICROS")  # Spark's default, INT96, is in neither table format
+        writer = df.write
+        (writer.partitionBy(*partition_by) if partition_by else writer).parquet(folder)
+    finally:
+        conf.set(_TIMES, before or "INT96")
+    found = (df.sparkSession.read.schema(df.schema).option("recursiveFileLookup", "true").parquet(folder)
+             .groupBy("_metadata.file_path", "_metadata.file_size").count().collect())  # fmt: skip
+    files = []
+    for path, size, rows in found:
+        below = unquote(path[path.index(name) :])  # the column has an URL; `below` is what the file is called
+        parts = [part.partition("=") for part in below.split("/")[1:-1]]
+        values = {unquote(key): None if value == _NULL else unquote(value) for key, _, value in parts}
+        files.append(DataFile(below, size, rows, values))
+    return files
