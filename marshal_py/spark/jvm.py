@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from marshal_py.spark.tasks import Piece
 
-PACKAGE: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13"  # its version is Spark's
+PACKAGE: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13"  # its version is Spark's, or the newest before it
 _SECURITY: Final = ("security.", "sasl.", "ssl.", "enable.ssl.")
 _OURS: Final = frozenset({"assign", "subscribe", "subscribepattern", "startingoffsets", "endingoffsets",
                           "startingtimestamp", "endingtimestamp", "startingoffsetsbytimestamp",
@@ -54,7 +54,8 @@ def check(spark: SparkSession) -> None:
     except AnalysisException as error:
         package = f"{PACKAGE}:{spark.version}"
         raise MissingSpark("its own Kafka source for reader='jvm'", "which is not on the class path of this session",
-                           f"set spark.jars.packages={package}, or spark-submit --packages {package}") from error
+                           f"set spark.jars.packages={package}, or spark-submit --packages {package}; where that version "
+                           "was not published, the newest before it") from error
 
 
 def frame(spark: SparkSession, pieces: Sequence[Piece], options: Mapping[str, str],
