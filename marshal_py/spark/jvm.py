@@ -54,8 +54,8 @@ def check(spark: SparkSession) -> None:
     except AnalysisException as error:
         package = f"{PACKAGE}:{spark.version}"
         raise MissingSpark("its own Kafka source for reader='jvm'", "which is not on the class path of this session",
-                           f"set spark.jars.packages={package}, or spark-submit --packages {package}; where that version "
-                           "was not published, the newest before it") from error
+                           f"set spark.jars.packages={package}, or spark-submit --packages {package}; where that "
+                           "version was not published, the newest before it") from error
 
 
 def frame(spark: SparkSession, pieces: Sequence[Piece], options: Mapping[str, str],
