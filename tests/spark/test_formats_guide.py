@@ -1,0 +1,109 @@
+"""docs/spark-formats.md is true: what needs no registry and no packages of the JVM runs, on good and bad messages."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Producer
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+
+from marshal_py.spark import Ledger
+from tests.spark.place import Place
+from tests.spark.test_docs import here_and_now
+from tests.support.kafka import Cluster, TopicFactory
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TEXT = (Path(__file__).parents[2] / "docs" / "spark-formats.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+UNTESTED = [block for block in BLOCKS if "Not run by a test" in block.partition("\n")[0]]
+MODULES = {block.split()[1]: block for block in BLOCKS if block.startswith("# ") and block not in UNTESTED}
+PROGRAMS = [block for block in BLOCKS if block not in UNTESTED and block not in MODULES.values()]
+
+HEADER = b"\0\0\0\1\2"  # schema 258
+VALUES = [
+    b'{"id": 1, "amount": 2.5}', b'{"id": 2}', b'{"id": "x"}', None, b"", b"\xff\xfe", b"{}",
+    HEADER + b"\0" + b"\x08\x07" + b"\x11" + bytes(8), HEADER + b"\0", HEADER + b"\0\xff\xff", HEADER + b"\2\2\x08\x07",
+]  # fmt: skip
+JSON = {0: (1, 2.5), 1: (2, None), 3: (None, None)}  # by offset; the others are dead letters
+PROTOBUF = {3: None, 7: (7, 0.0), 8: (0, 0.0)}  # by offset; the others have an error
+
+
+def test_blocks_are_told_apart() -> None:
+    """What is not run compiles at least."""
+    assert (len(UNTESTED), sorted(MODULES), len(PROGRAMS)) == (2, ["decoding.py", "orders_protobuf.py"], 3)
+    for block in UNTESTED:
+        compile(block, "docs/spark-formats.md", "exec")
+
+
+def test_what_cannot_be_decoded_is_a_row_and_no_error(
+    spark: SparkSession, kafka: Cluster, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every message is in the tables once, after a second run without checkpoints too."""
+    here = Place(kafka, topic, partitions=1)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for value in VALUES:
+        producer.produce(here.topic, value, partition=0)
+    assert producer.flush(30) == 0
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, text in {**MODULES, "orders_pb2.py": orders_pb2()}.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        spark.sparkContext.addPyFile(str(tmp_path / name))
+    try:
+        for _ in range(2):
+            names: dict[str, Any] = {}
+            for number, program in enumerate(PROGRAMS):
+                code = here_and_now(program, here, tmp_path)
+                exec(compile(code, f"docs/spark-formats.md, program {number + 1}", "exec"), names)
+            for checkpoint in tmp_path.glob("*-checkpoint"):
+                shutil.rmtree(checkpoint)
+    finally:
+        for name in (*MODULES, "orders_pb2.py"):
+            sys.modules.pop(name.removesuffix(".py"), None)
+
+    offsets = set(range(len(VALUES)))
+    table = Ledger(tmp_path / "json")
+    good = table.read(spark, "orders").collect()
+    assert sorted((row.offset, (row.id, row.amount)) for row in good) == sorted(JSON.items())
+    dead = table.read(spark, "dead_letters").collect()
+    assert sorted((row.offset, bytes(row.value)) for row in dead) == [
+        (offset, VALUES[offset]) for offset in sorted(offsets - JSON.keys())]  # fmt: skip
+
+    rows = Ledger(tmp_path / "protobuf").read(spark, "orders").collect()
+    assert sorted(row.offset for row in rows) == sorted(offsets)
+    for row in rows:
+        if row.offset in PROTOBUF:
+            assert (row.error, row.value) == (None, None)
+            assert (row.order and tuple(row.order)) == PROTOBUF[row.offset]
+        else:
+            assert row.error
+            assert (row.order, bytes(row.value)) == (None, VALUES[row.offset])
+
+    raw = spark.createDataFrame([(value,) for value in VALUES], "value BINARY")
+    found = raw.select(names["SCHEMA_ID"], names["AVRO"], names["PROTOBUF"]).collect()
+    for value, (schema, avro, protobuf) in zip(VALUES, found, strict=True):
+        framed = value is not None and value.startswith(HEADER)
+        assert (schema, avro) == ((258, value[5:]) if framed else (None, None)), value
+        assert protobuf == (value[6:] if framed and value[5:6] == b"\0" else None)
+
+
+def orders_pb2() -> str:
+    """What protoc would make of an Order with an id and an amount."""
+    file = FileDescriptorProto(name="orders.proto", syntax="proto3")
+    message = file.message_type.add(name="Order")
+    for number, (name, kind) in enumerate((("id", "INT64"), ("amount", "DOUBLE")), start=1):
+        message.field.add(name=name, number=number, label=FieldDescriptorProto.LABEL_OPTIONAL,
+                          type=FieldDescriptorProto.Type.Value(f"TYPE_{kind}"))  # fmt: skip
+    return f"""
+from google.protobuf import descriptor_pool
+from google.protobuf.internal import builder
+DESCRIPTOR = descriptor_pool.Default().AddSerializedFile({file.SerializeToString()!r})
+builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())
+builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "orders_pb2", globals())
+"""
