@@ -35,6 +35,7 @@ def test_each_benchmark_is_in_the_list() -> None:
     assert {path.stem for path in (ROOT / "bench").glob("*.py")} == HELPERS | set(NAMES)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tiny_run_gives_a_whole_result(stand: Stand, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     module = importlib.import_module(f"bench.{name}")

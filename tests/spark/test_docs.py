@@ -46,6 +46,7 @@ def here_and_now(program: str, here: Place, folder: Path) -> str:
     return program
 
 
+@pytest.mark.timeout(600)
 def test_the_programs_run_twice(spark: SparkSession, kafka: Cluster, topic: TopicFactory, tmp_path: Path) -> None:
     """One after the other, as a reader would try them: the later ones look at what the earlier ones did.
 

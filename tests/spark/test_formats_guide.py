@@ -43,6 +43,7 @@ def test_blocks_are_told_apart() -> None:
         compile(block, "docs/spark-formats.md", "exec")
 
 
+@pytest.mark.timeout(600)
 def test_what_cannot_be_decoded_is_a_row_and_no_error(
     spark: SparkSession, kafka: Cluster, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

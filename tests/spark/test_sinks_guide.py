@@ -8,6 +8,7 @@ import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from deltalake import DeltaTable
 
 from marshal_py.spark import Ledger, TopicIds
@@ -24,6 +25,7 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 MESSAGES = 20  # per partition
 
 
+@pytest.mark.timeout(600)
 def test_the_programs_run_twice(spark: SparkSession, kafka: Cluster, topic: TopicFactory, tmp_path: Path) -> None:
     """The second time without their checkpoints, over more messages."""
     here = Place(kafka, topic, partitions=2)
