@@ -202,11 +202,11 @@ def _g1() -> list[Patch]:
     made = Claim.__init__
     committed: dict[TopicPartition, int] = {}
 
-    def claim(self: Claim, tp: TopicPartition, epoch: int, generation: int, tracker: Any) -> None:
+    def claim(self: Claim, tp: TopicPartition, epoch: int, generation: int, tracker: Any, topic_id: str) -> None:
         if isinstance(tracker, AtLeastOnce):
             position = committed[tp] = max(tracker.position(), committed.get(tp, 0))
             tracker = AtLeastOnce(position)
-        made(self, tp, epoch, generation, tracker)
+        made(self, tp, epoch, generation, tracker, topic_id)
 
     return [(Claim, "__init__", claim)]
 

@@ -232,7 +232,7 @@ def test_a_shrink_that_kafka_would_undo_is_refused(shell: Shell, group: str, mar
     assert refused.exit_code == 1
     assert "has 3 in Kafka" in refused.stderr
     foreseen = shell.run("groups", "shrink", group, "orders", "--partitions", "1", "--dry-run")
-    assert (foreseen.exit_code, foreseen.stderr) == (1, refused.stderr), "a dry run promises nothing else"
+    assert "As things are it would be refused: partitions=1 is not allowed" in foreseen.stdout
     assert shell.run("groups", "shrink", group, "orders", "--partitions", "9", "--yes").exit_code == 1
     assert shell.json("groups", "shrink", group, "orders", "--partitions", "3", "--yes")["partitions"] == 3
     assert shell.json("set-position", group, "orders", "--to", "earliest", "--yes")["outcome"] == "moved"

@@ -152,7 +152,7 @@ def test_follow_waits_for_a_group_that_is_yet_to_come(shell: Shell, command: tup
     [
         ("release", "billing"), ("resume", "billing"), ("set-position", "billing", "orders", "--to", "earliest"),
         ("groups", "create", "new"), ("groups", "update", "billing", "--delivery", "at_most_once"),
-        ("groups", "rm", "billing"),
+        ("groups", "shrink", "billing", "orders", "--partitions", "1"), ("groups", "rm", "billing"),
     ],
     ids=" ".join,
 )  # fmt: skip
