@@ -52,6 +52,11 @@ def _moments(text: str) -> str:
         raise ValueError('JSON as {"topic": {"0": 1738324800000}}') from error
 
 
+def _offsets(text: str) -> str:
+    """Spark takes its two words in any case."""
+    return text.lower() if text.lower() in ("earliest", "latest") else text
+
+
 def _with_headers(text: str) -> str:
     if text.lower() not in ("true", "false"):
         raise ValueError("true or false")
@@ -72,7 +77,7 @@ ALIASES: Final[Mapping[str, Alias]] = {
     "kafka.bootstrap.servers": Alias("bootstrap.servers"),
     "subscribe": Alias("topics"),
     "subscribePattern": Alias("topics_pattern"),
-    "startingOffsets": Alias("start"),
+    "startingOffsets": Alias("start", _offsets),
     "startingTimestamp": Alias("start", _moment),
     "startingOffsetsByTimestamp": Alias("start", _moments),
     "startingOffsetsByTimestampStrategy": Alias("", _only("latest", "where no message is as new, partitions begin at "
@@ -89,7 +94,7 @@ ALIASES: Final[Mapping[str, Alias]] = {
 
 # A batch read holds no claims: it has an end, and nobody to note a loss for.
 BOUNDED: Final[Mapping[str, Alias]] = {
-    "endingOffsets": Alias("until"),
+    "endingOffsets": Alias("until", _offsets),
     "endingTimestamp": Alias("until", _moment),
     "endingOffsetsByTimestamp": Alias("until", _moments),
     "failOnDataLoss": Alias("", _only("true", "a batch read fails where a range was deleted: begin it later")),

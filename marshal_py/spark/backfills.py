@@ -19,6 +19,7 @@ from marshal_py.errors import InvalidOption, TopicMissing
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.spark.aliases import translated
 from marshal_py.spark.messages import COLUMNS, columns_of
+from marshal_py.spark.options import OPTIONS as STREAM_OPTIONS
 from marshal_py.spark.options import READ_TIMEOUT_S, check_names, kafka_options, min_partitions, number
 from marshal_py.spark.reading import RangePartition, read_ranges
 from marshal_py.spark.tasks import Piece, tasks_of
@@ -52,14 +53,17 @@ class BackfillOptions:
     @classmethod
     def of(cls, given: Mapping[str, str]) -> BackfillOptions:
         """`given`: under our names or those of Spark's own Kafka source. Raises InvalidOption, InvalidName."""
-        options = translated(given, bounded=True).options
+        options, said = translated(given, bounded=True)
         if "group" in options:
             raise InvalidOption("group", options["group"], _GROUP)
         try:
             check_names(options, OPTIONS)
         except InvalidOption as error:
-            raise InvalidOption(error.option, error.value, f"{error.rule}; without group this is a batch read, and a "
-                                "stream needs group") from error  # fmt: skip
+            name = said.get(error.option, error.option)
+            if error.option in STREAM_OPTIONS:
+                raise InvalidOption("group", None, f"a stream needs it; without group this is a batch read, which has "
+                                    f"no option {name}") from error  # fmt: skip
+            raise InvalidOption(name, error.value, error.rule) from error
         for name in ("topics", "bootstrap.servers"):
             if not options.get(name):
                 raise InvalidOption(name, options.get(name), "it must be given, and a stream needs group, too")
@@ -100,6 +104,12 @@ class BackfillReader(DataSourceReader):
         tps = self._partitions(admin)
         begins = starts.offsets(options.start, "start", tps, admin, committed=committed)
         ends = starts.offsets(options.until, "until", tps, admin, committed=committed)
+        until = starts.parse(options.until, "until")
+        for tp in tps:
+            end = until.named.get(tp, until.rest)
+            if begins[tp] > ends[tp] and end is not None and end.kind != starts.LATEST:
+                raise InvalidOption("until", options.until, f"it lies before start={options.start}: {tp} would be read "
+                                    f"from {begins[tp]} to {ends[tp]}")  # fmt: skip
         return [Piece(*tp, begins[tp], max(begins[tp], ends[tp]), "") for tp in tps]
 
     def _partitions(self, admin: ClusterAdmin) -> list[TopicPartition]:

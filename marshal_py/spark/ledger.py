@@ -236,11 +236,13 @@ class Ledger:
                 raise LedgerMoved(str(self.path))
 
         folders = {table: merged} if _size(self.path / merged) else {}
+        for folder in born:
+            os.utime(self.path / folder)  # from here on it does not count: `vacuum` takes the time since
         self.append({"positions": {}, "folders": folders, "replaces": {table: list(born)}}, check)
         return len(born)
 
     def vacuum(self, older_than_s: float) -> int:
-        """Deletes folders that do not count and whose newest file is older than that. Returns how many.
+        """Deletes folders that have not counted for so long. Returns how many.
 
         They are what `compact` replaced and what dead writers left. `older_than_s` must be longer than any reader reads
         and any batch lasts: a day is a good value. Raises InvalidOption for a negative one.

@@ -72,7 +72,7 @@ FROM marshal_moves
 WHERE to_position < from_position
 ORDER BY time, topic, partition
 """),
-    "lost": Question("Messages that no owner was given", """
+    "lost": Question("Messages that no owner was given, or whose batch was not committed", """
 SELECT min(time) AS time, group, topic, partition, min_by(client, offset) AS client, cause,
        from_position, to_position, to_position - from_position AS messages
 FROM marshal_lost

@@ -108,9 +108,9 @@ class Life:
     def warn_of_fresh_checkpoint(self) -> None:
         """Once per life. Sinks that know batches by their numbers skip those that they have (docs/spark.md)."""
         if not self.warned and self.planner.resumed():
-            log.warning("group %s has positions, and this query begins with a fresh checkpoint: its batches are "
-                        "numbered from 0 again, and a sink that has such numbers already, as Spark's file sink in an "
-                        "old folder, skips them", self.consumer.group)  # fmt: skip
+            log.warning("group %s has positions, and this query begins with a fresh checkpoint: it goes on there, "
+                        "whatever its start says; its batches are numbered from 0 again, and a sink that has such "
+                        "numbers already, as Spark's file sink in an old folder, skips them", self.consumer.group)
         self.warned = True
 
     def done(self, end: dict[str, Any]) -> None:
@@ -186,10 +186,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self._life: Life | None = None
         self._before: MicroBatches | None = None
+        self._bounded = False  # availableNow
         self._targets: dict[TopicPartition, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"options": self.options, "_life": None, "_before": None, "_targets": None}
+        return {"options": self.options, "_life": None, "_before": None, "_bounded": False, "_targets": None}
 
     def _alive(self) -> Life:
         """The life of this process; a new one after a silence that ended the last."""
@@ -227,7 +228,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self.options.rows_max)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._targets = self._alive().planner.ends()
+        self._bounded = True  # nothing is claimed before the offsets are seen: they may be another source's
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         rows_max = _rows(limit)
@@ -238,11 +239,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if key_of(start) == key_of(FIRST):
                 life.warn_of_fresh_checkpoint()
             life.done(start)
-            if self._targets is None and life.outgrown():
+            if self._bounded and self._targets is None:
+                self._targets = life.planner.ends()
+            if not self._bounded and life.outgrown():
                 life = self._renewed()
             return life.plan(start, rows_max, self._targets)
         except ClusterUnreachable as error:
-            if self._targets is not None or self._life is None:
+            if self._bounded or self._life is None:
                 raise  # "nothing to do" would end the query as if it were complete
             log.warning("%s; trying again at the next trigger", error)
             return start

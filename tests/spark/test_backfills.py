@@ -68,6 +68,18 @@ def test_a_batch_read_is_bounded_by_time(place: MakePlace) -> None:
     assert read(here, until="2030-01-01") == [(0, day) for day in range(10)]
 
 
+def test_an_end_before_the_start_is_refused(place: MakePlace) -> None:
+    """It would be a day without a row, and look like success."""
+    here = place(1)
+    here.fill(9)
+    turned = ({"start": json.dumps({here.topic: {"0": 5}}), "until": json.dumps({here.topic: {"0": 3}})},
+              {"start": "latest", "until": "2001-01-01"})  # fmt: skip
+    for options in turned:
+        with pytest.raises(InvalidOption, match=r"until=.* it lies before start="):
+            read(here, **options)
+    assert read(here, startingOffsets="LATEST", endingOffsets="Latest") == []
+
+
 def test_a_batch_read_ends_before_an_open_transaction(place: MakePlace) -> None:
     here = place(1)
     here.fill(4)
@@ -94,7 +106,8 @@ def test_what_a_partition_does_not_hold_is_refused(place: MakePlace) -> None:
 
 
 @pytest.mark.parametrize(("options", "what"), [
-    ({"group": "billing"}, "claimed_batches"), ({"max_rows_per_batch": "5"}, "a stream needs group"),
+    ({"group": "billing"}, "claimed_batches"),
+    ({"maxOffsetsPerTrigger": "5"}, "group=None .* a stream needs it.*no option maxOffsetsPerTrigger"),
     ({"until": "soon"}, "until"), ({"start": "committed"}, "those of a group"), ({"columns": "token"}, "no claims"),
     ({"topics": ""}, "topics"), ({"failOnDataLoss": "false"}, "failOnDataLoss"), ({"assign": "{}"}, "assign"),
 ])  # fmt: skip

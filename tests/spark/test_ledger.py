@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -188,6 +189,9 @@ def test_compaction_beside_readers_and_writers(spark: SparkSession, tmp_path: Pa
         write(ledger.begin(span(5, start, start + 2)))
     listed = ledger.folders("rows")
     late = Ledger(tmp_path).begin(span(5, 8, 10))
+    for folder in listed:
+        for path in (Path(folder), *Path(folder).rglob("*")):
+            os.utime(path, (0, 0))  # written long ago, and read until now
     assert Ledger(tmp_path).compact(spark, "rows") == 4
     write(late)
     assert offsets(tmp_path) == list(range(10))

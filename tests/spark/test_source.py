@@ -375,6 +375,7 @@ def test_available_now_ends_at_what_was_there(place: MakePlace) -> None:
     query = Query(here, max_rows_per_batch=8)
     query.reader.prepareForTriggerAvailableNow()
     there = set(here.written)
+    assert query.turn()
     here.fill(10)
     query.until_idle()
     assert sorted(query.out) == sorted(there)
@@ -564,11 +565,13 @@ def test_the_checkpoint_of_another_source_is_named_and_its_offsets_can_be_taken_
     here.fill(9)
     offsets = {here.topic: {"0": 4, "1": 7}}
     reader = Query(here).reader
+    reader.prepareForTriggerAvailableNow()
     planned = {here.topic: {"0": 9, "1": 9}}  # by a batch that has not been committed
     for call in (lambda: reader.latestOffset(offsets, ReadAllAvailable()), lambda: reader.partitions(offsets, planned)):
         with pytest.raises(InvalidOption, match=r"checkpointLocation=.*as startingOffsets") as raised:
             call()
         assert raised.value.value == json.dumps(offsets)
+        assert reader._life is None, "who claims gives the group positions, and then no start counts"
     query = Query(here, start=json.dumps(offsets))
     query.until_idle()
     assert sorted(query.out) == [(0, at) for at in range(4, 9)] + [(1, 7), (1, 8)]
