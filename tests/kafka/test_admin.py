@@ -175,9 +175,9 @@ def test_release_then_set_position_then_everything_is_seen_again(scene: Scene) -
     assert [(p["position"], p["target"], p["repeated"]) for p in moved["partitions"]] == [(100, 0, 100)] * 3
     scene.await_seen(2)
     told = shell.json("explain", group, f"{scene.topic}:0")
-    (record,) = [one for one in told["records"] if one["type"] == "SetPosition"]
+    # A tool that stands still for a third of an interval sends its record again, and the copy is refused.
+    (record,) = [one for one in told["records"] if one["type"] == "SetPosition" and one["verdict"] == "accepted"]
     assert record["offset"] == moved["offset"]
-    assert record["verdict"] == "accepted"
     assert " run " in record["fields"]["by"]
     assert not told["paused"]
     before = shell.json("explain", group, f"{scene.topic}:0", "--offset", str(moved["offset"] - 1))
