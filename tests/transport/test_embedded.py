@@ -315,28 +315,6 @@ def test_the_number_of_auto_created_partitions_is_not_ours_to_set() -> None:
         assert broker.topics() == {"written": AUTO_CREATED_PARTITIONS, "made": 7}
 
 
-def test_a_fetch_that_finds_nothing_waits_its_whole_time(shared: Broker) -> None:
-    """The reason for FETCH_WAIT_MS: a record that comes during the wait is not seen before its end."""
-    shared.create_topic("waiting", 1)
-    target, wait_s = producer(shared), 0.4
-    write(target, "waiting", 0, b"first")
-    slow, fast = consumer(shared, fetch_wait_max_ms=int(wait_s * 1000)), consumer(shared)
-    trips_s: dict[str, list[float]] = {}
-    for name, source in (("slow", slow), ("fast", fast)):
-        high = source.get_watermark_offsets(TopicPartition("waiting", 0), timeout=DEADLINE_S)[1]
-        source.assign([TopicPartition("waiting", 0, high - 1)])
-        read(source, 1)
-        trips_s[name] = []
-        for _ in range(3):
-            started = time.monotonic()
-            write(target, "waiting", 0, b"x")
-            read(source, 1)
-            trips_s[name].append(time.monotonic() - started)
-        source.close()
-    assert max(trips_s["slow"]) > wait_s / 2
-    assert min(trips_s["fast"]) < wait_s / 4
-
-
 def test_transactions_are_accepted_and_not_honoured(shared: Broker) -> None:
     shared.create_topic("transactions", 1)
     target = producer(shared, transactional_id="t")
