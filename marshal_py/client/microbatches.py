@@ -88,7 +88,12 @@ class MicroBatches:
     """Of one member, in at-least-once or at-most-once mode. Everything is called under the driver's lock."""
 
     def __init__(self, member: Member, ranges: Ranges, incarnation: bytes, before: MicroBatches | None = None) -> None:
-        """`before`: of an earlier membership of the same process, which knows what it has handed over."""
+        """`before`: of an earlier membership of the same process, which knows what it has handed over.
+
+        That counts within one incarnation of the log alone: in another one the same epochs are other claims.
+        """
+        if before is not None and before.incarnation != incarnation:
+            before = None
         self.member, self.ranges, self.incarnation = member, ranges, incarnation
         self.at_most_once = member.options.mode == AT_MOST_ONCE
         self.handed: dict[str, HandedOver] = before.handed if before is not None else {}  # by end, until committed

@@ -339,9 +339,11 @@ _MEMBER: Final = (
     Mutant("Q1", "a query plans and acks before its claims have come", mutants_query.q1, _bias("crash", queries=2)),
     Mutant("Q2", "a trigger acks what its tasks left out", mutants_query.q2, _bias("stop", "lag", "admin", queries=2)),
     Mutant("Q3", "a replayed batch leaves out what nobody has claimed yet", mutants_query.q3,
-           _bias("crash", "lag", queries=3)),
+           _bias("crash", queries=3)),
     Mutant("Q4", "late news of a commit acks the batch that is with the query now", mutants_query.q4,
            _bias("crash", "lag", queries=3)),
+    Mutant("Q5", "what was handed over in another incarnation of the log counts in this one", mutants_query.q5,
+           _bias("recreate", "stuck_handler", queries=3)),
     Mutant("P6", "a new owner skips nothing", mutants_claims.p6, _bias("crash", "slow_handler", mode=AT_LEAST_ONCE)),
 )
 _FOLD_BIAS: Final = {

@@ -12,6 +12,7 @@ from typing import Any
 from marshal_py.client.microbatches import End, MicroBatches, Planned, Replay, key_of, planned_in
 from marshal_py.client.ranges import ClaimedRange, Ranges, Taken
 from marshal_py.protocol.identity import Instant, TopicPartition
+from marshal_py.protocol.member import Member
 
 Patch = tuple[Any, str, Any]
 
@@ -91,3 +92,15 @@ def q4() -> list[Patch]:
         return any([self.commit(json.loads(key), now) for key in list(self.handed)])
 
     return [(MicroBatches, "told", told)]
+
+
+def q5() -> list[Patch]:
+    init = MicroBatches.__init__
+
+    def carries_over(self: MicroBatches, member: Member, ranges: Ranges, incarnation: bytes,
+                     before: MicroBatches | None = None) -> None:  # fmt: skip
+        if before is not None:
+            before.incarnation = incarnation
+        init(self, member, ranges, incarnation, before)
+
+    return [(MicroBatches, "__init__", carries_over)]

@@ -25,7 +25,7 @@ from marshal_py.simulator.client import Client, ClientStage
 from marshal_py.simulator.clock import MachineClock
 from marshal_py.transport.ports import Bounds
 
-ASK_MS = 50  # between two looks at what a call waits for
+ASKS = 8  # looks per interval at what a call waits for
 CALL_MS = 5  # between two of Spark's calls, at most
 BUSY = 0.1  # how often a driver takes up to an interval for that
 ROWS_MAX = 12  # of a batch: small, so that several batches hold what a claim has
@@ -84,6 +84,7 @@ class Query(Client):
         self._trigger_ms = 0
         # Of the newest plan: when, how much of the log had been read, and as which instance.
         self._gate = (0, 0, b"")
+        self._ask_ms = max(1, options.interval_ms // ASKS)
         self._listens = stage.rng.random() < LISTENS
         self._trigger_intervals = TRIGGER_INTERVALS[int(stage.rng.random() * len(TRIGGER_INTERVALS))]
 
@@ -150,7 +151,7 @@ class Query(Client):
         self._called()
         if self.stage.now_ms - self._since_ms >= intervals * self.options.interval_ms:
             return False
-        self.stage.at(ASK_MS, self, step)
+        self.stage.at(self._ask_ms, self, step)
         return True
 
     def _called(self) -> None:
@@ -163,7 +164,7 @@ class Query(Client):
     def _latest_offset(self, _: None) -> None:
         self._called()
         if not self._joined():
-            self.stage.at(ASK_MS, self, self._latest_offset)
+            self.stage.at(self._ask_ms, self, self._latest_offset)
             return
         if not self.ranges.settled() and self._again(self._latest_offset, SETTLE_INTERVALS):
             return
@@ -231,7 +232,7 @@ class Query(Client):
         """And the commit of the batch before, which is the same call's first half."""
         if not self._joined():
             self._called()
-            self.stage.at(ASK_MS, self, self._partitions)
+            self.stage.at(self._ask_ms, self, self._partitions)
             return
         self._called()
         checkpoint = self.checkpoint
@@ -293,7 +294,7 @@ class Query(Client):
 
     def _next_trigger(self) -> None:
         self._trigger_ms = self.stage.now_ms + int(self._trigger_intervals * self.options.interval_ms)
-        self.stage.at(ASK_MS, None, self._trigger)
+        self.stage.at(self._ask_ms, None, self._trigger)
 
     def _trigger(self, _: None) -> None:
         if self.killed:
@@ -305,7 +306,7 @@ class Query(Client):
         if self.dead and self.overdue:
             self._revive(None)
         elif self.overdue:
-            self.stage.at(ASK_MS, None, self._trigger)  # its member is on its way out
+            self.stage.at(self._ask_ms, None, self._trigger)  # its member is on its way out
         else:
             self._ask(self._latest_offset)
 

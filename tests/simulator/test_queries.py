@@ -10,6 +10,10 @@ from typer.testing import CliRunner
 
 from marshal_py.cli import app
 from marshal_py.client.microbatches import FIRST, MicroBatches, key_of
+from marshal_py.client.ranges import Ranges
+from marshal_py.protocol.member import Member
+from marshal_py.protocol.ready import MemberOptions
+from marshal_py.protocol.world import World
 from marshal_py.simulator.run import simulate
 from marshal_py.simulator.scenario import Options
 from marshal_py.simulator.schedule import Schedule, parse, text_of
@@ -46,6 +50,14 @@ def test_every_way_through_a_batch_is_taken(monkeypatch: pytest.MonkeyPatch) -> 
     for seed in range(6):
         simulate(seed, options)
     assert {"waits", "left out", "whole", "told by a later life"} <= (+seen).keys(), seen
+
+
+@pytest.mark.parametrize(("incarnation", "kept"), [(b"one", 1), (b"another", 0)])
+def test_what_was_handed_over_counts_in_its_own_incarnation_of_the_log_alone(incarnation: bytes, kept: int) -> None:
+    member = Member(World(), "billing", MemberOptions(client_id="c1", topics=("orders",)), bytes)
+    before = MicroBatches(member, Ranges(member, b"one"), b"one")
+    before.hand_over(before.end_of(FIRST, []), [])
+    assert len(MicroBatches(member, Ranges(member, incarnation), incarnation, before).handed) == kept
 
 
 def test_a_seed_with_queries_can_be_kept_and_run_again() -> None:
