@@ -20,7 +20,7 @@ from marshal_py.admin.change import ConfigPlan, ShrinkPlan, origin_of, others_mo
 from marshal_py.admin.desk import Desk, Watcher
 from marshal_py.admin.errand import Scene
 from marshal_py.admin.nearest import instead
-from marshal_py.admin.outlook import Outlook, check_pause
+from marshal_py.admin.outlook import Outlook, check_pause, of_shrink
 from marshal_py.admin.pause import PausePlan, ResumePlan
 from marshal_py.admin.position import PositionPlan, check_size
 from marshal_py.admin.preview import Row, owners_of, parked_of, preview, rows_of
@@ -113,9 +113,12 @@ class Group:
 
     def outlook(self, judge: Callable[[Scene], Outlook]) -> Outlook:
         """What an operation would do now: one of the functions of marshal_py.admin.outlook. Writes nothing."""
+        return self._foresee(lambda desk: judge(desk.scene))
+
+    def _foresee(self, judge: Callable[[Desk], Outlook]) -> Outlook:
         with self.desk(founding=True) as desk:
             try:
-                return judge(desk.scene)
+                return judge(desk)
             except GroupMissing:
                 if desk.scene.group is None:
                     raise self._missing() from None
@@ -176,10 +179,21 @@ class Group:
             desk.run(plan, watcher)
             return plan.changed_at
 
-    def check_shrink(self, topic: str, partitions: int) -> None:
-        """Raises what `shrink` would raise of Kafka's topic: InvalidOption, DataTopicRecreated. Writes nothing."""
-        with self.desk() as desk:
-            _check_smaller(desk, topic, partitions)
+    def foresee_shrink(self, topic: str, partitions: int) -> Outlook:
+        """What `shrink` would do now, and what of Kafka's topic speaks against it. Writes nothing.
+
+        Raises GroupMissing, InvalidOption.
+        """
+
+        def judge(desk: Desk) -> Outlook:
+            found = of_shrink(desk.scene, topic, partitions)
+            try:
+                _check_smaller(desk, topic, partitions)
+            except (InvalidOption, DataTopicRecreated) as error:
+                return found._replace(does=[*found.does, f"As things are it would be refused: {error}"])
+            return found
+
+        return self._foresee(judge)
 
     # --- pausing
 

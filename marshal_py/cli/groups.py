@@ -11,12 +11,11 @@ from rich.table import Table
 
 from marshal_py.admin import outlook, overview
 from marshal_py.admin.change import check_settings
-from marshal_py.admin.errand import Scene
 from marshal_py.admin.targets import print_table
 from marshal_py.cli import frame, operate
 from marshal_py.cli.state import NOBODY, paused
 from marshal_py.client.observer import Observer
-from marshal_py.errors import DataTopicRecreated, InvalidOption
+from marshal_py.errors import InvalidOption
 
 LS_EXAMPLE: Final = frame.example("marshal groups ls")
 INFO_EXAMPLE: Final = frame.example("marshal groups info billing")
@@ -216,17 +215,8 @@ def shrink(
     Pauses the group for that moment. A topic that grows needs no command: consumers see it.
     """
     target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
-
-    def foreseen(scene: Scene) -> outlook.Outlook:
-        found = outlook.of_shrink(scene, topic, partitions)
-        try:
-            target.check_shrink(topic, partitions)
-        except (InvalidOption, DataTopicRecreated) as error:
-            return found._replace(does=[*found.does, f"As things are it would be refused: {error}"])
-        return found
-
-    if not operate.foresee(target, foreseen, dry_run=dry_run,
-                           as_json=as_json, question=f"Shrink {topic!r} in group {group!r}?", yes=yes):  # fmt: skip
+    if not operate.foresee_by(group, lambda: target.foresee_shrink(topic, partitions), dry_run=dry_run,
+                              as_json=as_json, question=f"Shrink {topic!r} in group {group!r}?", yes=yes):  # fmt: skip
         return
     operate.ask_twice(group, take_over, yes)
     offset = target.shrink(topic, partitions, reason=reason, token=token, adopt=adopt, take_over=take_over,

@@ -68,11 +68,18 @@ def ask(question: str, yes: bool) -> None:
 def foresee(group: Group, judge: Callable[[Scene], Outlook], *, dry_run: bool, as_json: bool, question: str = "",
             yes: bool = False) -> bool:  # fmt: skip
     """Shows what the command would do and asks `question`, if it has one; False after a dry run, which was all."""
+    return foresee_by(group.name, lambda: group.outlook(judge), dry_run=dry_run, as_json=as_json, question=question,
+                      yes=yes)  # fmt: skip
+
+
+def foresee_by(name: str, look: Callable[[], Outlook], *, dry_run: bool, as_json: bool, question: str = "",
+               yes: bool = False) -> bool:  # fmt: skip
+    """The same for what no scene alone can tell."""
     if not dry_run and (yes or not question):
         return True
-    seen = group.outlook(judge)
+    seen = look()
     if dry_run and as_json:
-        frame.print_json({"group": group.name, "outcome": "dry_run", **seen._asdict()})
+        frame.print_json({"group": name, "outcome": "dry_run", **seen._asdict()})
         return False
     tell = print if dry_run else frame.say
     for line in seen.does:

@@ -94,7 +94,8 @@ class MicroBatches:
         """
         if before is not None and before.incarnation != incarnation:
             before = None
-        self.member, self.ranges, self.incarnation = member, ranges, incarnation
+        self.member, self.ranges = member, ranges
+        self.incarnation: bytes = incarnation
         self.at_most_once = member.options.mode == AT_MOST_ONCE
         self.handed: dict[str, HandedOver] = before.handed if before is not None else {}  # by end, until committed
         # What is done and not yet told to the log.

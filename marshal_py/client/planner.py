@@ -167,8 +167,7 @@ class Planner:
 
     def ends(self) -> dict[TopicPartition, int]:
         """End of every partition of the topics, claimed or not."""
-        tps = self._partitions()
-        return {tp: bounds.end for tp, bounds in self._loop.admin.bounds(tps, committed=self._committed_ends).items()}
+        return self.ends_at(starts.LATEST)
 
     def plan(self, rows_max: int | None, up_to: Mapping[TopicPartition, int] | None = None) -> list[ClaimedRange]:
         """The next ranges of the claims that are open, at most `rows_max` offsets, none beyond `up_to`. May be empty.
