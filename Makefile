@@ -30,6 +30,7 @@ pipeline: $(TEST_STAMP)
 	$(BIN)/python -m examples.pipeline $(ARGS)
 
 lint: $(TEST_STAMP)
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 

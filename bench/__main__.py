@@ -29,9 +29,24 @@ from tests.support.jars import KafkaUnavailable
 
 # The quick ones first: whoever waits sees tables early.
 NAMES = (
-    "fold", "scale", "races", "replay", "sweep", "stream", "spark", "memory", "startup", "claims", "traffic",
-    "throughput", "join", "leave", "rewind", "backlog", "takeover",
-)  # fmt: skip
+    "fold",
+    "scale",
+    "races",
+    "replay",
+    "sweep",
+    "stream",
+    "spark",
+    "memory",
+    "startup",
+    "claims",
+    "traffic",
+    "throughput",
+    "join",
+    "leave",
+    "rewind",
+    "backlog",
+    "takeover",
+)
 
 
 def machine() -> dict[str, Any]:

@@ -62,9 +62,10 @@ def member(order: Mapping[str, Any]) -> None:
     delivery = "at_most_once" if "at most once" in order["way"] else "at_least_once"
     with (
         marshal_py.connect(order["bootstrap"], coordination_topic=order["coordination"]) as marshal,
-        marshal.consumer(order["group"], [order["topic"]], start="earliest", delivery=delivery,
-                         on_claim=claimed) as consumer,
-    ):  # fmt: skip
+        marshal.consumer(
+            order["group"], [order["topic"]], start="earliest", delivery=delivery, on_claim=claimed
+        ) as consumer,
+    ):
         if "fetch" in order["way"]:
             while True:
                 for message in consumer.fetch(BATCH, expires_s=1.0):
@@ -78,8 +79,12 @@ class Process:
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         self.told: dict[str, dict[int, int]] = {"claim": {}, "message": {}}
-        self._process = subprocess.Popen([sys.executable, "-m", "bench.backlog", json.dumps(order)], text=True,
-                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.backlog", json.dumps(order)],
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
@@ -186,8 +191,14 @@ def run(stand: Stand, tiny: bool) -> Result:
         served = f"{len(alone)} of {PARTITIONS}"
         rows.append([way, served, spread(alone), spread(after_claim), spread(after_kill), never])
     stand.drop(topic, coordination)
-    columns = ["way", f"served in {WATCHED_S:g} s", "first messages, s", "claim to message, s", "kill to message, s",
-               "not served"]  # fmt: skip
+    columns = [
+        "way",
+        f"served in {WATCHED_S:g} s",
+        "first messages, s",
+        "claim to message, s",
+        "kill to message, s",
+        "not served",
+    ]
     notes = [f"Goals: {PARTITIONS} of {PARTITIONS} in {WATCHED_S:g} s; claim to message at most 5 s; none not served."]
     return Result("backlog", columns, rows, notes, raw)
 

@@ -44,11 +44,20 @@ def run(stand: Stand, tiny: bool) -> Result:
                     taken[kind].append(found)
         stand.drop(topic, coordination)
         for kind in KINDS:
-            rows.append([kind, partitions, len(taken[kind]), spread(taken[kind]), ratio(taken[kind], taken["marshal"]),
-                         str(work[kind])])  # fmt: skip
+            rows.append(
+                [
+                    kind,
+                    partitions,
+                    len(taken[kind]),
+                    spread(taken[kind]),
+                    ratio(taken[kind], taken["marshal"]),
+                    str(work[kind]),
+                ]
+            )
             raw[f"{kind}, {partitions}"] = taken[kind]
-    return Result("claims", ["contestant", "partitions", "runs", "all claimed after, s", "x marshal", "claims"], rows,
-                  [GOAL], raw)  # fmt: skip
+    return Result(
+        "claims", ["contestant", "partitions", "runs", "all claimed after, s", "x marshal", "claims"], rows, [GOAL], raw
+    )
 
 
 def _claim(stand: Stand, kind: str, topic: str, coordination: str, partitions: int, work: Work) -> float:

@@ -57,8 +57,14 @@ class Span(NamedTuple):
 
 
 def _spawn(module: str, order: Mapping[str, Any], stdout: int | None, stderr: IO[bytes]) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-m", module, json.dumps(order)], cwd=ROOT, stdin=subprocess.PIPE,
-                            stdout=stdout, stderr=stderr, text=True)  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-m", module, json.dumps(order)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=stdout,
+        stderr=stderr,
+        text=True,
+    )
 
 
 class Player:
@@ -124,9 +130,18 @@ class Player:
 class Crew:
     """The members of one group, their load and their deliveries. A context manager; leaving it ends every process."""
 
-    def __init__(self, stand: Stand, kind: str, *, partitions: int = PARTITIONS, period_s: float = PERIOD_S,
-                 hold_s: float | None = None, settings: Mapping[str, Any] | None = None,
-                 options: Mapping[str, Any] | None = None, group: str | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        stand: Stand,
+        kind: str,
+        *,
+        partitions: int = PARTITIONS,
+        period_s: float = PERIOD_S,
+        hold_s: float | None = None,
+        settings: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        group: str | None = None,
+    ) -> None:
         """`settings` are librdkafka's for Kafka's kinds, `options` those of `Marshal.consumer`."""
         self.stand, self.kind = stand, kind
         self.partitions, self.period_s = partitions, period_s
@@ -147,8 +162,9 @@ class Crew:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         for player in self.members:
             player.end()
         self.members.clear()
@@ -156,8 +172,12 @@ class Crew:
         self.stand.drop(self.topic, *filter(None, [self.coordination]))
 
     def feed(self) -> None:
-        order = {"bootstrap": self.stand.bootstrap, "topic": self.topic, "partitions": self.partitions,
-                 "period_s": self.period_s}  # fmt: skip
+        order = {
+            "bootstrap": self.stand.bootstrap,
+            "topic": self.topic,
+            "partitions": self.partitions,
+            "period_s": self.period_s,
+        }
         with (self._folder / "feeder.err").open("ab") as errors:
             self._feeder = _spawn("bench.feeder", order, subprocess.DEVNULL, errors)
 
@@ -177,9 +197,16 @@ class Crew:
     def start(self) -> Player:
         """A new member, which begins as soon as it is ready."""
         number = len(self._everyone)
-        order = {"kind": self.kind, "bootstrap": self.stand.bootstrap, "group": self.group, "topic": self.topic,
-                 "log": str(self._folder / f"{number}.log"), "coordination": self.coordination,
-                 "settings": self._settings, "options": self._options}  # fmt: skip
+        order = {
+            "kind": self.kind,
+            "bootstrap": self.stand.bootstrap,
+            "group": self.group,
+            "topic": self.topic,
+            "log": str(self._folder / f"{number}.log"),
+            "coordination": self.coordination,
+            "settings": self._settings,
+            "options": self._options,
+        }
         player = Player(number, order, self._folder)
         self._everyone.append(player)
         self.members.append(player)
@@ -228,8 +255,10 @@ class Crew:
         """Until somebody else than `not_by` has delivered of each of these partitions after `since_ns`."""
 
         def all_there() -> bool:
-            return all(any(d.ns > since_ns and d.member != not_by for d in reversed(self.deliveries[p][-200:]))
-                       for p in partitions)  # fmt: skip
+            return all(
+                any(d.ns > since_ns and d.member != not_by for d in reversed(self.deliveries[p][-200:]))
+                for p in partitions
+            )
 
         self._wait(all_there, timeout_s, f"partitions {partitions} are delivered by others")
 

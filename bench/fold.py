@@ -85,7 +85,15 @@ def run(stand: Stand, tiny: bool) -> Result:
             folds.append(len(values) / took_s / 1000)
             decodes.append(len(values) / decode(values) / 1000)
         ratio = spread([f / d for f, d in zip(folds, decodes, strict=True)])
-        rows.append([f"{claims} changed claim(s) per heartbeat", spread(folds), spread(decodes), ratio, goal,
-                     f"{len(values):,} #{digest >> 32:08x}"])  # fmt: skip
+        rows.append(
+            [
+                f"{claims} changed claim(s) per heartbeat",
+                spread(folds),
+                spread(decodes),
+                ratio,
+                goal,
+                f"{len(values):,} #{digest >> 32:08x}",
+            ]
+        )
     columns = ["history", "fold, thousand records/s", "bare decode, thousand/s", "ratio", "goal", "work"]
     return Result("fold", columns, rows, ["one process, CPU time, digests of the group at every checkpoint"])

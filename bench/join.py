@@ -27,15 +27,38 @@ def run(stand: Stand, tiny: bool) -> Result:
     found = measured(stand, tiny)
     ours = found["marshal"]
     rows = [
-        [kind, moves.joins, spread(moves.from_call_s), ratio(moves.from_call_s, ours.from_call_s),
-         spread(moves.from_spawn_s), spread(moves.join_moved_ms), percentile(moves.join_moved_ms, 0.99),
-         len(moves.join_moved_ms) / moves.joins, spread(moves.join_stayed_ms), spread(moves.join_noise_ms),
-         moves.tally["missing"], moves.tally["again"], moves.tally["delivered"]]
+        [
+            kind,
+            moves.joins,
+            spread(moves.from_call_s),
+            ratio(moves.from_call_s, ours.from_call_s),
+            spread(moves.from_spawn_s),
+            spread(moves.join_moved_ms),
+            percentile(moves.join_moved_ms, 0.99),
+            len(moves.join_moved_ms) / moves.joins,
+            spread(moves.join_stayed_ms),
+            spread(moves.join_noise_ms),
+            moves.tally["missing"],
+            moves.tally["again"],
+            moves.tally["delivered"],
+        ]
         for kind, moves in found.items()
-    ]  # fmt: skip
-    columns = ["contestant", "joins", "first message after the call, s", "x marshal", "after process start, s",
-               "moved: gap, ms", "p99, ms", "moved of 12", "stayed: gap, ms", "noise, ms", "missing", "delivered again",
-               "messages"]  # fmt: skip
+    ]
+    columns = [
+        "contestant",
+        "joins",
+        "first message after the call, s",
+        "x marshal",
+        "after process start, s",
+        "moved: gap, ms",
+        "p99, ms",
+        "moved of 12",
+        "stayed: gap, ms",
+        "noise, ms",
+        "missing",
+        "delivered again",
+        "messages",
+    ]
     notes = [
         "Goals for marshal: first message <= 0.3 s after the call; moved: median <= 10 ms, p99 <= 50 ms; stayed: no gap"
         " beyond the noise + 10 ms.",

@@ -23,14 +23,34 @@ def run(stand: Stand, tiny: bool) -> Result:
     found = measured(stand, tiny)
     ours = found["marshal"]
     rows = [
-        [kind, moves.leaves, spread(moves.leave_its_ms), percentile(moves.leave_its_ms, 0.99),
-         ratio(moves.leave_its_ms, ours.leave_its_ms), spread(moves.leave_others_ms),
-         percentile(moves.leave_others_ms, 0.99), spread(moves.leave_noise_ms), moves.tally["missing"],
-         moves.tally["again"], moves.tally["delivered"]]
+        [
+            kind,
+            moves.leaves,
+            spread(moves.leave_its_ms),
+            percentile(moves.leave_its_ms, 0.99),
+            ratio(moves.leave_its_ms, ours.leave_its_ms),
+            spread(moves.leave_others_ms),
+            percentile(moves.leave_others_ms, 0.99),
+            spread(moves.leave_noise_ms),
+            moves.tally["missing"],
+            moves.tally["again"],
+            moves.tally["delivered"],
+        ]
         for kind, moves in found.items()
-    ]  # fmt: skip
-    columns = ["contestant", "stops", "its partitions: gap, ms", "p99, ms", "x marshal", "others: gap, ms",
-               "p99, ms", "noise, ms", "missing", "delivered again", "messages"]  # fmt: skip
+    ]
+    columns = [
+        "contestant",
+        "stops",
+        "its partitions: gap, ms",
+        "p99, ms",
+        "x marshal",
+        "others: gap, ms",
+        "p99, ms",
+        "noise, ms",
+        "missing",
+        "delivered again",
+        "messages",
+    ]
     notes = [
         "Goals for marshal: its partitions: median <= 10 ms, p99 <= 50 ms; others: no gap beyond the noise + 10 ms.",
         "Gaps are over the normal spacing of 12 ms. Missing and delivered again count joins and leaves together.",

@@ -68,15 +68,39 @@ def run(stand: Stand, tiny: bool) -> Result:
     stand.fill(topic, PARTITIONS, 2 * (acked + unacked), SIZE_BYTES)
     found = _child("consume", stand.bootstrap, topic, coordination, str(acked), str(unacked))
     stand.drop(topic, coordination)
-    rows.append(["consumer", "contiguous, none acked", found["tracked"], found["held_bytes"] / found["tracked"],
-                 found["held_bytes"] / 1e6, found["work"]])  # fmt: skip
-    rows.append(["consumer, long run", f"second half of {acked:,} acked", acked // 2, found["grown_bytes"] / acked * 2,
-                 found["grown_bytes"] / 1e6, found["work"]])  # fmt: skip
+    rows.append(
+        [
+            "consumer",
+            "contiguous, none acked",
+            found["tracked"],
+            found["held_bytes"] / found["tracked"],
+            found["held_bytes"] / 1e6,
+            found["work"],
+        ]
+    )
+    rows.append(
+        [
+            "consumer, long run",
+            f"second half of {acked:,} acked",
+            acked // 2,
+            found["grown_bytes"] / acked * 2,
+            found["grown_bytes"] / 1e6,
+            found["work"],
+        ]
+    )
     hours = TINY_HOURS if tiny else HOURS
     stand.say(f"memory over {hours:g} simulated hours")
     lived = _child("live", str(hours))
-    rows.append(["members, long run", f"second half of {hours:g} simulated hours", lived["records"] // 2,
-                 lived["grown_bytes"] / lived["records"] * 2, lived["grown_bytes"] / 1e6, lived["work"]])  # fmt: skip
+    rows.append(
+        [
+            "members, long run",
+            f"second half of {hours:g} simulated hours",
+            lived["records"] // 2,
+            lived["grown_bytes"] / lived["records"] * 2,
+            lived["grown_bytes"] / 1e6,
+            lived["work"],
+        ]
+    )
     columns = ["what", "case", "offsets, messages or records", "bytes each", "MB in all", "work"]
     notes = ["Goals: <= 200 bytes per tracked unacked offset; flat over 24 simulated hours."]
     return Result("memory", columns, rows, notes, {"consumer": found, "members": lived})
@@ -129,8 +153,9 @@ def _deliver(tracker: AtLeastOnce, first: int, chunk: int, gaps: bool) -> Run:
 
 def _child(*arguments: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "bench.memory", *arguments]
-    answer = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True,
-                            timeout=CHILD_TIMEOUT_S)  # fmt: skip
+    answer = subprocess.run(
+        command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=CHILD_TIMEOUT_S
+    )
     if answer.returncode:
         raise RuntimeError(f"{arguments[0]} ended with {answer.returncode}: {answer.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(answer.stdout)
@@ -156,6 +181,7 @@ def consume(bootstrap: str, topic: str, coordination: str, acked: int, unacked: 
         marshal_py.connect(bootstrap, coordination_topic=coordination) as marshal,
         marshal.consumer("memory", [topic], **options) as consumer,
     ):
+
         def read(until: int, ack: bool) -> None:
             while work.count < until:
                 batch = consumer.fetch(min(BATCH, until - work.count), expires_s=1.0)
@@ -171,8 +197,13 @@ def consume(bootstrap: str, topic: str, coordination: str, acked: int, unacked: 
         read(acked + unacked, ack=False)
         held_bytes = resident_bytes() - samples[-1]
         in_flight = consumer.cached_info().in_flight
-    return {"tracked": in_flight, "held_bytes": held_bytes, "grown_bytes": samples[-1] - samples[HALF],
-            "samples": samples, "work": str(work)}  # fmt: skip
+    return {
+        "tracked": in_flight,
+        "held_bytes": held_bytes,
+        "grown_bytes": samples[-1] - samples[HALF],
+        "samples": samples,
+        "work": str(work),
+    }
 
 
 class Life:
@@ -185,8 +216,9 @@ class Life:
         self.offset = 0
         self.work = Work()
         self.members = [self._member(number) for number in range(SIMULATED_MEMBERS)]
-        self._append(codec.encode(Genesis(self.incarnation, 1, HASH_NAME, rationalizer.PROTOCOL_VERSION), "",
-                                  self.incarnation))  # fmt: skip
+        self._append(
+            codec.encode(Genesis(self.incarnation, 1, HASH_NAME, rationalizer.PROTOCOL_VERSION), "", self.incarnation)
+        )
 
     def _member(self, number: int) -> Member:
         options = MemberOptions(client_id=f"client-{number}", topics=(self.topic,))

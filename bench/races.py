@@ -20,9 +20,19 @@ def run(stand: Stand, tiny: bool) -> Result:
     found = races.measure(range(SEEDS_TINY if tiny else SEEDS), None, 1, lambda runs, seconds: None)
     rows: list[list[Any]] = []
     for name, pace in (("faulty", found.faulty), ("calm", found.calm)):
-        rows.append([name, pace.events_per_cpu_s, pace.simulated_hours_per_cpu_hour, pace.races_per_cpu_s, GOALS[name],
-                     f"{pace.runs} runs"])  # fmt: skip
+        rows.append(
+            [
+                name,
+                pace.events_per_cpu_s,
+                pace.simulated_hours_per_cpu_hour,
+                pace.races_per_cpu_s,
+                GOALS[name],
+                f"{pace.runs} runs",
+            ]
+        )
     columns = ["clusters", "events per CPU s", "simulated hours per CPU hour", "claim races per CPU s", "goal", "work"]
-    notes = [f"{found.violations} violations, #{found.trace_hash[:8]} over {found.runs} runs; `marshal bench races` "
-             f"measures all cores"]  # fmt: skip
+    notes = [
+        f"{found.violations} violations, #{found.trace_hash[:8]} over {found.runs} runs; `marshal bench races` "
+        f"measures all cores"
+    ]
     return Result("races", columns, rows, notes)

@@ -61,8 +61,9 @@ def write(folder: Path, logs: int, records: int) -> int:
     written = 0
     for log in range(logs):
         group = next(name for number in count() if route(name := f"group-{number}", logs) == log)
-        rows = [(log, offset, 1_000 * offset, None, value)
-                for offset, value in enumerate(history(records, 1, group, logs))]  # fmt: skip
+        rows = [
+            (log, offset, 1_000 * offset, None, value) for offset, value in enumerate(history(records, 1, group, logs))
+        ]
         table = pa.Table.from_batches(columns.raw_batches(iter(rows))).drop_columns("log")
         (folder / f"log={log}" / DAY).mkdir(parents=True)
         pyarrow.parquet.write_table(table, folder / f"log={log}" / DAY / "records.parquet")
@@ -99,8 +100,14 @@ def as_source(spark: SparkSession, folder: Path) -> pa.Table:
 def as_stream(spark: SparkSession, folder: Path, root: Genesis, out: Path) -> pa.Table:
     schema = columns.spark_schema(columns.raw_fields())
     raw = spark.readStream.schema(schema).option("maxFilesPerTrigger", FILES_PER_BATCH).parquet(str(folder))
-    query = replay_stream(raw, root, TABLES).writeStream.format("parquet").option("path", str(out / "rows")).option(
-        "checkpointLocation", str(out / "checkpoint")).trigger(availableNow=True).start()  # fmt: skip
+    query = (
+        replay_stream(raw, root, TABLES)
+        .writeStream.format("parquet")
+        .option("path", str(out / "rows"))
+        .option("checkpointLocation", str(out / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
     query.awaitTermination()
     return spark.read.parquet(str(out / "rows")).toArrow()
 
@@ -134,7 +141,9 @@ def run(stand: Stand, tiny: bool) -> Result:
     shutil.rmtree(folder)
     if len(set(marks.values())) != 1:
         raise RuntimeError(f"the digests differ: {marks}")
-    rows: list[list[Any]] = [[name, spread(found), ratio(found, rates["one process"]), f"{written:,} #{marks[name]}"]
-                             for name, found in rates.items()]  # fmt: skip
+    rows: list[list[Any]] = [
+        [name, spread(found), ratio(found, rates["one process"]), f"{written:,} #{marks[name]}"]
+        for name, found in rates.items()
+    ]
     notes = [f"{logs} logs in Parquet, {rounds} rounds in turn; the digests of all are equal"]
     return Result("replay", ["contestant", "thousand records/s", "ratio to one process", "work"], rows, notes)

@@ -56,10 +56,32 @@ def run(stand: Stand, tiny: bool) -> Result:
             around = Span(began, ended + int(AFTER_S * 1e9))
             gap_ms += [crew.longest_ms(p, around) - crew.normal_ms(p, before) for p in range(crew.partitions)]
         tally = crew.tally()
-    row = ["marshal", len(paused_ms), spread(paused_ms), percentile(paused_ms, 0.99), spread(call_ms), spread(gap_ms),
-           percentile(gap_ms, 0.99), tally["missing"], tally["again"], tally["delivered"]]  # fmt: skip
-    columns = ["contestant", "moves", "paused, ms", "p99, ms", "call, ms", "gap of a partition, ms", "p99, ms",
-               "missing", "delivered again", "messages"]  # fmt: skip
-    notes = ["Goal: pause to resume of 12 partitions within 1 s.", f"Delivered again is what was asked for: {-BACK} "
-             "messages per partition and move."]  # fmt: skip
+    row = [
+        "marshal",
+        len(paused_ms),
+        spread(paused_ms),
+        percentile(paused_ms, 0.99),
+        spread(call_ms),
+        spread(gap_ms),
+        percentile(gap_ms, 0.99),
+        tally["missing"],
+        tally["again"],
+        tally["delivered"],
+    ]
+    columns = [
+        "contestant",
+        "moves",
+        "paused, ms",
+        "p99, ms",
+        "call, ms",
+        "gap of a partition, ms",
+        "p99, ms",
+        "missing",
+        "delivered again",
+        "messages",
+    ]
+    notes = [
+        "Goal: pause to resume of 12 partitions within 1 s.",
+        f"Delivered again is what was asked for: {-BACK} messages per partition and move.",
+    ]
     return Result("rewind", columns, [row], notes, {"paused_ms": paused_ms, "call_ms": call_ms, "gap_ms": gap_ms})

@@ -293,7 +293,12 @@ def run(stand: Stand, tiny: bool) -> Result:
         rows += part()
         stand.say(rows[-1][0])
     columns = ["what", "ms", "highest, ms", "goal, ms", "of how many"]
-    return Result("scale", columns, rows, [
-        "one process, CPU time, virtual time; the highest includes Python's pauses",
-        f"churn: a record each {STEP_MS} ms; the member looks at the target ten times per interval at most",
-    ])  # fmt: skip
+    return Result(
+        "scale",
+        columns,
+        rows,
+        [
+            "one process, CPU time, virtual time; the highest includes Python's pauses",
+            f"churn: a record each {STEP_MS} ms; the member looks at the target ten times per interval at most",
+        ],
+    )

@@ -70,8 +70,9 @@ def spent_s() -> float:
 def session() -> tuple[SparkSession, str]:
     """And why Spark's own source is missing, if it is."""
     try:
-        return local_session("local[2]", settings={**SETTINGS, "spark.jars.packages": PACKAGES,
-                                                   "spark.jars.excludes": EXCLUDES}), ""  # fmt: skip
+        return local_session(
+            "local[2]", settings={**SETTINGS, "spark.jars.packages": PACKAGES, "spark.jars.excludes": EXCLUDES}
+        ), ""
     except Exception as error:
         said = (str(error).splitlines() or [type(error).__name__])[0]
         return local_session("local[2]", settings=SETTINGS), f"{PACKAGES} could not be had: {said}"
@@ -85,11 +86,20 @@ class Runner:
 
     def options(self, name: str, topic: str, batch: int) -> dict[str, str]:
         if name == THEIRS:
-            return {"kafka.bootstrap.servers": self.job["bootstrap"], "subscribe": topic, "startingOffsets": "earliest",
-                    "maxOffsetsPerTrigger": str(batch)}  # fmt: skip
-        return {"bootstrap.servers": self.job["bootstrap"], "topics": topic, "start": "earliest",
-                "group": f"{self.job['group']}-{self.number}", "coordination_topic": self.job["log"],
-                "max_rows_per_batch": str(batch)}  # fmt: skip
+            return {
+                "kafka.bootstrap.servers": self.job["bootstrap"],
+                "subscribe": topic,
+                "startingOffsets": "earliest",
+                "maxOffsetsPerTrigger": str(batch),
+            }
+        return {
+            "bootstrap.servers": self.job["bootstrap"],
+            "topics": topic,
+            "start": "earliest",
+            "group": f"{self.job['group']}-{self.number}",
+            "coordination_topic": self.job["log"],
+            "max_rows_per_batch": str(batch),
+        }
 
     def query(self, name: str, topic: str, batch: int, sink: str = "noop") -> dict[str, Any]:
         """Runs one to its end: rows, seconds of each batch and of all, processor seconds."""
@@ -107,24 +117,34 @@ class Runner:
         took_s, used_s = time.perf_counter() - began_s, spent_s() - began_spent_s
         shutil.rmtree(folder)
         batches = [p for p in query.recentProgress if p.numInputRows]
-        return {"rows": sum(p.numInputRows for p in batches), "took_s": took_s, "spent_s": used_s,
-                "batches_s": [p.batchDuration / 1000 for p in batches]}  # fmt: skip
+        return {
+            "rows": sum(p.numInputRows for p in batches),
+            "took_s": took_s,
+            "spent_s": used_s,
+            "batches_s": [p.batchDuration / 1000 for p in batches],
+        }
 
     def claimed(self, topic: str, batch: int) -> dict[str, Any]:
         """Claimed batches that Spark's own source reads, into the sink that forgets."""
         self.number += 1
         began_s, began_spent_s, rows, batches_s = time.perf_counter(), spent_s(), 0, []
-        with (marshal_py.connect(self.job["bootstrap"], coordination_topic=self.job["log"]) as marshal,
-              marshal.consumer(f"{self.job['group']}-{self.number}", [topic], start="earliest") as consumer,
-              claimed_batches(self.spark, consumer, max_rows=batch, until="latest", reader="jvm") as batches):
+        with (
+            marshal_py.connect(self.job["bootstrap"], coordination_topic=self.job["log"]) as marshal,
+            marshal.consumer(f"{self.job['group']}-{self.number}", [topic], start="earliest") as consumer,
+            claimed_batches(self.spark, consumer, max_rows=batch, until="latest", reader="jvm") as batches,
+        ):
             for claimed in batches:
                 batch_s = time.perf_counter()
                 claimed.df.write.format("noop").mode("overwrite").save()
                 claimed.commit()
                 batches_s.append(time.perf_counter() - batch_s)
                 rows += sum(one.to - one.start for one in claimed.ranges)
-        return {"rows": rows, "took_s": time.perf_counter() - began_s, "spent_s": spent_s() - began_spent_s,
-                "batches_s": batches_s}  # fmt: skip
+        return {
+            "rows": rows,
+            "took_s": time.perf_counter() - began_s,
+            "spent_s": spent_s() - began_spent_s,
+            "batches_s": batches_s,
+        }
 
     def turns(self, names: list[str], rounds: int, *args: Any) -> dict[str, list[dict[str, Any]]]:
         """Each of `names` in turn; the first round pays for what is loaded and compiled, and is left out."""
@@ -132,7 +152,7 @@ class Runner:
         for _ in range(rounds + 1):
             for name in names:
                 found[name].append(self.query(name, *args))
-        return {name: each[min(rounds, 1):] for name, each in found.items()}
+        return {name: each[min(rounds, 1) :] for name, each in found.items()}
 
 
 def contest(job: Mapping[str, Any], spark: SparkSession, missing: str) -> dict[str, Any]:
@@ -151,10 +171,19 @@ def contest(job: Mapping[str, Any], spark: SparkSession, missing: str) -> dict[s
 
 def run(stand: Stand, tiny: bool) -> Result:
     rows, rounds = (ROWS_TINY, 0) if tiny else (ROWS, ROUNDS)
-    topics = {"wide": (WIDE, rows), "thin": (THIN, THIN * THIN_ROWS * (2 if tiny else THIN_BATCHES)),
-              "few": (WIDE, WIDE * FEW)}  # fmt: skip
-    job: dict[str, Any] = {"bootstrap": stand.bootstrap, "group": stand.group("spark"), "log": stand.coordination(),
-                           "folder": str(stand.folder), "rows": rows, "rounds": rounds}  # fmt: skip
+    topics = {
+        "wide": (WIDE, rows),
+        "thin": (THIN, THIN * THIN_ROWS * (2 if tiny else THIN_BATCHES)),
+        "few": (WIDE, WIDE * FEW),
+    }
+    job: dict[str, Any] = {
+        "bootstrap": stand.bootstrap,
+        "group": stand.group("spark"),
+        "log": stand.coordination(),
+        "folder": str(stand.folder),
+        "rows": rows,
+        "rounds": rounds,
+    }
     for name, (partitions, count) in topics.items():
         job[name] = stand.topic(partitions)
         stand.fill(job[name], partitions, count)
@@ -166,16 +195,23 @@ def run(stand: Stand, tiny: bool) -> Result:
         done = subprocess.run(command, input=json.dumps(job), stdout=subprocess.PIPE, text=True, check=True)
         answer = json.loads(done.stdout.splitlines()[-1])
     stand.drop(*(job[name] for name in topics))
-    return Result("spark", ["what", "contestant", "figure", "ratio to Spark's own", "rows"],
-                  table(answer["found"]), notes(answer["missing"], rounds), raw=answer)  # fmt: skip
+    return Result(
+        "spark",
+        ["what", "contestant", "figure", "ratio to Spark's own", "rows"],
+        table(answer["found"]),
+        notes(answer["missing"], rounds),
+        raw=answer,
+    )
 
 
 def table(found: Mapping[str, Mapping[str, list[dict[str, Any]]]]) -> list[list[Any]]:
     def cells(what: str, part: str, figure: Any) -> list[list[Any]]:
         values = {name: [v for one in runs for v in figure(one)] for name, runs in found[part].items()}
         counted = {name: sum(one["rows"] for one in runs) for name, runs in found[part].items()}
-        return [[what, name, spread(each), ratio(each, values.get(THEIRS, [])), counted[name]]
-                for name, each in values.items()]  # fmt: skip
+        return [
+            [what, name, spread(each), ratio(each, values.get(THEIRS, [])), counted[name]]
+            for name, each in values.items()
+        ]
 
     lines: list[list[Any]] = []
     for sink in ("noop", "parquet"):
@@ -187,8 +223,10 @@ def table(found: Mapping[str, Mapping[str, list[dict[str, Any]]]]) -> list[list[
 
 
 def notes(missing: str, rounds: int) -> list[str]:
-    return [f"{rounds} rounds in turn; processor time of the JVM and of all Python processes of Spark's",
-            f"without Spark's own source: {missing}" if missing else f"Spark's own source: {PACKAGES}"]
+    return [
+        f"{rounds} rounds in turn; processor time of the JVM and of all Python processes of Spark's",
+        f"without Spark's own source: {missing}" if missing else f"Spark's own source: {PACKAGES}",
+    ]
 
 
 if __name__ == "__main__":

@@ -39,10 +39,7 @@ FILL_POLL_EVERY = 10_000  # messages between two looks at acknowledgements: few 
 PIPE_WIDTH = 240  # columns of a table when nobody watches: a log file needs no wrapping
 # Only the least allowed values: a group that asks for nothing keeps Kafka's defaults (45 s and 5 s). With them
 # takeover.py can give a KIP-848 group the 6 s that classic groups may have anyway.
-BROKER_SETTINGS = {
-    "group.consumer.min.session.timeout.ms": "6000",
-    "group.consumer.min.heartbeat.interval.ms": "1000",
-}
+BROKER_SETTINGS = {"group.consumer.min.session.timeout.ms": "6000", "group.consumer.min.heartbeat.interval.ms": "1000"}
 
 QUIET = {"log_level": 3}  # librdkafka's errors only: its information would stand between the tables
 
@@ -113,8 +110,15 @@ class Stand:
         """Writes `count` messages in turn to all partitions, and returns when all are acknowledged."""
         value = b"x" * size_bytes
         refused: list[str] = []
-        settings = {"bootstrap.servers": self.bootstrap, "acks": "all", "enable.idempotence": True, "linger.ms": 20,
-                    "queue.buffering.max.messages": 1_000_000, "batch.num.messages": 100_000, **QUIET}  # fmt: skip
+        settings = {
+            "bootstrap.servers": self.bootstrap,
+            "acks": "all",
+            "enable.idempotence": True,
+            "linger.ms": 20,
+            "queue.buffering.max.messages": 1_000_000,
+            "batch.num.messages": 100_000,
+            **QUIET,
+        }
         producer = Producer(settings)
 
         def told(error: object, _: object) -> None:

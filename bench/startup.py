@@ -55,8 +55,9 @@ def run(stand: Stand, tiny: bool) -> Result:
             spent[name].append(cpu_s)
     stand.drop(topic, *logs.values())
     short = took[f"{sizes[0]:,}"]
-    rows: list[list[Any]] = [[name, spread(took[name]), ratio(took[name], short), spread(spent[name]), str(work[name])]
-                             for name in logs]  # fmt: skip
+    rows: list[list[Any]] = [
+        [name, spread(took[name]), ratio(took[name], short), spread(spent[name]), str(work[name])] for name in logs
+    ]
     columns = ["records of history", "first message after, s", "x the shortest", "CPU, s", "messages"]
     return Result("startup", columns, rows, [GOAL], {name: took[name] for name in logs})
 
@@ -95,8 +96,16 @@ def _vouched(values: list[bytes], ends: tuple[int, int]) -> list[bytes]:
 
 
 def _append(stand: Stand, topic: str, values: list[bytes]) -> None:
-    producer = Producer({"bootstrap.servers": stand.bootstrap, "acks": "all", "enable.idempotence": True,
-                         "linger.ms": 20, "queue.buffering.max.messages": 1_100_000, **QUIET})  # fmt: skip
+    producer = Producer(
+        {
+            "bootstrap.servers": stand.bootstrap,
+            "acks": "all",
+            "enable.idempotence": True,
+            "linger.ms": 20,
+            "queue.buffering.max.messages": 1_100_000,
+            **QUIET,
+        }
+    )
     for value in values:
         producer.produce(topic, value, GROUP.encode(), 0)
     if producer.flush(TIMEOUT_S):
@@ -106,8 +115,10 @@ def _append(stand: Stand, topic: str, values: list[bytes]) -> None:
 def _start(stand: Stand, log: str, topic: str, work: Work) -> tuple[float, float]:
     began_s, began_cpu_s = time.monotonic(), time.process_time()
     servers = {"bootstrap.servers": stand.bootstrap, **QUIET}
-    with (marshal_py.connect(servers, coordination_topic=log, timeout_s=TIMEOUT_S) as marshal,
-          marshal.consumer(stand.group("startup"), [topic], start="earliest") as consumer):  # fmt: skip
+    with (
+        marshal_py.connect(servers, coordination_topic=log, timeout_s=TIMEOUT_S) as marshal,
+        marshal.consumer(stand.group("startup"), [topic], start="earliest") as consumer,
+    ):
         message = next(iter(consumer))
         took_s, spent_s = time.monotonic() - began_s, time.process_time() - began_cpu_s
         work.add(message.partition, message.offset)

@@ -71,8 +71,12 @@ class ClaimlessReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"to": min(self.each, start["to"] + self.rows // PARTITIONS)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return [RangePartition([Piece(self.topic, number, start["to"], end["to"], "none")], self.kafka, READ_TIMEOUT_S,
-                               False) for number in range(PARTITIONS)]  # fmt: skip
+        return [
+            RangePartition(
+                [Piece(self.topic, number, start["to"], end["to"], "none")], self.kafka, READ_TIMEOUT_S, False
+            )
+            for number in range(PARTITIONS)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RangePartition)
@@ -81,8 +85,15 @@ class ClaimlessReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def stream(spark: SparkSession, form: str, options: Mapping[str, Any], checkpoint: str) -> tuple[int, list[float]]:
     """Rows, and rows per second of each batch but the first."""
-    query = (spark.readStream.format(form).options(**options).load().writeStream.format("noop")
-             .option("checkpointLocation", checkpoint).trigger(availableNow=True).start())  # fmt: skip
+    query = (
+        spark.readStream.format(form)
+        .options(**options)
+        .load()
+        .writeStream.format("noop")
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
     if not query.awaitTermination(WAIT_S):
         query.stop()
         raise RuntimeError(f"{form} did not finish within {WAIT_S} s")

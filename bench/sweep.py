@@ -38,8 +38,15 @@ def run(stand: Stand, tiny: bool) -> Result:
                 rates[name].append(len(seeds) / (time.perf_counter() - began))
     if len({total.trace_hash for total in totals.values()}) != 1:
         raise RuntimeError(f"the traces differ: {totals}")
-    rows: list[list[Any]] = [[name, spread(found), ratio(found, rates["one process"]), totals[name].violations,
-                              f"{len(seeds):,} #{totals[name].trace_hash[:8]}"]
-                             for name, found in rates.items()]  # fmt: skip
+    rows: list[list[Any]] = [
+        [
+            name,
+            spread(found),
+            ratio(found, rates["one process"]),
+            totals[name].violations,
+            f"{len(seeds):,} #{totals[name].trace_hash[:8]}",
+        ]
+        for name, found in rates.items()
+    ]
     columns = ["contestant", "seeds/s", "ratio to one process", "violations", "work"]
     return Result("sweep", columns, rows, [f"{rounds} rounds in turn; the hashes of all are equal"])

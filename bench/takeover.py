@@ -77,10 +77,13 @@ def run(stand: Stand, tiny: bool) -> Result:
     else:
         batches = [
             [_marshal(MARSHAL_KILLS, 2.0, None)],
-            [_classic("eager", FLOOR_KILLS, FLOOR_SESSION_S, None),
-             _classic("cooperative", FLOOR_KILLS, FLOOR_SESSION_S, None), _lowered(FLOOR_KILLS)],
+            [
+                _classic("eager", FLOOR_KILLS, FLOOR_SESSION_S, None),
+                _classic("cooperative", FLOOR_KILLS, FLOOR_SESSION_S, None),
+                _lowered(FLOOR_KILLS),
+            ],
             [_classic(kind, DEFAULT_KILLS, DEFAULT_SESSION_S, None) for kind in KAFKA_KINDS],
-        ]  # fmt: skip
+        ]
     for batch in batches:
         stand.say("take-overs: " + "; ".join(f"{plan.label}, {plan.kills} kills" for plan in batch))
         with ThreadPoolExecutor(len(batch)) as pool:
@@ -91,12 +94,30 @@ def run(stand: Stand, tiny: bool) -> Result:
                     done.append(kills)
     ours = done[0].takeover_s
     rows = [
-        [kills.label, kills.kills, len(kills.takeover_s), spread(kills.takeover_s), percentile(kills.takeover_s, 0.99),
-         ratio(kills.takeover_s, ours), kills.tally["missing"], kills.tally["again"], kills.tally["delivered"]]
+        [
+            kills.label,
+            kills.kills,
+            len(kills.takeover_s),
+            spread(kills.takeover_s),
+            percentile(kills.takeover_s, 0.99),
+            ratio(kills.takeover_s, ours),
+            kills.tally["missing"],
+            kills.tally["again"],
+            kills.tally["delivered"],
+        ]
         for kills in done
-    ]  # fmt: skip
-    columns = ["contestant", "kills", "partitions", "fail-over, s", "p99, s", "x marshal", "missing", "delivered again",
-               "messages"]  # fmt: skip
+    ]
+    columns = [
+        "contestant",
+        "kills",
+        "partitions",
+        "fail-over, s",
+        "p99, s",
+        "x marshal",
+        "missing",
+        "delivered again",
+        "messages",
+    ]
     return Result("takeover", columns, rows, notes, {kills.label: asdict(kills) for kills in done})
 
 
@@ -121,8 +142,10 @@ def _lowered(kills: int) -> Plan:
 def _lower(stand: Stand, group: str) -> bool:
     """Gives one KIP-848 group the short session, as an operator would. False if the broker does not allow it."""
     wanted = {"consumer.session.timeout.ms": FLOOR_SESSION_S, "consumer.heartbeat.interval.ms": FLOOR_HEARTBEAT_S}
-    entries = [ConfigEntry(name, str(round(value_s * 1000)), incremental_operation=AlterConfigOpType.SET)
-               for name, value_s in wanted.items()]  # fmt: skip
+    entries = [
+        ConfigEntry(name, str(round(value_s * 1000)), incremental_operation=AlterConfigOpType.SET)
+        for name, value_s in wanted.items()
+    ]
     resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=entries)
     try:
         stand.admin.incremental_alter_configs([resource])[resource].result(ADMIN_TIMEOUT_S)

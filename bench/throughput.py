@@ -187,8 +187,9 @@ def run(stand: Stand, tiny: bool) -> Result:
             found[name].append(json.loads(answer.stdout.splitlines()[-1]))
     stand.drop(topic, f"{topic}-m")
     rates = {name: spread([run_["rate"] / 1000 for run_ in runs]) for name, runs in found.items()}
-    rows: list[list[Any]] = [[name, rates[name], runs[0]["seen"], spread([r["cpu_us"] for r in runs])]
-                             for name, runs in found.items()]  # fmt: skip
+    rows: list[list[Any]] = [
+        [name, rates[name], runs[0]["seen"], spread([r["cpu_us"] for r in runs])] for name, runs in found.items()
+    ]
     notes = []
     for name, against, goal in RATIOS:
         pairs = [a["rate"] / b["rate"] for a, b in zip(found[name], found[against], strict=True)]

@@ -62,15 +62,30 @@ def run(stand: Stand, tiny: bool) -> Result:
         idle, loaded = _measure(stand, partitions, tiny)
         found += [idle, loaded]
         for window in (idle, loaded):
-            rows.append([
-                partitions, window.load, spread(window.rates), window.records / window.thirds,
-                window.bytes / window.thirds, window.heartbeat_bytes / window.heartbeats,
-                window.changed / window.heartbeats,
-                _bytes_per_claim(idle, loaded) if window is loaded else None,
-                f"{window.records:,}: " + ", ".join(f"{n} {name}" for name, n in sorted(window.others.items())),
-            ])  # fmt: skip
-    columns = ["partitions", "load", "heartbeats per consumer and third", "records", "bytes", "bytes of a heartbeat",
-               "claims in it", "bytes per changed claim", "records in all"]  # fmt: skip
+            rows.append(
+                [
+                    partitions,
+                    window.load,
+                    spread(window.rates),
+                    window.records / window.thirds,
+                    window.bytes / window.thirds,
+                    window.heartbeat_bytes / window.heartbeats,
+                    window.changed / window.heartbeats,
+                    _bytes_per_claim(idle, loaded) if window is loaded else None,
+                    f"{window.records:,}: " + ", ".join(f"{n} {name}" for name, n in sorted(window.others.items())),
+                ]
+            )
+    columns = [
+        "partitions",
+        "load",
+        "heartbeats per consumer and third",
+        "records",
+        "bytes",
+        "bytes of a heartbeat",
+        "claims in it",
+        "bytes per changed claim",
+        "records in all",
+    ]
     return Result("traffic", columns, rows, [GOAL], {f"{w.partitions} {w.load}": asdict(w) for w in found})
 
 
@@ -163,5 +178,3 @@ def _judge(window: Window, found: list[tuple[int, int, Record | None]], window_s
     for times in beats.values():
         if len(times) > 1:
             window.rates.append((len(times) - 1) * third_s * 1000 / (times[-1] - times[0]))
-
-

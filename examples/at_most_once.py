@@ -1,6 +1,6 @@
 """A service that sends mails at most once: rather none than two. Works in batches.
 
-    python examples/at_most_once.py localhost:9092 mails
+python examples/at_most_once.py localhost:9092 mails
 """
 
 import sys

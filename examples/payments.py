@@ -63,8 +63,12 @@ class Accounts:
         Messages of one partition must be booked in order: all below `next_offset` counts as booked. One that cannot be
         booked is put aside in the same transaction, never passed over.
         """
-        place = {"topic": message.topic, "partition": message.partition, "offset": message.offset,
-                 "token": str(message.token)}  # fmt: skip
+        place = {
+            "topic": message.topic,
+            "partition": message.partition,
+            "offset": message.offset,
+            "token": str(message.token),
+        }
         with self.transaction():
             if self.db.execute(ADVANCE, place).rowcount == 1:
                 self.db.execute(BOOK, json.loads(message.value))

@@ -151,8 +151,10 @@ class ConcurrentUse(CallerError):
 
     def __init__(self, verb: str) -> None:
         self.verb = verb
-        super().__init__(f"{verb}() was called while another thread is fetching from the same Consumer; use one "
-                         f"Consumer per thread, or hand messages over to worker threads and ack there")
+        super().__init__(
+            f"{verb}() was called while another thread is fetching from the same Consumer; use one "
+            f"Consumer per thread, or hand messages over to worker threads and ack there"
+        )
 
 
 class ReentrantCall(CallerError):
@@ -164,9 +166,11 @@ class ReentrantCall(CallerError):
 
     def __init__(self, verb: str, inside: str) -> None:
         self.verb, self.inside = verb, inside
-        super().__init__(f"{verb}() was called inside {inside} (by a signal handler, a callback, a logging handler or "
-                         f"a __del__), for which it would have to wait: call request_stop() there, which may be called "
-                         f"anywhere, or set a flag, and call {verb}() when that has returned")
+        super().__init__(
+            f"{verb}() was called inside {inside} (by a signal handler, a callback, a logging handler or "
+            f"a __del__), for which it would have to wait: call request_stop() there, which may be called "
+            f"anywhere, or set a flag, and call {verb}() when that has returned"
+        )
 
 
 class UsedAfterFork(CallerError):
@@ -174,8 +178,10 @@ class UsedAfterFork(CallerError):
 
     def __init__(self, what: str, made_in_pid: int, pid: int) -> None:
         self.what, self.made_in_pid, self.pid = what, made_in_pid, pid
-        super().__init__(f"this {what} was made in process {made_in_pid} and cannot be used in its fork {pid}: "
-                         f"connect again in the child")
+        super().__init__(
+            f"this {what} was made in process {made_in_pid} and cannot be used in its fork {pid}: "
+            f"connect again in the child"
+        )
 
 
 class ConsumerClosed(CallerError):
@@ -194,8 +200,10 @@ class BackgroundThreadEnded(CallerError):
 
     def __init__(self, cause: str) -> None:
         self.cause = cause
-        super().__init__(f"the background thread of this Marshal was ended by {cause}, so its consumers have ended: "
-                         f"close it and connect again; what ended it is in the log of the logger 'marshal_py'")
+        super().__init__(
+            f"the background thread of this Marshal was ended by {cause}, so its consumers have ended: "
+            f"close it and connect again; what ended it is in the log of the logger 'marshal_py'"
+        )
 
 
 class UnsupportedPlatform(CallerError):
@@ -211,8 +219,10 @@ class BatchNotCommitted(CallerError):
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
-        super().__init__(f"the last batch of {rows} offsets was not committed: call batch.commit() when it is written, "
-                         f"or batch.give_back() to have it planned again")
+        super().__init__(
+            f"the last batch of {rows} offsets was not committed: call batch.commit() when it is written, "
+            f"or batch.give_back() to have it planned again"
+        )
 
 
 class BatchOverdue(CallerError):
@@ -220,9 +230,11 @@ class BatchOverdue(CallerError):
 
     def __init__(self, group: str, timeout_s: float) -> None:
         self.group, self.timeout_s = group, timeout_s
-        super().__init__(f"the consumer of group {group!r} was not called for {timeout_s:g} s (handler_timeout_s) and "
-                         f"released its claims: make batches smaller, call batch.in_progress() between steps, or raise "
-                         f"handler_timeout_s; then make a new consumer")
+        super().__init__(
+            f"the consumer of group {group!r} was not called for {timeout_s:g} s (handler_timeout_s) and "
+            f"released its claims: make batches smaller, call batch.in_progress() between steps, or raise "
+            f"handler_timeout_s; then make a new consumer"
+        )
 
 
 class BatchUnclaimed(PeerError):
@@ -233,9 +245,11 @@ class BatchUnclaimed(PeerError):
     def __init__(self, group: str, waits: str) -> None:
         """`waits`: the partitions, each with what it waits for, in words."""
         self.group, self.waits = group, waits
-        super().__init__(f"group {group!r}: a batch that was planned before the restart waits for claims ({waits}): "
-                         f"start the query again, let it claim more (max_claims), or start more members; without its "
-                         f"checkpoint folder the query goes on at the group's positions")
+        super().__init__(
+            f"group {group!r}: a batch that was planned before the restart waits for claims ({waits}): "
+            f"start the query again, let it claim more (max_claims), or start more members; without its "
+            f"checkpoint folder the query goes on at the group's positions"
+        )
 
 
 class RangeReadTwice(CallerError):
@@ -245,8 +259,10 @@ class RangeReadTwice(CallerError):
         """`ranges`: topic, partition, first offset and the one behind the last, of each range of the task."""
         self.ranges, self.attempt = tuple(ranges), attempt
         named = ", ".join(f"{topic}:{partition} [{start}, {to})" for topic, partition, start, to in ranges)
-        super().__init__(f"{named} is read at most once, and this is attempt {attempt + 1} of its task: set "
-                         f"spark.task.maxFailures=1 and spark.speculation=false; what it names counts as lost")
+        super().__init__(
+            f"{named} is read at most once, and this is attempt {attempt + 1} of its task: set "
+            f"spark.task.maxFailures=1 and spark.speculation=false; what it names counts as lost"
+        )
 
 
 class MissingSpark(CallerError):
@@ -286,8 +302,10 @@ class DumpDamaged(CallerError):
 
     def __init__(self, path: str, line: int, log: int, offset: int, reason: str) -> None:
         self.path, self.line, self.log, self.offset, self.reason = path, line, log, offset, reason
-        super().__init__(f"dump {path!r} is damaged in line {line}, at offset {offset} of log {log}: {reason}; take "
-                         f"another one (`marshal log dump`), or look for a whole copy of it")
+        super().__init__(
+            f"dump {path!r} is damaged in line {line}, at offset {offset} of log {log}: {reason}; take "
+            f"another one (`marshal log dump`), or look for a whole copy of it"
+        )
 
 
 class DumpUnusable(CallerError):
@@ -314,9 +332,11 @@ class SessionCloned(PeerError):
 
     def __init__(self, group: str, client_id: str, session: int, offset: int) -> None:
         self.group, self.client_id, self.session, self.offset = group, client_id, session, offset
-        super().__init__(f"offset {offset} of the coordination log of group {group!r} was written with session "
-                         f"{session} of client {client_id!r}, but not by this process: a forked process or a cloned "
-                         f"machine is running; give every process its own connect()")
+        super().__init__(
+            f"offset {offset} of the coordination log of group {group!r} was written with session "
+            f"{session} of client {client_id!r}, but not by this process: a forked process or a cloned "
+            f"machine is running; give every process its own connect()"
+        )
 
 
 class DuplicateClientId(PeerError):
@@ -324,8 +344,10 @@ class DuplicateClientId(PeerError):
 
     def __init__(self, group: str, client_id: str, session: int, by_session: int) -> None:
         self.group, self.client_id, self.session, self.by_session = group, client_id, session, by_session
-        super().__init__(f"client id {client_id!r} of group {group!r} was taken over by session {by_session} "
-                         f"(fast_reclaim): give every live process its own client_id, or do not use fast_reclaim")
+        super().__init__(
+            f"client id {client_id!r} of group {group!r} was taken over by session {by_session} "
+            f"(fast_reclaim): give every live process its own client_id, or do not use fast_reclaim"
+        )
 
 
 class ModeMismatch(PeerError):
@@ -333,8 +355,10 @@ class ModeMismatch(PeerError):
 
     def __init__(self, group: str, group_mode: str, wanted: str) -> None:
         self.group, self.group_mode, self.wanted = group, group_mode, wanted
-        super().__init__(f"group {group!r} is {group_mode}, this consumer asks for {wanted}: use "
-                         f"delivery={group_mode!r}, another group, or change the group's mode while it is paused")
+        super().__init__(
+            f"group {group!r} is {group_mode}, this consumer asks for {wanted}: use "
+            f"delivery={group_mode!r}, another group, or change the group's mode while it is paused"
+        )
 
 
 class GroupDeleted(PeerError):
@@ -350,8 +374,10 @@ class GroupOpaque(PeerError):
 
     def __init__(self, group: str, offset: int) -> None:
         self.group, self.offset = group, offset
-        super().__init__(f"the coordination log of group {group!r} holds a record at offset {offset} that only a newer "
-                         f"marshal_py can read: upgrade this process")
+        super().__init__(
+            f"the coordination log of group {group!r} holds a record at offset {offset} that only a newer "
+            f"marshal_py can read: upgrade this process"
+        )
 
 
 class KafkaGroupIsLive(PeerError):
@@ -359,8 +385,10 @@ class KafkaGroupIsLive(PeerError):
 
     def __init__(self, group: str, members: int) -> None:
         self.group, self.members = group, members
-        super().__init__(f"{members} ordinary Kafka consumer(s) are alive in group {group!r}: stop them, use another "
-                         f"group, or pass join_live_kafka_group=True if both shall read")
+        super().__init__(
+            f"{members} ordinary Kafka consumer(s) are alive in group {group!r}: stop them, use another "
+            f"group, or pass join_live_kafka_group=True if both shall read"
+        )
 
 
 class AdminBusy(PeerError):
@@ -377,9 +405,12 @@ class AdminBusy(PeerError):
         why = f" ({reason})" if reason else ""
         left = f", about {left_s:.0f} s left" if left_s >= 0 else ""
         who = f"another run of yours, {by}" if own else by or "somebody without a name"
-        ways = (f"work in that pause and leave it in place (--adopt, or --token {token}), take it over if that run is "
-                f"dead (--take-over), or end it (marshal resume {group})" if own else
-                f"wait, name its token (--token {token}), or take the pause over (--take-over)")  # fmt: skip
+        ways = (
+            f"work in that pause and leave it in place (--adopt, or --token {token}), take it over if that run is "
+            f"dead (--take-over), or end it (marshal resume {group})"
+            if own
+            else f"wait, name its token (--token {token}), or take the pause over (--take-over)"
+        )
         super().__init__(f"group {group!r} is paused by {who}{why}{left}: {ways}")
 
 
@@ -392,8 +423,10 @@ class PauseOver(PeerError):
     def __init__(self, group: str, ended_by: str) -> None:
         self.group, self.ended_by = group, ended_by
         how = f"the last pause was ended by {ended_by}" if ended_by else "nobody has paused it"
-        super().__init__(f"group {group!r} is not in the pause that --adopt or --token means: {how}. Without them the "
-                         f"command pauses the group itself")
+        super().__init__(
+            f"group {group!r} is not in the pause that --adopt or --token means: {how}. Without them the "
+            f"command pauses the group itself"
+        )
 
 
 class PauseNotDrained(PeerError):
@@ -404,8 +437,9 @@ class PauseNotDrained(PeerError):
     def __init__(self, group: str, holders: tuple[str, ...], waited_s: float) -> None:
         self.group, self.holders, self.waited_s = group, holders, waited_s
         who = ", ".join(holders) or "nobody known: the pause itself was not read in time"
-        super().__init__(f"group {group!r} did not let go within {waited_s:g} s; held by {who}; it is not paused any "
-                         f"more")
+        super().__init__(
+            f"group {group!r} did not let go within {waited_s:g} s; held by {who}; it is not paused any more"
+        )
 
 
 class PositionNotMoved(PeerError):
@@ -421,8 +455,9 @@ class PositionUnknown(PeerError):
 
     def __init__(self, group: str, reason: str, command: str) -> None:
         self.group, self.reason, self.command = group, reason, command
-        super().__init__(f"whether the positions of group {group!r} moved, all or none, is unknown ({reason}): "
-                         f"{command} finds out")
+        super().__init__(
+            f"whether the positions of group {group!r} moved, all or none, is unknown ({reason}): {command} finds out"
+        )
 
 
 class SettingsChanged(PeerError):
@@ -432,8 +467,10 @@ class SettingsChanged(PeerError):
 
     def __init__(self, group: str, what: str, by: str) -> None:
         self.group, self.what, self.by = group, what, by
-        super().__init__(f"{what} of group {group!r} changed meanwhile, by {by or 'somebody without a name'}; nothing "
-                         f"of this change was made: look again, then try again")
+        super().__init__(
+            f"{what} of group {group!r} changed meanwhile, by {by or 'somebody without a name'}; nothing "
+            f"of this change was made: look again, then try again"
+        )
 
 
 class MembersAlive(PeerError):
@@ -449,8 +486,10 @@ class WriteFenced(PeerError):
 
     def __init__(self, path: str, partition: str, token: str, newest: str) -> None:
         self.path, self.partition, self.token, self.newest = path, partition, token, newest
-        super().__init__(f"{path} holds rows of {partition} under token {newest}, and this writer's token is {token}: "
-                         f"another member owns the partition now; drop the batch, its messages are that member's")
+        super().__init__(
+            f"{path} holds rows of {partition} under token {newest}, and this writer's token is {token}: "
+            f"another member owns the partition now; drop the batch, its messages are that member's"
+        )
 
 
 class LedgerMoved(PeerError):
@@ -460,8 +499,10 @@ class LedgerMoved(PeerError):
 
     def __init__(self, path: str) -> None:
         self.path = path
-        super().__init__(f"another writer added rows of the same partitions to {path} meanwhile: begin the batch "
-                         f"again, some of it is written")
+        super().__init__(
+            f"another writer added rows of the same partitions to {path} meanwhile: begin the batch "
+            f"again, some of it is written"
+        )
 
 
 class ClaimLost(PeerError):
@@ -469,9 +510,11 @@ class ClaimLost(PeerError):
 
     def __init__(self, group: str, lost: tuple[str, ...]) -> None:
         self.group, self.lost = group, lost
-        super().__init__(f"group {group!r}: the claims on {', '.join(lost)} were released or lost before the batch was "
-                         f"committed: their messages will be delivered again, or were by another member; compare "
-                         f"tokens where the batch was written")
+        super().__init__(
+            f"group {group!r}: the claims on {', '.join(lost)} were released or lost before the batch was "
+            f"committed: their messages will be delivered again, or were by another member; compare "
+            f"tokens where the batch was written"
+        )
 
 
 class AdminGaveUp(PeerError):
@@ -495,9 +538,11 @@ class SnapshotNotConfirmed(PeerError):
     def __init__(self, log: int, at: int, waited_s: float, sessions: tuple[str, ...]) -> None:
         self.log, self.at, self.waited_s, self.sessions = log, at, waited_s, sessions
         who = ", ".join(sessions) or "nobody"
-        super().__init__(f"the snapshot of coordination partition {log} at offset {at} was written, but none of its "
-                         f"live sessions ({who}) vouched for it within {waited_s:g} s: if they are dead, evict them or "
-                         f"wait until they are evicted, then try again; it does no harm where it stands")
+        super().__init__(
+            f"the snapshot of coordination partition {log} at offset {at} was written, but none of its "
+            f"live sessions ({who}) vouched for it within {waited_s:g} s: if they are dead, evict them or "
+            f"wait until they are evicted, then try again; it does no harm where it stands"
+        )
 
 
 # --- the cluster
@@ -518,8 +563,10 @@ class AuthenticationFailed(ClusterError):
 
     def __init__(self, servers: str, principal: str, reason: str) -> None:
         self.servers, self.principal, self.reason = servers, principal, reason
-        super().__init__(f"{servers} refuses to authenticate {principal}: {reason}; check sasl.username, sasl.password "
-                         f"and sasl.mechanism")
+        super().__init__(
+            f"{servers} refuses to authenticate {principal}: {reason}; check sasl.username, sasl.password "
+            f"and sasl.mechanism"
+        )
 
 
 class TlsMismatch(ClusterError):
@@ -528,8 +575,10 @@ class TlsMismatch(ClusterError):
     def __init__(self, servers: str, protocol: str, reason: str) -> None:
         """`protocol`: the client's security.protocol."""
         self.servers, self.protocol, self.reason = servers, protocol, reason
-        super().__init__(f"no connection to {servers} with security.protocol={protocol}: {reason}; check "
-                         f"security.protocol, the port, and ssl.ca.location")
+        super().__init__(
+            f"no connection to {servers} with security.protocol={protocol}: {reason}; check "
+            f"security.protocol, the port, and ssl.ca.location"
+        )
 
 
 class AccessDenied(ClusterError):
@@ -539,8 +588,10 @@ class AccessDenied(ClusterError):
         self.principal, self.operation, self.kind, self.name = principal, operation, kind, name
         what = kind if kind == "cluster" else f"{kind} {name!r}"
         where = "--cluster" if kind == "cluster" else f"--{kind} {name}"
-        super().__init__(f"{principal} may not {operation} {what}: kafka-acls.sh --add --allow-principal {principal} "
-                         f"--operation {operation} {where}")
+        super().__init__(
+            f"{principal} may not {operation} {what}: kafka-acls.sh --add --allow-principal {principal} "
+            f"--operation {operation} {where}"
+        )
 
 
 class TopicMissing(ClusterError):
@@ -568,9 +619,12 @@ class PartitionParked(ClusterError):
         """`sentence`: of an error that knows more of its reason."""
         self.group, self.topic, self.partition, self.reason = group, topic, partition, reason
         where = f"{topic}:{partition}"
-        super().__init__(sentence or f"{where} is parked for the reason {reason!r}, so nobody consumes it: `marshal "
-                         f"explain {group} {where}` shows how that came about, `marshal set-position {group} {where} "
-                         f"--to POSITION` goes on")  # fmt: skip
+        super().__init__(
+            sentence
+            or f"{where} is parked for the reason {reason!r}, so nobody consumes it: `marshal "
+            f"explain {group} {where}` shows how that came about, `marshal set-position {group} {where} "
+            f"--to POSITION` goes on"
+        )
 
 
 class DataTopicRecreated(PartitionParked):
@@ -582,10 +636,16 @@ class DataTopicRecreated(PartitionParked):
     def __init__(self, group: str, topic: str, partition: int, known: str = "", found: str = "") -> None:
         self.known, self.found = known, found
         ids = f" (its id was {known}, now it is {found})" if known and found else ""
-        super().__init__(group, topic, partition, type(self).__name__, f"topic {topic!r} was deleted and made anew"
-                         f"{ids}, so nobody consumes {topic}:{partition}: the positions of group {group!r} are those "
-                         f"of the old topic; `marshal set-position {group} {topic} --to earliest` goes on with the "
-                         f"new one")  # fmt: skip
+        super().__init__(
+            group,
+            topic,
+            partition,
+            type(self).__name__,
+            f"topic {topic!r} was deleted and made anew"
+            f"{ids}, so nobody consumes {topic}:{partition}: the positions of group {group!r} are those "
+            f"of the old topic; `marshal set-position {group} {topic} --to earliest` goes on with the "
+            f"new one",
+        )
 
 
 class PositionBeyondEnd(PartitionParked):
@@ -597,11 +657,17 @@ class PositionBeyondEnd(PartitionParked):
     def __init__(self, group: str, topic: str, partition: int, detail: str = "") -> None:
         self.detail = detail
         where = f"{topic}:{partition}"
-        super().__init__(group, topic, partition, type(self).__name__, f"the position of group {group!r} in {where} "
-                         f"lies beyond the end of the partition{_in_brackets(detail)}: records were lost, or the "
-                         f"topic was made anew. Nobody consumes it, also when it has grown past the position: look at "
-                         f"what is there, then `marshal set-position {group} {where} --to latest` (or earliest, an "
-                         f"offset, a time) goes on")  # fmt: skip
+        super().__init__(
+            group,
+            topic,
+            partition,
+            type(self).__name__,
+            f"the position of group {group!r} in {where} "
+            f"lies beyond the end of the partition{_in_brackets(detail)}: records were lost, or the "
+            f"topic was made anew. Nobody consumes it, also when it has grown past the position: look at "
+            f"what is there, then `marshal set-position {group} {where} --to latest` (or earliest, an "
+            f"offset, a time) goes on",
+        )
 
 
 class PartitionTruncated(PartitionParked):
@@ -613,10 +679,16 @@ class PartitionTruncated(PartitionParked):
     def __init__(self, group: str, topic: str, partition: int, detail: str = "") -> None:
         self.detail = detail
         where = f"{topic}:{partition}"
-        super().__init__(group, topic, partition, type(self).__name__, f"{where} lost records that group {group!r} had "
-                         f"read{_in_brackets(detail)}, as in an unclean leader election; others may stand at their "
-                         f"offsets. Nobody consumes it: look at what is there, then `marshal set-position {group} "
-                         f"{where} --to POSITION` goes on")  # fmt: skip
+        super().__init__(
+            group,
+            topic,
+            partition,
+            type(self).__name__,
+            f"{where} lost records that group {group!r} had "
+            f"read{_in_brackets(detail)}, as in an unclean leader election; others may stand at their "
+            f"offsets. Nobody consumes it: look at what is there, then `marshal set-position {group} "
+            f"{where} --to POSITION` goes on",
+        )
 
 
 class PartitionUnreadable(PartitionParked):
@@ -629,10 +701,16 @@ class PartitionUnreadable(PartitionParked):
     def __init__(self, group: str, topic: str, partition: int, detail: str = "") -> None:
         self.detail = detail
         where = f"{topic}:{partition}"
-        super().__init__(group, topic, partition, type(self).__name__, f"no consumer of group {group!r} can read "
-                         f"{where}{_in_brackets(detail)}, so nobody consumes it: look at its rights (`marshal doctor "
-                         f"{group} --as consumer`) and at the broker's log, then `marshal set-position {group} {where} "
-                         f"--shift-by 0` goes on where it stands")  # fmt: skip
+        super().__init__(
+            group,
+            topic,
+            partition,
+            type(self).__name__,
+            f"no consumer of group {group!r} can read "
+            f"{where}{_in_brackets(detail)}, so nobody consumes it: look at its rights (`marshal doctor "
+            f"{group} --as consumer`) and at the broker's log, then `marshal set-position {group} {where} "
+            f"--shift-by 0` goes on where it stands",
+        )
 
 
 def _in_brackets(detail: str) -> str:
@@ -646,9 +724,11 @@ class RangeLost(ClusterError):
 
     def __init__(self, topic: str, partition: int, start: int, to: int, reason: str) -> None:
         self.topic, self.partition, self.start, self.to, self.reason = topic, partition, start, to, reason
-        super().__init__(f"{topic}:{partition} [{start}, {to}) cannot be read any more ({reason}): retention deleted "
-                         f"records before the job read them; run it again, lengthen retention.ms, or plan smaller "
-                         f"batches")
+        super().__init__(
+            f"{topic}:{partition} [{start}, {to}) cannot be read any more ({reason}): retention deleted "
+            f"records before the job read them; run it again, lengthen retention.ms, or plan smaller "
+            f"batches"
+        )
 
 
 class EmbeddedLogFull(ClusterError):
@@ -656,8 +736,10 @@ class EmbeddedLogFull(ClusterError):
 
     def __init__(self, topic: str, partition: int, size_bytes: int, limit_bytes: int) -> None:
         self.topic, self.partition, self.size_bytes, self.limit_bytes = topic, partition, size_bytes, limit_bytes
-        super().__init__(f"{topic}:{partition} of the embedded broker would hold {size_bytes} bytes, more than the "
-                         f"{limit_bytes} that it keeps: produce less, or use a real broker")
+        super().__init__(
+            f"{topic}:{partition} of the embedded broker would hold {size_bytes} bytes, more than the "
+            f"{limit_bytes} that it keeps: produce less, or use a real broker"
+        )
 
 
 class CoordinationError(ClusterError):
@@ -687,8 +769,10 @@ class TopicRecreated(CoordinationError):
 
     def __init__(self, log: int, known: str, found: str) -> None:
         self.log, self.known, self.found = log, known, found
-        super().__init__(f"coordination partition {log} was recreated or lost records: known {known}, found {found}; "
-                         f"restart the consumers once the topic is sound")
+        super().__init__(
+            f"coordination partition {log} was recreated or lost records: known {known}, found {found}; "
+            f"restart the consumers once the topic is sound"
+        )
 
 
 class LogGap(CoordinationError):
@@ -696,8 +780,10 @@ class LogGap(CoordinationError):
 
     def __init__(self, log: int, expected_offset: int, found_offset: int) -> None:
         self.log, self.expected_offset, self.found_offset = log, expected_offset, found_offset
-        super().__init__(f"coordination partition {log} jumps from offset {expected_offset} to {found_offset}: it was "
-                         f"compacted, written in transactions, or lost records")
+        super().__init__(
+            f"coordination partition {log} jumps from offset {expected_offset} to {found_offset}: it was "
+            f"compacted, written in transactions, or lost records"
+        )
 
 
 class HistoryTruncated(CoordinationError):
@@ -705,9 +791,11 @@ class HistoryTruncated(CoordinationError):
 
     def __init__(self, log: int, first_offset: int) -> None:
         self.log, self.first_offset = log, first_offset
-        super().__init__(f"coordination partition {log} begins at offset {first_offset}: its history was deleted, and "
-                         f"no confirmed snapshot stands in for it; check retention and cleanup.policy of the topic; "
-                         f"`marshal bootstrap` begins anew, without the positions that stood there")
+        super().__init__(
+            f"coordination partition {log} begins at offset {first_offset}: its history was deleted, and "
+            f"no confirmed snapshot stands in for it; check retention and cleanup.policy of the topic; "
+            f"`marshal bootstrap` begins anew, without the positions that stood there"
+        )
 
 
 class HistoryRestarted(CoordinationError):
@@ -715,8 +803,10 @@ class HistoryRestarted(CoordinationError):
 
     def __init__(self, log: int, offset: int, at: int) -> None:
         self.log, self.offset, self.at = log, offset, at
-        super().__init__(f"offset {offset} of coordination partition {log} begins its history anew at offset {at}: "
-                         f"what this process knows of it does not count any more; start the process again")
+        super().__init__(
+            f"offset {offset} of coordination partition {log} begins its history anew at offset {at}: "
+            f"what this process knows of it does not count any more; start the process again"
+        )
 
 
 class SnapshotRefused(CoordinationError):
@@ -724,9 +814,11 @@ class SnapshotRefused(CoordinationError):
 
     def __init__(self, log: int, at: int, older: int) -> None:
         self.log, self.at, self.older = log, at, older
-        super().__init__(f"the snapshot of coordination partition {log} at offset {at} is not what the log folds to "
-                         f"from the snapshot at {older}: one of them was written by a process with another fold; "
-                         f"`marshal log dump` keeps the evidence")
+        super().__init__(
+            f"the snapshot of coordination partition {log} at offset {at} is not what the log folds to "
+            f"from the snapshot at {older}: one of them was written by a process with another fold; "
+            f"`marshal log dump` keeps the evidence"
+        )
 
 
 class Diverged(CoordinationError):
@@ -740,9 +832,11 @@ class Diverged(CoordinationError):
     def __init__(self, group: str, log: int, offset: int, held: int, again: int, reason: str) -> None:
         self.group, self.log, self.offset = group, log, offset
         self.held, self.again, self.reason, self.evidence = held, again, reason, ""
-        super().__init__(f"group {group!r}: the state of coordination partition {log} that this process holds differs "
-                         f"from offset {offset} on ({held:016x}, not {again:016x}): {reason}; it has stopped; keep "
-                         f"`marshal log dump` for a bug report, then start the process again")
+        super().__init__(
+            f"group {group!r}: the state of coordination partition {log} that this process holds differs "
+            f"from offset {offset} on ({held:016x}, not {again:016x}): {reason}; it has stopped; keep "
+            f"`marshal log dump` for a bug report, then start the process again"
+        )
 
     def keep(self, path: str) -> None:
         """The state that was held stands in this file."""
@@ -755,8 +849,9 @@ class EnvelopeUnknown(CoordinationError):
 
     def __init__(self, log: int, offset: int, version: int) -> None:
         self.log, self.offset, self.version = log, offset, version
-        super().__init__(f"offset {offset} of coordination partition {log} has envelope version {version}: upgrade "
-                         f"this process")
+        super().__init__(
+            f"offset {offset} of coordination partition {log} has envelope version {version}: upgrade this process"
+        )
 
 
 class ProtocolOutdated(CoordinationError):
@@ -764,10 +859,12 @@ class ProtocolOutdated(CoordinationError):
 
     def __init__(self, log: int, protocol: int, known: int) -> None:
         self.log, self.protocol, self.known = log, protocol, known
-        super().__init__(f"coordination partition {log} is a log of protocol {protocol}; this library reads protocol "
-                         f"{known} only. Keep it with `marshal log dump` of the version that wrote it, then start on a "
-                         f"fresh coordination topic: consumers go on from the offsets that were mirrored to Kafka "
-                         f"(start='committed')")  # fmt: skip
+        super().__init__(
+            f"coordination partition {log} is a log of protocol {protocol}; this library reads protocol "
+            f"{known} only. Keep it with `marshal log dump` of the version that wrote it, then start on a "
+            f"fresh coordination topic: consumers go on from the offsets that were mirrored to Kafka "
+            f"(start='committed')"
+        )
 
 
 class ProtocolUnknown(CoordinationError):
@@ -775,5 +872,7 @@ class ProtocolUnknown(CoordinationError):
 
     def __init__(self, log: int, what: str, value: object) -> None:
         self.log, self.what, self.value = log, what, value
-        super().__init__(f"coordination partition {log} was begun with {what} {value!r}, which this library does not "
-                         f"know: upgrade this process")
+        super().__init__(
+            f"coordination partition {log} was begun with {what} {value!r}, which this library does not "
+            f"know: upgrade this process"
+        )

@@ -24,11 +24,7 @@ PROVE_EXAMPLES_MAX = 1_000  # per property and round: ten times the default, min
 
 # No deadline and no complaint about slow generation: both measure the machine, and test machines are shared.
 settings.register_profile(
-    "default",
-    derandomize=True,
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow],
+    "default", derandomize=True, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile(
     "prove",

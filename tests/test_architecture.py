@@ -35,8 +35,8 @@ IMPURE = frozenset(
 # Names that say nothing about what lives there, so that everything ends up there.
 EMPTY_NAMES = frozenset({"utils", "helpers", "common", "base", "manager"})
 
-# A file should be read in one sitting: about 400 lines is where one looks for a seam, and 50 more is room to find it.
-MODULE_LINES_MAX = 450
+# A file should be read in one sitting: about 450 lines is where one looks for a seam, and 50 more is room to find it.
+MODULE_LINES_MAX = 500
 
 # The one tree of errors is a list that is looked up and not read: a sentence per error, and nothing else in it.
 LOOKED_UP = f"{PACKAGE}/errors.py"

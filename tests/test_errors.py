@@ -11,10 +11,14 @@ from marshal_py.errors import GroupOpaque, InvalidOption, MarshalError, ModeMism
 
 @pytest.mark.parametrize(
     "error",
-    [SessionCloned("billing", "c", 4, 17), ModeMismatch("billing", "at least once", "at most once"),
-     GroupOpaque("billing", 9), InvalidOption("to", 5, "at least 6")],
+    [
+        SessionCloned("billing", "c", 4, 17),
+        ModeMismatch("billing", "at least once", "at most once"),
+        GroupOpaque("billing", 9),
+        InvalidOption("to", 5, "at least 6"),
+    ],
     ids=lambda error: type(error).__name__,
-)  # fmt: skip
+)
 def test_an_error_survives_a_pickle(error: MarshalError) -> None:
     """A worker of multiprocessing or Spark raises it, and whoever waits reads its fields."""
     again = pickle.loads(pickle.dumps(error))

@@ -61,8 +61,11 @@ def public_objects() -> dict[str, Any]:
 def calls_of(one: Any) -> list[Any]:
     if not inspect.isclass(one):
         return [one]
-    values = [getattr(value, "fget", None) or getattr(value, "__func__", value)
-              for name, value in vars(one).items() if not name.startswith("_")]  # fmt: skip
+    values = [
+        getattr(value, "fget", None) or getattr(value, "__func__", value)
+        for name, value in vars(one).items()
+        if not name.startswith("_")
+    ]
     return [value for value in values if inspect.isfunction(value)]
 
 

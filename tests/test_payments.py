@@ -152,10 +152,16 @@ def test_the_program_books_every_payment(tmp_path: Path) -> None:
             sink.write("payments", json.dumps({"account": "alice", "cents": number}).encode(), key=str(number).encode())
         sink.flush(DEADLINE_S)
         sink.close()
-        command = [sys.executable, str(ROOT / "examples" / "payments.py"), broker.bootstrap_servers, "payments",
-                   str(tmp_path / "accounts.db")]  # fmt: skip
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True,
-                              env={**os.environ, "PYTHONPATH": str(ROOT)}) as program:  # fmt: skip
+        command = [
+            sys.executable,
+            str(ROOT / "examples" / "payments.py"),
+            broker.bootstrap_servers,
+            "payments",
+            str(tmp_path / "accounts.db"),
+        ]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        ) as program:
             assert program.stdout is not None
             lines = [program.stdout.readline() for _ in range(40)]
             program.send_signal(signal.SIGTERM)

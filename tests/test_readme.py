@@ -49,8 +49,15 @@ def from_the_start(block: str, broker: Broker) -> str:
 def test_every_line_that_is_logged_is_in_the_docs() -> None:
     """docs/logging.md: each format with its level. Who adds a line adds a row."""
     page = (ROOT / "docs" / "logging.md").read_text()
-    levels = {"debug": "DEBUG", "info": "INFO", "warning": "WARNING", "error": "ERROR", "exception": "ERROR",
-              "critical": "CRITICAL", "log": ""}  # fmt: skip
+    levels = {
+        "debug": "DEBUG",
+        "info": "INFO",
+        "warning": "WARNING",
+        "error": "ERROR",
+        "exception": "ERROR",
+        "critical": "CRITICAL",
+        "log": "",
+    }
     for file in sorted((ROOT / "marshal_py").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())) if "demo" not in file.parts else ():
             match node:
@@ -118,9 +125,9 @@ def test_batch_example_stores_every_order_once(broker: Broker) -> None:
     assert sorted(stored) == sorted(f"message {number}".encode() for number in range(50))
 
 
-@pytest.mark.parametrize(("name", "topic", "word"), [
-    ("at_least_once.py", "orders", "charging"), ("at_most_once.py", "mails", "sending"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "topic", "word"), [("at_least_once.py", "orders", "charging"), ("at_most_once.py", "mails", "sending")]
+)
 def test_example_program(broker: Broker, name: str, topic: str, word: str) -> None:
     """Each program under examples/ handles what is there and ends cleanly on SIGTERM."""
     fill(broker, topic, 20)

@@ -69,11 +69,24 @@ class Run:
 
     def start(self, name: str) -> None:
         """The service or the job. Its group of processes is its own, so that all of it can be ended by one number."""
-        command = [sys.executable, "-m", f"examples.pipeline.{name}", self.servers, self.topic, self.group,
-                   str(self.folder)]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            f"examples.pipeline.{name}",
+            self.servers,
+            self.topic,
+            self.group,
+            str(self.folder),
+        ]
         with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
-                                                    env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+            self.processes[name] = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )
 
     def kill(self, name: str) -> None:
         """kill -9, also for what it has started: Spark's JVM dies with its driver."""

@@ -29,20 +29,33 @@ if TYPE_CHECKING:
     from marshal_py.spark.ledger import Entry
 
 ROWS_PER_BATCH = 1_500
-PARSED = ("topic string, partition int, offset bigint, token string, value binary, customer string, product string, "
-          "cents bigint, event_time timestamp, problem string")  # fmt: skip
+PARSED = (
+    "topic string, partition int, offset bigint, token string, value binary, customer string, product string, "
+    "cents bigint, event_time timestamp, problem string"
+)
 
 
 def main(servers: str, topic: str, group: str, folder: str) -> None:
     spark = local_session("local[2]", name="orders", settings={"spark.local.dir": f"{folder}/local"})
     spark.sparkContext.setLogLevel("ERROR")
     ledger = Ledger(folder)
-    store = (parsed(stream(spark, servers, topic, group)).writeStream
-             .foreachBatch(ledger.sink(storing(KafkaSink(KafkaDoor(servers, 30.0)))))
-             .option("checkpointLocation", f"{folder}/checkpoints/store").queryName("store").start())  # fmt: skip
-    count = (hourly(parsed(stream(spark, servers, topic, f"{group}-hourly"))).writeStream
-             .format("parquet").option("path", f"{folder}/hourly").partitionBy("day").outputMode("append")
-             .option("checkpointLocation", f"{folder}/checkpoints/hourly").queryName("hourly").start())  # fmt: skip
+    store = (
+        parsed(stream(spark, servers, topic, group))
+        .writeStream.foreachBatch(ledger.sink(storing(KafkaSink(KafkaDoor(servers, 30.0)))))
+        .option("checkpointLocation", f"{folder}/checkpoints/store")
+        .queryName("store")
+        .start()
+    )
+    count = (
+        hourly(parsed(stream(spark, servers, topic, f"{group}-hourly")))
+        .writeStream.format("parquet")
+        .option("path", f"{folder}/hourly")
+        .partitionBy("day")
+        .outputMode("append")
+        .option("checkpointLocation", f"{folder}/checkpoints/hourly")
+        .queryName("hourly")
+        .start()
+    )
     while not Path(folder, "stop").exists():
         for query in (store, count):
             if query.exception() is not None:
@@ -58,8 +71,14 @@ def main(servers: str, topic: str, group: str, folder: str) -> None:
 
 
 def stream(spark: SparkSession, servers: str, topic: str, group: str) -> DataFrame:
-    options = {"bootstrap.servers": servers, "topics": topic, "group": group, "start": "earliest",
-               "heartbeat_interval_s": "1", "max_rows_per_batch": str(ROWS_PER_BATCH)}  # fmt: skip
+    options = {
+        "bootstrap.servers": servers,
+        "topics": topic,
+        "group": group,
+        "start": "earliest",
+        "heartbeat_interval_s": "1",
+        "max_rows_per_batch": str(ROWS_PER_BATCH),
+    }
     return spark.readStream.format("marshal").options(**options).load()
 
 
@@ -72,8 +91,14 @@ def parse_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
     for batch in batches:
         orders = [parse(value) for value in batch["value"].to_pylist()]
         times = pa.array([order.event_ms * 1000 for order in orders], pa.int64()).cast(pa.timestamp("us", "UTC"))
-        columns = [*batch.columns, [o.customer for o in orders], [o.product for o in orders],
-                   pa.array([o.cents for o in orders], pa.int64()), times, [o.problem for o in orders]]  # fmt: skip
+        columns = [
+            *batch.columns,
+            [o.customer for o in orders],
+            [o.product for o in orders],
+            pa.array([o.cents for o in orders], pa.int64()),
+            times,
+            [o.problem for o in orders],
+        ]
         names = [*batch.schema.names, "customer", "product", "cents", "event_time", "problem"]
         yield pa.RecordBatch.from_arrays([pa.array(c) if isinstance(c, list) else c for c in columns], names)
 
@@ -110,8 +135,11 @@ def figures(spark: SparkSession, ledger: Ledger, folder: str) -> dict[str, Any]:
     stored = ledger.read(spark, "orders").groupBy("partition", "offset").count().collect()
     hours = spark.read.parquet(f"{folder}/hourly").select(F.unix_millis("start").alias("ms"), "product", "orders")
     days = spark.read.parquet(f"{folder}/hourly").select("day").distinct().count()
-    return {"stored": [[row["partition"], row["offset"], row["count"]] for row in stored], "days": days,
-            "hours": [[row.ms, row["product"], row.orders] for row in hours.collect()]}  # fmt: skip
+    return {
+        "stored": [[row["partition"], row["offset"], row["count"]] for row in stored],
+        "days": days,
+        "hours": [[row.ms, row["product"], row.orders] for row in hours.collect()],
+    }
 
 
 if __name__ == "__main__":

@@ -43,8 +43,12 @@ def make(count: int, seed: int) -> Iterator[Made]:
         kind = chance.random() if number < count else 1.0
         if kind > 0.95:
             event_ms -= LATE_MS if kind < 0.99 else VERY_LATE_MS if number < count else 0
-        order: dict[str, Any] = {"customer": f"customer-{customer:03d}", "product": chance.choice(PRODUCTS),
-                                 "cents": chance.randrange(100, 20_000), "event_ms": event_ms}  # fmt: skip
+        order: dict[str, Any] = {
+            "customer": f"customer-{customer:03d}",
+            "product": chance.choice(PRODUCTS),
+            "cents": chance.randrange(100, 20_000),
+            "event_ms": event_ms,
+        }
         value = _spoiled(order, chance) if kind < 0.02 else json.dumps(order).encode()
         yield Made(order["customer"].encode(), value, customer % PARTITIONS)
 

@@ -1,6 +1,6 @@
 """The Python service: a member of the group like the Spark query, writing to the same table under its own tokens.
 
-    python -m examples.pipeline.service SERVERS TOPIC GROUP FOLDER
+python -m examples.pipeline.service SERVERS TOPIC GROUP FOLDER
 """
 
 from __future__ import annotations
@@ -22,10 +22,17 @@ from marshal_py.transport.sink import KafkaSink
 
 ROWS = 400  # per entry of the ledger
 DEAD = ".dead"  # what the dead-letter topic is called behind the topic's own name
-SCHEMA = pa.schema([
-    ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("customer", pa.string()),
-    ("product", pa.string()), ("cents", pa.int64()), ("event_time", pa.timestamp("us", "UTC")),
-])  # fmt: skip
+SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("customer", pa.string()),
+        ("product", pa.string()),
+        ("cents", pa.int64()),
+        ("event_time", pa.timestamp("us", "UTC")),
+    ]
+)
 
 
 def main(servers: str, topic: str, group: str, folder: str) -> None:
@@ -54,9 +61,18 @@ def write(messages: list[marshal_py.Message], entry: Entry, sink: KafkaSink) -> 
             bury(sink, message.topic, message.partition, message.offset, message.value, order.problem)
             continue
         at = datetime.fromtimestamp(order.event_ms / 1000, UTC)
-        rows.append({"topic": message.topic, "partition": message.partition, "offset": message.offset,
-                     "customer": order.customer, "product": order.product, "cents": order.cents, "event_time": at,
-                     "day": at.strftime("%Y-%m-%d")})  # fmt: skip
+        rows.append(
+            {
+                "topic": message.topic,
+                "partition": message.partition,
+                "offset": message.offset,
+                "customer": order.customer,
+                "product": order.product,
+                "cents": order.cents,
+                "event_time": at,
+                "day": at.strftime("%Y-%m-%d"),
+            }
+        )
     sink.flush()
     if rows:
         table = pa.Table.from_pylist(rows, SCHEMA.append(pa.field("day", pa.string())))

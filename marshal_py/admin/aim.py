@@ -33,9 +33,12 @@ class Aim:
         check_topology(group, desk.scene.name, self.tps, self.anew)
         for topic, info in self._infos.items():
             if any(tp.topic == topic and tp.partition >= info.partitions for tp in self.tps):
-                raise GroupMissing(desk.scene.name, f"knows more partitions of {topic!r} than the {info.partitions} "
-                                   f"that Kafka has: marshal groups shrink {desk.scene.name} {topic} --partitions "
-                                   f"{info.partitions}")  # fmt: skip
+                raise GroupMissing(
+                    desk.scene.name,
+                    f"knows more partitions of {topic!r} than the {info.partitions} "
+                    f"that Kafka has: marshal groups shrink {desk.scene.name} {topic} --partitions "
+                    f"{info.partitions}",
+                )
         if target.kind in (SHIFT, COMMITTED):
             for one in self.anew.values():  # both are positions of the topic that is gone
                 raise DataTopicRecreated(group.name, one.topic, self._first_of(one.topic), one.known, one.found)
@@ -75,8 +78,9 @@ class Aim:
                 count = self.anew[one].partitions if one in self.anew else group.topics[one].count
                 found += [TopicPartition(one, partition) for partition in range(count)]
             else:
-                raise GroupMissing(self._desk.scene.name, f"has never consumed topic {one!r}"
-                                   f"{instead(one, group.topics)}")  # fmt: skip
+                raise GroupMissing(
+                    self._desk.scene.name, f"has never consumed topic {one!r}{instead(one, group.topics)}"
+                )
         if self._target.kind == TABLE:
             found = found if given else table
             missing = sorted(set(found) - set(table))

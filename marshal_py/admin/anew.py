@@ -39,8 +39,10 @@ def find_anew(group: Group, infos: Mapping[str, TopicInfo]) -> dict[str, Anew]:
     for topic, info in infos.items():
         known = group.topics.get(topic)
         if known is not None and "" not in (known.id, info.topic_id) and known.id != info.topic_id:
-            kept = sum(tp.topic == topic and tp.partition >= 0 and partition.position != NONE
-                       for tp, partition in group.partitions.items())  # fmt: skip
+            kept = sum(
+                tp.topic == topic and tp.partition >= 0 and partition.position != NONE
+                for tp, partition in group.partitions.items()
+            )
             found[topic] = Anew(topic, known.id, info.topic_id, info.partitions, kept)
     return found
 
@@ -54,8 +56,7 @@ def partitions_of(group: Group, anew: Iterable[Anew]) -> set[TopicPartition]:
     return found
 
 
-def check_topology(group: Group | None, name: str, tps: Iterable[TopicPartition],
-                   anew: Mapping[str, Anew]) -> None:  # fmt: skip
+def check_topology(group: Group | None, name: str, tps: Iterable[TopicPartition], anew: Mapping[str, Anew]) -> None:
     """F8.2, before anything is paused: the log must know the partitions, or will when new topics are accepted."""
     if group is None:
         raise GroupMissing(name, "has never been used: start a consumer once, or mend the name")

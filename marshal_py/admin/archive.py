@@ -31,9 +31,15 @@ def dump(observer: Observer, out: BinaryIO, group: str | None = None, verdicts: 
     bounds = observer.bounds(logs)
     spans = tuple(Span(log, bounds[log].first, bounds[log].end) for log in logs)
     root = observer.root
-    header = Header(topic=observer.topic, incarnation=None if root is None else root.incarnation.hex(),
-                    partitions=None if root is None else root.partitions, logs=spans, group=group or "",
-                    time_ms=time.time_ns() // 1_000_000, by=VERSION)  # fmt: skip
+    header = Header(
+        topic=observer.topic,
+        incarnation=None if root is None else root.incarnation.hex(),
+        partitions=None if root is None else root.partitions,
+        logs=spans,
+        group=group or "",
+        time_ms=time.time_ns() // 1_000_000,
+        by=VERSION,
+    )
     writer = Writer(out, header)
     for span in spans:
         world = observer.oldest(span.log) if verdicts else World(span.log)
@@ -60,8 +66,11 @@ def load(path: Path, door: KafkaDoor, topic: str) -> int:
                 rationalizer.apply(root, record.offset, record.value)  # refuses a log that nobody could read (L6)
     cut = [span.log for span in header.logs if span.first > 0]
     if cut:
-        raise LoadRefused(topic, f"log {cut[0]} of the dump does not begin at offset 0, and a topic's offsets do; read "
-                                 f"the dump with --dump instead")  # fmt: skip
+        raise LoadRefused(
+            topic,
+            f"log {cut[0]} of the dump does not begin at offset 0, and a topic's offsets do; read "
+            f"the dump with --dump instead",
+        )
     if header.partitions is None:
         raise LoadRefused(topic, "the dump holds no record")
     _prepare(door, topic, header.partitions)
@@ -77,8 +86,9 @@ def load(path: Path, door: KafkaDoor, topic: str) -> int:
     try:
         with Reader(path) as reader:
             for record in reader:
-                sink.write(topic, record.value, record.key, partition=record.log,
-                           timestamp_ms=max(0, record.timestamp_ms))  # fmt: skip
+                sink.write(
+                    topic, record.value, record.key, partition=record.log, timestamp_ms=max(0, record.timestamp_ms)
+                )
                 if misplaced:
                     break
         sink.flush()
@@ -99,7 +109,10 @@ def _prepare(door: KafkaDoor, topic: str, partitions: int) -> None:
         bounds = admin.bounds([TopicPartition(topic, log) for log in range(count)])
         used = next((tp for tp, found in bounds.items() if found.end > 0), None)
         if used is not None:
-            raise LoadRefused(topic, f"it is not empty: partition {used.partition} ends at offset {bounds[used].end}; "
-                                     f"name a fresh topic by --coordination-topic")  # fmt: skip
+            raise LoadRefused(
+                topic,
+                f"it is not empty: partition {used.partition} ends at offset {bounds[used].end}; "
+                f"name a fresh topic by --coordination-topic",
+            )
     finally:
         admin.close()

@@ -39,9 +39,19 @@ class ChangePlan(Errand):
 
     what = "the settings"
 
-    def __init__(self, scene: Scene, in_pause: bool, tps: set[TopicPartition] | None, *, reason: str = "",
-                 token: int | None = None, adopt: bool = False, take_over: bool = False,
-                 duration_ms: int | None = None, patience_ms: int | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        scene: Scene,
+        in_pause: bool,
+        tps: set[TopicPartition] | None,
+        *,
+        reason: str = "",
+        token: int | None = None,
+        adopt: bool = False,
+        take_over: bool = False,
+        duration_ms: int | None = None,
+        patience_ms: int | None = None,
+    ) -> None:
         """`tps`: what must be free for the record to be accepted; None means every partition."""
         super().__init__(scene, patience_ms, reason)
         self.by = scene.author.signed(reason)
@@ -118,9 +128,19 @@ class ConfigPlan(ChangePlan):
 
     what = "the settings"
 
-    def __init__(self, scene: Scene, wanted: Mapping[str, str], *, create: bool = False, reason: str = "",
-                 token: int | None = None, adopt: bool = False, take_over: bool = False,
-                 duration_ms: int | None = None, patience_ms: int | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        scene: Scene,
+        wanted: Mapping[str, str],
+        *,
+        create: bool = False,
+        reason: str = "",
+        token: int | None = None,
+        adopt: bool = False,
+        take_over: bool = False,
+        duration_ms: int | None = None,
+        patience_ms: int | None = None,
+    ) -> None:
         """`wanted` as `check_settings` takes it. Raises GroupMissing, GroupExists, GroupDeleted, InvalidOption."""
         group = scene.group
         self.founds = create
@@ -129,8 +149,17 @@ class ConfigPlan(ChangePlan):
         self.base = base_of(group)
         self.looked_at = NONE if group is None else group.config_offset
         self.changes_mode = changes_mode(group, self.wanted)
-        super().__init__(scene, self.changes_mode, None, reason=reason, token=token, adopt=adopt, take_over=take_over,
-                         duration_ms=duration_ms, patience_ms=patience_ms)  # fmt: skip
+        super().__init__(
+            scene,
+            self.changes_mode,
+            None,
+            reason=reason,
+            token=token,
+            adopt=adopt,
+            take_over=take_over,
+            duration_ms=duration_ms,
+            patience_ms=patience_ms,
+        )
 
     def record(self, group: Group, token: int) -> GroupConfig:
         return settle(self.base, self.wanted, self.looked_at, token, self.by)
@@ -149,17 +178,36 @@ class ShrinkPlan(ChangePlan):
     For clusters that tell no ids of topics. Where they do, a move of positions accepts the new topic (anew.py).
     """
 
-    def __init__(self, scene: Scene, topic: str, partitions: int, *, reason: str = "", token: int | None = None,
-                 adopt: bool = False, take_over: bool = False, duration_ms: int | None = None,
-                 patience_ms: int | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        scene: Scene,
+        topic: str,
+        partitions: int,
+        *,
+        reason: str = "",
+        token: int | None = None,
+        adopt: bool = False,
+        take_over: bool = False,
+        duration_ms: int | None = None,
+        patience_ms: int | None = None,
+    ) -> None:
         """Raises GroupMissing for a topic that the group never had, InvalidOption for a count that is no smaller."""
         known = check_shrink(scene, topic, partitions)
         self.topic, self.partitions = topic, partitions
         self.what = f"the partitions of {topic}"
         self.looked_at = known[1]
         cut = {TopicPartition(topic, number) for number in range(partitions, known[0])}
-        super().__init__(scene, True, cut, reason=reason, token=token, adopt=adopt, take_over=take_over,
-                         duration_ms=duration_ms, patience_ms=patience_ms)  # fmt: skip
+        super().__init__(
+            scene,
+            True,
+            cut,
+            reason=reason,
+            token=token,
+            adopt=adopt,
+            take_over=take_over,
+            duration_ms=duration_ms,
+            patience_ms=patience_ms,
+        )
 
     def record(self, group: Group, token: int) -> Topology:
         return Topology(self.topic, self.partitions, self.looked_at, token, self.by)
@@ -203,8 +251,11 @@ def check_shrink(scene: Scene, topic: str, partitions: int) -> tuple[int, int]:
         topics = scene.group.topics if scene.group is not None else ()
         raise GroupMissing(scene.name, f"has never consumed topic {topic!r}{instead(topic, topics)}")
     if not 1 <= partitions <= PARTITION_MAX or partitions >= known.count:
-        raise InvalidOption("partitions", partitions, f"1 to {known.count - 1}: {topic!r} has {known.count} in this "
-                                                      "group, and it grows by itself")  # fmt: skip
+        raise InvalidOption(
+            "partitions",
+            partitions,
+            f"1 to {known.count - 1}: {topic!r} has {known.count} in this group, and it grows by itself",
+        )
     return known.count, known.offset
 
 
@@ -219,9 +270,16 @@ def settle(base: GroupConfig, wanted: Mapping[str, str], observed: int, token: i
     """The settings with what is wanted in place of what was; the rest stays, also what this release does not know."""
     policy = wanted.get("policy", base.policy)
     mode = MODES[wanted["delivery"]] if "delivery" in wanted else base.mode
-    return replace(base, observed=observed, token=token, deleted=False, mode=mode, by=by,
-                   policy="" if policy == OWN_POLICY else policy,
-                   on_topic_recreated=wanted.get("on_topic_recreated", base.on_topic_recreated))  # fmt: skip
+    return replace(
+        base,
+        observed=observed,
+        token=token,
+        deleted=False,
+        mode=mode,
+        by=by,
+        policy="" if policy == OWN_POLICY else policy,
+        on_topic_recreated=wanted.get("on_topic_recreated", base.on_topic_recreated),
+    )
 
 
 def changes_mode(group: Group | None, wanted: Mapping[str, str]) -> bool:

@@ -93,8 +93,13 @@ def of_clocks(study: Study) -> Check:
     words += [f"{client!r} is {ms / 1000:.1f} s ahead of this machine" for client, ms in sorted(fast.items())]
     if not words:
         return Check("clocks", "ok", f"no writer is more than {SKEW_MS / 1000:g} s off")
-    return Check("clocks", "warn", _some(words), "set the clocks there: ownership does not depend on them, times in "
-                 "`marshal explain --at` and positions by time do")  # fmt: skip
+    return Check(
+        "clocks",
+        "warn",
+        _some(words),
+        "set the clocks there: ownership does not depend on them, times in "
+        "`marshal explain --at` and positions by time do",
+    )
 
 
 def of_versions(groups: Iterable[Group]) -> Check:
@@ -109,12 +114,17 @@ def of_versions(groups: Iterable[Group]) -> Check:
     if len(libraries) == 1:
         return Check("versions", "ok", found)
     fewest = min(libraries, key=lambda library: len(libraries[library]))
-    return Check("versions", "warn", found, f"harmless while you upgrade; {_some(sorted(libraries[fewest]))} "
-                                            f"still run {fewest}")  # fmt: skip
+    return Check(
+        "versions", "warn", found, f"harmless while you upgrade; {_some(sorted(libraries[fewest]))} still run {fewest}"
+    )
 
 
-def of_groups(groups: Iterable[Group], infos: Mapping[str, TopicInfo | None], study: Study,
-              extended_ms: Mapping[tuple[str, int], int]) -> Iterator[Check]:  # fmt: skip
+def of_groups(
+    groups: Iterable[Group],
+    infos: Mapping[str, TopicInfo | None],
+    study: Study,
+    extended_ms: Mapping[tuple[str, int], int],
+) -> Iterator[Check]:
     """Groups that nobody uses, sessions that nobody ends, parked partitions, positions of topics that are gone.
 
     `infos`: what Kafka says of a topic, None if it is gone; a topic that may not be looked at is left out.
@@ -124,8 +134,12 @@ def of_groups(groups: Iterable[Group], infos: Mapping[str, TopicInfo | None], st
     for group in groups:
         if group.deleted:
             continue
-        for check in (_orphan(group, study), _silent(group, study, extended_ms), *_parked(group, infos),
-                      *_gone(group, infos)):
+        for check in (
+            _orphan(group, study),
+            _silent(group, study, extended_ms),
+            *_parked(group, infos),
+            *_gone(group, infos),
+        ):
             if check is not None:
                 sound = False
                 yield check
@@ -147,13 +161,20 @@ def _silent(group: Group, study: Study, extended_ms: Mapping[tuple[str, int], in
     for session in group.sessions.values():
         silent_ms = study.now_ms - extended_ms.get((group.name, session.id), study.now_ms)
         if silent_ms > SILENT_INTERVALS * session.join.interval_ms + SKEW_MS:
-            silent[session.id] = (f"session {session.id} of {session.join.client_id!r} for {silent_ms / 1000:.0f} s "
-                                  f"(its interval: {session.join.interval_ms / 1000:g} s)")  # fmt: skip
+            silent[session.id] = (
+                f"session {session.id} of {session.join.client_id!r} for {silent_ms / 1000:.0f} s "
+                f"(its interval: {session.join.interval_ms / 1000:g} s)"
+            )
     if not silent:
         return None
     found = f"{group.name!r}: no sign of life of {_some([words for _, words in sorted(silent.items())])}"
-    return Check("silent consumer", "warn", found, "any running consumer of this log evicts them: start one of this "
-                 f"group, or: marshal evict {group.name} {min(silent)}")  # fmt: skip
+    return Check(
+        "silent consumer",
+        "warn",
+        found,
+        "any running consumer of this log evicts them: start one of this "
+        f"group, or: marshal evict {group.name} {min(silent)}",
+    )
 
 
 def _parked(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Check]:
@@ -169,12 +190,20 @@ def _gone(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Check
         info = infos[topic]
         if info is None:
             kept = sum(tp.topic == topic for tp in positions(group))
-            yield Check("missing topic", "warn", f"{group.name!r} keeps {kept} positions of {topic!r}, which is gone",
-                        f"if it comes back empty: marshal set-position {group.name} {topic} --to earliest")
+            yield Check(
+                "missing topic",
+                "warn",
+                f"{group.name!r} keeps {kept} positions of {topic!r}, which is gone",
+                f"if it comes back empty: marshal set-position {group.name} {topic} --to earliest",
+            )
         elif info.partitions < known.count and not find_anew(group, {topic: info}):
             count = info.partitions
-            yield Check("smaller topic", "warn", f"{group.name!r} knows {known.count} partitions of {topic!r}, Kafka "
-                        f"has {count}", f"marshal groups shrink {group.name} {topic} --partitions {count}")  # fmt: skip
+            yield Check(
+                "smaller topic",
+                "warn",
+                f"{group.name!r} knows {known.count} partitions of {topic!r}, Kafka has {count}",
+                f"marshal groups shrink {group.name} {topic} --partitions {count}",
+            )
 
 
 def of_growth(study: Study, bounds: Mapping[int, Bounds]) -> Check:
@@ -182,11 +211,18 @@ def of_growth(study: Study, bounds: Mapping[int, Bounds]) -> Check:
     records = {log: at.end - max(at.first, study.snapshot_at.get(log, 0)) for log, at in bounds.items()}
     longest = max(records, key=lambda log: records[log])
     day_mb = sum(study.day_bytes.values()) / 1_000_000
-    found = (f"{sum(records.values())} records since the last snapshots, {records[longest]} of them in log {longest}; "
-             f"{day_mb:.1f} MB within a day")  # fmt: skip
+    found = (
+        f"{sum(records.values())} records since the last snapshots, {records[longest]} of them in log {longest}; "
+        f"{day_mb:.1f} MB within a day"
+    )
     if records[longest] > RECORDS_MANY:
-        return Check("growth", "warn", found, "a joining consumer reads its group's log from the last snapshot on: see "
-                     "that snapshots are written and old records deleted")  # fmt: skip
+        return Check(
+            "growth",
+            "warn",
+            found,
+            "a joining consumer reads its group's log from the last snapshot on: see "
+            "that snapshots are written and old records deleted",
+        )
     return Check("growth", "ok", found)
 
 

@@ -73,8 +73,9 @@ class Desk:
         try:
             count = self.admin.partition_count(topic)
             if count is None:
-                raise CoordinationTopicMissing(topic, "an admin creates nothing", "start a consumer, which creates it, "
-                                               "or name the right topic")  # fmt: skip
+                raise CoordinationTopicMissing(
+                    topic, "an admin creates nothing", "start a consumer, which creates it, or name the right topic"
+                )
             self._log = door.log(topic, f"admin-{door.name}", writes=False)
         except BaseException:
             self.admin.close()
@@ -192,8 +193,14 @@ class Desk:
         if errand.error is not None:
             raise errand.error
 
-    def _work(self, errand: Errand, watcher: Watcher | None, aim: Aim | None, failed: list[BaseException],
-              done: threading.Event) -> None:  # fmt: skip
+    def _work(
+        self,
+        errand: Errand,
+        watcher: Watcher | None,
+        aim: Aim | None,
+        failed: list[BaseException],
+        done: threading.Event,
+    ) -> None:
         try:
             while not errand.ended and not self._abandoned:
                 if self._interrupted:

@@ -188,8 +188,9 @@ class Errand:
         """What was sent of this kind, each record once."""
         return (record for record in self._sent_ms if isinstance(record, kind))
 
-    def tell(self, kind: str, text: str = "", tp: TopicPartition | None = None, session: int = NONE,
-             offset: int = NONE) -> None:  # fmt: skip
+    def tell(
+        self, kind: str, text: str = "", tp: TopicPartition | None = None, session: int = NONE, offset: int = NONE
+    ) -> None:
         self.step.events.append(Progress(kind, text, tp, session, offset))
 
     def wait_out(self, group: Group, sessions: set[int], now: Instant) -> None:
@@ -219,5 +220,4 @@ def patience_of(group: Group | None) -> int:
 
 def holders(group: Group, tps: set[TopicPartition] | None = None) -> dict[TopicPartition, int]:
     """Owners of partitions >= 0, of these or of all."""
-    return {p.tp: p.owner for p in group.claims.values()
-            if p.tp.partition >= 0 and (tps is None or p.tp in tps)}  # fmt: skip
+    return {p.tp: p.owner for p in group.claims.values() if p.tp.partition >= 0 and (tps is None or p.tp in tps)}

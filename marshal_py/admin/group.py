@@ -67,8 +67,15 @@ class Group:
     Ctrl-C while a method waits makes it take back what it began; a second one leaves it.
     """
 
-    def __init__(self, door: Door, name: str, coordination_topic: str, *, timeout_s: float = TIMEOUT_S,
-                 author: Author | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        door: Door,
+        name: str,
+        coordination_topic: str,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        author: Author | None = None,
+    ) -> None:
         self.name = name
         self._door, self._topic, self._timeout_s, self._author = door, coordination_topic, timeout_s, author
 
@@ -126,9 +133,15 @@ class Group:
 
     # --- settings
 
-    def create(self, *, delivery: str | None = None, policy: str | None = None,
-               on_topic_recreated: str | None = None, reason: str = "",
-               watcher: Watcher | None = None) -> int:  # fmt: skip
+    def create(
+        self,
+        *,
+        delivery: str | None = None,
+        policy: str | None = None,
+        on_topic_recreated: str | None = None,
+        reason: str = "",
+        watcher: Watcher | None = None,
+    ) -> int:
         """Creates the group before its first consumer, or revives a deleted one; returns the offset of the record.
 
         `delivery`: "at_least_once" or "at_most_once"; without it the first consumer decides. `policy`: "balanced",
@@ -138,9 +151,18 @@ class Group:
         """
         return self._settle(_named(delivery, policy, on_topic_recreated), True, reason, watcher=watcher)
 
-    def set_config(self, *, delivery: str | None = None, policy: str | None = None,
-                   on_topic_recreated: str | None = None, reason: str = "", token: int | None = None,
-                   adopt: bool = False, take_over: bool = False, watcher: Watcher | None = None) -> int:  # fmt: skip
+    def set_config(
+        self,
+        *,
+        delivery: str | None = None,
+        policy: str | None = None,
+        on_topic_recreated: str | None = None,
+        reason: str = "",
+        token: int | None = None,
+        adopt: bool = False,
+        take_over: bool = False,
+        watcher: Watcher | None = None,
+    ) -> int:
         """Changes settings, those of `create`; what is not named stays. Returns the offset of the record.
 
         Another `delivery` pauses the group for that moment, and its consumers end with ModeMismatch: start them again
@@ -153,18 +175,36 @@ class Group:
             raise InvalidOption("delivery, policy, on_topic_recreated", None, "name what shall change")
         return self._settle(wanted, False, reason, token, adopt, take_over, watcher)
 
-    def _settle(self, wanted: dict[str, str], create: bool, reason: str, token: int | None = None,
-                adopt: bool = False, take_over: bool = False, watcher: Watcher | None = None) -> int:  # fmt: skip
+    def _settle(
+        self,
+        wanted: dict[str, str],
+        create: bool,
+        reason: str,
+        token: int | None = None,
+        adopt: bool = False,
+        take_over: bool = False,
+        watcher: Watcher | None = None,
+    ) -> int:
         with self.desk(founding=create) as desk:
-            plan = ConfigPlan(desk.scene, wanted, create=create, reason=reason, token=token, adopt=adopt,
-                              take_over=take_over)  # fmt: skip
+            plan = ConfigPlan(
+                desk.scene, wanted, create=create, reason=reason, token=token, adopt=adopt, take_over=take_over
+            )
             if create:
                 desk.begin()
             desk.run(plan, watcher)
             return plan.changed_at
 
-    def shrink(self, topic: str, partitions: int, *, reason: str = "", token: int | None = None,
-               adopt: bool = False, take_over: bool = False, watcher: Watcher | None = None) -> int:  # fmt: skip
+    def shrink(
+        self,
+        topic: str,
+        partitions: int,
+        *,
+        reason: str = "",
+        token: int | None = None,
+        adopt: bool = False,
+        take_over: bool = False,
+        watcher: Watcher | None = None,
+    ) -> int:
         """Makes a topic smaller for the group, after it was made anew with fewer partitions; returns the offset.
 
         The positions of the partitions beyond are forgotten. Pauses the group for that moment; `token`, `adopt` and
@@ -173,8 +213,9 @@ class Group:
         another topic: `set_position` goes on with that one.
         """
         with self.desk() as desk:
-            plan = ShrinkPlan(desk.scene, topic, partitions, reason=reason, token=token, adopt=adopt,
-                              take_over=take_over)  # fmt: skip
+            plan = ShrinkPlan(
+                desk.scene, topic, partitions, reason=reason, token=token, adopt=adopt, take_over=take_over
+            )
             _check_smaller(desk, topic, partitions)
             desk.run(plan, watcher)
             return plan.changed_at
@@ -197,9 +238,17 @@ class Group:
 
     # --- pausing
 
-    def pause(self, duration_s: float | None = None, reason: str = "", *, token: int | None = None,
-              adopt: bool = False, take_over: bool = False, keep: bool = False,
-              watcher: Watcher | None = None) -> Paused:  # fmt: skip
+    def pause(
+        self,
+        duration_s: float | None = None,
+        reason: str = "",
+        *,
+        token: int | None = None,
+        adopt: bool = False,
+        take_over: bool = False,
+        keep: bool = False,
+        watcher: Watcher | None = None,
+    ) -> Paused:
         """Pauses the group and waits until every partition is let go; its owners go on by themselves afterwards.
 
         Without `resume` members end the pause when they have waited `duration_s` (default: 60 s and twice the longest
@@ -210,8 +259,15 @@ class Group:
         """
         with self.desk() as desk:
             duration_ms = None if duration_s is None else round(duration_s * 1000)
-            plan = PausePlan(desk.scene, reason=reason, duration_ms=duration_ms, token=token, adopt=adopt,
-                             take_over=take_over, keep=keep)  # fmt: skip
+            plan = PausePlan(
+                desk.scene,
+                reason=reason,
+                duration_ms=duration_ms,
+                token=token,
+                adopt=adopt,
+                take_over=take_over,
+                keep=keep,
+            )
             try:
                 desk.run(plan, watcher)
             except AdminGaveUp as error:
@@ -232,10 +288,20 @@ class Group:
 
     # --- positions
 
-    def set_position(self, topics: str | Sequence[str | TopicPartition] = (), to: str | int | Target | None = None, *,
-                     shift_by: int | None = None, stay_paused: bool = False, dry_run: bool = False, reason: str = "",
-                     token: int | None = None, adopt: bool = False, take_over: bool = False,
-                     watcher: Watcher | None = None) -> Moved:  # fmt: skip
+    def set_position(
+        self,
+        topics: str | Sequence[str | TopicPartition] = (),
+        to: str | int | Target | None = None,
+        *,
+        shift_by: int | None = None,
+        stay_paused: bool = False,
+        dry_run: bool = False,
+        reason: str = "",
+        token: int | None = None,
+        adopt: bool = False,
+        take_over: bool = False,
+        watcher: Watcher | None = None,
+    ) -> Moved:
         """Moves positions while the group's consumers stay up: all that are named, or none of them.
 
         `topics`: "orders" (every partition), "orders:3", or TopicPartitions. `to`: earliest, latest, latest-N, an
@@ -259,8 +325,16 @@ class Group:
                 return Moved(rows, recreated=recreated, refused=_refused(desk.scene, token, adopt, take_over))
             aim.check()
             owners, parked = owners_of(_state(desk)), parked_of(_state(desk))
-            plan = PositionPlan(desk.scene, aim.tps, stay_paused=stay_paused, reason=reason, token=token,
-                                adopt=adopt, take_over=take_over, anew=aim.anew)  # fmt: skip
+            plan = PositionPlan(
+                desk.scene,
+                aim.tps,
+                stay_paused=stay_paused,
+                reason=reason,
+                token=token,
+                adopt=adopt,
+                take_over=take_over,
+                anew=aim.anew,
+            )
             desk.run(plan, watcher, aim.positions)
             assert plan.moved is not None  # the desk raises what it did not do
             after = {TopicPartition(move.topic, move.partition): move.position for move in plan.moved.moves}
@@ -325,8 +399,12 @@ def _check_smaller(desk: Desk, topic: str, partitions: int) -> None:
     for one in find_anew(_state(desk), {} if there is None else {topic: there}).values():
         raise DataTopicRecreated(desk.scene.name, topic, 0, one.known, one.found)
     if there is not None and there.partitions > partitions:
-        raise InvalidOption("partitions", partitions, f"{topic!r} has {there.partitions} in Kafka, so the next "
-                            "consumer would make it grow again: recreate the topic first")  # fmt: skip
+        raise InvalidOption(
+            "partitions",
+            partitions,
+            f"{topic!r} has {there.partitions} in Kafka, so the next "
+            "consumer would make it grow again: recreate the topic first",
+        )
 
 
 def _refused(scene: Scene, token: int | None, adopt: bool, take_over: bool) -> str:

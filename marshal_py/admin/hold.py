@@ -22,8 +22,17 @@ RENEWALS_PER_DURATION: Final = 3  # two may be lost before members end the pause
 class Hold:
     """The pause that an errand works in."""
 
-    def __init__(self, errand: Errand, reason: str, duration_ms: int | None, token: int | None, adopt: bool,
-                 take_over: bool, *, renews: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        errand: Errand,
+        reason: str,
+        duration_ms: int | None,
+        token: int | None,
+        adopt: bool,
+        take_over: bool,
+        *,
+        renews: bool = False,
+    ) -> None:
         """`duration_ms`: None means the default. `token`, or `adopt` for one of the same person, names a running pause
         to work in (M2); where this run `renews` it, it becomes this run's. `take_over` takes anybody's.
         """
@@ -111,10 +120,21 @@ class Hold:
         self.asked.add(group.pause_change)
         # Sent again it is the same record, its words included: one key for all copies.
         expires_ms = now.wall_ms + self.duration_ms
-        last = next((r for r in self.errand.sent(ReleaseGroup)
-                     if r.duration_ms and (r.observed, r.token) == (group.pause_change, token)), None)  # fmt: skip
-        self.errand.send(last or ReleaseGroup(group.pause_change, token, self.duration_ms, 0, expires_ms, self.reason,
-                                              self.errand.scene.author.by), now)  # fmt: skip
+        last = next(
+            (
+                r
+                for r in self.errand.sent(ReleaseGroup)
+                if r.duration_ms and (r.observed, r.token) == (group.pause_change, token)
+            ),
+            None,
+        )
+        self.errand.send(
+            last
+            or ReleaseGroup(
+                group.pause_change, token, self.duration_ms, 0, expires_ms, self.reason, self.errand.scene.author.by
+            ),
+            now,
+        )
 
     def settled(self, group: Group) -> bool:
         """Whether no ReleaseGroup of ours can still be accepted: then the token stays what it is (M10)."""
@@ -148,8 +168,9 @@ def busy(scene: Scene, group: Group, now: Instant) -> AdminBusy:
     """Who holds the pause, why, and for how long yet."""
     pause = scene.ledger.running(group)
     by, reason = (pause.by, pause.reason) if pause is not None else ("", "")
-    return AdminBusy(group.name, by, reason, scene.ledger.left_s(now.wall_ms), group.pause_change,
-                     own=scene.author.is_also(by))  # fmt: skip
+    return AdminBusy(
+        group.name, by, reason, scene.ledger.left_s(now.wall_ms), group.pause_change, own=scene.author.is_also(by)
+    )
 
 
 def default_ms(group: Group | None) -> int:

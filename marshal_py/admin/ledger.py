@@ -39,8 +39,9 @@ class Ledger:
             return
         match verdict.record:
             case ReleaseGroup() as record if record.duration_ms:
-                self.pause = Pause(verdict.offset, record.by, record.reason, record.duration_ms,
-                                   record.msg_expire_time_ms)  # fmt: skip
+                self.pause = Pause(
+                    verdict.offset, record.by, record.reason, record.duration_ms, record.msg_expire_time_ms
+                )
                 self.waited_ms, self.ended_by, self.waited_out = 0, "", False
             case ReleaseGroup() as record:
                 self.ended_by, self.waited_out = record.by or "somebody", record.token == NONE

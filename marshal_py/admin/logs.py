@@ -118,8 +118,9 @@ class LogDesk:
         found = [*(stored.at for stored in confirmed), NONE, NONE]
         sessions = [session for group in self.world.groups.values() for session in group.sessions.values()]
         clients = tuple(sorted({session.join.client_id for session in sessions}))
-        return Kept(self.number, self.bounds.first, self.bounds.end, found[0], found[1], self.keeper.deletable(),
-                    clients)  # fmt: skip
+        return Kept(
+            self.number, self.bounds.first, self.bounds.end, found[0], found[1], self.keeper.deletable(), clients
+        )
 
     # --- a snapshot now
 
@@ -152,12 +153,16 @@ class LogDesk:
 
     def _vouch_alone(self, piece: Snapshot) -> None:
         """N6: nobody lives in the log: a second fold of re-read bytes, and of the snapshot as it stands there."""
+
         def read_back() -> bool:
             return any(key.at == piece.at and key.instance == piece.instance for key in self.keeper.shelf.whole)
 
         if not self.fold_until(read_back, self._timeout_s):
-            raise ClusterUnreachable("the cluster", f"the snapshot in coordination partition {self.number}",
-                                     self.log.waiting_for() or "it was not read back")  # fmt: skip
+            raise ClusterUnreachable(
+                "the cluster",
+                f"the snapshot in coordination partition {self.number}",
+                self.log.waiting_for() or "it was not read back",
+            )
         base = opening.base_of(self.log, self.number, self.root, self.bounds, piece.at - CHECKPOINT_OFFSETS)
         again = opening.refold(self.log, base, piece.at)
         for key, stored in list(self.keeper.shelf.whole.items()):
@@ -175,8 +180,9 @@ class Logs:
         count = self.admin.partition_count(topic)
         if count is None:
             self.admin.close()
-            raise CoordinationTopicMissing(topic, "an admin creates nothing", "start a consumer, which creates it, or "
-                                           "name the right topic")  # fmt: skip
+            raise CoordinationTopicMissing(
+                topic, "an admin creates nothing", "start a consumer, which creates it, or name the right topic"
+            )
         self.count = count
         self._door = door
         self._root: Genesis | None = None
@@ -276,8 +282,12 @@ class Logs:
     def new_root(self) -> Genesis:
         """A root for a topic in which none is left: another incarnation."""
         created_ms = SystemClock().now().wall_ms
-        return Genesis(created_ms.to_bytes(6, "big") + secrets.token_bytes(10), self.count, HASH_NAME,
-                       rationalizer.PROTOCOL_VERSION)  # fmt: skip
+        return Genesis(
+            created_ms.to_bytes(6, "big") + secrets.token_bytes(10),
+            self.count,
+            HASH_NAME,
+            rationalizer.PROTOCOL_VERSION,
+        )
 
     def begin_anew(self, number: int, root: Genesis) -> Begun:
         """N13: a founding snapshot at the log's end. Whoever still runs there stops with HistoryRestarted."""
@@ -301,8 +311,11 @@ class Logs:
     def _grown(self, number: int, end: int, deadline: float) -> Bounds:
         while (bounds := self._log.bounds(number, self.timeout_s)).end <= end:
             if time.monotonic() >= deadline:
-                raise ClusterUnreachable("the cluster", f"the record in coordination partition {number}",
-                                         self._log.waiting_for() or "it was not written in time")  # fmt: skip
+                raise ClusterUnreachable(
+                    "the cluster",
+                    f"the record in coordination partition {number}",
+                    self._log.waiting_for() or "it was not written in time",
+                )
             self._log.poll(0.0)
             time.sleep(POLL_S / 10)
         return bounds

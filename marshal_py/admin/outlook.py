@@ -41,14 +41,17 @@ class Outlook(NamedTuple):
     settings: dict[str, dict[str, Any]]
 
 
-def of_pause(scene: Scene, now: Instant, token: int | None = None, adopt: bool = False,
-             take_over: bool = False) -> Outlook:  # fmt: skip
+def of_pause(
+    scene: Scene, now: Instant, token: int | None = None, adopt: bool = False, take_over: bool = False
+) -> Outlook:
     """Raises AdminBusy."""
     group = _there(scene)
     check_pause(scene, now, token, adopt, take_over)
     again = " It is paused already: this pause would replace that one." if group.paused else ""
-    does = (f"group {group.name!r} would be paused; {len(group.sessions)} consumers would let go of {_owned(group)} "
-            "partitions.")  # fmt: skip
+    does = (
+        f"group {group.name!r} would be paused; {len(group.sessions)} consumers would let go of {_owned(group)} "
+        "partitions."
+    )
     return Outlook([does + again], _releases(group), {})
 
 
@@ -68,8 +71,10 @@ def of_eviction(scene: Scene, session: int) -> Outlook:
     find_session(scene, session)
     group = _there(scene)
     wait_s = EVICT_INTERVALS * group.sessions[session].join.interval_ms / 1000
-    does = [f"{name_of(group, session)} would be watched for {wait_s:g} s; without a sign of life it would end and its "
-            f"{group.sessions[session].held} partitions would be free, otherwise nothing would be done."]  # fmt: skip
+    does = [
+        f"{name_of(group, session)} would be watched for {wait_s:g} s; without a sign of life it would end and its "
+        f"{group.sessions[session].held} partitions would be free, otherwise nothing would be done."
+    ]
     return Outlook(does, _releases(group, session), {})
 
 
@@ -77,8 +82,10 @@ def of_step_down(scene: Scene, session: int) -> Outlook:
     """Raises GroupMissing."""
     find_session(scene, session)
     group = _there(scene)
-    does = [f"{name_of(group, session)} would become the last candidate for everything; it would stay, and might hand "
-            "over what others shall have."]  # fmt: skip
+    does = [
+        f"{name_of(group, session)} would become the last candidate for everything; it would stay, and might hand "
+        "over what others shall have."
+    ]
     return Outlook(does, {}, {})
 
 
@@ -88,12 +95,17 @@ def of_deletion(scene: Scene, force: bool = False) -> Outlook:
     if group.deleted:
         return Outlook([f"group {group.name!r} is deleted already: nothing would be done."], {}, {})
     positions = overview.positions(group)
-    does = [f"{len(positions)} positions of group {group.name!r} would be forgotten, and its consumers would end with "
-            "GroupDeleted until it is created again."]  # fmt: skip
+    does = [
+        f"{len(positions)} positions of group {group.name!r} would be forgotten, and its consumers would end with "
+        "GroupDeleted until it is created again."
+    ]
     if group.sessions:
         names = ", ".join(name_of(group, session) for session in sorted(group.sessions))
-        does.append(f"{names} would be paused and ended first, by a change of the group's delivery." if force else
-                    f"{names} must be silent for {EVICT_INTERVALS} intervals first, or nothing would be done.")
+        does.append(
+            f"{names} would be paused and ended first, by a change of the group's delivery."
+            if force
+            else f"{names} must be silent for {EVICT_INTERVALS} intervals first, or nothing would be done."
+        )
     settings = {str(tp): {"from": position, "to": None} for tp, position in sorted(positions.items())}
     return Outlook(does, {}, settings)
 
@@ -115,11 +127,15 @@ def of_settings(scene: Scene, wanted: Mapping[str, str], create: bool) -> Outloo
     after = settings_of(world.groups.get(scene.name))
     changed = {name: {"from": before[name], "to": after[name]} for name in before if before[name] != after[name]}
     words = [f"{name}: {change['from']} -> {change['to']}" for name, change in changed.items()]
-    does = [f"group {scene.name!r} would be {'created' if create else 'changed'}: "
-            f"{'; '.join(words) or 'nothing would change'}."]  # fmt: skip
+    does = [
+        f"group {scene.name!r} would be {'created' if create else 'changed'}: "
+        f"{'; '.join(words) or 'nothing would change'}."
+    ]
     if in_pause and group is not None:
-        does.append(f"it would be paused for that, and its {len(group.sessions)} consumers would end with "
-                    f"ModeMismatch: start them again with delivery={checked['delivery']!r}.")  # fmt: skip
+        does.append(
+            f"it would be paused for that, and its {len(group.sessions)} consumers would end with "
+            f"ModeMismatch: start them again with delivery={checked['delivery']!r}."
+        )
     return Outlook(does, _releases(group) if in_pause and group is not None else {}, changed)
 
 
@@ -127,14 +143,19 @@ def of_shrink(scene: Scene, topic: str, partitions: int) -> Outlook:
     """By the fold itself. Raises GroupMissing, InvalidOption."""
     count, offset = check_shrink(scene, topic, partitions)
     group = _there(scene)
-    lost = {str(tp): {"from": position, "to": None} for tp, position in sorted(overview.positions(group).items())
-            if tp.topic == topic and tp.partition >= partitions}  # fmt: skip
+    lost = {
+        str(tp): {"from": position, "to": None}
+        for tp, position in sorted(overview.positions(group).items())
+        if tp.topic == topic and tp.partition >= partitions
+    }
     world = twin(scene.world, scene.name)
     verdict = rehearse(world, scene.name, Topology(topic, partitions, offset, drained(scene, world).pause_change))
     if not verdict.accepted:
         raise SettingsChanged(scene.name, f"something ({verdict.reason})", "somebody")
-    does = [f"{topic!r} would have {partitions} partitions in group {group.name!r} instead of {count}; {len(lost)} "
-            "positions would be forgotten; the group would be paused for that."]  # fmt: skip
+    does = [
+        f"{topic!r} would have {partitions} partitions in group {group.name!r} instead of {count}; {len(lost)} "
+        "positions would be forgotten; the group would be paused for that."
+    ]
     held = held_beyond(group, topic, partitions)
     return Outlook(does, {str(tp): name_of(group, owner) for tp, owner in sorted(held.items())}, lost)
 

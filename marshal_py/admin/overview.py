@@ -68,11 +68,21 @@ def stopped(group: Group, anew: Mapping[str, Anew], ends: Mapping[TopicPartition
     for tp, reason in sorted(reasons.items()):
         found.setdefault((tp.topic, reason), []).append(tp)
     return [
-        Stopped(topic, reason, tuple(tp.partition for tp in tps), all(tp in said for tp in tps),
-                parking.error_of(group.name, tps[0], reason, *_ids(anew.get(topic)),
-                                 parking.beyond_end(beyond[tps[0]], ends[tps[0]]) if tps[0] in beyond else ""))
+        Stopped(
+            topic,
+            reason,
+            tuple(tp.partition for tp in tps),
+            all(tp in said for tp in tps),
+            parking.error_of(
+                group.name,
+                tps[0],
+                reason,
+                *_ids(anew.get(topic)),
+                parking.beyond_end(beyond[tps[0]], ends[tps[0]]) if tps[0] in beyond else "",
+            ),
+        )
         for (topic, reason), tps in sorted(found.items())
-    ]  # fmt: skip
+    ]
 
 
 def _ids(one: Anew | None) -> tuple[str, str]:
@@ -178,8 +188,15 @@ def partitions(group: Group) -> list[TopicPartition]:
     return sorted({*group.partitions, *counted})
 
 
-def state(group: Group, log: int, extended_ms: Mapping[int, int], ends: Mapping[TopicPartition, int],
-          now_ms: float, ledger: Ledger | None = None, recreated: Collection[str] = ()) -> dict[str, Any]:  # fmt: skip
+def state(
+    group: Group,
+    log: int,
+    extended_ms: Mapping[int, int],
+    ends: Mapping[TopicPartition, int],
+    now_ms: float,
+    ledger: Ledger | None = None,
+    recreated: Collection[str] = (),
+) -> dict[str, Any]:
     """All about a group. `extended_ms`: per session the time of its last sign of life; `ends`: of data partitions.
 
     `recreated`: topics that are others in the cluster than in the log.
@@ -193,10 +210,12 @@ def state(group: Group, log: int, extended_ms: Mapping[int, int], ends: Mapping[
         "deleted": group.deleted,
         "opaque_at": group.opaque_at if group.opaque_at != NONE else None,
         "pause": pause(group, ledger, round(now_ms)),
-        "sessions": [_session(session, extended_ms.get(session.id), now_ms)
-                     for session in sorted(group.sessions.values(), key=lambda session: session.id)],
+        "sessions": [
+            _session(session, extended_ms.get(session.id), now_ms)
+            for session in sorted(group.sessions.values(), key=lambda session: session.id)
+        ],
         "partitions": [_partition(group, tp, ends.get(tp), recreated) for tp in partitions(group)],
-    }  # fmt: skip
+    }
 
 
 def _session(session: Session, extended_ms: int | None, now_ms: float) -> dict[str, Any]:
@@ -240,8 +259,9 @@ def _partition(group: Group, tp: TopicPartition, end: int | None, recreated: Col
     }
 
 
-def lag(group: Group, ends: Mapping[TopicPartition, int], velocity: Velocity, now_ms: int,
-        recreated: Collection[str] = ()) -> dict[str, Any]:  # fmt: skip
+def lag(
+    group: Group, ends: Mapping[TopicPartition, int], velocity: Velocity, now_ms: int, recreated: Collection[str] = ()
+) -> dict[str, Any]:
     """How far the group is behind, per partition and in all, and how long it needs at its speed of the last minute.
 
     `time_s` is None where there is a lag and nothing moves. New messages are not counted in. A lag is None where it is

@@ -68,9 +68,18 @@ def name_of(group: Group, session: int) -> str:
 class PausePlan(Errand):
     """Pauses a group. Ends once every partition is let go; one that keeps it stays and renews until it is stopped."""
 
-    def __init__(self, scene: Scene, *, reason: str = "", duration_ms: int | None = None, token: int | None = None,
-                 adopt: bool = False, take_over: bool = False, keep: bool = False,
-                 patience_ms: int | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        scene: Scene,
+        *,
+        reason: str = "",
+        duration_ms: int | None = None,
+        token: int | None = None,
+        adopt: bool = False,
+        take_over: bool = False,
+        keep: bool = False,
+        patience_ms: int | None = None,
+    ) -> None:
         super().__init__(scene, patience_ms, reason)
         self.hold = Hold(self, reason, duration_ms, token, adopt, take_over, renews=True)
         self.drain = Drain(self)
@@ -110,8 +119,15 @@ class PausePlan(Errand):
 class ResumePlan(Errand):
     """Ends a pause: the own one, that of a token, or on demand anybody's."""
 
-    def __init__(self, scene: Scene, *, token: int | None = None, take_over: bool = False, reason: str = "",
-                 patience_ms: int | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        scene: Scene,
+        *,
+        token: int | None = None,
+        take_over: bool = False,
+        reason: str = "",
+        patience_ms: int | None = None,
+    ) -> None:
         super().__init__(scene, patience_ms, reason)
         self.token, self.take_over = token, take_over
         self.was_paused = False

@@ -38,10 +38,20 @@ NO_TOPICS: Final[Mapping[str, Anew]] = {}
 class PositionPlan(Errand):
     """One move of some partitions of a group, all or nothing."""
 
-    def __init__(self, scene: Scene, tps: Iterable[TopicPartition], *, stay_paused: bool = False, reason: str = "",
-                 duration_ms: int | None = None, token: int | None = None, adopt: bool = False,
-                 take_over: bool = False, patience_ms: int | None = None,
-                 anew: Mapping[str, Anew] = NO_TOPICS) -> None:  # fmt: skip
+    def __init__(
+        self,
+        scene: Scene,
+        tps: Iterable[TopicPartition],
+        *,
+        stay_paused: bool = False,
+        reason: str = "",
+        duration_ms: int | None = None,
+        token: int | None = None,
+        adopt: bool = False,
+        take_over: bool = False,
+        patience_ms: int | None = None,
+        anew: Mapping[str, Anew] = NO_TOPICS,
+    ) -> None:
         """`anew`: topics of these partitions that were made anew, by name: accepted in the pause, before the move.
 
         Raises InvalidRecord if the record would be too large, GroupMissing for a partition that is not there.
@@ -122,9 +132,7 @@ class PositionPlan(Errand):
             self._told_moving = True
             self.tell("moving", f"{len(self.tps)} partitions", offset=group.pause_change)
         self.before = {tp: position for tp, (_, position) in zip(self.tps, states, strict=True)}
-        moves = tuple(
-            Move(*tp, version, self._aims[tp]) for tp, (version, _) in zip(self.tps, states, strict=True)
-        )
+        moves = tuple(Move(*tp, version, self._aims[tp]) for tp, (version, _) in zip(self.tps, states, strict=True))
         self.send(SetPosition(group.pause_change, moves, self.resume, self.by), now)
 
     def _accept(self, group: Group, now: Instant) -> bool:
@@ -175,8 +183,10 @@ class PositionPlan(Errand):
 
     def _not_moved(self, error: MarshalError) -> MarshalError:
         """What is true of new topics is told too: their positions are forgotten, although nothing moved (M16)."""
-        told = [f"topic {topic!r} is the new one for the group now, and its partitions start at their beginnings"
-                for topic in sorted(self.accepted)]  # fmt: skip
+        told = [
+            f"topic {topic!r} is the new one for the group now, and its partitions start at their beginnings"
+            for topic in sorted(self.accepted)
+        ]
         told += [f"the new topic {topic!r} may still be accepted" for topic in sorted(self._acceptable())]
         if isinstance(error, AdminBusy) and not told:
             return error

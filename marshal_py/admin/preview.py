@@ -33,8 +33,12 @@ def owners_of(group: Group) -> dict[TopicPartition, str]:
     return {p.tp: group.sessions[p.owner].join.client_id for p in group.claims.values()}
 
 
-def rows_of(owners: Mapping[TopicPartition, str], before: Mapping[TopicPartition, int],
-            after: Mapping[TopicPartition, int], parked: Collection[TopicPartition] = ()) -> list[Row]:  # fmt: skip
+def rows_of(
+    owners: Mapping[TopicPartition, str],
+    before: Mapping[TopicPartition, int],
+    after: Mapping[TopicPartition, int],
+    parked: Collection[TopicPartition] = (),
+) -> list[Row]:
     """`before`: NONE where the partition had no position. Then nothing is known to be skipped or repeated, and where it
     is parked neither: what lies around such a position may not exist.
     """

@@ -38,13 +38,17 @@ def rights_of(role: str, coordination_topic: str, groups: Iterable[str], topics:
 
 def missing(needed: Sequence[Right], allowed: Callable[[str, str], frozenset[str]]) -> list[Right]:
     """What of it the authorizer refuses. `allowed`: operations by kind and name."""
-    lacking = [Right(one.kind, one.name, tuple(o for o in one.operations if o not in allowed(one.kind, one.name)))
-               for one in needed]  # fmt: skip
+    lacking = [
+        Right(one.kind, one.name, tuple(o for o in one.operations if o not in allowed(one.kind, one.name)))
+        for one in needed
+    ]
     return [one for one in lacking if one.operations]
 
 
 def grant(right: Right, principal: str, servers: str) -> str:
     """The command that gives it."""
     operations = " ".join(f"--operation {operation}" for operation in right.operations)
-    return (f"kafka-acls.sh --bootstrap-server {servers} --add --allow-principal {principal} {operations} "
-            f"--{right.kind} {right.name}")  # fmt: skip
+    return (
+        f"kafka-acls.sh --bootstrap-server {servers} --add --allow-principal {principal} {operations} "
+        f"--{right.kind} {right.name}"
+    )

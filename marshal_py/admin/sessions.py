@@ -94,8 +94,11 @@ class EvictPlan(Errand):
             self.wait_out(group, self.left, now)
 
     def may_land(self, group: Group) -> bool:
-        return any(group.sessions[record.session].extended == record.observed for record in self.sent(Evict)
-                   if record.session in group.sessions)  # fmt: skip
+        return any(
+            group.sessions[record.session].extended == record.observed
+            for record in self.sent(Evict)
+            if record.session in group.sessions
+        )
 
     def late(self) -> MarshalError:
         return AdminGaveUp(self.scene.name, f"the end of sessions {sorted(self.left)}", self.patience_ms / 1000)

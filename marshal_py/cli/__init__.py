@@ -72,9 +72,10 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def marshal(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True,
-                                          help="Print the version and exit.")] = False,
-) -> None:  # fmt: skip
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Kafka consumers that coordinate through Kafka alone."""
 
 

@@ -23,14 +23,20 @@ def advisories(
     group: Annotated[str | None, typer.Argument(help="One group; all if left out.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until ctrl-C.")] = False,
     count: Annotated[int | None, typer.Option("-n", min=0, help="So many of the last ones; all if left out.")] = None,
-    kind: Annotated[list[str] | None, typer.Option("--kind", metavar="KIND", help="This kind only; may be repeated. "
-                                                   "`alarming` stands for those that somebody should look at.")] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kind",
+            metavar="KIND",
+            help="This kind only; may be repeated. `alarming` stands for those that somebody should look at.",
+        ),
+    ] = None,
     dump: frame.DumpFile = None,
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
     as_json: frame.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Show what happened: claims, releases, evictions, pauses, moves, lost offsets, stuck handlers.
 
     Everybody who reads the log is told the same, also about the past. With --json one object per line.

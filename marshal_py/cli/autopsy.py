@@ -19,16 +19,22 @@ def show(dump: Path, as_json: bool) -> None:
         _print(found)
     if found.first is not None:
         first = found.first
-        raise frame.CommandFailed(f"{first.invariant} is broken in log {first.log}, offset {first.offset} "
-                                  f"({first.who}, PROTOCOL.md {first.rule}): {first.text}")  # fmt: skip
+        raise frame.CommandFailed(
+            f"{first.invariant} is broken in log {first.log}, offset {first.offset} "
+            f"({first.who}, PROTOCOL.md {first.rule}): {first.text}"
+        )
 
 
 def _print(found: Audit) -> None:
-    print(f"{found.file}: {found.records:,} records of {found.topic} in {found.logs} logs, taken {found.taken} by "
-          f"{found.by or 'an unknown library'}")  # fmt: skip
-    print(f"{found.groups} groups, {found.sessions} sessions ({found.live_sessions} live), {found.claims} claims, "
-          f"{found.handovers} hand-overs, {found.takeovers} take-overs, {found.evictions} evictions, {found.grants} "
-          f"grants, {found.pauses} pauses, {found.moves} moves of positions")  # fmt: skip
+    print(
+        f"{found.file}: {found.records:,} records of {found.topic} in {found.logs} logs, taken {found.taken} by "
+        f"{found.by or 'an unknown library'}"
+    )
+    print(
+        f"{found.groups} groups, {found.sessions} sessions ({found.live_sessions} live), {found.claims} claims, "
+        f"{found.handovers} hand-overs, {found.takeovers} take-overs, {found.evictions} evictions, {found.grants} "
+        f"grants, {found.pauses} pauses, {found.moves} moves of positions"
+    )
     print(f"{found.digests} digests of two folds and {found.carried_digests} that the log carries compared")
     if found.diverged_notes:
         print(f"{found.diverged_notes} notes of consumers whose states differed: see docs/history.md")

@@ -26,13 +26,16 @@ def bench() -> None:
 @app.command("races", epilog=EXAMPLE)
 @frame.reports_errors
 def bench_races(
-    seconds: Annotated[float | None, typer.Option("--seconds", min=0.1, show_default=f"{SECONDS:g}",
-                                                  help="Begins new runs for so long.")] = None,
-    seeds: Annotated[str | None, typer.Option("--seeds", metavar="A:B",
-                                              help="Runs exactly these instead: the same work everywhere.")] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option("--seconds", min=0.1, show_default=f"{SECONDS:g}", help="Begins new runs for so long."),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", metavar="A:B", help="Runs exactly these instead: the same work everywhere.")
+    ] = None,
     processes: Annotated[int | None, typer.Option("--processes", min=1, show_default="cores")] = None,
     as_json: frame.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Race simulated consumers for partitions, with faults and calm, and say how fast that went.
 
     Rates are per CPU second of the runs. The hash is over all runs in their order: the same number of runs gives the

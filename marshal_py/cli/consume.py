@@ -23,34 +23,59 @@ EXAMPLE: Final = frame.example("marshal consume orders --group billing --start e
 def consume(
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="What to read.")],
     group: Annotated[str, typer.Option(help="The group whose members share the topics.")],
-    delivery: Annotated[Literal["at_least_once", "at_most_once"], typer.Option(help="Which promise.")]
-    = "at_least_once",
+    delivery: Annotated[
+        Literal["at_least_once", "at_most_once"], typer.Option(help="Which promise.")
+    ] = "at_least_once",
     client_id: Annotated[str | None, typer.Option(help="Unique per live process; made up if left out.")] = None,
-    start: Annotated[str, typer.Option(metavar="committed|earliest|latest|TIME|JSON",
-                                       help="Where partitions begin that the group has never read. TIME: ISO-8601, "
-                                            'or ms since 1970. JSON: {"orders": {"0": 23, "1": -2}}.')] = "committed",
-    heartbeat_interval: Annotated[float, typer.Option(metavar="SECONDS", help="Take-over takes about two of these.")]
-    = HEARTBEAT_INTERVAL_S,
+    start: Annotated[
+        str,
+        typer.Option(
+            metavar="committed|earliest|latest|TIME|JSON",
+            help="Where partitions begin that the group has never read. TIME: ISO-8601, "
+            'or ms since 1970. JSON: {"orders": {"0": 23, "1": -2}}.',
+        ),
+    ] = "committed",
+    heartbeat_interval: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Take-over takes about two of these.")
+    ] = HEARTBEAT_INTERVAL_S,
     max_messages: Annotated[int | None, typer.Option(min=1, help="Stop after so many.")] = None,
     policy: Annotated[str | None, typer.Option(help="Who tries which partition: balanced or greedy.")] = None,
-    on_topic_recreated: Annotated[Literal["fail", "earliest"],
-                                  typer.Option(help="For a topic that was deleted and made anew, where the group's "
-                                               "settings say nothing: its partitions are parked, or consumed from "
-                                               "their beginnings.")] = "fail",
+    on_topic_recreated: Annotated[
+        Literal["fail", "earliest"],
+        typer.Option(
+            help="For a topic that was deleted and made anew, where the group's "
+            "settings say nothing: its partitions are parked, or consumed from "
+            "their beginnings."
+        ),
+    ] = "fail",
     key_separator: Annotated[str | None, typer.Option(help="Print keys too, and this between key and value.")] = None,
-    metrics_port: Annotated[int | None, typer.Option(min=0, max=65_535, help="Serve metrics for Prometheus there; 0 "
-                                                     "takes a free port.")] = None,
-    metrics_host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where metrics are served: 127.0.0.1 is for this "
-                                              "machine alone, 0.0.0.0 for all, as a container needs it.")] = LOOPBACK,
-    evidence_dir: Annotated[Path | None, typer.Option("--evidence-dir", metavar="DIR", exists=True, file_okay=False,
-                                                      help="Where the state is kept if it is found to be broken "
-                                                      "(Diverged).", show_default="the system's temporary folder")]
-    = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65_535, help="Serve metrics for Prometheus there; 0 takes a free port.")
+    ] = None,
+    metrics_host: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Where metrics are served: 127.0.0.1 is for this "
+            "machine alone, 0.0.0.0 for all, as a container needs it.",
+        ),
+    ] = LOOPBACK,
+    evidence_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--evidence-dir",
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="Where the state is kept if it is found to be broken (Diverged).",
+            show_default="the system's temporary folder",
+        ),
+    ] = None,
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
     as_json: frame.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Consume topics as a member of a group, until ctrl-C.
 
     Prints the bytes of each value and a newline, and acknowledges the message once they are written out. With --json
@@ -61,13 +86,21 @@ def consume(
         raise typer.BadParameter("--key-separator is for text: with --json the key has a field")
     starts.check_topics(start, topics)  # before a cluster is waited for
     settings = frame.settings_of(bootstrap_servers, command_config)
-    options: dict[str, Any] = {"delivery": delivery, "start": start, "policy": policy,
-                               "heartbeat_interval_s": heartbeat_interval,
-                               "on_topic_recreated": on_topic_recreated}  # fmt: skip
+    options: dict[str, Any] = {
+        "delivery": delivery,
+        "start": start,
+        "policy": policy,
+        "heartbeat_interval_s": heartbeat_interval,
+        "on_topic_recreated": on_topic_recreated,
+    }
     with (
         frame.telling(),
-        connect(settings, client_id=client_id, coordination_topic=coordination_topic,
-                evidence_dir=str(evidence_dir) if evidence_dir is not None else None) as marshal,
+        connect(
+            settings,
+            client_id=client_id,
+            coordination_topic=coordination_topic,
+            evidence_dir=str(evidence_dir) if evidence_dir is not None else None,
+        ) as marshal,
         nullcontext() if metrics_port is None else _serving(marshal, metrics_port, metrics_host),
         marshal.consumer(group, topics, **options) as consumer,
         stop_on_signals(consumer),

@@ -38,16 +38,20 @@ SIZE_SETTING: Final = "max.message.bytes"
 @frame.reports_errors
 def doctor(
     group: Annotated[str | None, typer.Argument(metavar="GROUP", help="Look at the rights on this group, too.")] = None,
-    topics: Annotated[list[str] | None, typer.Option("--topic", metavar="TOPIC", help="And on this topic, if the group "
-                                                     "has not consumed it yet.")] = None,
-    role: Annotated[str | None, typer.Option("--as", metavar="ROLE", help="consumer, admin or observer: a right that "
-                                             "it lacks is a failure.")] = None,
+    topics: Annotated[
+        list[str] | None,
+        typer.Option("--topic", metavar="TOPIC", help="And on this topic, if the group has not consumed it yet."),
+    ] = None,
+    role: Annotated[
+        str | None,
+        typer.Option("--as", metavar="ROLE", help="consumer, admin or observer: a right that it lacks is a failure."),
+    ] = None,
     dump: frame.DumpFile = None,
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
     as_json: frame.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Check the connection, the coordination topic, this client's rights, clocks, versions, groups and growth.
 
     One line of advice for whatever is not well. Exit code 1 if a check fails. A group that nobody has ever used fails,
@@ -107,8 +111,12 @@ class Visit:
         try:
             count = admin.partition_count(self.topic)
             if count is None:
-                yield Check("coordination topic", "warn", f"{self.topic} does not exist yet",
-                            "the first consumer creates it, or is told how")  # fmt: skip
+                yield Check(
+                    "coordination topic",
+                    "warn",
+                    f"{self.topic} does not exist yet",
+                    "the first consumer creates it, or is told how",
+                )
                 yield from self._unused([])
                 return
             yield _partitions(door, admin, self.topic, count)
@@ -131,16 +139,18 @@ class Visit:
         with frame.look(None, None, self.topic, dump) as observer:
             yield from self._content(observer, newest_ms)
 
-    def _content(self, observer: Observer, now_ms: int, admin: KafkaAdmin | None = None,
-                 count: int = 0) -> Iterator[Check]:  # fmt: skip
+    def _content(
+        self, observer: Observer, now_ms: int, admin: KafkaAdmin | None = None, count: int = 0
+    ) -> Iterator[Check]:
         """`admin` knows the groups' topics; `count` is of the coordination topic's partitions. A dump has neither."""
         if observer.root is None:
             yield Check("root", "warn", NOBODY)
             yield from self._unused([])
             return
         root = observer.root
-        yield Check("root", "ok", f"incarnation {root.incarnation.hex()}, {root.partitions} logs, "
-                                  f"protocol {root.protocol}")  # fmt: skip
+        yield Check(
+            "root", "ok", f"incarnation {root.incarnation.hex()}, {root.partitions} logs, protocol {root.protocol}"
+        )
         if count > root.partitions:
             surplus = count - root.partitions
             yield Check("partitions", "ok", f"{surplus} beyond the root's {root.partitions} are not used")
@@ -155,8 +165,11 @@ class Visit:
         yield checkup.of_clocks(study)
         yield checkup.of_versions(groups)
         # Who lives by a snapshot, and has shown no sign since, has been silent for as long as this log was read.
-        extended_ms = {(group.name, session): observer.extended_ms.get((log, session), study.first_ms.get(log, now_ms))
-                       for log, group in observer.groups() for session in group.sessions}  # fmt: skip
+        extended_ms = {
+            (group.name, session): observer.extended_ms.get((log, session), study.first_ms.get(log, now_ms))
+            for log, group in observer.groups()
+            for session in group.sessions
+        }
         infos = {} if admin is None else _infos(admin, groups)
         yield from self._unused(groups)
         yield from checkup.of_groups(groups, infos, study, extended_ms)
@@ -168,17 +181,24 @@ class Visit:
         """The group that was named, if nobody ever used it: mistyped, or yet to come."""
         names = [group.name for group in groups]
         if self.group is not None and self.group not in names:
-            yield Check("group", "warn" if self.strict else "fail",
-                        f"{self.group!r} has never been used{instead(self.group, names)}",
-                        "" if self.strict else "before its first consumer, ask with --as consumer")  # fmt: skip
+            yield Check(
+                "group",
+                "warn" if self.strict else "fail",
+                f"{self.group!r} has never been used{instead(self.group, names)}",
+                "" if self.strict else "before its first consumer, ask with --as consumer",
+            )
 
     def _absent(self, admin: KafkaAdmin, known: set[str]) -> Iterator[Check]:
         """The topics that were named and are not there. `known`: those of all groups."""
         for topic in self.asked:
             with suppress(AccessDenied):  # the rights tell
                 if admin.partition_count(topic) is None:
-                    yield Check("topic", "warn" if self.strict else "fail",
-                                f"{topic!r} does not exist{instead(topic, known)}", "create it, or mend its name")
+                    yield Check(
+                        "topic",
+                        "warn" if self.strict else "fail",
+                        f"{topic!r} does not exist{instead(topic, known)}",
+                        "create it, or mend its name",
+                    )
 
     def _rights(self, admin: KafkaAdmin, principal: str, address: str) -> Iterator[Check]:
         absent = set()
@@ -200,9 +220,12 @@ class Visit:
                 article = "an" if role[0] in "ao" else "a"
                 yield Check(f"rights: {role}", "ok", f"{who} has what {article} {role}{where} needs{unsure}")
             for one in lacking:
-                yield Check(f"rights: {role}", "fail" if self.strict else "warn", f"{who} lacks "
-                            f"{', '.join(one.operations)} on {one.kind} {one.name}",
-                            rights.grant(one, principal, address))  # fmt: skip
+                yield Check(
+                    f"rights: {role}",
+                    "fail" if self.strict else "warn",
+                    f"{who} lacks {', '.join(one.operations)} on {one.kind} {one.name}",
+                    rights.grant(one, principal, address),
+                )
 
 
 def _infos(admin: KafkaAdmin, groups: list[Group]) -> dict[str, TopicInfo | None]:
@@ -220,8 +243,12 @@ def _brokers(door: KafkaDoor, brokers: dict[int, str]) -> Iterator[Check]:
     names = ", ".join(f"{address} (id {number})" for number, address in sorted(brokers.items()))
     if door.embedded:
         lacking = ", ".join(sorted(CAPABILITIES - door.admin().capabilities))
-        yield Check("broker", "warn", f"embedded broker, {names}; it lacks {lacking}",
-                    "for demos and tests only: its records are gone when its process ends")  # fmt: skip
+        yield Check(
+            "broker",
+            "warn",
+            f"embedded broker, {names}; it lacks {lacking}",
+            "for demos and tests only: its records are gone when its process ends",
+        )
     elif len(brokers) < SAFE_BROKERS:
         yield Check("brokers", "warn", names, f"{SAFE_BROKERS} or more survive the loss of one; fewer do not")
     else:
@@ -233,11 +260,19 @@ def _partitions(door: KafkaDoor, admin: KafkaAdmin, topic: str, count: int) -> C
     says = f"{topic} has {count} partition{'s' if count != 1 else ''}"
     wanted = admin.can_grow(topic, COORDINATION_PARTITIONS)
     if wanted:
-        return Check("coordination topic", "warn", f"{says}, and nothing in it yet; {wanted} are usual",
-                     growth(topic, wanted, str(door.given["bootstrap.servers"])))  # fmt: skip
+        return Check(
+            "coordination topic",
+            "warn",
+            f"{says}, and nothing in it yet; {wanted} are usual",
+            growth(topic, wanted, str(door.given["bootstrap.servers"])),
+        )
     if count == 1:
-        return Check("coordination topic", "warn", f"{says}: every group shares one log",
-                     "well for a few groups; more partitions are a fresh coordination topic")  # fmt: skip
+        return Check(
+            "coordination topic",
+            "warn",
+            f"{says}: every group shares one log",
+            "well for a few groups; more partitions are a fresh coordination topic",
+        )
     return Check("coordination topic", "ok", says)
 
 
@@ -255,8 +290,12 @@ def _settings(admin: KafkaAdmin, topic: str, brokers: int) -> Iterator[Check]:
             yield Check(name, "ok", values.get(name, "as it must be"))
     size = int(values.get(SIZE_SETTING, RECORD_BYTES_MIN))
     if size < RECORD_BYTES_MIN:
-        yield Check(SIZE_SETTING, "warn", f"{size}: the records of large groups do not fit",
-                    f"kafka-configs.sh --alter --topic {topic} --add-config {SIZE_SETTING}={RECORD_BYTES_MIN}")
+        yield Check(
+            SIZE_SETTING,
+            "warn",
+            f"{size}: the records of large groups do not fit",
+            f"kafka-configs.sh --alter --topic {topic} --add-config {SIZE_SETTING}={RECORD_BYTES_MIN}",
+        )
     lagging = admin.lagging_replicas(topic)
     if lagging:
         yield Check("replicas", "warn", f"{lagging} are not in sync", "a broker is down or slow: see its log")
@@ -267,5 +306,9 @@ def _odd_records(observer: Observer) -> Iterator[Check]:
     for reason in ("garbage", "misrouted", "malformed", "opaque"):
         number = sum(world.counters.get(reason, 0) for world in observer.worlds.values())
         if number:
-            yield Check("content", "warn", f"{number} records are {reason} and were ignored",
-                        "something else writes to this topic, or a newer library does")  # fmt: skip
+            yield Check(
+                "content",
+                "warn",
+                f"{number} records are {reason} and were ignored",
+                "something else writes to this topic, or a newer library does",
+            )

@@ -42,14 +42,21 @@ def run(name: str, states_max: int | None, mutant: str | None, processes: int, a
 
 def _bounds(name: str) -> dict[str, Any]:
     configuration = CONFIGURATIONS[name]
-    return {"bounds": {key: value for key, value in configuration.bounds._asdict().items() if value},
-            "partitions": configuration.partitions, "messages": configuration.messages}  # fmt: skip
+    return {
+        "bounds": {key: value for key, value in configuration.bounds._asdict().items() if value},
+        "partitions": configuration.partitions,
+        "messages": configuration.messages,
+    }
 
 
 def _watch(progress: Progress) -> None:
     if sys.stderr.isatty():
-        print(f"\rdepth {progress.depth}: {progress.states:,} states, {progress.frontier:,} to look at   ", end="",
-              file=sys.stderr, flush=True)  # fmt: skip
+        print(
+            f"\rdepth {progress.depth}: {progress.states:,} states, {progress.frontier:,} to look at   ",
+            end="",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _print(report: Report, as_json: bool) -> None:
@@ -63,10 +70,14 @@ def _print(report: Report, as_json: bool) -> None:
     print(f"{report.configuration}: {CONFIGURATIONS[report.configuration].says}")
     print(f"  bounds       {bounds}")
     partly = "; stopped, not complete" if report.interrupted else "" if report.complete else "; not complete"
-    print(f"  searched     {report.states:,} states, {report.transitions:,} transitions, depth {report.depth}, "
-          f"{report.seconds} s{partly}")  # fmt: skip
-    print(f"  of these     {report.deliveries:,} deliveries, {report.clipped:,} steps left out at the bounds; "
-          f"{report.conditions:,} conditions of a process, {report.logs:,} logs")  # fmt: skip
+    print(
+        f"  searched     {report.states:,} states, {report.transitions:,} transitions, depth {report.depth}, "
+        f"{report.seconds} s{partly}"
+    )
+    print(
+        f"  of these     {report.deliveries:,} deliveries, {report.clipped:,} steps left out at the bounds; "
+        f"{report.conditions:,} conditions of a process, {report.logs:,} logs"
+    )
     print(f"  violations   {len(report.violations)}", flush=True)
     for violation in report.violations:
         print(f"\n{violation.text}")

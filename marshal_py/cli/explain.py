@@ -32,8 +32,9 @@ DIFF_EXAMPLE: Final = frame.example("marshal diff billing --at 5 --at 20")
 def explain(
     group: operate.Name,
     partition: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION", help="Which partition.")],
-    at: Annotated[str | None, typer.Option("--at", metavar="TIME", help="As of then: ISO-8601, UTC if it names no "
-                                           "zone.")] = None,
+    at: Annotated[
+        str | None, typer.Option("--at", metavar="TIME", help="As of then: ISO-8601, UTC if it names no zone.")
+    ] = None,
     offset: Annotated[int | None, typer.Option("--offset", min=0, help="As of this offset of the group's log.")] = None,
     count: Annotated[int, typer.Option("-n", min=1, help="At most so many records.")] = LINES_MAX,
     dump: frame.DumpFile = None,
@@ -41,7 +42,7 @@ def explain(
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
     as_json: frame.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Say who owns a partition, where it stands, and which records led there."""
     if at is not None and offset is not None:
         raise typer.BadParameter("give --at or --offset, not both")
@@ -59,11 +60,20 @@ def explain(
         near = f" ({topics[topic]} partitions of {topic!r})" if topic in topics else instead(topic, topics)
         raise frame.CommandFailed(f"group {group!r} has no partition {partition} up to there{near}")
     if as_json:
-        frame.print_json({
-            "group": group, "topic": topic, "partition": int(number), "at_offset": found.at_offset,
-            "at": _time(found.at_ms), **_standing(found.standing), "paused": found.paused, "deleted": found.deleted,
-            "records": [_line(line) for line in found.lines], "left_out": found.left_out,
-        })  # fmt: skip
+        frame.print_json(
+            {
+                "group": group,
+                "topic": topic,
+                "partition": int(number),
+                "at_offset": found.at_offset,
+                "at": _time(found.at_ms),
+                **_standing(found.standing),
+                "paused": found.paused,
+                "deleted": found.deleted,
+                "records": [_line(line) for line in found.lines],
+                "left_out": found.left_out,
+            }
+        )
         return
     now = found.standing
     owner = f"owned by {now.client_id} (session {now.owner})" if now.owner != NONE else "owned by nobody"
@@ -81,11 +91,19 @@ def explain(
 @frame.reports_errors
 def diff(
     group: operate.Name,
-    at: Annotated[list[str] | None, typer.Option("--at", metavar="TIME|OFFSET", help="Give it twice: from, to.")]
-    = None,
-    state: Annotated[Path | None, typer.Option("--state", metavar="FILE", exists=True, dir_okay=False,
-                                               help="Instead: what a consumer that ended with Diverged had kept, "
-                                               "against the log as of there.")] = None,
+    at: Annotated[
+        list[str] | None, typer.Option("--at", metavar="TIME|OFFSET", help="Give it twice: from, to.")
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            "--state",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Instead: what a consumer that ended with Diverged had kept, against the log as of there.",
+        ),
+    ] = None,
     dump: frame.DumpFile = None,
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
@@ -108,15 +126,22 @@ def diff(
     if not found.records:
         _known(group, bootstrap_servers, command_config, coordination_topic, dump)  # else nothing happened between them
     if as_json:
-        frame.print_json({
-            "group": group, "from_offset": found.from_offset, "to_offset": found.to_offset,
-            "joined": [{"session": session, "client_id": name} for session, name in found.joined],
-            "ended": [{"session": session, "client_id": name} for session, name in found.ended],
-            "partitions": [{"topic": tp.topic, "partition": tp.partition, "from": _standing(old), "to": _standing(new)}
-                           for tp, (old, new) in found.partitions.items()],
-            "settings": {key: {"from": old, "to": new} for key, (old, new) in found.settings.items()},
-            "records": found.records, "notable": [_line(line) for line in found.notable],
-        })  # fmt: skip
+        frame.print_json(
+            {
+                "group": group,
+                "from_offset": found.from_offset,
+                "to_offset": found.to_offset,
+                "joined": [{"session": session, "client_id": name} for session, name in found.joined],
+                "ended": [{"session": session, "client_id": name} for session, name in found.ended],
+                "partitions": [
+                    {"topic": tp.topic, "partition": tp.partition, "from": _standing(old), "to": _standing(new)}
+                    for tp, (old, new) in found.partitions.items()
+                ],
+                "settings": {key: {"from": old, "to": new} for key, (old, new) in found.settings.items()},
+                "records": found.records,
+                "notable": [_line(line) for line in found.notable],
+            }
+        )
         return
     print(f"group {group!r} from offset {found.from_offset} to {found.to_offset}")
     for session, name in found.joined:
@@ -137,15 +162,27 @@ def _against_log(kept: dict[str, Any], world: World, records: Iterator[LogRecord
     """What a broken process held, beside what the log folds to there."""
     group, at_offset, found = kept["group"], kept["at_offset"], states.against(kept, world, records)
     if found is None:
-        raise frame.CommandFailed(f"the state is of offset {at_offset} of log {kept['log']}, incarnation "
-                                  f"{kept['incarnation']}; this history does not reach there")  # fmt: skip
+        raise frame.CommandFailed(
+            f"the state is of offset {at_offset} of log {kept['log']}, incarnation "
+            f"{kept['incarnation']}; this history does not reach there"
+        )
     if as_json:
-        frame.print_json({"group": group, "at_offset": at_offset, "first_difference": kept["first_difference"],
-                          "client_id": kept["client_id"], "reason": kept["reason"], "left_out": kept["left_out"],
-                          "differences": [each._asdict() for each in found]})  # fmt: skip
+        frame.print_json(
+            {
+                "group": group,
+                "at_offset": at_offset,
+                "first_difference": kept["first_difference"],
+                "client_id": kept["client_id"],
+                "reason": kept["reason"],
+                "left_out": kept["left_out"],
+                "differences": [each._asdict() for each in found],
+            }
+        )
         return
-    print(f"{kept['client_id']} in group {group!r} after offset {at_offset}, first different at offset "
-          f"{kept['first_difference']}: {kept['reason']}")  # fmt: skip
+    print(
+        f"{kept['client_id']} in group {group!r} after offset {at_offset}, first different at offset "
+        f"{kept['first_difference']}: {kept['reason']}"
+    )
     for each in found:
         print(f"{each.entry}, {each.field}: {each.held} held, {each.log} by the log")
     if kept["left_out"]:
@@ -155,8 +192,9 @@ def _against_log(kept: dict[str, Any], world: World, records: Iterator[LogRecord
 
 
 @contextmanager
-def _history(group: str, servers: str | None, config: Path | None, topic: str,
-             dump: Path | None) -> Iterator[tuple[World, Iterator[LogRecord]]]:  # fmt: skip
+def _history(
+    group: str, servers: str | None, config: Path | None, topic: str, dump: Path | None
+) -> Iterator[tuple[World, Iterator[LogRecord]]]:
     """The group's log from as far back as it is there: the world at that place, and the records up to now."""
     with frame.look(servers, config, topic, dump) as observer:
         if observer.root is None:
@@ -178,9 +216,11 @@ def _reaching(world: World, records: Iterator[LogRecord], cut: Cut) -> Iterator[
     """The records, if what is left of the log reaches back to the cut."""
     first = next(records, None)
     if world.began_at and first is not None and cut.excludes(first):
-        raise frame.CommandFailed(f"the history before offset {world.began_at} of log {world.log} was deleted, and "
-                                  f"what is left begins at {_time(first.timestamp_ms)}: a snapshot tells the state "
-                                  f"there, not how it came about; a dump from before may have it (--dump)")  # fmt: skip
+        raise frame.CommandFailed(
+            f"the history before offset {world.began_at} of log {world.log} was deleted, and "
+            f"what is left begins at {_time(first.timestamp_ms)}: a snapshot tells the state "
+            f"there, not how it came about; a dump from before may have it (--dump)"
+        )
     return records if first is None else chain([first], records)
 
 

@@ -27,8 +27,9 @@ class Asked(NamedTuple):
     html: Path | None  # a page
 
 
-def show(file: Path | None, seed: int | None, mutant: str | None, asked: Asked, as_json: bool,
-         queries: int = 0) -> None:  # fmt: skip
+def show(
+    file: Path | None, seed: int | None, mutant: str | None, asked: Asked, as_json: bool, queries: int = 0
+) -> None:
     """Runs the schedule of `file`, or of a seed, with so many streaming queries. 1 if it violates."""
     schedule, again = _wanted(file, seed, mutant)
     if queries:
@@ -84,9 +85,15 @@ def _page(schedule: Schedule, told: sweep.Told, again: str) -> str:
 def _print(schedule: Schedule, told: sweep.Told, again: str, as_json: bool) -> None:
     result = told.result
     if as_json:
-        plain: dict[str, Any] = {"seed": schedule.seed, "mutant": schedule.mutant, "verdict": result.verdict,
-                                 "trace_hash": result.trace_hash, "events": result.events, "again": again,
-                                 "violations": [found._asdict() for found in result.violations]}  # fmt: skip
+        plain: dict[str, Any] = {
+            "seed": schedule.seed,
+            "mutant": schedule.mutant,
+            "verdict": result.verdict,
+            "trace_hash": result.trace_hash,
+            "events": result.events,
+            "again": again,
+            "violations": [found._asdict() for found in result.violations],
+        }
         frame.print_json(plain)
         return
     if result.violations:

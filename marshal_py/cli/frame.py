@@ -30,14 +30,21 @@ BROKEN_PIPE: Final = 141  # 128 + SIGPIPE, as of a C program whose reader has go
 
 Servers = Annotated[
     str | None,
-    typer.Option("--bootstrap-servers", envvar="MARSHAL_BOOTSTRAP_SERVERS", metavar="HOST:PORT,...",
-                 help="Where the cluster is."),
-]  # fmt: skip
+    typer.Option(
+        "--bootstrap-servers", envvar="MARSHAL_BOOTSTRAP_SERVERS", metavar="HOST:PORT,...", help="Where the cluster is."
+    ),
+]
 CommandConfig = Annotated[
     Path | None,
-    typer.Option("--command-config", metavar="FILE", exists=True, dir_okay=False, readable=True,
-                 help="Properties file with librdkafka's keys: security.protocol, sasl.*, ssl.*, ..."),
-]  # fmt: skip
+    typer.Option(
+        "--command-config",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        help="Properties file with librdkafka's keys: security.protocol, sasl.*, ssl.*, ...",
+    ),
+]
 
 
 def _topic_name(name: str) -> str:
@@ -48,9 +55,14 @@ def _topic_name(name: str) -> str:
 
 
 CoordinationTopic = Annotated[
-    str, typer.Option("--coordination-topic", metavar="TOPIC", callback=_topic_name,
-                      help="The topic through which consumers coordinate."),
-]  # fmt: skip
+    str,
+    typer.Option(
+        "--coordination-topic",
+        metavar="TOPIC",
+        callback=_topic_name,
+        help="The topic through which consumers coordinate.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 DumpFile = Annotated[
     Path | None,
@@ -91,8 +103,10 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
             if error.filename is not None or error.errno not in DISK_ERRORS:
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            say(f"marshal: the output cannot be written ({error.strerror}); what the command has done stays done: look "
-                f"before you run it again")
+            say(
+                f"marshal: the output cannot be written ({error.strerror}); what the command has done stays done: look "
+                f"before you run it again"
+            )
             raise typer.Exit(FAILED) from error
 
     return run
@@ -106,8 +120,10 @@ def settings_of(servers: str | None, config: Path | None) -> dict[str, Any]:
     if servers:
         settings["bootstrap.servers"] = servers
     if not settings.get("bootstrap.servers"):
-        raise typer.BadParameter("name the cluster by --bootstrap-servers, MARSHAL_BOOTSTRAP_SERVERS or a line in the "
-                                 "file of --command-config")  # fmt: skip
+        raise typer.BadParameter(
+            "name the cluster by --bootstrap-servers, MARSHAL_BOOTSTRAP_SERVERS or a line in the "
+            "file of --command-config"
+        )
     return settings
 
 

@@ -24,14 +24,24 @@ UPDATE_EXAMPLE: Final = frame.example("marshal groups update billing --policy gr
 SHRINK_EXAMPLE: Final = frame.example("marshal groups shrink billing orders --partitions 3 --dry-run")
 RM_EXAMPLE: Final = frame.example("marshal groups rm billing --yes")
 
-DeliveryOption = Annotated[str | None, typer.Option("--delivery", metavar="MODE",
-                                                    help="at_least_once or at_most_once.")]  # fmt: skip
-PolicyOption = Annotated[str | None, typer.Option("--policy", metavar="POLICY", help="balanced, greedy, or own: each "
-                                                  "consumer follows its own.")]  # fmt: skip
+DeliveryOption = Annotated[
+    str | None, typer.Option("--delivery", metavar="MODE", help="at_least_once or at_most_once.")
+]
+PolicyOption = Annotated[
+    str | None,
+    typer.Option("--policy", metavar="POLICY", help="balanced, greedy, or own: each consumer follows its own."),
+]
 
-RecreatedOption = Annotated[str | None, typer.Option("--on-topic-recreated", metavar="fail|earliest", help="For a "
-                                                     "data topic that was deleted and made anew: its partitions are "
-                                                     "parked, or consumed from their beginnings.")]  # fmt: skip
+RecreatedOption = Annotated[
+    str | None,
+    typer.Option(
+        "--on-topic-recreated",
+        metavar="fail|earliest",
+        help="For a "
+        "data topic that was deleted and made anew: its partitions are "
+        "parked, or consumed from their beginnings.",
+    ),
+]
 
 app = typer.Typer(help="Administer groups.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -54,8 +64,11 @@ def ls(
             frame.say(NOBODY)
         observer.fold()
         now_ms = time.time() * 1000
-        found = [{**overview.summary(group), **overview.signs(group, observer.signs_of(log), now_ms)}
-                 for log, group in observer.groups() if deleted or not group.deleted]  # fmt: skip
+        found = [
+            {**overview.summary(group), **overview.signs(group, observer.signs_of(log), now_ms)}
+            for log, group in observer.groups()
+            if deleted or not group.deleted
+        ]
     if as_json:
         frame.print_json(found)
         return
@@ -63,8 +76,15 @@ def ls(
     for column in ("group", "delivery", "consumers", "owned", "partitions", "topics", "state"):
         table.add_column(column, overflow="fold")
     for group in found:
-        table.add_row(group["group"], group["delivery"], str(group["sessions"]), str(group["owned"]),
-                      str(group["partitions"]), ", ".join(group["topics"]), _condition(group))  # fmt: skip
+        table.add_row(
+            group["group"],
+            group["delivery"],
+            str(group["sessions"]),
+            str(group["owned"]),
+            str(group["partitions"]),
+            ", ".join(group["topics"]),
+            _condition(group),
+        )
     Console().print(table)
 
 
@@ -88,13 +108,17 @@ def _condition(group: dict[str, Any]) -> str:
 @frame.reports_errors
 def info(
     group: operate.Name,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print topic,partition,offset for `marshal set-position --to` "
-                                         "and kafka-consumer-groups.")] = False,
+    as_csv: Annotated[
+        bool,
+        typer.Option(
+            "--csv", help="Print topic,partition,offset for `marshal set-position --to` and kafka-consumer-groups."
+        ),
+    ] = False,
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
     as_json: frame.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Show a group: topics, consumers, positions, pause."""
     target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
     if as_csv:
@@ -106,12 +130,14 @@ def info(
         return
     origin = found["settings_from"]
     told = {
-        "group": found["group"], "delivery": found["delivery"], "policy": found["policy"],
+        "group": found["group"],
+        "delivery": found["delivery"],
+        "policy": found["policy"],
         "on topic recreated": found["on_topic_recreated"],
         "settings from": f"offset {origin['offset']}, by {origin['by'] or 'somebody'}" if origin else None,
         "pause": paused(found["pause"]) if found["pause"] else None,
         "topics": ", ".join(f"{name} ({count} partitions)" for name, count in found["topics"].items()),
-    }  # fmt: skip
+    }
     for key, value in told.items():
         print(f"{key}: {value or '-'}")
     for member in found["members"]:
@@ -143,8 +169,14 @@ def create(
     """
     target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
     wanted = _wanted(delivery, policy, on_topic_recreated)
-    if not operate.foresee(target, lambda scene: outlook.of_settings(scene, wanted, True), dry_run=dry_run,
-                           as_json=as_json, question=f"Create group {group!r}?", yes=yes):  # fmt: skip
+    if not operate.foresee(
+        target,
+        lambda scene: outlook.of_settings(scene, wanted, True),
+        dry_run=dry_run,
+        as_json=as_json,
+        question=f"Create group {group!r}?",
+        yes=yes,
+    ):
         return
     offset = target.create(delivery=delivery, policy=policy, on_topic_recreated=on_topic_recreated, reason=reason)
     if as_json:
@@ -180,13 +212,26 @@ def update(
     if not wanted:
         raise typer.BadParameter("name what shall change: --delivery, --policy or --on-topic-recreated")
     target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
-    if not operate.foresee(target, lambda scene: outlook.of_settings(scene, wanted, False), dry_run=dry_run,
-                           as_json=as_json, question=f"Change group {group!r}?", yes=yes):  # fmt: skip
+    if not operate.foresee(
+        target,
+        lambda scene: outlook.of_settings(scene, wanted, False),
+        dry_run=dry_run,
+        as_json=as_json,
+        question=f"Change group {group!r}?",
+        yes=yes,
+    ):
         return
     operate.ask_twice(group, take_over, yes)
-    offset = target.set_config(delivery=delivery, policy=policy, on_topic_recreated=on_topic_recreated, reason=reason,
-                               token=token, adopt=adopt, take_over=take_over,
-                               watcher=operate.watcher(as_json))  # fmt: skip
+    offset = target.set_config(
+        delivery=delivery,
+        policy=policy,
+        on_topic_recreated=on_topic_recreated,
+        reason=reason,
+        token=token,
+        adopt=adopt,
+        take_over=take_over,
+        watcher=operate.watcher(as_json),
+    )
     if as_json:
         frame.print_json({"group": group, "changed": wanted, "offset": offset})
     else:
@@ -215,12 +260,25 @@ def shrink(
     Pauses the group for that moment. A topic that grows needs no command: consumers see it.
     """
     target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
-    if not operate.foresee_by(group, lambda: target.foresee_shrink(topic, partitions), dry_run=dry_run,
-                              as_json=as_json, question=f"Shrink {topic!r} in group {group!r}?", yes=yes):  # fmt: skip
+    if not operate.foresee_by(
+        group,
+        lambda: target.foresee_shrink(topic, partitions),
+        dry_run=dry_run,
+        as_json=as_json,
+        question=f"Shrink {topic!r} in group {group!r}?",
+        yes=yes,
+    ):
         return
     operate.ask_twice(group, take_over, yes)
-    offset = target.shrink(topic, partitions, reason=reason, token=token, adopt=adopt, take_over=take_over,
-                           watcher=operate.watcher(as_json))  # fmt: skip
+    offset = target.shrink(
+        topic,
+        partitions,
+        reason=reason,
+        token=token,
+        adopt=adopt,
+        take_over=take_over,
+        watcher=operate.watcher(as_json),
+    )
     if as_json:
         frame.print_json({"group": group, "topic": topic, "partitions": partitions, "offset": offset})
     else:
@@ -241,8 +299,9 @@ def _wanted(delivery: str | None, policy: str | None, on_topic_recreated: str | 
 @frame.reports_errors
 def rm(
     group: operate.Name,
-    force: Annotated[bool, typer.Option("--force", help="End consumers that live: pause the group and change its "
-                                        "delivery first.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="End consumers that live: pause the group and change its delivery first.")
+    ] = False,
     reason: operate.Reason = "",
     dry_run: operate.DryRun = False,
     yes: operate.Yes = False,
@@ -250,11 +309,17 @@ def rm(
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
     as_json: frame.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Delete a group and its positions. Refused while consumers live; those that died silently are waited out."""
     target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
-    if not operate.foresee(target, lambda scene: outlook.of_deletion(scene, force), dry_run=dry_run, as_json=as_json,
-                           question=f"Delete group {group!r} and all its positions?", yes=yes):  # fmt: skip
+    if not operate.foresee(
+        target,
+        lambda scene: outlook.of_deletion(scene, force),
+        dry_run=dry_run,
+        as_json=as_json,
+        question=f"Delete group {group!r} and all its positions?",
+        yes=yes,
+    ):
         return
     deleted = target.delete(force=force, reason=reason, watcher=operate.watcher(as_json))
     if as_json:

@@ -43,8 +43,10 @@ def lag(
         assert state is not None  # it knows the group
         ends = observer.ends(tp for tp in overview.partitions(state) if tp.partition >= 0)
     anew = find_anew(state, observer.topics)
-    found = {**overview.lag(state, ends, velocity, time.time_ns() // 1_000_000, anew),
-             "notices": overview.notices(overview.stopped(state, anew, ends))}  # fmt: skip
+    found = {
+        **overview.lag(state, ends, velocity, time.time_ns() // 1_000_000, anew),
+        "notices": overview.notices(overview.stopped(state, anew, ends)),
+    }
     if as_json:
         frame.print_json(found)
         return
@@ -53,8 +55,15 @@ def lag(
         table.add_column(column, overflow="fold")
     for row in found["partitions"]:
         numbers = ["-" if row[name] is None else str(row[name]) for name in ("position", "end", "lag")]
-        table.add_row(row["topic"], str(row["partition"]), row["owner"] or "-", *numbers, f"{row['per_second']:g}",
-                      _duration(row["time_s"]), row["parked"] or "-")  # fmt: skip
+        table.add_row(
+            row["topic"],
+            str(row["partition"]),
+            row["owner"] or "-",
+            *numbers,
+            f"{row['per_second']:g}",
+            _duration(row["time_s"]),
+            row["parked"] or "-",
+        )
     Console().print(table)
     print(f"group {group}: {_total(found)}")
     for notice in found["notices"]:

@@ -51,13 +51,22 @@ def as_text(message: Message, separator: str | None) -> bytes:
 def as_json(message: Message) -> bytes:
     key, key_base64 = _split(message.key)
     value, value_base64 = _split(message.value)
-    headers = [dict(zip(("name", "value", "value_base64"), (name, *_split(content)), strict=True))
-               for name, content in message.headers]  # fmt: skip
+    headers = [
+        dict(zip(("name", "value", "value_base64"), (name, *_split(content)), strict=True))
+        for name, content in message.headers
+    ]
     told: dict[str, Any] = {
-        "topic": message.topic, "partition": message.partition, "offset": message.offset, "key": key, "value": value,
-        "timestamp": message.timestamp, "token": str(message.token), "key_base64": key_base64,
-        "value_base64": value_base64, "headers": headers,
-    }  # fmt: skip
+        "topic": message.topic,
+        "partition": message.partition,
+        "offset": message.offset,
+        "key": key,
+        "value": value,
+        "timestamp": message.timestamp,
+        "token": str(message.token),
+        "key_base64": key_base64,
+        "value_base64": value_base64,
+        "headers": headers,
+    }
     return json.dumps(told, ensure_ascii=False).encode() + b"\n"
 
 
@@ -68,8 +77,10 @@ def from_json(line: bytes, number: int) -> tuple[bytes | None, bytes | None, Hea
         headers = [(one.name, _join("value", one.value, one.value_base64)) for one in read.headers]
         return _join("key", read.key, read.key_base64), _join("value", read.value, read.value_base64), headers
     except (msgspec.DecodeError, ValueError) as error:
-        raise frame.CommandFailed(f"line {number} is no JSON object as `marshal consume --json` prints it ({error}); "
-                                  "the lines before it are written") from error  # fmt: skip
+        raise frame.CommandFailed(
+            f"line {number} is no JSON object as `marshal consume --json` prints it ({error}); "
+            "the lines before it are written"
+        ) from error
 
 
 def write_out(line: bytes, message: Message) -> None:
@@ -82,8 +93,10 @@ def write_out(line: bytes, message: Message) -> None:
     except OSError as error:
         # Python would try again, and complain, when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise frame.CommandFailed(f"stdout takes no more ({error.strerror}): {message.topic}:{message.partition} at "
-                                  f"offset {message.offset} is not acknowledged and will come again") from error
+        raise frame.CommandFailed(
+            f"stdout takes no more ({error.strerror}): {message.topic}:{message.partition} at "
+            f"offset {message.offset} is not acknowledged and will come again"
+        ) from error
 
 
 def _split(content: bytes | None) -> tuple[str | None, str | None]:

@@ -33,14 +33,18 @@ def tail(
     group: Group = None,
     count: Annotated[int, typer.Option("-n", min=0, help="So many of the last records.")] = 10,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until ctrl-C.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="The records as they stand there: log, offset, time in ms, key "
-                                      "and value in base64.")] = False,
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw", help="The records as they stand there: log, offset, time in ms, key and value in base64."
+        ),
+    ] = False,
     dump: frame.DumpFile = None,
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
     as_json: frame.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Show the newest records and what the fold says about each. All logs are ordered by their timestamps."""
     if raw and as_json:
         raise typer.BadParameter("give --raw or --json, not both")
@@ -67,14 +71,16 @@ def tail(
 @frame.reports_errors
 def dump(
     group: Group = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", dir_okay=False,
-                                                help="Write there; stdout if left out.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", dir_okay=False, help="Write there; stdout if left out."),
+    ] = None,
     human: Annotated[bool, typer.Option("--human", help="Sentences for people, which cannot be loaded again.")] = False,
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
     as_json: frame.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Write every record as a line of JSON with a checksum; with --json each also says what the fold thinks of it.
 
     Such a file can be loaded, verified, and looked into by every command that takes --dump. A dump of one group has its
@@ -108,13 +114,17 @@ def dump(
 @app.command("load", epilog=LOAD_EXAMPLE)
 @frame.reports_errors
 def load(
-    file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, readable=True,
-                                         help="What `marshal log dump` wrote.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", exists=True, dir_okay=False, readable=True, help="What `marshal log dump` wrote."
+        ),
+    ],
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
     as_json: frame.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Write a dump into a fresh coordination topic, every record at its offset. Refused if the topic holds anything.
 
     Consumers that use that topic go on where the dump ends. To look only, give --dump to the other commands instead.
@@ -146,8 +156,11 @@ def _print(judged: Judged, form: str) -> None:
         frame.print_json({"log": record.log, "time": time, **fields})
         return
     mark = {"accepted": " ", "rejected": "x", "ignored": "-"}[fields["verdict"]]
-    print(f"{time}  {record.log}:{record.offset:<6} {mark} {fields['group'] or '-'}  {fields['type'] or '?'}  "
-          f"{describe(verdict)}", flush=True)  # fmt: skip
+    print(
+        f"{time}  {record.log}:{record.offset:<6} {mark} {fields['group'] or '-'}  {fields['type'] or '?'}  "
+        f"{describe(verdict)}",
+        flush=True,
+    )
 
 
 def _base64(content: bytes | None) -> str:

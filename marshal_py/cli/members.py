@@ -42,9 +42,16 @@ def ls(
     for column in ("group", "session", "client id", "member", "claims", "interval", "library", "stepped down"):
         table.add_column(column)
     for one in found:
-        table.add_row(one["group"], str(one["session"]), one["client_id"], one["member"] or "-",
-                      ", ".join(one["claims"]) or "-", f"{one['interval_s']:g} s", one["library"],
-                      "yes" if one["stepped_down"] else "-")  # fmt: skip
+        table.add_row(
+            one["group"],
+            str(one["session"]),
+            one["client_id"],
+            one["member"] or "-",
+            ", ".join(one["claims"]) or "-",
+            f"{one['interval_s']:g} s",
+            one["library"],
+            "yes" if one["stepped_down"] else "-",
+        )
     Console().print(table)
 
 
@@ -90,12 +97,21 @@ def evict(
     """
     target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
     number = operate.find_session(target, session)
-    if not operate.foresee(target, lambda scene: outlook.of_eviction(scene, number), dry_run=dry_run, as_json=as_json,
-                           question=f"Evict session {number} of group {group!r}?", yes=yes):  # fmt: skip
+    if not operate.foresee(
+        target,
+        lambda scene: outlook.of_eviction(scene, number),
+        dry_run=dry_run,
+        as_json=as_json,
+        question=f"Evict session {number} of group {group!r}?",
+        yes=yes,
+    ):
         return
     by = target.evict(number, reason=reason, watcher=operate.watcher(as_json))
     if as_json:
         frame.print_json({"group": group, "session": number, "ended_by": by})
     else:
-        print(f"session {number} of group {group!r} has ended; it was evicted by {by}" if by else
-              f"session {number} of group {group!r} has ended by itself")  # fmt: skip
+        print(
+            f"session {number} of group {group!r} has ended; it was evicted by {by}"
+            if by
+            else f"session {number} of group {group!r} has ended by itself"
+        )

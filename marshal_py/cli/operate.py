@@ -22,11 +22,18 @@ Reason = Annotated[str, typer.Option("--reason", help="For people; it stands in 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change; write nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 TakeOver = Annotated[bool, typer.Option("--take-over", help="Take any running pause; its admin's operation fails.")]
-Adopt = Annotated[bool, typer.Option("--adopt", help="Work in a pause of your own that is running, and leave it in "
-                                     "place.")]  # fmt: skip
+Adopt = Annotated[
+    bool, typer.Option("--adopt", help="Work in a pause of your own that is running, and leave it in place.")
+]
 PauseToken = Annotated[int | None, typer.Option("--token", min=0, help="Of the pause, as `marshal release` printed.")]
-TokenOption = Annotated[int | None, typer.Option("--token", min=0, help="Work in the running pause of this token, as "
-                                                 "`marshal release` printed it, and leave it in place.")]  # fmt: skip
+TokenOption = Annotated[
+    int | None,
+    typer.Option(
+        "--token",
+        min=0,
+        help="Work in the running pause of this token, as `marshal release` printed it, and leave it in place.",
+    ),
+]
 
 DRY: Final = "dry run: nothing was written"
 _UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -65,15 +72,24 @@ def ask(question: str, yes: bool) -> None:
         typer.confirm(question, abort=True, err=True)
 
 
-def foresee(group: Group, judge: Callable[[Scene], Outlook], *, dry_run: bool, as_json: bool, question: str = "",
-            yes: bool = False) -> bool:  # fmt: skip
+def foresee(
+    group: Group,
+    judge: Callable[[Scene], Outlook],
+    *,
+    dry_run: bool,
+    as_json: bool,
+    question: str = "",
+    yes: bool = False,
+) -> bool:
     """Shows what the command would do and asks `question`, if it has one; False after a dry run, which was all."""
-    return foresee_by(group.name, lambda: group.outlook(judge), dry_run=dry_run, as_json=as_json, question=question,
-                      yes=yes)  # fmt: skip
+    return foresee_by(
+        group.name, lambda: group.outlook(judge), dry_run=dry_run, as_json=as_json, question=question, yes=yes
+    )
 
 
-def foresee_by(name: str, look: Callable[[], Outlook], *, dry_run: bool, as_json: bool, question: str = "",
-               yes: bool = False) -> bool:  # fmt: skip
+def foresee_by(
+    name: str, look: Callable[[], Outlook], *, dry_run: bool, as_json: bool, question: str = "", yes: bool = False
+) -> bool:
     """The same for what no scene alone can tell."""
     if not dry_run and (yes or not question):
         return True

@@ -23,12 +23,18 @@ EXAMPLE: Final = frame.example("marshal set-position billing orders --to earlies
 @frame.reports_errors
 def set_position(
     group: operate.Name,
-    topics: Annotated[list[str] | None, typer.Argument(metavar="TOPIC[:PARTITION]...", help="What to move; with a .csv "
-                                                       "file all that it names, if left out.")] = None,
-    to: Annotated[str | None, typer.Option("--to", metavar="POSITION", help=f"{WORDS} (topic,partition,offset).")]
-    = None,
-    shift_by: Annotated[int | None, typer.Option("--shift-by", metavar="N", help="So many messages on, or back.")]
-    = None,
+    topics: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TOPIC[:PARTITION]...", help="What to move; with a .csv file all that it names, if left out."
+        ),
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="POSITION", help=f"{WORDS} (topic,partition,offset).")
+    ] = None,
+    shift_by: Annotated[
+        int | None, typer.Option("--shift-by", metavar="N", help="So many messages on, or back.")
+    ] = None,
     stay_paused: Annotated[bool, typer.Option("--stay-paused", help="Leave the group paused.")] = False,
     dry_run: operate.DryRun = False,
     reason: operate.Reason = "",
@@ -40,7 +46,7 @@ def set_position(
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
     as_json: frame.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Move a live group to other positions: pause, wait until everybody has let go, move, go on.
 
     Either all that is named moves or nothing does. The positions as they are: `marshal groups info GROUP --csv`.
@@ -51,8 +57,13 @@ def set_position(
     if not topics and not target.table:
         raise typer.BadParameter("name at least one topic")
     where = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
-    options: dict[str, Any] = {"stay_paused": stay_paused, "reason": reason, "token": token, "adopt": adopt,
-                               "take_over": take_over}  # fmt: skip
+    options: dict[str, Any] = {
+        "stay_paused": stay_paused,
+        "reason": reason,
+        "token": token,
+        "adopt": adopt,
+        "take_over": take_over,
+    }
     if dry_run or not yes:
         preview = where.set_position(topics or (), target, dry_run=True, token=token, adopt=adopt, take_over=take_over)
         if dry_run:
@@ -94,12 +105,21 @@ def _move(where: Group, topics: list[str], target: Target, options: dict[str, An
 
 def _print(group: str, moved: Moved, outcome: str, as_json: bool) -> None:
     if as_json:
-        rows = [{**row._asdict(), "owner": row.owner or None, "position": operate.number_or_none(row.position)}
-                for row in moved.rows]  # fmt: skip
-        frame.print_json({"group": group, "outcome": outcome, "offset": operate.number_or_none(moved.offset),
-                          "token": operate.number_or_none(moved.token), "partitions": rows,
-                          "recreated": [one._asdict() for one in moved.recreated],
-                          **({"refused": moved.refused or None} if outcome == "dry_run" else {})})  # fmt: skip
+        rows = [
+            {**row._asdict(), "owner": row.owner or None, "position": operate.number_or_none(row.position)}
+            for row in moved.rows
+        ]
+        frame.print_json(
+            {
+                "group": group,
+                "outcome": outcome,
+                "offset": operate.number_or_none(moved.offset),
+                "token": operate.number_or_none(moved.token),
+                "partitions": rows,
+                "recreated": [one._asdict() for one in moved.recreated],
+                **({"refused": moved.refused or None} if outcome == "dry_run" else {}),
+            }
+        )
         return
     for line in _recreated(moved, "would be" if outcome == "dry_run" else "are"):
         print(line)
@@ -115,9 +135,11 @@ def _print(group: str, moved: Moved, outcome: str, as_json: bool) -> None:
 
 def _recreated(moved: Moved, are: str) -> Iterator[str]:
     for one in moved.recreated:
-        yield (f"topic {one.topic!r} was made anew (its id was {one.known}, now it is {one.found}, with "
-               f"{one.partitions} partitions): the {one.forgotten} positions of all its partitions {are} forgotten, "
-               f"and those that are not moved start at their beginnings")  # fmt: skip
+        yield (
+            f"topic {one.topic!r} was made anew (its id was {one.known}, now it is {one.found}, with "
+            f"{one.partitions} partitions): the {one.forgotten} positions of all its partitions {are} forgotten, "
+            f"and those that are not moved start at their beginnings"
+        )
 
 
 def _refused(moved: Moved) -> Iterator[str]:
@@ -131,6 +153,12 @@ def _print_rows(rows: list[Row], console: Console) -> None:
         table.add_column(column, justify="left" if column in ("partition", "owner") else "right")
     for row in rows:
         position = "none" if row.position == NONE else str(row.position)
-        table.add_row(f"{row.topic}:{row.partition}", row.owner or "-", position, str(row.target), str(row.skipped),
-                      str(row.repeated))  # fmt: skip
+        table.add_row(
+            f"{row.topic}:{row.partition}",
+            row.owner or "-",
+            position,
+            str(row.target),
+            str(row.skipped),
+            str(row.repeated),
+        )
     console.print(table)

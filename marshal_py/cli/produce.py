@@ -18,16 +18,23 @@ EXAMPLE: Final = frame.example("echo '42:paid' | marshal produce orders --key-se
 def produce(
     topic: Annotated[str, typer.Argument(help="Where to write. It must exist.")],
     key_separator: Annotated[str | None, typer.Option(help="What stands between key and value of a line.")] = None,
-    header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="For every message; repeatable.")]
-    = None,
+    header: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="For every message; repeatable.")
+    ] = None,
     partition: Annotated[int | None, typer.Option(min=0, help="All into this one.")] = None,
-    from_json: Annotated[bool, typer.Option("--from-json", help="Each line is an object as `marshal consume --json` "
-                                            "prints it, and becomes the same key, value and headers.")] = False,
+    from_json: Annotated[
+        bool,
+        typer.Option(
+            "--from-json",
+            help="Each line is an object as `marshal consume --json` "
+            "prints it, and becomes the same key, value and headers.",
+        ),
+    ] = False,
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
     as_json: frame.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Write each line of stdin as a message, and say how many the cluster has acknowledged.
 
     The bytes before the newline are the value as they are, a carriage return included. Values that hold newlines, no
@@ -71,6 +78,7 @@ def _messages(separator: str | None, from_json: bool) -> Iterator[tuple[bytes | 
             continue
         key, found, value = text.partition(separator.encode())
         if not found:
-            raise frame.CommandFailed(f"line {number} has no {separator!r} between key and value; the lines before it "
-                                      f"are written")  # fmt: skip
+            raise frame.CommandFailed(
+                f"line {number} has no {separator!r} between key and value; the lines before it are written"
+            )
         yield key, value, []

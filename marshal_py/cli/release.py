@@ -18,8 +18,12 @@ RESUME_EXAMPLE: Final = frame.example("marshal resume billing")
 @frame.reports_errors
 def release(
     group: operate.Name,
-    for_: Annotated[str | None, typer.Option("--for", metavar="DURATION", help="90s, 10m, 1h; at most 24h. Then its "
-                                             "members go on by themselves.")] = None,
+    for_: Annotated[
+        str | None,
+        typer.Option(
+            "--for", metavar="DURATION", help="90s, 10m, 1h; at most 24h. Then its members go on by themselves."
+        ),
+    ] = None,
     reason: operate.Reason = "",
     hold: Annotated[bool, typer.Option("--hold", help="Stay and renew the pause; ctrl-C ends it.")] = False,
     token: operate.PauseToken = None,
@@ -31,7 +35,7 @@ def release(
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
     as_json: frame.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Pause a group: all its consumers finish what they have in hand and let go. They stay, and come back afterwards.
 
     Returns when every partition is free, and prints the token of the pause. Consumers that do not answer are waited
@@ -42,8 +46,14 @@ def release(
     if duration_s is not None and not 0 < duration_s <= PAUSE_MS_MAX / 1000:
         raise typer.BadParameter("--for takes more than 0, at most 24h")
     target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
-    if not operate.foresee(target, lambda scene: outlook.of_pause(scene, operate.now(), token, adopt, take_over),
-                           dry_run=dry_run, as_json=as_json, question=f"Pause group {group!r}?", yes=yes):  # fmt: skip
+    if not operate.foresee(
+        target,
+        lambda scene: outlook.of_pause(scene, operate.now(), token, adopt, take_over),
+        dry_run=dry_run,
+        as_json=as_json,
+        question=f"Pause group {group!r}?",
+        yes=yes,
+    ):
         return
     operate.ask_twice(group, take_over, yes)
     tell = operate.watcher(as_json)
@@ -55,10 +65,16 @@ def release(
 
     done = target.pause(duration_s, reason, token=token, adopt=adopt, take_over=take_over, keep=hold, watcher=watch)
     if as_json:
-        frame.print_json({
-            "group": group, "token": operate.number_or_none(done.token), "duration_s": done.duration_s,
-            "released": [str(tp) for tp in done.released], "evicted": done.evicted, "held": hold,
-        })  # fmt: skip
+        frame.print_json(
+            {
+                "group": group,
+                "token": operate.number_or_none(done.token),
+                "duration_s": done.duration_s,
+                "released": [str(tp) for tp in done.released],
+                "evicted": done.evicted,
+                "held": hold,
+            }
+        )
     elif hold:
         print(f"group {group!r} goes on")
     else:
@@ -80,8 +96,12 @@ def resume(
 ) -> None:
     """End a pause: your own, that of a token, or by force another's. A group that is not paused is left as it is."""
     target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
-    if not operate.foresee(target, lambda scene: outlook.of_resume(scene, operate.now(), token, take_over),
-                           dry_run=dry_run, as_json=as_json):  # fmt: skip
+    if not operate.foresee(
+        target,
+        lambda scene: outlook.of_resume(scene, operate.now(), token, take_over),
+        dry_run=dry_run,
+        as_json=as_json,
+    ):
         return
     operate.ask_twice(group, take_over, yes)
     ended = target.resume(token=token, take_over=take_over, reason=reason)

@@ -30,40 +30,81 @@ SCHEDULES: Final = 10_000
 
 @frame.reports_errors
 def simulate(
-    seeds: Annotated[str | None, typer.Option("--seeds", metavar="A:B", show_default=SEEDS,
-                                              help="Runs these seeds, B not among them.")] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option("--seeds", metavar="A:B", show_default=SEEDS, help="Runs these seeds, B not among them."),
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Runs this one.")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Of one seed, also all that happened in it.")] = False,
     mutants: Annotated[bool, typer.Option("--mutants", help="Searches all planted bugs, one after the other.")] = False,
-    mutant: Annotated[str | None, typer.Option("--mutant", metavar="NAME",
-                                               help="Plants one bug; 1 when it is found.")] = None,
-    schedules: Annotated[int, typer.Option("--schedules", min=1, help="Most seeds that are run to find a planted bug.")
-                         ] = SCHEDULES,
-    processes: Annotated[int | None, typer.Option("--processes", min=1, show_default="cores; 1 with --exhaustive")
-                         ] = None,
+    mutant: Annotated[
+        str | None, typer.Option("--mutant", metavar="NAME", help="Plants one bug; 1 when it is found.")
+    ] = None,
+    schedules: Annotated[
+        int, typer.Option("--schedules", min=1, help="Most seeds that are run to find a planted bug.")
+    ] = SCHEDULES,
+    processes: Annotated[
+        int | None, typer.Option("--processes", min=1, show_default="cores; 1 with --exhaustive")
+    ] = None,
     spark: Annotated[bool, typer.Option("--spark", help="Runs --seeds on Spark instead of in processes here.")] = False,
-    master: Annotated[str | None, typer.Option("--master", metavar="URL",
-                                               help="Of the Spark cluster; sc://HOST:PORT is Spark Connect.",
-                                               show_default="local, every core")] = None,
-    world: Annotated[str | None, typer.Option("--exhaustive", metavar="NAME", help="Searches every interleaving of a "
-                                              "small world; `all` of the quick ones, `list` names them.")] = None,
-    states: Annotated[int | None, typer.Option("--states", min=1, help="Most states of --exhaustive.",
-                                               show_default="30 million")] = None,
-    scenario: Annotated[Path | None, typer.Option("--scenario", exists=True, dir_okay=False, metavar="FILE",
-                                                  help="Runs the schedule in this file.")] = None,
-    shrink: Annotated[Path | None, typer.Option("--shrink", dir_okay=False, metavar="FILE",
-                                                help="Makes a failing run small and keeps it in this file.")] = None,
-    html: Annotated[Path | None, typer.Option("--html", dir_okay=False, metavar="FILE",
-                                              help="Of one seed, a page with its timeline.")] = None,
-    queries: Annotated[int, typer.Option("--queries", min=0, metavar="N", help="Makes N of the consumers streaming "
-                                         "queries of Spark; with --seeds or --seed.")] = 0,
-    dump: Annotated[Path | None, typer.Option("--dump", metavar="FILE", help="Judges what a cluster did, by its log "
-                                              "(`marshal log dump`); with --seeds or --seed, runs go on from "
-                                              "there.")] = None,
-    group: Annotated[str | None, typer.Option("--group", metavar="GROUP", help="Of --dump: runs go on with this group "
-                                              "alone.")] = None,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            "--master",
+            metavar="URL",
+            help="Of the Spark cluster; sc://HOST:PORT is Spark Connect.",
+            show_default="local, every core",
+        ),
+    ] = None,
+    world: Annotated[
+        str | None,
+        typer.Option(
+            "--exhaustive",
+            metavar="NAME",
+            help="Searches every interleaving of a small world; `all` of the quick ones, `list` names them.",
+        ),
+    ] = None,
+    states: Annotated[
+        int | None, typer.Option("--states", min=1, help="Most states of --exhaustive.", show_default="30 million")
+    ] = None,
+    scenario: Annotated[
+        Path | None,
+        typer.Option("--scenario", exists=True, dir_okay=False, metavar="FILE", help="Runs the schedule in this file."),
+    ] = None,
+    shrink: Annotated[
+        Path | None,
+        typer.Option(
+            "--shrink", dir_okay=False, metavar="FILE", help="Makes a failing run small and keeps it in this file."
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", dir_okay=False, metavar="FILE", help="Of one seed, a page with its timeline."),
+    ] = None,
+    queries: Annotated[
+        int,
+        typer.Option(
+            "--queries",
+            min=0,
+            metavar="N",
+            help="Makes N of the consumers streaming queries of Spark; with --seeds or --seed.",
+        ),
+    ] = 0,
+    dump: Annotated[
+        Path | None,
+        typer.Option(
+            "--dump",
+            metavar="FILE",
+            help="Judges what a cluster did, by its log "
+            "(`marshal log dump`); with --seeds or --seed, runs go on from "
+            "there.",
+        ),
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", metavar="GROUP", help="Of --dump: runs go on with this group alone.")
+    ] = None,
     as_json: frame.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Run the protocol in simulated clusters with faults, and judge each run by the promises.
 
     Exit code 1: a promise was violated (with --mutants: a planted bug was not found), or the search was void, because
@@ -81,10 +122,18 @@ def simulate(
     if dump is not None:
         others = mutants or mutant is not None or scenario is not None or world is not None or states is not None
         if others or spark or queries or master is not None or (seeds is not None and seed is not None):
-            raise typer.BadParameter("--dump goes alone, with --seeds (and --processes), or with --seed (and --trace, "
-                                     "--shrink, --html)")  # fmt: skip
-        _from_dump(dump, group, None if seeds is None else seed_range(seeds), seed, processes, as_json,
-                   failing.Asked(trace, shrink, html))  # fmt: skip
+            raise typer.BadParameter(
+                "--dump goes alone, with --seeds (and --processes), or with --seed (and --trace, --shrink, --html)"
+            )
+        _from_dump(
+            dump,
+            group,
+            None if seeds is None else seed_range(seeds),
+            seed,
+            processes,
+            as_json,
+            failing.Asked(trace, shrink, html),
+        )
         return
     if group is not None:
         raise typer.BadParameter("--group goes with --dump")
@@ -95,8 +144,9 @@ def simulate(
         raise typer.BadParameter("--shrink and --html need --seed or --scenario")
     if world is not None or states is not None:
         if world is None or seeds is not None or seed is not None or mutants or trace or spark or scenario:
-            raise typer.BadParameter("--exhaustive goes with --states, --processes, --mutant and --json, and --states "
-                                     "with --exhaustive")
+            raise typer.BadParameter(
+                "--exhaustive goes with --states, --processes, --mutant and --json, and --states with --exhaustive"
+            )
         exhaustive.run(world, states, mutant, processes or 1, as_json)
         return
     if queries and (mutants or mutant is not None or scenario is not None or spark or world is not None):
@@ -130,8 +180,15 @@ def seed_range(text: str) -> range:
     return seeds
 
 
-def _from_dump(dump: Path, group: str | None, seeds: range | None, seed: int | None, processes: int | None,
-               as_json: bool, asked: failing.Asked) -> None:  # fmt: skip
+def _from_dump(
+    dump: Path,
+    group: str | None,
+    seeds: range | None,
+    seed: int | None,
+    processes: int | None,
+    as_json: bool,
+    asked: failing.Asked,
+) -> None:
     """What the log of a cluster shows; then, if seeds are given, the runs that go on from there."""
     if seed is None and any(asked):
         raise typer.BadParameter("--trace, --shrink and --html need --seed")
@@ -232,8 +289,9 @@ def _mutant(name: str, seed: int | None, schedules: int, trace: bool, as_json: b
     anyway = sweep.violated_anyway(seed, name) if result.violations else ()
     found = bool(result.violations) and not anyway
     if as_json:
-        frame.print_json({"mutant": name, "found": found, "schedules": ran, **_result(result),
-                          "again": _again(seed, name)})  # fmt: skip
+        frame.print_json(
+            {"mutant": name, "found": found, "schedules": ran, **_result(result), "again": _again(seed, name)}
+        )
     else:
         print(f"{name} ({MUTANTS[name].says}): {'found' if found else 'not found'}")
         _print(result, _again(seed, name))
@@ -268,8 +326,12 @@ def _result(result: Result) -> dict[str, Any]:
     scenario = result.scenario._asdict()
     scenario["groups"] = [group._asdict() for group in result.scenario.groups]
     scenario["kinds"], scenario["skip"] = sorted(result.scenario.kinds), sorted(result.scenario.skip)
-    return {**plain, "violations": [v._asdict() for v in result.violations], "scenario": scenario,
-            "again": _again(result.seed)}  # fmt: skip
+    return {
+        **plain,
+        "violations": [v._asdict() for v in result.violations],
+        "scenario": scenario,
+        "again": _again(result.seed),
+    }
 
 
 def _print(result: Result, again: str) -> None:

@@ -26,21 +26,25 @@ If a backup of the log exists (`marshal log dump`), keep it: nothing here can be
 
 @frame.reports_errors
 def snapshot(
-    log: Annotated[int | None, typer.Option("--log", metavar="N", help="One log (coordination partition); all if left "
-                                            "out.")] = None,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Then delete what lies behind the second newest.")]
-    = False,
-    keep: Annotated[str, typer.Option("--keep", metavar="DURATION", help="With --truncate: records younger than that "
-                                      "stay.")] = "24h",
-    wait: Annotated[str, typer.Option("--wait", metavar="DURATION", help="For a live consumer to confirm it.")]
-    = f"{CONFIRM_S:g}s",
+    log: Annotated[
+        int | None, typer.Option("--log", metavar="N", help="One log (coordination partition); all if left out.")
+    ] = None,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Then delete what lies behind the second newest.")
+    ] = False,
+    keep: Annotated[
+        str, typer.Option("--keep", metavar="DURATION", help="With --truncate: records younger than that stay.")
+    ] = "24h",
+    wait: Annotated[
+        str, typer.Option("--wait", metavar="DURATION", help="For a live consumer to confirm it.")
+    ] = f"{CONFIRM_S:g}s",
     dry_run: operate.DryRun = False,
     yes: operate.Yes = False,
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
     as_json: frame.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Write the state of the logs down, so that what lies before need not be read again.
 
     Consumers do this by themselves every 50,000 records. A live consumer of the log confirms the snapshot; where none
@@ -54,8 +58,11 @@ def snapshot(
         if not numbers:
             frame.say(NOBODY)
         if truncate and not dry_run:
-            operate.ask(f"Delete the records of {len(numbers)} log(s) of {coordination_topic!r} that lie before their "
-                        f"second newest confirmed snapshot and are older than {keep}?", yes)  # fmt: skip
+            operate.ask(
+                f"Delete the records of {len(numbers)} log(s) of {coordination_topic!r} that lie before their "
+                f"second newest confirmed snapshot and are older than {keep}?",
+                yes,
+            )
         for number in numbers:
             row = _one(logs, logs.desk(number), truncate, kept_s, wait_s, dry_run)
             found.append(row)
@@ -72,12 +79,16 @@ def _one(logs: Logs, desk: LogDesk, truncate: bool, kept_s: float, wait_s: float
         written = desk.write(wait_s)
     kept = desk.look()
     row: dict[str, Any] = {
-        "log": kept.log, "first": kept.first, "end": kept.end, "sessions": list(kept.sessions),
+        "log": kept.log,
+        "first": kept.first,
+        "end": kept.end,
+        "sessions": list(kept.sessions),
         "outcome": "dry_run" if dry_run else _outcome(written),
         "snapshot": operate.number_or_none(desk.wanted if dry_run and desk.wanted else kept.newest),
         "older": operate.number_or_none(kept.older),
-        "state_bytes": written.state_bytes if written is not None else None, "deleted_before": None,
-    }  # fmt: skip
+        "state_bytes": written.state_bytes if written is not None else None,
+        "deleted_before": None,
+    }
     if truncate:
         before = logs.limit(kept, kept_s)
         if before > kept.first:
@@ -131,8 +142,10 @@ def bootstrap(
             frame.say(f"Logs of {coordination_topic!r} that cannot be read: {', '.join(map(str, broken))}.")
             frame.say(RISKS)
             if not kept:
-                frame.say("No copy of the root Genesis is left: the topic becomes another incarnation, whose fencing "
-                          "tokens are greater than all before.")  # fmt: skip
+                frame.say(
+                    "No copy of the root Genesis is left: the topic becomes another incarnation, whose fencing "
+                    "tokens are greater than all before."
+                )
         begun = []
         if broken and not dry_run:
             operate.ask(f"Begin {len(broken)} log(s) of {coordination_topic!r} anew?", yes)
@@ -142,8 +155,14 @@ def bootstrap(
     outcome = "dry_run" if dry_run and broken else "begun_anew" if begun else "nothing_to_do"
     rows = [{"log": number, "first": bounds.first, "end": bounds.end} for number, bounds in broken.items()]
     if as_json:
-        frame.print_json({"outcome": outcome, "same_incarnation": kept if broken else None, "logs": rows,
-                          "begun": [each._asdict() for each in begun]})  # fmt: skip
+        frame.print_json(
+            {
+                "outcome": outcome,
+                "same_incarnation": kept if broken else None,
+                "logs": rows,
+                "begun": [each._asdict() for each in begun],
+            }
+        )
         return
     for each in begun:
         print(f"log {each.log} begins anew at offset {each.at}")
@@ -151,4 +170,3 @@ def bootstrap(
         print(f"{len(broken)} logs would begin anew; {operate.DRY}")
     if not broken:
         print("every log can be read: nothing to do")
-

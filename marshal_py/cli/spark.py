@@ -28,8 +28,9 @@ QUIET: Final = {"spark.log.level": "OFF", "spark.ui.showConsoleProgress": "false
 PIPE_WIDTH: Final = 160  # of a table where no terminal says how wide it is
 ROWS_MAX: Final = 20  # of each table for people; --json has all
 
-Master = Annotated[str, typer.Option("--master", metavar="URL",
-                                     help="Of the Spark cluster; sc://HOST:PORT is Spark Connect.")]  # fmt: skip
+Master = Annotated[
+    str, typer.Option("--master", metavar="URL", help="Of the Spark cluster; sc://HOST:PORT is Spark Connect.")
+]
 
 app = typer.Typer(help="The coordination topic as data, on Spark.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -55,8 +56,9 @@ def archive(
 
         done = archives.archive(session, settings, path, coordination_topic=coordination_topic)
     if as_json:
-        frame.print_json({"path": path, "added": sum(run.end - run.first for run in done),
-                          "logs": [run._asdict() for run in done]})  # fmt: skip
+        frame.print_json(
+            {"path": path, "added": sum(run.end - run.first for run in done), "logs": [run._asdict() for run in done]}
+        )
         return
     for run in done:
         print(f"log {run.log}: {run.end - run.first} records added, {run.begin} to {run.end} are archived")
@@ -67,10 +69,13 @@ def archive(
 @app.command("report", epilog=REPORT_EXAMPLE)
 @frame.reports_errors
 def report(
-    path: Annotated[str | None, typer.Option("--path", help="Of an archive or a dump, instead of the live topic.")
-                    ] = None,
-    only: Annotated[list[str] | None, typer.Option("--only", metavar="NAME", help="This question; may be given again. "
-                                                   "All without it.")] = None,
+    path: Annotated[
+        str | None, typer.Option("--path", help="Of an archive or a dump, instead of the live topic.")
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="NAME", help="This question; may be given again. All without it."),
+    ] = None,
     group: Annotated[str | None, typer.Option("--group", help="Of this group alone.")] = None,
     at: Annotated[str | None, typer.Option("--at", metavar="TIME", help="Also who owned what then: ISO-8601.")] = None,
     since: Annotated[str | None, typer.Option("--since", metavar="TIME|OFFSET", help="From there on.")] = None,
@@ -80,7 +85,7 @@ def report(
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
     as_json: frame.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Answer what operators ask: take-over times, races, gaps, lag, what was redelivered or lost, pauses, moves.
 
     The questions are SQL; docs/spark.md has them.
@@ -100,8 +105,9 @@ def report(
     with _session("marshal spark report", master) as session:
         found = reports.report(session, options, names, moment)
     if as_json:
-        frame.print_json({name: [{key: _plain(value) for key, value in row.items()} for row in rows]
-                          for name, rows in found.items()})  # fmt: skip
+        frame.print_json(
+            {name: [{key: _plain(value) for key, value in row.items()} for row in rows] for name, rows in found.items()}
+        )
         return
     for name, rows in found.items():
         _print(reports.QUESTIONS[name].title, rows)

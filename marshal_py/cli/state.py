@@ -41,8 +41,11 @@ def state(
             if verdict.group:
                 ledgers.setdefault(verdict.group, Ledger(verdict.group)).read(verdict)
         now_ms = time.time() * 1000 if dump is None else max(observer.extended_ms.values(), default=0)
-        groups = [_state(observer, log, found, now_ms, ledgers.get(found.name)) for log, found in observer.groups()
-                  if group in (None, found.name)]  # fmt: skip
+        groups = [
+            _state(observer, log, found, now_ms, ledgers.get(found.name))
+            for log, found in observer.groups()
+            if group in (None, found.name)
+        ]
         frame.must_know(observer, group)
         incarnation = None if observer.root is None else observer.root.incarnation.hex()
     if as_json:
@@ -74,8 +77,14 @@ def _print(console: Console, found: dict[str, Any]) -> None:
     console.print(f"group {found['group']}  ({', '.join(marks)}; log {found['log']})", highlight=False, markup=False)
     sessions = _table("session", "client", "state", "last sign of life", "interval", "claims")
     for row in found["sessions"]:
-        sessions.add_row(str(row["session"]), row["client_id"], row["state"], _ago(row["last_extended_s"]),
-                         f"{row['interval_s']:g} s", str(row["claims"]))  # fmt: skip
+        sessions.add_row(
+            str(row["session"]),
+            row["client_id"],
+            row["state"],
+            _ago(row["last_extended_s"]),
+            f"{row['interval_s']:g} s",
+            str(row["claims"]),
+        )
     console.print(sessions if found["sessions"] else "  no live session", markup=False)
     partitions = _table("topic", "partition", "owner", "position", "end", "lag", "parked")
     for row in found["partitions"]:

@@ -54,9 +54,11 @@ def _print(report: Report, first: dict[str, Any] | None, as_json: bool) -> None:
         return
     if report.records:
         others = f", {report.other_fold_versions} of other fold versions" if report.other_fold_versions else ""
-        print(f"{report.records} records in {report.logs} logs, {report.groups} groups: {report.checkpoints} "
-              f"checkpoints folded twice, {report.digests} group digests, {report.heartbeat_digests} digests of "
-              f"heartbeats and {report.snapshot_digests} of snapshots compared{others}")  # fmt: skip
+        print(
+            f"{report.records} records in {report.logs} logs, {report.groups} groups: {report.checkpoints} "
+            f"checkpoints folded twice, {report.digests} group digests, {report.heartbeat_digests} digests of "
+            f"heartbeats and {report.snapshot_digests} of snapshots compared{others}"
+        )
     if first is None:
         print("all digests are equal")
 

@@ -71,8 +71,9 @@ class Reserved:
 
     __slots__ = ("_buffer", "_count", "_delivered", "_head", "_mono_ms", "_until_ns")
 
-    def __init__(self, buffer: Buffer, head: Fetched, delivered: Delivered, count: int, until_ms: int,
-                 mono_ms: int) -> None:  # fmt: skip
+    def __init__(
+        self, buffer: Buffer, head: Fetched, delivered: Delivered, count: int, until_ms: int, mono_ms: int
+    ) -> None:
         self._buffer, self._head, self._delivered = buffer, head, delivered
         self._count, self._until_ns, self._mono_ms = count, until_ms * 1_000_000, mono_ms
 

@@ -48,8 +48,9 @@ class Consumer:
     stop, a pause or a planned move gives it back, and the next owner begins there.
     """
 
-    def __init__(self, loop: Loop, station: Station, connection: Mapping[str, Any],
-                 closed: Callable[[Consumer], object]) -> None:  # fmt: skip
+    def __init__(
+        self, loop: Loop, station: Station, connection: Mapping[str, Any], closed: Callable[[Consumer], object]
+    ) -> None:
         self.connection = connection  # librdkafka's settings of a data consumer: what others need to read its ranges
         self._loop = loop
         self._station = station
@@ -88,8 +89,9 @@ class Consumer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.stop()
 
     def stop(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
@@ -147,8 +149,9 @@ class Consumer:
                 raise ConsumerClosed("fetching side of the Consumer", "it plans ranges that others read")
             self._user, self._inside = me, call
 
-    def fetch(self, max_messages: int = FETCH_MESSAGES, *, max_bytes: int | None = None,
-              expires_s: float = FETCH_EXPIRES_S) -> Batch:  # fmt: skip
+    def fetch(
+        self, max_messages: int = FETCH_MESSAGES, *, max_bytes: int | None = None, expires_s: float = FETCH_EXPIRES_S
+    ) -> Batch:
         """Up to `max_messages` messages (and `max_bytes`, key + value + headers + topic, but at least one).
 
         An even share of each partition that has some. Ends by count, bytes or `expires_s`, or when a bound lets no more
@@ -310,17 +313,22 @@ class Consumer:
                 self._user = self._user if self._iterating else None
         loop, member = self._loop, self._member
         with loop.outbox, loop.lock:
-            wanted = {c.epoch: c.tracker.position() for c in member.claims.values()
-                      if isinstance(c.tracker, AtLeastOnce)}  # fmt: skip
+            wanted = {
+                c.epoch: c.tracker.position() for c in member.claims.values() if isinstance(c.tracker, AtLeastOnce)
+            }
             member.urgent = True
             loop.kick(self._station)
 
         def done() -> bool:
             group = member.group
-            return self._station.ended or group is None or all(
-                epoch not in group.claims or group.claims[epoch].position >= position
-                for epoch, position in wanted.items()
-            )  # fmt: skip
+            return (
+                self._station.ended
+                or group is None
+                or all(
+                    epoch not in group.claims or group.claims[epoch].position >= position
+                    for epoch, position in wanted.items()
+                )
+            )
 
         loop.wait_for(done, "the positions to be accepted", time.monotonic() + timeout_s, self._station.log)
         self._ending.raise_if_ended()
@@ -353,14 +361,22 @@ class Consumer:
         self._loop.check_call("Consumer", "cached_info")
         with self._loop.lock:
             claims = self._claims()
-            in_flight = sum(c.tracker.in_flight for c in self._member.claims.values()
-                            if isinstance(c.tracker, AtLeastOnce))  # fmt: skip
+            in_flight = sum(
+                c.tracker.in_flight for c in self._member.claims.values() if isinstance(c.tracker, AtLeastOnce)
+            )
             return ConsumerInfo(
-                self.group, self.client_id, self._member.session, self._station.options.delivery, self._member.paused,
-                claims, self._lag(claims.values()), in_flight,
-                self._member.amo_dropped, self._member.late_acks,
+                self.group,
+                self.client_id,
+                self._member.session,
+                self._station.options.delivery,
+                self._member.paused,
+                claims,
+                self._lag(claims.values()),
+                in_flight,
+                self._member.amo_dropped,
+                self._member.late_acks,
                 self._loop.waiting_for() or self._station.waiting_for(),
-            )  # fmt: skip
+            )
 
     def _lag(self, claims: Collection[ClaimInfo]) -> int:
         """What is known to be left, -1 if nobody knows: a topic is gone, or there is nothing but parked partitions."""
@@ -373,8 +389,12 @@ class Consumer:
         self._loop.check_call("Consumer", "info", waits=True)
         end = self._loop.log.bounds(self._station.log, timeout_s).end
         world = self._loop.worlds[self._station.log]
-        self._loop.wait_for(lambda: world.next_offset >= end, "the end of the coordination log",
-                            time.monotonic() + timeout_s, self._station.log)  # fmt: skip
+        self._loop.wait_for(
+            lambda: world.next_offset >= end,
+            "the end of the coordination log",
+            time.monotonic() + timeout_s,
+            self._station.log,
+        )
         return self.cached_info()
 
     def events(self) -> Iterator[Advisory]:
@@ -386,8 +406,11 @@ class Consumer:
 
     def wait_joined(self, timeout_s: float) -> None:
         """Returns once the group has this member. Raises what ended it, ClusterUnreachable."""
-        self._loop.wait_for(lambda: self._member.session != NONE or self._station.ended, "the group to be joined",
-                            time.monotonic() + timeout_s, self._station.log)  # fmt: skip
+        self._loop.wait_for(
+            lambda: self._member.session != NONE or self._station.ended,
+            "the group to be joined",
+            time.monotonic() + timeout_s,
+            self._station.log,
+        )
         if self._station.ended:
             self._ending.raise_if_ended()
-

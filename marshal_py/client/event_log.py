@@ -42,10 +42,15 @@ class EventLog:
         for alike, words in in_lines(held):
             one = alike[0]
             partitions = [advisory.partition for advisory in alike if advisory.partition != NONE]
-            fields = {"marshal_kind": one.kind, "marshal_group": one.group, "marshal_topic": one.topic,
-                      "marshal_partition": one.partition if len(alike) == 1 else NONE,
-                      "marshal_partitions": partitions, "marshal_session": one.session,
-                      "marshal_client_id": one.client_id}  # fmt: skip
+            fields = {
+                "marshal_kind": one.kind,
+                "marshal_group": one.group,
+                "marshal_topic": one.topic,
+                "marshal_partition": one.partition if len(alike) == 1 else NONE,
+                "marshal_partitions": partitions,
+                "marshal_session": one.session,
+                "marshal_client_id": one.client_id,
+            }
             log.log(_level(one), "group %s: %s", one.group, words, extra=fields)
 
 

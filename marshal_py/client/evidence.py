@@ -33,16 +33,26 @@ def keep(member: Member, error: Diverged, folder: str, library: str, time_ms: in
     """Writes the file; its path, or "" if it could not be written, which is logged. `folder`: "" is the system's."""
     world = member.world
     fields: dict[str, Any] = {
-        "evidence": "marshal", "version": VERSION, "by": library, "time_ms": time_ms, "group": member.name,
-        "log": world.log, "incarnation": world.genesis.incarnation.hex() if world.genesis is not None else "",
-        "client_id": member.options.client_id, "session": member.session, "at_offset": world.next_offset - 1,
-        "first_difference": error.offset, "held": f"{error.held:016x}", "again": f"{error.again:016x}",
+        "evidence": "marshal",
+        "version": VERSION,
+        "by": library,
+        "time_ms": time_ms,
+        "group": member.name,
+        "log": world.log,
+        "incarnation": world.genesis.incarnation.hex() if world.genesis is not None else "",
+        "client_id": member.options.client_id,
+        "session": member.session,
+        "at_offset": world.next_offset - 1,
+        "first_difference": error.offset,
+        "held": f"{error.held:016x}",
+        "again": f"{error.again:016x}",
         "reason": error.reason,
-    }  # fmt: skip
+    }
     most = ENTRIES_MAX
     while True:
-        data = msgspec.json.encode({**fields, "left_out": left_out(member.group, most),
-                                    "state": plain(member.group, most)})  # fmt: skip
+        data = msgspec.json.encode(
+            {**fields, "left_out": left_out(member.group, most), "state": plain(member.group, most)}
+        )
         if len(data) <= BYTES_MAX:
             break
         most //= 2

@@ -51,16 +51,23 @@ class Collector:
 
     def collect(self) -> Iterator[Any]:  # of prometheus_client.Metric, which is imported when it is asked for
         core, found = self._families, self._marshal.metrics()
-        yield core.CounterMetricFamily(f"{PREFIX}_records_folded", "Coordination records read and folded.",
-                                       value=found.records_folded)  # fmt: skip
-        yield core.CounterMetricFamily(f"{PREFIX}_produce_errors", "Coordination records that were not written.",
-                                       value=found.produce_errors)  # fmt: skip
-        yield core.CounterMetricFamily(f"{PREFIX}_callbacks_dropped", "Callbacks that found too many others waiting.",
-                                       value=found.callbacks_dropped)  # fmt: skip
-        yield core.CounterMetricFamily(f"{PREFIX}_stalled_ms", "Milliseconds that the heartbeats' thread did not run.",
-                                       value=found.stalled_ms)  # fmt: skip
-        yield core.GaugeMetricFamily(f"{PREFIX}_longest_stall_ms", "Most of these at once.",
-                                     value=found.longest_stall_ms)  # fmt: skip
+        yield core.CounterMetricFamily(
+            f"{PREFIX}_records_folded", "Coordination records read and folded.", value=found.records_folded
+        )
+        yield core.CounterMetricFamily(
+            f"{PREFIX}_produce_errors", "Coordination records that were not written.", value=found.produce_errors
+        )
+        yield core.CounterMetricFamily(
+            f"{PREFIX}_callbacks_dropped",
+            "Callbacks that found too many others waiting.",
+            value=found.callbacks_dropped,
+        )
+        yield core.CounterMetricFamily(
+            f"{PREFIX}_stalled_ms", "Milliseconds that the heartbeats' thread did not run.", value=found.stalled_ms
+        )
+        yield core.GaugeMetricFamily(
+            f"{PREFIX}_longest_stall_ms", "Most of these at once.", value=found.longest_stall_ms
+        )
         for names, family in ((COUNTERS, core.CounterMetricFamily), (GAUGES, core.GaugeMetricFamily)):
             for name, text in names.items():
                 metric = family(f"{PREFIX}_{name}", text, labels=("group", "client_id"))
@@ -84,8 +91,9 @@ def _prometheus() -> Any:
     try:
         from prometheus_client import core
     except ImportError as error:
-        raise UnsupportedPlatform("the Prometheus exporter", "a Python without prometheus-client",
-                                  "pip install 'marshal_py[metrics]'") from error  # fmt: skip
+        raise UnsupportedPlatform(
+            "the Prometheus exporter", "a Python without prometheus-client", "pip install 'marshal_py[metrics]'"
+        ) from error
     return core
 
 
@@ -101,8 +109,11 @@ class Exporter:
         try:
             self._server, self._thread = start_http_server(port, address, registry)
         except (OSError, OverflowError) as error:
-            raise InvalidOption("metrics port", f"{address}:{port}", f"it cannot be had ({error}): name another port, "
-                                "0 for a free one, or another address of this machine") from error  # fmt: skip
+            raise InvalidOption(
+                "metrics port",
+                f"{address}:{port}",
+                f"it cannot be had ({error}): name another port, 0 for a free one, or another address of this machine",
+            ) from error
         self.port = int(self._server.server_port)
 
     def close(self) -> None:

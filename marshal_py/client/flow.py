@@ -34,8 +34,15 @@ WARM_MESSAGES_MAX = 2_000  # fetched ahead of a hand-over; more would only fill 
 class Flow:
     """All buffers of one Consumer."""
 
-    def __init__(self, member: Member, source: DataSource, options: ConsumerOptions,
-                 lock: AbstractContextManager[object], incarnation: bytes, clock_now: Any) -> None:  # fmt: skip
+    def __init__(
+        self,
+        member: Member,
+        source: DataSource,
+        options: ConsumerOptions,
+        lock: AbstractContextManager[object],
+        incarnation: bytes,
+        clock_now: Any,
+    ) -> None:
         self.member, self.source, self.options, self.lock = member, source, options, lock
         self.incarnation = incarnation
         self.clock_now = clock_now
@@ -73,8 +80,11 @@ class Flow:
         for claim in claims:
             tp, position = claim.tp, positions[claim.tp]
             buffer = self.buffers.get(tp)
-            start = None if buffer is None else (
-                (buffer.fetched[0].messages[0].offset() or 0) if buffer.fetched else buffer.next_offset)  # fmt: skip
+            start = (
+                None
+                if buffer is None
+                else ((buffer.fetched[0].messages[0].offset() or 0) if buffer.fetched else buffer.next_offset)
+            )
             if buffer is None or start is None or start > position or not self.source.fetching(tp):
                 buffer = self.buffers[tp] = Buffer(tp, position)
                 fresh[tp] = position
@@ -249,8 +259,9 @@ class Flow:
             self.pace.handed_over(before, now.mono_ms)
         return parts
 
-    def _take_round(self, parts: list[tuple[Part, Delivered]], share: int, left: int, left_bytes: int | None,
-                    now: Instant) -> tuple[int, int | None]:  # fmt: skip
+    def _take_round(
+        self, parts: list[tuple[Part, Delivered]], share: int, left: int, left_bytes: int | None, now: Instant
+    ) -> tuple[int, int | None]:
         """Each partition once, at most `share` of it. Returns how many messages and bytes are left."""
         for _ in range(len(self._order)):
             if left <= 0 or (left_bytes is not None and left_bytes <= 0):
@@ -276,8 +287,9 @@ class Flow:
                     left_bytes -= sum(map(message_bytes, part[0].raw))
         return left, left_bytes
 
-    def _take_part(self, buffer: Buffer, claim: Claim, limit: int, limit_bytes: int | None, now: Instant,
-                   have_some: bool) -> tuple[Part, Delivered] | None:  # fmt: skip
+    def _take_part(
+        self, buffer: Buffer, claim: Claim, limit: int, limit_bytes: int | None, now: Instant, have_some: bool
+    ) -> tuple[Part, Delivered] | None:
         head = buffer.fetched[0]
         if isinstance(claim.tracker, AtMostOnce):
             limit = min(limit, self._skip_to_grant(buffer, claim.tracker))

@@ -60,8 +60,17 @@ FOLD_RECORDS_LOCKED: Final = 2_000  # then the lock is offered to the user's thr
 class Loop:
     """The driver of all members of one Marshal."""
 
-    def __init__(self, coordination: CoordinationLog, admin: ClusterAdmin, clock: Clock, servers: str,
-                 topic: str, draw: Callable[[int], bytes], policy: Policy, callbacks: Callbacks) -> None:  # fmt: skip
+    def __init__(
+        self,
+        coordination: CoordinationLog,
+        admin: ClusterAdmin,
+        clock: Clock,
+        servers: str,
+        topic: str,
+        draw: Callable[[int], bytes],
+        policy: Policy,
+        callbacks: Callbacks,
+    ) -> None:
         self.log, self.admin, self.clock = coordination, admin, clock
         self.servers, self.topic, self.draw = servers, topic, draw
         lock = threading.RLock()
@@ -289,8 +298,9 @@ class Loop:
         world = self.open_world(0, None, deadline)
         if world.genesis is None:
             created_ms = self.clock.now().wall_ms
-            root = Genesis(created_ms.to_bytes(6, "big") + self.draw(10), count, HASH_NAME,
-                           rationalizer.PROTOCOL_VERSION)  # fmt: skip
+            root = Genesis(
+                created_ms.to_bytes(6, "big") + self.draw(10), count, HASH_NAME, rationalizer.PROTOCOL_VERSION
+            )
             self._write_genesis(world, root, deadline)
         assert world.genesis is not None
         if world.genesis.partitions > count:

@@ -18,13 +18,7 @@ from marshal_py.client.consumer import Consumer
 from marshal_py.client.ending import LEAVE_TIMEOUT_S
 from marshal_py.client.loop import Loop
 from marshal_py.client.metrics import Metrics, consumers_of
-from marshal_py.client.options import (
-    COORDINATION_TOPIC,
-    ConsumerOptions,
-    check_pattern,
-    check_policy,
-    check_topics,
-)
+from marshal_py.client.options import COORDINATION_TOPIC, ConsumerOptions, check_pattern, check_policy, check_topics
 from marshal_py.client.policy import HISTORY_KEPT_S, Policy
 from marshal_py.client.station import Station
 from marshal_py.errors import ConsumerClosed, InvalidOption, KafkaGroupIsLive, TopicMissing, UnsupportedPlatform
@@ -52,11 +46,18 @@ _NO_DATA: Final = frozenset({"__consumer_offsets", "__transaction_state", "__sha
 _open: set[Marshal] = set()
 
 
-def connect(servers_or_config: str | Mapping[str, Any] | MemoryDoor, *, client_id: str | None = None,
-            coordination_topic: str = COORDINATION_TOPIC, coordination_partitions: int = COORDINATION_PARTITIONS,
-            timeout_s: float = CONNECT_TIMEOUT_S, snapshot_every_records: int = SNAPSHOT_EVERY_RECORDS,
-            history_kept_s: float = HISTORY_KEPT_S, statistics_interval_ms: int = 0,
-            evidence_dir: str | None = None) -> Marshal:  # fmt: skip
+def connect(
+    servers_or_config: str | Mapping[str, Any] | MemoryDoor,
+    *,
+    client_id: str | None = None,
+    coordination_topic: str = COORDINATION_TOPIC,
+    coordination_partitions: int = COORDINATION_PARTITIONS,
+    timeout_s: float = CONNECT_TIMEOUT_S,
+    snapshot_every_records: int = SNAPSHOT_EVERY_RECORDS,
+    history_kept_s: float = HISTORY_KEPT_S,
+    statistics_interval_ms: int = 0,
+    evidence_dir: str | None = None,
+) -> Marshal:
     """Connects to a cluster and makes sure that the coordination topic is there and sound (PROTOCOL.md L1).
 
     `servers_or_config`: "host:port,..." or a mapping of librdkafka settings (SASL, TLS, ...). `client_id`: unique per
@@ -76,8 +77,11 @@ def connect(servers_or_config: str | Mapping[str, Any] | MemoryDoor, *, client_i
     if sys.platform == "win32":
         raise UnsupportedPlatform("marshal_py", "Windows", "run it on Linux or macOS, or inside WSL")
     if not getattr(sys, "_is_gil_enabled", lambda: True)():  # buffers.py: two threads rely on the order of their stores
-        raise UnsupportedPlatform("marshal_py", "a Python that runs without its global interpreter lock",
-                                  "start it with PYTHON_GIL=1 (or -X gil=1)")  # fmt: skip
+        raise UnsupportedPlatform(
+            "marshal_py",
+            "a Python that runs without its global interpreter lock",
+            "start it with PYTHON_GIL=1 (or -X gil=1)",
+        )
     if type(coordination_partitions) is not int or not 1 <= coordination_partitions <= PARTITION_MAX:
         raise InvalidOption("coordination_partitions", coordination_partitions, f"1 to {PARTITION_MAX}")
     if not timeout_s > 0:
@@ -104,8 +108,16 @@ def connect(servers_or_config: str | Mapping[str, Any] | MemoryDoor, *, client_i
 class Marshal:
     """A connection. A context manager; leaving it stops its consumers. Made by `connect`."""
 
-    def __init__(self, door: KafkaDoor | MemoryDoor, client_id: str, topic: str, partitions: int,
-                 timeout_s: float, policy: Policy, callbacks: Callbacks) -> None:  # fmt: skip
+    def __init__(
+        self,
+        door: KafkaDoor | MemoryDoor,
+        client_id: str,
+        topic: str,
+        partitions: int,
+        timeout_s: float,
+        policy: Policy,
+        callbacks: Callbacks,
+    ) -> None:
         self.client_id = client_id
         self.coordination_topic = topic
         self.door = door
@@ -113,8 +125,16 @@ class Marshal:
         self._consumers: dict[Consumer, None] = {}  # those that are to be stopped, in the order of their making
         self._closed = self._done = False
         servers = str(door.given["bootstrap.servers"]) if isinstance(door, KafkaDoor) else "memory"
-        self._loop = Loop(door.log(topic, client_id), door.admin(), SystemClock(), servers, topic, secrets.token_bytes,
-                          policy, callbacks)  # fmt: skip
+        self._loop = Loop(
+            door.log(topic, client_id),
+            door.admin(),
+            SystemClock(),
+            servers,
+            topic,
+            secrets.token_bytes,
+            policy,
+            callbacks,
+        )
         try:
             self._loop.start()
             self.root: Genesis = self._loop.open_root(partitions, timeout_s)
@@ -126,8 +146,9 @@ class Marshal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.close()
 
     def consumer(self, group: str, topics: Sequence[str], **options: Any) -> Consumer:
@@ -177,8 +198,15 @@ class Marshal:
             member = Member(world, group, chosen.member_options(self.client_id, names, VERSION), secrets.token_bytes)
             for topic, info in found.items():  # D10: before it can claim anything
                 member.topics.learn(topic, info.partitions, info.topic_id)
-        station = Station(loop, number, member, source, chosen, self.root.incarnation,
-                          later if chosen.new_topics == "earliest" else frozenset())
+        station = Station(
+            loop,
+            number,
+            member,
+            source,
+            chosen,
+            self.root.incarnation,
+            later if chosen.new_topics == "earliest" else frozenset(),
+        )
         given = self.door.given if isinstance(self.door, KafkaDoor) else {}
         consumer = Consumer(loop, station, {**given, **chosen.settings}, self._forget)
         self._consumers[consumer] = None
@@ -225,10 +253,19 @@ class Marshal:
         with loop.lock:
             now = loop.clock.now()
             consumers = consumers_of(loop, now)
-        return Metrics(self.client_id, self.coordination_topic, now.wall_ms, loop.folded, loop.log.produce_errors,
-                       self.waiting_for, consumers,
-                       self.door.statistics() if isinstance(self.door, KafkaDoor) else {},
-                       loop.callbacks.dropped, loop.stalls.total_ms, loop.stalls.longest_ms)  # fmt: skip
+        return Metrics(
+            self.client_id,
+            self.coordination_topic,
+            now.wall_ms,
+            loop.folded,
+            loop.log.produce_errors,
+            self.waiting_for,
+            consumers,
+            self.door.statistics() if isinstance(self.door, KafkaDoor) else {},
+            loop.callbacks.dropped,
+            loop.stalls.total_ms,
+            loop.stalls.longest_ms,
+        )
 
     @property
     def waiting_for(self) -> str:

@@ -122,12 +122,27 @@ def _consumer(station: Station, now: Instant) -> ConsumerMetrics:
     # A consumer that plans ranges hands no messages over: others read what it grants.
     delivered = flow.delivered if isinstance(flow, Flow) else 0
     return ConsumerMetrics(
-        member.name, member.options.client_id, member.session, station.options.delivery, member.paused,
-        max(0, member.pulse.lease.left_ms(now)) if member.session != NONE else 0, member.round_trip_ms,
-        tally.heartbeats, tally.records, tally.claims, tally.claims_ended, member.take_overs,
-        len(station.parked()), delivered, max(0, delivered - in_flight - tally.abandoned), in_flight,
-        flow.buffered() if isinstance(flow, Flow) else 0, member.late_acks, member.amo_dropped, partitions,
-    )  # fmt: skip
+        member.name,
+        member.options.client_id,
+        member.session,
+        station.options.delivery,
+        member.paused,
+        max(0, member.pulse.lease.left_ms(now)) if member.session != NONE else 0,
+        member.round_trip_ms,
+        tally.heartbeats,
+        tally.records,
+        tally.claims,
+        tally.claims_ended,
+        member.take_overs,
+        len(station.parked()),
+        delivered,
+        max(0, delivered - in_flight - tally.abandoned),
+        in_flight,
+        flow.buffered() if isinstance(flow, Flow) else 0,
+        member.late_acks,
+        member.amo_dropped,
+        partitions,
+    )
 
 
 def _partitions(station: Station, claims: Iterable[Claim]) -> Iterable[PartitionMetrics]:
@@ -135,8 +150,15 @@ def _partitions(station: Station, claims: Iterable[Claim]) -> Iterable[Partition
     for claim in claims:
         position, end = station.position(claim), station.end_offset(claim.tp)
         buffer = buffers.get(claim.tp)
-        yield PartitionMetrics(*claim.tp, claim.epoch, position, end, station.lag(claim), _in_flight(claim),
-                                buffer.size if buffer is not None else 0)  # fmt: skip
+        yield PartitionMetrics(
+            *claim.tp,
+            claim.epoch,
+            position,
+            end,
+            station.lag(claim),
+            _in_flight(claim),
+            buffer.size if buffer is not None else 0,
+        )
 
 
 def _in_flight(claim: Claim) -> int:

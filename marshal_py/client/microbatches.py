@@ -210,8 +210,10 @@ class MicroBatches:
 
     def end_of(self, start: End, planned: Sequence[ClaimedRange]) -> End:
         """The end offset that holds this plan."""
-        ranges = {f"{one.topic}:{one.partition}": [one.token.epoch, one.generation, one.start, one.to]
-                  for one in sorted(planned)}  # fmt: skip
+        ranges = {
+            f"{one.topic}:{one.partition}": [one.token.epoch, one.generation, one.start, one.to]
+            for one in sorted(planned)
+        }
         return {"b": start["b"] + 1, "i": self.incarnation.hex(), "s": self.member.session, "r": ranges}
 
     def handed_over(self, end: End) -> list[Taken] | None:
@@ -227,8 +229,11 @@ class MicroBatches:
 
     def uncommitted(self) -> list[tuple[TopicPartition, int, int]]:
         """[start, to) of what is with the query: lost if this process ends now."""
-        return [(taken.range.tp, taken.range.start, taken.range.to)
-                for handed in self.handed.values() for taken in handed.taken]  # fmt: skip
+        return [
+            (taken.range.tp, taken.range.start, taken.range.to)
+            for handed in self.handed.values()
+            for taken in handed.taken
+        ]
 
     def lost_with(self, end: End) -> list[tuple[TopicPartition, int, int]]:
         """[start, to) of what an earlier life was granted of a batch that it has planned and the query not committed.
@@ -277,8 +282,9 @@ class MicroBatches:
             else:
                 result.waits[tp] = "this member has not joined yet"
         elif self._passed(part, planned):
-            result.left_out[tp] = f"the group stands at {part.position}" + (" in a newer generation" * (
-                part.generation != planned.generation))  # fmt: skip
+            result.left_out[tp] = f"the group stands at {part.position}" + (
+                " in a newer generation" * (part.generation != planned.generation)
+            )
         elif self._of_others(part, tp, planned.session):
             result.left_out[tp] = f"another member has had it since, and the group stands at {part.position}"
         elif part.owner != self.member.session or self.member.session == NONE or tp in self._proven:

@@ -57,8 +57,9 @@ class Observer:
         count = self._admin.partition_count(topic)
         if count is None:
             self._admin.close()
-            raise CoordinationTopicMissing(topic, "looking creates nothing", "start a consumer, which creates it, or "
-                                           "name the right topic")  # fmt: skip
+            raise CoordinationTopicMissing(
+                topic, "looking creates nothing", "start a consumer, which creates it, or name the right topic"
+            )
         self._log = door.log(topic, f"observer-{door.name}", writes=False)
         self._next: dict[int, int] = {}  # where the next read of a log goes on
         self._passed: dict[int, int] = {}  # where the connection stands in a log that it follows
@@ -241,8 +242,11 @@ class Observer:
         verdict = rationalizer.apply(world, record.offset, record.value)
         group = world.groups.get(verdict.group)
         if verdict.accepted and group is not None:
-            session = record.offset if isinstance(verdict.record, Join) else (
-                verdict.record.session if isinstance(verdict.record, Heartbeat) else -1)  # fmt: skip
+            session = (
+                record.offset
+                if isinstance(verdict.record, Join)
+                else (verdict.record.session if isinstance(verdict.record, Heartbeat) else -1)
+            )
             if session in group.sessions and group.sessions[session].extended == record.offset:
                 self.extended_ms[record.log, session] = record.timestamp_ms
         return Judged(record, verdict)

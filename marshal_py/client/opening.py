@@ -23,8 +23,14 @@ ATTEMPTS: Final = 5  # to look at a log that is truncated meanwhile: nobody dele
 SILENCE_S: Final = 30.0  # without one record on the way to a known end; then the cluster counts as unreachable
 
 
-def find(log: CoordinationLog, number: int, bounds: Bounds, incarnation: bytes | None, wanted: int,
-         look_back: int | None = None) -> Shelf:  # fmt: skip
+def find(
+    log: CoordinationLog,
+    number: int,
+    bounds: Bounds,
+    incarnation: bytes | None,
+    wanted: int,
+    look_back: int | None = None,
+) -> Shelf:
     """What stands in the log of snapshots, looked for from its end until `wanted` confirmed ones are found.
 
     Windows are read once each: a Shelf joins chunks in any order.
@@ -79,8 +85,9 @@ def open_world(log: CoordinationLog, number: int, root: Genesis | None, bounds: 
     raise AssertionError("the last attempt returns or raises")
 
 
-def base_of(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds, at: int,
-            look_back: int | None = None) -> World:  # fmt: skip
+def base_of(
+    log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds, at: int, look_back: int | None = None
+) -> World:
     """The newest confirmed point at or below a checkpoint: that of a sound snapshot, else the log's beginning.
 
     Raises HistoryTruncated if the log begins later and no such snapshot stands in for what is missing (N10).

@@ -15,13 +15,7 @@ from marshal_py.errors import InvalidName, InvalidOption
 from marshal_py.protocol.assignment import DEFAULT_POLICY, POLICIES
 from marshal_py.protocol.identity import check_id
 from marshal_py.protocol.ready import MemberOptions
-from marshal_py.protocol.records import (
-    INTERVAL_MS_MAX,
-    INTERVAL_MS_MIN,
-    MODES,
-    ON_TOPIC_RECREATED,
-    PARTITION_MAX,
-)
+from marshal_py.protocol.records import INTERVAL_MS_MAX, INTERVAL_MS_MIN, MODES, ON_TOPIC_RECREATED, PARTITION_MAX
 
 Delivery = Literal["at_least_once", "at_most_once"]
 OnTopicRecreated = Literal["fail", "earliest"]
@@ -98,20 +92,40 @@ class ConsumerOptions:
             _one_of("policy", self.policy, tuple(POLICIES))
         if self.member is not None:
             check_id("member", self.member)
-        _within("heartbeat_interval_s", self.heartbeat_interval_s, INTERVAL_MS_MIN / 1000, INTERVAL_MS_MAX / 1000,
-                "shorter ones make traffic and false alarms, longer ones make slow take-overs")  # fmt: skip
-        _within("handler_timeout_s", self.handler_timeout_s, 1.0, 86_400.0,
-                "a partition whose handler runs longer is handed to somebody else")  # fmt: skip
+        _within(
+            "heartbeat_interval_s",
+            self.heartbeat_interval_s,
+            INTERVAL_MS_MIN / 1000,
+            INTERVAL_MS_MAX / 1000,
+            "shorter ones make traffic and false alarms, longer ones make slow take-overs",
+        )
+        _within(
+            "handler_timeout_s",
+            self.handler_timeout_s,
+            1.0,
+            86_400.0,
+            "a partition whose handler runs longer is handed to somebody else",
+        )
         if self.hand_over_timeout_s is not None:
-            _within("hand_over_timeout_s", self.hand_over_timeout_s, 0.0, self.handler_timeout_s,
-                    "who joins waits that long; handler_timeout_s ends a handler's wait anyway")  # fmt: skip
+            _within(
+                "hand_over_timeout_s",
+                self.hand_over_timeout_s,
+                0.0,
+                self.handler_timeout_s,
+                "who joins waits that long; handler_timeout_s ends a handler's wait anyway",
+            )
         if self.max_claims is not None:
             _whole("max_claims", self.max_claims, PARTITION_MAX + 1, "None means no limit")
         _whole("capacity", self.capacity, 1_000_000, "a weight relative to the other members'")
         _whole("unacked_max", self.unacked_max, 10_000_000, "it bounds memory per partition")
         _whole("prefetch_messages", self.prefetch_messages, 1_000_000, "it bounds memory")
-        _whole("prefetch_bytes", self.prefetch_bytes, PREFETCH_BYTES_MAX,
-               "of keys and values, buffered of all partitions", PREFETCH_BYTES_MIN)  # fmt: skip
+        _whole(
+            "prefetch_bytes",
+            self.prefetch_bytes,
+            PREFETCH_BYTES_MAX,
+            "of keys and values, buffered of all partitions",
+            PREFETCH_BYTES_MIN,
+        )
         _whole("grant_messages", self.grant_messages, 1_000_000, "the most of a partition that one grant may hold")
 
     def _hand_over_timeout_s(self) -> float:

@@ -58,8 +58,9 @@ class Outbox:
     def __enter__(self) -> None:
         """Around the lock of whoever may decide something: `with loop.outbox, loop.lock`."""
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         if self._waiting and not self._held():
             self.send()
 

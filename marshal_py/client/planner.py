@@ -72,8 +72,9 @@ class ClaimedBatch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.give_back()
 
     def check(self) -> None:
@@ -339,15 +340,20 @@ class Planner:
                 said = _in_words(replay.waits)
                 log.info("group %s: a batch that was planned before waits: %s", self.consumer.group, said)
         if replay.left_out:
-            log.warning("group %s: of a batch that was planned before, %d of %d ranges are not read here: %s",
-                        self.consumer.group, len(replay.left_out), len(replay.left_out) + len(replay.taken),
-                        _in_words(replay.left_out))  # fmt: skip
+            log.warning(
+                "group %s: of a batch that was planned before, %d of %d ranges are not read here: %s",
+                self.consumer.group,
+                len(replay.left_out),
+                len(replay.left_out) + len(replay.taken),
+                _in_words(replay.left_out),
+            )
         return replay.taken
 
     # --- batches
 
-    def batch(self, rows_max: int, wait_s: float | None = None,
-              up_to: Mapping[TopicPartition, int] | None = None) -> ClaimedBatch:  # fmt: skip
+    def batch(
+        self, rows_max: int, wait_s: float | None = None, up_to: Mapping[TopicPartition, int] | None = None
+    ) -> ClaimedBatch:
         """The next batch of at most `rows_max` offsets. Waits for data for `wait_s`, None: until the consumer stops.
 
         No range goes beyond `up_to`.

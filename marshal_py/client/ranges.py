@@ -213,8 +213,11 @@ class Ranges:
 
     def beyond(self, bounds: Mapping[TopicPartition, Bounds]) -> list[tuple[TopicPartition, int, int]]:
         """Claims whose position lies beyond the end, with position and end (D6)."""
-        return [(tp, self._next(lot), bounds[tp].end) for tp, lot in self.lots.items()
-                if tp in bounds and self._next(lot) > bounds[tp].end]  # fmt: skip
+        return [
+            (tp, self._next(lot), bounds[tp].end)
+            for tp, lot in self.lots.items()
+            if tp in bounds and self._next(lot) > bounds[tp].end
+        ]
 
     def _unfinished(self, lot: Lot, end: int) -> tuple[int, int]:
         """Where planning goes on, and up to where: around what an earlier owner has finished (D1)."""
@@ -314,8 +317,13 @@ class Ranges:
 
     def waits_for_grant(self) -> bool:
         """Whether a wish of a claim that may still deliver has no grant yet."""
-        return any(lot.wish is not None and lot.claim.stage is Stage.OPEN and isinstance(lot.claim.tracker, AtMostOnce)
-                   and not lot.claim.tracker.grants for lot in self.lots.values())  # fmt: skip
+        return any(
+            lot.wish is not None
+            and lot.claim.stage is Stage.OPEN
+            and isinstance(lot.claim.tracker, AtMostOnce)
+            and not lot.claim.tracker.grants
+            for lot in self.lots.values()
+        )
 
     def offer(self) -> bool:
         """Tells the member what is to be granted. True if there is something to ask for."""

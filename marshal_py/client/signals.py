@@ -43,8 +43,9 @@ class SignalHandlers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.restore()
 
     def restore(self) -> None:
@@ -91,12 +92,15 @@ class SignalHandlers:
 def _check_thread() -> None:
     thread = threading.current_thread()
     if thread is not threading.main_thread():
-        raise InvalidOption("stop_on_signals", thread.name, "call it from the main thread, the only one that Python "
-                            "lets install handlers; in another one call request_stop()")  # fmt: skip
+        raise InvalidOption(
+            "stop_on_signals",
+            thread.name,
+            "call it from the main thread, the only one that Python "
+            "lets install handlers; in another one call request_stop()",
+        )
 
 
-def stop_on_signals(*consumers: Consumer,
-                    signals: Sequence[int] = (signal.SIGTERM, signal.SIGINT)) -> SignalHandlers:  # fmt: skip
+def stop_on_signals(*consumers: Consumer, signals: Sequence[int] = (signal.SIGTERM, signal.SIGINT)) -> SignalHandlers:
     """Ends the iteration of these consumers when a signal comes; the program then leaves its `with` block as usual.
 
         with marshal.consumer("billing", ["orders"]) as consumer, stop_on_signals(consumer):

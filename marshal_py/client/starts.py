@@ -66,8 +66,11 @@ def parse(text: object, option: str = "start") -> Start:
     try:
         if not text.lstrip().startswith("{"):
             return Start(_point(text), {})
-        named = {TopicPartition(topic, int(number)): _named(value)
-                 for topic, partitions in json.loads(text).items() for number, value in partitions.items()}  # fmt: skip
+        named = {
+            TopicPartition(topic, int(number)): _named(value)
+            for topic, partitions in json.loads(text).items()
+            for number, value in partitions.items()
+        }
     except (ValueError, TypeError, AttributeError) as error:
         raise InvalidOption(option, text, RULE) from error
     if not named or min(tp.partition for tp in named) < 0:
@@ -102,8 +105,9 @@ def new_topics(group: Group | None, topics: Sequence[str]) -> frozenset[str]:
     return unknown if len(unknown) < len(topics) else frozenset()
 
 
-def resolve(start: str, fallback: str, wanted: Sequence[Wanted], group: str,
-            admin: ClusterAdmin) -> dict[TopicPartition, int]:  # fmt: skip
+def resolve(
+    start: str, fallback: str, wanted: Sequence[Wanted], group: str, admin: ClusterAdmin
+) -> dict[TopicPartition, int]:
     """The offset at which each of `wanted` begins (D5). `fallback`: where Kafka has no committed offset.
 
     A named offset below the partition's beginning stays as it is: what lies between is reported as lost (D6). Raises
@@ -128,8 +132,9 @@ def parse_fixed(text: object, option: str) -> Start:
     return chosen
 
 
-def offsets(text: str, option: str, tps: Sequence[TopicPartition], admin: ClusterAdmin, *,
-            committed: bool) -> dict[TopicPartition, int]:  # fmt: skip
+def offsets(
+    text: str, option: str, tps: Sequence[TopicPartition], admin: ClusterAdmin, *, committed: bool
+) -> dict[TopicPartition, int]:
     """The offset that a text of the same form, without `committed`, names in each of `tps`.
 
     `committed`: ends are those that read_committed readers see. Raises InvalidOption, also for a partition that has to
@@ -156,8 +161,12 @@ def _of(want: Wanted, chosen: Start, text: str) -> Point:
     if found is None:
         found = Point(EARLIEST) if want.earliest else chosen.rest
     if found is None:
-        raise InvalidOption("start", text, f"it does not name {want.tp}, for which the group has no position: name "
-                            "every partition, or move the group there first (marshal set-position)")  # fmt: skip
+        raise InvalidOption(
+            "start",
+            text,
+            f"it does not name {want.tp}, for which the group has no position: name "
+            "every partition, or move the group there first (marshal set-position)",
+        )
     return found
 
 
@@ -168,8 +177,14 @@ def _at_times(points: Mapping[TopicPartition, Point], admin: ClusterAdmin) -> di
     return found
 
 
-def _offset(tp: TopicPartition, point: Point, bounds: Bounds, committed: Mapping[TopicPartition, int],
-            at_time: Mapping[TopicPartition, int], fallback: str) -> int:  # fmt: skip
+def _offset(
+    tp: TopicPartition,
+    point: Point,
+    bounds: Bounds,
+    committed: Mapping[TopicPartition, int],
+    at_time: Mapping[TopicPartition, int],
+    fallback: str,
+) -> int:
     match point.kind:
         case "offset":
             if point.number > bounds.end:

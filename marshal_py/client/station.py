@@ -48,8 +48,16 @@ COOL_POLL_S: Final = 0.004  # while a partition is being fetched ahead: a hand-o
 class Station:
     """The place of one Consumer in the loop."""
 
-    def __init__(self, loop: Loop, log: int, member: Member, source: DataSource, options: ConsumerOptions,
-                 incarnation: bytes, new_topics: frozenset[str]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        loop: Loop,
+        log: int,
+        member: Member,
+        source: DataSource,
+        options: ConsumerOptions,
+        incarnation: bytes,
+        new_topics: frozenset[str],
+    ) -> None:
         """`new_topics`: those that begin at their beginnings (D5)."""
         self.loop, self.log, self.member, self.options = loop, log, member, options
         self.source: DataSource | UnfetchedSource = source
@@ -220,8 +228,17 @@ class Station:
         path = evidence.keep(member, error, self.loop.upkeep.policy.evidence_dir, member.options.library, now_ms)
         if path:
             error.keep(path)
-            self.tell(Advisory("state_kept", member.name, member.options.client_id, text=path, session=member.session,
-                               log=self.log, log_offset=error.offset))  # fmt: skip
+            self.tell(
+                Advisory(
+                    "state_kept",
+                    member.name,
+                    member.options.client_id,
+                    text=path,
+                    session=member.session,
+                    log=self.log,
+                    log_offset=error.offset,
+                )
+            )
 
     def _tell(self, ready: Ready) -> None:
         self.tell(*ready.advisories)
@@ -267,8 +284,9 @@ class Station:
             return
         wanted = [Wanted(tp, earliest or tp.topic in self.new_topics) for tp, earliest in wanted]
         try:
-            found = starts.resolve(self.options.start, self.options.start_fallback, wanted, self.member.name,
-                                   self.loop.admin)  # fmt: skip
+            found = starts.resolve(
+                self.options.start, self.options.start_fallback, wanted, self.member.name, self.loop.admin
+            )
         except AccessDenied as error:  # waiting would not mend it: the user must know
             with self.loop.lock:
                 self.troubles.append(error)
@@ -389,8 +407,17 @@ class Station:
             self.loop.kick(self)
 
     def _tell_topic(self, kind: str, topic: str, text: str) -> None:
-        self.tell(Advisory(kind, self.member.name, self.member.options.client_id, topic, text=text,
-                           session=self.member.session, log=self.log))  # fmt: skip
+        self.tell(
+            Advisory(
+                kind,
+                self.member.name,
+                self.member.options.client_id,
+                topic,
+                text=text,
+                session=self.member.session,
+                log=self.log,
+            )
+        )
 
     def waiting_for(self) -> str:
         """Why this consumer has nothing to do although the connection is well, in words for people; "" if it has."""

@@ -67,9 +67,15 @@ class Upkeep:
                 here.setdefault(station.log, []).append(station.member)
         for number, members in here.items():
             keeper, live = self.keepers[number], {member.session for member in members}
-            chores = keeper.tick(now, Presence(
-                members[0].options.client_id, live, max(member.options.interval_ms for member in members),
-                any(member.pulse.proven(now) for member in members)))  # fmt: skip
+            chores = keeper.tick(
+                now,
+                Presence(
+                    members[0].options.client_id,
+                    live,
+                    max(member.options.interval_ms for member in members),
+                    any(member.pulse.proven(now) for member in members),
+                ),
+            )
             self._send(number, chores.send)
             self._evict(keeper.world, chores.evict)
             if chores.audit is not None:
@@ -98,9 +104,13 @@ class Upkeep:
             assert world.genesis is not None  # it has sessions
             value = codec.encode(record, group, world.genesis.incarnation, world.writes_version(group))
             self.loop.outbox.put(world.log, group.encode(), (value,), partial(self._warn, world.log))
-            log.info("group %s: %s has been silent for %.1f s; its session is evicted", group,
-                     world.groups[group].sessions[record.session].join.client_id, record.waited_ms / 1000,
-                     extra={"marshal_group": group, "marshal_session": record.session})  # fmt: skip
+            log.info(
+                "group %s: %s has been silent for %.1f s; its session is evicted",
+                group,
+                world.groups[group].sessions[record.session].join.client_id,
+                record.waited_ms / 1000,
+                extra={"marshal_group": group, "marshal_session": record.session},
+            )
 
     def _warn(self, number: int, error: MarshalError) -> None:
         log.warning("coordination partition %d: %s", number, error, extra={"marshal_log": number})
@@ -109,8 +119,9 @@ class Upkeep:
         for station in self.loop.stations:
             if station.log == number:
                 member = station.member
-                station.tell(Advisory(kind, member.name, member.options.client_id, text=text, log=number,
-                                      log_offset=offset))  # fmt: skip
+                station.tell(
+                    Advisory(kind, member.name, member.options.client_id, text=text, log=number, log_offset=offset)
+                )
 
     # --- on the clerk
 
@@ -131,8 +142,12 @@ class Upkeep:
             base = opening.base_of(loop.log, world.log, world.root, bounds, at - CHECKPOINT_OFFSETS)
             return opening.refold(loop.log, base, at, group)
         except (ClusterError, HistoryTruncated) as error:
-            log.warning("coordination partition %d could not be folded again: %s", world.log, error,
-                        extra={"marshal_log": world.log})  # fmt: skip
+            log.warning(
+                "coordination partition %d could not be folded again: %s",
+                world.log,
+                error,
+                extra={"marshal_log": world.log},
+            )
         except CoordinationError as error:  # a reader that meets a gap stops, wherever it reads (L8)
             loop.break_log(world.log, error)
         return None
@@ -191,5 +206,9 @@ class Upkeep:
             with loop.lock:
                 self._tell(number, "truncation_refused", before, refused)
         else:
-            log.info("coordination partition %d: records below %d were deleted", number, before,
-                     extra={"marshal_log": number})  # fmt: skip
+            log.info(
+                "coordination partition %d: records below %d were deleted",
+                number,
+                before,
+                extra={"marshal_log": number},
+            )

@@ -83,11 +83,35 @@ class Advisories:
             return []
         return [Advisory("opaque", verdict.group, log=self._log, log_offset=verdict.offset, time_ms=time_ms)]
 
-    def _advisory(self, known: _Known, verdict: Verdict, time_ms: int, kind: str, session: int,
-                  tp: TopicPartition | None, epoch: int, offset: int, to: int, text: str) -> Advisory:  # fmt: skip
+    def _advisory(
+        self,
+        known: _Known,
+        verdict: Verdict,
+        time_ms: int,
+        kind: str,
+        session: int,
+        tp: TopicPartition | None,
+        epoch: int,
+        offset: int,
+        to: int,
+        text: str,
+    ) -> Advisory:
         topic, partition = tp if tp is not None else ("", NONE)
-        return Advisory(kind, verdict.group, known.names.get(session, ""), topic, partition, epoch, offset, to, text,
-                        session, self._log, verdict.offset, time_ms)  # fmt: skip
+        return Advisory(
+            kind,
+            verdict.group,
+            known.names.get(session, ""),
+            topic,
+            partition,
+            epoch,
+            offset,
+            to,
+            text,
+            session,
+            self._log,
+            verdict.offset,
+            time_ms,
+        )
 
     def _told(self, known: _Known, group: Group | None, verdict: Verdict, record: Record | None) -> Iterator[_Told]:
         at = verdict.offset
@@ -111,8 +135,10 @@ class Advisories:
             case ReleasingPartition() if group is not None:
                 kind, why = "released", record.reason
                 if record.parked:
-                    kind, why = "parked", parking.words(group.name, known.claims[record.epoch][0], record.parked,
-                                                  record.reason)  # fmt: skip
+                    kind, why = (
+                        "parked",
+                        parking.words(group.name, known.claims[record.epoch][0], record.parked, record.reason),
+                    )
                 yield self._freed(known, group, record.epoch, kind, why)
             case SeekingPartition() if group is not None:
                 tp, session = known.claims[at] = known.claims.pop(record.epoch)
@@ -178,8 +204,7 @@ def _many(alike: list[Advisory]) -> str:
     one = alike[0]
     who = f" ({one.client_id})" if one.client_id else ""
     numbers = spans(advisory.partition for advisory in alike)
-    return (f"{one.kind} {len(alike)} partitions of {one.topic}: {numbers}{who}"
-            f"{f': {one.text}' if one.text else ''}")  # fmt: skip
+    return f"{one.kind} {len(alike)} partitions of {one.topic}: {numbers}{who}{f': {one.text}' if one.text else ''}"
 
 
 def spans(numbers: Iterable[int]) -> str:

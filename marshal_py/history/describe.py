@@ -153,15 +153,18 @@ def _claim_wish(record: ClaimingPartition | ReleasingPartition | SeekingPartitio
             heir = f" for session {record.successor}" if record.successor != NONE else ""
             back = f", gives back from {record.give} on" if record.observed not in (NONE, record.give) else ""
             parked = f", parked: {record.parked}" if record.parked else ""
-            return (f"session {record.session} releases claim {record.epoch}{at}{heir}{_because(record.reason)}"
-                    f"{back}{parked}")  # fmt: skip
+            return (
+                f"session {record.session} releases claim {record.epoch}{at}{heir}{_because(record.reason)}"
+                f"{back}{parked}"
+            )
         case SeekingPartition():
             return f"session {record.session} seeks to {record.position} under claim {record.epoch}"
         case ClaimingMessages():
             first = record.ranges[0]
             more = f" and of {len(record.ranges) - 1} more" if len(record.ranges) > 1 else ""
-            return (f"session {record.session} takes messages {first.start} to {first.to - 1} of claim "
-                    f"{first.epoch}{more}")  # fmt: skip
+            return (
+                f"session {record.session} takes messages {first.start} to {first.to - 1} of claim {first.epoch}{more}"
+            )
 
 
 def _note_wish(record: Note) -> str:

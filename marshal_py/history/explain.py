@@ -106,8 +106,9 @@ def fold(world: World, records: Iterable[RawRecord], cut: Cut) -> Iterator[tuple
         yield record, rationalizer.apply(world, record.offset, record.value)
 
 
-def explain(world: World, records: Iterable[RawRecord], name: str, tp: TopicPartition, cut: Cut,
-            lines_max: int = LINES_MAX) -> Explanation:  # fmt: skip
+def explain(
+    world: World, records: Iterable[RawRecord], name: str, tp: TopicPartition, cut: Cut, lines_max: int = LINES_MAX
+) -> Explanation:
     """`world`: the group's log as of where `records` begin. Raises CoordinationError if it cannot be folded."""
     story = _Story(name, tp, lines_max)
     at_offset, at_ms = NONE, NONE
@@ -126,8 +127,15 @@ def standing_of(group: Group | None, tp: TopicPartition) -> Standing:
     if group is None or partition is None:
         return Standing()
     owner = group.sessions.get(partition.owner)
-    return Standing(partition.owner, owner.join.client_id if owner is not None else "", partition.epoch,
-                    partition.position, partition.generation, partition.version, partition.parked)  # fmt: skip
+    return Standing(
+        partition.owner,
+        owner.join.client_id if owner is not None else "",
+        partition.epoch,
+        partition.position,
+        partition.generation,
+        partition.version,
+        partition.parked,
+    )
 
 
 class _Story:
@@ -160,8 +168,13 @@ class _Story:
 
     def _forget_one(self) -> None:
         """The oldest line goes, but not the move of positions that everything since rests on."""
-        moves = [line for line in self.lines if line.verdict["type"] == SetPosition.__name__
-                 and line.offset <= self.standing.version and line.verdict["verdict"] == "accepted"]  # fmt: skip
+        moves = [
+            line
+            for line in self.lines
+            if line.verdict["type"] == SetPosition.__name__
+            and line.offset <= self.standing.version
+            and line.verdict["verdict"] == "accepted"
+        ]
         at = next((at for at, line in enumerate(self.lines[:-1]) if not moves or line is not moves[-1]), 0)
         del self.lines[at]
         self.left_out += 1
@@ -265,8 +278,15 @@ def diff(world: World, records: Iterable[RawRecord], name: str, a: Cut, b: Cut) 
 def _snapshot(world: World, name: str) -> _Snapshot:
     group = world.groups.get(name)
     if group is None:
-        blank = {"mode": MODE_NAMES[0], "paused": False, "deleted": False, "policy": "", "on_topic_recreated": "",
-                 "topics": {}, "topic_ids": {}}  # fmt: skip
+        blank = {
+            "mode": MODE_NAMES[0],
+            "paused": False,
+            "deleted": False,
+            "policy": "",
+            "on_topic_recreated": "",
+            "topics": {},
+            "topic_ids": {},
+        }
         return _Snapshot(world.next_offset - 1, {}, {}, blank)
     return _Snapshot(
         world.next_offset - 1,

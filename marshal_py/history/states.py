@@ -13,8 +13,20 @@ from marshal_py.history.explain import Cut, RawRecord, fold
 from marshal_py.protocol.world import Group, Partition, World
 
 WHOLE: Final = 10**9  # entries: what the log says is not cut
-FIGURES: Final = ("owner", "epoch", "position", "generation", "version", "last_owner", "successor", "lag", "in_flight",
-                  "attempts", "began", "parked")  # fmt: skip
+FIGURES: Final = (
+    "owner",
+    "epoch",
+    "position",
+    "generation",
+    "version",
+    "last_owner",
+    "successor",
+    "lag",
+    "in_flight",
+    "attempts",
+    "began",
+    "parked",
+)
 
 
 class Differing(NamedTuple):
@@ -30,16 +42,26 @@ def plain(group: Group | None, entries_max: int) -> dict[str, dict[str, Any]]:
     """By entry, its fields. At most so many sessions and so many partitions, the first ones."""
     if group is None:
         return {}
-    found: dict[str, dict[str, Any]] = {"group": {
-        "mode": group.mode, "pause_change": group.pause_change, "pause_duration_ms": group.pause_duration_ms,
-        "config_offset": group.config_offset, "config": f"{group.config_hash:016x}", "opaque_at": group.opaque_at,
-    }}  # fmt: skip
+    found: dict[str, dict[str, Any]] = {
+        "group": {
+            "mode": group.mode,
+            "pause_change": group.pause_change,
+            "pause_duration_ms": group.pause_duration_ms,
+            "config_offset": group.config_offset,
+            "config": f"{group.config_hash:016x}",
+            "opaque_at": group.opaque_at,
+        }
+    }
     for name, topic in sorted(group.topics.items()):
         found[f"topic {name}"] = {"count": topic.count, "first_count": topic.first_count, "offset": topic.offset}
     for _, session in sorted(group.sessions.items())[:entries_max]:
-        found[f"session {session.id}"] = {"client_id": session.join.client_id, "join": f"{session.join_hash:016x}",
-                                          "extended": session.extended, "mark": session.mark,
-                                          "ready": list(session.ready)}  # fmt: skip
+        found[f"session {session.id}"] = {
+            "client_id": session.join.client_id,
+            "join": f"{session.join_hash:016x}",
+            "extended": session.extended,
+            "mark": session.mark,
+            "ready": list(session.ready),
+        }
     for tp, partition in sorted(group.partitions.items())[:entries_max]:
         found[f"partition {tp}"] = _partition(partition)
     return found
@@ -56,8 +78,9 @@ def left_out(group: Group | None, entries_max: int) -> int:
     return sum(max(0, len(entries) - entries_max) for entries in (group.sessions, group.partitions))
 
 
-def differences(held: dict[str, dict[str, Any]], log: dict[str, dict[str, Any]],
-                whole: bool = True) -> Iterator[Differing]:  # fmt: skip
+def differences(
+    held: dict[str, dict[str, Any]], log: dict[str, dict[str, Any]], whole: bool = True
+) -> Iterator[Differing]:
     """`whole`: nothing was left out of `held`, so what it does not have it did not hold."""
     entries = held.keys() | log.keys() if whole else held.keys()
     for entry in sorted(entries):

@@ -238,7 +238,16 @@ class DigestRow(NamedTuple):
 
 
 Row = (
-    RecordRow | SessionRow | IntervalRow | PositionRow | RaceRow | GapRow | LostRow | PauseRow | MoveRow | StandingRow
+    RecordRow
+    | SessionRow
+    | IntervalRow
+    | PositionRow
+    | RaceRow
+    | GapRow
+    | LostRow
+    | PauseRow
+    | MoveRow
+    | StandingRow
     | DigestRow
 )
 

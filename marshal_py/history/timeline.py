@@ -12,29 +12,14 @@ from typing import Any, Final
 
 from msgspec.structs import astuple, replace
 
-from marshal_py.errors import InvalidOption
-from marshal_py.history.tables import (
-    TABLES,
-    DigestRow,
-    GapRow,
-    IntervalRow,
-    LostRow,
-    MoveRow,
-    PauseRow,
-    PositionRow,
-    RaceRow,
-    RecordRow,
-    Row,
-    SessionRow,
-    StandingRow,
-)
-from marshal_py.history.tracks import Claim, Open, Pause, Span, Stay, Track, appeared, open_in, some_offset
+from marshal_py.history.tables import TABLES, DigestRow, LostRow, MoveRow, RaceRow, Row, StandingRow
+from marshal_py.history.timeline_rows import TimelineRows
+from marshal_py.history.tracks import Claim, Open, Pause, Span, Stay, Track, appeared, some_offset
 from marshal_py.protocol import rationalizer
 from marshal_py.protocol.advisory import UNCOMMITTED
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.lease import EVICT_INTERVALS
 from marshal_py.protocol.records import (
-    MODE_NAMES,
     ClaimingMessages,
     ClaimingPartition,
     Evict,
@@ -51,38 +36,37 @@ from marshal_py.protocol.records import (
     Topology,
 )
 from marshal_py.protocol.verdict import Verdict
-from marshal_py.protocol.world import CHECKPOINT_OFFSETS, Group, Partition, World
+from marshal_py.protocol.world import CHECKPOINT_OFFSETS, Group, World
 
 NAMES_MAX: Final = 10_000  # ended sessions per group whose names are kept for late records; the oldest go first
-OUTCOMES: Final = ("accepted", "rejected", "ignored")
 LOST_NOTES: Final = ("offset_lost", UNCOMMITTED)
 
 
-class Timeline:
+class Timeline(TimelineRows):
     """Folds a log onto `world` and collects rows. `take` hands out what has come since the last call."""
 
-    def __init__(self, world: World, wanted: Collection[str] = tuple(TABLES),
-                 known: Open | None = None) -> None:  # fmt: skip
+    def __init__(self, world: World, wanted: Collection[str] = tuple(TABLES), known: Open | None = None) -> None:
         """`world`: as far as the log was folded already; a fresh one for a log from its beginning.
 
         `known`: the `open` of another Timeline of this log at the same offset. Without it, what is open in the world
         began at a time that nobody knows. Raises InvalidOption if a wanted table does not exist.
         """
-        for name in wanted:
-            if name not in TABLES:
-                raise InvalidOption("tables", name, f"one of {', '.join(TABLES)}")
-        self.world = world
-        self.open = open_in(world) if known is None else known
-        self._wanted = frozenset(wanted)
-        self._tells_records = "records" in self._wanted  # asked for every record
-        self._rows: dict[str, list[Row]] = {name: [] for name in TABLES if name in self._wanted}
-        self._digested: set[str] = set()  # groups whose digest was told at the last checkpoint
+        super().__init__(world, wanted, known)
         self._tells: dict[type[Record], Callable[[Group, Track, int, int, Any], None]] = {
-            Heartbeat: self._heartbeat, Join: self._join, Leave: self._leave, Evict: self._evict,
-            ClaimingPartition: self._claim, ReleasingPartition: self._release, ClaimingMessages: self._grant,
-            SeekingPartition: self._seek, ReleaseGroup: self._release_group, SetPosition: self._set_position,
-            Topology: self._topology, GroupConfig: self._group_config, Note: self._note,
-        }  # fmt: skip
+            Heartbeat: self._heartbeat,
+            Join: self._join,
+            Leave: self._leave,
+            Evict: self._evict,
+            ClaimingPartition: self._claim,
+            ReleasingPartition: self._release,
+            ClaimingMessages: self._grant,
+            SeekingPartition: self._seek,
+            ReleaseGroup: self._release_group,
+            SetPosition: self._set_position,
+            Topology: self._topology,
+            GroupConfig: self._group_config,
+            Note: self._note,
+        }
 
     def read(self, offset: int, time_ms: int, value: bytes | None) -> Verdict:
         """Folds one record. Raises a CoordinationError, having changed nothing, where the fold does."""
@@ -113,16 +97,6 @@ class Timeline:
             self._checkpoint()
         return verdict
 
-    def take(self) -> dict[str, list[Row]]:
-        """The rows since the last call, by table, each in the order of the log."""
-        taken, self._rows = self._rows, {name: [] for name in self._rows}
-        return taken
-
-    @property
-    def pending(self) -> int:
-        """How many rows wait for `take`."""
-        return sum(map(len, self._rows.values()))
-
     def finish(self) -> dict[str, list[Row]]:
         """As `take`, and what is open at the end: without an end. The Timeline can still go on."""
         log, end = self.world.log, self.world.next_offset
@@ -142,10 +116,25 @@ class Timeline:
                 self._tell_pause(name, track.pause, None, None, None)
             for tp, part in sorted(group.partitions.items()):
                 owner = some_offset(part.owner)
-                self._tell(StandingRow(log, end, self.open.time_ms, name, tp.topic, tp.partition, owner,
-                                       track.client(owner), some_offset(part.epoch), some_offset(part.position),
-                                       part.generation, part.lag, part.in_flight, part.attempts,
-                                       part.parked or None))  # fmt: skip
+                self._tell(
+                    StandingRow(
+                        log,
+                        end,
+                        self.open.time_ms,
+                        name,
+                        tp.topic,
+                        tp.partition,
+                        owner,
+                        track.client(owner),
+                        some_offset(part.epoch),
+                        some_offset(part.position),
+                        part.generation,
+                        part.lag,
+                        part.in_flight,
+                        part.attempts,
+                        part.parked or None,
+                    )
+                )
             if end % CHECKPOINT_OFFSETS or name not in self._digested:
                 chain = None if end % CHECKPOINT_OFFSETS else f"{self.world.chain:016x}"
                 self._tell(DigestRow(log, end, name, f"{group.digest():016x}", chain))
@@ -158,93 +147,27 @@ class Timeline:
             lease_ms = EVICT_INTERVALS * group.sessions[session].join.interval_ms
             track.stays[session].until_ms = track.presence.extend(lease_ms)
 
-    # --- rows
-
-    def _tell(self, row: Row) -> None:
-        rows = self._rows.get(_NAMES[type(row)])
-        if rows is not None:
-            rows.append(row)
-
-    def _checkpoint(self) -> None:
-        """G1: the world has just closed a block."""
-        if "digests" in self._wanted:
-            at, chain = self.world.next_offset, f"{self.world.chain:016x}"
-            for name in sorted(self.open.touched):
-                group = self.world.groups.get(name)
-                if group is not None:
-                    self._tell(DigestRow(self.world.log, at, name, f"{group.digest():016x}", chain))
-        self._digested = set(self.open.touched)
-        self.open.touched.clear()
-
-    def _tell_record(self, track: Track, time_ms: int, verdict: Verdict) -> None:
-        record, session, topic, partition, position = verdict.record, None, None, None, None
-        client: str | None = None
-        match record:
-            case Join():
-                session, client = verdict.offset if not verdict.outcome else None, record.client_id
-            case ClaimingPartition():
-                topic, partition, position = record.topic, record.partition, some_offset(record.start)
-            case ReleasingPartition():
-                position = some_offset(record.position)
-            case ClaimingMessages():
-                position = record.ranges[0].to if len(record.ranges) == 1 else None
-            case Topology():
-                topic = record.topic
-            case Note():
-                topic, partition = record.topic or None, some_offset(record.partition)
-                position = some_offset(record.from_)
-        if record is not None and client is None:
-            session = some_offset(getattr(record, "session", NONE))
-            client = track.client(session)
-        epoch = getattr(record, "epoch", None)
-        if isinstance(record, ClaimingMessages) and len(record.ranges) == 1:
-            epoch = record.ranges[0].epoch
-        if epoch is not None and epoch in track.claims:
-            topic, partition = track.claims[epoch].topic, track.claims[epoch].partition
-        kind = None if record is None else type(record).__name__
-        self._tell(RecordRow(self.world.log, verdict.offset, time_ms, verdict.group, kind, session, client, topic,
-                             partition, position, OUTCOMES[verdict.outcome], verdict.reason))  # fmt: skip
-
-    def _tell_stay(self, name: str, session: int, stay: Stay, offset: int | None, time_ms: int | None,
-                   ended: str | None, by: str) -> None:  # fmt: skip
-        self._tell(SessionRow(self.world.log, name, session, stay.client, stay.member, MODE_NAMES[stay.mode],
-                              stay.from_time_ms, offset, time_ms, ended, by, stay.sign_time_ms))  # fmt: skip
-
-    def _tell_claim(self, group: Group, epoch: int, claim: Claim, offset: int | None, time_ms: int | None,
-                    ended: str | None) -> None:  # fmt: skip
-        part = group.partitions[TopicPartition(claim.topic, claim.partition)]
-        client = self.open.tracks[group.name].stays[claim.session].client
-        self._tell(IntervalRow(self.world.log, group.name, claim.topic, claim.partition, client, claim.session, epoch,
-                               claim.from_time_ms, offset, time_ms, ended, claim.after, claim.from_position,
-                               some_offset(part.position), claim.generation, part.in_flight))  # fmt: skip
-
-    def _tell_span(self, name: str, topic: str, partition: int, span: Span, offset: int | None, time_ms: int | None,
-                   session: int | None, client: str | None, by_now_ms: int) -> None:  # fmt: skip
-        """`by_now_ms`: for how long some member has lived at its end."""
-        lived_ms, take_over_ms = (None if since is None else by_now_ms - since
-                                  for since in (span.lived_ms, span.sign_lived_ms))  # fmt: skip
-        self._tell(GapRow(self.world.log, name, topic, partition, span.from_offset, span.from_time_ms, offset, time_ms,
-                          span.cause, span.client, span.sign_time_ms, session, client, span.members, span.paused,
-                          lived_ms, take_over_ms))  # fmt: skip
-
-    def _tell_pause(self, name: str, pause: Pause, offset: int | None, time_ms: int | None,
-                    ended: str | None) -> None:  # fmt: skip
-        self._tell(PauseRow(self.world.log, name, pause.from_offset, pause.from_time_ms, offset, time_ms,
-                            pause.duration_ms, pause.renewals, pause.reason, pause.by, ended))  # fmt: skip
-
-    def _tell_position(self, group: Group, track: Track, part: Partition, offset: int, time_ms: int, cause: str,
-                       session: int | None, epoch: int | None) -> None:  # fmt: skip
-        self._tell(PositionRow(self.world.log, offset, time_ms, group.name, part.tp[0], part.tp[1], session,
-                               track.client(session), epoch, some_offset(part.position), part.generation, part.lag,
-                               part.in_flight, part.attempts, cause))  # fmt: skip
-
     def _race(self, track: Track, offset: int, time_ms: int, record: ClaimingPartition, verdict: Verdict) -> None:
         """A claim that came late. One that lost to its own session is a copy (F4.2); to a move, nobody's."""
         epoch, session, when = track.winners.get(record.topic, {}).get(record.partition, (NONE, NONE, None))
         if epoch != NONE and session != record.session and record.observed < epoch:
-            self._tell(RaceRow(self.world.log, offset, time_ms, verdict.group, record.topic, record.partition,
-                               record.session, track.client(record.session), verdict.reason, session,
-                               track.client(session), epoch, when))  # fmt: skip
+            self._tell(
+                RaceRow(
+                    self.world.log,
+                    offset,
+                    time_ms,
+                    verdict.group,
+                    record.topic,
+                    record.partition,
+                    record.session,
+                    track.client(record.session),
+                    verdict.reason,
+                    session,
+                    track.client(session),
+                    epoch,
+                    when,
+                )
+            )
 
     # --- what accepted records did; `group` is as it stands after them
 
@@ -262,8 +185,9 @@ class Timeline:
         before = track.stays.get(record.predecessor)
         if before is not None and before.alive:
             self._end(group, track, record.predecessor, offset, time_ms, "replaced")
-        track.stays[offset] = Stay(record.client_id, record.member, record.mode, time_ms, time_ms,
-                                   sign_lived_ms=track.presence.lived_ms)  # fmt: skip
+        track.stays[offset] = Stay(
+            record.client_id, record.member, record.mode, time_ms, time_ms, sign_lived_ms=track.presence.lived_ms
+        )
 
     def _leave(self, group: Group, track: Track, offset: int, time_ms: int, record: Leave) -> None:
         self._end(group, track, record.session, offset, time_ms, "leave")
@@ -271,8 +195,9 @@ class Timeline:
     def _evict(self, group: Group, track: Track, offset: int, time_ms: int, record: Evict) -> None:
         self._end(group, track, record.session, offset, time_ms, "evict", record.by)
 
-    def _end(self, group: Group, track: Track, session: int, offset: int, time_ms: int, ended: str,
-             by: str = "") -> None:  # fmt: skip
+    def _end(
+        self, group: Group, track: Track, session: int, offset: int, time_ms: int, ended: str, by: str = ""
+    ) -> None:
         """F3.3."""
         stay = track.stays[session]
         for epoch in [epoch for epoch, claim in track.claims.items() if claim.session == session]:
@@ -288,8 +213,18 @@ class Timeline:
         self._tell_claim(group, epoch, claim, offset, time_ms, ended)
         stay = track.stays[claim.session]
         part = group.partitions[TopicPartition(claim.topic, claim.partition)]
-        span = Span(offset, time_ms, ended, stay.client, stay.sign_time_ms, len(group.sessions), group.paused,
-                    some_offset(part.position), track.presence.lived_ms, stay.sign_lived_ms)  # fmt: skip
+        span = Span(
+            offset,
+            time_ms,
+            ended,
+            stay.client,
+            stay.sign_time_ms,
+            len(group.sessions),
+            group.paused,
+            some_offset(part.position),
+            track.presence.lived_ms,
+            stay.sign_lived_ms,
+        )
         track.spans.setdefault(claim.topic, {})[claim.partition] = span
         del track.claims[epoch]
 
@@ -301,8 +236,9 @@ class Timeline:
         if span is not None and partition >= 0:
             self._tell_span(group.name, topic, partition, span, offset, time_ms, record.session, client, lived_ms)
         after = "new" if span is None else span.cause
-        track.claims[offset] = Claim(topic, partition, record.session, time_ms, after, some_offset(part.position),
-                                     part.generation)  # fmt: skip
+        track.claims[offset] = Claim(
+            topic, partition, record.session, time_ms, after, some_offset(part.position), part.generation
+        )
         track.winners.setdefault(topic, {})[partition] = offset, record.session, time_ms
         if partition >= 0:
             self._tell_position(group, track, part, offset, time_ms, "claim", record.session, offset)
@@ -319,16 +255,30 @@ class Timeline:
         for epoch, from_, start, _ in map(astuple, record.ranges):
             part = group.claims[epoch]
             if start > from_:
-                self._tell(LostRow(self.world.log, offset, time_ms, group.name, *part.tp, record.session, client, from_,
-                                   start, "skipped", part.generation))  # fmt: skip
+                self._tell(
+                    LostRow(
+                        self.world.log,
+                        offset,
+                        time_ms,
+                        group.name,
+                        *part.tp,
+                        record.session,
+                        client,
+                        from_,
+                        start,
+                        "skipped",
+                        part.generation,
+                    )
+                )
             self._tell_position(group, track, part, offset, time_ms, "grant", record.session, epoch)
 
     def _seek(self, group: Group, track: Track, offset: int, time_ms: int, record: SeekingPartition) -> None:
         """F6.6: the same owner, under another epoch."""
         claim, part = track.claims.pop(record.epoch), group.claims[offset]
         self._tell_claim(group, record.epoch, claim, offset, time_ms, "seek")
-        track.claims[offset] = Claim(claim.topic, claim.partition, claim.session, time_ms, "seek", part.position,
-                                     part.generation)  # fmt: skip
+        track.claims[offset] = Claim(
+            claim.topic, claim.partition, claim.session, time_ms, "seek", part.position, part.generation
+        )
         self._tell_position(group, track, part, offset, time_ms, "seek", record.session, offset)
 
     def _release_group(self, group: Group, track: Track, offset: int, time_ms: int, record: ReleaseGroup) -> None:
@@ -352,8 +302,20 @@ class Timeline:
         for move in record.moves:
             part = group.partitions[TopicPartition(move.topic, move.partition)]
             span = track.spans[move.topic][move.partition]
-            self._tell(MoveRow(self.world.log, offset, time_ms, group.name, move.topic, move.partition, span.position,
-                               move.position, part.generation, record.by))  # fmt: skip
+            self._tell(
+                MoveRow(
+                    self.world.log,
+                    offset,
+                    time_ms,
+                    group.name,
+                    move.topic,
+                    move.partition,
+                    span.position,
+                    move.position,
+                    part.generation,
+                    record.by,
+                )
+            )
             span.position = move.position
             self._tell_position(group, track, part, offset, time_ms, "move", None, None)
         if record.resume:
@@ -363,8 +325,9 @@ class Timeline:
         """Partitions that appear are free; those that a smaller count cuts off are nobody's business (F9.2)."""
         spans, lived_ms = track.spans.setdefault(record.topic, {}), track.presence.lived_ms
         for partition in [p for p in spans if p >= record.partitions]:
-            self._tell_span(group.name, record.topic, partition, spans.pop(partition), offset, time_ms, None, None,
-                            lived_ms)  # fmt: skip
+            self._tell_span(
+                group.name, record.topic, partition, spans.pop(partition), offset, time_ms, None, None, lived_ms
+            )
         for partition, span in spans.items():
             known = group.partitions.get(TopicPartition(record.topic, partition))
             if known is not None and known.position == NONE:
@@ -384,22 +347,35 @@ class Timeline:
             for topic, spans in track.spans.items():
                 for partition in sorted(spans):
                     if partition >= 0:
-                        self._tell_span(group.name, topic, partition, spans[partition], offset, time_ms, None, None,
-                                        lived_ms)  # fmt: skip
+                        self._tell_span(
+                            group.name, topic, partition, spans[partition], offset, time_ms, None, None, lived_ms
+                        )
             track.spans.clear()
         elif track.deleted and not record.deleted:
             for topic, known in group.topics.items():
-                track.spans[topic] = {partition: appeared(group, topic, partition, offset, time_ms, lived_ms)
-                                      for partition in range(known.count)}  # fmt: skip
+                track.spans[topic] = {
+                    partition: appeared(group, topic, partition, offset, time_ms, lived_ms)
+                    for partition in range(known.count)
+                }
         track.deleted = record.deleted
 
     def _note(self, group: Group, track: Track, offset: int, time_ms: int, record: Note) -> None:
         if record.kind in LOST_NOTES and record.partition >= 0 and 0 <= record.from_ < record.to:
             session = some_offset(record.session)
             part = group.partitions.get(TopicPartition(record.topic, record.partition))
-            self._tell(LostRow(self.world.log, offset, time_ms, group.name, record.topic, record.partition, session,
-                               track.client(session), record.from_, record.to, record.kind,
-                               0 if part is None else part.generation))  # fmt: skip
-
-
-_NAMES: Final[dict[type[Row], str]] = {row: name for name, row in TABLES.items()}
+            self._tell(
+                LostRow(
+                    self.world.log,
+                    offset,
+                    time_ms,
+                    group.name,
+                    record.topic,
+                    record.partition,
+                    session,
+                    track.client(session),
+                    record.from_,
+                    record.to,
+                    record.kind,
+                    0 if part is None else part.generation,
+                )
+            )

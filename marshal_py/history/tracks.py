@@ -133,8 +133,9 @@ def some_offset(value: int) -> int | None:
     return None if value == NONE else value
 
 
-def appeared(group: Group, topic: str, partition: int, offset: int | None, time_ms: int | None,
-             lived_ms: int | None) -> Span:  # fmt: skip
+def appeared(
+    group: Group, topic: str, partition: int, offset: int | None, time_ms: int | None, lived_ms: int | None
+) -> Span:
     part = group.partitions.get(TopicPartition(topic, partition))
     position = None if part is None else some_offset(part.position)
     return Span(offset, time_ms, "new", None, None, len(group.sessions), group.paused, position, lived_ms)

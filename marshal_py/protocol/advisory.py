@@ -56,16 +56,39 @@ KINDS: Final = {
     "truncation_refused": "the log's old records were not deleted; text: why",
     "state_kept": "this process held another state than the log says, and ends; text: the file that keeps it",
 }
-LOCAL: Final = frozenset({
-    "fenced", "revoking", "snapshot_refused", "state_kept", "topic_found", "topic_missing", "truncation_refused",
-    "unfenced",
-})  # fmt: skip
+LOCAL: Final = frozenset(
+    {
+        "fenced",
+        "revoking",
+        "snapshot_refused",
+        "state_kept",
+        "topic_found",
+        "topic_missing",
+        "truncation_refused",
+        "unfenced",
+    }
+)
 # Somebody should look at these; the rest is the daily course of things.
-ALARMING: Final = frozenset({
-    "evicted", "lost", "skipped", "opaque", "handler_stuck", "unreadable", "offset_lost", "amo_dropped", UNCOMMITTED,
-    "diverged", "mirror_refused",
-    "fenced", "snapshot_refused", "state_kept", "parked", "topic_missing",
-})  # fmt: skip
+ALARMING: Final = frozenset(
+    {
+        "evicted",
+        "lost",
+        "skipped",
+        "opaque",
+        "handler_stuck",
+        "unreadable",
+        "offset_lost",
+        "amo_dropped",
+        UNCOMMITTED,
+        "diverged",
+        "mirror_refused",
+        "fenced",
+        "snapshot_refused",
+        "state_kept",
+        "parked",
+        "topic_missing",
+    }
+)
 
 
 class Advisory(Struct, frozen=True, gc=False):

@@ -17,10 +17,12 @@ def claim_state(partition: Partition, claim: Claim) -> ClaimState | None:
         changed = (lag, in_flight) != (partition.lag, partition.in_flight)
         return ClaimState(claim.epoch, partition.position, lag, in_flight) if changed else None
     position = tracker.position()
-    entry = ClaimState(claim.epoch, position, claim.lag(position), tracker.in_flight, tracker.attempts(),
-                       tracker.progress())  # fmt: skip
-    held = ClaimState(claim.epoch, partition.position, partition.lag, partition.in_flight, partition.attempts,
-                      partition.progress)  # fmt: skip
+    entry = ClaimState(
+        claim.epoch, position, claim.lag(position), tracker.in_flight, tracker.attempts(), tracker.progress()
+    )
+    held = ClaimState(
+        claim.epoch, partition.position, partition.lag, partition.in_flight, partition.attempts, partition.progress
+    )
     return entry if entry != held else None
 
 
@@ -28,9 +30,25 @@ def release(session: int, partition: Partition, claim: Claim) -> ReleasingPartit
     """F6.2: where the next owner goes on. F6.3: what was granted and not handed over is given back."""
     tracker = claim.tracker
     if isinstance(tracker, AtMostOnce):
-        return ReleasingPartition(session, claim.epoch, NONE, claim.successor, claim.reason,
-                                  observed=partition.position, give=claim.released_position,
-                                  in_flight=tracker.in_flight, parked=claim.parking)  # fmt: skip
-    return ReleasingPartition(session, claim.epoch, claim.released_position, claim.successor, claim.reason,
-                              attempts=tracker.deliveries(), in_flight=tracker.in_flight, progress=tracker.progress(),
-                              parked=claim.parking)  # fmt: skip
+        return ReleasingPartition(
+            session,
+            claim.epoch,
+            NONE,
+            claim.successor,
+            claim.reason,
+            observed=partition.position,
+            give=claim.released_position,
+            in_flight=tracker.in_flight,
+            parked=claim.parking,
+        )
+    return ReleasingPartition(
+        session,
+        claim.epoch,
+        claim.released_position,
+        claim.successor,
+        claim.reason,
+        attempts=tracker.deliveries(),
+        in_flight=tracker.in_flight,
+        progress=tracker.progress(),
+        parked=claim.parking,
+    )

@@ -32,14 +32,35 @@ DEPTH_MAX: Final = 100  # E6: far below any interpreter's recursion limit, far a
 _NOT_CONTAINERS: Final = bytes(b for b in range(256) if not (0x80 <= b < 0xA0 or 0xDC <= b < 0xE0))
 # For 0xC4-0xDF: bytes of the length field, fixed payload bytes, children per counted element.
 _FORMS: Final = (
-    (1, 0, 0), (2, 0, 0), (4, 0, 0),  # bin 8, 16, 32
-    (1, 1, 0), (2, 1, 0), (4, 1, 0),  # ext 8, 16, 32
-    (0, 4, 0), (0, 8, 0),  # float 32, 64
-    (0, 1, 0), (0, 2, 0), (0, 4, 0), (0, 8, 0), (0, 1, 0), (0, 2, 0), (0, 4, 0), (0, 8, 0),  # uint, int
-    (0, 2, 0), (0, 3, 0), (0, 5, 0), (0, 9, 0), (0, 17, 0),  # fixext 1, 2, 4, 8, 16
-    (1, 0, 0), (2, 0, 0), (4, 0, 0),  # str 8, 16, 32
-    (2, 0, 1), (4, 0, 1), (2, 0, 2), (4, 0, 2),  # array 16, 32, map 16, 32
-)  # fmt: skip
+    (1, 0, 0),
+    (2, 0, 0),
+    (4, 0, 0),  # bin 8, 16, 32
+    (1, 1, 0),
+    (2, 1, 0),
+    (4, 1, 0),  # ext 8, 16, 32
+    (0, 4, 0),
+    (0, 8, 0),  # float 32, 64
+    (0, 1, 0),
+    (0, 2, 0),
+    (0, 4, 0),
+    (0, 8, 0),
+    (0, 1, 0),
+    (0, 2, 0),
+    (0, 4, 0),
+    (0, 8, 0),  # uint, int
+    (0, 2, 0),
+    (0, 3, 0),
+    (0, 5, 0),
+    (0, 9, 0),
+    (0, 17, 0),  # fixext 1, 2, 4, 8, 16
+    (1, 0, 0),
+    (2, 0, 0),
+    (4, 0, 0),  # str 8, 16, 32
+    (2, 0, 1),
+    (4, 0, 1),
+    (2, 0, 2),
+    (4, 0, 2),  # array 16, 32, map 16, 32
+)
 _HEADER: Final = Pack(">2sBIIB").unpack_from
 _DECODERS: Final = tuple(Decoder(kind) for kind in RECORD_TYPES)
 _ENCODER: Final = Encoder()

@@ -121,8 +121,17 @@ class AtLeastOnce:
     What earlier owners finished above it is skipped, what they delivered is counted (D11): `inherited`.
     """
 
-    __slots__ = ("_attempts", "_base", "_delivered_before", "_fetched_to", "_finished_before", "_first", "_floor",
-                 "_touched", "runs")  # fmt: skip
+    __slots__ = (
+        "_attempts",
+        "_base",
+        "_delivered_before",
+        "_fetched_to",
+        "_finished_before",
+        "_first",
+        "_floor",
+        "_touched",
+        "runs",
+    )
 
     def __init__(self, position: int, attempts: int = 0, in_flight: int = 0, known: bytes = b"") -> None:
         """`position`: of the claim. `attempts`: how often earlier owners delivered the message there.

@@ -146,8 +146,16 @@ class Doubt:
             assert first is not None
             held = member.world.digests_at(member.name, first.at) or (0, 0)
             names = ", ".join(sorted(against)[:OUTVOTED_BY])
-            member.end(Diverged(member.name, member.world.log, first.at, held[0], first.state,
-                                f"{names} fold to another state, and nobody to its own"))  # fmt: skip
+            member.end(
+                Diverged(
+                    member.name,
+                    member.world.log,
+                    first.at,
+                    held[0],
+                    first.state,
+                    f"{names} fold to another state, and nobody to its own",
+                )
+            )
 
 
 def first_difference(held: World, again: World, group: str, upto: int) -> int:

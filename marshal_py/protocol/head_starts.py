@@ -24,8 +24,9 @@ class HeadStarts:
         self._seen = (-1, -1)  # looks, and where waits began anew at the latest
         self._shape = -1
 
-    def due(self, group: Group, watch: Watch, looks: int, rank: Callable[[TopicPartition], int],
-            topics: Container[str]) -> dict[TopicPartition, int]:  # fmt: skip
+    def due(
+        self, group: Group, watch: Watch, looks: int, rank: Callable[[TopicPartition], int], topics: Container[str]
+    ) -> dict[TopicPartition, int]:
         """Partitions, with their version, that may be tried now. `looks` grows when ranks may have changed."""
         free, seen = watch.free(), (looks, watch.clock.floor_ms)
         changed = group.changed_since(self._shape) if seen == self._seen else None

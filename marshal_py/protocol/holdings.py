@@ -23,12 +23,28 @@ class Claim:
     """A claim that was read accepted."""
 
     __slots__ = (
-        "drain_until_ms", "end_offset", "epoch", "generation", "offer", "parking", "reason", "release_sent_ms",
-        "released_position", "sealed", "sealed_ms", "stage", "successor", "told", "topic_id", "tp", "tracker",
-    )  # fmt: skip
+        "drain_until_ms",
+        "end_offset",
+        "epoch",
+        "generation",
+        "offer",
+        "parking",
+        "reason",
+        "release_sent_ms",
+        "released_position",
+        "sealed",
+        "sealed_ms",
+        "stage",
+        "successor",
+        "told",
+        "topic_id",
+        "tp",
+        "tracker",
+    )
 
-    def __init__(self, tp: TopicPartition, epoch: int, generation: int, tracker: AtLeastOnce | AtMostOnce,
-                 topic_id: str = "") -> None:  # fmt: skip
+    def __init__(
+        self, tp: TopicPartition, epoch: int, generation: int, tracker: AtLeastOnce | AtMostOnce, topic_id: str = ""
+    ) -> None:
         self.tp = tp
         self.topic_id = topic_id  # as the log had it: it stays while a partition of the topic is claimed (F9.10)
         self.epoch = epoch

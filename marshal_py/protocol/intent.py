@@ -271,8 +271,11 @@ class Intent:
         taking, me = [] if self.member.retiring else self.candidacy.taking, self.member.session
         if not taking and not self._warming:
             return
-        wanted = {tp: owned.position for tp in taking
-                  if (owned := group.partitions[tp]).owner not in (NONE, me) and not self.shuns(tp)}  # fmt: skip
+        wanted = {
+            tp: owned.position
+            for tp in taking
+            if (owned := group.partitions[tp]).owner not in (NONE, me) and not self.shuns(tp)
+        }
         for tp in [tp for tp in self._warming if tp not in wanted]:
             known = group.partitions.get(tp)
             if known is None or known.owner == NONE:

@@ -146,8 +146,9 @@ class Keeper:
         first = min(sessions)
         return sum(sid < first for group in self.world.groups.values() for sid in group.sessions)
 
-    def _judge_one(self, at: int, stored: Stored, waited_ms: int, client_id: str, sessions: set[int],
-                   chores: Chores) -> None:  # fmt: skip
+    def _judge_one(
+        self, at: int, stored: Stored, waited_ms: int, client_id: str, sessions: set[int], chores: Chores
+    ) -> None:
         """N6: vouches for what this process folded itself; for its own snapshot only where nobody else lives."""
         key, own = stored.key, self._past.get(at)
         if own is None:
@@ -156,8 +157,11 @@ class Keeper:
             del self._judge[at]
             chores.doubtful = stored
         elif key.instance == self.instance:
-            alone = all(session.join.client_id == client_id for group in self.world.groups.values()
-                        for session in group.sessions.values())  # fmt: skip
+            alone = all(
+                session.join.client_id == client_id
+                for group in self.world.groups.values()
+                for session in group.sessions.values()
+            )
             if alone and at not in self._audits:
                 self._audits.add(at)
                 chores.audit = stored
@@ -193,8 +197,9 @@ class Keeper:
         confirmed = self.shelf.confirmed()
         if len(confirmed) < 2:
             return 0
-        live = [self.reported.get(session, session) for group in self.world.groups.values()
-                for session in group.sessions]  # fmt: skip
+        live = [
+            self.reported.get(session, session) for group in self.world.groups.values() for session in group.sessions
+        ]
         return min([confirmed[1].at, *live])
 
     def leads(self, sessions: set[int]) -> bool:

@@ -204,14 +204,36 @@ class Member:
                 to = claim.tracker.delivered_to
                 self.note("amo_dropped", claim.tp, to - lost, to, epoch=claim.epoch)
 
-    def advise(self, kind: str, tp: TopicPartition | None = None, *, epoch: int = NONE, offset: int = NONE,
-               to: int = NONE, text: str = "", at: int = NONE, session: int | None = None) -> None:  # fmt: skip
+    def advise(
+        self,
+        kind: str,
+        tp: TopicPartition | None = None,
+        *,
+        epoch: int = NONE,
+        offset: int = NONE,
+        to: int = NONE,
+        text: str = "",
+        at: int = NONE,
+        session: int | None = None,
+    ) -> None:
         """Tells the user. `at`: offset of the record that says it; the driver adds the time."""
         topic, partition = tp if tp is not None else ("", NONE)
         self.out.advisories.append(
-            Advisory(kind, self.name, self.options.client_id, topic, partition, epoch, offset, to, text,
-                     self.session if session is None else session, self.world.log, at)
-        )  # fmt: skip
+            Advisory(
+                kind,
+                self.name,
+                self.options.client_id,
+                topic,
+                partition,
+                epoch,
+                offset,
+                to,
+                text,
+                self.session if session is None else session,
+                self.world.log,
+                at,
+            )
+        )
 
     # --- acting
 
@@ -239,8 +261,15 @@ class Member:
             return True
         return not self.claims or not self.intent.candidacy.taken_over(group)
 
-    def note(self, kind: str, tp: TopicPartition | None = None, from_: int = NONE, to: int = NONE, text: str = "",
-             epoch: int = NONE) -> None:  # fmt: skip
+    def note(
+        self,
+        kind: str,
+        tp: TopicPartition | None = None,
+        from_: int = NONE,
+        to: int = NONE,
+        text: str = "",
+        epoch: int = NONE,
+    ) -> None:
         """Makes durable, with the next tick, what no other record implies; tells the user too."""
         if self.session != NONE and not self.ended:
             topic, partition = tp if tp is not None else ("", NONE)
@@ -315,10 +344,25 @@ class Member:
             predecessor = max(mine, default=NONE)  # T15: the caller vouches that it is dead
         self.join_sent, self.join_unread = now, self.pulse.new_instance(now)
         self.out.send.append(
-            Join(options.client_id, self.join_unread, options.mode, options.interval_ms, options.topics,
-                 predecessor, options.member, options.capacity, options.claims_max, options.rank, options.priority,
-                 options.priority_group, 0, 0, options.reads_version, options.library)
-        )  # fmt: skip
+            Join(
+                options.client_id,
+                self.join_unread,
+                options.mode,
+                options.interval_ms,
+                options.topics,
+                predecessor,
+                options.member,
+                options.capacity,
+                options.claims_max,
+                options.rank,
+                options.priority,
+                options.priority_group,
+                0,
+                0,
+                options.reads_version,
+                options.library,
+            )
+        )
 
     def _live(self, group: Group, now: Instant) -> None:
         """A tick with a live session. Releases before heartbeats: who waits for a partition waits for these."""
@@ -326,8 +370,11 @@ class Member:
         if self.fenced == valid:
             self.fenced = not valid
             if not valid or self._fence_told:  # a session begins fenced, which is no news
-                stalled = "" if valid or self.stalled_ms < self.third_ms else (
-                    f"the thread that heartbeats did not run for {self.stalled_ms / 1000:.1f} s")  # fmt: skip
+                stalled = (
+                    ""
+                    if valid or self.stalled_ms < self.third_ms
+                    else (f"the thread that heartbeats did not run for {self.stalled_ms / 1000:.1f} s")
+                )
                 self.advise("unfenced" if valid else "fenced", text=stalled)
             self._fence_told = not valid
             if self.fenced and not self.options.deliver_late:
@@ -382,8 +429,16 @@ class Member:
             return
         if self._pause_end_sent_ms is None or now.mono_ms - self._pause_end_sent_ms >= self.third_ms:
             self._pause_end_sent_ms = now.mono_ms
-            self.out.send.append(ReleaseGroup(group.pause_change, NONE, 0, self.watch.pause_waited_ms(),
-                                               reason="waited out", by=self.options.client_id[:60]))  # fmt: skip
+            self.out.send.append(
+                ReleaseGroup(
+                    group.pause_change,
+                    NONE,
+                    0,
+                    self.watch.pause_waited_ms(),
+                    reason="waited out",
+                    by=self.options.client_id[:60],
+                )
+            )
 
     def _heartbeat(self, group: Group, now: Instant) -> None:
         """T11: entries for what differs from the folded world; G4: the newest checkpoint."""

@@ -24,8 +24,9 @@ LAG_UNKNOWN: Final = frozenset({RECREATED, BEYOND_END, TRUNCATED})  # the positi
 WHY: Final = "parked"  # reason of a Release that parks and has no more to say
 
 
-def error_of(group: str, tp: TopicPartition, reason: str, known: str = "", found: str = "",
-             detail: str = "") -> PartitionParked:  # fmt: skip
+def error_of(
+    group: str, tp: TopicPartition, reason: str, known: str = "", found: str = "", detail: str = ""
+) -> PartitionParked:
     """The error of a parked partition. `known`, `found`: ids of its topic, in the log and in the cluster, if known.
 
     `detail`: what the owner saw, as the reason of its Release says it.

@@ -117,8 +117,9 @@ def _judge(world: World, offset: int, value: bytes | None) -> Verdict:
     return Verdict(offset, _ACCEPTED, "", name, record)
 
 
-def _judge_unowned(world: World, offset: int, record: Genesis | Snapshot, envelope_version: int,
-                   record_version: int) -> Verdict:  # fmt: skip
+def _judge_unowned(
+    world: World, offset: int, record: Genesis | Snapshot, envelope_version: int, record_version: int
+) -> Verdict:
     """Genesis and Snapshot (L3-L6, E2, E3, N13)."""
     genesis = record if isinstance(record, Genesis) else record.genesis
     held = world.genesis or world.root

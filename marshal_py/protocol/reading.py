@@ -8,14 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from marshal_py.errors import (
-    DuplicateClientId,
-    GroupDeleted,
-    GroupOpaque,
-    InvalidRecord,
-    ModeMismatch,
-    SessionCloned,
-)
+from marshal_py.errors import DuplicateClientId, GroupDeleted, GroupOpaque, InvalidRecord, ModeMismatch, SessionCloned
 from marshal_py.protocol import candidacy, parking
 from marshal_py.protocol.advisory import Advisory, News, silence
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
@@ -116,8 +109,11 @@ class Reading:
         for kind, tp, to, text in self._news.read(record):
             if tp is None or tp.topic in member.options.topics:
                 topic, partition = tp if tp is not None else ("", NONE)
-                member.out.advisories.append(Advisory(kind, member.name, "", topic, partition, to=to, text=text,
-                                                      log=member.world.log, log_offset=at))  # fmt: skip
+                member.out.advisories.append(
+                    Advisory(
+                        kind, member.name, "", topic, partition, to=to, text=text, log=member.world.log, log_offset=at
+                    )
+                )
 
     def _read_heartbeat(self, record: Heartbeat, verdict: Verdict, now: Instant) -> None:
         member = self.member

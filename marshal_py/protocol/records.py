@@ -342,11 +342,39 @@ class SeekingPartition(Struct, array_like=True, frozen=True, tag=15, gc=False):
 
 
 Record = (
-    Genesis | Join | Heartbeat | Leave | Evict | ClaimingPartition | ReleasingPartition | ClaimingMessages
-    | ReleaseGroup | SetPosition | Topology | GroupConfig | StepDown | Note | Snapshot | SeekingPartition
+    Genesis
+    | Join
+    | Heartbeat
+    | Leave
+    | Evict
+    | ClaimingPartition
+    | ReleasingPartition
+    | ClaimingMessages
+    | ReleaseGroup
+    | SetPosition
+    | Topology
+    | GroupConfig
+    | StepDown
+    | Note
+    | Snapshot
+    | SeekingPartition
 )
 
 RECORD_TYPES: Final[tuple[type[Record], ...]] = (
-    Genesis, Join, Heartbeat, Leave, Evict, ClaimingPartition, ReleasingPartition, ClaimingMessages,
-    ReleaseGroup, SetPosition, Topology, GroupConfig, StepDown, Note, Snapshot, SeekingPartition,
+    Genesis,
+    Join,
+    Heartbeat,
+    Leave,
+    Evict,
+    ClaimingPartition,
+    ReleasingPartition,
+    ClaimingMessages,
+    ReleaseGroup,
+    SetPosition,
+    Topology,
+    GroupConfig,
+    StepDown,
+    Note,
+    Snapshot,
+    SeekingPartition,
 )  # the index is the type number of PROTOCOL.md 4.2

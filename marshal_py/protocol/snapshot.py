@@ -172,15 +172,40 @@ def state_of(world: World) -> bytes | None:
 def _packed(group: Group) -> _Group:
     # A str sorts by code points, which is the order of its utf-8 bytes.
     topics = tuple(_Topic(name, t.count, t.first_count, t.offset, t.id) for name, t in sorted(group.topics.items()))
-    sessions = tuple(_Session(s.id, s.join_body, s.extended, s.mark, s.ready, s.idle_ms)
-                     for _, s in sorted(group.sessions.items()))  # fmt: skip
+    sessions = tuple(
+        _Session(s.id, s.join_body, s.extended, s.mark, s.ready, s.idle_ms) for _, s in sorted(group.sessions.items())
+    )
     partitions = tuple(
-        _Partition(*p.tp, p.owner, p.epoch, p.position, p.generation, p.version, p.last_owner, p.successor, p.lag,
-                   p.in_flight, p.attempts, p.began, p.progress, p.parked)
+        _Partition(
+            *p.tp,
+            p.owner,
+            p.epoch,
+            p.position,
+            p.generation,
+            p.version,
+            p.last_owner,
+            p.successor,
+            p.lag,
+            p.in_flight,
+            p.attempts,
+            p.began,
+            p.progress,
+            p.parked,
+        )
         for _, p in sorted(group.partitions.items())
-    )  # fmt: skip
-    return _Group(group.name, group.mode, group.pause_change, group.pause_duration_ms, group.config_offset,
-                  group.config_body, group.deleted_at, topics, sessions, partitions)  # fmt: skip
+    )
+    return _Group(
+        group.name,
+        group.mode,
+        group.pause_change,
+        group.pause_duration_ms,
+        group.config_offset,
+        group.config_body,
+        group.deleted_at,
+        topics,
+        sessions,
+        partitions,
+    )
 
 
 # --- bytes as a world
@@ -234,8 +259,9 @@ def _group(packed: _Group, at: int) -> Group | None:
         join = decode_body(_JOIN, kept.join)
         if not isinstance(join, Join):
             return None
-        group.sessions[kept.id] = Session(kept.id, join, kept.join, hash64(kept.join), kept.extended, kept.mark,
-                                          kept.ready, kept.idle_ms)  # fmt: skip
+        group.sessions[kept.id] = Session(
+            kept.id, join, kept.join, hash64(kept.join), kept.extended, kept.mark, kept.ready, kept.idle_ms
+        )
     group.partitions = {partition.tp: partition for partition in _partitions(packed)}
     owned = [partition for partition in group.partitions.values() if partition.owner != NONE]
     for partition in sorted(owned, key=lambda partition: partition.epoch):  # the order in which a fold meets them
@@ -251,9 +277,23 @@ def _group(packed: _Group, at: int) -> Group | None:
 
 def _partitions(packed: _Group) -> Iterator[Partition]:
     for p in packed.partitions:
-        yield Partition(TopicPartition(p.topic, p.partition), hash64(p.topic.encode()), p.owner, p.epoch, p.position,
-                        p.generation, p.version, p.last_owner, p.successor, p.lag, p.in_flight, p.attempts, p.began,
-                        p.progress, p.parked)  # fmt: skip
+        yield Partition(
+            TopicPartition(p.topic, p.partition),
+            hash64(p.topic.encode()),
+            p.owner,
+            p.epoch,
+            p.position,
+            p.generation,
+            p.version,
+            p.last_owner,
+            p.successor,
+            p.lag,
+            p.in_flight,
+            p.attempts,
+            p.began,
+            p.progress,
+            p.parked,
+        )
 
 
 def _coherent(group: Group, at: int) -> bool:
@@ -270,8 +310,12 @@ def _coherent(group: Group, at: int) -> bool:
 def split(genesis: Genesis, instance: bytes, at: int, state: int, chain: int, data: bytes) -> list[Snapshot]:
     """The chunks of a snapshot (N1)."""
     count = max(1, -(-len(data) // CHUNK_BYTES))
-    return [Snapshot(genesis, instance, at, number, count, state, chain,
-                     data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]) for number in range(count)]  # fmt: skip
+    return [
+        Snapshot(
+            genesis, instance, at, number, count, state, chain, data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
+        )
+        for number in range(count)
+    ]
 
 
 def witness(genesis: Genesis, instance: bytes, at: int, state: int, chain: int) -> Snapshot:

@@ -69,8 +69,9 @@ class Watch:
             if isinstance(entry, Partition) and 0 <= entry.tp.partition < group.topics[entry.tp.topic].count:
                 self._refresh_one(group, entry.tp, self._free, counted)
 
-    def _refresh_one(self, group: Group, tp: TopicPartition, before: dict[TopicPartition, tuple[int, int]],
-                     counted: int) -> None:  # fmt: skip
+    def _refresh_one(
+        self, group: Group, tp: TopicPartition, before: dict[TopicPartition, tuple[int, int]], counted: int
+    ) -> None:
         known = group.partitions.get(tp)
         if known is None or (known.owner == NONE and not known.parked):
             version = NONE if known is None else known.version

@@ -107,19 +107,57 @@ class Partition(Struct, gc=False, eq=False):
     def entry_hash(self) -> int:
         progress = hash64(self.progress) if self.progress else 0
         parked = text_hash(self.parked) if self.parked else 0
-        return _hash128(_PARTITION(4, self.name_hash, self.tp[1], self.owner, self.epoch, self.position,
-                                   self.generation, self.version, self.last_owner, self.successor, self.lag,
-                                   self.in_flight, self.attempts, self.began, progress, parked), 0) & U64  # fmt: skip
+        return (
+            _hash128(
+                _PARTITION(
+                    4,
+                    self.name_hash,
+                    self.tp[1],
+                    self.owner,
+                    self.epoch,
+                    self.position,
+                    self.generation,
+                    self.version,
+                    self.last_owner,
+                    self.successor,
+                    self.lag,
+                    self.in_flight,
+                    self.attempts,
+                    self.began,
+                    progress,
+                    parked,
+                ),
+                0,
+            )
+            & U64
+        )
 
 
 class Group:
     """Everything the log says about one group (PROTOCOL.md 5)."""
 
     __slots__ = (
-        "changes", "claims", "config", "config_body", "config_hash", "config_offset", "deleted_at", "digest_sum",
-        "dirty", "mode", "name", "name_hash", "opaque_at", "part", "partitions", "pause_change", "pause_duration_ms",
-        "sessions", "shape", "topics",
-    )  # fmt: skip
+        "changes",
+        "claims",
+        "config",
+        "config_body",
+        "config_hash",
+        "config_offset",
+        "deleted_at",
+        "digest_sum",
+        "dirty",
+        "mode",
+        "name",
+        "name_hash",
+        "opaque_at",
+        "part",
+        "partitions",
+        "pause_change",
+        "pause_duration_ms",
+        "sessions",
+        "shape",
+        "topics",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -180,8 +218,19 @@ class Group:
         return tp.partition < topic.count
 
     def entry_hash(self) -> int:
-        return hash64(_GROUP(1, self.name_hash, self.mode, self.pause_change, self.pause_duration_ms,
-                             self.config_offset, self.config_hash, self.opaque_at, self.deleted_at))  # fmt: skip
+        return hash64(
+            _GROUP(
+                1,
+                self.name_hash,
+                self.mode,
+                self.pause_change,
+                self.pause_duration_ms,
+                self.config_offset,
+                self.config_hash,
+                self.opaque_at,
+                self.deleted_at,
+            )
+        )
 
     def digest(self) -> int:
         """State digest of the group as of now (G3). Costs what changed since the last call."""
@@ -234,9 +283,23 @@ class World:
     """One folded log: its genesis, its groups, where it stands, its chain digest, its counters."""
 
     __slots__ = (
-        "began_at", "chain", "chain_at", "chains", "checkpoints", "counters", "crc_seed", "expected", "genesis",
-        "groups", "log", "next_offset", "pending", "root", "states", "watched",
-    )  # fmt: skip
+        "began_at",
+        "chain",
+        "chain_at",
+        "chains",
+        "checkpoints",
+        "counters",
+        "crc_seed",
+        "expected",
+        "genesis",
+        "groups",
+        "log",
+        "next_offset",
+        "pending",
+        "root",
+        "states",
+        "watched",
+    )
 
     def __init__(self, log: int = 0, root: Genesis | None = None, expected: bytes | None = None) -> None:
         """`log`: number of the coordination partition. `root`: the root Genesis, needed for log > 0 (L4).

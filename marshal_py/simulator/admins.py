@@ -36,9 +36,17 @@ class Fate(NamedTuple):
 class Desk(Process):
     """One run of the tool."""
 
-    def __init__(self, stage: DeskStage, number: int, name: str, group: str, clock: MachineClock,
-                 errand: Callable[[Scene], Errand], moves: Mapping[TopicPartition, int],
-                 fate: Fate) -> None:  # fmt: skip
+    def __init__(
+        self,
+        stage: DeskStage,
+        number: int,
+        name: str,
+        group: str,
+        clock: MachineClock,
+        errand: Callable[[Scene], Errand],
+        moves: Mapping[TopicPartition, int],
+        fate: Fate,
+    ) -> None:
         super().__init__(stage, number, name, group, clock)
         self.scene = stage
         self.author = Author(name, name)

@@ -72,8 +72,13 @@ def s12_reports(history: History) -> Iterator[Violation]:
             expected = offsets[bisect_left(offsets, wanted)] if offsets and wanted <= offsets[-1] else wanted
             given = first.get((report.group, later.epoch, number), expected)
             if later.position != wanted or (given != expected and later.mode == AT_LEAST_ONCE):
-                yield Violation("S12", -1, later.epoch, f"{report.by} moved {topic} {number} to {wanted}, and delivery "
-                                f"went on at {given}, by a claim at {later.position}")  # fmt: skip
+                yield Violation(
+                    "S12",
+                    -1,
+                    later.epoch,
+                    f"{report.by} moved {topic} {number} to {wanted}, and delivery "
+                    f"went on at {given}, by a claim at {later.position}",
+                )
 
 
 def s15_honest_wait(history: History) -> Iterator[Violation]:
@@ -84,14 +89,27 @@ def s15_honest_wait(history: History) -> Iterator[Violation]:
         need_ms = 2 * history.lives[eviction.group, eviction.session].interval_ms
         drift_ms = need_ms * history.slack.drift_ppm // 1_000_000
         if eviction.waited_ms < need_ms - drift_ms - history.slack.wait_ms:
-            yield Violation("S15", history.evidence.appended_ms[eviction.offset], eviction.offset,
-                            f"session {eviction.session} was evicted after {eviction.waited_ms:g} ms of "
-                            f"{need_ms}")  # fmt: skip
+            yield Violation(
+                "S15",
+                history.evidence.appended_ms[eviction.offset],
+                eviction.offset,
+                f"session {eviction.session} was evicted after {eviction.waited_ms:g} ms of {need_ms}",
+            )
 
 
 Check = Callable[[History], Iterator[Violation]]
 OF_DELIVERIES: Final[tuple[Check, ...]] = (
-    s2_one_owner, s3_lease, s4_fencing, s11_pause, s5_once, s6_granted, s6_losses, s7_never_lost, s8_heartbeat_honest,
-    s9_redelivery, s10_position, s12_reports,
-)  # fmt: skip
+    s2_one_owner,
+    s3_lease,
+    s4_fencing,
+    s11_pause,
+    s5_once,
+    s6_granted,
+    s6_losses,
+    s7_never_lost,
+    s8_heartbeat_honest,
+    s9_redelivery,
+    s10_position,
+    s12_reports,
+)
 OF_READERS: Final[tuple[Check, ...]] = (s13_poison_proof, s14_fail_closed)

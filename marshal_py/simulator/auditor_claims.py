@@ -89,8 +89,13 @@ def s4_fencing(history: History) -> Iterator[Violation]:
             tenure = tenure_of(history, d)
             late = tenure is not None and is_late(history, d, tenure)
             if not late and greatest.begin_ms <= d.gate_ms:
-                yield Violation("S4", d.begin_ms, d.epoch, f"client {d.client} writes {d.key} {d.offset} by epoch "
-                                f"{d.epoch}, after a write by {greatest.epoch} that was there at its gate")  # fmt: skip
+                yield Violation(
+                    "S4",
+                    d.begin_ms,
+                    d.epoch,
+                    f"client {d.client} writes {d.key} {d.offset} by epoch "
+                    f"{d.epoch}, after a write by {greatest.epoch} that was there at its gate",
+                )
 
 
 def s11_pause(history: History) -> Iterator[Violation]:

@@ -78,16 +78,24 @@ def _past_the_end(history: History) -> Iterator[Violation]:
         for d in history.evidence.deliveries:
             late = d.read_to < 0 and d.gate_ms > ending.ms + interval_ms + history.slack.stamp_ms
             if d.group in ending.groups and (late or d.read_to > ending.offset):
-                yield Violation("S14", d.gate_ms, ending.offset, f"client {d.client} delivers {d.key} {d.offset} "
-                                                                 f"after its end ({ending.reason})")  # fmt: skip
+                yield Violation(
+                    "S14",
+                    d.gate_ms,
+                    ending.offset,
+                    f"client {d.client} delivers {d.key} {d.offset} after its end ({ending.reason})",
+                )
 
 
 def _after_the_error(history: History) -> Iterator[Violation]:
     for stop in history.evidence.stops:
         for d in history.evidence.deliveries + history.evidence.strays:
             if d.client == stop.client and d.gate_ms > stop.ms and not d.inherited:
-                yield Violation("S14", d.gate_ms, d.epoch, f"client {d.client} delivers {d.key} {d.offset} after it "
-                                                           f"stopped with {stop.error}")  # fmt: skip
+                yield Violation(
+                    "S14",
+                    d.gate_ms,
+                    d.epoch,
+                    f"client {d.client} delivers {d.key} {d.offset} after it stopped with {stop.error}",
+                )
         for offset, sender, sent_ms in history.claimants:
             if sender == stop.client and sent_ms > stop.ms + history.slack.stamp_ms:
                 yield Violation("S14", sent_ms, offset, f"client {sender} claims after it stopped with {stop.error}")

@@ -72,12 +72,38 @@ class Delivery:
     message is finished. `token`: as the user got it, "" where the run has none.
     """
 
-    __slots__ = ("ack_ms", "begin_ms", "client", "end_ms", "epoch", "gate_ms", "group", "inherited", "instance",
-                 "offset", "partition", "read_to", "token", "topic")  # fmt: skip
+    __slots__ = (
+        "ack_ms",
+        "begin_ms",
+        "client",
+        "end_ms",
+        "epoch",
+        "gate_ms",
+        "group",
+        "inherited",
+        "instance",
+        "offset",
+        "partition",
+        "read_to",
+        "token",
+        "topic",
+    )
 
-    def __init__(self, group: str, client: Client, instance: bytes | str, epoch: int, topic: str, partition: int,
-                 offset: int, read_to: int, gate_ms: float, begin_ms: float, end_ms: float = -1,
-                 token: str = "") -> None:  # fmt: skip
+    def __init__(
+        self,
+        group: str,
+        client: Client,
+        instance: bytes | str,
+        epoch: int,
+        topic: str,
+        partition: int,
+        offset: int,
+        read_to: int,
+        gate_ms: float,
+        begin_ms: float,
+        end_ms: float = -1,
+        token: str = "",
+    ) -> None:
         self.group, self.client, self.instance, self.epoch = group, client, instance, epoch
         self.topic, self.partition, self.offset, self.read_to = topic, partition, offset, read_to
         self.gate_ms, self.begin_ms, self.end_ms, self.ack_ms = gate_ms, begin_ms, end_ms, end_ms
@@ -94,8 +120,18 @@ class Delivery:
 
     def inherited_by(self, client: int) -> Delivery:
         """The same call, still running in a forked twin."""
-        born = Delivery(self.group, client, self.instance, self.epoch, self.topic, self.partition, self.offset,
-                        self.read_to, self.gate_ms, self.begin_ms)  # fmt: skip
+        born = Delivery(
+            self.group,
+            client,
+            self.instance,
+            self.epoch,
+            self.topic,
+            self.partition,
+            self.offset,
+            self.read_to,
+            self.gate_ms,
+            self.begin_ms,
+        )
         born.inherited = True
         return born
 

@@ -14,11 +14,38 @@ FOREVER: Final = 2**62  # an offset behind every log
 class Tenure:
     """One accepted claim: the records [epoch, end) of the log."""
 
-    __slots__ = ("client_id", "end", "ended_by", "epoch", "finished", "generation", "given_back", "handed_over",
-                 "in_order", "key", "let_go", "mode", "ms", "position", "released", "sent_ms", "session")  # fmt: skip
+    __slots__ = (
+        "client_id",
+        "end",
+        "ended_by",
+        "epoch",
+        "finished",
+        "generation",
+        "given_back",
+        "handed_over",
+        "in_order",
+        "key",
+        "let_go",
+        "mode",
+        "ms",
+        "position",
+        "released",
+        "sent_ms",
+        "session",
+    )
 
-    def __init__(self, key: Key, epoch: int, session: int, client_id: str, ms: float, sent_ms: float, position: int,
-                 generation: int, mode: int) -> None:  # fmt: skip
+    def __init__(
+        self,
+        key: Key,
+        epoch: int,
+        session: int,
+        client_id: str,
+        ms: float,
+        sent_ms: float,
+        position: int,
+        generation: int,
+        mode: int,
+    ) -> None:
         self.key, self.epoch, self.session, self.client_id = key, epoch, session, client_id
         self.ms, self.sent_ms = ms, sent_ms  # read, and sent for the first time
         self.position, self.generation, self.mode = position, generation, mode

@@ -200,8 +200,9 @@ class History:
                 if part.owner >= 0:
                     client_id = group.sessions[part.owner].join["client_id"]
                     ms = evidence.appended_ms[part.epoch]
-                    tenure = Tenure(key, part.epoch, part.owner, client_id, ms, ms, part.position, part.generation,
-                                    group.mode)  # fmt: skip
+                    tenure = Tenure(
+                        key, part.epoch, part.owner, client_id, ms, ms, part.position, part.generation, group.mode
+                    )
                     self._open.setdefault(name, {})[key] = self.tenures[name, part.epoch] = tenure
                     self.by_key.setdefault(key, []).append(tenure)
             if group.paused:
@@ -236,8 +237,7 @@ class History:
         if accepted:
             self._settle(offset, name, record, sent_ms, sender)
 
-    def _tell(self, offset: int, group: str, record: Record, accepted: bool, sent_ms: float,
-              sender: Client) -> None:  # fmt: skip
+    def _tell(self, offset: int, group: str, record: Record, accepted: bool, sent_ms: float, sender: Client) -> None:
         """What a record shows of its sender although it may have been rejected."""
         fields, kind = record.fields, record.type
         session = fields.get("session", NOBODY)
@@ -293,8 +293,9 @@ class History:
         elif kind == "Evict" and life is not None:
             held = sum(t.session == fields["session"] for t in self._open.get(group, {}).values())
             waited_ms = sent_ms - self.evidence.appended_ms[fields["observed"]]
-            self.evictions.append(Eviction(offset, group, fields["session"], fields["observed"], waited_ms,
-                                           fields["by"], held))  # fmt: skip
+            self.evictions.append(
+                Eviction(offset, group, fields["session"], fields["observed"], waited_ms, fields["by"], held)
+            )
         elif kind == "SetPosition":
             self.moved.setdefault((group, fields["by"]), []).append((offset, fields))
             for move in fields["moves"]:
@@ -337,8 +338,17 @@ class History:
         group = self.oracle.groups[key[0]]
         part, life = group.partitions[key[1], key[2]], self.lives.get((key[0], session))
         client_id = life.client_id if life is not None else ""
-        tenure = Tenure(key, offset, session, client_id, self.evidence.read_ms[offset], sent_ms, part.position,
-                        part.generation, group.mode)  # fmt: skip
+        tenure = Tenure(
+            key,
+            offset,
+            session,
+            client_id,
+            self.evidence.read_ms[offset],
+            sent_ms,
+            part.position,
+            part.generation,
+            group.mode,
+        )
         if tenure.mode != AT_MOST_ONCE:
             tenure.finished = finished_spans(part.position, part.progress)
         self._open.setdefault(key[0], {})[key] = self.tenures[key[0], offset] = tenure

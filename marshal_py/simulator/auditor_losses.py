@@ -45,13 +45,18 @@ def s6_losses(history: History) -> Iterator[Violation]:
     noted = _notes(history) if suspects else {}
     for grant, client, offsets, kinds, fate in suspects:
         session = history.tenures[grant.key[0], grant.epoch].session
-        notes = [note for note in noted.get((session, grant.key), ())
-                 if note.kind in kinds and note.sent_ms >= grant.sent_ms]  # fmt: skip
+        notes = [
+            note for note in noted.get((session, grant.key), ()) if note.kind in kinds and note.sent_ms >= grant.sent_ms
+        ]
         lost = [offset for offset in offsets if not any(note.start <= offset < note.to for note in notes)]
         if lost:
-            yield Violation("S6", history.evidence.appended_ms[grant.offset], grant.offset,
-                            f"{grant.key} {lost[0]} {fate}, and client {client} names it in no Note ({len(lost)} such "
-                            f"messages in this grant)")  # fmt: skip
+            yield Violation(
+                "S6",
+                history.evidence.appended_ms[grant.offset],
+                grant.offset,
+                f"{grant.key} {lost[0]} {fate}, and client {client} names it in no Note ({len(lost)} such "
+                f"messages in this grant)",
+            )
 
 
 def _suspects(history: History) -> Iterator[Suspect]:
@@ -70,8 +75,11 @@ def _suspects(history: History) -> Iterator[Suspect]:
             skipped = _existing(history, grant.key, grant.from_, grant.start)
             if skipped:
                 yield Suspect(grant, client, skipped, (DROPPED, LOST), "is skipped by a grant")
-            missing = [offset for offset in _existing(history, grant.key, grant.start, min(grant.to, returned))
-                       if offset not in anybody]  # fmt: skip
+            missing = [
+                offset
+                for offset in _existing(history, grant.key, grant.start, min(grant.to, returned))
+                if offset not in anybody
+            ]
             if missing and _excused(history, grant, tenure, client):  # but from what it passed over
                 newest = max(by_client.get(client, ()), default=-1)
                 missing = [offset for offset in missing if offset < newest]

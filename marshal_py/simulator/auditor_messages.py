@@ -48,8 +48,9 @@ def s5_once(history: History) -> Iterator[Violation]:
         ):
             history.counted["S5"] += 1
         else:
-            yield Violation("S5", d.begin_ms, d.epoch, f"{d.key} {d.offset} is delivered twice, by {known.client} "
-                                                       f"and {d.client}")  # fmt: skip
+            yield Violation(
+                "S5", d.begin_ms, d.epoch, f"{d.key} {d.offset} is delivered twice, by {known.client} and {d.client}"
+            )
 
 
 def s6_granted(history: History) -> Iterator[Violation]:
@@ -61,10 +62,13 @@ def s6_granted(history: History) -> Iterator[Violation]:
             yield Violation("S6", d.begin_ms, d.epoch, f"{what} lies in {len(inside)} grants")
         elif inside[0].sent_ms > d.gate_ms + history.slack.stamp_ms or 0 <= d.read_to <= inside[0].offset:
             yield Violation("S6", d.begin_ms, inside[0].offset, f"{what} is delivered before it was granted")
-        elif any(inside[0].offset < read_to and fenced_ms < d.gate_ms
-                 for fenced_ms, read_to in history.evidence.fences.get(d.client, ())):  # fmt: skip
-            yield Violation("S6", d.begin_ms, d.epoch, f"client {d.client} delivers {what} by a grant of before its "
-                                                       f"fence (D3)")  # fmt: skip
+        elif any(
+            inside[0].offset < read_to and fenced_ms < d.gate_ms
+            for fenced_ms, read_to in history.evidence.fences.get(d.client, ())
+        ):
+            yield Violation(
+                "S6", d.begin_ms, d.epoch, f"client {d.client} delivers {what} by a grant of before its fence (D3)"
+            )
         if _given_back(d, tenure) and not _cloned_owner(history, d, tenure):
             yield Violation("S6", d.begin_ms, tenure.end, f"{what} was handed over, and given back")
 
@@ -151,8 +155,12 @@ def s9_redelivery(history: History) -> Iterator[Violation]:
         for tenure in tenures:
             for d in by_epoch.get((key[0], tenure.epoch), ()) if tenure.finished else ():
                 if any(start <= d.offset < to for start, to in tenure.finished):
-                    yield Violation("S9", d.begin_ms, tenure.epoch, f"{key} {d.offset} comes again, and its claim was "
-                                                                    f"told that it is finished")  # fmt: skip
+                    yield Violation(
+                        "S9",
+                        d.begin_ms,
+                        tenure.epoch,
+                        f"{key} {d.offset} comes again, and its claim was told that it is finished",
+                    )
         for old, new in pairwise(tenures):
             if old.mode == AT_LEAST_ONCE and old.generation == new.generation:
                 begun, again = by_epoch.get((key[0], old.epoch), []), by_epoch.get((key[0], new.epoch), [])
@@ -182,8 +190,11 @@ def _told(history: History, old: Tenure, begun: list[Delivery], again: list[Deli
     for client, sent_ms in history.lives[old.key[0], old.session].heartbeats.items():
         before = {d.offset: d for d in begun if d.client == client and d.begin_ms <= sent_ms}
         # A clone may have let go of the claim for a handler that hung in the original, and not in itself.
-        still_open = {offset for offset, d in before.items()
-                      if d.inherited or d.ack_ms < 0 or d.ack_ms >= sent_ms - history.slack.stamp_ms}  # fmt: skip
+        still_open = {
+            offset
+            for offset, d in before.items()
+            if d.inherited or d.ack_ms < 0 or d.ack_ms >= sent_ms - history.slack.stamp_ms
+        }
         low = min(still_open, default=FOREVER)
         for d in again:
             told = d.offset < low or (old.in_order and d.offset not in still_open)  # above it: D1
@@ -194,7 +205,8 @@ def _told(history: History, old: Tenure, begun: list[Delivery], again: list[Deli
 def _told_later(history: History, begun: Delivery, offset: int) -> bool:
     """Whether a streaming query acked this message, which one of its earlier claims had handed over."""
     return begun.client in history.evidence.queries and any(
-        d.offset == offset and d.key == begun.key and 0 <= d.end_ms <= begun.begin_ms for d in history.deliveries)
+        d.offset == offset and d.key == begun.key and 0 <= d.end_ms <= begun.begin_ms for d in history.deliveries
+    )
 
 
 def s10_position(history: History) -> Iterator[Violation]:
@@ -211,13 +223,25 @@ def s10_position(history: History) -> Iterator[Violation]:
                 continue
             key, before = d.key, newest.get(d.client, NOBODY)
             if d.offset <= max(before, tenure.position - 1):
-                yield Violation("S10", d.begin_ms, epoch, f"{key} {d.offset} is delivered by claim {epoch}, which "
-                                                          f"began at {tenure.position}, after {before}")  # fmt: skip
+                yield Violation(
+                    "S10",
+                    d.begin_ms,
+                    epoch,
+                    f"{key} {d.offset} is delivered by claim {epoch}, which began at {tenure.position}, after {before}",
+                )
             elif before == NOBODY and d.client not in twins and tenure.mode == AT_LEAST_ONCE:
                 offsets = history.evidence.topics.get((d.topic, d.partition), [])
                 skipped = offsets[bisect_left(offsets, tenure.position) : bisect_left(offsets, d.offset)]
-                if not all(_is_lost(history, key, offset) or any(a <= offset < b for a, b in tenure.finished)
-                           or _told_later(history, d, offset) for offset in skipped):  # fmt: skip
-                    yield Violation("S10", d.begin_ms, epoch, f"client {d.client} begins {key} at {d.offset}, its "
-                                                              f"claim at {tenure.position}")  # fmt: skip
+                if not all(
+                    _is_lost(history, key, offset)
+                    or any(a <= offset < b for a, b in tenure.finished)
+                    or _told_later(history, d, offset)
+                    for offset in skipped
+                ):
+                    yield Violation(
+                        "S10",
+                        d.begin_ms,
+                        epoch,
+                        f"client {d.client} begins {key} at {d.offset}, its claim at {tenure.position}",
+                    )
             newest[d.client] = max(before, d.offset)

@@ -16,10 +16,18 @@ AT_LEAST_ONCE, AT_MOST_ONCE = 1, 2
 NONE = -1
 FREE: Final = (NONE, NONE)
 # Records of a session that is live; a Note needs none.
-OF_A_SESSION: Final = frozenset({
-    "Heartbeat", "Leave", "Evict", "ClaimingPartition", "ReleasingPartition", "ClaimingMessages", "StepDown",
-    "SeekingPartition",
-})  # fmt: skip
+OF_A_SESSION: Final = frozenset(
+    {
+        "Heartbeat",
+        "Leave",
+        "Evict",
+        "ClaimingPartition",
+        "ReleasingPartition",
+        "ClaimingMessages",
+        "StepDown",
+        "SeekingPartition",
+    }
+)
 
 Place = tuple[str, int]  # topic, partition
 Said = tuple[str, str]  # the invariant that is broken, and how
@@ -73,8 +81,13 @@ class Model:
             case "Evict":
                 newest = self.extended.get(fields["session"], fields["observed"])
                 if fields["observed"] != newest:
-                    yield "S15", (f"session {fields['session']} was evicted as silent since {fields['observed']}, and "
-                                  f"{newest} extended it")  # fmt: skip
+                    yield (
+                        "S15",
+                        (
+                            f"session {fields['session']} was evicted as silent since {fields['observed']}, and "
+                            f"{newest} extended it"
+                        ),
+                    )
             case "ClaimingPartition":
                 place = (fields["topic"], fields["partition"])
                 if place in self.held:
@@ -243,8 +256,13 @@ class Model:
             yield "S2", f"the sessions {sorted(live)} are live, and must be {sorted(self.extended)}"
         for session in live.keys() & self.extended.keys():
             if live[session] != self.extended[session]:
-                yield "S15", (f"the newest extension of session {session} is {live[session]}, and must be "
-                              f"{self.extended[session]}")  # fmt: skip
+                yield (
+                    "S15",
+                    (
+                        f"the newest extension of session {session} is {live[session]}, and must be "
+                        f"{self.extended[session]}"
+                    ),
+                )
         for place, part in state.partitions.items():
             held, position = self.held.get(place, FREE), self.positions.get(place, NONE)
             if (part.owner, part.epoch) != held:
@@ -252,5 +270,10 @@ class Model:
             if part.position != position:
                 yield "S10", f"the position of {place} is {part.position}, and must be {position}"
         if (state.pause_change, state.pause_duration_ms) != (self.pause_change, self.pause_ms):
-            yield "S11", (f"the pause is {state.pause_change} for {state.pause_duration_ms} ms, and must be "
-                          f"{self.pause_change} for {self.pause_ms} ms")  # fmt: skip
+            yield (
+                "S11",
+                (
+                    f"the pause is {state.pause_change} for {state.pause_duration_ms} ms, and must be "
+                    f"{self.pause_change} for {self.pause_ms} ms"
+                ),
+            )

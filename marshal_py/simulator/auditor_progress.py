@@ -84,8 +84,9 @@ def _ended_ms(history: History, tenure: Tenure, otherwise: float) -> float:
 
 def _keys(demands: Demands, history: History) -> list[Key]:
     """What must be consumed: the partitions of each group's topics, but those that are parked (F6.4)."""
-    keys = [(group, *place) for group, topics in demands.topics.items() for place in demands.places
-            if place[0] in topics]  # fmt: skip
+    keys = [
+        (group, *place) for group, topics in demands.topics.items() for place in demands.places if place[0] in topics
+    ]
     return [key for key in keys if key not in history.settled or not history.settled[key].parked]
 
 
@@ -140,8 +141,9 @@ def v1_dead_owner(demands: Demands, history: History) -> Iterator[Violation]:
         silent_ms = silent_ms if gone.how == "killed" else min(silent_ms, gone.silent_ms)
         due_ms = silent_ms + 2 * gone.interval_ms + 1_000 + history.slack.progress_ms
         if gone.how != "left" and claimed_ms > due_ms:
-            yield Violation("V1", silent_ms, held.epoch, f"{held.key} of a dead owner waits {claimed_ms - silent_ms:g} "
-                                                         f"ms")  # fmt: skip
+            yield Violation(
+                "V1", silent_ms, held.epoch, f"{held.key} of a dead owner waits {claimed_ms - silent_ms:g} ms"
+            )
 
 
 def v2_released(demands: Demands, history: History) -> Iterator[Violation]:
@@ -171,8 +173,10 @@ def claims_per_interval(demands: Demands, history: History) -> dict[Key, int]:
     for ms, key in sorted(history.claim_records):
         if ms >= since_ms:
             times.setdefault(key, []).append(ms)
-    return {key: max(bisect_left(mine, ms + demands.interval_ms) - at for at, ms in enumerate(mine))
-            for key, mine in times.items()}  # fmt: skip
+    return {
+        key: max(bisect_left(mine, ms + demands.interval_ms) - at for at, ms in enumerate(mine))
+        for key, mine in times.items()
+    }
 
 
 def v4_no_herd(demands: Demands, history: History) -> Iterator[Violation]:
@@ -235,8 +239,13 @@ def v6_no_spurious(demands: Demands, history: History) -> Iterator[Violation]:
         if away:
             history.counted["V6"] += away == {STARVED}
             continue
-        yield Violation("V6", ms, eviction.offset, f"session {eviction.session} of {eviction.group} ({life.client_id}) "
-                        f"was evicted by {eviction.by} with {eviction.held} partitions")  # fmt: skip
+        yield Violation(
+            "V6",
+            ms,
+            eviction.offset,
+            f"session {eviction.session} of {eviction.group} ({life.client_id}) "
+            f"was evicted by {eviction.by} with {eviction.held} partitions",
+        )
 
 
 def v7_drained(demands: Demands, history: History) -> Iterator[Violation]:
@@ -254,8 +263,12 @@ def v7_drained(demands: Demands, history: History) -> Iterator[Violation]:
                     if not _is_watched(demands, held.client_id) or away:
                         continue
                     if held.epoch < start < held.end and ended_ms > due_ms < over_ms:
-                        yield Violation("V7", due_ms, start, f"{key} is still held {ended_ms - read_ms[start]:g} ms "
-                                                             f"after the pause began")  # fmt: skip
+                        yield Violation(
+                            "V7",
+                            due_ms,
+                            start,
+                            f"{key} is still held {ended_ms - read_ms[start]:g} ms after the pause began",
+                        )
 
 
 def v8_handed_over(demands: Demands, history: History) -> Iterator[Violation]:
@@ -268,11 +281,16 @@ def v8_handed_over(demands: Demands, history: History) -> Iterator[Violation]:
         interval_ms, slack_ms = history.lives[group, held.session].interval_ms, history.slack.progress_ms
         due_ms = begun_ms + (evidence.hand_over_intervals + 1) * interval_ms + 1_000 + slack_ms
         ended_ms = _ended_ms(history, held, demands.end_ms)
-        again = any((d.group, d.epoch) == (group, epoch) and d.begin_ms > begun_ms + slack_ms
-                    for d in history.deliveries)  # fmt: skip
+        again = any(
+            (d.group, d.epoch) == (group, epoch) and d.begin_ms > begun_ms + slack_ms for d in history.deliveries
+        )
         if min(ended_ms, gone.get((group, held.session), ended_ms)) > due_ms and not again:
-            yield Violation("V8", due_ms, epoch, f"{held.key} is still held {ended_ms - begun_ms:g} ms after its owner "
-                                                 f"began to hand it over")  # fmt: skip
+            yield Violation(
+                "V8",
+                due_ms,
+                epoch,
+                f"{held.key} is still held {ended_ms - begun_ms:g} ms after its owner began to hand it over",
+            )
 
 
 def v9_parked(demands: Demands, history: History) -> Iterator[Violation]:
@@ -291,6 +309,13 @@ def v9_parked(demands: Demands, history: History) -> Iterator[Violation]:
 
 Check = Callable[[Demands, History], Iterator[Violation]]
 CHECKS: Final[tuple[Check, ...]] = (
-    v1_dead_owner, v2_released, v3_all_done, v4_no_herd, v5_noticed, v6_no_spurious, v7_drained,
-    v8_handed_over, v9_parked,
-)  # fmt: skip
+    v1_dead_owner,
+    v2_released,
+    v3_all_done,
+    v4_no_herd,
+    v5_noticed,
+    v6_no_spurious,
+    v7_drained,
+    v8_handed_over,
+    v9_parked,
+)

@@ -48,8 +48,25 @@ class Advance(NamedTuple):
 class Facts:
     """What one prefix of the log says about one group."""
 
-    __slots__ = ("advances", "broken", "by", "digest", "extensions", "frozen", "grants", "kind", "mode", "newest",
-                 "opaque", "outcome", "paused", "positions", "reason", "sent_ms", "tenures")  # fmt: skip
+    __slots__ = (
+        "advances",
+        "broken",
+        "by",
+        "digest",
+        "extensions",
+        "frozen",
+        "grants",
+        "kind",
+        "mode",
+        "newest",
+        "opaque",
+        "outcome",
+        "paused",
+        "positions",
+        "reason",
+        "sent_ms",
+        "tenures",
+    )
 
     def __init__(self) -> None:
         """Of the empty log."""
@@ -85,8 +102,10 @@ class Facts:
         after.opaque = state is not None and state.opaque_at >= 0
         parts = state.partitions if state is not None else {}
         live = {part.epoch for part in parts.values() if part.owner >= 0}
-        after.tenures = {epoch: tenure if epoch in live or not tenure.live else tenure._replace(live=False)
-                         for epoch, tenure in self.tenures.items()}  # fmt: skip
+        after.tenures = {
+            epoch: tenure if epoch in live or not tenure.live else tenure._replace(live=False)
+            for epoch, tenure in self.tenures.items()
+        }
         after.positions = {key: part.position for key, part in parts.items()}
         after.extensions = self._extended(state.sessions if state is not None else {}, after.sent_ms)
         after.advances = ()

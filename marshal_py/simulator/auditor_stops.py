@@ -40,6 +40,12 @@ def _moved_twice(history: History, gone: Departure, end_ms: float) -> list[Viola
         had = [t for t in tenures if t.session == gone.session and t.ms < gone.ms] if key[0] == gone.group else []
         after = [t for t in tenures if had and t.epoch > had[-1].epoch and t.ms < end_ms]
         if len(after) > 1 and history.evidence.appended_ms[had[-1].end] >= gone.ms:
-            found.append(Violation("V11", round(after[1].ms), after[1].epoch, f"{key} is claimed {len(after)} times: "
-                                   f"session {gone.session} of {gone.group} had stopped"))  # fmt: skip
+            found.append(
+                Violation(
+                    "V11",
+                    round(after[1].ms),
+                    after[1].epoch,
+                    f"{key} is claimed {len(after)} times: session {gone.session} of {gone.group} had stopped",
+                )
+            )
     return found

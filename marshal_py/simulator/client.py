@@ -51,8 +51,9 @@ class ClientStage(Stage, Protocol):
 class Client(Process):
     """A consumer process: one Member, one group."""
 
-    def __init__(self, stage: ClientStage, number: int, group: str, options: MemberOptions, clock: MachineClock,
-                 concurrency: int) -> None:  # fmt: skip
+    def __init__(
+        self, stage: ClientStage, number: int, group: str, options: MemberOptions, clock: MachineClock, concurrency: int
+    ) -> None:
         super().__init__(stage, number, options.client_id, group, clock)
         self.scene = stage
         self.options = options
@@ -362,8 +363,18 @@ class Client(Process):
         else:
             feed.buffer.popleft()
             claim.tracker.deliver(offset, mono_ms)
-        delivery = Delivery(self.group, self.number, member.pulse.newest_instance, claim.epoch, claim.tp.topic,
-                            claim.tp.partition, offset, self.world.next_offset, gate_ms, stage.now_ms)  # fmt: skip
+        delivery = Delivery(
+            self.group,
+            self.number,
+            member.pulse.newest_instance,
+            claim.epoch,
+            claim.tp.topic,
+            claim.tp.partition,
+            offset,
+            self.world.next_offset,
+            gate_ms,
+            stage.now_ms,
+        )
         stage.delivered(delivery)
         self._fly(feed, Flight(delivery, run, index), stage.handler_ms(claim.tp))
 

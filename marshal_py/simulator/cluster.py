@@ -270,12 +270,18 @@ class Cluster:
         if "mixed_modes" in scenario.kinds and rng.random() < 0.3:
             mode = AT_LEAST_ONCE + AT_MOST_ONCE - mode  # misconfigured: this one is refused (F1.2), or all others are
         return MemberOptions(
-            client_id=name, mode=mode, topics=group.topics, interval_ms=interval_ms, policy=group.policy,
-            capacity=1 + int(rng.random() * 3) if odd else 1, rank=int(rng.random() * 3) if odd else 0,
-            priority=int(rng.random() * 3) if odd else 0, deliver_late=scenario.deliver_late,
+            client_id=name,
+            mode=mode,
+            topics=group.topics,
+            interval_ms=interval_ms,
+            policy=group.policy,
+            capacity=1 + int(rng.random() * 3) if odd else 1,
+            rank=int(rng.random() * 3) if odd else 0,
+            priority=int(rng.random() * 3) if odd else 0,
+            deliver_late=scenario.deliver_late,
             handler_timeout_ms=HANDLER_TIMEOUT_INTERVALS * interval_ms,
             hand_over_timeout_ms=HAND_OVER_INTERVALS * interval_ms,
-        )  # fmt: skip
+        )
 
     def add_client(self, group: str, options: MemberOptions, clock: MachineClock | None = None) -> Client:
         """A new process, which begins to read the log at once."""
@@ -287,8 +293,9 @@ class Cluster:
     def revive(self, query: Query) -> None:
         """The query goes on with a new member."""
         before = query.batches if query.overdue else None
-        self._started(Query(self, len(self.processes), query.group, query.options, query.clock, query.checkpoint,
-                            before))  # fmt: skip
+        self._started(
+            Query(self, len(self.processes), query.group, query.options, query.clock, query.checkpoint, before)
+        )
 
     def _started(self, client: Client) -> Client:
         self.processes.append(client)
@@ -319,15 +326,21 @@ class Cluster:
 
     def staying(self) -> list[Client]:
         """The living, without those that are on their way out or as good as dead."""
-        return [client for client in self.living() if not client.lagging and not client.uplink_ms
-                and (client.member is None or not (client.member.leaving or client.member.retiring))]  # fmt: skip
+        return [
+            client
+            for client in self.living()
+            if not client.lagging
+            and not client.uplink_ms
+            and (client.member is None or not (client.member.leaving or client.member.retiring))
+        ]
 
     def recreate(self) -> None:
         """Somebody deletes the coordination topic, which is made anew. Processes find out at their next look at it."""
         self.past += self._close_early()
         topics, sent, forks = self.evidence.topics, self.evidence.sent, self.evidence.forks
-        self.evidence = Evidence(sent=sent, topics=topics, forks=forks, queries=self.evidence.queries,
-                                 excused={"TopicRecreated"})  # fmt: skip
+        self.evidence = Evidence(
+            sent=sent, topics=topics, forks=forks, queries=self.evidence.queries, excused={"TopicRecreated"}
+        )
         self.stops, self.poisoned, self.branched = [], {}, set()
         # Never fewer logs: a Genesis that was under way to the old topic may become the root of the new one.
         self.broker.recreate(len(self.broker.logs) + int(self.rng.random() * 2))
@@ -359,7 +372,8 @@ class Cluster:
             return False
         staying = [client for client in self.staying() if client.group not in self.damaged]
         return all(self._well(client) for client in staying) and all(
-            self._owned(group, staying) for group in self.scenario.groups if group.name not in self.damaged)
+            self._owned(group, staying) for group in self.scenario.groups if group.name not in self.damaged
+        )
 
     def _well(self, client: Client) -> bool:
         member = client.member
@@ -375,9 +389,12 @@ class Cluster:
         """The same, and nothing is left to read."""
         return self.settled() and all(
             not offsets or partition.position > offsets[-1]
-            for plan in self.scenario.groups for group in (self._newest_group(plan.name),) if group is not None
-            for tp, partition in group.partitions.items() for offsets in (self.broker.topics.get(tp, ()),)
-        )  # fmt: skip
+            for plan in self.scenario.groups
+            for group in (self._newest_group(plan.name),)
+            if group is not None
+            for tp, partition in group.partitions.items()
+            for offsets in (self.broker.topics.get(tp, ()),)
+        )
 
     def _newest_group(self, name: str) -> Group | None:
         """As somebody knows it who has read its log to the end; None if nobody has."""
@@ -389,13 +406,20 @@ class Cluster:
     def _owned(self, plan: GroupPlan, staying: list[Client]) -> bool:
         group = self._newest_group(plan.name)
         # Of this group alone: a session's id is an offset, and another log has the same offsets.
-        sessions = {client.member.session for client in staying
-                    if client.member is not None and client.group == plan.name}  # fmt: skip
+        sessions = {
+            client.member.session for client in staying if client.member is not None and client.group == plan.name
+        }
         places = [place for place in self.broker.topics if place[0] in plan.topics]
-        return group is not None and not group.paused and group.sessions.keys() <= sessions and all(
-            (known := group.partitions.get(TopicPartition(*place))) is not None
-            and (known.owner in sessions or known.parked) for place in places
-        )  # fmt: skip
+        return (
+            group is not None
+            and not group.paused
+            and group.sessions.keys() <= sessions
+            and all(
+                (known := group.partitions.get(TopicPartition(*place))) is not None
+                and (known.owner in sessions or known.parked)
+                for place in places
+            )
+        )
 
     def _close_early(self) -> list[Evidence]:
         """Of a log that ends before the run does: who has not noticed an earlier loss yet still may."""
@@ -410,8 +434,11 @@ class Cluster:
         journal, log = self.evidence, self.broker.logs[number]
         groups = [group.name for group in self.scenario.groups if route(group.name, count) == number]
         branched = number in self.branched
-        mine = [process for process in self.processes if process.group in groups
-                and process.topic_id == self.broker.topic_id and not process.forked]  # fmt: skip
+        mine = [
+            process
+            for process in self.processes
+            if process.group in groups and process.topic_id == self.broker.topic_id and not process.forked
+        ]
         here, names = {process.number for process in mine}, {process.name for process in mine}
         deliveries = [delivery for delivery in journal.deliveries if delivery.group in groups]
         finals: list[tuple[AnyClient, str, int, int]] = []
@@ -420,18 +447,39 @@ class Cluster:
             if group is not None:
                 finals.append((process.number, process.group, process.world.next_offset, group.digest()))
         return Evidence(
-            number, tuple(groups), root if number else b"", log.recorded, log.appended_ms, journal.sent,
+            number,
+            tuple(groups),
+            root if number else b"",
+            log.recorded,
+            log.appended_ms,
+            journal.sent,
             [delivery for delivery in deliveries if delivery.client in here and not branched],
-            {key: who for key, who in journal.digests.items() if who in here}, finals, self.broker.topics,
-            journal.forks, [report for report in journal.reports if report.by in names],
-            [stop for log_number, stop in self.stops if log_number == number], self.poisoned.get(number, {}),
+            {key: who for key, who in journal.digests.items() if who in here},
+            finals,
+            self.broker.topics,
+            journal.forks,
+            [report for report in journal.reports if report.by in names],
+            [stop for log_number, stop in self.stops if log_number == number],
+            self.poisoned.get(number, {}),
             {at for at in range(log.began, len(log.recorded)) if log.recorded[at] is MISSING},
             {at for at in range(log.began, len(log.values)) if log.values[at] is MISSING},
             [delivery for delivery in deliveries if delivery.client not in here or branched],
-            [process.number for process in self.processes if not process.dead and process.group in groups
-             and (process.forked or process.topic_id not in (-1, self.broker.topic_id))], journal.corrupted, branched,
-            journal.excused, log.began, log.inherited, journal.fences,
+            [
+                process.number
+                for process in self.processes
+                if not process.dead
+                and process.group in groups
+                and (process.forked or process.topic_id not in (-1, self.broker.topic_id))
+            ],
+            journal.corrupted,
+            branched,
+            journal.excused,
+            log.began,
+            log.inherited,
+            journal.fences,
             self.acted_to | {client.number: client.acted_to() for client in self.living()},
-            [one for one in journal.handovers if one[1] in groups], HAND_OVER_INTERVALS, journal.restarts,
+            [one for one in journal.handovers if one[1] in groups],
+            HAND_OVER_INTERVALS,
+            journal.restarts,
             queries=journal.queries,
-        )  # fmt: skip
+        )

@@ -18,18 +18,50 @@ FETCH_KINDS: Final = ("late_refusal",)
 STALL_KINDS: Final = ("step_stop", "gate_stop")
 # Kinds that strike at a moment.
 STRIKE_KINDS: Final = (
-    "stop", "crash", "twin", "suspend", "wall_jump", "lag", "outage", "outage_writes", "outage_reads",
-    "grow", "admin", "two_admins", "slow_handler", "leave", "arrive", "step_down", "poison", "stuck_handler",
-    "broker_clock", "onlooker", "mode_change", "grow_logs", "false_reclaim",
-    "shrink", "recreate", "beyond", "fetch_error",
-)  # fmt: skip
+    "stop",
+    "crash",
+    "twin",
+    "suspend",
+    "wall_jump",
+    "lag",
+    "outage",
+    "outage_writes",
+    "outage_reads",
+    "grow",
+    "admin",
+    "two_admins",
+    "slow_handler",
+    "leave",
+    "arrive",
+    "step_down",
+    "poison",
+    "stuck_handler",
+    "broker_clock",
+    "onlooker",
+    "mode_change",
+    "grow_logs",
+    "false_reclaim",
+    "shrink",
+    "recreate",
+    "beyond",
+    "fetch_error",
+)
 # Kinds that are a property of the whole run, or happen after the heal: `stuck_reader` and `slow_uplink` never end;
 # `divergence` falsifies one client's memory; `drain` is a pause by an admin while a handler hangs, `busy_join` is
 # somebody who joins while a handler hangs.
 RUN_KINDS: Final = (
-    "clock_rate", "fast_reclaim", "logs", "genesis_race", "mixed_modes", "stuck_reader", "slow_uplink",
-    "snapshots", "divergence", "drain", "busy_join",
-)  # fmt: skip
+    "clock_rate",
+    "fast_reclaim",
+    "logs",
+    "genesis_race",
+    "mixed_modes",
+    "stuck_reader",
+    "slow_uplink",
+    "snapshots",
+    "divergence",
+    "drain",
+    "busy_join",
+)
 # Kinds after which a log, or one group in it, cannot be read on: one at most in a run, and no progress is asked of it.
 DAMAGE_KINDS: Final = ("gap", "compaction", "truncation", "envelope", "newer", "unclean")
 KINDS: Final = NETWORK_KINDS + FETCH_KINDS + STALL_KINDS + STRIKE_KINDS + RUN_KINDS + DAMAGE_KINDS

@@ -86,11 +86,15 @@ def read(file: str, group: str = "") -> Heritage:
     groups = _groups(file, worlds, group or header.group)
     intervals_ms = [session.join.interval_ms for state in groups for session in state.sessions.values()]
     return Heritage(
-        root=codec.encode(root, "", root.incarnation), partitions=root.partitions, logs=tuple(pasts),
+        root=codec.encode(root, "", root.incarnation),
+        partitions=root.partitions,
+        logs=tuple(pasts),
         groups=tuple(Ancestor(each.name, each.mode or AT_LEAST_ONCE, tuple(sorted(each.topics))) for each in groups),
-        counts=_counts(groups), targets=_targets(groups), interval_ms=max(intervals_ms, default=0),
+        counts=_counts(groups),
+        targets=_targets(groups),
+        interval_ms=max(intervals_ms, default=0),
         pause_ms=max(state.pause_duration_ms for state in groups),
-    )  # fmt: skip
+    )
 
 
 def _root(log: CoordinationLog, file: str, header: Header) -> Genesis:
@@ -108,8 +112,12 @@ def _past(log: CoordinationLog, number: int, root: Genesis | None) -> tuple[Past
     bounds = log.bounds(number, READ_S)
     world = opening.open_world(log, number, root, bounds)
     first = world.next_offset
-    values = tuple(record.value for records in log.read(number, first, bounds.end, READ_S) for record in records
-                   if record.offset < bounds.end)  # fmt: skip
+    values = tuple(
+        record.value
+        for records in log.read(number, first, bounds.end, READ_S)
+        for record in records
+        if record.offset < bounds.end
+    )
     return Past(number, first, values), opening.refold(log, world, bounds.end)
 
 
@@ -131,8 +139,11 @@ def _groups(file: str, worlds: list[World], wanted: str) -> list[Group]:
         raise DumpUnusable(file, reasons or "no group has begun there")
     places = sum(topic.count for state in groups for topic in state.topics.values())
     if len(groups) > GROUPS_MAX or (places > PLACES_MAX and len(groups) > 1):
-        raise DumpUnusable(file, f"its {len(groups)} groups with {places} partitions are more than a run can race on "
-                                 f"({GROUPS_MAX} and {PLACES_MAX}): name one of them (--group)")  # fmt: skip
+        raise DumpUnusable(
+            file,
+            f"its {len(groups)} groups with {places} partitions are more than a run can race on "
+            f"({GROUPS_MAX} and {PLACES_MAX}): name one of them (--group)",
+        )
     return groups
 
 
@@ -145,8 +156,10 @@ def _why_not(state: Group) -> str | None:
     if not state.topics:
         return "has no topic yet"
     if state.pause_duration_ms > PAUSE_MS_MAX:
-        return (f"is paused for {state.pause_duration_ms // 1000} s, longer than a run lasts: resume it, and take "
-                f"another dump")  # fmt: skip
+        return (
+            f"is paused for {state.pause_duration_ms // 1000} s, longer than a run lasts: resume it, and take "
+            f"another dump"
+        )
     return None
 
 

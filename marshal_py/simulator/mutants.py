@@ -95,8 +95,11 @@ def _x4() -> list[Patch]:
             stop(self, reason, drain_until_ms, successor)
 
     stop = Claim.stop
-    return [(Pulse, "read_heartbeat", read_heartbeat), (Member, "open_ms", open_ms),
-            (Claim, "stop", stop_unless_paused)]  # fmt: skip
+    return [
+        (Pulse, "read_heartbeat", read_heartbeat),
+        (Member, "open_ms", open_ms),
+        (Claim, "stop", stop_unless_paused),
+    ]
 
 
 def _x5() -> list[Patch]:
@@ -122,8 +125,12 @@ def _x24() -> list[Patch]:
     def left_ms(self: Lease, now: Instant) -> int:
         return -1 if self.started is None else 2 * self.interval_ms - now.since_ms(self.started)
 
-    return [(Lease, "left_ms", left_ms), (intent, "EVICT_INTERVALS", 1), (watch, "EVICT_INTERVALS", 1),
-            (lease, "EVICT_INTERVALS", 1)]  # fmt: skip
+    return [
+        (Lease, "left_ms", left_ms),
+        (intent, "EVICT_INTERVALS", 1),
+        (watch, "EVICT_INTERVALS", 1),
+        (lease, "EVICT_INTERVALS", 1),
+    ]
 
 
 def _x25() -> list[Patch]:
@@ -148,8 +155,9 @@ def _x27() -> list[Patch]:
         assert isinstance(record, Heartbeat)
         fresh: list[ClaimState] = [e for e in record.claims if last.get(e.epoch) != e.position]
         last.update((e.epoch, e.position) for e in fresh)
-        self.out.send.append(Heartbeat(record.session, record.sequence, tuple(fresh), record.ready, record.pause,
-                                       record.digest))  # fmt: skip
+        self.out.send.append(
+            Heartbeat(record.session, record.sequence, tuple(fresh), record.ready, record.pause, record.digest)
+        )
 
     return [(Member, "_heartbeat", heartbeat)]
 
@@ -277,10 +285,10 @@ def _d8() -> list[Patch]:
     return [(Member, "open_ms", open_ms)]
 
 
-def _bias(*kinds: str, mode: int | None = None, clients: int = 3, rate: int | None = None,
-          queries: int = 0) -> Options:  # fmt: skip
-    return Options(clients=clients, partitions=3, interval_ms=2_000, mode=mode, kinds=frozenset(kinds), rate=rate,
-                   queries=queries)  # fmt: skip
+def _bias(*kinds: str, mode: int | None = None, clients: int = 3, rate: int | None = None, queries: int = 0) -> Options:
+    return Options(
+        clients=clients, partitions=3, interval_ms=2_000, mode=mode, kinds=frozenset(kinds), rate=rate, queries=queries
+    )
 
 
 _MEMBER: Final = (
@@ -299,74 +307,128 @@ _MEMBER: Final = (
     Mutant("X27", "entries against what was last sent", _x27, _bias("drop", "crash", mode=AT_LEAST_ONCE)),
     Mutant("X31", "heartbeats of a stuck reader", _x31, _bias("stuck_reader", clients=4)),
     Mutant("X34", "waits go on through an outage", _x34, _bias("outage", "outage_writes")),
-    Mutant("X35", "a pause ends by a broker's timestamp", mutants_clock.x35,
-           _bias("admin", "two_admins", "broker_clock", "slow_handler")),
+    Mutant(
+        "X35",
+        "a pause ends by a broker's timestamp",
+        mutants_clock.x35,
+        _bias("admin", "two_admins", "broker_clock", "slow_handler"),
+    ),
     Mutant("X36", "`not moved` while a copy can still land", _x36, _bias("two_admins", "admin", "delay", "retry")),
     Mutant("X37", "a stuck handler holds a pause open", _x37, _bias("admin", "stuck_handler", "slow_handler")),
-    Mutant("X39", "who has no session evicts everybody after an outage", mutants_log.x39,
-           _bias("onlooker", "outage_writes")),
-    Mutant("X40", "a session too slow to deliver revives itself for ever", _x40,
-           _bias("slow_uplink", clients=4)),
+    Mutant(
+        "X39",
+        "who has no session evicts everybody after an outage",
+        mutants_log.x39,
+        _bias("onlooker", "outage_writes"),
+    ),
+    Mutant("X40", "a session too slow to deliver revives itself for ever", _x40, _bias("slow_uplink", clients=4)),
     Mutant("X41", "the Genesis is judged misrouted", mutants_log.x41, _bias("logs")),
     Mutant("X42", "the tool exits while its own renewal follows", mutants_log.x42, _bias("admin", "delay", "reorder")),
     Mutant("G1", "max(committed, own) undoes a rewind", _g1, _bias("admin", "two_admins", mode=AT_LEAST_ONCE)),
     Mutant("G3", "the wall clock in the fold", mutants_clock.g3, _bias("wall_jump", "arrive", "lag")),
     Mutant("A3", "hands over while handlers still run", _a3, _bias("arrive", "slow_handler", mode=AT_LEAST_ONCE)),
-    Mutant("A6", "who stops names one successor for all", _a6,
-           Options(clients=5, partitions=12, interval_ms=2_000, kinds=frozenset({"arrive"}))),
+    Mutant(
+        "A6",
+        "who stops names one successor for all",
+        _a6,
+        Options(clients=5, partitions=12, interval_ms=2_000, kinds=frozenset({"arrive"})),
+    ),
     Mutant("D3", "what was granted outlives the fence", _d3, _bias("lag", "delay", "suspend", mode=AT_MOST_ONCE)),
     Mutant("D6", "who owns what lies beyond the end keeps it", _d6, _bias("beyond")),
     Mutant("H1", "a hand-over waits for its handlers without end", _h1, _bias("busy_join", clients=1)),
-    Mutant("D12A", "an answer moves the partition, whichever assignment it is about", mutants_data.d12a,
-           _bias("late_refusal", "admin", "two_admins", mode=AT_LEAST_ONCE, clients=1, rate=30)),
-    Mutant("D12L", "a refusal that comes late is taken for one of the position of now", mutants_data.d12l,
-           _bias("late_refusal", "arrive", "leave", "step_down", "admin", mode=AT_LEAST_ONCE)),
+    Mutant(
+        "D12A",
+        "an answer moves the partition, whichever assignment it is about",
+        mutants_data.d12a,
+        _bias("late_refusal", "admin", "two_admins", mode=AT_LEAST_ONCE, clients=1, rate=30),
+    ),
+    Mutant(
+        "D12L",
+        "a refusal that comes late is taken for one of the position of now",
+        mutants_data.d12l,
+        _bias("late_refusal", "arrive", "leave", "step_down", "admin", mode=AT_LEAST_ONCE),
+    ),
     Mutant("D8", "the gate does not look at the lease", _d8, _bias("stop", "lag", "suspend")),
     Mutant("D12", "one failed fetch ends the fetching, and the claim is kept", mutants_data.d12, _bias("fetch_error")),
-    Mutant("R1", "gives back from the lowest message that was not handed over", mutants_claims.r1,
-           _bias("lag", "delay", "arrive", "leave", mode=AT_MOST_ONCE)),
-    Mutant("R2", "gives back what its handler has", mutants_claims.r2,
-           _bias("leave", "arrive", "slow_handler", mode=AT_MOST_ONCE)),
-    Mutant("R3", "delivers again after a Release was rejected, and gives back as before", mutants_claims.r3,
-           _bias("admin", "arrive", "delay", "reorder", mode=AT_MOST_ONCE)),
-    Mutant("P1", "the position leaps over what is unfinished", mutants_claims.p1,
-           _bias("crash", "slow_handler", mode=AT_LEAST_ONCE)),
+    Mutant(
+        "R1",
+        "gives back from the lowest message that was not handed over",
+        mutants_claims.r1,
+        _bias("lag", "delay", "arrive", "leave", mode=AT_MOST_ONCE),
+    ),
+    Mutant(
+        "R2",
+        "gives back what its handler has",
+        mutants_claims.r2,
+        _bias("leave", "arrive", "slow_handler", mode=AT_MOST_ONCE),
+    ),
+    Mutant(
+        "R3",
+        "delivers again after a Release was rejected, and gives back as before",
+        mutants_claims.r3,
+        _bias("admin", "arrive", "delay", "reorder", mode=AT_MOST_ONCE),
+    ),
+    Mutant(
+        "P1",
+        "the position leaps over what is unfinished",
+        mutants_claims.p1,
+        _bias("crash", "slow_handler", mode=AT_LEAST_ONCE),
+    ),
     Mutant("P2", "finished ranges are made one", mutants_claims.p2, _bias("crash", "slow_handler", mode=AT_LEAST_ONCE)),
-    Mutant("P5", "nothing is told of what is finished above the position", mutants_claims.p5,
-           _bias("crash", "slow_handler", mode=AT_LEAST_ONCE)),
+    Mutant(
+        "P5",
+        "nothing is told of what is finished above the position",
+        mutants_claims.p5,
+        _bias("crash", "slow_handler", mode=AT_LEAST_ONCE),
+    ),
     Mutant("W1", "the third of an interval after which a heartbeat is due is none", _w1, _bias("arrive")),
     Mutant("W2", "a heartbeat is due after an interval, and looked for after a third", _w2, _bias("arrive")),
     Mutant("Q1", "a query plans and acks before its claims have come", mutants_query.q1, _bias("crash", queries=2)),
     Mutant("Q2", "a trigger acks what its tasks left out", mutants_query.q2, _bias("stop", "lag", "admin", queries=2)),
-    Mutant("Q3", "a replayed batch leaves out what nobody has claimed yet", mutants_query.q3,
-           _bias("crash", queries=3)),
-    Mutant("Q4", "late news of a commit acks the batch that is with the query now", mutants_query.q4,
-           _bias("crash", "lag", queries=3)),
-    Mutant("Q5", "what was handed over in another incarnation of the log counts in this one", mutants_query.q5,
-           _bias("recreate", "stuck_handler", queries=3)),
+    Mutant(
+        "Q3", "a replayed batch leaves out what nobody has claimed yet", mutants_query.q3, _bias("crash", queries=3)
+    ),
+    Mutant(
+        "Q4",
+        "late news of a commit acks the batch that is with the query now",
+        mutants_query.q4,
+        _bias("crash", "lag", queries=3),
+    ),
+    Mutant(
+        "Q5",
+        "what was handed over in another incarnation of the log counts in this one",
+        mutants_query.q5,
+        _bias("recreate", "stuck_handler", queries=3),
+    ),
     Mutant("P6", "a new owner skips nothing", mutants_claims.p6, _bias("crash", "slow_handler", mode=AT_LEAST_ONCE)),
 )
 _FOLD_BIAS: Final = {
-    "X6": _bias("admin"), "X7": _bias("two_admins", "delay", "duplicate"), "X8": _bias("crash", mode=AT_MOST_ONCE),
+    "X6": _bias("admin"),
+    "X7": _bias("two_admins", "delay", "duplicate"),
+    "X8": _bias("crash", mode=AT_MOST_ONCE),
     "X9": _bias("duplicate", "delay", "retry", mode=AT_MOST_ONCE),
-    "X10": _bias("duplicate", "admin", "delay", "two_admins"), "X11": _bias("crash", "twin", "delay"),
-    "X13": _bias("duplicate", "reorder", "delay", mode=AT_LEAST_ONCE), "X15": _bias("reorder", "delay"),
+    "X10": _bias("duplicate", "admin", "delay", "two_admins"),
+    "X11": _bias("crash", "twin", "delay"),
+    "X13": _bias("duplicate", "reorder", "delay", mode=AT_LEAST_ONCE),
+    "X15": _bias("reorder", "delay"),
     "X19": _bias("delay", "duplicate", "stop"),
-    "X20": _bias("two_admins", "delay", "duplicate"), "X21": _bias("two_admins", "admin", "delay", "duplicate"),
-    "X22": _bias("admin", "slow_handler", "stop"), "X28": _bias("two_admins", "delay"),
+    "X20": _bias("two_admins", "delay", "duplicate"),
+    "X21": _bias("two_admins", "admin", "delay", "duplicate"),
+    "X22": _bias("admin", "slow_handler", "stop"),
+    "X28": _bias("two_admins", "delay"),
     "X29": _bias("two_admins", "duplicate"),
-    "X32": _bias("arrive"), "X33": _bias("mixed_modes"), "X38": _bias("mode_change", "arrive"),
+    "X32": _bias("arrive"),
+    "X33": _bias("mixed_modes"),
+    "X38": _bias("mode_change", "arrive"),
     "G2": _bias("arrive", "crash", "delay", "duplicate"),
     "G4": _bias("duplicate", "delay", "arrive", "slow_handler", mode=AT_LEAST_ONCE),
     "R4": _bias("arrive", "leave", "delay", "reorder", mode=AT_MOST_ONCE),
     "P3": _bias("admin", "two_admins", "stuck_handler", "slow_handler", mode=AT_LEAST_ONCE),
-}  # fmt: skip
+}
 
 VAGUE: Final = ("S1", "crash")  # they do not show that the promise which a bug breaks is watched
 # Where no simulated run can show it yet: why. X3 and X12 are honest limits, counted by the auditor, not failed.
-NOT_YET: Final = {
-    "X3": "counted", "X12": "counted", "X30": "needs the pinned policy, which comes later",
-}
+NOT_YET: Final = {"X3": "counted", "X12": "counted", "X30": "needs the pinned policy, which comes later"}
 
 
 def _fold_mutant(name: str) -> Mutant:

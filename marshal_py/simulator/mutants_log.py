@@ -75,8 +75,11 @@ def x18() -> list[Patch]:
         current[:] = [world.log]
         return judge(world, offset, value)
 
-    return [(Process, "place", place), (rationalizer, "_judge", judged),
-            (rationalizer, "route", lambda group, partitions: current[0])]  # fmt: skip
+    return [
+        (Process, "place", place),
+        (rationalizer, "_judge", judged),
+        (rationalizer, "route", lambda group, partitions: current[0]),
+    ]
 
 
 def x26() -> list[Patch]:

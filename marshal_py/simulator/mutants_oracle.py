@@ -32,8 +32,9 @@ class _Past:
 
 def _x6(rule: Rule) -> Rule:
     def move(group: Group, fields: dict[str, Any], offset: int, body: bytes) -> str:
-        moves = tuple({**item, "position": max(item["position"], _known(group, item).position)}
-                      for item in fields["moves"])  # fmt: skip
+        moves = tuple(
+            {**item, "position": max(item["position"], _known(group, item).position)} for item in fields["moves"]
+        )
         return rule(group, {**fields, "moves": moves}, offset, body)
 
     return move
@@ -67,8 +68,12 @@ def _x8(rule: Rule) -> Rule:
 def _x9(rule: Rule) -> Rule:
     def grant(group: Group, fields: dict[str, Any], offset: int, body: bytes) -> str:
         owned = {part.epoch: part.position for part in group.partitions.values() if part.owner != NONE}
-        ranges = [{**wanted, "from": owned[wanted["epoch"]], "start": max(wanted["start"], owned[wanted["epoch"]])}
-                  if wanted["epoch"] in owned else wanted for wanted in fields["ranges"]]  # fmt: skip
+        ranges = [
+            {**wanted, "from": owned[wanted["epoch"]], "start": max(wanted["start"], owned[wanted["epoch"]])}
+            if wanted["epoch"] in owned
+            else wanted
+            for wanted in fields["ranges"]
+        ]
         return rule(group, {**fields, "ranges": tuple(ranges)}, offset, body)
 
     return grant
@@ -149,8 +154,7 @@ def _x19(rule: Rule) -> Rule:
 
 def _x20(rule: Rule) -> Rule:
     def move(group: Group, fields: dict[str, Any], offset: int, body: bytes) -> str:
-        reasons = [rule(group, {**fields, "moves": (item,), "resume": False}, offset, body)
-                   for item in fields["moves"]]  # fmt: skip
+        reasons = [rule(group, {**fields, "moves": (item,), "resume": False}, offset, body) for item in fields["moves"]]
         if fields["resume"] and "" in reasons:
             group.pause_change, group.pause_duration_ms = offset, 0
         return "" if "" in reasons else reasons[0] if reasons else "empty"

@@ -59,8 +59,12 @@ def _left_to_partitions() -> list[Patch]:
             self._proven |= planned_in(end, self.incarnation)
         return self.settle_proven(now)
 
-    return [(MicroBatches, "plan", plan), (MicroBatches, "replay", replay), (MicroBatches, "commit", commit),
-            (MicroBatches, "settle_proven", _by_arithmetic)]  # fmt: skip
+    return [
+        (MicroBatches, "plan", plan),
+        (MicroBatches, "replay", replay),
+        (MicroBatches, "commit", commit),
+        (MicroBatches, "settle_proven", _by_arithmetic),
+    ]
 
 
 def q1() -> list[Patch]:
@@ -77,8 +81,9 @@ def q2() -> list[Patch]:
 def q3() -> list[Patch]:
     replay_one = MicroBatches._replay_one
 
-    def leaves_out(self: MicroBatches, tp: TopicPartition, planned: Planned, now: Instant,
-                   result: Replay) -> Taken | None:  # fmt: skip
+    def leaves_out(
+        self: MicroBatches, tp: TopicPartition, planned: Planned, now: Instant, result: Replay
+    ) -> Taken | None:
         taken = replay_one(self, tp, planned, now, result)
         result.left_out.update(result.waits)
         result.waits.clear()
@@ -97,8 +102,9 @@ def q4() -> list[Patch]:
 def q5() -> list[Patch]:
     init = MicroBatches.__init__
 
-    def carries_over(self: MicroBatches, member: Member, ranges: Ranges, incarnation: bytes,
-                     before: MicroBatches | None = None) -> None:  # fmt: skip
+    def carries_over(
+        self: MicroBatches, member: Member, ranges: Ranges, incarnation: bytes, before: MicroBatches | None = None
+    ) -> None:
         if before is not None:
             before.incarnation = incarnation
         init(self, member, ranges, incarnation, before)

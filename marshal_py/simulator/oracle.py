@@ -36,8 +36,21 @@ from marshal_py.simulator.oracle_wire import (
     parse_envelope,
 )
 
-__all__ = ["HASH_NAME", "PROTOCOL_VERSION", "RULES", "Group", "Oracle", "OracleStop", "Partition", "Record", "Session",
-           "Topic", "Verdict", "decode_messagepack", "route"]  # fmt: skip
+__all__ = [
+    "HASH_NAME",
+    "PROTOCOL_VERSION",
+    "RULES",
+    "Group",
+    "Oracle",
+    "OracleStop",
+    "Partition",
+    "Record",
+    "Session",
+    "Topic",
+    "Verdict",
+    "decode_messagepack",
+    "route",
+]
 
 BLOCK = 16
 

@@ -299,8 +299,18 @@ def note(_group: Group, _fields: dict[str, Any], _offset: int, _body: bytes) -> 
 
 
 RULES: dict[str, Callable[[Group, dict[str, Any], int, bytes], str]] = {
-    "Join": join, "Heartbeat": heartbeat, "Leave": leave, "Evict": evict, "ClaimingPartition": claiming_partition,
-    "ReleasingPartition": releasing_partition, "ClaimingMessages": claiming_messages, "ReleaseGroup": release_group,
-    "SetPosition": set_position, "Topology": topology, "GroupConfig": group_config, "StepDown": step_down, "Note": note,
+    "Join": join,
+    "Heartbeat": heartbeat,
+    "Leave": leave,
+    "Evict": evict,
+    "ClaimingPartition": claiming_partition,
+    "ReleasingPartition": releasing_partition,
+    "ClaimingMessages": claiming_messages,
+    "ReleaseGroup": release_group,
+    "SetPosition": set_position,
+    "Topology": topology,
+    "GroupConfig": group_config,
+    "StepDown": step_down,
+    "Note": note,
     "SeekingPartition": seeking_partition,
-}  # fmt: skip
+}

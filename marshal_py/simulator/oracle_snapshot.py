@@ -180,8 +180,10 @@ def written_int(value: int) -> bytes:
     if -32 <= value < 0:
         return bytes([value + 256])
     if value >= 0:
-        return counted(value, tuple((2 ** (8 * size), head(first, size)) for first, size in
-                                    ((0xCC, 1), (0xCD, 2), (0xCE, 4), (0xCF, 8))))  # fmt: skip
+        return counted(
+            value,
+            tuple((2 ** (8 * size), head(first, size)) for first, size in ((0xCC, 1), (0xCD, 2), (0xCE, 4), (0xCF, 8))),
+        )
     for first, size in ((0xD0, 1), (0xD1, 2), (0xD2, 4), (0xD3, 8)):
         if value >= -(2 ** (8 * size - 1)):
             return bytes([first]) + value.to_bytes(size, "big", signed=True)

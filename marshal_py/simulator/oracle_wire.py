@@ -256,9 +256,8 @@ def text_field(name: str) -> Field:
 IN_FLIGHT, ATTEMPTS = Field("in_flight", COUNT, (0,)), Field("attempts", COUNT, (0,))
 PROGRESS = Field("progress", binary(0, 512), (b"",))
 CLAIM_STATE = nested(
-    Field("epoch", OFFSET), Field("position", OFFSET),
-    Field("lag", COUNT, (0,)), IN_FLIGHT, ATTEMPTS, PROGRESS,
-)  # fmt: skip
+    Field("epoch", OFFSET), Field("position", OFFSET), Field("lag", COUNT, (0,)), IN_FLIGHT, ATTEMPTS, PROGRESS
+)
 MESSAGE_RANGE = nested(Field("epoch", OFFSET), Field("from", OFFSET), Field("start", OFFSET), Field("to", OFFSET))
 PAUSE_WAITED = nested(Field("pause_change", OFFSET), Field("waited_ms", MS))
 CHECKPOINT = nested(Field("at", OFFSET), Field("state", U64), Field("chain", U64), Field("fold", integer(1, 255)))
@@ -270,73 +269,161 @@ OBSERVED, SESSION = Field("observed", OFFSET_OR_NONE), Field("session", OFFSET)
 BY, REASON = text_field("by"), text_field("reason")
 
 RECORDS: dict[int, tuple[str, tuple[Field, ...]]] = {
-    0: ("Genesis", (
-        Field("incarnation", BIN16), Field("partitions", PARTITIONS), Field("hash", TEXT),
-        Field("protocol", integer(1, 255)),
-    )),
-    1: ("Join", (
-        Field("client_id", ID), Field("instance_id", BIN16), Field("mode", integer(1, 2)),
-        Field("interval_ms", integer(1_000, 600_000)), Field("topics", array(1_000, ID)),
-        Field("predecessor", OFFSET_OR_NONE, (-1,)), text_field("member"),
-        Field("capacity", integer(1, 1_000_000), (1,)), Field("claims_max", integer(0, 100_000), (0,)),
-        Field("rank", integer(0, 1_000_000), (0,)), Field("priority", integer(0, 9), (0,)),
-        text_field("priority_group"), Field("min_pending", COUNT, (0,)), Field("min_ack_pending", COUNT, (0,)),
-        Field("reads_version", integer(1, 255), (1,)), text_field("library"),
-        text_field("witness"),
-    )),
-    2: ("Heartbeat", (
-        SESSION, Field("sequence", integer(0, MAX_OFFSET)), Field("claims", array(10_000, CLAIM_STATE), ((),)),
-        Field("ready", array(10_000, OFFSET), ((),)), Field("pause", or_nil(PAUSE_WAITED), (None,)),
-        Field("digest", or_nil(CHECKPOINT), (None,)), Field("idle_ms", MS, (0,)),
-    )),
+    0: (
+        "Genesis",
+        (
+            Field("incarnation", BIN16),
+            Field("partitions", PARTITIONS),
+            Field("hash", TEXT),
+            Field("protocol", integer(1, 255)),
+        ),
+    ),
+    1: (
+        "Join",
+        (
+            Field("client_id", ID),
+            Field("instance_id", BIN16),
+            Field("mode", integer(1, 2)),
+            Field("interval_ms", integer(1_000, 600_000)),
+            Field("topics", array(1_000, ID)),
+            Field("predecessor", OFFSET_OR_NONE, (-1,)),
+            text_field("member"),
+            Field("capacity", integer(1, 1_000_000), (1,)),
+            Field("claims_max", integer(0, 100_000), (0,)),
+            Field("rank", integer(0, 1_000_000), (0,)),
+            Field("priority", integer(0, 9), (0,)),
+            text_field("priority_group"),
+            Field("min_pending", COUNT, (0,)),
+            Field("min_ack_pending", COUNT, (0,)),
+            Field("reads_version", integer(1, 255), (1,)),
+            text_field("library"),
+            text_field("witness"),
+        ),
+    ),
+    2: (
+        "Heartbeat",
+        (
+            SESSION,
+            Field("sequence", integer(0, MAX_OFFSET)),
+            Field("claims", array(10_000, CLAIM_STATE), ((),)),
+            Field("ready", array(10_000, OFFSET), ((),)),
+            Field("pause", or_nil(PAUSE_WAITED), (None,)),
+            Field("digest", or_nil(CHECKPOINT), (None,)),
+            Field("idle_ms", MS, (0,)),
+        ),
+    ),
     3: ("Leave", (SESSION, REASON)),
     4: ("Evict", (SESSION, Field("observed", OFFSET), Field("waited_ms", MS), BY)),
-    5: ("ClaimingPartition", (
-        SESSION, Field("topic", TEXT), Field("partition", PARTITION_OR_WHOLE), OBSERVED,
-        Field("start", OFFSET_OR_NONE, (-1,)),
-    )),
-    6: ("ReleasingPartition", (
-        SESSION, Field("epoch", OFFSET), Field("position", OFFSET_OR_NONE), Field("successor", OFFSET_OR_NONE, (-1,)),
-        REASON, Field("observed", OFFSET_OR_NONE, (-1,)), Field("give", OFFSET_OR_NONE, (-1,)), ATTEMPTS, IN_FLIGHT,
-        PROGRESS, text_field("parked"),
-    )),
-    7: ("ClaimingMessages", (
-        SESSION, Field("ranges", array(10_000, MESSAGE_RANGE, least=1)), Field("nonce", OFFSET, (0,)),
-    )),
-    8: ("ReleaseGroup", (
-        OBSERVED, Field("token", OFFSET_OR_NONE), Field("duration_ms", integer(0, 86_400_000)),
-        Field("waited_ms", MS, (0,)), Field("msg_expire_time_ms", MS, (0,)), REASON, BY,
-    )),
-    9: ("SetPosition", (
-        Field("token", OFFSET), Field("moves", array(100_000, MOVE)), Field("resume", FLAG, (False,)), BY,
-    )),
-    10: ("Topology", (
-        Field("topic", ID), Field("partitions", PARTITIONS), OBSERVED, Field("token", OFFSET_OR_NONE, (-1,)), BY,
-        text_field("topic_id"),
-    )),
-    11: ("GroupConfig", (
-        OBSERVED, Field("token", OFFSET_OR_NONE, (-1,)), Field("mode", integer(0, 2), (0,)),
-        Field("deleted", FLAG, (False,)), text_field("policy"), Field("priority_groups", array(16, ID), ((),)),
-        Field("priority_timeout_ms", MS, (0,)), text_field("ack_policy"),
-        Field("max_members", integer(0, 100_000), (0,)), Field("members", array(10_000, ID), ((),)),
-        Field("mappings", array(10_000, MAPPING), ((),)), Field("max_batch", COUNT, (0,)),
-        Field("max_expires_ms", MS, (0,)), Field("max_bytes", COUNT, (0,)), Field("max_deliver", COUNT, (0,)), BY,
-        Field("on_topic_recreated", one_of("", "fail", "earliest"), ("",)), Field("failover_ms", MS, (0,)),
-        Field("lag_weighted", FLAG, (False,)), Field("release_behind_ms", MS, (0,)),
-    )),
+    5: (
+        "ClaimingPartition",
+        (
+            SESSION,
+            Field("topic", TEXT),
+            Field("partition", PARTITION_OR_WHOLE),
+            OBSERVED,
+            Field("start", OFFSET_OR_NONE, (-1,)),
+        ),
+    ),
+    6: (
+        "ReleasingPartition",
+        (
+            SESSION,
+            Field("epoch", OFFSET),
+            Field("position", OFFSET_OR_NONE),
+            Field("successor", OFFSET_OR_NONE, (-1,)),
+            REASON,
+            Field("observed", OFFSET_OR_NONE, (-1,)),
+            Field("give", OFFSET_OR_NONE, (-1,)),
+            ATTEMPTS,
+            IN_FLIGHT,
+            PROGRESS,
+            text_field("parked"),
+        ),
+    ),
+    7: (
+        "ClaimingMessages",
+        (SESSION, Field("ranges", array(10_000, MESSAGE_RANGE, least=1)), Field("nonce", OFFSET, (0,))),
+    ),
+    8: (
+        "ReleaseGroup",
+        (
+            OBSERVED,
+            Field("token", OFFSET_OR_NONE),
+            Field("duration_ms", integer(0, 86_400_000)),
+            Field("waited_ms", MS, (0,)),
+            Field("msg_expire_time_ms", MS, (0,)),
+            REASON,
+            BY,
+        ),
+    ),
+    9: (
+        "SetPosition",
+        (Field("token", OFFSET), Field("moves", array(100_000, MOVE)), Field("resume", FLAG, (False,)), BY),
+    ),
+    10: (
+        "Topology",
+        (
+            Field("topic", ID),
+            Field("partitions", PARTITIONS),
+            OBSERVED,
+            Field("token", OFFSET_OR_NONE, (-1,)),
+            BY,
+            text_field("topic_id"),
+        ),
+    ),
+    11: (
+        "GroupConfig",
+        (
+            OBSERVED,
+            Field("token", OFFSET_OR_NONE, (-1,)),
+            Field("mode", integer(0, 2), (0,)),
+            Field("deleted", FLAG, (False,)),
+            text_field("policy"),
+            Field("priority_groups", array(16, ID), ((),)),
+            Field("priority_timeout_ms", MS, (0,)),
+            text_field("ack_policy"),
+            Field("max_members", integer(0, 100_000), (0,)),
+            Field("members", array(10_000, ID), ((),)),
+            Field("mappings", array(10_000, MAPPING), ((),)),
+            Field("max_batch", COUNT, (0,)),
+            Field("max_expires_ms", MS, (0,)),
+            Field("max_bytes", COUNT, (0,)),
+            Field("max_deliver", COUNT, (0,)),
+            BY,
+            Field("on_topic_recreated", one_of("", "fail", "earliest"), ("",)),
+            Field("failover_ms", MS, (0,)),
+            Field("lag_weighted", FLAG, (False,)),
+            Field("release_behind_ms", MS, (0,)),
+        ),
+    ),
     12: ("StepDown", (SESSION, OBSERVED, REASON, BY)),
-    13: ("Note", (
-        Field("session", OFFSET_OR_NONE), Field("kind", ID), text_field("topic"),
-        Field("partition", PARTITION_OR_WHOLE, (-1,)), Field("from", OFFSET_OR_NONE, (-1,)),
-        Field("to", OFFSET_OR_NONE, (-1,)), text_field("text"),
-    )),
-    14: ("Snapshot", (
-        Field("genesis", genesis_array), Field("instance", BIN16), Field("at", OFFSET),
-        Field("chunk", integer(0, 99_999)), Field("chunks", PARTITIONS), Field("state", U64), Field("chain", U64),
-        Field("data", binary(0, None)),
-    )),
+    13: (
+        "Note",
+        (
+            Field("session", OFFSET_OR_NONE),
+            Field("kind", ID),
+            text_field("topic"),
+            Field("partition", PARTITION_OR_WHOLE, (-1,)),
+            Field("from", OFFSET_OR_NONE, (-1,)),
+            Field("to", OFFSET_OR_NONE, (-1,)),
+            text_field("text"),
+        ),
+    ),
+    14: (
+        "Snapshot",
+        (
+            Field("genesis", genesis_array),
+            Field("instance", BIN16),
+            Field("at", OFFSET),
+            Field("chunk", integer(0, 99_999)),
+            Field("chunks", PARTITIONS),
+            Field("state", U64),
+            Field("chain", U64),
+            Field("data", binary(0, None)),
+        ),
+    ),
     15: ("SeekingPartition", (SESSION, Field("epoch", OFFSET), Field("position", OFFSET))),
-}  # fmt: skip
+}
 
 
 class Record(NamedTuple):

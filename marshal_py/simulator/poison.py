@@ -38,14 +38,20 @@ from marshal_py.simulator.broker import MISSING
 
 # Every type at the edge of its bounds, naming what no log has: each is refused.
 EXTREME: Final[tuple[Record, ...]] = (
-    Heartbeat(OFFSET_MAX, OFFSET_MAX), Leave(OFFSET_MAX), Evict(OFFSET_MAX, OFFSET_MAX, 2**53),
+    Heartbeat(OFFSET_MAX, OFFSET_MAX),
+    Leave(OFFSET_MAX),
+    Evict(OFFSET_MAX, OFFSET_MAX, 2**53),
     ClaimingPartition(OFFSET_MAX, "orders", 99_999, OFFSET_MAX, OFFSET_MAX),
     ReleasingPartition(OFFSET_MAX, OFFSET_MAX, OFFSET_MAX, OFFSET_MAX),
     ClaimingMessages(OFFSET_MAX, (MessageRange(OFFSET_MAX, 0, 0, OFFSET_MAX),)),
-    SeekingPartition(OFFSET_MAX, OFFSET_MAX, OFFSET_MAX), ReleaseGroup(OFFSET_MAX, OFFSET_MAX, 86_400_000, 2**53),
-    SetPosition(OFFSET_MAX, ()), Topology("orders", 100_000, OFFSET_MAX, OFFSET_MAX),
-    GroupConfig(OFFSET_MAX, deleted=True), StepDown(OFFSET_MAX, OFFSET_MAX), Note(OFFSET_MAX, "extreme"),
-)  # fmt: skip
+    SeekingPartition(OFFSET_MAX, OFFSET_MAX, OFFSET_MAX),
+    ReleaseGroup(OFFSET_MAX, OFFSET_MAX, 86_400_000, 2**53),
+    SetPosition(OFFSET_MAX, ()),
+    Topology("orders", 100_000, OFFSET_MAX, OFFSET_MAX),
+    GroupConfig(OFFSET_MAX, deleted=True),
+    StepDown(OFFSET_MAX, OFFSET_MAX),
+    Note(OFFSET_MAX, "extreme"),
+)
 HEADER_TO_GROUP: Final = 12  # bytes before the group id
 NO_GROUPS: Final = bytes((0x94, 2, 2, 0, 0x90))  # N2 of log 0: format 2, fold version 2
 

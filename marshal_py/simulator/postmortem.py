@@ -30,19 +30,38 @@ from marshal_py.transport.ports import LogRecord
 
 # Which section of PROTOCOL.md says what becomes of a record, by its type; and which rule an invariant rests on.
 SECTIONS: Final = {
-    "Genesis": "L3", "Join": "F1", "Heartbeat": "F2", "Leave": "F3", "Evict": "F3", "ClaimingPartition": "F4",
-    "ClaimingMessages": "F5", "ReleasingPartition": "F6", "ReleaseGroup": "F7", "SetPosition": "F8", "Topology": "F9",
-    "GroupConfig": "F9", "StepDown": "F9", "Note": "F10.1", "Snapshot": "F10.1", "SeekingPartition": "F6",
-}  # fmt: skip
+    "Genesis": "L3",
+    "Join": "F1",
+    "Heartbeat": "F2",
+    "Leave": "F3",
+    "Evict": "F3",
+    "ClaimingPartition": "F4",
+    "ClaimingMessages": "F5",
+    "ReleasingPartition": "F6",
+    "ReleaseGroup": "F7",
+    "SetPosition": "F8",
+    "Topology": "F9",
+    "GroupConfig": "F9",
+    "StepDown": "F9",
+    "Note": "F10.1",
+    "Snapshot": "F10.1",
+    "SeekingPartition": "F6",
+}
 RULES: Final = {"S2": "F4.2", "S6": "F5.1", "S10": "F2.3", "S11": "F4.1", "S12": "F8.2", "S14": "N10"}
 # What a difference says, by how it begins.
 UNTOUCHED: Final = "a record that is not accepted"
 DIFFERENCES: Final = (
-    ("chain digest of a heartbeat", "G4"), ("state digest of a heartbeat", "G4"), ("checkpoint of a heartbeat", "G4"),
-    ("chain digest of a snapshot", "N3"), ("state digest of a snapshot", "N3"), ("chain digest", "G2"),
-    ("the log cannot", "L8"), ("only one of the folds stops", "E3"), ("only one of the folds has", "F10.3"),
+    ("chain digest of a heartbeat", "G4"),
+    ("state digest of a heartbeat", "G4"),
+    ("checkpoint of a heartbeat", "G4"),
+    ("chain digest of a snapshot", "N3"),
+    ("state digest of a snapshot", "N3"),
+    ("chain digest", "G2"),
+    ("the log cannot", "L8"),
+    ("only one of the folds stops", "E3"),
+    ("only one of the folds has", "F10.3"),
     (UNTOUCHED, "F10.1"),
-)  # fmt: skip
+)
 
 
 class First(Struct, frozen=True):
@@ -96,19 +115,29 @@ def audit(path: Path) -> Audit:
         root, root_value = observer.root, observer.root_value
     if root_value is None or root is None:
         held = "no Genesis in log 0" if records else "no record"
-        raise DumpUnusable(str(path), f"it holds {held}: no consumer has ever run there, or another topic was meant "
-                                      f"(`marshal log dump --coordination-topic`)")  # fmt: skip
+        raise DumpUnusable(
+            str(path),
+            f"it holds {held}: no consumer has ever run there, or another topic was meant "
+            f"(`marshal log dump --coordination-topic`)",
+        )
     report = verify(records, root, root_value, each=True)
-    logs = {number: _evidence(records, number, root_value, report.begins.get(number, 0))
-            for number in sorted({record.log for record in records}) if number < root.partitions}  # fmt: skip
+    logs = {
+        number: _evidence(records, number, root_value, report.begins.get(number, 0))
+        for number in sorted({record.log for record in records})
+        if number < root.partitions
+    }
     histories = {number: History(evidence, Slack()) for number, evidence in logs.items()}
     found = _counts(report, list(histories.values()))
     found.records = len(records)
     found.file, found.topic, found.by, found.taken = str(path), header.topic, header.by, _iso(header.time_ms)
     broken = [(each.log, _violation(each, logs[each.log])) for each in report.differences]
     known = {(each.log, each.offset) for each in report.differences}
-    broken += [(number, violation) for number, history in histories.items() for violation in history.found
-               if violation.invariant != "S1" or (number, violation.offset) not in known]  # fmt: skip
+    broken += [
+        (number, violation)
+        for number, history in histories.items()
+        for violation in history.found
+        if violation.invariant != "S1" or (number, violation.offset) not in known
+    ]
     if broken:
         found.verdict, found.violations = "violation", len(broken)
         log, violation = min(broken, key=lambda pair: (pair[0], pair[1].offset))
@@ -132,10 +161,14 @@ def _counts(report: Report, histories: list[History]) -> Audit:
     groups = [state for history in histories for state in history.oracle.groups.values()]
     takeovers, handovers = moves_between(histories)
     found = Audit(
-        logs=report.logs, groups=len(groups), takeovers=takeovers, handovers=handovers,
-        live_sessions=sum(len(state.sessions) for state in groups), digests=report.digests,
+        logs=report.logs,
+        groups=len(groups),
+        takeovers=takeovers,
+        handovers=handovers,
+        live_sessions=sum(len(state.sessions) for state in groups),
+        digests=report.digests,
         carried_digests=report.heartbeat_digests + report.snapshot_digests,
-    )  # fmt: skip
+    )
     for history in histories:
         found.sessions += len(history.lives)
         found.claims += len(history.tenures)
@@ -182,10 +215,13 @@ def _tell(found: Audit, evidence: Evidence, violation: Violation) -> None:
     guilty = next((moment for moment in reversed(moments) if moment.offset == violation.offset), None)
     who = guilty.who if guilty is not None else NOBODY
     rule = _rule(violation, types.get(violation.offset, ""))
-    found.first = First(violation.invariant, evidence.number, violation.offset, _iso(violation.ms), who, rule,
-                        violation.text)  # fmt: skip
-    found.story = [*ending_in(violation, moments, _line), f"  log {evidence.number}, written by {who} at "
-                   f"{_iso(violation.ms)}; PROTOCOL.md {rule}"]  # fmt: skip
+    found.first = First(
+        violation.invariant, evidence.number, violation.offset, _iso(violation.ms), who, rule, violation.text
+    )
+    found.story = [
+        *ending_in(violation, moments, _line),
+        f"  log {evidence.number}, written by {who} at {_iso(violation.ms)}; PROTOCOL.md {rule}",
+    ]
 
 
 def _rule(violation: Violation, kind: str) -> str:

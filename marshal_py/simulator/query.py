@@ -68,8 +68,16 @@ class QueryStage(ClientStage, Protocol):
 class Query(Client):
     """A driver and its source's process, which die together."""
 
-    def __init__(self, stage: QueryStage, number: int, group: str, options: MemberOptions, clock: MachineClock,
-                 checkpoint: Checkpoint, before: MicroBatches | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        stage: QueryStage,
+        number: int,
+        group: str,
+        options: MemberOptions,
+        clock: MachineClock,
+        checkpoint: Checkpoint,
+        before: MicroBatches | None = None,
+    ) -> None:
         """`before`: of the membership before, in the same process."""
         super().__init__(stage, number, group, options, clock, 1)
         self.query_stage = stage
@@ -266,8 +274,20 @@ class Query(Client):
             tp = one.range.tp
             for offset in stage.broker.fetch(tp, one.range.start, one.range.to - one.range.start):
                 if offset < one.range.to:
-                    deliveries.append(Delivery(self.group, self.number, instance, one.claim.epoch, tp.topic,
-                                               tp.partition, offset, read_to, gate_ms, stage.now_ms))  # fmt: skip
+                    deliveries.append(
+                        Delivery(
+                            self.group,
+                            self.number,
+                            instance,
+                            one.claim.epoch,
+                            tp.topic,
+                            tp.partition,
+                            offset,
+                            read_to,
+                            gate_ms,
+                            stage.now_ms,
+                        )
+                    )
         for delivery in deliveries:
             stage.delivered(delivery)
         longest_ms = self.options.handler_timeout_ms + self.options.interval_ms  # one that hangs outlasts the timeout

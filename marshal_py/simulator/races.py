@@ -95,8 +95,15 @@ def measure(seeds: range | None, seconds: float | None, processes: int, told: Ca
 def run(task: Task) -> Lap:
     began = time.process_time()
     result = simulate(task.seed, CALM if task.calm else None)
-    return Lap(task, time.process_time() - began, result.events, result.simulated_hours,
-               result.takeovers + result.handovers, len(result.violations), result.trace_hash)  # fmt: skip
+    return Lap(
+        task,
+        time.process_time() - began,
+        result.events,
+        result.simulated_hours,
+        result.takeovers + result.handovers,
+        len(result.violations),
+        result.trace_hash,
+    )
 
 
 def _laps(wanted: Iterator[Task], end: float | None, processes: int) -> Generator[Lap, None, None]:
@@ -130,10 +137,18 @@ def _summed(laps: list[Lap], complete: bool, processes: int, took_s: float) -> R
     faulty = [lap for lap in laps if not lap.task.calm]
     races = sum(lap.races for lap in laps)
     return Races(
-        complete, processes, round(took_s, 2), len(faulty), round(len(faulty) * 60 / took_s, 1),
-        round(races / took_s, 1), sum(lap.violations for lap in laps), len(laps), traces.hexdigest(),
-        _pace(faulty), _pace([lap for lap in laps if lap.task.calm]),
-    )  # fmt: skip
+        complete,
+        processes,
+        round(took_s, 2),
+        len(faulty),
+        round(len(faulty) * 60 / took_s, 1),
+        round(races / took_s, 1),
+        sum(lap.violations for lap in laps),
+        len(laps),
+        traces.hexdigest(),
+        _pace(faulty),
+        _pace([lap for lap in laps if lap.task.calm]),
+    )
 
 
 def _pace(laps: list[Lap]) -> Pace:

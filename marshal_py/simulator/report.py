@@ -37,17 +37,25 @@ class Span(NamedTuple):
     text: str
 
 
-def page(result: Result, moments: Sequence[Moment], logs: Sequence[Evidence], again: str,
-         takeovers: Sequence[float], seeds: str) -> str:  # fmt: skip
+def page(
+    result: Result,
+    moments: Sequence[Moment],
+    logs: Sequence[Evidence],
+    again: str,
+    takeovers: Sequence[float],
+    seeds: str,
+) -> str:
     """`takeovers`: in intervals, of the runs that `seeds` says. `again`: the command that repeats the run."""
     end_ms = max([round(result.simulated_hours * 3_600_000), 1])
     histories = [judge(log).history for log in logs]
     spans = [span for history in histories for span in (*_sessions(history, end_ms), *_claims(history, end_ms))]
     title = f"marshal: seed {result.seed}, {result.verdict}"
     found = "".join(f"<li>{escape(v.invariant)} at {v.ms} ms: {escape(v.text)}</li>" for v in result.violations)
-    figures = (f"{result.scenario.clients} clients, {result.scenario.partitions} partitions, {result.takeovers} "
-               f"take-overs, {result.handovers} hand-overs, {result.deliveries} deliveries, {result.faults} faults, "
-               f"{end_ms / 1000:.0f} simulated seconds")  # fmt: skip
+    figures = (
+        f"{result.scenario.clients} clients, {result.scenario.partitions} partitions, {result.takeovers} "
+        f"take-overs, {result.handovers} hand-overs, {result.deliveries} deliveries, {result.faults} faults, "
+        f"{end_ms / 1000:.0f} simulated seconds"
+    )
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{STYLE}</style></head><body><h1>{escape(title)}</h1><p>{figures}</p><ul>{found}</ul>"
@@ -74,8 +82,12 @@ def takeover_times(logs: Iterable[Evidence], interval_ms: int) -> list[float]:
 def _sessions(history: History, end_ms: int) -> Iterator[Span]:
     log = history.evidence
     for (group, session), life in history.lives.items():
-        ended = [tenure.end for tenures in history.by_key.values() for tenure in tenures
-                 if tenure.session == session and tenure.key[0] == group and tenure.ended_by in ("Evict", "Leave")]
+        ended = [
+            tenure.end
+            for tenures in history.by_key.values()
+            for tenure in tenures
+            if tenure.session == session and tenure.key[0] == group and tenure.ended_by in ("Evict", "Leave")
+        ]
         last = min(ended, default=None)
         to_ms = _at(log, last, end_ms) if last is not None else log.appended_ms[life.extensions[-1].offset]
         row = f"{group}, session {session}"
@@ -86,8 +98,9 @@ def _claims(history: History, end_ms: int) -> Iterator[Span]:
     for (group, topic, number), tenures in sorted(history.by_key.items()):
         for tenure in tenures:
             text = f"claim {tenure.epoch} of session {tenure.session}, {_ending(tenure)}"
-            yield Span(f"{group} {topic}:{number}", tenure.ms, _at(history.evidence, tenure.end, end_ms),
-                       tenure.session, text)  # fmt: skip
+            yield Span(
+                f"{group} {topic}:{number}", tenure.ms, _at(history.evidence, tenure.end, end_ms), tenure.session, text
+            )
 
 
 def _ending(tenure: Tenure) -> str:
@@ -104,15 +117,24 @@ def _timeline(spans: Sequence[Span], moments: Sequence[Moment], end_ms: int, res
     parts = [f'<text x="0" y="{ROW * (number + 2) - 5}">{escape(name)}</text>' for name, number in rows.items()]
     for span in spans:
         left, right = _x(span.from_ms, end_ms), _x(span.to_ms, end_ms)
-        parts.append(_bar(left, ROW * (rows[span.row] + 1) + 3, max(1.0, right - left), ROW - 5,
-                          f"hsl({span.session * 137 % 360},60%,65%)",
-                          f"{span.from_ms}-{span.to_ms} ms: {span.text}"))  # fmt: skip
+        parts.append(
+            _bar(
+                left,
+                ROW * (rows[span.row] + 1) + 3,
+                max(1.0, right - left),
+                ROW - 5,
+                f"hsl({span.session * 137 % 360},60%,65%)",
+                f"{span.from_ms}-{span.to_ms} ms: {span.text}",
+            )
+        )
     lines = [(moment.ms, "fault", moment.text) for moment in moments if moment.what == "fault"]
     lines += [(found.ms, "bad", f"{found.invariant}: {found.text}") for found in result.violations if found.ms >= 0]
     for ms, kind, text in lines:
         at = _x(ms, end_ms)
-        parts.append(f'<line class="{kind}" x1="{at:.1f}" x2="{at:.1f}" y1="0" y2="{height}" stroke-width="1" '
-                     f'stroke-opacity=".5"><title>{ms} ms: {escape(text)}</title></line>')  # fmt: skip
+        parts.append(
+            f'<line class="{kind}" x1="{at:.1f}" x2="{at:.1f}" y1="0" y2="{height}" stroke-width="1" '
+            f'stroke-opacity=".5"><title>{ms} ms: {escape(text)}</title></line>'
+        )
     for tenth in range(11):
         ms = end_ms * tenth // 10
         parts.append(f'<text x="{_x(ms, end_ms):.1f}" y="{height + 12}" text-anchor="middle">{ms / 1000:.1f} s</text>')
@@ -139,9 +161,13 @@ def _x(ms: float, end_ms: int) -> float:
 
 
 def _bar(x: float, y: float, width: float, height: float, colour: str, text: str) -> str:
-    return (f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{colour}">'
-            f"<title>{escape(text)}</title></rect>")  # fmt: skip
+    return (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{colour}">'
+        f"<title>{escape(text)}</title></rect>"
+    )
 
 
 def _svg(height: int, parts: Sequence[str]) -> str:
-    return f'<svg width="{LABEL + WIDTH + 40}" height="{height}" xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+    return (
+        f'<svg width="{LABEL + WIDTH + 40}" height="{height}" xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+    )

@@ -23,22 +23,48 @@ from marshal_py.simulator.wakes import BusyLoop
 
 SETTLE_INTERVALS: Final = 8  # after the heal: the longest silence of a client that revives (4), an eviction, a pause
 # After such a departure. A slow client comes last: named as an heir it would keep others waiting.
-STEP_INTERVALS: Final = {"busy_join": 12, "drain": 6, "killed": 4, "divergence": 9, "stuck_reader": 5, "left": 4,
-                         "slow_uplink": 9}  # fmt: skip
+STEP_INTERVALS: Final = {
+    "busy_join": 12,
+    "drain": 6,
+    "killed": 4,
+    "divergence": 9,
+    "stuck_reader": 5,
+    "left": 4,
+    "slow_uplink": 9,
+}
 PAUSE_INTERVALS: Final = 3  # of a drain
 UPLINK_INTERVALS: Final = 1.5  # of a slow uplink: each sign of life is read back too late to deliver by it (T9)
 # How long who is as good as dead may still show signs of life: of a reader that is stuck the heartbeats of one interval
 # (T9); over a slow uplink, a third later at most, also a probe and the two heartbeats of a revival, each as late as the
 # uplink is slow (T10).
 # A client whose memory was falsified lives until a checkpoint and a heartbeat have shown it.
-SIGNS_INTERVALS: Final = {"killed": 0.0, "left": 0.0, "divergence": 6.0, "stuck_reader": 1.0,
-                          "slow_uplink": 4 / 3 + 3 * UPLINK_INTERVALS}  # fmt: skip
+SIGNS_INTERVALS: Final = {
+    "killed": 0.0,
+    "left": 0.0,
+    "divergence": 6.0,
+    "stuck_reader": 1.0,
+    "slow_uplink": 4 / 3 + 3 * UPLINK_INTERVALS,
+}
 REST_INTERVALS: Final = 1.5  # before a clean stop: what moves afterwards moves because of it (V11)
 LOOKS_PER_INTERVAL: Final = 4  # how often a run looks whether it may go on earlier than that
-V6_KINDS: Final = frozenset({
-    "outage", "outage_writes", "clock_rate", "broker_clock", "onlooker", "logs", "genesis_race", "grow_logs",
-    "stuck_reader", "slow_uplink", "divergence", "drain", "busy_join", "beyond",
-})  # fmt: skip
+V6_KINDS: Final = frozenset(
+    {
+        "outage",
+        "outage_writes",
+        "clock_rate",
+        "broker_clock",
+        "onlooker",
+        "logs",
+        "genesis_race",
+        "grow_logs",
+        "stuck_reader",
+        "slow_uplink",
+        "divergence",
+        "drain",
+        "busy_join",
+        "beyond",
+    }
+)
 
 
 class Result(NamedTuple):
@@ -61,8 +87,9 @@ class Result(NamedTuple):
     scenario: Scenario
 
 
-def simulate(seed: int, options: Options | None = None,
-             stage: Callable[[Scenario, Random], Cluster] = Cluster) -> Result:  # fmt: skip
+def simulate(
+    seed: int, options: Options | None = None, stage: Callable[[Scenario, Random], Cluster] = Cluster
+) -> Result:
     """Runs one seed. The same seed and options give the same Result on every machine; a `stage` may only watch."""
     options = options or Options()
     rng = Random(seed if not options.salt else f"{seed} {options.salt}")
@@ -92,11 +119,22 @@ def simulate(seed: int, options: Options | None = None,
         counted[name] = sum(judgement.counted[name] for judgement in judgements)
     takeovers, handovers = moves_between(judgement.history for judgement in judgements)
     return Result(
-        seed, "violation" if found else "ok", takeovers, handovers, sum(map(_deliveries, evidence)),
-        cluster.weather.faults + sum(striker.strikes.values()), cluster.events, cluster.now_ms / 3_600_000,
-        cluster.trace_hash(), tuple(found), counted, striker.strikes,
-        cluster.endings, cluster.advisories, scenario,
-    )  # fmt: skip
+        seed,
+        "violation" if found else "ok",
+        takeovers,
+        handovers,
+        sum(map(_deliveries, evidence)),
+        cluster.weather.faults + sum(striker.strikes.values()),
+        cluster.events,
+        cluster.now_ms / 3_600_000,
+        cluster.trace_hash(),
+        tuple(found),
+        counted,
+        striker.strikes,
+        cluster.endings,
+        cluster.advisories,
+        scenario,
+    )
 
 
 def _asked_of(judgement: Judgement, demands: Demands, cluster: Cluster) -> Demands:
@@ -148,8 +186,17 @@ def _run(cluster: Cluster, striker: Striker) -> Demands | None:
         process.world.check()
     topics = {group.name: group.topics for group in scenario.groups}
     calm = not (set(scenario.kinds) - V6_KINDS) and not scenario.mixed  # T2 counts in the waiter's own interval
-    return Demands(interval_ms, healed_ms, cluster.now_ms, tuple(departures), tuple(sorted(cluster.broker.topics)),
-                   topics, calm, settled_ms, tuple(pauses))  # fmt: skip
+    return Demands(
+        interval_ms,
+        healed_ms,
+        cluster.now_ms,
+        tuple(departures),
+        tuple(sorted(cluster.broker.topics)),
+        topics,
+        calm,
+        settled_ms,
+        tuple(pauses),
+    )
 
 
 def _never() -> bool:

@@ -95,8 +95,11 @@ def draw(rng: Random, options: Options) -> Scenario:
     kinds = options.kinds if options.kinds is not None else frozenset() if options.calm else draw_kinds(rng)
     interval_ms = options.interval_ms or INTERVALS_MS[int(rng.random() * len(INTERVALS_MS))]
     # Bugs need few actors, and small runs are fast; of the rest each order of magnitude is as likely as the others.
-    partitions = spread(rng, FEW_PARTITIONS, PARTITIONS_MAX) if rng.random() < MANY_PARTITIONS else 1 + int(
-        rng.random() * FEW_PARTITIONS)
+    partitions = (
+        spread(rng, FEW_PARTITIONS, PARTITIONS_MAX)
+        if rng.random() < MANY_PARTITIONS
+        else 1 + int(rng.random() * FEW_PARTITIONS)
+    )
     clients = spread(rng, FEW_CLIENTS, CLIENTS_MAX) if rng.random() < CROWD else 1 + int(rng.random() * FEW_CLIENTS)
     partitions, clients = options.partitions or partitions, options.clients or clients
     first_mode = AT_LEAST_ONCE if options.queries else options.mode
@@ -135,8 +138,15 @@ def _heir(scenario: Scenario, options: Options, past: Heritage) -> Scenario:
     interval_ms = max(scenario.interval_ms, past.interval_ms)
     groups = tuple(GroupPlan(group.name, group.mode, group.topics, scenario.groups[0].policy) for group in past.groups)
     return scenario._replace(
-        groups=groups, clients=options.clients or max(scenario.clients, len(groups)), partitions=1,
-        interval_ms=interval_ms, safety_ms=scenario.safety_ms * interval_ms // scenario.interval_ms,
-        produce_gap_ms=scenario.produce_gap_ms * interval_ms // scenario.interval_ms, logs=past.partitions,
-        kinds=scenario.kinds - NOT_INHERITED, dump=options.dump, group=options.group, pause_ms=past.pause_ms,
-    )  # fmt: skip
+        groups=groups,
+        clients=options.clients or max(scenario.clients, len(groups)),
+        partitions=1,
+        interval_ms=interval_ms,
+        safety_ms=scenario.safety_ms * interval_ms // scenario.interval_ms,
+        produce_gap_ms=scenario.produce_gap_ms * interval_ms // scenario.interval_ms,
+        logs=past.partitions,
+        kinds=scenario.kinds - NOT_INHERITED,
+        dump=options.dump,
+        group=options.group,
+        pause_ms=past.pause_ms,
+    )

@@ -58,8 +58,11 @@ def text_of(schedule: Schedule) -> str:
     lines = [f"seed {schedule.seed}"]
     lines += [f"mutant {schedule.mutant}"] if schedule.mutant else []
     lines += [f"violates {schedule.violates}"] if schedule.violates else []
-    lines += [f"{name} {getattr(options, name)}" for name in NUMBERS
-              if getattr(options, name) != Options._field_defaults[name]]  # fmt: skip
+    lines += [
+        f"{name} {getattr(options, name)}"
+        for name in NUMBERS
+        if getattr(options, name) != Options._field_defaults[name]
+    ]
     lines += [f"mode {MODE_NAMES[options.mode]}"] if options.mode is not None else []
     lines += ["kinds " + " ".join(sorted(options.kinds))] if options.kinds is not None else []
     lines += ["skip " + " ".join(map(str, sorted(options.skip)))] if options.skip else []

@@ -30,8 +30,9 @@ from marshal_py.simulator.scenario import GroupPlan
 
 STRIKE_GAP_INTERVALS: Final = 3  # at most, between two strikes
 QUIET_INTERVALS: Final = 11  # before the healing no pause begins and no handler hangs: these outlast a heal
-LONG_KINDS: Final = frozenset({"admin", "two_admins", "stuck_handler", "mode_change", "onlooker", "shrink", "recreate",
-                               "beyond", "fetch_error"})  # fmt: skip
+LONG_KINDS: Final = frozenset(
+    {"admin", "two_admins", "stuck_handler", "mode_change", "onlooker", "shrink", "recreate", "beyond", "fetch_error"}
+)
 PATIENCE_INTERVALS: Final = 12  # of people's tools: short enough that most of them are done when all heals
 WALL_JUMP_MS: Final = 3_600_000
 NEVER: Final = 1_000_000
@@ -54,18 +55,34 @@ class Striker:
         self._struck = 0  # how many strikes, skipped ones too
         self.healed = False
         self._actions: dict[str, Callable[[], object]] = {
-            "stop": lambda: self._freeze(False), "suspend": lambda: self._freeze(True), "crash": self._crash,
-            "twin": self._twin, "wall_jump": self._wall_jump, "lag": self._lag,
-            "outage": lambda: self._outage(True, True), "outage_writes": lambda: self._outage(False, True),
-            "outage_reads": lambda: self._outage(True, False), "grow": self._grow, "admin": self._admin,
-            "two_admins": self._two_admins, "slow_handler": self._slow, "leave": self._leave,
-            "arrive": self._arrive, "step_down": self._step_down, "poison": self._poison,
-            "stuck_handler": self.hang_one, "broker_clock": self._broker_clock, "onlooker": self._onlooker,
-            "false_reclaim": self._false_reclaim, "mode_change": self._mode_change,
-            "shrink": self._shrink, "recreate": self._recreate, "beyond": self._beyond,
+            "stop": lambda: self._freeze(False),
+            "suspend": lambda: self._freeze(True),
+            "crash": self._crash,
+            "twin": self._twin,
+            "wall_jump": self._wall_jump,
+            "lag": self._lag,
+            "outage": lambda: self._outage(True, True),
+            "outage_writes": lambda: self._outage(False, True),
+            "outage_reads": lambda: self._outage(True, False),
+            "grow": self._grow,
+            "admin": self._admin,
+            "two_admins": self._two_admins,
+            "slow_handler": self._slow,
+            "leave": self._leave,
+            "arrive": self._arrive,
+            "step_down": self._step_down,
+            "poison": self._poison,
+            "stuck_handler": self.hang_one,
+            "broker_clock": self._broker_clock,
+            "onlooker": self._onlooker,
+            "false_reclaim": self._false_reclaim,
+            "mode_change": self._mode_change,
+            "shrink": self._shrink,
+            "recreate": self._recreate,
+            "beyond": self._beyond,
             "fetch_error": self._fetch_error,
             "grow_logs": lambda: self.cluster.broker.add_logs(1),
-        }  # fmt: skip
+        }
 
     # --- the run
 
@@ -282,14 +299,27 @@ class Striker:
         for group in self.cluster.scenario.groups:
             self._desk(group, lambda scene: PausePlan(scene, duration_ms=duration_ms), {}, Fate(NEVER, NEVER))
 
-    def _desk(self, group: GroupPlan, errand: Callable[[Scene], Errand], moves: dict[TopicPartition, int],
-              fate: Fate | None = None) -> None:  # fmt: skip
+    def _desk(
+        self,
+        group: GroupPlan,
+        errand: Callable[[Scene], Errand],
+        moves: dict[TopicPartition, int],
+        fate: Fate | None = None,
+    ) -> None:
         """Somebody runs the tool, which crashes at one of its steps now and then."""
         cluster, rng = self.cluster, self.rng
         way, after = rng.random(), 1 + int(rng.random() * 4)
         fate = fate or Fate(after if way < 0.4 else NEVER, after if 0.4 <= way < 0.6 else NEVER)
-        desk = Desk(cluster, len(cluster.processes), f"admin{len(cluster.processes)}", group.name, cluster.new_clock(),
-                    errand, moves, fate)  # fmt: skip
+        desk = Desk(
+            cluster,
+            len(cluster.processes),
+            f"admin{len(cluster.processes)}",
+            group.name,
+            cluster.new_clock(),
+            errand,
+            moves,
+            fate,
+        )
         cluster.processes.append(desk)
         cluster.at(int(rng.random() * self.interval_ms), desk, lambda _: desk.wake_reader())
 
@@ -302,8 +332,9 @@ class Striker:
         moves = {TopicPartition(*place): int(rng.random() * (cluster.broker.ends[place] + 1)) for place in places}
         duration_ms, patience_ms = self._pause_ms(), PATIENCE_INTERVALS * self.interval_ms
         if moves:
-            self._desk(group, lambda scene: PositionPlan(scene, moves, duration_ms=duration_ms,
-                                                         patience_ms=patience_ms), moves)  # fmt: skip
+            self._desk(
+                group, lambda scene: PositionPlan(scene, moves, duration_ms=duration_ms, patience_ms=patience_ms), moves
+            )
 
     def join_all(self) -> None:
         """After the heal: somebody joins each group."""
@@ -317,8 +348,9 @@ class Striker:
         place = TopicPartition(*places[int(rng.random() * len(places))])
         moves = {place: cluster.broker.ends[place] + 50 + int(rng.random() * 50)}
         duration_ms, patience_ms = self._pause_ms(), PATIENCE_INTERVALS * self.interval_ms
-        self._desk(group, lambda scene: PositionPlan(scene, moves, duration_ms=duration_ms, patience_ms=patience_ms),
-                   moves)  # fmt: skip
+        self._desk(
+            group, lambda scene: PositionPlan(scene, moves, duration_ms=duration_ms, patience_ms=patience_ms), moves
+        )
 
     def _two_admins(self) -> None:
         self._admin()
@@ -334,8 +366,11 @@ class Striker:
         """An admin says that a topic has become smaller; the consumers see that it has not, and say so."""
         group, duration_ms, patience_ms = self._group(), self._pause_ms(), PATIENCE_INTERVALS * self.interval_ms
         count = self.cluster.broker.counts[group.topics[0]] - 1
-        self._desk(group, lambda scene: ShrinkPlan(scene, group.topics[0], count, duration_ms=duration_ms,
-                                                   patience_ms=patience_ms), {})  # fmt: skip
+        self._desk(
+            group,
+            lambda scene: ShrinkPlan(scene, group.topics[0], count, duration_ms=duration_ms, patience_ms=patience_ms),
+            {},
+        )
 
     def _recreate(self) -> None:
         if self.strikes["recreate"] == 1:  # once: nothing settles between two
@@ -376,8 +411,11 @@ class Striker:
 
     def _genesis(self, number: int) -> Genesis | None:
         """The one that counts there; None before there is one: a stranger's would become it."""
-        worlds = [process.world for process in self.cluster.processes
-                  if process.log == number and process.topic_id == self.cluster.broker.topic_id]  # fmt: skip
+        worlds = [
+            process.world
+            for process in self.cluster.processes
+            if process.log == number and process.topic_id == self.cluster.broker.topic_id
+        ]
         return next((world.genesis for world in worlds if world.genesis is not None), None)
 
     def _write(self, number: int, value: bytes, shape: str) -> None:

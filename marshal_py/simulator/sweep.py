@@ -123,8 +123,9 @@ def total(results: Iterable[Counted]) -> Total:
         faults += result.faults
         events += result.events
     void = not takeovers or not deliveries
-    return Total(seeds, violations, void, takeovers, handovers, deliveries, faults, events, hours, traces.hexdigest(),
-                 failing)  # fmt: skip
+    return Total(
+        seeds, violations, void, takeovers, handovers, deliveries, faults, events, hours, traces.hexdigest(), failing
+    )
 
 
 def _each(work: Callable[[Task], Done], tasks: Iterable[Task], count: int, processes: int) -> Iterator[Done]:
@@ -163,6 +164,7 @@ class Found(NamedTuple):
 
 def all_mutants() -> list[str]:
     """Every name, planted or not, in the order of the counter-examples."""
+
     def place(name: str) -> tuple[bool, str, int, str]:
         return name[0] != "X", name[0], int("".join(filter(str.isdigit, name))), name
 
@@ -287,8 +289,9 @@ def _told(run: Callable[[Callable[[Scenario, Random], Cluster]], Result]) -> Tol
     result = run(stage)
     (cluster,) = stages
     logs = cluster.past + cluster.close()
-    records = [moment for evidence in logs for moment in
-               records_of(evidence, _sender(cluster, evidence), evidence.inherited)]
+    records = [
+        moment for evidence in logs for moment in records_of(evidence, _sender(cluster, evidence), evidence.inherited)
+    ]
     moments = [*cluster.noted, *records, *_deliveries(cluster)]
     return Told(result, sorted(moments, key=lambda moment: moment.ms), logs)
 

@@ -60,8 +60,9 @@ class Report(Struct):
 class TwoFolds:
     """One log under both folds."""
 
-    def __init__(self, log: int, root: Genesis | None, root_value: bytes | None, report: Report,
-                 each: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self, log: int, root: Genesis | None, root_value: bytes | None, report: Report, each: bool = False
+    ) -> None:
         """`root`, `root_value`: the root Genesis and its bytes, needed for a log > 0 (L4).
 
         `each`: a group is compared behind every record that names it, not only at checkpoints; that costs the oracle
@@ -137,8 +138,9 @@ class TwoFolds:
         if digest != theirs:
             self._differs(offset, name, "state digest", f"{digest:016x}", f"{theirs:016x}")
         elif not verdict.accepted and verdict.reason != "opaque" and known not in (None, digest):
-            self._differs(offset, name, "a record that is not accepted changes the state", f"{digest:016x}",
-                          f"{known:016x}")  # fmt: skip
+            self._differs(
+                offset, name, "a record that is not accepted changes the state", f"{digest:016x}", f"{known:016x}"
+            )
 
     def finish(self) -> None:
         """The end of the log: every group, whatever was said about it last."""
@@ -186,8 +188,9 @@ class TwoFolds:
         for what, found, known in zip(("state", "chain"), (record.state, record.chain), expected, strict=True):
             if found != known and self.difference is None:
                 told = "no such checkpoint there" if known is None else f"{known:016x}"
-                self._differs(offset, "", f"{what} digest of a snapshot, of checkpoint {record.at}", f"{found:016x}",
-                              told)  # fmt: skip
+                self._differs(
+                    offset, "", f"{what} digest of a snapshot, of checkpoint {record.at}", f"{found:016x}", told
+                )
 
     def _check_carried(self, offset: int, group: str, carried: Checkpoint) -> None:
         """G4: what the sender of a heartbeat had folded."""
@@ -203,11 +206,21 @@ class TwoFolds:
             self._differs(offset, group, "checkpoint of a heartbeat", str(carried.at), known)
         elif chain != carried.chain:
             # Not where the logs parted, but the first that noticed: the block before it may be the one that differs.
-            self._differs(offset, group, f"chain digest of a heartbeat, of checkpoint {carried.at}",
-                          f"{carried.chain:016x}", f"{chain:016x}")  # fmt: skip
+            self._differs(
+                offset,
+                group,
+                f"chain digest of a heartbeat, of checkpoint {carried.at}",
+                f"{carried.chain:016x}",
+                f"{chain:016x}",
+            )
         elif state != carried.state:
-            self._differs(offset, group, f"state digest of a heartbeat, of checkpoint {carried.at}",
-                          f"{carried.state:016x}", f"{state:016x}" if state else "no such group there")  # fmt: skip
+            self._differs(
+                offset,
+                group,
+                f"state digest of a heartbeat, of checkpoint {carried.at}",
+                f"{carried.state:016x}",
+                f"{state:016x}" if state else "no such group there",
+            )
 
     def miss(self, first: int) -> None:
         """N10: nothing stands in for the beginning."""
@@ -247,8 +260,7 @@ class Truncated:
         self.folds.miss(self.first)
 
 
-def verify(records: Iterable[LogRecord], root: Genesis | None, root_value: bytes | None,
-           each: bool = False) -> Report:  # fmt: skip
+def verify(records: Iterable[LogRecord], root: Genesis | None, root_value: bytes | None, each: bool = False) -> Report:
     """Checks whole logs, or what is left of them; their records may come mixed, each log's in its order."""
     report = Report()
     logs: dict[int, TwoFolds | Truncated] = {}

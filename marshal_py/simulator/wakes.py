@@ -29,6 +29,8 @@ class Wakes:
             self._since_ms, self._count = now_ms, 0
         self._count += 1
         if self._count > WAKES_PER_INTERVAL_MAX:
-            raise BusyLoop(f"client {self._number} asked to be woken {self._count} times within "
-                           f"{now_ms - self._since_ms + 1} ms, {WAKES_PER_INTERVAL_MAX} times in its interval of "
-                           f"{self._interval_ms} ms are allowed")  # fmt: skip
+            raise BusyLoop(
+                f"client {self._number} asked to be woken {self._count} times within "
+                f"{now_ms - self._since_ms + 1} ms, {WAKES_PER_INTERVAL_MAX} times in its interval of "
+                f"{self._interval_ms} ms are allowed"
+            )

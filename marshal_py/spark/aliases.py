@@ -46,8 +46,12 @@ def _moment(ms: object) -> str:
 
 def _moments(text: str) -> str:
     try:
-        return json.dumps({topic: {number: _moment(ms) for number, ms in partitions.items()}
-                           for topic, partitions in json.loads(text).items()})  # fmt: skip
+        return json.dumps(
+            {
+                topic: {number: _moment(ms) for number, ms in partitions.items()}
+                for topic, partitions in json.loads(text).items()
+            }
+        )
     except (ValueError, AttributeError) as error:
         raise ValueError('JSON as {"topic": {"0": 1738324800000}}') from error
 
@@ -80,17 +84,24 @@ ALIASES: Final[Mapping[str, Alias]] = {
     "startingOffsets": Alias("start", _offsets),
     "startingTimestamp": Alias("start", _moment),
     "startingOffsetsByTimestamp": Alias("start", _moments),
-    "startingOffsetsByTimestampStrategy": Alias("", _only("latest", "where no message is as new, partitions begin at "
-                                                          "their end")),
+    "startingOffsetsByTimestampStrategy": Alias(
+        "", _only("latest", "where no message is as new, partitions begin at their end")
+    ),
     "maxOffsetsPerTrigger": Alias("max_rows_per_batch"),
     "minOffsetsPerTrigger": Alias("min_rows_per_batch"),
     "maxTriggerDelay": Alias("max_batch_delay_s", _seconds),
     "minPartitions": Alias("min_partitions"),
     "includeHeaders": Alias("columns", _with_headers),
     "kafkaConsumer.pollTimeoutMs": Alias("read_timeout_s", _seconds),
-    "failOnDataLoss": Alias("", _only("false", "what retention deleted before it was read is passed, and noted as lost "
-                                      "in the log (docs/spark.md, table lost), where an alarm belongs")),
-}  # fmt: skip
+    "failOnDataLoss": Alias(
+        "",
+        _only(
+            "false",
+            "what retention deleted before it was read is passed, and noted as lost "
+            "in the log (docs/spark.md, table lost), where an alarm belongs",
+        ),
+    ),
+}
 
 # A batch read holds no claims: it has an end, and nobody to note a loss for.
 BOUNDED: Final[Mapping[str, Alias]] = {
@@ -110,9 +121,9 @@ REFUSED: Final[Mapping[str, str]] = {
     "groupIdPrefix": "say group: one name for all runs, under which the position stands",
     "maxRecordsPerPartition": "bound the batch by max_rows_per_batch, and its tasks by min_partitions",
     "fetchOffset.numRetries": "the cluster is asked again for connect_timeout_s when the query starts, and at each "
-                              "trigger later",
+    "trigger later",
     "fetchOffset.retryIntervalMs": "the cluster is asked again at each trigger",
-}  # fmt: skip
+}
 
 _PEM: Final = "librdkafka reads PEM: say kafka.ssl.ca.location"
 JAVA: Final[Mapping[str, str]] = {
@@ -125,8 +136,8 @@ JAVA: Final[Mapping[str, str]] = {
     "ssl.truststore.type": _PEM,
     "ssl.truststore.certificates": "say kafka.ssl.ca.pem",
     "ssl.keystore.type": "librdkafka reads PKCS#12 (kafka.ssl.keystore.location) or PEM "
-                         "(kafka.ssl.certificate.location, kafka.ssl.key.location)",
-}  # fmt: skip
+    "(kafka.ssl.certificate.location, kafka.ssl.key.location)",
+}
 
 _ALIASES: Final = {name.lower(): (name, alias) for name, alias in ALIASES.items()}
 _BOUNDED: Final = {name.lower(): (name, alias) for name, alias in BOUNDED.items()}
@@ -179,7 +190,9 @@ def from_java(settings: Mapping[str, Any]) -> dict[str, Any]:
     found = _JAAS.fullmatch(jaas)
     pairs = {name: "".join(texts) for name, *texts in _PAIR.findall(found[1])} if found else {}
     if not {"username", "password"} <= pairs.keys():
-        rule = ("only PlainLoginModule and ScramLoginModule with a username and a password are understood: librdkafka "
-                "has settings of its own for Kerberos and OAuth (kafka.sasl.kerberos.*, kafka.sasl.oauthbearer.*)")
+        rule = (
+            "only PlainLoginModule and ScramLoginModule with a username and a password are understood: librdkafka "
+            "has settings of its own for Kerberos and OAuth (kafka.sasl.kerberos.*, kafka.sasl.oauthbearer.*)"
+        )
         raise InvalidOption("kafka.sasl.jaas.config", "(hidden)", rule)
     return {"sasl.username": pairs["username"], "sasl.password": pairs["password"], **left}

@@ -37,8 +37,9 @@ class Archived(NamedTuple):
     end: int
 
 
-def archive(spark: SparkSession, servers: str | Mapping[str, Any], path: str, *,
-            coordination_topic: str = COORDINATION_TOPIC) -> list[Archived]:  # fmt: skip
+def archive(
+    spark: SparkSession, servers: str | Mapping[str, Any], path: str, *, coordination_topic: str = COORDINATION_TOPIC
+) -> list[Archived]:
     """Adds what is new in the coordination topic to the archive at `path`; makes it if there is none.
 
     `servers`: "host:port,..." or librdkafka's settings. Returns one entry per log that has records. Raises
@@ -100,8 +101,9 @@ def _kept(held: DataFrame) -> dict[int, Bounds]:
     behind = functions.lead("offset").over(Window.partitionBy("log").orderBy("offset"))
     steps = held.select("log", "offset", behind.alias("next"))
     # A hole or the end follows where the next offset is neither the same (archived twice) nor the next.
-    stops = functions.when(functions.col("next").isNull() | (functions.col("next") > functions.col("offset") + 1),
-                           functions.col("offset"))  # fmt: skip
+    stops = functions.when(
+        functions.col("next").isNull() | (functions.col("next") > functions.col("offset") + 1), functions.col("offset")
+    )
     ends = steps.groupBy("log").agg(functions.min("offset").alias("first"), functions.min(stops).alias("last"))
     return {row["log"]: Bounds(row["first"], row["last"] + 1) for row in ends.collect()}
 
@@ -114,5 +116,3 @@ def _next(log: int, there: Bounds, kept: Bounds | None) -> Archived:
     if there.first > kept.end:
         raise LogGap(log, kept.end, there.first)
     return Archived(log, kept.first, kept.end, there.end)
-
-

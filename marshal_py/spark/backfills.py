@@ -30,11 +30,21 @@ if TYPE_CHECKING:
 
     from marshal_py.transport.ports import ClusterAdmin
 
-OPTIONS: Final = ("bootstrap.servers", "topics", "start", "until", "columns", "min_partitions", "read_timeout_s",
-                  "connect_timeout_s")  # fmt: skip
+OPTIONS: Final = (
+    "bootstrap.servers",
+    "topics",
+    "start",
+    "until",
+    "columns",
+    "min_partitions",
+    "read_timeout_s",
+    "connect_timeout_s",
+)
 _COLUMNS: Final = tuple(name for name in COLUMNS if name != "token")
-_GROUP: Final = ("a batch read holds no claims and leaves groups alone: leave it out, or take spark.readStream, or "
-                 "marshal_py.spark.claimed_batches")  # fmt: skip
+_GROUP: Final = (
+    "a batch read holds no claims and leaves groups alone: leave it out, or take spark.readStream, or "
+    "marshal_py.spark.claimed_batches"
+)
 
 
 @dataclass(frozen=True)
@@ -61,8 +71,9 @@ class BackfillOptions:
         except InvalidOption as error:
             name = said.get(error.option, error.option)
             if error.option in STREAM_OPTIONS:
-                raise InvalidOption("group", None, f"a stream needs it; without group this is a batch read, which has "
-                                    f"no option {name}") from error  # fmt: skip
+                raise InvalidOption(
+                    "group", None, f"a stream needs it; without group this is a batch read, which has no option {name}"
+                ) from error
             raise InvalidOption(name, error.value, error.rule) from error
         for name in ("topics", "bootstrap.servers"):
             if not options.get(name):
@@ -74,11 +85,16 @@ class BackfillOptions:
         topics = check_topics([topic.strip() for topic in options["topics"].split(",") if topic.strip()])
         for name, text in (("start", start), ("until", until)):
             starts.parse_fixed(text, name)
-        return cls(topics=topics, start=start, until=until, columns=tuple(n for n in columns if n != "token"),
-                   min_partitions=min_partitions(options),
-                   read_timeout_s=number(options, "read_timeout_s", READ_TIMEOUT_S, 1.0),
-                   connect_timeout_s=number(options, "connect_timeout_s", CONNECT_TIMEOUT_S, 1.0),
-                   kafka=kafka_options(options))  # fmt: skip
+        return cls(
+            topics=topics,
+            start=start,
+            until=until,
+            columns=tuple(n for n in columns if n != "token"),
+            min_partitions=min_partitions(options),
+            read_timeout_s=number(options, "read_timeout_s", READ_TIMEOUT_S, 1.0),
+            connect_timeout_s=number(options, "connect_timeout_s", CONNECT_TIMEOUT_S, 1.0),
+            kafka=kafka_options(options),
+        )
 
 
 class BackfillReader(DataSourceReader):
@@ -95,8 +111,10 @@ class BackfillReader(DataSourceReader):
             pieces = self._pieces(admin)
         finally:
             admin.close()
-        return [RangePartition(task, options.kafka, options.read_timeout_s, once=False, columns=options.columns)
-                for task in tasks_of(pieces, options.min_partitions)]  # fmt: skip
+        return [
+            RangePartition(task, options.kafka, options.read_timeout_s, once=False, columns=options.columns)
+            for task in tasks_of(pieces, options.min_partitions)
+        ]
 
     def _pieces(self, admin: ClusterAdmin) -> list[Piece]:
         options = self.options
@@ -108,8 +126,11 @@ class BackfillReader(DataSourceReader):
         for tp in tps:
             end = until.named.get(tp, until.rest)
             if begins[tp] > ends[tp] and end is not None and end.kind != starts.LATEST:
-                raise InvalidOption("until", options.until, f"it lies before start={options.start}: {tp} would be read "
-                                    f"from {begins[tp]} to {ends[tp]}")  # fmt: skip
+                raise InvalidOption(
+                    "until",
+                    options.until,
+                    f"it lies before start={options.start}: {tp} would be read from {begins[tp]} to {ends[tp]}",
+                )
         return [Piece(*tp, begins[tp], max(begins[tp], ends[tp]), "") for tp in tps]
 
     def _partitions(self, admin: ClusterAdmin) -> list[TopicPartition]:

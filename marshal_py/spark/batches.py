@@ -35,11 +35,19 @@ if TYPE_CHECKING:
 MAX_ROWS: Final = 1_000_000  # a batch of some seconds: the floor of a Spark job is a third of one
 
 
-def claimed_batches(spark: SparkSession, consumer: Consumer, *, max_rows: int = MAX_ROWS,
-                    wait_s: float | None = None, read_timeout_s: float = READ_TIMEOUT_S,
-                    columns: Sequence[str] = COLUMNS, min_partitions: int | None = None,
-                    until: str | None = None, reader: Literal["python", "jvm"] = "python",
-                    jvm_options: Mapping[str, str] | None = None) -> Batches:  # fmt: skip
+def claimed_batches(
+    spark: SparkSession,
+    consumer: Consumer,
+    *,
+    max_rows: int = MAX_ROWS,
+    wait_s: float | None = None,
+    read_timeout_s: float = READ_TIMEOUT_S,
+    columns: Sequence[str] = COLUMNS,
+    min_partitions: int | None = None,
+    until: str | None = None,
+    reader: Literal["python", "jvm"] = "python",
+    jvm_options: Mapping[str, str] | None = None,
+) -> Batches:
     """Batches of at most `max_rows` offsets of what `consumer` claims. A context manager and an iterator.
 
     The consumer fetches nothing itself from now on. Iteration ends when the consumer stops, or when no data came for
@@ -117,8 +125,16 @@ class Batch:
 class Batches:
     """What `claimed_batches` returns."""
 
-    def __init__(self, spark: SparkSession, consumer: Consumer, max_rows: int, wait_s: float | None,
-                 options: Mapping[str, str], until: str | None, of_jvm: Mapping[str, str] | None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        spark: SparkSession,
+        consumer: Consumer,
+        max_rows: int,
+        wait_s: float | None,
+        options: Mapping[str, str],
+        until: str | None,
+        of_jvm: Mapping[str, str] | None,
+    ) -> None:
         """`of_jvm`: the caller's options for Spark's own source, if that reads."""
         self._spark, self._consumer = spark, consumer
         self._max_rows, self._wait_s = max_rows, wait_s
@@ -127,8 +143,11 @@ class Batches:
             raise InvalidOption("bootstrap.servers", "", "executors can only reach a cluster over the network")
         self._of_jvm = None if of_jvm is None else jvm.options_of(consumer.connection, of_jvm)
         if self._of_jvm is not None and self._once:
-            raise InvalidOption("reader", "jvm", "in at-most-once mode a task that is tried again is refused, which "
-                                "only the Python reader does")  # fmt: skip
+            raise InvalidOption(
+                "reader",
+                "jvm",
+                "in at-most-once mode a task that is tried again is refused, which only the Python reader does",
+            )
         ours = {} if self._of_jvm is not None else as_options(consumer.connection)
         self._options = {**ours, **options, "once": str(self._once).lower()}
         self._planner = consumer.plan_ranges()
@@ -138,8 +157,9 @@ class Batches:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         if self._last is not None:
             self._last.give_back()
 

@@ -23,9 +23,13 @@ RAW: Final = ("log", "offset", "time", "key", "value")
 _MOMENT: Final = pa.timestamp("us", tz="UTC")
 _INT32: Final = frozenset({"log", "partition"})  # numbers of partitions, as Spark's other Kafka sources have them
 _SPARK: Final = {
-    pa.int32(): types.IntegerType(), pa.int64(): types.LongType(), pa.string(): types.StringType(),
-    pa.bool_(): types.BooleanType(), pa.binary(): types.BinaryType(), _MOMENT: types.TimestampType(),
-}  # fmt: skip
+    pa.int32(): types.IntegerType(),
+    pa.int64(): types.LongType(),
+    pa.string(): types.StringType(),
+    pa.bool_(): types.BooleanType(),
+    pa.binary(): types.BinaryType(),
+    _MOMENT: types.TimestampType(),
+}
 
 
 def _arrow_fields(row: type[Row]) -> dict[str, pa.DataType]:
@@ -80,8 +84,10 @@ def batches(rows: Mapping[str, Sequence[Row]], tables: Sequence[str]) -> Iterato
             part = found[start : start + BATCH_ROWS]
             own = dict(zip(_FIELDS[name], zip(*part, strict=True), strict=True))
             own[WHICH] = (name,) * len(part)
-            arrays = [_array(own[column], kind) if column in own else pa.nulls(len(part), kind)
-                      for column, kind in fields.items()]  # fmt: skip
+            arrays = [
+                _array(own[column], kind) if column in own else pa.nulls(len(part), kind)
+                for column, kind in fields.items()
+            ]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -101,7 +107,8 @@ def raw_batches(records: Iterator[tuple[int, int, int, bytes | None, bytes | Non
 def _raw_batch(part: Collection[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
     cells = zip(*part, strict=True)
     return pa.RecordBatch.from_arrays(
-        [_array(column, kind) for column, kind in zip(cells, _RAW_FIELDS.values(), strict=True)], schema=schema)
+        [_array(column, kind) for column, kind in zip(cells, _RAW_FIELDS.values(), strict=True)], schema=schema
+    )
 
 
 def _array(cells: Sequence[Any], kind: pa.DataType) -> pa.Array:

@@ -72,7 +72,8 @@ class Database:
             session.cursor.execute(
                 f"CREATE TABLE IF NOT EXISTS {self.guard} (topic VARCHAR(255), partition INTEGER, "
                 f"topic_id VARCHAR(64) NOT NULL DEFAULT '', token VARCHAR(49) NOT NULL, next_offset BIGINT NOT NULL, "
-                f"PRIMARY KEY (topic, partition))")  # fmt: skip
+                f"PRIMARY KEY (topic, partition))"
+            )
             session.connection.commit()
         finally:
             session.close()
@@ -90,8 +91,9 @@ class Database:
         is committed or closed. Raises WriteFenced, LedgerMoved."""
         return DatabaseEntry(self, spans)
 
-    def sink(self, handle: Callable[[DataFrame, DatabaseEntry], object],
-             topics: TopicIds | None = None) -> Callable[[DataFrame, int], None]:  # fmt: skip
+    def sink(
+        self, handle: Callable[[DataFrame, DatabaseEntry], object], topics: TopicIds | None = None
+    ) -> Callable[[DataFrame, int], None]:
         """A function for foreachBatch: `handle(rows, entry)` writes what is new with `entry.cursor`, without a commit.
 
         Rows of partitions that a later owner has written meanwhile are left out and logged. With `topics`, a topic that
@@ -112,12 +114,19 @@ class _Session:
         itself = getattr(self.connection, "autocommit", False) is True
         if itself or (module.__name__ == "sqlite3" and self.connection.isolation_level is None):
             self.close()
-            raise InvalidOption("connect", self.connection, "a connection that does not commit by itself: the effect "
-                                "and the guard's rows are one transaction")  # fmt: skip
+            raise InvalidOption(
+                "connect",
+                self.connection,
+                "a connection that does not commit by itself: the effect and the guard's rows are one transaction",
+            )
         if style not in _MARKS:
             self.close()
-            raise InvalidOption("connect", self.connection, f"a DB-API module with one of the paramstyles "
-                                f"{', '.join(_MARKS)}; that of {module.__name__} is {style!r}")  # fmt: skip
+            raise InvalidOption(
+                "connect",
+                self.connection,
+                f"a DB-API module with one of the paramstyles "
+                f"{', '.join(_MARKS)}; that of {module.__name__} is {style!r}",
+            )
         self._mark = _MARKS[style]
         self._doubled: type[Exception] = module.IntegrityError
         self.cursor = self.connection.cursor()
@@ -148,8 +157,13 @@ class _Session:
 
     def move(self, positions: Mapping[TopicPartition, Position]) -> None:
         for tp, at in positions.items():
-            self._run(f"UPDATE {self.guard} SET token = ?, next_offset = ?, topic_id = ? {_WHERE}",
-                      str(at.token), at.to, at.topic_id, *tp)  # fmt: skip
+            self._run(
+                f"UPDATE {self.guard} SET token = ?, next_offset = ?, topic_id = ? {_WHERE}",
+                str(at.token),
+                at.to,
+                at.topic_id,
+                *tp,
+            )
 
     def close(self) -> None:
         """What was not committed is rolled back: sqlite3 would keep its lock while a statement is still open."""

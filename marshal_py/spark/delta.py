@@ -86,8 +86,9 @@ class DeltaEntry(guards.Entry):
                 if self._rows is not None:
                     write_deltalake(table, self._rows, mode="append", commit_properties=properties)
                 else:
-                    table.create_write_transaction(self._adds, "append", self._schema or table.schema(),
-                                                   commit_properties=properties)  # fmt: skip
+                    table.create_write_transaction(
+                        self._adds, "append", self._schema or table.schema(), commit_properties=properties
+                    )
                 return
             except CommitFailedError as error:
                 if not left:
@@ -99,8 +100,14 @@ class DeltaEntry(guards.Entry):
 class DeltaOutput:
     """A Delta table that is written by batches of Marshal streams, and by whoever else writes it."""
 
-    def __init__(self, uri: str, storage_options: Mapping[str, str] | None = None, *, spark_uri: str | None = None,
-                 partition_by: tuple[str, ...] = ()) -> None:  # fmt: skip
+    def __init__(
+        self,
+        uri: str,
+        storage_options: Mapping[str, str] | None = None,
+        *,
+        spark_uri: str | None = None,
+        partition_by: tuple[str, ...] = (),
+    ) -> None:
         """`uri` and `storage_options` are delta-rs's, for the table's log; a local `uri` is a path.
 
         `spark_uri` is the same folder as Spark calls it, for the files; by default `uri` with s3:// as s3a://.
@@ -122,8 +129,13 @@ class DeltaOutput:
         schema = columns()
         if schema is None:
             raise InvalidOption("uri", self.uri, "a table that is there, or an entry with rows to make it from")
-        DeltaTable.create(self.uri, Schema.from_arrow(schema), mode="ignore", partition_by=list(self.partition_by),
-                          storage_options=self._options)  # fmt: skip
+        DeltaTable.create(
+            self.uri,
+            Schema.from_arrow(schema),
+            mode="ignore",
+            partition_by=list(self.partition_by),
+            storage_options=self._options,
+        )
         return DeltaTable(self.uri, storage_options=self._options)
 
     def known(self, spans: Mapping[TopicPartition, Span]) -> Mapping[TopicPartition, Position]:
@@ -135,8 +147,9 @@ class DeltaOutput:
         """An entry for a batch that holds these spans. Raises WriteFenced."""
         return DeltaEntry(self, spans)
 
-    def sink(self, change: Callable[[DataFrame], DataFrame] = lambda rows: rows,
-             topics: TopicIds | None = None) -> Callable[[DataFrame, int], None]:  # fmt: skip
+    def sink(
+        self, change: Callable[[DataFrame], DataFrame] = lambda rows: rows, topics: TopicIds | None = None
+    ) -> Callable[[DataFrame, int], None]:
         """A function for foreachBatch: what `change` makes of the new rows of a batch is added to the table.
 
         Rows of partitions that a later owner has written meanwhile are left out and logged. With `topics`, a topic that

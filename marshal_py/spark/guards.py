@@ -62,8 +62,9 @@ class Entry(ABC):
     """A batch on its way into a table. What it wrote counts from `commit` on. A context manager: leaving it without
     `commit` gives the batch up."""
 
-    def __init__(self, name: str, spans: Mapping[TopicPartition, Span],
-                 positions: Mapping[TopicPartition, Position]) -> None:  # fmt: skip
+    def __init__(
+        self, name: str, spans: Mapping[TopicPartition, Span], positions: Mapping[TopicPartition, Position]
+    ) -> None:
         """`name`: of the table, for errors. Raises WriteFenced."""
         self.name, self.spans = name, spans
         check_fence(name, spans, positions)
@@ -73,8 +74,9 @@ class Entry(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -125,8 +127,7 @@ class Entry(ABC):
         """Makes rows and positions count, together. Raises WriteFenced, LedgerMoved."""
 
 
-def check_fence(name: str, spans: Mapping[TopicPartition, Span],
-                positions: Mapping[TopicPartition, Position]) -> None:  # fmt: skip
+def check_fence(name: str, spans: Mapping[TopicPartition, Span], positions: Mapping[TopicPartition, Position]) -> None:
     """Raises WriteFenced if a later owner has written one of the partitions."""
     for tp, span in spans.items():
         found = positions.get(tp)
@@ -164,8 +165,9 @@ class Table(Protocol[E_co]):
         ...
 
 
-def sink_of(name: str, table: Table[E], handle: Callable[[DataFrame, E], object],
-            topics: TopicIds | None) -> Callable[[DataFrame, int], None]:  # fmt: skip
+def sink_of(
+    name: str, table: Table[E], handle: Callable[[DataFrame, E], object], topics: TopicIds | None
+) -> Callable[[DataFrame, int], None]:
     """A function for foreachBatch: `handle(rows, entry)` gets what is not written yet and writes it into `entry`.
 
     The rows are kept in memory or on disk while it runs, so that several actions read Kafka once. `handle` may be
@@ -216,8 +218,15 @@ def write_batch(table: Table[E], batch: Batch, handle: Callable[[list[Message], 
     for left in reversed(range(TRIES_MAX)):
         try:
             with table.begin(spans) as entry:
-                handle([message for part in batch.parts for message in part
-                        if entry.is_new(part.topic_partition, message.offset)], entry)  # fmt: skip
+                handle(
+                    [
+                        message
+                        for part in batch.parts
+                        for message in part
+                        if entry.is_new(part.topic_partition, message.offset)
+                    ],
+                    entry,
+                )
                 entry.commit()
             return
         except LedgerMoved:
@@ -225,8 +234,9 @@ def write_batch(table: Table[E], batch: Batch, handle: Callable[[list[Message], 
                 raise
 
 
-def _identified(spans: Mapping[TopicPartition, Span], before: Mapping[str, str],
-                after: Mapping[str, str]) -> dict[TopicPartition, Span]:  # fmt: skip
+def _identified(
+    spans: Mapping[TopicPartition, Span], before: Mapping[str, str], after: Mapping[str, str]
+) -> dict[TopicPartition, Span]:
     """The spans with the ids of their topics. Raises PartitionError, InvalidOption."""
     for tp in spans:
         if tp.topic not in before:
@@ -236,8 +246,9 @@ def _identified(spans: Mapping[TopicPartition, Span], before: Mapping[str, str],
     return {tp: span._replace(topic_id=after[tp.topic]) for tp, span in spans.items()}
 
 
-def _unfenced(name: str, spans: Mapping[TopicPartition, Span],
-              positions: Mapping[TopicPartition, Position]) -> dict[TopicPartition, Span]:  # fmt: skip
+def _unfenced(
+    name: str, spans: Mapping[TopicPartition, Span], positions: Mapping[TopicPartition, Position]
+) -> dict[TopicPartition, Span]:
     """Those that no later owner has written."""
     mine = {}
     for tp, span in spans.items():
@@ -253,8 +264,13 @@ def _tell_nothing_new(entry: Entry, batch: int) -> None:
     """A batch that is in the table already: it was replayed, or somebody moved the group's positions back."""
     if all(entry.done.get(tp, 0) >= span.to for tp, span in entry.spans.items()):
         there = ", ".join(f"{tp} from {span.start} to {span.to - 1}" for tp, span in sorted(entry.spans.items()))
-        log.warning("batch %d holds nothing new for %s, which has %s: right after a crash; to write a range again, "
-                    "move the table back too", batch, entry.name, there)  # fmt: skip
+        log.warning(
+            "batch %d holds nothing new for %s, which has %s: right after a crash; to write a range again, "
+            "move the table back too",
+            batch,
+            entry.name,
+            there,
+        )
 
 
 def spans_of(df: DataFrame) -> dict[TopicPartition, Span]:
@@ -263,9 +279,14 @@ def spans_of(df: DataFrame) -> dict[TopicPartition, Span]:
 
     topic_id = F.max("topic_id") if "topic_id" in df.columns else F.lit("")
     rows = df.groupBy("topic", "partition").agg(
-        F.min("offset").alias("first"), F.max("offset").alias("last"), F.max("token").alias("token"),
+        F.min("offset").alias("first"),
+        F.max("offset").alias("last"),
+        F.max("token").alias("token"),
         topic_id.alias("topic_id"),
-    )  # fmt: skip
-    return {TopicPartition(row.topic, row.partition):
-            Span(Token.parse(row.token), row.first, row.last + 1, row.topic_id or "")
-            for row in rows.collect()}  # fmt: skip
+    )
+    return {
+        TopicPartition(row.topic, row.partition): Span(
+            Token.parse(row.token), row.first, row.last + 1, row.topic_id or ""
+        )
+        for row in rows.collect()
+    }

@@ -93,8 +93,9 @@ class IcebergOutput:
         """An entry for a batch that holds these spans. Raises WriteFenced."""
         return IcebergEntry(self, spans)
 
-    def sink(self, change: Callable[[DataFrame], DataFrame] = lambda rows: rows,
-             topics: TopicIds | None = None) -> Callable[[DataFrame, int], None]:  # fmt: skip
+    def sink(
+        self, change: Callable[[DataFrame], DataFrame] = lambda rows: rows, topics: TopicIds | None = None
+    ) -> Callable[[DataFrame, int], None]:
         """A function for foreachBatch: what `change` makes of the new rows of a batch is added to the table.
 
         Rows of partitions that a later owner has written meanwhile are left out and logged. With `topics`, a topic that

@@ -22,9 +22,21 @@ if TYPE_CHECKING:
 
 PACKAGE: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13"  # its version is Spark's, or the newest before it
 _SECURITY: Final = ("security.", "sasl.", "ssl.", "enable.ssl.")
-_OURS: Final = frozenset({"assign", "subscribe", "subscribepattern", "startingoffsets", "endingoffsets",
-                          "startingtimestamp", "endingtimestamp", "startingoffsetsbytimestamp",
-                          "endingoffsetsbytimestamp", "includeheaders", "failondataloss"})  # fmt: skip
+_OURS: Final = frozenset(
+    {
+        "assign",
+        "subscribe",
+        "subscribepattern",
+        "startingoffsets",
+        "endingoffsets",
+        "startingtimestamp",
+        "endingtimestamp",
+        "startingoffsetsbytimestamp",
+        "endingoffsetsbytimestamp",
+        "includeheaders",
+        "failondataloss",
+    }
+)
 
 
 def options_of(connection: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
@@ -38,11 +50,17 @@ def options_of(connection: Mapping[str, Any], given: Mapping[str, str]) -> dict[
     said = any(name.lower().startswith(tuple(f"kafka.{kind}" for kind in _SECURITY)) for name in given)
     for name in connection:
         if name.startswith(_SECURITY) and not said:
-            rule = ("Java's client has other names for it: give kafka.security.protocol and what belongs to it in "
-                    "jvm_options, as for format('kafka')")  # fmt: skip
+            rule = (
+                "Java's client has other names for it: give kafka.security.protocol and what belongs to it in "
+                "jvm_options, as for format('kafka')"
+            )
             raise InvalidOption("jvm_options", name, rule)
-    return {"kafka.bootstrap.servers": str(connection["bootstrap.servers"]), "includeHeaders": "true",
-            "kafka.isolation.level": str(connection.get("isolation.level", "read_committed")), **given}  # fmt: skip
+    return {
+        "kafka.bootstrap.servers": str(connection["bootstrap.servers"]),
+        "includeHeaders": "true",
+        "kafka.isolation.level": str(connection.get("isolation.level", "read_committed")),
+        **given,
+    }
 
 
 def check(spark: SparkSession) -> None:
@@ -53,13 +71,17 @@ def check(spark: SparkSession) -> None:
         spark.read.format("kafka").options(**{"kafka.bootstrap.servers": "-", "subscribe": "-"}).load()
     except AnalysisException as error:
         package = f"{PACKAGE}:{spark.version}"
-        raise MissingSpark("its own Kafka source for reader='jvm'", "which is not on the class path of this session",
-                           f"set spark.jars.packages={package}, or spark-submit --packages {package}; where that "
-                           "version was not published, the newest before it") from error
+        raise MissingSpark(
+            "its own Kafka source for reader='jvm'",
+            "which is not on the class path of this session",
+            f"set spark.jars.packages={package}, or spark-submit --packages {package}; where that "
+            "version was not published, the newest before it",
+        ) from error
 
 
-def frame(spark: SparkSession, pieces: Sequence[Piece], options: Mapping[str, str],
-          columns: Sequence[str]) -> DataFrame:  # fmt: skip
+def frame(
+    spark: SparkSession, pieces: Sequence[Piece], options: Mapping[str, str], columns: Sequence[str]
+) -> DataFrame:
     """The rows of these ranges, as format("marshal-ranges") has them."""
     topics: dict[str, dict[int, Piece]] = {}
     for piece in pieces:

@@ -50,8 +50,9 @@ LISTED_IN_DRIVER_MAX: Final = "spark.sql.sources.parallelPartitionDiscovery.thre
 class Entry(guards.Entry):
     """A batch on its way into the ledger. What its folders hold counts from `commit` on."""
 
-    def __init__(self, ledger: Ledger, spans: Mapping[TopicPartition, Span],
-                 positions: Mapping[TopicPartition, Position]) -> None:  # fmt: skip
+    def __init__(
+        self, ledger: Ledger, spans: Mapping[TopicPartition, Span], positions: Mapping[TopicPartition, Position]
+    ) -> None:
         super().__init__(str(ledger.path), spans, positions)
         self._ledger = ledger
         self._folders: dict[str, str] = {}
@@ -76,8 +77,12 @@ class Ledger:
     def __init__(self, path: str | Path) -> None:
         """Makes the folder. Raises InvalidOption for a path that is no local one."""
         if "://" in str(path):
-            raise InvalidOption("path", str(path), "a folder of a mounted file system: an entry is made by a hard "
-                                "link; on object stores, DeltaOutput or IcebergOutput")  # fmt: skip
+            raise InvalidOption(
+                "path",
+                str(path),
+                "a folder of a mounted file system: an entry is made by a hard "
+                "link; on object stores, DeltaOutput or IcebergOutput",
+            )
         self.path = Path(path).absolute()
         self._entries = self.path / ENTRIES
         self._entries.mkdir(parents=True, exist_ok=True)
@@ -138,8 +143,10 @@ class Ledger:
         try:
             # Spark lists more than 32 folders by a job with a task for each. Here the driver lists them in a moment.
             spark.conf.set(LISTED_IN_DRIVER_MAX, str(len(born) + 1))
-            frames = [_without(spark.read.options(**based).schema(schema).parquet(*folders), table, rewinds)
-                      for rewinds, folders in parts.items()]  # fmt: skip
+            frames = [
+                _without(spark.read.options(**based).schema(schema).parquet(*folders), table, rewinds)
+                for rewinds, folders in parts.items()
+            ]
         finally:
             spark.conf.set(LISTED_IN_DRIVER_MAX, before or "32")
         found = frames[0]
@@ -181,8 +188,9 @@ class Ledger:
             os.fsync(file.fileno())
         return path
 
-    def sink(self, handle: Callable[[DataFrame, Entry], object],
-             topics: TopicIds | None = None) -> Callable[[DataFrame, int], None]:  # fmt: skip
+    def sink(
+        self, handle: Callable[[DataFrame, Entry], object], topics: TopicIds | None = None
+    ) -> Callable[[DataFrame, int], None]:
         """A function for foreachBatch: `handle(rows, entry)` gets what is not written yet and writes it to folders.
 
         The rows are kept in memory or on disk while it runs, so that several actions read Kafka once. `handle` may be
@@ -219,8 +227,11 @@ class Ledger:
         them, until `vacuum` deletes them. Raises LedgerMoved if the table was rewound or compacted meanwhile.
         """
         self.refresh()
-        born = {folder: number for folder, number in self._state.folders.get(table, {}).items()
-                if self._state.rewinds_after(number) or _size(self.path / folder) < MERGE_BELOW_BYTES}  # fmt: skip
+        born = {
+            folder: number
+            for folder, number in self._state.folders.get(table, {}).items()
+            if self._state.rewinds_after(number) or _size(self.path / folder) < MERGE_BELOW_BYTES
+        }
         if not born or (len(born) == 1 and not any(map(self._state.rewinds_after, born.values()))):
             return 0
         read_at, merged = self._state.next, f"{table}/{_new_name()}"
@@ -280,8 +291,12 @@ def _without(df: DataFrame, table: str, rewinds: tuple[Rewind, ...]) -> DataFram
 
     missing = {"topic", "partition", "offset"} - set(df.columns)
     if rewinds and missing:
-        raise InvalidOption("table", table, f"a table with the columns {', '.join(sorted(missing))}: the ledger was "
-                            f"rewound, and they tell which rows that takes out")  # fmt: skip
+        raise InvalidOption(
+            "table",
+            table,
+            f"a table with the columns {', '.join(sorted(missing))}: the ledger was "
+            f"rewound, and they tell which rows that takes out",
+        )
     for rewind in rewinds:
         there = (F.col("topic") == rewind.tp.topic) & (F.col("partition") == rewind.tp.partition)
         there = there & (F.col("offset") >= rewind.to)

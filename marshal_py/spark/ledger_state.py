@@ -56,19 +56,23 @@ class LedgerState:
 
     def text(self) -> str:
         """As JSON."""
-        return json.dumps({
-            "next": self.next, "folders": self.folders,
-            "positions": {str(tp): [str(at.token), *at[1:]] for tp, at in self.positions.items()},
-            "rewinds": [[number, str(tp), to, topic_id] for number, tp, to, topic_id in self.rewinds],
-        })  # fmt: skip
+        return json.dumps(
+            {
+                "next": self.next,
+                "folders": self.folders,
+                "positions": {str(tp): [str(at.token), *at[1:]] for tp, at in self.positions.items()},
+                "rewinds": [[number, str(tp), to, topic_id] for number, tp, to, topic_id in self.rewinds],
+            }
+        )
 
     @classmethod
     def parse(cls, text: str) -> LedgerState:
         """What `text` returned."""
         found, made = json.loads(text), cls()
         made.next, made.folders = found["next"], found["folders"]
-        made.positions = {_tp(name): Position(Token.parse(token), *rest)
-                          for name, (token, *rest) in found["positions"].items()}  # fmt: skip
+        made.positions = {
+            _tp(name): Position(Token.parse(token), *rest) for name, (token, *rest) in found["positions"].items()
+        }
         made.rewinds = tuple(Rewind(number, _tp(name), to, topic_id) for number, name, to, topic_id in found["rewinds"])
         return made
 

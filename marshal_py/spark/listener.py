@@ -93,9 +93,17 @@ def progress_of(progress: StreamingQueryProgress) -> list[Progress]:
         report = _report(source.latestOffset)
         if report is not None:
             rows_per_s = source.processedRowsPerSecond
-            found.append(Progress(progress.name or str(progress.id), progress.batchId, report["group"],
-                                  report["claims"], report["lag"], source.numInputRows,
-                                  rows_per_s if rows_per_s == rows_per_s else 0.0))  # NaN of an empty batch
+            found.append(
+                Progress(
+                    progress.name or str(progress.id),
+                    progress.batchId,
+                    report["group"],
+                    report["claims"],
+                    report["lag"],
+                    source.numInputRows,
+                    rows_per_s if rows_per_s == rows_per_s else 0.0,
+                )
+            )  # NaN of an empty batch
     return found
 
 
@@ -112,11 +120,14 @@ def prometheus_gauges(registry: Any = None) -> Export:
     try:
         from prometheus_client import REGISTRY, Gauge
     except ImportError as error:
-        raise UnsupportedPlatform("exporting to Prometheus", "a Python without prometheus-client",
-                                  "pip install 'marshal_py[metrics]'") from error  # fmt: skip
+        raise UnsupportedPlatform(
+            "exporting to Prometheus", "a Python without prometheus-client", "pip install 'marshal_py[metrics]'"
+        ) from error
     texts = {"lag": "messages behind the end", "claims": "partitions claimed", "rows": "rows of the newest batch"}
-    gauges = {name: Gauge(f"marshal_spark_{name}", text, ["query", "group"], registry=registry or REGISTRY)
-              for name, text in texts.items()}  # fmt: skip
+    gauges = {
+        name: Gauge(f"marshal_spark_{name}", text, ["query", "group"], registry=registry or REGISTRY)
+        for name, text in texts.items()
+    }
 
     def export(progress: Progress) -> None:
         for name, gauge in gauges.items():

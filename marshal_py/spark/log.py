@@ -102,8 +102,11 @@ def log_reader(options: Mapping[str, str]) -> DataSourceReader:
     if is_raw(options):
         return RawReader(options)
     if "ranges" in options:
-        raise InvalidOption("ranges", options["ranges"], "with raw=true only: a fold begins at the beginning of a log; "
-                            "cut its rows by since and until")  # fmt: skip
+        raise InvalidOption(
+            "ranges",
+            options["ranges"],
+            "with raw=true only: a fold begins at the beginning of a log; cut its rows by since and until",
+        )
     return FoldReader(options, ("records",))
 
 
@@ -234,5 +237,8 @@ class FoldReader(DataSourceReader):
 
     def _of_group(self, rows: Mapping[str, Sequence[Row]]) -> Mapping[str, Sequence[Row]]:
         group = self._window.group
-        return rows if group is None else {
-            name: [row for row in found if row.group == group] for name, found in rows.items()}  # fmt: skip
+        return (
+            rows
+            if group is None
+            else {name: [row for row in found if row.group == group] for name, found in rows.items()}
+        )

@@ -86,8 +86,12 @@ def spark_schema(columns: Sequence[str] = COLUMNS) -> str:
 def check_schema(found: str, columns: Sequence[str]) -> None:
     """`found`: as `StructType.simpleString` has it. Raises InvalidOption unless it is that of `columns`."""
     if found != f"struct<{','.join(f'{name}:{_COLUMNS[name].spark}' for name in columns)}>":
-        raise InvalidOption("schema", found, "leave .schema() out: rows are messages of Kafka, the option columns "
-                            "chooses of theirs, and from_json or from_avro takes `value` apart")  # fmt: skip
+        raise InvalidOption(
+            "schema",
+            found,
+            "leave .schema() out: rows are messages of Kafka, the option columns "
+            "chooses of theirs, and from_json or from_avro takes `value` apart",
+        )
 
 
 def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
@@ -101,7 +105,8 @@ def as_arrow(runs: Sequence[Run], columns: Sequence[str]) -> pa.RecordBatch:
     def array(name: str, column: Column) -> pa.Array:
         if column.take is not None:
             return column.take(messages)
-        return pa.concat_arrays([pa.repeat(pa.scalar(getattr(run, name), column.arrow), len(run.messages))
-                                 for run in runs])  # fmt: skip
+        return pa.concat_arrays(
+            [pa.repeat(pa.scalar(getattr(run, name), column.arrow), len(run.messages)) for run in runs]
+        )
 
     return pa.RecordBatch.from_arrays([array(name, _COLUMNS[name]) for name in columns], schema=arrow_schema(columns))

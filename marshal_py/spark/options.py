@@ -24,9 +24,22 @@ _TEXTS: Final = ("delivery", "policy", "member", "start", "start_fallback", "new
 _NUMBERS: Final = ("heartbeat_interval_s", "handler_timeout_s")
 _COUNTS: Final = ("max_claims", "capacity")
 _FLAGS: Final = ("fast_reclaim", "join_live_kafka_group", "mirror_offsets")
-_OWN: Final = ("group", "topics", "topics_pattern", "bootstrap.servers", "client_id", "columns",
-               "max_rows_per_batch", "min_rows_per_batch", "max_batch_delay_s", "min_partitions", "read_timeout_s",
-               "coordination_topic", "coordination_partitions", "connect_timeout_s")  # fmt: skip
+_OWN: Final = (
+    "group",
+    "topics",
+    "topics_pattern",
+    "bootstrap.servers",
+    "client_id",
+    "columns",
+    "max_rows_per_batch",
+    "min_rows_per_batch",
+    "max_batch_delay_s",
+    "min_partitions",
+    "read_timeout_s",
+    "coordination_topic",
+    "coordination_partitions",
+    "connect_timeout_s",
+)
 OPTIONS: Final = (*_OWN, *_TEXTS, *_NUMBERS, *_COUNTS, *_FLAGS)
 
 

@@ -71,8 +71,9 @@ class TopicOrigin:
         try:
             count = admin.partition_count(self.topic)
             if count is None:
-                raise CoordinationTopicMissing(self.topic, "looking creates nothing", "start a consumer, which creates "
-                                               "it, or name the right topic")  # fmt: skip
+                raise CoordinationTopicMissing(
+                    self.topic, "looking creates nothing", "start a consumer, which creates it, or name the right topic"
+                )
             found = admin.bounds([TopicPartition(self.topic, log) for log in range(count)])
         finally:
             admin.close()
@@ -96,8 +97,9 @@ class TopicOrigin:
                     raise refused
                 if time.monotonic() >= deadline:
                     what = f"offset {first} of {self.topic}:{log}"
-                    raise ClusterUnreachable(str(self.settings.get("bootstrap.servers")), what,
-                                             reader.waiting_for() or "no answer in time")  # fmt: skip
+                    raise ClusterUnreachable(
+                        str(self.settings.get("bootstrap.servers")), what, reader.waiting_for() or "no answer in time"
+                    )
         finally:
             reader.close(0.0)
 
@@ -174,8 +176,9 @@ class ArchiveOrigin:
             if file.is_file and not any(part.startswith(("_", ".")) for part in parts):
                 log = _OF_LOG(parts[0])
                 if log is None or len(parts) < 2:
-                    raise InvalidOption("path", self.path, f"a folder written by `marshal spark archive`; {file.path} "
-                                                           f"lies in no log=N")  # fmt: skip
+                    raise InvalidOption(
+                        "path", self.path, f"a folder written by `marshal spark archive`; {file.path} lies in no log=N"
+                    )
                 files.setdefault(int(log[1]), []).append(file.path)
         return files
 

@@ -44,8 +44,14 @@ def write_files(df: DataFrame, root: str, partition_by: Sequence[str]) -> list[D
         (writer.partitionBy(*partition_by) if partition_by else writer).parquet(folder)
     finally:
         conf.set(_TIMES, before or "INT96")
-    found = (df.sparkSession.read.schema(df.schema).option("recursiveFileLookup", "true").parquet(folder)
-             .groupBy("_metadata.file_path", "_metadata.file_size").count().collect())  # fmt: skip
+    found = (
+        df.sparkSession.read.schema(df.schema)
+        .option("recursiveFileLookup", "true")
+        .parquet(folder)
+        .groupBy("_metadata.file_path", "_metadata.file_size")
+        .count()
+        .collect()
+    )
     files = []
     for path, size, rows in found:
         below = unquote(path[path.index(name) :])  # the column has an URL; `below` is what the file is called

@@ -61,8 +61,10 @@ class RangesReader(DataSourceReader):
         self._once = flag(options, "once")
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [RangePartition(task, self._kafka, self._timeout_s, self._once, self._columns)
-                for task in tasks_of(self._pieces, self._tasks_min)]  # fmt: skip
+        return [
+            RangePartition(task, self._kafka, self._timeout_s, self._once, self._columns)
+            for task in tasks_of(self._pieces, self._tasks_min)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Spark makes one partition without value of an empty list.

@@ -52,17 +52,29 @@ FETCH_BYTES_MAX: Final = 5_000_000
 FETCH_BYTES_PER_ROW: Final = 512  # asked for at once; longer messages take more than one fetch
 _SIZES: Final = (256, 1_024, 4_096, 16_384, 65_536, QUEUE_ROWS_MAX)  # few, so that the next batch finds its client good
 
-_REFUSED: Final = frozenset({
-    KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError._AUTHENTICATION,
-    KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError._FATAL,
-})  # fmt: skip
+_REFUSED: Final = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError._AUTHENTICATION,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError._FATAL,
+    }
+)
 
 
 class RangePartition(InputPartition):
     """One task. Everything that it needs is in here: a reader is pickled long before its partitions are planned."""
 
-    def __init__(self, pieces: Sequence[Piece], kafka: Mapping[str, Any], timeout_s: float, once: bool,
-                 columns: Sequence[str] = COLUMNS) -> None:  # fmt: skip
+    def __init__(
+        self,
+        pieces: Sequence[Piece],
+        kafka: Mapping[str, Any],
+        timeout_s: float,
+        once: bool,
+        columns: Sequence[str] = COLUMNS,
+    ) -> None:
         """`once`: a second attempt of the task is refused. `timeout_s`: without progress."""
         super().__init__(tuple(pieces))
         self.kafka, self.timeout_s, self.once, self.columns = dict(kafka), timeout_s, once, tuple(columns)

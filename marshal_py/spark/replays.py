@@ -32,8 +32,9 @@ CANDIDATES_MAX: Final = 1_000  # records that look like a Genesis or a Snapshot;
 Fold = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-def replay(df: DataFrame, tables: Sequence[str] | None = None, *, root: Genesis | None = None,
-           tasks: int | None = None) -> DataFrame:  # fmt: skip
+def replay(
+    df: DataFrame, tables: Sequence[str] | None = None, *, root: Genesis | None = None, tasks: int | None = None
+) -> DataFrame:
     """Folds whole logs: `df` has the columns log, offset, time and value, in any order and any number of partitions.
 
     `tables`: those of history/tables.py; without it all of them. One gives a DataFrame with its columns, several one

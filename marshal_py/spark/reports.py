@@ -30,14 +30,18 @@ class Question(NamedTuple):
 
 
 QUESTIONS: Final = {
-    "owners": Question("Who owned what at a time", """
+    "owners": Question(
+        "Who owned what at a time",
+        """
 SELECT group, topic, partition, client, session, from_time, to_time
 FROM marshal_intervals
 WHERE from_time <= :at AND (to_time IS NULL OR to_time > :at)
 ORDER BY group, topic, partition
-"""),
-    "take_overs": Question("Take-overs per day: how long members lived from the dead owner's last sign of life to the "
-                           "new owner's claim", """
+""",
+    ),
+    "take_overs": Question(
+        "Take-overs per day: how long members lived from the dead owner's last sign of life to the new owner's claim",
+        """
 SELECT to_date(to_time) AS day, group, count(*) AS take_overs,
        round(percentile(seconds, 0.5), 3) AS median_s, round(percentile(seconds, 0.99), 3) AS p99_s,
        round(max(seconds), 3) AS longest_s
@@ -45,23 +49,32 @@ FROM (SELECT *, take_over_ms / 1000 AS seconds FROM marshal_gaps)
 WHERE cause = 'evict' AND next_client IS NOT NULL
 GROUP BY day, group
 ORDER BY day, group
-"""),
-    "gaps": Question("The longest times without an owner, counted while members lived and the group was not paused", """
+""",
+    ),
+    "gaps": Question(
+        "The longest times without an owner, counted while members lived and the group was not paused",
+        """
 SELECT group, topic, partition, from_time, to_time, cause, client AS before, next_client AS after,
        round(lived_ms / 1000, 3) AS seconds
 FROM marshal_gaps
 WHERE lived_ms > 0 AND to_time IS NOT NULL
 ORDER BY seconds DESC, from_time
 LIMIT 20
-"""),
-    "races": Question("Claims that lost to another's, per day and client", """
+""",
+    ),
+    "races": Question(
+        "Claims that lost to another's, per day and client",
+        """
 SELECT to_date(time) AS day, group, client, count(*) AS lost, count(DISTINCT topic, partition) AS partitions,
        round(percentile((unix_millis(time) - unix_millis(winner_time)) / 1000, 0.5), 3) AS median_late_s
 FROM marshal_races
 GROUP BY day, group, client
 ORDER BY lost DESC, day, group, client
-"""),
-    "redelivered": Question("What was delivered again: at least so many messages from each position on", """
+""",
+    ),
+    "redelivered": Question(
+        "What was delivered again: at least so many messages from each position on",
+        """
 SELECT i.to_time AS time, i.group, i.topic, i.partition, i.client, i.ended AS why, i.to_position AS from_position,
        i.in_flight AS messages
 FROM marshal_intervals i JOIN marshal_sessions s ON s.log = i.log AND s.session = i.session
@@ -71,15 +84,21 @@ SELECT time, group, topic, partition, by, 'moved back', to_position, from_positi
 FROM marshal_moves
 WHERE to_position < from_position
 ORDER BY time, topic, partition
-"""),
-    "lost": Question("Messages that no owner was given, or whose batch was not committed", """
+""",
+    ),
+    "lost": Question(
+        "Messages that no owner was given, or whose batch was not committed",
+        """
 SELECT min(time) AS time, group, topic, partition, min_by(client, offset) AS client, cause,
        from_position, to_position, to_position - from_position AS messages
 FROM marshal_lost
 GROUP BY group, topic, partition, generation, cause, from_position, to_position
 ORDER BY time, topic, partition
-"""),
-    "unfair": Question("Partitions that a client held on average while it lived, against the average of its group", """
+""",
+    ),
+    "unfair": Question(
+        "Partitions that a client held on average while it lived, against the average of its group",
+        """
 WITH ends AS (SELECT max(time) AS end FROM marshal_standings),
      held AS (SELECT group, client, sum(unix_millis(coalesce(to_time, end)) - unix_millis(from_time)) AS held_ms
               FROM marshal_intervals CROSS JOIN ends WHERE partition >= 0 GROUP BY group, client),
@@ -90,27 +109,37 @@ SELECT group, client, round(coalesce(held_ms, 0) / lived_ms, 2) AS partitions,
 FROM lived LEFT JOIN held USING (group, client)
 WINDOW same_group AS (PARTITION BY group)
 ORDER BY abs(partitions - of_group) DESC, group, client
-"""),
-    "lag": Question("The lag per hour, as heartbeats named it", """
+""",
+    ),
+    "lag": Question(
+        "The lag per hour, as heartbeats named it",
+        """
 SELECT date_trunc('HOUR', time) AS hour, group, topic, max(lag) AS highest, round(avg(lag), 1) AS average,
        max_by(partition, lag) AS worst_partition
 FROM marshal_positions
 WHERE cause = 'heartbeat'
 GROUP BY hour, group, topic
 ORDER BY hour, group, topic
-"""),
-    "pauses": Question("Pauses: when, for how long, by whom and why", """
+""",
+    ),
+    "pauses": Question(
+        "Pauses: when, for how long, by whom and why",
+        """
 SELECT group, from_time, to_time, round((unix_millis(to_time) - unix_millis(from_time)) / 1000, 3) AS seconds,
        renewals, by, reason, ended
 FROM marshal_pauses
 ORDER BY from_time, group
-"""),
-    "moves": Question("Positions that admins moved", """
+""",
+    ),
+    "moves": Question(
+        "Positions that admins moved",
+        """
 SELECT time, group, topic, partition, from_position, to_position, by
 FROM marshal_moves
 ORDER BY time, topic, partition
-"""),
-}  # fmt: skip
+""",
+    ),
+}
 
 
 def views(folded: DataFrame, prefix: str = PREFIX) -> list[str]:
@@ -143,8 +172,9 @@ def _asked(spark: SparkSession, options: Mapping[str, str]) -> Iterator[None]:
         folded.unpersist()
 
 
-def report(spark: SparkSession, options: Mapping[str, str], names: Sequence[str] = (),
-           at: datetime | None = None) -> dict[str, list[dict[str, Any]]]:  # fmt: skip
+def report(
+    spark: SparkSession, options: Mapping[str, str], names: Sequence[str] = (), at: datetime | None = None
+) -> dict[str, list[dict[str, Any]]]:
     """Answers to the questions of these names, all by default; "owners" needs `at`, and is left out without it.
 
     `options`: those of format("marshal-state"): bootstrap.servers or path, group, since, until. Times come with their
@@ -168,4 +198,3 @@ def check_questions(names: Sequence[str], at: datetime | None) -> list[str]:
         if ":at" in QUESTIONS[name].sql and at is None:
             raise InvalidOption("at", None, f"a time, for the question {name!r}")
     return list(names) or [name for name, asked in QUESTIONS.items() if at is not None or ":at" not in asked.sql]
-

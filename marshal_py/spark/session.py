@@ -51,8 +51,9 @@ _LOCAL: Final[Mapping[str, str]] = {
 }
 
 
-def local_session(master: str = "local[2]", *, name: str = "marshal_py",
-                  settings: Mapping[str, str] | None = None) -> SparkSession:  # fmt: skip
+def local_session(
+    master: str = "local[2]", *, name: str = "marshal_py", settings: Mapping[str, str] | None = None
+) -> SparkSession:
     """The active session of this process, else a new one at `master`. `settings` win over the ones of this file.
 
     A new one has a listener that tells the sources of this package at once what Spark has committed.

@@ -28,12 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from marshal_py.client.marshal import connect
 from marshal_py.client.microbatches import FIRST, MicroBatches, key_of
@@ -61,9 +56,13 @@ class Life:
 
     def __init__(self, options: StreamOptions, before: MicroBatches | None = None) -> None:
         """`before`: what an earlier life of this process has handed over."""
-        self.marshal = connect(options.kafka, client_id=options.client_id, timeout_s=options.connect_timeout_s,
-                               coordination_topic=options.coordination_topic,
-                               coordination_partitions=options.coordination_partitions)  # fmt: skip
+        self.marshal = connect(
+            options.kafka,
+            client_id=options.client_id,
+            timeout_s=options.connect_timeout_s,
+            coordination_topic=options.coordination_topic,
+            coordination_partitions=options.coordination_partitions,
+        )
         try:
             self._pattern, self._looked_s = options.topics_pattern, time.monotonic()
             self.topics = options.topics if self._pattern is None else self.marshal.topics(self._pattern)
@@ -108,17 +107,21 @@ class Life:
     def warn_of_fresh_checkpoint(self) -> None:
         """Once per life. Sinks that know batches by their numbers skip those that they have (docs/spark.md)."""
         if not self.warned and self.planner.resumed():
-            log.warning("group %s has positions, and this query begins with a fresh checkpoint: it goes on there, "
-                        "whatever its start says; its batches are numbered from 0 again, and a sink that has such "
-                        "numbers already, as Spark's file sink in an old folder, skips them", self.consumer.group)
+            log.warning(
+                "group %s has positions, and this query begins with a fresh checkpoint: it goes on there, "
+                "whatever its start says; its batches are numbered from 0 again, and a sink that has such "
+                "numbers already, as Spark's file sink in an old folder, skips them",
+                self.consumer.group,
+            )
         self.warned = True
 
     def done(self, end: dict[str, Any]) -> None:
         """Spark has committed the batch that ends at `end`, of this life or of an earlier one. Twice is once."""
         self.planner.commit_end(self.batches, end)
 
-    def plan(self, start: dict[str, Any], rows_max: int | None,
-             targets: Mapping[TopicPartition, int] | None) -> dict[str, Any]:  # fmt: skip
+    def plan(
+        self, start: dict[str, Any], rows_max: int | None, targets: Mapping[TopicPartition, int] | None
+    ) -> dict[str, Any]:
         """The next end offset, `start` itself if there is nothing to do."""
         end = self._planned(start, rows_max, targets)
         if end == start and targets is not None and self.planner.settle():
@@ -127,8 +130,9 @@ class Life:
             log.warning("group %s is paused: the query ends with what was done before", self.consumer.group)
         return end
 
-    def _planned(self, start: dict[str, Any], rows_max: int | None,
-                 targets: Mapping[TopicPartition, int] | None) -> dict[str, Any]:  # fmt: skip
+    def _planned(
+        self, start: dict[str, Any], rows_max: int | None, targets: Mapping[TopicPartition, int] | None
+    ) -> dict[str, Any]:
         ranges = self.planner.plan(rows_max, targets)
         if targets is None and self._waits_for_more(sum(one.to - one.start for one in ranges)):
             return start
@@ -159,17 +163,27 @@ class Life:
                 self.done(start)
                 taken = self.planner.replay_end(self.batches, end)
             if not taken:
-                log.warning("group %s: batch %d hands over nothing of the %d ranges that were planned",
-                            self.consumer.group, end["b"], len(end["r"]))  # fmt: skip
+                log.warning(
+                    "group %s: batch %d hands over nothing of the %d ranges that were planned",
+                    self.consumer.group,
+                    end["b"],
+                    len(end["r"]),
+                )
         return taken
 
     def report(self) -> dict[str, Any]:
         """For the query's progress. `commits`: where this process listens for commits."""
         info, heard_at = self.consumer.cached_info(), None if self._commits is None else self._commits.address
-        return {"group": info.group, "claims": len(info.claims), "lag": info.lag, "paused": info.paused,
-                "commits": heard_at,
-                "partitions": {str(tp): {"position": claim.position, "lag": claim.lag}
-                               for tp, claim in sorted(info.claims.items())}}  # fmt: skip
+        return {
+            "group": info.group,
+            "claims": len(info.claims),
+            "lag": info.lag,
+            "paused": info.paused,
+            "commits": heard_at,
+            "partitions": {
+                str(tp): {"position": claim.position, "lag": claim.lag} for tp, claim in sorted(info.claims.items())
+            },
+        }
 
     def close(self) -> None:
         """Releases every claim at its position."""
@@ -259,8 +273,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         _check_ours(end, start)
         options = self.options
         pieces = pieces_of(taken.range for taken in self._alive().take(start, end))
-        return [RangePartition(task, options.kafka, options.read_timeout_s, options.at_most_once, options.columns)
-                for task in tasks_of(pieces, options.min_partitions)]  # fmt: skip
+        return [
+            RangePartition(task, options.kafka, options.read_timeout_s, options.at_most_once, options.columns)
+            for task in tasks_of(pieces, options.min_partitions)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RangePartition)
@@ -281,8 +297,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _check_ours(offset: dict[str, Any], committed: dict[str, Any]) -> None:
     """Spark does not look whose checkpoint it reads. Raises InvalidOption for that of another source."""
     if not isinstance(offset.get("b"), int):
-        rule = ("the folder holds the checkpoint of another source: take a new one. If it is of format('kafka'), a "
-                "group without positions goes on there with this value as startingOffsets")
+        rule = (
+            "the folder holds the checkpoint of another source: take a new one. If it is of format('kafka'), a "
+            "group without positions goes on there with this value as startingOffsets"
+        )
         raise InvalidOption("checkpointLocation", key_of(committed), rule)
 
 

@@ -57,10 +57,17 @@ def replay_stream(sdf: DataFrame, root: Genesis, tables: Sequence[str] | None = 
     in_ms = {name: pa.int64() if columns.is_moment(kind) else kind for name, kind in fields.items()}
     known = sdf.select(*NEEDED).where(functions.col("log") < root.partitions)
     # As numbers: in pandas a time would depend on the session's zone.
-    rows = known.withColumn("time", functions.unix_millis("time")).groupBy("log").transformWithStateInPandas(
-        _Fold(root, wanted), columns.spark_schema(in_ms), "Append", "None")  # fmt: skip
-    return rows.select(*(functions.timestamp_millis(name).alias(name) if columns.is_moment(kind) else name
-                         for name, kind in fields.items()))  # fmt: skip
+    rows = (
+        known.withColumn("time", functions.unix_millis("time"))
+        .groupBy("log")
+        .transformWithStateInPandas(_Fold(root, wanted), columns.spark_schema(in_ms), "Append", "None")
+    )
+    return rows.select(
+        *(
+            functions.timestamp_millis(name).alias(name) if columns.is_moment(kind) else name
+            for name, kind in fields.items()
+        )
+    )
 
 
 class _State(msgspec.Struct, array_like=True):
@@ -85,8 +92,11 @@ def read_state(blob: bytes | None) -> _State:
     if blob is None:
         return _State(0, None, None, 0, 0, [], Open(), {})
     if blob[0] != STATE_VERSION:
-        raise InvalidOption("checkpointLocation", f"state version {blob[0]}", f"version {STATE_VERSION}, which this "
-                            f"release of marshal_py reads: begin with a fresh checkpoint folder")  # fmt: skip
+        raise InvalidOption(
+            "checkpointLocation",
+            f"state version {blob[0]}",
+            f"version {STATE_VERSION}, which this release of marshal_py reads: begin with a fresh checkpoint folder",
+        )
     return _decode(memoryview(blob)[1:])
 
 
@@ -94,8 +104,9 @@ def write_state(state: _State) -> bytes:
     return bytes([STATE_VERSION]) + _encode(state)
 
 
-def fold_more(state: _State, log: int, root: Genesis, tables: Sequence[str],
-              records: Iterable[tuple[int, int, bytes | None]]) -> Timeline:  # fmt: skip
+def fold_more(
+    state: _State, log: int, root: Genesis, tables: Sequence[str], records: Iterable[tuple[int, int, bytes | None]]
+) -> Timeline:
     """Folds what has come (offset, time in ms, value), in any order, onto the state; the rows wait in the Timeline.
 
     Raises LogGap when too much waits for a missing record, GroupOpaque: such a log has no canonical state (N7).
@@ -153,8 +164,9 @@ class _Fold(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._kept = handle.getValueState("log", "blob binary")
 
-    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame],
-                        timerValues: TimerValues) -> Iterator[pd.DataFrame]:  # fmt: skip
+    def handleInputRows(
+        self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
+    ) -> Iterator[pd.DataFrame]:
         kept = self._kept.get()
         state = read_state(None if kept is None else bytes(kept[0]))
         timeline = fold_more(state, int(key[0]), self._root, self._tables, _records(rows))
@@ -174,7 +186,6 @@ def _records(rows: Iterable[pd.DataFrame]) -> Iterator[tuple[int, int, bytes | N
 
 def _frame(batch: pa.RecordBatch) -> pd.DataFrame:
     """Numbers that may be missing stay whole numbers, and moments are ms."""
-    arrays = [columns.in_ms(column) if columns.is_moment(column.type) else column
-              for column in batch.columns]  # fmt: skip
+    arrays = [columns.in_ms(column) if columns.is_moment(column.type) else column for column in batch.columns]
     table = pa.Table.from_arrays(arrays, names=batch.schema.names)
     return table.to_pandas(types_mapper=_PANDAS.get)

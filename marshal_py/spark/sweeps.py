@@ -28,14 +28,28 @@ SCHEMA: Final = (
     "simulated_hours double, trace_hash string, "
     "violations array<struct<invariant string, ms bigint, offset bigint, text string>>, again string"
 )
-_ARROW: Final = pa.schema([
-    ("seed", pa.int64()), ("verdict", pa.string()), ("takeovers", pa.int64()), ("handovers", pa.int64()),
-    ("deliveries", pa.int64()), ("faults", pa.int64()), ("events", pa.int64()), ("simulated_hours", pa.float64()),
-    ("trace_hash", pa.string()),
-    ("violations", pa.list_(pa.struct([("invariant", pa.string()), ("ms", pa.int64()), ("offset", pa.int64()),
-                                       ("text", pa.string())]))),
-    ("again", pa.string()),
-])  # fmt: skip
+_ARROW: Final = pa.schema(
+    [
+        ("seed", pa.int64()),
+        ("verdict", pa.string()),
+        ("takeovers", pa.int64()),
+        ("handovers", pa.int64()),
+        ("deliveries", pa.int64()),
+        ("faults", pa.int64()),
+        ("events", pa.int64()),
+        ("simulated_hours", pa.float64()),
+        ("trace_hash", pa.string()),
+        (
+            "violations",
+            pa.list_(
+                pa.struct(
+                    [("invariant", pa.string()), ("ms", pa.int64()), ("offset", pa.int64()), ("text", pa.string())]
+                )
+            ),
+        ),
+        ("again", pa.string()),
+    ]
+)
 
 
 class Run(NamedTuple):
@@ -54,8 +68,7 @@ class Run(NamedTuple):
     again: str | None
 
 
-def sweep(spark: SparkSession, seeds: range, *, options: Options | None = None,
-          tasks: int | None = None) -> DataFrame:  # fmt: skip
+def sweep(spark: SparkSession, seeds: range, *, options: Options | None = None, tasks: int | None = None) -> DataFrame:
     """Runs every seed somewhere in the cluster; one row each, the columns of `Run`. Lazy, as every DataFrame.
 
     `tasks`: by default three per core. The workers need marshal_py. Raises InvalidOption.

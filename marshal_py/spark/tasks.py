@@ -60,9 +60,13 @@ def _split(pieces: Sequence[Piece], wanted: int) -> list[Piece]:
         number = heap[0][1]
         parts[number] += 1
         heapq.heapreplace(heap, (-pieces[number].rows / parts[number], number))
-    return [piece._replace(start=piece.start + piece.rows * part // count,
-                           to=piece.start + piece.rows * (part + 1) // count)
-            for piece, count in zip(pieces, parts, strict=True) for part in range(count)]  # fmt: skip
+    return [
+        piece._replace(
+            start=piece.start + piece.rows * part // count, to=piece.start + piece.rows * (part + 1) // count
+        )
+        for piece, count in zip(pieces, parts, strict=True)
+        for part in range(count)
+    ]
 
 
 def _share(pieces: Sequence[Piece], count: int) -> list[tuple[Piece, ...]]:

@@ -31,15 +31,20 @@ BROKER_TIMEOUT_S: Final = 3.0  # A broker answers in milliseconds; then another 
 _UNANSWERED: Final = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT})
 # The broker that is asked does not lead the partition, yet or any more.
 _MOVING: Final = _UNANSWERED | {
-    KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
-}  # fmt: skip
+}
 # A broker has not heard of the topic: it is new, or it is not there at all. So are partitions that nobody leads.
-_UNHEARD: Final = frozenset({
-    KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError._NOENT,
-})  # fmt: skip
-_KINDS: Final = {KafkaError.TOPIC_AUTHORIZATION_FAILED: "topic", KafkaError.GROUP_AUTHORIZATION_FAILED: "group",
-                 KafkaError.CLUSTER_AUTHORIZATION_FAILED: "cluster"}  # fmt: skip
+_UNHEARD: Final = frozenset(
+    {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError._NOENT}
+)
+_KINDS: Final = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "topic",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "group",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "cluster",
+}
 
 
 class Asker(AdminClient):
@@ -71,8 +76,9 @@ def _learn_leaders(client: Asker, topics: Iterable[str], timeout_s: float) -> No
             metadata(client, topic, timeout_s)
 
 
-def judged(client: Asker, given: settings.Settings, error: KafkaException | TimeoutError, what: str,
-           right: tuple[str, str]) -> ClusterError:  # fmt: skip
+def judged(
+    client: Asker, given: settings.Settings, error: KafkaException | TimeoutError, what: str, right: tuple[str, str]
+) -> ClusterError:
     """Kafka's refusal as one of ours. `right`: the operation and what it is done with, if it was a matter of rights."""
     kind = _KINDS.get(code_of(error))
     if kind is not None:
@@ -81,9 +87,15 @@ def judged(client: Asker, given: settings.Settings, error: KafkaException | Time
 
 
 def list_offsets(
-    client: Asker, tps: Sequence[TopicPartition], spec: Any, timeout_s: float, given: settings.Settings, *,
-    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED, exists: bool = False,
-) -> dict[TopicPartition, int]:  # fmt: skip
+    client: Asker,
+    tps: Sequence[TopicPartition],
+    spec: Any,
+    timeout_s: float,
+    given: settings.Settings,
+    *,
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+    exists: bool = False,
+) -> dict[TopicPartition, int]:
     """One offset of each partition, -1 where there is none, in one request for all.
 
     `exists`: the partitions are there, so that a broker which has not heard of them will. Raises ClusterUnreachable,
@@ -97,8 +109,10 @@ def list_offsets(
         patience_s = min(left_s, BROKER_TIMEOUT_S)
         try:
             futures = client.list_offsets(wanted, isolation_level=isolation, request_timeout=left_s)
-            return {TopicPartition(tp.topic, tp.partition): future.result(patience_s).offset
-                    for tp, future in futures.items()}  # fmt: skip
+            return {
+                TopicPartition(tp.topic, tp.partition): future.result(patience_s).offset
+                for tp, future in futures.items()
+            }
         except (KafkaException, TimeoutError) as error:
             if (isinstance(error, TimeoutError) or code_of(error) in passing) and time.monotonic() < deadline:
                 time.sleep(AGAIN_S)
@@ -109,9 +123,14 @@ def list_offsets(
 
 
 def list_bounds(
-    client: Asker, tps: Sequence[TopicPartition], timeout_s: float, given: settings.Settings, *,
-    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED, exists: bool = False,
-) -> dict[TopicPartition, Bounds]:  # fmt: skip
+    client: Asker,
+    tps: Sequence[TopicPartition],
+    timeout_s: float,
+    given: settings.Settings,
+    *,
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+    exists: bool = False,
+) -> dict[TopicPartition, Bounds]:
     """First and end offsets of partitions. As `list_offsets`, twice."""
     deadline = time.monotonic() + timeout_s
     earliest, latest = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]

@@ -42,8 +42,7 @@ _ANSWER_BYTES_MAX: Final = 1 << 20
 _WAITS: Final = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN})
 
 
-def metadata(client: Any, topic: str | None, timeout_s: float,
-             between: Callable[[str], None] | None = None) -> Any:  # fmt: skip
+def metadata(client: Any, topic: str | None, timeout_s: float, between: Callable[[str], None] | None = None) -> Any:
     """`client.list_topics` (a ClusterMetadata) in slices. `between` is called with the reason after each that brought
     nothing, and may raise. Raises KafkaException.
     """
@@ -65,9 +64,10 @@ def metadata(client: Any, topic: str | None, timeout_s: float,
 def cluster_id(given: settings.Settings, client_id: str, timeout_s: float) -> str | None:
     """The cluster's id, by its metadata. Raises ClusterUnreachable, AuthenticationFailed, TlsMismatch."""
     trouble, servers = Trouble(given), str(given["bootstrap.servers"])
-    client: AdminClient = settings.made(AdminClient, {
-        **settings.admin(given, client_id), "error_cb": trouble.heard, "logger": trouble, "log_level": LOG_INFO,
-    })  # fmt: skip
+    client: AdminClient = settings.made(
+        AdminClient,
+        {**settings.admin(given, client_id), "error_cb": trouble.heard, "logger": trouble, "log_level": LOG_INFO},
+    )
     began_s = time.monotonic()
     say_s, probed = began_s + SAY_AFTER_S, False
 

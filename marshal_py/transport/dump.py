@@ -111,8 +111,16 @@ class Writer:
 
     def write(self, record: LogRecord, more: Mapping[str, Any] | None = None) -> None:
         """The next record. `more`: fields of JSON's types for people and other tools, after those of the record."""
-        self._put({"log": record.log, "offset": record.offset, "time_ms": record.timestamp_ms, "key": record.key,
-                   "value": record.value, **(more or {})})  # fmt: skip
+        self._put(
+            {
+                "log": record.log,
+                "offset": record.offset,
+                "time_ms": record.timestamp_ms,
+                "key": record.key,
+                "value": record.value,
+                **(more or {}),
+            }
+        )
         self.records += 1
 
     def finish(self) -> None:
@@ -229,7 +237,9 @@ def memory_door(path: Path) -> tuple[Header, MemoryDoor]:
         broker.base |= {TopicPartition(header.topic, span.log): span.first for span in header.logs}
         logs = broker.topics[header.topic]
         for record in reader:
-            logs[record.log].append(MemoryMessage(header.topic, record.log, record.offset, record.key, record.value,
-                                                  None, record.timestamp_ms))  # fmt: skip
+            logs[record.log].append(
+                MemoryMessage(
+                    header.topic, record.log, record.offset, record.key, record.value, None, record.timestamp_ms
+                )
+            )
     return header, broker.door()
-

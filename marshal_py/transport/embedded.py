@@ -85,18 +85,38 @@ CLUSTER_ID = re.compile(r"mockCluster[0-9a-f]+")
 
 # The requests that the mock answers, by the names that Kafka's protocol guide gives them.
 API_KEYS: Mapping[str, int] = {
-    "Produce": 0, "Fetch": 1, "ListOffsets": 2, "Metadata": 3, "OffsetCommit": 8, "OffsetFetch": 9,
-    "FindCoordinator": 10, "JoinGroup": 11, "Heartbeat": 12, "LeaveGroup": 13, "SyncGroup": 14, "ApiVersions": 18,
-    "InitProducerId": 22, "OffsetForLeaderEpoch": 23, "AddPartitionsToTxn": 24, "AddOffsetsToTxn": 25, "EndTxn": 26,
+    "Produce": 0,
+    "Fetch": 1,
+    "ListOffsets": 2,
+    "Metadata": 3,
+    "OffsetCommit": 8,
+    "OffsetFetch": 9,
+    "FindCoordinator": 10,
+    "JoinGroup": 11,
+    "Heartbeat": 12,
+    "LeaveGroup": 13,
+    "SyncGroup": 14,
+    "ApiVersions": 18,
+    "InitProducerId": 22,
+    "OffsetForLeaderEpoch": 23,
+    "AddPartitionsToTxn": 24,
+    "AddOffsetsToTxn": 25,
+    "EndTxn": 26,
     "TxnOffsetCommit": 28,
-}  # fmt: skip
+}
 
 RD_KAFKA_PRODUCER = 0
 ERROR_TEXT_BYTES = 512
 
 _pointer, _int, _text, _i16, _i32, _i64, _size = (
-    ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_int16, ctypes.c_int32, ctypes.c_int64, ctypes.c_size_t
-)  # fmt: skip
+    ctypes.c_void_p,
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_int16,
+    ctypes.c_int32,
+    ctypes.c_int64,
+    ctypes.c_size_t,
+)
 
 # Every C function that is called: its result, then its arguments, as in rdkafka.h and rdkafka_mock.h.
 _SIGNATURES: Mapping[str, tuple[Any, ...]] = {
@@ -134,8 +154,10 @@ class EmbeddedLogDropped(Exception):
 
     def __init__(self, topic: str, partition: int, first_offset: int, kept_bytes: int) -> None:
         self.topic, self.partition, self.first_offset, self.kept_bytes = topic, partition, first_offset, kept_bytes
-        super().__init__(f"{topic}:{partition} has lost its records before offset {first_offset}: the embedded broker "
-                         f"keeps {kept_bytes} bytes per partition; produce less, or use a real broker")
+        super().__init__(
+            f"{topic}:{partition} has lost its records before offset {first_offset}: the embedded broker "
+            f"keeps {kept_bytes} bytes per partition; produce less, or use a real broker"
+        )
 
 
 class LogBounds(NamedTuple):
@@ -150,9 +172,7 @@ def is_embedded(cluster_id: str | None) -> bool:
     return cluster_id is not None and CLUSTER_ID.fullmatch(cluster_id) is not None
 
 
-def record_bytes_max(
-    key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]] = ()
-) -> int:
+def record_bytes_max(key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]] = ()) -> int:
     """The most that one record can add to its partition, whatever the batch in which it travels."""
     size_bytes = RECORD_OVERHEAD_BYTES_MAX + len(key or b"") + len(value or b"")
     for name, content in headers:

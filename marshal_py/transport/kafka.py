@@ -60,8 +60,7 @@ _NO_RIGHT: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.
 class KafkaLog:
     """CoordinationLog over a Consumer and a Producer."""
 
-    def __init__(self, given: settings.Settings, topic: str, client_id: str, fetch_wait_ms: int,
-                 writes: bool) -> None:  # fmt: skip
+    def __init__(self, given: settings.Settings, topic: str, client_id: str, fetch_wait_ms: int, writes: bool) -> None:
         self.topic = topic
         self._given = given
         self._servers = str(given["bootstrap.servers"])
@@ -318,8 +317,12 @@ _name_of: Final = msgspec.json.Decoder(_Named)
 class KafkaDoor:
     """Door into a Kafka cluster, the embedded broker included."""
 
-    def __init__(self, servers: str | Mapping[str, Any], connect_timeout_s: float,
-                 call: Callable[[Callable[[], object]], object] = called_here) -> None:  # fmt: skip
+    def __init__(
+        self,
+        servers: str | Mapping[str, Any],
+        connect_timeout_s: float,
+        call: Callable[[Callable[[], object]], object] = called_here,
+    ) -> None:
         """Asks the cluster who it is. `call` runs what the user's own `error_cb`, `stats_cb` and `logger` do.
 
         Raises ClusterUnreachable after `connect_timeout_s`; AuthenticationFailed, TlsMismatch; InvalidOption.
@@ -357,8 +360,9 @@ class KafkaDoor:
         wait_ms = FETCH_WAIT_MS if self.embedded else LOG_FETCH_WAIT_MS
         return KafkaLog({**self._own, **self._watched}, topic, client_id, wait_ms, writes)
 
-    def source(self, group: str, client_id: str, extra: Mapping[str, Any],
-               queue_bytes: int | None = None) -> KafkaSource:  # fmt: skip
+    def source(
+        self, group: str, client_id: str, extra: Mapping[str, Any], queue_bytes: int | None = None
+    ) -> KafkaSource:
         wait_ms = FETCH_WAIT_MS if self.embedded else None
         own = apart(settings.checked(dict(extra)), self._call)
         given = {**self._own, **self._watched, **own}

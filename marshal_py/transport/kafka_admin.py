@@ -61,17 +61,22 @@ T = TypeVar("T")
 CREATED_TIMEOUT_S: Final = 15.0
 CREATED_POLL_S: Final = 0.05  # metadata spreads within tens of ms
 # A coordinator that has just been elected, or is about to be: of a new cluster, of a group that moves.
-_COORDINATOR_MOVES: Final = frozenset({
-    KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-})  # fmt: skip
+_COORDINATOR_MOVES: Final = frozenset(
+    {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS}
+)
 COORDINATOR_PAUSE_S: Final = 0.25  # between two such questions
 COORDINATOR_TIMEOUT_S: Final = 2.0  # A group's coordinator answers in milliseconds; then a new client asks once more.
 NO_TOPIC_ID: Final = str(Uuid(0, 0))  # what brokers answer that are too old for ids
 REQUEST_TIMEOUT_S_MAX: Final = 3_600.0  # the longest that librdkafka takes
-_DENIED: Final = frozenset({
-    KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.POLICY_VIOLATION,
-    KafkaError.INVALID_REPLICATION_FACTOR, KafkaError.INVALID_CONFIG,
-})  # fmt: skip
+_DENIED: Final = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.INVALID_REPLICATION_FACTOR,
+        KafkaError.INVALID_CONFIG,
+    }
+)
 
 
 def _at(tps: Sequence[TopicPartition]) -> list[KafkaPartition]:
@@ -161,15 +166,20 @@ class KafkaAdmin:
 
     def _command(self, topic: str, replicas: int, partitions: int) -> str:
         config = " ".join(f"--config {key}={value}" for key, value in new_settings(replicas).items())
-        return (f"kafka-topics.sh --bootstrap-server {self._servers} --create --topic {topic} "
-                f"--partitions {partitions} --replication-factor {replicas} {config}")  # fmt: skip
+        return (
+            f"kafka-topics.sh --bootstrap-server {self._servers} --create --topic {topic} "
+            f"--partitions {partitions} --replication-factor {replicas} {config}"
+        )
 
     def _create(self, topic: str, partitions: int) -> None:
         brokers = len(self._metadata(None).brokers)
         replicas = min(brokers, SAFE_BROKERS)
         if "create_topic" not in self.capabilities:
-            raise CoordinationTopicMissing(topic, "the embedded broker creates topics only through its Broker object",
-                                           f"broker.create_topic({topic!r}, {partitions})")  # fmt: skip
+            raise CoordinationTopicMissing(
+                topic,
+                "the embedded broker creates topics only through its Broker object",
+                f"broker.create_topic({topic!r}, {partitions})",
+            )
         request = NewTopic(topic, num_partitions=partitions, replication_factor=replicas, config=new_settings(replicas))
         try:
             self._client.create_topics([request], operation_timeout=self._timeout_s)[topic].result(CREATED_TIMEOUT_S)
@@ -222,8 +232,10 @@ class KafkaAdmin:
         self._client.listen().forget()
         try:
             found = answer_of(
-                self._client, lambda: self._client.describe_topics(collection, request_timeout=self._timeout_s)[topic],
-                self._timeout_s)  # fmt: skip
+                self._client,
+                lambda: self._client.describe_topics(collection, request_timeout=self._timeout_s)[topic],
+                self._timeout_s,
+            )
         except (KafkaException, TimeoutError) as error:
             if code_of(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return None
@@ -257,8 +269,11 @@ class KafkaAdmin:
         if "describe_config" not in self.capabilities:
             return {}
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        entries = self._wait(f"the settings of {topic}", lambda: self._client.describe_configs([resource])[resource],
-                             ("DescribeConfigs", topic))  # fmt: skip
+        entries = self._wait(
+            f"the settings of {topic}",
+            lambda: self._client.describe_configs([resource])[resource],
+            ("DescribeConfigs", topic),
+        )
         return {name: str(entry.value) for name, entry in entries.items()}
 
     # --- offsets
@@ -317,8 +332,11 @@ class KafkaAdmin:
         try:
             return len(self._group(group).members)
         except (KafkaException, TimeoutError) as error:
-            if code_of(error) in (KafkaError.GROUP_ID_NOT_FOUND, KafkaError._UNSUPPORTED_FEATURE,
-                                KafkaError.GROUP_AUTHORIZATION_FAILED):  # fmt: skip
+            if code_of(error) in (
+                KafkaError.GROUP_ID_NOT_FOUND,
+                KafkaError._UNSUPPORTED_FEATURE,
+                KafkaError.GROUP_AUTHORIZATION_FAILED,
+            ):
                 return 0  # no such group, or a cluster that cannot tell: nobody is known to be alive
             reason = self._client.reason(error)
             raise ClusterUnreachable(self._servers, f"the members of group {group}", reason) from error
@@ -327,8 +345,9 @@ class KafkaAdmin:
         """Raises KafkaException, TimeoutError."""
 
         def ask(client: AdminClient, timeout_s: float) -> Future[ConsumerGroupDescription]:
-            return client.describe_consumer_groups([group], request_timeout=timeout_s,
-                                                   include_authorized_operations=rights)[group]  # fmt: skip
+            return client.describe_consumer_groups(
+                [group], request_timeout=timeout_s, include_authorized_operations=rights
+            )[group]
 
         return self._of_group(ask)
 
@@ -341,9 +360,13 @@ class KafkaAdmin:
         what = f"the rights on {kind} {name}"
         try:
             if kind == "topic":
-                found = self._wait(what, lambda: self._client.describe_topics(
-                    TopicCollection([name]), request_timeout=self._timeout_s, include_authorized_operations=True)[name],
-                    ("Describe", name)).authorized_operations  # fmt: skip
+                found = self._wait(
+                    what,
+                    lambda: self._client.describe_topics(
+                        TopicCollection([name]), request_timeout=self._timeout_s, include_authorized_operations=True
+                    )[name],
+                    ("Describe", name),
+                ).authorized_operations
             else:
                 group = self._ask(what, lambda: self._group(name, rights=True), ("Describe", name))
                 found = group.authorized_operations

@@ -23,16 +23,7 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.assignments import Assignments
-from marshal_py.transport.ports import (
-    CAPABILITIES,
-    Bounds,
-    Broken,
-    Chunk,
-    LogRecord,
-    OutOfRange,
-    RawMessage,
-    TopicInfo,
-)
+from marshal_py.transport.ports import CAPABILITIES, Bounds, Broken, Chunk, LogRecord, OutOfRange, RawMessage, TopicInfo
 from marshal_py.transport.soundness import FOREVER, check_sound
 
 READ_MAX: Final = 10_000  # records taken at once, as the Kafka transport does
@@ -43,8 +34,16 @@ class MemoryMessage:
 
     __slots__ = ("_headers", "_key", "_offset", "_partition", "_timestamp_ms", "_topic", "_value")
 
-    def __init__(self, topic: str, partition: int, offset: int, key: bytes | None, value: bytes | None,
-                 headers: list[tuple[str, bytes]] | None, timestamp_ms: int) -> None:  # fmt: skip
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: list[tuple[str, bytes]] | None,
+        timestamp_ms: int,
+    ) -> None:
         self._topic, self._partition, self._offset = topic, partition, offset
         self._key, self._value, self._headers, self._timestamp_ms = key, value, headers, timestamp_ms
 
@@ -111,8 +110,15 @@ class MemoryBroker:
         with self.lock:
             self.topics[name] += [[] for _ in range(partitions - len(self.topics[name]))]
 
-    def produce(self, topic: str, partition: int, value: bytes | None, key: bytes | None = None,
-                headers: list[tuple[str, bytes]] | None = None, timestamp_ms: int = 0) -> int:  # fmt: skip
+    def produce(
+        self,
+        topic: str,
+        partition: int,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: list[tuple[str, bytes]] | None = None,
+        timestamp_ms: int = 0,
+    ) -> int:
         """Appends a message; returns its offset."""
         with self.lock:
             if topic not in self.topics:
@@ -394,8 +400,9 @@ class MemoryDoor:
     def log(self, topic: str, client_id: str, writes: bool = True) -> MemoryLog:
         return MemoryLog(self.broker, topic)
 
-    def source(self, group: str, client_id: str, settings: Mapping[str, Any],
-               queue_bytes: int | None = None) -> MemorySource:  # fmt: skip
+    def source(
+        self, group: str, client_id: str, settings: Mapping[str, Any], queue_bytes: int | None = None
+    ) -> MemorySource:
         return MemorySource(self.broker)
 
     def admin(self) -> MemoryAdmin:

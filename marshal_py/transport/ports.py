@@ -233,9 +233,10 @@ class Door(Protocol):
     def log(self, topic: str, client_id: str, writes: bool = True) -> CoordinationLog:
         """`writes`: whether it will soon append. Who mostly looks needs no right to write until it does."""
 
-    def source(self, group: str, client_id: str, settings: Mapping[str, Any],
-               queue_bytes: int | None = None) -> DataSource:
+    def source(
+        self, group: str, client_id: str, settings: Mapping[str, Any], queue_bytes: int | None = None
+    ) -> DataSource:
         """`queue_bytes`: how much it fetches ahead of `poll`, about, unless the settings say it."""
-        ...  # fmt: skip
+        ...
 
     def admin(self) -> ClusterAdmin: ...

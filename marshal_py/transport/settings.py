@@ -123,8 +123,15 @@ def made(client: Callable[[dict[str, Any]], T], configuration: Mapping[str, Any]
 
 
 def log_reader(given: Settings, client_id: str, fetch_wait_ms: int) -> Settings:
-    return {**_CONNECTION, **_LOG, "client.id": client_id, "fetch.wait.max.ms": fetch_wait_ms, **given, **_LOG_READER,
-            **_NEVER}  # fmt: skip
+    return {
+        **_CONNECTION,
+        **_LOG,
+        "client.id": client_id,
+        "fetch.wait.max.ms": fetch_wait_ms,
+        **given,
+        **_LOG_READER,
+        **_NEVER,
+    }
 
 
 def log_writer(given: Settings, client_id: str) -> Settings:
@@ -132,12 +139,23 @@ def log_writer(given: Settings, client_id: str) -> Settings:
     return {**_CONNECTION, **_LOG, "client.id": client_id, **keep, **_LOG_WRITER, **_NEVER}
 
 
-def data_reader(given: Settings, client_id: str, group: str, fetch_wait_ms: int | None,
-                queue_bytes: int | None = None) -> Settings:  # fmt: skip
+def data_reader(
+    given: Settings, client_id: str, group: str, fetch_wait_ms: int | None, queue_bytes: int | None = None
+) -> Settings:
     wait = {} if fetch_wait_ms is None else {"fetch.wait.max.ms": fetch_wait_ms}
     bound = {} if queue_bytes is None else {"queued.max.messages.kbytes": queue_bytes // 1024}
-    return {**_CONNECTION, **_DATA, **wait, **bound, "client.id": client_id, **given, "group.id": group,
-            "enable.auto.commit": False, "auto.offset.reset": "error", **_NEVER}  # fmt: skip
+    return {
+        **_CONNECTION,
+        **_DATA,
+        **wait,
+        **bound,
+        "client.id": client_id,
+        **given,
+        "group.id": group,
+        "enable.auto.commit": False,
+        "auto.offset.reset": "error",
+        **_NEVER,
+    }
 
 
 def admin(given: Settings, client_id: str) -> Settings:

@@ -54,11 +54,19 @@ class KafkaSink:
         self._turn = 0
         self._error: MarshalError | None = None
         self._trouble = Trouble(door.given)
-        self._producer = Producer({**settings.admin(door.given, door.client_id), **_WRITER,
-                                   "error_cb": self._trouble.heard})  # fmt: skip
+        self._producer = Producer(
+            {**settings.admin(door.given, door.client_id), **_WRITER, "error_cb": self._trouble.heard}
+        )
 
-    def write(self, topic: str, value: bytes | None, key: bytes | None = None, headers: Headers = (),
-              partition: int | None = None, timestamp_ms: int = 0) -> None:  # fmt: skip
+    def write(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp_ms: int = 0,
+    ) -> None:
         """Hands one message to the producer; waits while its queue is full. `timestamp_ms` 0 means now.
 
         Raises TopicMissing, InvalidOption, MessageTooLarge, EmbeddedLogFull; and what became of earlier messages.
@@ -88,14 +96,16 @@ class KafkaSink:
         self._turn += 1
         return self._turn % count
 
-    def _hand_over(self, topic: str, value: bytes | None, key: bytes | None, headers: list[Any],
-                   partition: int, timestamp_ms: int) -> None:  # fmt: skip
+    def _hand_over(
+        self, topic: str, value: bytes | None, key: bytes | None, headers: list[Any], partition: int, timestamp_ms: int
+    ) -> None:
         while True:
             self._producer.poll(0)
             self._raise_refused()
             try:
-                self._producer.produce(topic, value, key, partition, headers=headers, timestamp=timestamp_ms,
-                                       on_delivery=self._on_delivery)  # fmt: skip
+                self._producer.produce(
+                    topic, value, key, partition, headers=headers, timestamp=timestamp_ms, on_delivery=self._on_delivery
+                )
                 return
             except BufferError:
                 self._producer.poll(FULL_POLL_S)

@@ -14,15 +14,17 @@ FOREVER: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.b
 SAFE_SETTINGS: Final = {"min.insync.replicas": str(SAFE_ISR), "unclean.leader.election.enable": "false"}
 
 
-def check_sound(topic: str, found: Mapping[str, str], brokers: int, replicas: int, servers: str,
-                grow_to: int = 0) -> None:  # fmt: skip
+def check_sound(
+    topic: str, found: Mapping[str, str], brokers: int, replicas: int, servers: str, grow_to: int = 0
+) -> None:
     """Raises WrongTopicSetting for the first setting that could lose history, with the command that mends them all."""
     for error in wrong_settings(topic, found, brokers, replicas, servers, grow_to):
         raise error
 
 
-def wrong_settings(topic: str, found: Mapping[str, str], brokers: int, replicas: int, servers: str,
-                   grow_to: int = 0) -> Iterator[WrongTopicSetting]:  # fmt: skip
+def wrong_settings(
+    topic: str, found: Mapping[str, str], brokers: int, replicas: int, servers: str, grow_to: int = 0
+) -> Iterator[WrongTopicSetting]:
     """Every setting that could lose history, each with the one command that mends all of them.
 
     `grow_to`: as many partitions shall it have, if nothing was written to it yet and it has fewer. A broker that made
@@ -39,9 +41,14 @@ def wrong_settings(topic: str, found: Mapping[str, str], brokers: int, replicas:
     if brokers < SAFE_BROKERS:
         return
     if replicas < SAFE_BROKERS:
-        yield WrongTopicSetting(topic, "replication factor", str(replicas), f"{SAFE_BROKERS} on this cluster",
-                                f"kafka-reassign-partitions.sh --bootstrap-server {servers}, or delete the topic and "
-                                f"let it be created again")  # fmt: skip
+        yield WrongTopicSetting(
+            topic,
+            "replication factor",
+            str(replicas),
+            f"{SAFE_BROKERS} on this cluster",
+            f"kafka-reassign-partitions.sh --bootstrap-server {servers}, or delete the topic and "
+            f"let it be created again",
+        )
     if int(found.get("min.insync.replicas", SAFE_ISR)) < SAFE_ISR:
         yield WrongTopicSetting(topic, "min.insync.replicas", found["min.insync.replicas"], str(SAFE_ISR), mend)
     if found.get("unclean.leader.election.enable", "false") != "false":

@@ -43,19 +43,38 @@ I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
 PAUSE_MS = 9_000
 
 
-def change(stage: Stage, name: str = "tool", who: str = "alice@desk", crash_after: int = NEVER, create: bool = False,
-           reason: str = "", adopt: bool = False, take_over: bool = False, duration_ms: int | None = None,
-           patience_ms: int | None = None, **wanted: str) -> Tool:  # fmt: skip
+def change(
+    stage: Stage,
+    name: str = "tool",
+    who: str = "alice@desk",
+    crash_after: int = NEVER,
+    create: bool = False,
+    reason: str = "",
+    adopt: bool = False,
+    take_over: bool = False,
+    duration_ms: int | None = None,
+    patience_ms: int | None = None,
+    **wanted: str,
+) -> Tool:
     def make(scene: Scene) -> ConfigPlan:
-        return ConfigPlan(scene, wanted, create=create, reason=reason, adopt=adopt, take_over=take_over,
-                          duration_ms=duration_ms, patience_ms=patience_ms)  # fmt: skip
+        return ConfigPlan(
+            scene,
+            wanted,
+            create=create,
+            reason=reason,
+            adopt=adopt,
+            take_over=take_over,
+            duration_ms=duration_ms,
+            patience_ms=patience_ms,
+        )
 
     return hire(stage, make, name, who, crash_after=crash_after)
 
 
 def shrink(stage: Stage, partitions: int, crash_after: int = NEVER, topic: str = TOPIC) -> Tool:
-    return hire(stage, lambda scene: ShrinkPlan(scene, topic, partitions, duration_ms=PAUSE_MS),
-                crash_after=crash_after)  # fmt: skip
+    return hire(
+        stage, lambda scene: ShrinkPlan(scene, topic, partitions, duration_ms=PAUSE_MS), crash_after=crash_after
+    )
 
 
 def company(partitions: int = 4, handling: bool = False, **options: Any) -> tuple[Stage, list[Client]]:
@@ -250,8 +269,11 @@ def test_what_a_tool_says_when_it_gives_up_stays_true(after_ms: int, kind: str) 
     landed = play_copies(stage, tool)
     if error is not None and not pending:
         assert not any(name in ("GroupConfig", "Topology") for name in landed)
-        assert not [r for v, r in [*stage.records(GroupConfig), *stage.records(Topology)]
-                    if v.accepted and tool.errand.scene.author.wrote(r.by)]  # fmt: skip
+        assert not [
+            r
+            for v, r in [*stage.records(GroupConfig), *stage.records(Topology)]
+            if v.accepted and tool.errand.scene.author.wrote(r.by)
+        ]
     assert not stage.group.paused
 
 

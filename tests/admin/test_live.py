@@ -48,8 +48,16 @@ QUIET = {"log_level": 0}
 class Worker:
     """A consumer in a thread that counts what it is handed."""
 
-    def __init__(self, door: Any, name: str, group: str, topic: str, seen: Counter[tuple[int, int]],
-                 lost: list[str], **options: Any) -> None:  # fmt: skip
+    def __init__(
+        self,
+        door: Any,
+        name: str,
+        group: str,
+        topic: str,
+        seen: Counter[tuple[int, int]],
+        lost: list[str],
+        **options: Any,
+    ) -> None:
         self.error: BaseException | None = None
         self.consumer: marshal_py.Consumer | None = None
         self._arguments = (door, name, group, topic, seen, lost, options)
@@ -61,9 +69,15 @@ class Worker:
         try:
             with (
                 marshal_py.connect(door, client_id=name) as marshal,
-                marshal.consumer(group, [topic], start="earliest", heartbeat_interval_s=1.0,
-                                 on_lost=lambda _, reason: lost.append(reason), **options) as consumer,
-            ):  # fmt: skip
+                marshal.consumer(
+                    group,
+                    [topic],
+                    start="earliest",
+                    heartbeat_interval_s=1.0,
+                    on_lost=lambda _, reason: lost.append(reason),
+                    **options,
+                ) as consumer,
+            ):
                 self.consumer = consumer
                 for message in consumer:
                     seen[message.partition, message.offset] += 1
@@ -82,8 +96,9 @@ class Scene:
         self.group, self.topic = f"g-{uuid.uuid4().hex[:8]}", topic
         self.seen: Counter[tuple[int, int]] = Counter()
         self.lost: list[str] = []
-        self.workers = [Worker(door, f"{self.group}-{n}", self.group, topic, self.seen, self.lost, **options)
-                        for n in "ab"]  # fmt: skip
+        self.workers = [
+            Worker(door, f"{self.group}-{n}", self.group, topic, self.seen, self.lost, **options) for n in "ab"
+        ]
 
     def await_total(self, count: int) -> None:
         wait_until(lambda: all(worker.consumer is not None for worker in self.workers), "both have joined")
@@ -364,9 +379,20 @@ def test_a_destructive_command_asks(servers: dict[str, Any], shell: Shell) -> No
         assert shell.run("resume", group).exit_code == 0
 
 
-EXAMPLES = [release.EXAMPLE, release.RESUME_EXAMPLE, position.EXAMPLE, explain.EXAMPLE, explain.DIFF_EXAMPLE,
-            groups.LS_EXAMPLE, groups.INFO_EXAMPLE, groups.CREATE_EXAMPLE, groups.UPDATE_EXAMPLE, groups.SHRINK_EXAMPLE,
-            members.LS_EXAMPLE, members.STEP_DOWN_EXAMPLE]  # fmt: skip
+EXAMPLES = [
+    release.EXAMPLE,
+    release.RESUME_EXAMPLE,
+    position.EXAMPLE,
+    explain.EXAMPLE,
+    explain.DIFF_EXAMPLE,
+    groups.LS_EXAMPLE,
+    groups.INFO_EXAMPLE,
+    groups.CREATE_EXAMPLE,
+    groups.UPDATE_EXAMPLE,
+    groups.SHRINK_EXAMPLE,
+    members.LS_EXAMPLE,
+    members.STEP_DOWN_EXAMPLE,
+]
 
 
 def test_every_example_of_a_help_text_runs(servers: dict[str, Any], shell: Shell) -> None:

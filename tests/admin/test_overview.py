@@ -18,9 +18,16 @@ ONE, TWO = TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)
 
 @pytest.mark.parametrize(
     ("age_s", "word"),
-    [(0.0, "fresh"), (1.9, "fresh"), (2.0, "unknown"), (4.0, "unknown"), (4.1, "stale"), (1e9, "stale"),
-     (None, "unknown")],
-)  # fmt: skip
+    [
+        (0.0, "fresh"),
+        (1.9, "fresh"),
+        (2.0, "unknown"),
+        (4.0, "unknown"),
+        (4.1, "stale"),
+        (1e9, "stale"),
+        (None, "unknown"),
+    ],
+)
 def test_the_words_of_the_seed(age_s: float | None, word: str) -> None:
     """Fresh below one heartbeat interval, unknown from one to two, stale beyond two."""
     assert overview.liveness(age_s, 2.0) == word

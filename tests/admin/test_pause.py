@@ -15,8 +15,9 @@ from tests.support.stage import INTERVAL_MS, Stage
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
 
 
-def start(stage: Stage, name: str = "tool", who: str = "alice@desk", crash_after: int = 10**9,
-          **options: object) -> Tool:  # fmt: skip
+def start(
+    stage: Stage, name: str = "tool", who: str = "alice@desk", crash_after: int = 10**9, **options: object
+) -> Tool:
     def make(scene: Scene) -> PausePlan:
         return PausePlan(scene, **options)  # type: ignore[arg-type]
 

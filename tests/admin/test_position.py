@@ -27,8 +27,14 @@ I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
 WANTED = {tp(0): 500, tp(1): 700}
 
 
-def move(stage: Stage, name: str = "tool", who: str = "alice@desk", aims: Any = WANTED, crash_after: int = NEVER,
-         **options: Any) -> Tool:  # fmt: skip
+def move(
+    stage: Stage,
+    name: str = "tool",
+    who: str = "alice@desk",
+    aims: Any = WANTED,
+    crash_after: int = NEVER,
+    **options: Any,
+) -> Tool:
     def make(scene: Scene) -> PositionPlan:
         return PositionPlan(scene, list(WANTED), **options)
 

@@ -47,8 +47,15 @@ def tell(team: list[Client], partitions: int, topic_id: str) -> None:
         client.member.topics.learn(TOPIC, partitions, topic_id)
 
 
-def move(stage: Stage, name: str = "tool", aims: dict[int, int] | None = None, partitions: int = 2,
-         crash_after: int = NEVER, topic_id: str = NEW, **options: Any) -> Tool:  # fmt: skip
+def move(
+    stage: Stage,
+    name: str = "tool",
+    aims: dict[int, int] | None = None,
+    partitions: int = 2,
+    crash_after: int = NEVER,
+    topic_id: str = NEW,
+    **options: Any,
+) -> Tool:
     wanted = {tp(number): position for number, position in (aims or {0: 5, 1: 7}).items()}
 
     def make(scene: Scene) -> PositionPlan:
@@ -128,8 +135,10 @@ def test_a_run_that_gives_up_in_between_says_what_is_true_of_the_topic(config: s
     plan = plan_of(tool)
     assert plan.outcome == NOT_MOVED
     assert isinstance(plan.error, PositionNotMoved)
-    assert str(plan.error) == (f"no position of group {GROUP!r} moved: it was interrupted; topic {TOPIC!r} is the new "
-                               "one for the group now, and its partitions start at their beginnings")  # fmt: skip
+    assert str(plan.error) == (
+        f"no position of group {GROUP!r} moved: it was interrupted; topic {TOPIC!r} is the new "
+        "one for the group now, and its partitions start at their beginnings"
+    )
     assert not stage.group.paused
     assert play_copies(stage, tool) == []
     tell(team, 2, NEW)
@@ -141,8 +150,12 @@ def test_a_record_that_was_not_read_is_named_if_it_may_still_be_accepted(config:
     """M16: where the config says `fail` it dies with the pause (F9.10); else a late copy does what the user wanted."""
     stage, _ = company(config)
     tool = move(stage)
-    stage.run_until(lambda: any(isinstance(record, SetPosition | Topology) for record in tool.records) or (
-        stage.group.paused and not stage.owners()))  # fmt: skip
+    stage.run_until(
+        lambda: (
+            any(isinstance(record, SetPosition | Topology) for record in tool.records)
+            or (stage.group.paused and not stage.owners())
+        )
+    )
     tool.hold_writes()
     stage.run_until(lambda: any(isinstance(record, Topology) for record in tool.records))
     stage.run(2 * WRITE_MS)

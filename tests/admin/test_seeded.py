@@ -25,13 +25,25 @@ OUTCOMES: set[str] = set()
 
 def start(stage: Stage, number: int, chance: random.Random) -> Tool:
     def make(scene: Scene) -> PositionPlan:
-        return PositionPlan(scene, [tp(0), tp(1)], duration_ms=PAUSE_MS, take_over=chance.random() < 0.4,
-                            adopt=chance.random() < 0.3, stay_paused=chance.random() < 0.2,
-                            patience_ms=chance.choice([3_000, 20_000]))  # fmt: skip
+        return PositionPlan(
+            scene,
+            [tp(0), tp(1)],
+            duration_ms=PAUSE_MS,
+            take_over=chance.random() < 0.4,
+            adopt=chance.random() < 0.3,
+            stay_paused=chance.random() < 0.2,
+            patience_ms=chance.choice([3_000, 20_000]),
+        )
 
     aims = {tp(0): 1_000 + number, tp(1): 2_000 + number}
-    tool = hire(stage, make, f"tool {number}", chance.choice(PEOPLE), aims,
-                crash_after=chance.choice([1, 2, 3, 4, 10**9, 10**9, 10**9]))  # fmt: skip
+    tool = hire(
+        stage,
+        make,
+        f"tool {number}",
+        chance.choice(PEOPLE),
+        aims,
+        crash_after=chance.choice([1, 2, 3, 4, 10**9, 10**9, 10**9]),
+    )
     tool.write_ms, tool.read_ms = chance.choice([1, 4, 40, 700]), chance.choice([1, 3, 30, 500])
     return tool
 

@@ -44,9 +44,18 @@ def test_what_nobody_should_write(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("target", "position"),
-    [("earliest", 10), ("latest", 100), ("latest-3", 97), ("latest-1000", 10), ("77", 77), ("committed", 44),
-     ("2024-03-01", 60), ("10", 10), ("100", 100)],
-)  # fmt: skip
+    [
+        ("earliest", 10),
+        ("latest", 100),
+        ("latest-3", 97),
+        ("latest-1000", 10),
+        ("77", 77),
+        ("committed", 44),
+        ("2024-03-01", 60),
+        ("10", 10),
+        ("100", 100),
+    ],
+)
 def test_a_target_becomes_an_offset(target: str, position: int) -> None:
     assert resolve(parse(target), [A], FACTS) == {A: position}
 

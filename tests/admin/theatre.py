@@ -29,9 +29,15 @@ NEVER = 10**9
 class Tool(Client):
     """One run of an admin tool. It is a client of the stage without a member."""
 
-    def __init__(self, stage: Stage, name: str, make: Callable[[Scene], Errand], who: str,
-                 aims: Mapping[TopicPartition, int] | Callable[[], Mapping[TopicPartition, int]],
-                 crash_after: int) -> None:  # fmt: skip
+    def __init__(
+        self,
+        stage: Stage,
+        name: str,
+        make: Callable[[Scene], Errand],
+        who: str,
+        aims: Mapping[TopicPartition, int] | Callable[[], Mapping[TopicPartition, int]],
+        crash_after: int,
+    ) -> None:
         self.stage, self.name = stage, name
         self.rng = random.Random(f"tool {name}")
         self.alive = True
@@ -91,9 +97,14 @@ class Tool(Client):
         return [event.kind for event in self.events]
 
 
-def hire(stage: Stage, make: Callable[[Scene], Errand], name: str = "tool", who: str = "alice@desk",
-         aims: Mapping[TopicPartition, int] | Callable[[], Mapping[TopicPartition, int]] | None = None,
-         crash_after: int = NEVER) -> Tool:  # fmt: skip
+def hire(
+    stage: Stage,
+    make: Callable[[Scene], Errand],
+    name: str = "tool",
+    who: str = "alice@desk",
+    aims: Mapping[TopicPartition, int] | Callable[[], Mapping[TopicPartition, int]] | None = None,
+    crash_after: int = NEVER,
+) -> Tool:
     """Puts a tool on the stage."""
     tool = Tool(stage, name, make, who, aims or {}, crash_after)
     stage.clients.append(tool)

@@ -13,8 +13,16 @@ from tests.cli.shell import Shell
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
-    topics = {"orders": 4, "empty": 2, "full": 1, "__marshal": 16, "__unused": 16, "__copy": 16, "__small": 2,
-              "__restored": 16}  # fmt: skip
+    topics = {
+        "orders": 4,
+        "empty": 2,
+        "full": 1,
+        "__marshal": 16,
+        "__unused": 16,
+        "__copy": 16,
+        "__small": 2,
+        "__restored": 16,
+    }
     with Broker(topics=topics) as running:
         yield running
 

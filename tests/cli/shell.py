@@ -43,8 +43,14 @@ class Shell:
         return json.loads(result.stdout)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen([*MODULE, *arguments], env=self.environment(), text=True, cwd=REPOSITORY,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+        return subprocess.Popen(
+            [*MODULE, *arguments],
+            env=self.environment(),
+            text=True,
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
         return {**os.environ, "PYTHONPATH": str(REPOSITORY), "MARSHAL_BOOTSTRAP_SERVERS": self.servers, **(extra or {})}

@@ -158,8 +158,9 @@ def test_every_command_that_changes_something_is_audited() -> None:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_command_that_changes_something(shell: Shell, group: str, name: str, marshal: Marshal,
-                                          writer: CoordinationLog) -> None:  # fmt: skip
+def test_a_command_that_changes_something(
+    shell: Shell, group: str, name: str, marshal: Marshal, writer: CoordinationLog
+) -> None:
     """Shows and asks; a dry run and a no write nothing; done is 0, refused 1, wrong 2; its records say who and why."""
     words, asks = CHANGES[name]
     new = f"new-{uuid.uuid4().hex[:8]}"
@@ -171,7 +172,7 @@ def test_a_command_that_changes_something(shell: Shell, group: str, name: str, m
         grow(shell, writer, marshal, group)
     before = len(judged(shell, where))
 
-    assert shell.run(*arguments[:1 + (" " in name)], "--nonsense").exit_code == 2
+    assert shell.run(*arguments[: 1 + (" " in name)], "--nonsense").exit_code == 2
     planned = shell.json(*arguments, "--dry-run")
     assert (planned["group"], planned["outcome"]) == (where, "dry_run")
     told = shell.run(*arguments, "--dry-run")
@@ -184,8 +185,9 @@ def test_a_command_that_changes_something(shell: Shell, group: str, name: str, m
         assert len(declined.stderr.splitlines()) > 1, "it shows before it asks"
     assert len(judged(shell, where)) == before, "not a byte so far"
 
-    missing = [word.replace(group, "nobody") if name != "groups create" else word.replace(new, group)
-               for word in arguments]  # fmt: skip
+    missing = [
+        word.replace(group, "nobody") if name != "groups create" else word.replace(new, group) for word in arguments
+    ]
     refused = shell.run(*missing, *(["--yes"] if asks else []))
     assert refused.exit_code == 1
     assert len(refused.stderr.splitlines()) == 1, refused.stderr
@@ -194,8 +196,10 @@ def test_a_command_that_changes_something(shell: Shell, group: str, name: str, m
     done = shell.run(*arguments, "--reason", WHY, "--json", *(["--yes"] if asks else []))
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout.splitlines()[-1])["group"] == where
-    by = re.compile(rf"{re.escape(getpass.getuser())}@{re.escape(socket.gethostname())} {re.escape(VERSION)} "
-                    rf"run [0-9a-f]{{8}}(: {WHY})?")  # fmt: skip
+    by = re.compile(
+        rf"{re.escape(getpass.getuser())}@{re.escape(socket.gethostname())} {re.escape(VERSION)} "
+        rf"run [0-9a-f]{{8}}(: {WHY})?"
+    )
     written = [one.verdict for one in judged(shell, where)[before:] if isinstance(one.verdict.record, ADMIN_RECORDS)]
     assert any(verdict.accepted for verdict in written)
     for verdict in written:
@@ -222,8 +226,9 @@ def test_what_an_update_says_and_does(shell: Shell, group: str) -> None:
     assert shell.json("groups", "info", group)["policy"] is None
 
 
-def test_a_shrink_that_kafka_would_undo_is_refused(shell: Shell, group: str, marshal: Marshal,
-                                                   writer: CoordinationLog) -> None:  # fmt: skip
+def test_a_shrink_that_kafka_would_undo_is_refused(
+    shell: Shell, group: str, marshal: Marshal, writer: CoordinationLog
+) -> None:
     grow(shell, writer, marshal, group)
     larger = shell.run("set-position", group, "orders", "--to", "earliest", "--yes")
     assert larger.exit_code == 1

@@ -40,8 +40,9 @@ def test_a_violation_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "violated" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--seeds", "5"], ["--seeds", "0:5", "--seconds", "1"], ["--seconds", "0"],
-                                       ["--processes", "0"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments", [["--seeds", "5"], ["--seeds", "0:5", "--seconds", "1"], ["--seconds", "0"], ["--processes", "0"]]
+)
 def test_wrong_usage_is_2(arguments: list[str]) -> None:
     assert run(*arguments).exit_code == 2
 

@@ -13,9 +13,22 @@ import pytest
 from marshal_py.client.marshal import VERSION, connect
 from tests.cli.shell import DEADLINE_S, Shell
 
-COMMANDS = [["demo"], ["consume"], ["produce"], ["state"], ["log"], ["log", "tail"], ["log", "dump"], ["doctor"],
-            ["verify"], ["log", "load"], ["snapshot"], ["bootstrap"],
-            ["advisories"], ["lag"]]  # fmt: skip
+COMMANDS = [
+    ["demo"],
+    ["consume"],
+    ["produce"],
+    ["state"],
+    ["log"],
+    ["log", "tail"],
+    ["log", "dump"],
+    ["doctor"],
+    ["verify"],
+    ["log", "load"],
+    ["snapshot"],
+    ["bootstrap"],
+    ["advisories"],
+    ["lag"],
+]
 
 
 # --- the frame
@@ -100,8 +113,19 @@ def test_the_file_names_the_cluster(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_produce_writes_keys_and_headers_to_a_partition(shell: Shell) -> None:
-    result = shell.json("produce", "empty", "--key-separator", ":", "--header", "a=1", "--header", "b=", "--partition",
-                        "1", stdin=b"k:v:w\n:\nlast:line")  # fmt: skip
+    result = shell.json(
+        "produce",
+        "empty",
+        "--key-separator",
+        ":",
+        "--header",
+        "a=1",
+        "--header",
+        "b=",
+        "--partition",
+        "1",
+        stdin=b"k:v:w\n:\nlast:line",
+    )
     assert result == {"topic": "empty", "written": 3}
     with (
         connect({"bootstrap.servers": shell.servers, "log_level": 0}) as marshal,
@@ -109,8 +133,10 @@ def test_produce_writes_keys_and_headers_to_a_partition(shell: Shell) -> None:
     ):
         got = list(consumer.fetch(3))
     assert [(message.key, message.value, message.partition) for message in got] == [
-        (b"k", b"v:w", 1), (b"", b"", 1), (b"last", b"line", 1)
-    ]  # fmt: skip
+        (b"k", b"v:w", 1),
+        (b"", b"", 1),
+        (b"last", b"line", 1),
+    ]
     assert got[0].headers == [("a", b"1"), ("b", b"")]
 
 
@@ -142,8 +168,18 @@ def test_consume_prints_json_lines_and_leaves(shell: Shell, billing: str) -> Non
     assert child.returncode == 0, stderr
     messages = [json.loads(line) for line in stdout.splitlines()]
     assert {message["value"] for message in messages} == {str(number) for number in range(20)}
-    assert list(messages[0]) == ["topic", "partition", "offset", "key", "value", "timestamp", "token",
-                                 "key_base64", "value_base64", "headers"]  # fmt: skip
+    assert list(messages[0]) == [
+        "topic",
+        "partition",
+        "offset",
+        "key",
+        "value",
+        "timestamp",
+        "token",
+        "key_base64",
+        "value_base64",
+        "headers",
+    ]
     (claimed,) = [line for line in stderr.splitlines() if "claimed" in line]
     assert claimed.startswith("group json: claimed 4 partitions of orders: 0-3 (")
     found = shell.json("state", "json")["groups"][0]
@@ -152,8 +188,18 @@ def test_consume_prints_json_lines_and_leaves(shell: Shell, billing: str) -> Non
 
 
 def test_consume_stops_at_sigterm_and_releases(shell: Shell, billing: str) -> None:
-    child = shell.start("consume", "orders", "--group", "sigterm", "--start", "earliest", "--client-id", "me",
-                        "--delivery", "at_most_once")  # fmt: skip
+    child = shell.start(
+        "consume",
+        "orders",
+        "--group",
+        "sigterm",
+        "--start",
+        "earliest",
+        "--client-id",
+        "me",
+        "--delivery",
+        "at_most_once",
+    )
     assert child.stdout is not None
     first = child.stdout.readline().strip()
     assert first.isdigit()
@@ -213,8 +259,19 @@ def test_log_dump_has_every_record_with_its_verdict(shell: Shell, billing: str) 
     header, *lines, end = [json.loads(line) for line in shell.run("log", "dump", billing, "--json").stdout.splitlines()]
     assert (header["dump"], header["version"], header["group"]) == ("marshal", 1, billing)
     assert end["records"] == len(lines)
-    assert list(lines[0]) == ["log", "offset", "time_ms", "key", "value", "group", "type", "fields", "verdict",
-                              "reason", "sum"]  # fmt: skip
+    assert list(lines[0]) == [
+        "log",
+        "offset",
+        "time_ms",
+        "key",
+        "value",
+        "group",
+        "type",
+        "fields",
+        "verdict",
+        "reason",
+        "sum",
+    ]
     assert {line["log"] for line in lines} == {0, 1}, "the group's log, and log 0, where the root stands"
     assert lines[0]["type"] == "Genesis"
     records = [line for line in lines if line["group"] == billing]
@@ -262,9 +319,17 @@ def test_doctor_names_the_embedded_broker_and_what_it_lacks(shell: Shell, billin
     assert {"name", "level", "found", "advice"} == set(found["checks"][0])
     levels = {check["name"]: check["level"] for check in found["checks"]}
     assert levels == {
-        "cluster": "ok", "broker": "warn", "coordination topic": "ok", "settings": "warn", "root": "ok",
-        "content": "ok", "growth": "ok", "clocks": "ok", "versions": "ok", "groups": "ok",
-    }  # fmt: skip
+        "cluster": "ok",
+        "broker": "warn",
+        "coordination topic": "ok",
+        "settings": "warn",
+        "root": "ok",
+        "content": "ok",
+        "growth": "ok",
+        "clocks": "ok",
+        "versions": "ok",
+        "groups": "ok",
+    }
     assert shell.run("doctor", "--as", "king").exit_code == 2
     lacks = next(check["found"] for check in found["checks"] if check["name"] == "broker")
     assert "describe_config" in lacks
@@ -286,8 +351,6 @@ def test_doctor_does_not_mind_an_unused_topic(shell: Shell) -> None:
         assert sentence in result.stdout
 
 
-
-
 def test_a_taken_port_is_noticed_before_anybody_joins(shell: Shell, billing: str) -> None:
     """The group never hears of a consumer that ends again at once; the error says what would mend it."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -300,8 +363,18 @@ def test_a_taken_port_is_noticed_before_anybody_joins(shell: Shell, billing: str
 
 
 def test_consume_serves_metrics(shell: Shell, billing: str) -> None:
-    child = shell.start("consume", "orders", "--group", "measured", "--start", "earliest", "--metrics-port", "0",
-                        "--metrics-host", "0.0.0.0")  # fmt: skip
+    child = shell.start(
+        "consume",
+        "orders",
+        "--group",
+        "measured",
+        "--start",
+        "earliest",
+        "--metrics-port",
+        "0",
+        "--metrics-host",
+        "0.0.0.0",
+    )
     try:
         assert child.stdout is not None
         assert child.stderr is not None

@@ -19,8 +19,20 @@ from marshal_py.cli.demo.orders import order, sound
 from marshal_py.cli.demo.tally import Tally
 from tests.cli.shell import DEADLINE_S, MODULE, REPOSITORY, Shell, wait_until
 
-KEYS = ["produced", "handled", "lost", "redelivered", "doubled", "dropped", "failover_s", "join_gap_s", "moved_on_join",
-        "delivery", "seconds", "ok"]  # fmt: skip
+KEYS = [
+    "produced",
+    "handled",
+    "lost",
+    "redelivered",
+    "doubled",
+    "dropped",
+    "failover_s",
+    "join_gap_s",
+    "moved_on_join",
+    "delivery",
+    "seconds",
+    "ok",
+]
 
 
 # --- the whole
@@ -32,8 +44,14 @@ def environment() -> dict[str, str]:
 
 def test_the_demo_loses_nothing_at_least_once() -> None:
     """At most once is the example of its help text (test_examples.py)."""
-    done = subprocess.run([*MODULE, "demo", "--seconds", "12", "--json"], text=True, timeout=2 * DEADLINE_S,
-                          env=environment(), capture_output=True, cwd=REPOSITORY)  # fmt: skip
+    done = subprocess.run(
+        [*MODULE, "demo", "--seconds", "12", "--json"],
+        text=True,
+        timeout=2 * DEADLINE_S,
+        env=environment(),
+        capture_output=True,
+        cwd=REPOSITORY,
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert list(result) == KEYS
@@ -47,8 +65,9 @@ def test_the_demo_loses_nothing_at_least_once() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_demo_that_ends_early_leaves_no_process(number: signal.Signals) -> None:
     """On ctrl-C it ends its children; when it is killed itself, they notice and end."""
-    demo = subprocess.Popen([*MODULE, "demo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            env=environment(), cwd=REPOSITORY)  # fmt: skip
+    demo = subprocess.Popen(
+        [*MODULE, "demo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), cwd=REPOSITORY
+    )
     assert demo.stdout is not None
     alarm = threading.Timer(DEADLINE_S, demo.kill)  # a demo that says nothing would be read from for ever
     alarm.start()
@@ -94,12 +113,18 @@ def delivered(at: float, partition: int, offset: int, is_sound: bool = True) -> 
 
 
 SOUND = (
-    ("p", Written(0, 0)), ("p", Written(0, 1)), ("p", Written(1, 0)),
-    ("a", Claimed(0.0, 0, 10)), ("b", Claimed(0.0, 1, 11)),
-    ("a", delivered(1.0, 0, 0)), ("b", delivered(1.0, 1, 0)),
-    ("b", Claimed(4.0, 0, 12)), ("b", delivered(5.5, 0, 1)),
-    ("c", Claimed(7.0, 1, 13)), ("b", Lost(7.0, 1, "hand-over")),
-)  # fmt: skip
+    ("p", Written(0, 0)),
+    ("p", Written(0, 1)),
+    ("p", Written(1, 0)),
+    ("a", Claimed(0.0, 0, 10)),
+    ("b", Claimed(0.0, 1, 11)),
+    ("a", delivered(1.0, 0, 0)),
+    ("b", delivered(1.0, 1, 0)),
+    ("b", Claimed(4.0, 0, 12)),
+    ("b", delivered(5.5, 0, 1)),
+    ("c", Claimed(7.0, 1, 13)),
+    ("b", Lost(7.0, 1, "hand-over")),
+)
 MARKS = Milestones(killed="a", killed_at=2.0, joiner="c", joiner_started_at=6.0, production_ended_at=9.0)
 ENDS = {0: 2, 1: 1}
 

@@ -68,8 +68,10 @@ def test_a_dump_becomes_a_topic_of_the_same_records(shell: Shell, billing: str, 
         marshal.consumer(billing, ["orders"]) as consumer,
     ):
         wait_until(lambda: len(consumer.claims()) == 4, "all claims")
-        stood = {number: Shell("").json("explain", billing, f"orders:{number}", "--dump", str(dumped))["position"]
-                 for number in range(4)}  # fmt: skip
+        stood = {
+            number: Shell("").json("explain", billing, f"orders:{number}", "--dump", str(dumped))["position"]
+            for number in range(4)
+        }
         assert {tp.partition: claim.position for tp, claim in consumer.claims().items()} == stood
     refused = shell.run("log", "load", str(dumped), "--coordination-topic", "__copy")
     assert refused.exit_code == 1
@@ -118,8 +120,9 @@ def test_what_a_broken_consumer_held_is_compared_with_the_log(billing: str, dump
         (world,) = [world for world in observer.worlds.values() if billing in world.groups]
     group = world.groups[billing]
     group.partitions[TopicPartition("orders", 2)].position = 3
-    broken = SimpleNamespace(name=billing, world=world, group=group, session=7,
-                             options=SimpleNamespace(client_id="broken-one"))  # fmt: skip
+    broken = SimpleNamespace(
+        name=billing, world=world, group=group, session=7, options=SimpleNamespace(client_id="broken-one")
+    )
     error = Diverged(billing, world.log, 16, 1, 2, "planted")
     kept = evidence.keep(cast(Member, broken), error, str(tmp_path), "lib", 5)
     where = ("--state", kept, "--dump", str(dumped))
@@ -227,8 +230,10 @@ def test_the_doctor_names_silent_sessions_of_a_dump(tmp_path: Path, dumped: Path
     assert root is not None
     assert data is not None
     state, chain, at = snapshot.digest_of(log.world), log.world.chain, log.world.chain_at
-    for record in (*snapshot.split(root, b"w" * 16, at, state, chain, data),
-                   snapshot.witness(root, b"v" * 16, at, state, chain)):  # fmt: skip
+    for record in (
+        *snapshot.split(root, b"w" * 16, at, state, chain, data),
+        snapshot.witness(root, b"v" * 16, at, state, chain),
+    ):
         log.put(codec.encode(record, "", INCARNATION))
     for _ in range(10):
         log.must(Heartbeat(session, log.world.next_offset))
@@ -259,8 +264,17 @@ def test_state_of_a_dump_has_no_ends(shell: Shell, billing: str, dumped: Path) -
 def test_lag_of_a_group(shell: Shell, billing: str) -> None:
     found = shell.json("lag", billing)
     assert list(found) == ["group", "lag", "unknown", "parked", "per_second", "time_s", "partitions", "notices"]
-    assert list(found["partitions"][0]) == ["topic", "partition", "owner", "position", "end", "lag", "parked",
-                                            "per_second", "time_s"]  # fmt: skip
+    assert list(found["partitions"][0]) == [
+        "topic",
+        "partition",
+        "owner",
+        "position",
+        "end",
+        "lag",
+        "parked",
+        "per_second",
+        "time_s",
+    ]
     assert (found["unknown"], found["parked"], found["notices"]) == (0, 0, [])
     assert found["lag"] == sum(row["lag"] for row in found["partitions"])
     assert all(row["lag"] == row["end"] - row["position"] for row in found["partitions"])

@@ -13,10 +13,20 @@ from marshal_py.cli import advisories, consume, demo, doctor, lag, log, produce,
 from tests.cli.shell import DEADLINE_S, REPOSITORY, Shell
 
 EXAMPLES = [
-    consume.EXAMPLE, produce.EXAMPLE, state.EXAMPLE, log.TAIL_EXAMPLE, log.DUMP_EXAMPLE, log.LOAD_EXAMPLE,
-    doctor.EXAMPLE, verify.EXAMPLE, snapshot.EXAMPLE, advisories.EXAMPLE,
-    lag.EXAMPLE, snapshot.BOOTSTRAP_EXAMPLE, simulate.DUMP_EXAMPLE,
-]  # fmt: skip
+    consume.EXAMPLE,
+    produce.EXAMPLE,
+    state.EXAMPLE,
+    log.TAIL_EXAMPLE,
+    log.DUMP_EXAMPLE,
+    log.LOAD_EXAMPLE,
+    doctor.EXAMPLE,
+    verify.EXAMPLE,
+    snapshot.EXAMPLE,
+    advisories.EXAMPLE,
+    lag.EXAMPLE,
+    snapshot.BOOTSTRAP_EXAMPLE,
+    simulate.DUMP_EXAMPLE,
+]
 DUMP = "billing.dump"  # what examples write and read
 
 
@@ -42,8 +52,15 @@ def test_an_example_runs(shell: Shell, path_with_marshal: str, tmp_path: Path, e
         line = line.replace("billing", "example")  # `billing` has read everything and would wait for more
     if DUMP in line and "--output" not in line:
         assert shell.run("log", "dump", "--output", str(tmp_path / DUMP)).exit_code == 0
-    done = subprocess.run(line, shell=True, cwd=tmp_path, timeout=DEADLINE_S, capture_output=True, text=True,
-                          env=shell.environment({"PATH": path_with_marshal}))  # fmt: skip
+    done = subprocess.run(
+        line,
+        shell=True,
+        cwd=tmp_path,
+        timeout=DEADLINE_S,
+        capture_output=True,
+        text=True,
+        env=shell.environment({"PATH": path_with_marshal}),
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 
@@ -52,11 +69,20 @@ def test_the_example_of_the_demo_runs(shell: Shell, path_with_marshal: str) -> N
     """And at most once doubles nothing, with a consumer that is killed."""
     environment = shell.environment({"PATH": path_with_marshal})
     del environment["MARSHAL_BOOTSTRAP_SERVERS"]
-    done = subprocess.run(command_of(demo.EXAMPLE), shell=True, cwd=REPOSITORY, timeout=2 * DEADLINE_S, text=True,
-                          env=environment, capture_output=True)  # fmt: skip
+    done = subprocess.run(
+        command_of(demo.EXAMPLE),
+        shell=True,
+        cwd=REPOSITORY,
+        timeout=2 * DEADLINE_S,
+        text=True,
+        env=environment,
+        capture_output=True,
+    )
     assert done.returncode == 0, done.stderr
-    told = re.match(r"Kept: no message delivered twice\. (\d+) produced, (\d+) handled, 0 doubled, (\d+) dropped, ",
-                    done.stdout.splitlines()[-1])  # fmt: skip
+    told = re.match(
+        r"Kept: no message delivered twice\. (\d+) produced, (\d+) handled, 0 doubled, (\d+) dropped, ",
+        done.stdout.splitlines()[-1],
+    )
     assert told, done.stdout
     produced, handled, dropped = map(int, told.groups())
     assert handled + dropped == produced != 0

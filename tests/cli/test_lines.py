@@ -104,8 +104,16 @@ def test_a_line_that_is_no_message_is_named(shell: Shell, line: bytes, why: str)
 @pytest.mark.parametrize("command", [["groups", "ls"], ["doctor"], ["produce", "copy"]])
 def test_a_full_disk_is_one_line_in_every_command(shell: Shell, command: list[str]) -> None:
     with open("/dev/full", "wb") as full:
-        done = subprocess.run([*MODULE, *command], env=shell.environment(), stdout=full, stderr=subprocess.PIPE,
-                              stdin=subprocess.DEVNULL, text=True, timeout=DEADLINE_S, check=False)  # fmt: skip
+        done = subprocess.run(
+            [*MODULE, *command],
+            env=shell.environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
     assert done.returncode == 1
     assert "the output cannot be written (No space left on device)" in done.stderr
     assert "Traceback" not in done.stderr
@@ -119,8 +127,9 @@ def test_what_could_not_be_written_out_is_not_acknowledged(shell: Shell, full: b
     reading, writing = os.pipe()
     os.close(reading)  # nobody reads
     with open("/dev/full", "wb") if full else os.fdopen(writing, "wb") as stdout:
-        done = subprocess.run(command, env=shell.environment(), stdout=stdout, stderr=subprocess.PIPE, text=True,
-                              timeout=DEADLINE_S)  # fmt: skip
+        done = subprocess.run(
+            command, env=shell.environment(), stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S
+        )
     if full:
         os.close(writing)
         assert done.returncode == 1

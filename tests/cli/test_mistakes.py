@@ -18,33 +18,50 @@ from marshal_py.transport.embedded import Broker
 from tests.cli.shell import DEADLINE_S, Shell, wait_until
 
 GROUP = [
-    ("state", "biling"), ("lag", "biling"), ("log", "tail", "biling"), ("log", "dump", "biling"),
-    ("log", "dump", "biling", "--human"), ("advisories", "biling"), ("verify", "biling"), ("doctor", "biling"),
-    ("explain", "biling", "orders:0"), ("diff", "biling", "--at", "0", "--at", "5"), ("groups", "info", "biling"),
-    ("groups", "info", "biling", "--csv"), ("members", "ls", "biling"),
+    ("state", "biling"),
+    ("lag", "biling"),
+    ("log", "tail", "biling"),
+    ("log", "dump", "biling"),
+    ("log", "dump", "biling", "--human"),
+    ("advisories", "biling"),
+    ("verify", "biling"),
+    ("doctor", "biling"),
+    ("explain", "biling", "orders:0"),
+    ("diff", "biling", "--at", "0", "--at", "5"),
+    ("groups", "info", "biling"),
+    ("groups", "info", "biling", "--csv"),
+    ("members", "ls", "biling"),
     *(
         (*command, *how)
         for how in (("--dry-run",), ("--yes",))
         for command in (
-            ("release", "biling"), ("resume", "biling"), ("set-position", "biling", "orders", "--to", "earliest"),
-            ("groups", "update", "biling", "--policy", "greedy"), ("groups", "rm", "biling"),
-            ("groups", "shrink", "biling", "orders", "--partitions", "1"), ("evict", "biling", "7"),
+            ("release", "biling"),
+            ("resume", "biling"),
+            ("set-position", "biling", "orders", "--to", "earliest"),
+            ("groups", "update", "biling", "--policy", "greedy"),
+            ("groups", "rm", "biling"),
+            ("groups", "shrink", "biling", "orders", "--partitions", "1"),
+            ("evict", "biling", "7"),
             ("members", "step-down", "biling", "7"),
-        ) if how != ("--yes",) or command[0] not in ("resume", "members")
+        )
+        if how != ("--yes",) or command[0] not in ("resume", "members")
     ),
-]  # fmt: skip
+]
 TOPIC = [
-    ("explain", "billing", "ordrs:0"), ("doctor", "--topic", "ordrs"),
+    ("explain", "billing", "ordrs:0"),
+    ("doctor", "--topic", "ordrs"),
     ("set-position", "billing", "ordrs", "--to", "earliest", "--yes"),
     ("set-position", "billing", "ordrs", "--to", "earliest", "--dry-run"),
     ("set-position", "billing", "ordrs:0", "--to", "earliest", "--yes"),
     ("groups", "shrink", "billing", "ordrs", "--partitions", "1", "--yes"),
-]  # fmt: skip
+]
 PARTITION = [
-    ("explain", "billing", "orders:9"), ("set-position", "billing", "orders:9", "--to", "earliest", "--yes"),
-    ("produce", "orders", "--partition", "9"), ("evict", "billing", "7", "--yes"),
+    ("explain", "billing", "orders:9"),
+    ("set-position", "billing", "orders:9", "--to", "earliest", "--yes"),
+    ("produce", "orders", "--partition", "9"),
+    ("evict", "billing", "7", "--yes"),
     ("members", "step-down", "billing", "7"),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -99,18 +116,28 @@ def test_a_partition_or_session_that_is_not_there(shell: Shell, command: tuple[s
     assert re.search(r"2 partitions|0 to 1|there is nobody", refused(shell, *command))
 
 
-@pytest.mark.parametrize("command", [one for one in GROUP if one[0] in ("state", "log", "advisories", "verify")],
-                         ids=" ".join)  # fmt: skip
+@pytest.mark.parametrize(
+    "command", [one for one in GROUP if one[0] in ("state", "log", "advisories", "verify")], ids=" ".join
+)
 def test_a_group_of_a_topic_that_nobody_used(shell: Shell, command: tuple[str, ...]) -> None:
     result = shell.run(*command, "--coordination-topic", "__unused")
     assert result.exit_code == 1
     assert "group 'biling' is not in __unused; there is none yet" in result.stderr
 
 
-@pytest.mark.parametrize("command", [("state", "biling"), ("verify", "biling"), ("advisories", "biling"),
-                                     ("log", "tail", "biling"), ("log", "tail", "biling", "--follow"),
-                                     ("explain", "biling", "orders:0"), ("diff", "biling", "--at", "0", "--at", "5")],
-                         ids=" ".join)  # fmt: skip
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("state", "biling"),
+        ("verify", "biling"),
+        ("advisories", "biling"),
+        ("log", "tail", "biling"),
+        ("log", "tail", "biling", "--follow"),
+        ("explain", "biling", "orders:0"),
+        ("diff", "biling", "--at", "0", "--at", "5"),
+    ],
+    ids=" ".join,
+)
 def test_a_group_that_is_not_in_a_dump(shell: Shell, tmp_path: Path, command: tuple[str, ...]) -> None:
     file = tmp_path / "all.dump"
     assert shell.run("log", "dump", "--output", str(file)).exit_code == 0
@@ -138,8 +165,10 @@ def test_follow_waits_for_a_group_that_is_yet_to_come(shell: Shell, command: tup
         assert child.stderr is not None
         assert f"group '{group}' is not in __marshal" in (line := child.stderr.readline())
         assert line.endswith("waiting for its first consumer\n")
-        with connect({"bootstrap.servers": shell.servers, "log_level": 0}) as marshal, \
-                marshal.consumer(group, ["orders"]):  # fmt: skip
+        with (
+            connect({"bootstrap.servers": shell.servers, "log_level": 0}) as marshal,
+            marshal.consumer(group, ["orders"]),
+        ):
             assert json.loads(child.stdout.readline())["group"] == group
     finally:
         child.send_signal(signal.SIGINT)
@@ -150,12 +179,16 @@ def test_follow_waits_for_a_group_that_is_yet_to_come(shell: Shell, command: tup
 @pytest.mark.parametrize(
     "command",
     [
-        ("release", "billing"), ("resume", "billing"), ("set-position", "billing", "orders", "--to", "earliest"),
-        ("groups", "create", "new"), ("groups", "update", "billing", "--delivery", "at_most_once"),
-        ("groups", "shrink", "billing", "orders", "--partitions", "1"), ("groups", "rm", "billing"),
+        ("release", "billing"),
+        ("resume", "billing"),
+        ("set-position", "billing", "orders", "--to", "earliest"),
+        ("groups", "create", "new"),
+        ("groups", "update", "billing", "--delivery", "at_most_once"),
+        ("groups", "shrink", "billing", "orders", "--partitions", "1"),
+        ("groups", "rm", "billing"),
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_a_dry_run_does_not_read_as_done(shell: Shell, command: tuple[str, ...]) -> None:
     told = shell.run(*command, "--dry-run").stdout
     assert " would " in told
@@ -168,7 +201,8 @@ def test_a_group_whose_consumers_are_dead_does_not_run(shell: Shell, monkeypatch
     """`groups ls`: nobody consumes, whatever the log holds of sessions."""
     monkeypatch.setenv("COLUMNS", "200")  # a row on one line
     assert {one["group"]: (one["sessions"], one["stale"], one["last_sign_s"]) for one in shell.json("groups", "ls")}[
-        "billing"] == (0, 0, None)  # fmt: skip
+        "billing"
+    ] == (0, 0, None)
     assert re.search(r"billing .* no consumer *$", shell.run("groups", "ls").stdout, re.MULTILINE)
     child = shell.start("consume", "orders", "--group", "dead", "--start", "earliest", "--heartbeat-interval", "1")
     assert child.stdout is not None
@@ -179,8 +213,9 @@ def test_a_group_whose_consumers_are_dead_does_not_run(shell: Shell, monkeypatch
     assert child.returncode == -signal.SIGKILL
     row = _until_stale(shell)
     assert row["sessions"] == row["stale"] == 1
-    assert re.search(r"dead .* no live consumer: last heartbeat \d+ s ago *$", shell.run("groups", "ls").stdout,
-                     re.MULTILINE)  # fmt: skip
+    assert re.search(
+        r"dead .* no live consumer: last heartbeat \d+ s ago *$", shell.run("groups", "ls").stdout, re.MULTILINE
+    )
 
 
 def _until_stale(shell: Shell) -> dict[str, int]:

@@ -33,11 +33,7 @@ LOOKS = {
     "diff": ("diff", "billing", "--at", "1", "--at", "5"),
     "verify": ("verify",),
 }
-OFFLINE = {
-    "simulate": ("simulate",),
-    "simulate on": ("simulate", "--seeds", "0:2"),
-    "doctor": ("doctor",),
-}
+OFFLINE = {"simulate": ("simulate",), "simulate on": ("simulate", "--seeds", "0:2"), "doctor": ("doctor",)}
 LIVE = {
     "log dump": ("log", "dump"),
     "log dump of a group": ("log", "dump", "billing", "--human"),

@@ -28,8 +28,19 @@ from tests.support.logbook import Logbook
 
 SEEDS = 6  # not void: their take-overs are asserted below
 QUICK = "X9"  # a mutant that few schedules show
-TOTALS = {"seeds", "violations", "void", "takeovers", "handovers", "deliveries", "faults", "events", "simulated_hours",
-          "trace_hash", "failing"}  # fmt: skip
+TOTALS = {
+    "seeds",
+    "violations",
+    "void",
+    "takeovers",
+    "handovers",
+    "deliveries",
+    "faults",
+    "events",
+    "simulated_hours",
+    "trace_hash",
+    "failing",
+}
 
 
 def run(*arguments: str) -> Result:
@@ -180,8 +191,9 @@ def test_all_mutants_are_named_and_none_is_claimed_without_a_run(monkeypatch: py
     assert (counted["found"], counted["invariant"]) == ("counted", "S3")
     assert found["found"] is True
     assert found["invariant"]
-    assert [line.split()[:2] for line in run("--mutants", "--processes", "1", "--schedules", "40").stdout.splitlines()
-            ] == [["X30", "pending"], ["X3", "counted"], [QUICK, "found"]]  # fmt: skip
+    assert [
+        line.split()[:2] for line in run("--mutants", "--processes", "1", "--schedules", "40").stdout.splitlines()
+    ] == [["X30", "pending"], ["X3", "counted"], [QUICK, "found"]]
 
 
 def test_a_mutant_that_escapes_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +355,13 @@ def test_wrong_usage_is_2(arguments: list[str]) -> None:
 def test_the_example_of_the_help_text_runs() -> None:
     line = simulate.EXAMPLE.splitlines()[-1].strip()
     assert line in run("--help").stdout
-    done = subprocess.run([sys.executable, "-m", "marshal_py.cli", *line.split()[1:]], cwd=REPOSITORY, text=True,
-                          env=Shell("").environment(), timeout=DEADLINE_S, capture_output=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "marshal_py.cli", *line.split()[1:]],
+        cwd=REPOSITORY,
+        text=True,
+        env=Shell("").environment(),
+        timeout=DEADLINE_S,
+        capture_output=True,
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["violations"] == 0

@@ -90,8 +90,11 @@ def test_what_is_left_of_a_truncated_log_is_told(shell: Shell, broker: Broker, t
         assert changed["records"]["Join accepted"] > 0
         tail = shell.run("log", "tail", GROUP, "-n", "1000", "--json", *where).stdout.splitlines()
         assert oldest <= json.loads(tail[0])["offset"] < newest
-        for command in (("explain", GROUP, "orders:0", "--offset", "3"), ("diff", GROUP, "--at", "3", "--at", "9"),
-                        ("explain", GROUP, "orders:0", "--at", "2001-01-01")):  # fmt: skip
+        for command in (
+            ("explain", GROUP, "orders:0", "--offset", "3"),
+            ("diff", GROUP, "--at", "3", "--at", "9"),
+            ("explain", GROUP, "orders:0", "--at", "2001-01-01"),
+        ):
             refused = shell.run(*command, *where)
             assert refused.exit_code == 1
             assert f"the history before offset {oldest} of log 1 was deleted" in refused.stderr

@@ -47,9 +47,10 @@ def test_a_fetch_that_is_larger_than_the_grants_does_not_wait_in_vain(ground: Gr
     """Two ranges are granted ahead; a batch of more can never come together."""
     topic = ground.topic()
     ground.fill(topic, 0, 60)
-    with ground.connect() as marshal, joined(
-        marshal, ground.group(), [topic], delivery=AMO, grant_messages=5
-    ) as consumer:
+    with (
+        ground.connect() as marshal,
+        joined(marshal, ground.group(), [topic], delivery=AMO, grant_messages=5) as consumer,
+    ):
         seen: list[int] = []
         while len(seen) < 40:
             batch = consumer.fetch(1_000, expires_s=3_000)

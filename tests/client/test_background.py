@@ -200,10 +200,13 @@ def test_what_ends_the_thread_is_a_named_error_in_every_verb(
     consumer = joined(marshal, memory.group(), [topic])
     message = collect(consumer, 1, ack=False)[0]
     end_thread(marshal, monkeypatch)
-    verbs = {"fetch": lambda: [consumer.fetch(1, expires_s=1.0) for _ in range(60)],
-             "next": lambda: [consumer.next(1.0) for _ in range(60)], "iteration": lambda: [*consumer],
-             "flush": lambda: [until(lambda: marshal._loop.ended, "the end"), consumer.flush()],
-             "info": lambda: [until(lambda: marshal._loop.ended, "the end"), consumer.info()]}  # fmt: skip
+    verbs = {
+        "fetch": lambda: [consumer.fetch(1, expires_s=1.0) for _ in range(60)],
+        "next": lambda: [consumer.next(1.0) for _ in range(60)],
+        "iteration": lambda: [*consumer],
+        "flush": lambda: [until(lambda: marshal._loop.ended, "the end"), consumer.flush()],
+        "info": lambda: [until(lambda: marshal._loop.ended, "the end"), consumer.info()],
+    }
     with pytest.raises(BackgroundThreadEnded, match=r"SystemExit\(3\)"):
         verbs[verb]()
     assert message.ack() is False

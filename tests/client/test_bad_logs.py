@@ -63,10 +63,19 @@ def test_garbage_changes_nothing(ground: Ground) -> None:
         incarnation = marshal.root.incarnation
         mine = wire.record(group, 3, 5, "x", incarnation=incarnation)
         garbage: list[bytes | None] = [
-            b"", None, b"text", b"Mr", bytes(100), mine[:-1], mine + b"x", mine[:20] + b"\xff" + mine[21:],
-            wire.record(group, 3, 0, "x"), wire.record(IN[0], 3, 0, "x", incarnation=incarnation),
-            wire.envelope(group, 3, b"\xc1", incarnation=incarnation), wire.genesis(partitions=7),
-        ]  # fmt: skip
+            b"",
+            None,
+            b"text",
+            b"Mr",
+            bytes(100),
+            mine[:-1],
+            mine + b"x",
+            mine[:20] + b"\xff" + mine[21:],
+            wire.record(group, 3, 0, "x"),
+            wire.record(IN[0], 3, 0, "x", incarnation=incarnation),
+            wire.envelope(group, 3, b"\xc1", incarnation=incarnation),
+            wire.genesis(partitions=7),
+        ]
         for value in garbage:
             ground.put(LOG, 1, value)
         with joined(marshal, group, [topic]) as consumer:

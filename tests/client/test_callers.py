@@ -25,8 +25,19 @@ from tests.support.fronts import EmbeddedGround, Ground, MemoryGround, collect, 
 
 WRONG_IDS: list[Any] = ["", "a\0b", "x" * 256, "ä" * 128, 5, None, b"bytes", "\ud800"]
 ODD_IDS = [
-    "a/b", "team.consumer", "a b", "a:b,c;d", "grüße", "消费者", "🙂", "x" * 255, "ä" * 127, "'\"\\", "-", "a\tb\nc"
-]  # fmt: skip
+    "a/b",
+    "team.consumer",
+    "a b",
+    "a:b,c;d",
+    "grüße",
+    "消费者",
+    "🙂",
+    "x" * 255,
+    "ä" * 127,
+    "'\"\\",
+    "-",
+    "a\tb\nc",
+]
 
 
 @pytest.fixture
@@ -123,7 +134,7 @@ def _works(ground: Ground, odd: str) -> None:
         *(("prefetch_bytes", w) for w in (0, -1, 1_023, 2_097_151 * 1024 + 1, 2.0, None, True)),
         *(("grant_messages", w) for w in (0, -1, 1_000_001, 2.0, None)),
     ],
-)  # fmt: skip
+)
 def test_options_have_bounds(marshal: Marshal, option: str, wrong: Any) -> None:
     with pytest.raises(InvalidOption) as raised:
         marshal.consumer("g", ["t"], **{option: wrong})
@@ -134,11 +145,22 @@ def test_options_have_bounds(marshal: Marshal, option: str, wrong: Any) -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("heartbeat_interval_s", 600), ("handler_timeout_s", 1), ("handler_timeout_s", 86_400), ("max_claims", 1),
-     ("max_claims", 100_000), ("capacity", 1_000_000), ("unacked_max", 1), ("prefetch_messages", 1),
-     ("prefetch_bytes", 1_024), ("prefetch_bytes", 2_097_151 * 1024),
-     ("grant_messages", 1), ("policy", "greedy"), ("policy", "balanced")],
-)  # fmt: skip
+    [
+        ("heartbeat_interval_s", 600),
+        ("handler_timeout_s", 1),
+        ("handler_timeout_s", 86_400),
+        ("max_claims", 1),
+        ("max_claims", 100_000),
+        ("capacity", 1_000_000),
+        ("unacked_max", 1),
+        ("prefetch_messages", 1),
+        ("prefetch_bytes", 1_024),
+        ("prefetch_bytes", 2_097_151 * 1024),
+        ("grant_messages", 1),
+        ("policy", "greedy"),
+        ("policy", "balanced"),
+    ],
+)
 def test_the_bounds_themselves_are_allowed(marshal: Marshal, option: str, value: Any) -> None:
     marshal.consumer("g", ["t"], **{option: value}).stop()
 
@@ -164,9 +186,11 @@ def test_a_misspelt_setting_is_named_alone(embedded: EmbeddedGround) -> None:
 
 @pytest.mark.parametrize(
     ("option", "wrong"),
-    [*(("coordination_partitions", w) for w in (0, -1, 100_000, 1.5, "16", True)),
-     *(("timeout_s", w) for w in (0, -1, float("nan")))],
-)  # fmt: skip
+    [
+        *(("coordination_partitions", w) for w in (0, -1, 100_000, 1.5, "16", True)),
+        *(("timeout_s", w) for w in (0, -1, float("nan"))),
+    ],
+)
 def test_options_of_connect(option: str, wrong: Any) -> None:
     with pytest.raises(InvalidOption) as raised:
         marshal_py.connect(MemoryBroker().door(), **{option: wrong})
@@ -175,9 +199,16 @@ def test_options_of_connect(option: str, wrong: Any) -> None:
 
 @pytest.mark.parametrize(
     "key",
-    ["enable.auto.commit", "auto.offset.reset", "group.id", "enable.idempotence", "acks", "transactional.id",
-     "partition.assignment.strategy"],
-)  # fmt: skip
+    [
+        "enable.auto.commit",
+        "auto.offset.reset",
+        "group.id",
+        "enable.idempotence",
+        "acks",
+        "transactional.id",
+        "partition.assignment.strategy",
+    ],
+)
 def test_settings_that_the_protocol_would_not_survive(embedded: EmbeddedGround, key: str) -> None:
     with pytest.raises(InvalidOption) as raised:
         marshal_py.connect({"bootstrap.servers": embedded.target, key: "x"})
@@ -308,12 +339,22 @@ def test_a_fork_is_told_to_connect_again(ground: Ground) -> None:
     topic = ground.topic()
     with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
         verbs: list[Any] = [
-            consumer.fetch, consumer.next, consumer.flush, consumer.stop, consumer.drain, consumer.claims,
-            consumer.info, consumer.cached_info, lambda: next(iter(consumer)), lambda: next(consumer.events()),
+            consumer.fetch,
+            consumer.next,
+            consumer.flush,
+            consumer.stop,
+            consumer.drain,
+            consumer.claims,
+            consumer.info,
+            consumer.cached_info,
+            lambda: next(iter(consumer)),
+            lambda: next(consumer.events()),
             marshal.close,
-            marshal.metrics, lambda: marshal.consumer("g", [topic]), lambda: consumer.pause([(topic, 0)]),
+            marshal.metrics,
+            lambda: marshal.consumer("g", [topic]),
+            lambda: consumer.pause([(topic, 0)]),
             lambda: consumer.resume([(topic, 0)]),
-        ]  # fmt: skip
+        ]
         assert _in_a_child(verbs) == ["UsedAfterFork"] * len(verbs)
         ended: list[Any] = [lambda: consumer.closed or 1 / 0, lambda: consumer.stopping or 1 / 0]
         assert _in_a_child(ended) == ["nothing", "nothing"], "loops around fetch end there"
@@ -337,9 +378,14 @@ def test_an_ack_in_a_fork_is_refused(memory: MemoryGround, delivery: str) -> Non
             messages, message = iter(consumer), next(iter(batch))
             next(messages)
             verbs: list[Any] = [
-                message.ack, message.in_progress, batch.ack, batch.parts[0].ack, late.ack, late.in_progress,
+                message.ack,
+                message.in_progress,
+                batch.ack,
+                batch.parts[0].ack,
+                late.ack,
+                late.in_progress,
                 lambda: next(messages),
-            ]  # fmt: skip
+            ]
             held, over = threading.Event(), threading.Event()
 
             def hold() -> None:

@@ -16,13 +16,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 import marshal_py
-from marshal_py.errors import (
-    AccessDenied,
-    AuthenticationFailed,
-    ClusterUnreachable,
-    HistoryTruncated,
-    TlsMismatch,
-)
+from marshal_py.errors import AccessDenied, AuthenticationFailed, ClusterUnreachable, HistoryTruncated, TlsMismatch
 from marshal_py.protocol.records import Evict
 from marshal_py.transport import kafka, trouble
 from marshal_py.transport.memory import MemoryMessage
@@ -133,8 +127,13 @@ def test_the_users_own_callbacks_are_called(embedded: EmbeddedGround) -> None:
         def log(self, *_: object, **__: object) -> None:
             note("logger")
 
-    own = {"error_cb": lambda _: note("error_cb"), "stats_cb": lambda _: note("stats_cb"), "logger": Logger("own"),
-           "log_level": 6, "reconnect.backoff.max.ms": 100}  # fmt: skip
+    own = {
+        "error_cb": lambda _: note("error_cb"),
+        "stats_cb": lambda _: note("stats_cb"),
+        "logger": Logger("own"),
+        "log_level": 6,
+        "reconnect.backoff.max.ms": 100,
+    }
     with marshal_py.connect({"bootstrap.servers": embedded.target, **own}, statistics_interval_ms=100) as marshal:
         until(lambda: len(marshal.metrics().librdkafka) == 2, "our own statistics come, too")
         embedded.broker.broker_down()

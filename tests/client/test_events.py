@@ -13,8 +13,18 @@ from tests.support.fronts import LOG, Ground, MemoryGround, collect, joined, own
 
 def place(event: Advisory) -> tuple[object, ...]:
     """All that a record says of itself: not the words, and not when this process learned of it."""
-    return (event.kind, event.group, event.client_id, event.topic, event.partition, event.epoch, event.to,
-            event.session, event.log, event.log_offset)  # fmt: skip
+    return (
+        event.kind,
+        event.group,
+        event.client_id,
+        event.topic,
+        event.partition,
+        event.epoch,
+        event.to,
+        event.session,
+        event.log,
+        event.log_offset,
+    )
 
 
 def test_events_stand_in_the_log(ground: Ground) -> None:

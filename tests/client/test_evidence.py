@@ -54,8 +54,9 @@ def test_a_great_state_is_cut_and_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(states.differences(held, log)) != [], "what was left out would look like a difference"
 
 
-def test_a_folder_that_cannot_be_written_to_costs_the_file_alone(tmp_path: Path,
-                                                                 caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_cannot_be_written_to_costs_the_file_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     book = Logbook()
     book.owner()
     assert evidence.keep(member_of(book), ERROR, str(tmp_path / "missing"), "lib 1", 5) == ""

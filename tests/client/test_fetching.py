@@ -128,10 +128,7 @@ def test_a_fetch_inside_the_iteration_takes_no_message_twice(ground: Ground) -> 
         assert offsets == list(range(9))
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"max_messages": 0}, {"max_messages": -1}, {"max_bytes": 0}, {"expires_s": -0.1}],
-)
+@pytest.mark.parametrize("wrong", [{"max_messages": 0}, {"max_messages": -1}, {"max_bytes": 0}, {"expires_s": -0.1}])
 def test_fetch_refuses_what_cannot_be(memory: MemoryGround, wrong: dict[str, int]) -> None:
     topic = memory.topic()
     with (
@@ -164,11 +161,16 @@ def test_a_message_has_all_its_parts(ground: Ground) -> None:
 def test_deserializers_are_given_where_it_came_from(memory: MemoryGround) -> None:
     topic = memory.topic()
     memory.put(topic, 0, b"7", b"k")
-    with memory.connect() as marshal, joined(
-        marshal, memory.group(), [topic],
-        value_deserializer=lambda value, where: (int(value), where.topic, where.field),
-        key_deserializer=lambda key, where: (key.decode(), where.field),
-    ) as consumer:  # fmt: skip
+    with (
+        memory.connect() as marshal,
+        joined(
+            marshal,
+            memory.group(),
+            [topic],
+            value_deserializer=lambda value, where: (int(value), where.topic, where.field),
+            key_deserializer=lambda key, where: (key.decode(), where.field),
+        ) as consumer,
+    ):
         batch = consumer.fetch(1)
         assert [(m.key, m.value) for m in batch] == [(("k", "key"), (7, topic, "value"))]
         assert batch.parts[0].values == [(7, topic, "value")]
@@ -180,9 +182,12 @@ def test_what_a_deserializer_raises_is_raised_in_the_handler(memory: MemoryGroun
     for value in (b"1", b"two", b"3"):
         memory.put(topic, 0, value)
     seen: list[object] = []
-    with memory.connect() as marshal, joined(
-        marshal, memory.group(), [topic], delivery=delivery, value_deserializer=lambda value, _: int(value)
-    ) as consumer:  # fmt: skip
+    with (
+        memory.connect() as marshal,
+        joined(
+            marshal, memory.group(), [topic], delivery=delivery, value_deserializer=lambda value, _: int(value)
+        ) as consumer,
+    ):
         for message in consumer:
             try:
                 seen.append(message.value)
@@ -246,9 +251,10 @@ def test_fetching_stops_at_the_bound_of_unacked_messages_and_goes_on(ground: Gro
     """D1: with the bound at one, every message waits for the ack of the one before."""
     topic = ground.topic()
     ground.fill(topic, 0, 6)
-    with ground.connect() as marshal, joined(
-        marshal, ground.group(), [topic], unacked_max=1, prefetch_messages=1
-    ) as consumer:
+    with (
+        ground.connect() as marshal,
+        joined(marshal, ground.group(), [topic], unacked_max=1, prefetch_messages=1) as consumer,
+    ):
         for offset in range(6):
             batch = consumer.fetch(2, expires_s=30 if offset < 5 else 0.5)
             assert places(batch) == [(0, offset)]
@@ -259,9 +265,10 @@ def test_fetching_stops_at_the_bound_of_unacked_messages_and_goes_on(ground: Gro
 def test_acks_of_another_thread_let_a_waiting_fetch_go_on(memory: MemoryGround) -> None:
     topic = memory.topic()
     memory.fill(topic, 0, 4)
-    with memory.connect() as marshal, joined(
-        marshal, memory.group(), [topic], unacked_max=2, prefetch_messages=2
-    ) as consumer:
+    with (
+        memory.connect() as marshal,
+        joined(marshal, memory.group(), [topic], unacked_max=2, prefetch_messages=2) as consumer,
+    ):
         first = consumer.fetch(2)
         threading.Timer(0.2, first.ack).start()
         assert places(consumer.fetch(2, expires_s=30)) == [(0, 2), (0, 3)]

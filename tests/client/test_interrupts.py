@@ -166,7 +166,7 @@ INSIDE_STOP = {
     "while it leaves": lambda consumer: (consumer._loop, "kick"),
     "while it waits to have left": lambda consumer: (consumer._loop.changed, "wait"),
     "before the source is closed": lambda consumer: (consumer._station.source, "close"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("verb", ["stop", "drain", "close"])

@@ -39,8 +39,10 @@ def test_the_figures_of_a_consumer(ground: Ground) -> None:
         assert found.records_sent > found.heartbeats_sent
         until(lambda: only(marshal).round_trip_ms >= 0, "a heartbeat came back")
         assert 0 < only(marshal).lease_left_ms <= 1_000
-        first = until(lambda: next((p for p in only(marshal).partitions if p.partition == 0 and p.end == 10), None),
-                      "the end of the partition is known")  # fmt: skip
+        first = until(
+            lambda: next((p for p in only(marshal).partitions if p.partition == 0 and p.end == 10), None),
+            "the end of the partition is known",
+        )
         assert (first.position, first.lag, first.in_flight) == (4, 6, 6)
         whole = marshal.metrics()
         assert (whole.client_id, whole.produce_errors, whole.waiting_for) == ("one", 0, "")

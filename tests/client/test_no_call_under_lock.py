@@ -143,7 +143,8 @@ def test_a_source_that_is_closed_inside_its_own_callback(embedded: EmbeddedGroun
 
     topic = embedded.topic()
     source = kafka.KafkaDoor(embedded.target, DEADLINE_S).source(
-        "g", "c", {"statistics.interval.ms": 20, "stats_cb": stats})  # fmt: skip
+        "g", "c", {"statistics.interval.ms": 20, "stats_cb": stats}
+    )
     sources.append(source)
     source.assign({TopicPartition(topic, 0): 0})
     until(lambda: source.poll(0.1, 10) or called, "the callback")
@@ -184,8 +185,9 @@ def test_who_assigns_does_not_wait_for_a_poll(embedded: EmbeddedGround) -> None:
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
-def test_no_client_is_called_under_the_lock(embedded: EmbeddedGround, monkeypatch: pytest.MonkeyPatch,
-                                            delivery: str) -> None:  # fmt: skip
+def test_no_client_is_called_under_the_lock(
+    embedded: EmbeddedGround, monkeypatch: pytest.MonkeyPatch, delivery: str
+) -> None:
     """A whole life: join, claim, a late joiner, a local pause, a refused position, looks from aside, stop."""
     watch = Watch(monkeypatch)
     topic, group = embedded.topic(3), embedded.group()
@@ -216,6 +218,15 @@ def test_no_client_is_called_under_the_lock(embedded: EmbeddedGround, monkeypatc
             until(owns(one, 0, 1, 2), "all of it is back")
         one.flush()
         one.stop()
-    assert {"poll", "consume", "incremental_assign", "incremental_unassign", "get_watermark_offsets", "list_topics",
-            "pause", "produce", "close"} <= watch.calls  # fmt: skip
+    assert {
+        "poll",
+        "consume",
+        "incremental_assign",
+        "incremental_unassign",
+        "get_watermark_offsets",
+        "list_topics",
+        "pause",
+        "produce",
+        "close",
+    } <= watch.calls
     assert watch.under_lock == set()

@@ -14,26 +14,16 @@ from marshal_py.protocol.records import Evict, Leave
 from marshal_py.protocol.routing import route
 from marshal_py.transport import trouble
 from marshal_py.transport.kafka import KafkaDoor
-from tests.support.fronts import (
-    LOG,
-    LOGS,
-    EmbeddedGround,
-    Keeper,
-    MemoryGround,
-    collect,
-    joined,
-    owns,
-    places,
-    until,
-)
+from tests.support.fronts import LOG, LOGS, EmbeddedGround, Keeper, MemoryGround, collect, joined, owns, places, until
 
 IMPATIENT = {"reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 100}
 
 
 def impatient(ground: EmbeddedGround, client_id: str | None = None, timeout_s: float = 20.0) -> marshal_py.Marshal:
     """A connection that comes back quickly, so that the tests do."""
-    return marshal_py.connect({"bootstrap.servers": ground.target, **IMPATIENT}, client_id=client_id,
-                              timeout_s=timeout_s)  # fmt: skip
+    return marshal_py.connect(
+        {"bootstrap.servers": ground.target, **IMPATIENT}, client_id=client_id, timeout_s=timeout_s
+    )
 
 
 def test_away_at_the_start(embedded: EmbeddedGround) -> None:

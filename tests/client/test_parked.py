@@ -50,6 +50,7 @@ def test_one_partition_beyond_its_end_stops_nobody(ground: Ground) -> None:
         assert told.text.startswith(f"{BEYOND}: ")
         assert f"position {POSITION}, end {MESSAGES}" in told.text
         assert f"marshal set-position {group} {topic}:0 --to latest" in told.text
+
         def counted() -> set[int]:
             return {one.parked for marshal in marshals for one in marshal.metrics().consumers}
 

@@ -8,13 +8,7 @@ import marshal_py
 from marshal_py import Consumer
 from marshal_py.client.planner import Planner
 from marshal_py.client.ranges import share
-from marshal_py.errors import (
-    BatchNotCommitted,
-    BatchOverdue,
-    ClaimLost,
-    ConsumerClosed,
-    InvalidOption,
-)
+from marshal_py.errors import BatchNotCommitted, BatchOverdue, ClaimLost, ConsumerClosed, InvalidOption
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import ClaimingMessages, Note
@@ -138,9 +132,7 @@ def test_in_a_pause_the_batch_is_let_go_after_an_interval(ground: Ground) -> Non
     topic = ground.topic()
     ground.fill(topic, 0, 8)
     group = ground.group()
-    with ground.connect() as marshal, joined(
-        marshal, group, [topic], heartbeat_interval_s=INTERVAL_S
-    ) as consumer:
+    with ground.connect() as marshal, joined(marshal, group, [topic], heartbeat_interval_s=INTERVAL_S) as consumer:
         planner = planning(consumer)
         batch = planner.batch(100)
         token = batch.token
@@ -317,13 +309,16 @@ def test_local_pauses_hold_for_planning(memory: MemoryGround) -> None:
         assert positions(consumer) == {0: 3, 1: 3}
 
 
-@pytest.mark.parametrize(("counts", "rows_max", "expected"), [
-    ({}, 5, {}),
-    ({"a": 3}, 5, {"a": 3}),
-    ({"a": 30, "b": 2, "c": 30}, 22, {"a": 10, "b": 2, "c": 10}),
-    ({"a": 9, "b": 9}, 5, {"a": 2, "b": 3}),
-    ({"a": 9, "b": 8, "c": 7}, 1, {"a": 1}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("counts", "rows_max", "expected"),
+    [
+        ({}, 5, {}),
+        ({"a": 3}, 5, {"a": 3}),
+        ({"a": 30, "b": 2, "c": 30}, 22, {"a": 10, "b": 2, "c": 10}),
+        ({"a": 9, "b": 9}, 5, {"a": 2, "b": 3}),
+        ({"a": 9, "b": 8, "c": 7}, 1, {"a": 1}),
+    ],
+)
 def test_shares_are_even_and_what_one_lacks_others_fill(
     counts: dict[str, int], rows_max: int, expected: dict[str, int]
 ) -> None:

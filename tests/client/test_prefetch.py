@@ -254,9 +254,10 @@ def test_what_is_buffered_is_bounded_in_bytes(ground: OneQueueGround, partitions
     """Of all partitions together: beyond the bound at most one piece, which is the share of one of them, each."""
     size, bound = 1_000, 100_000
     topic = filled(ground, partitions, 2_000, size)
-    with ground.connect() as marshal, joined(
-        marshal, ground.group(), [topic], prefetch_bytes=bound, prefetch_messages=20
-    ) as consumer:  # fmt: skip
+    with (
+        ground.connect() as marshal,
+        joined(marshal, ground.group(), [topic], prefetch_bytes=bound, prefetch_messages=20) as consumer,
+    ):
         until(owns(consumer, *range(partitions)), "all partitions are its")
         most = 0
         for got, message in enumerate(consumer, 1):
@@ -270,9 +271,12 @@ def test_what_is_buffered_is_bounded_in_bytes(ground: OneQueueGround, partitions
 def test_in_at_most_once_mode_what_waits_for_grants_that_do_not_come_is_bounded(ground: OneQueueGround) -> None:
     """D2: without the log there are no grants, however long it lasts."""
     topic = filled(ground, 2, 3_000, 1_000)
-    with ground.connect() as marshal, joined(
-        marshal, ground.group(), [topic], delivery="at_most_once", prefetch_bytes=100_000, prefetch_messages=50
-    ) as consumer:  # fmt: skip
+    with (
+        ground.connect() as marshal,
+        joined(
+            marshal, ground.group(), [topic], delivery="at_most_once", prefetch_bytes=100_000, prefetch_messages=50
+        ) as consumer,
+    ):
         until(owns(consumer, 0, 1), "all partitions are its")
         ground.broker.writable = False
         source = source_of(consumer)

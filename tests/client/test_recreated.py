@@ -70,8 +70,10 @@ def test_a_running_consumer_parks_it_and_goes_on_with_the_rest(memory: MemoryGro
             moved = marshal_py.group(marshal, group).set_position(topic, "earliest")
             assert [one.topic for one in moved.recreated] == [topic]
             wanted = {(p, b"new %d" % n) for p in (0, 1) for n in range(messages)}
-            until(lambda: wanted <= {(m.partition, m.value) for m in keeper.seen[noticed:] if m.topic == topic},
-                  "every message of the new topic")  # fmt: skip
+            until(
+                lambda: wanted <= {(m.partition, m.value) for m in keeper.seen[noticed:] if m.topic == topic},
+                "every message of the new topic",
+            )
             [anew] = moved.recreated
             assert {m.topic_id for m in first} == {anew.known}
             assert {m.topic_id for m in keeper.seen[noticed:] if m.topic == topic} == {anew.found}
@@ -107,12 +109,12 @@ def test_a_consumer_that_starts_parks_it_before_it_delivers_anything(memory: Mem
 
 
 @pytest.mark.parametrize(
-    ("config", "option", "goes_on"),
-    [(None, "earliest", True), ("earliest", "fail", True), ("fail", "earliest", False)],
+    ("config", "option", "goes_on"), [(None, "earliest", True), ("earliest", "fail", True), ("fail", "earliest", False)]
 )
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_a_group_may_want_it_done_by_itself(memory: MemoryGround, config: str | None, option: str, goes_on: bool,
-                                            partitions: int) -> None:  # fmt: skip
+def test_a_group_may_want_it_done_by_itself(
+    memory: MemoryGround, config: str | None, option: str, goes_on: bool, partitions: int
+) -> None:
     """D10: the consumer's option counts only where the group's config is silent."""
     topic, group = memory.topic(2), memory.group()
     for partition in (0, 1):

@@ -28,8 +28,11 @@ def test_a_release_tells_what_comes_again(memory: MemoryGround) -> None:
         until(owns(second, 0, 1), "both are the heir's")
         again = collect(second, 11)
     twice = [place for place, count in Counter(places([*messages, *again])).items() if count > 1]
-    told = {row.partition: row.in_flight for row in intervals(memory, group) if row.ended == "release"
-            and row.client == "first"}  # fmt: skip
+    told = {
+        row.partition: row.in_flight
+        for row in intervals(memory, group)
+        if row.ended == "release" and row.client == "first"
+    }
     assert told == Counter(partition for partition, _ in twice) == {0: 7, 1: 4}
 
 

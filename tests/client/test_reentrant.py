@@ -24,18 +24,30 @@ ANYWHERE = ("request_stop", "closed", "stopping", "group")
 def verbs(marshal: Marshal, consumer: Consumer, topic: str) -> dict[str, Callable[[], Any]]:
     tps = [(topic, 0)]
     return {
-        "fetch": lambda: consumer.fetch(1, expires_s=0), "next": lambda: consumer.next(0),
-        "iteration": lambda: next(iter(consumer)), "flush": consumer.flush, "plan_ranges": consumer.plan_ranges,
-        "stop": consumer.stop, "drain": lambda: consumer.drain(0), "info": consumer.info, "close": marshal.close,
-        "consumer": lambda: marshal.consumer("another", [topic]), "claims": consumer.claims,
-        "cached_info": consumer.cached_info, "metrics": marshal.metrics, "pause": lambda: consumer.pause(tps),
-        "resume": lambda: consumer.resume(tps), "request_stop": consumer.request_stop,
-        "closed": lambda: consumer.closed, "stopping": lambda: consumer.stopping, "group": lambda: consumer.group,
-    }  # fmt: skip
+        "fetch": lambda: consumer.fetch(1, expires_s=0),
+        "next": lambda: consumer.next(0),
+        "iteration": lambda: next(iter(consumer)),
+        "flush": consumer.flush,
+        "plan_ranges": consumer.plan_ranges,
+        "stop": consumer.stop,
+        "drain": lambda: consumer.drain(0),
+        "info": consumer.info,
+        "close": marshal.close,
+        "consumer": lambda: marshal.consumer("another", [topic]),
+        "claims": consumer.claims,
+        "cached_info": consumer.cached_info,
+        "metrics": marshal.metrics,
+        "pause": lambda: consumer.pause(tps),
+        "resume": lambda: consumer.resume(tps),
+        "request_stop": consumer.request_stop,
+        "closed": lambda: consumer.closed,
+        "stopping": lambda: consumer.stopping,
+        "group": lambda: consumer.group,
+    }
 
 
 def outcome(call: Callable[[], Any]) -> str:
-    """"" if it works, else the error and where it says to be."""
+    """ "" if it works, else the error and where it says to be."""
     try:
         call()
     except ReentrantCall as error:

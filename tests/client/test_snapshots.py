@@ -140,8 +140,10 @@ def test_a_long_log_begins_at_its_snapshot(memory: MemoryGround, number: int, mo
         assert world.began_at == at
         assert positions(consumer) == {0: 3} or until(owns(consumer, 0), "the partition is ours")
         through = folded(memory, number, world.chain_at)
-        assert (through.chain, snapshot.digest_of(through)) == (world.chain, snapshot.digest_of(folded(memory, number,
-                world.chain_at)))  # fmt: skip
+        assert (through.chain, snapshot.digest_of(through)) == (
+            world.chain,
+            snapshot.digest_of(folded(memory, number, world.chain_at)),
+        )
 
 
 def test_truncated_while_it_is_looked_at(memory: MemoryGround, number: int) -> None:
@@ -202,8 +204,9 @@ def test_a_wrong_snapshot_is_found_out(memory: MemoryGround, number: int, monkey
     assert (raised.value.log, raised.value.at, raised.value.older) == (number, newer, older)
 
 
-def test_a_gap_that_only_a_second_look_meets(memory: MemoryGround, number: int,
-                                             monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_gap_that_only_a_second_look_meets(
+    memory: MemoryGround, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """L8, N9: the log was compacted between the two newest snapshots; a start behind them would not notice."""
     monkeypatch.setattr(upkeep, "CHECK_AFTER_MS", 100)
     topic = lived(memory, number)
@@ -259,8 +262,11 @@ def test_truncated_while_running(memory: MemoryGround, number: int) -> None:
 def folded_verdicts(memory: MemoryGround, number: int, first: int) -> list[Verdict]:
     """From a checkpoint on: the broker of these tests deletes nothing really."""
     world = folded(memory, number, first)
-    return [rationalizer.apply(world, offset, value)
-            for offset, value in enumerate(memory.log_values(number)) if offset >= first]  # fmt: skip
+    return [
+        rationalizer.apply(world, offset, value)
+        for offset, value in enumerate(memory.log_values(number))
+        if offset >= first
+    ]
 
 
 def test_the_consumers_keep_their_log_short(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,8 +278,12 @@ def test_the_consumers_keep_their_log_short(memory: MemoryGround, monkeypatch: p
     topic = memory.topic(2)
     tp = TopicPartition(LOG, 1)
     options = {"snapshot_every_records": 64, "history_kept_s": 0.0}
-    with (memory.connect("a", **options) as one, memory.connect("b", **options) as two,
-          joined(one, IN[1], [topic]) as a, joined(two, IN[1], [topic]) as b):  # fmt: skip
+    with (
+        memory.connect("a", **options) as one,
+        memory.connect("b", **options) as two,
+        joined(one, IN[1], [topic]) as a,
+        joined(two, IN[1], [topic]) as b,
+    ):
         until(lambda: len(a.claims()) == len(b.claims()) == 1, "each has one")
         until(lambda: pad(memory, 1, 16) and memory.broker.bounds(tp).first > 0, "records were deleted")
         assert not a.closed
@@ -302,8 +312,12 @@ def test_a_dead_group_does_not_stop_truncation(memory: MemoryGround, monkeypatch
     join = Join("killed", b"k" * 16, 1, 1_000, (topic,))
     memory.put(LOG, 1, codec.encode(join, IN[1], root_of(memory).incarnation))
     options = {"snapshot_every_records": 64, "history_kept_s": 0.0}
-    with (memory.connect("a", **options) as one, memory.connect("b", **options) as two,
-          joined(one, OTHER, [topic]), joined(two, OTHER, [topic])):  # fmt: skip
+    with (
+        memory.connect("a", **options) as one,
+        memory.connect("b", **options) as two,
+        joined(one, OTHER, [topic]),
+        joined(two, OTHER, [topic]),
+    ):
         until(lambda: pad(memory, 1, 16) and memory.broker.bounds(tp).first > orphan, "records were deleted")
     evicted = [record for record in memory.accepted(IN[1], Evict) if record.session == orphan]
     assert [record.by for record in evicted] == ["a"]
@@ -347,6 +361,7 @@ def test_without_the_right_to_delete(memory: MemoryGround, monkeypatch: pytest.M
     topic = memory.topic()
     tp = TopicPartition(LOG, 1)
     with memory.connect("a", snapshot_every_records=64, history_kept_s=0.0) as one, joined(one, IN[1], [topic]) as a:
+
         def refused() -> list[Any]:
             return [event for event in a._station.events if event.kind == "truncation_refused"]
 
@@ -367,8 +382,13 @@ def test_young_history_stays(memory: MemoryGround, monkeypatch: pytest.MonkeyPat
     topic = memory.topic()
     monkeypatch.setattr(memory.broker, "delete_records", lambda tp, before: deleted.append(before))
     wall_ms = 10**15  # far in the future: nothing in the log is older
-    monkeypatch.setattr(MemoryGround, "put", lambda self, topic, partition, value, key=None, headers=None:
-                        self.broker.produce(topic, partition, value, key, headers, wall_ms))  # fmt: skip
+    monkeypatch.setattr(
+        MemoryGround,
+        "put",
+        lambda self, topic, partition, value, key=None, headers=None: self.broker.produce(
+            topic, partition, value, key, headers, wall_ms
+        ),
+    )
     tp = TopicPartition(LOG, 1)
     with memory.connect("a", snapshot_every_records=64, history_kept_s=3_600.0) as one, joined(one, IN[1], [topic]):
         kept = one._loop.upkeep.keepers[1]
@@ -386,8 +406,10 @@ def test_a_topic_made_anew_is_not_truncated(memory: MemoryGround, monkeypatch: p
     monkeypatch.setattr(upkeep, "TRUNCATE_RECORDS_MIN", 1)
     monkeypatch.setattr(loop, "METADATA_S", 3_600.0)
     topic = memory.topic()
-    with (memory.connect("a", snapshot_every_records=64, history_kept_s=0.0) as one,
-          joined(one, IN[1], [topic]) as consumer):  # fmt: skip
+    with (
+        memory.connect("a", snapshot_every_records=64, history_kept_s=0.0) as one,
+        joined(one, IN[1], [topic]) as consumer,
+    ):
         monkeypatch.setattr(one._loop.admin, "describe_topic", lambda topic: TopicInfo(1, "another"))
 
         def ended() -> bool:
@@ -470,9 +492,16 @@ def test_history_begun_anew_stops_who_knows_the_old_one(memory: MemoryGround, nu
         assert min(itertools.chain(group.sessions)) >= at
 
 
-@pytest.mark.parametrize("options", [{"snapshot_every_records": 0}, {"snapshot_every_records": 1.5},
-                                     {"history_kept_s": -1.0}, {"history_kept_s": "a day"},
-                                     {"evidence_dir": "/no/such/folder"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"snapshot_every_records": 0},
+        {"snapshot_every_records": 1.5},
+        {"history_kept_s": -1.0},
+        {"history_kept_s": "a day"},
+        {"evidence_dir": "/no/such/folder"},
+    ],
+)
 def test_settings_out_of_bounds(memory: MemoryGround, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption, match=next(iter(options))):
         memory.connect(**options)

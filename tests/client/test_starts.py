@@ -33,9 +33,10 @@ def test_latest_begins_at_the_end(ground: Ground) -> None:
 def test_without_a_committed_offset_the_fallback_counts(ground: Ground, fallback: str, first: int) -> None:
     topic = ground.topic()
     ground.fill(topic, 0, 3)
-    with ground.connect() as marshal, joined(
-        marshal, ground.group(), [topic], start="committed", start_fallback=fallback
-    ) as consumer:
+    with (
+        ground.connect() as marshal,
+        joined(marshal, ground.group(), [topic], start="committed", start_fallback=fallback) as consumer,
+    ):
         until(owns(consumer, 0), "the partition is ours")
         ground.fill(topic, 0, 1, first=3)
         assert places(collect(consumer, 1)) == [(0, first)]
@@ -67,10 +68,17 @@ DAY_MS = 86_400_000
 BEGAN_MS = 1_738_281_600_000  # 2025-01-31T00:00:00Z
 
 
-@pytest.mark.parametrize(("start", "first"), [
-    (str(BEGAN_MS + 2 * DAY_MS), 2), ("2025-02-02T00:00:00Z", 2), ("2025-02-01T23:59:59", 2),
-    ("2025-02-02T01:00:00+01:00", 2), ("1999-12-31", 0), ("2030-01-01", 4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("start", "first"),
+    [
+        (str(BEGAN_MS + 2 * DAY_MS), 2),
+        ("2025-02-02T00:00:00Z", 2),
+        ("2025-02-01T23:59:59", 2),
+        ("2025-02-02T01:00:00+01:00", 2),
+        ("1999-12-31", 0),
+        ("2030-01-01", 4),
+    ],
+)
 def test_a_time_begins_at_the_first_message_that_is_not_older(memory: MemoryGround, start: str, first: int) -> None:
     """D5. Where no message is as new, it begins at the end."""
     topic = memory.topic()
@@ -114,9 +122,10 @@ def test_a_named_offset_that_retention_deleted_is_reported_as_lost(memory: Memor
         assert [(e.offset, e.to) for e in consumer.events() if e.kind == "offset_lost"] == [(1, 4)]
 
 
-@pytest.mark.parametrize(("partitions", "named", "error", "says"), [
-    (2, {"0": 0}, InvalidOption, "does not name .*:1"), (1, {"0": 5}, PositionOutOfRange, "valid are 0 to 4"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("partitions", "named", "error", "says"),
+    [(2, {"0": 0}, InvalidOption, "does not name .*:1"), (1, {"0": 5}, PositionOutOfRange, "valid are 0 to 4")],
+)
 def test_a_start_that_cannot_be_ends_the_consumer_and_frees_its_partitions(
     memory: MemoryGround, partitions: int, named: dict[str, int], error: type[MarshalError], says: str
 ) -> None:
@@ -144,11 +153,29 @@ def test_named_offsets_count_for_partitions_that_are_added(memory: MemoryGround)
         assert sorted(places(collect(consumer, 2))) == [(1, 2), (2, 0)]
 
 
-@pytest.mark.parametrize("start", [
-    "", "yesterday", "23", "-1", "20250131x", "{", "[]", "{}", '{"t": 3}', '{"t": {}}', '{"t": {"x": 1}}',
-    '{"t": {"0": -3}}', '{"t": {"-1": 0}}', '{"t": {"0": true}}', '{"t": {"0": 1.5}}', '{"t": {"0": "noon"}}',
-    '{"t": {"0": null}}', '{"t": {"0": 99999999999999999999}}',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "start",
+    [
+        "",
+        "yesterday",
+        "23",
+        "-1",
+        "20250131x",
+        "{",
+        "[]",
+        "{}",
+        '{"t": 3}',
+        '{"t": {}}',
+        '{"t": {"x": 1}}',
+        '{"t": {"0": -3}}',
+        '{"t": {"-1": 0}}',
+        '{"t": {"0": true}}',
+        '{"t": {"0": 1.5}}',
+        '{"t": {"0": "noon"}}',
+        '{"t": {"0": null}}',
+        '{"t": {"0": 99999999999999999999}}',
+    ],
+)
 def test_a_start_that_says_nothing_is_named(start: str) -> None:
     with pytest.raises(InvalidOption, match="start="):
         starts.parse(start)

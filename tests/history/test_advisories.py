@@ -150,7 +150,9 @@ def test_skipped_offsets_of_at_most_once() -> None:
     book.must(ClaimingMessages(session, ranges))
     book.must(ClaimingMessages(session, (MessageRange(epoch, 110, 110, 120),)))
     assert [line for line in lines(book) if line.startswith("skipped")] == [
-        "skipped t:0 from 100 to 104 (c)", "skipped t:1 from 0 to 3 (c)"], "what was refused skips nothing"  # fmt: skip
+        "skipped t:0 from 100 to 104 (c)",
+        "skipped t:1 from 0 to 3 (c)",
+    ], "what was refused skips nothing"
 
 
 def test_a_seek_and_a_parked_partition() -> None:
@@ -219,8 +221,12 @@ def test_what_differs_in_the_partition_alone_is_one_line() -> None:
     told += [Advisory("offset_lost", "g", "c", "orders", number, offset=0, to=9) for number in (4, 5)]
     lines = list(in_lines(told))
     assert [words for _, words in lines] == [
-        "claimed 4 partitions of orders: 0-2, 7 (c)", "fenced (c)", "claimed mails:0 from 5 (c)",
-        "released orders:3 (c): why", "offset_lost orders:4 from 0 to 9 (c)", "offset_lost orders:5 from 0 to 9 (c)",
-    ]  # fmt: skip
+        "claimed 4 partitions of orders: 0-2, 7 (c)",
+        "fenced (c)",
+        "claimed mails:0 from 5 (c)",
+        "released orders:3 (c): why",
+        "offset_lost orders:4 from 0 to 9 (c)",
+        "offset_lost orders:5 from 0 to 9 (c)",
+    ]
     assert sorted(map(id, (one for alike, _ in lines for one in alike))) == sorted(map(id, told))
     assert spans([]) == ""

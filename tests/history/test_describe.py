@@ -50,15 +50,19 @@ SENTENCES: list[tuple[Record, str]] = [
     (ReleasingPartition(7, 8, 5, 9, "hand-over"), "session 7 releases claim 8 at 5 for session 9 (hand-over)"),
     (ReleasingPartition(7, 8, -1, observed=10, give=6), "session 7 releases claim 8, gives back from 6 on"),
     (ReleasingPartition(7, 8, -1, observed=10, give=10), "session 7 releases claim 8"),
-    (ReleasingPartition(7, 8, 5, parked="DataTopicRecreated"),
-     "session 7 releases claim 8 at 5, parked: DataTopicRecreated"),
+    (
+        ReleasingPartition(7, 8, 5, parked="DataTopicRecreated"),
+        "session 7 releases claim 8 at 5, parked: DataTopicRecreated",
+    ),
     (SeekingPartition(7, 8, 5), "session 7 seeks to 5 under claim 8"),
     (ClaimingMessages(7, (MessageRange(8, 5, 5, 10),)), "session 7 takes messages 5 to 9 of claim 8"),
     (ClaimingMessages(7, (MessageRange(8, 5, 5, 10),) * 3), "session 7 takes messages 5 to 9 of claim 8 and of 2 more"),
     (ReleaseGroup(-1, -1, 60_000, reason="deploy", by="ops"), "the group pauses for 60 s (deploy), by ops"),
     (ReleaseGroup(5, 5, 0), "the pause ends"),
-    (SetPosition(5, tuple(Move("a", n, -1, 0) for n in range(5))),
-     "positions move: a:0 to 0, a:1 to 0, a:2 to 0 and 2 more"),
+    (
+        SetPosition(5, tuple(Move("a", n, -1, 0) for n in range(5))),
+        "positions move: a:0 to 0, a:1 to 0, a:2 to 0 and 2 more",
+    ),
     (Topology("a", 12, -1), "topic a has 12 partitions"),
     (Topology("a", 12, -1, topic_id="q83i"), "topic a has 12 partitions, id q83i"),
     (GroupConfig(-1, deleted=True, by="ops"), "the group is deleted, by ops"),
@@ -66,7 +70,7 @@ SENTENCES: list[tuple[Record, str]] = [
     (StepDown(7, -1, "maintenance"), "session 7 steps down (maintenance)"),
     (Note(7, "offset_lost", "a", 3, 0, 10), "note: offset_lost a:3 0 to 10"),
     (Snapshot(GENESIS, ID, 64, 0, 2, 1, 2, b"x"), "snapshot at 64, part 1 of 2"),
-]  # fmt: skip
+]
 
 
 def test_every_record_type_is_here() -> None:

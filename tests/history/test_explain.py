@@ -58,8 +58,15 @@ def test_the_end_of_the_story(book: Logbook) -> None:
     assert (found.standing.client_id, found.standing.position, found.standing.generation) == ("d", 7, 1)
     assert not found.paused
     kinds = [line.verdict["type"] for line in found.lines]
-    assert kinds == ["Topology", "ClaimingPartition", "Heartbeat", "ReleaseGroup", "ReleasingPartition", "SetPosition",
-                     "ClaimingPartition"]  # fmt: skip
+    assert kinds == [
+        "Topology",
+        "ClaimingPartition",
+        "Heartbeat",
+        "ReleaseGroup",
+        "ReleasingPartition",
+        "SetPosition",
+        "ClaimingPartition",
+    ]
     move = found.lines[-2]
     assert "by alice@desk" in move.text
     assert move.text.endswith("-> its position is 7, a new generation begins")

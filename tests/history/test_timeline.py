@@ -77,9 +77,15 @@ def test_rows_agree_with_the_world_at_every_offset(seed: int) -> None:
     owners = {(row.group, row.topic, row.partition, row.epoch): row for row in tables["intervals"]}
     assert len(owners) == len(tables["intervals"])
     positions = {(row.offset, row.group, row.topic, row.partition): row for row in tables["positions"]}
-    covers = {name: _starts_and_ends(tables[name], first) for name, first in
-              (("intervals", "epoch"), ("gaps", "from_offset"), ("pauses", "from_offset"), ("sessions", "session"))
-              }  # fmt: skip
+    covers = {
+        name: _starts_and_ends(tables[name], first)
+        for name, first in (
+            ("intervals", "epoch"),
+            ("gaps", "from_offset"),
+            ("pauses", "from_offset"),
+            ("sessions", "session"),
+        )
+    }
     now: dict[str, set[tuple[Any, ...]]] = {name: set() for name in covers}
     for offset, value in enumerate(values):
         apply(world, offset, value)
@@ -89,19 +95,30 @@ def test_rows_agree_with_the_world_at_every_offset(seed: int) -> None:
         seen = now["intervals"]
         groups = world.groups.items()
         assert {(row[0], row[1], row[2]) for row in seen} == {
-            (name, *part.tp) for name, group in groups for part in group.claims.values()}  # fmt: skip
+            (name, *part.tp) for name, group in groups for part in group.claims.values()
+        }
         assert {row[:3] for row in now["gaps"]} == {
-            (name, topic, number) for name, group in groups if not group.deleted
-            for topic, known in group.topics.items() for number in range(known.count)
-            if (name, topic, number) not in {row[:3] for row in seen}}  # fmt: skip
+            (name, topic, number)
+            for name, group in groups
+            if not group.deleted
+            for topic, known in group.topics.items()
+            for number in range(known.count)
+            if (name, topic, number) not in {row[:3] for row in seen}
+        }
         assert {row[0] for row in now["pauses"]} == {name for name, group in groups if group.paused}
         assert {(row[0], row[3]) for row in now["sessions"]} == {
-            (name, session) for name, group in groups for session in group.sessions}  # fmt: skip
+            (name, session) for name, group in groups for session in group.sessions
+        }
         for (at, name, topic, number), row in positions.items():
             if at == offset:
                 part = next(p for tp, p in world.groups[name].partitions.items() if tp == (topic, number))
                 assert (row.position, row.generation, row.lag, row.in_flight, row.attempts) == (
-                    part.position, part.generation, part.lag, part.in_flight, part.attempts)  # fmt: skip
+                    part.position,
+                    part.generation,
+                    part.lag,
+                    part.in_flight,
+                    part.attempts,
+                )
     for row in tables["standings"]:
         part = next(p for tp, p in world.groups[row.group].partitions.items() if tp == (row.topic, row.partition))
         assert (row.position or -1, row.epoch or -1) == (part.position or -1, part.epoch or -1)
@@ -131,8 +148,7 @@ def test_the_logs_reach_every_table_and_every_cause() -> None:
     ends = {row.ended for row in tables["intervals"]}
     assert ends >= {"release", "leave", "evict", "replaced", "seek", None}
     assert {row.cause for row in tables["gaps"]} >= {"new", "release", "leave", "evict", "replaced"}
-    assert {row.cause for row in tables["positions"]} == {
-        "claim", "heartbeat", "grant", "release", "move", "seek"}  # fmt: skip
+    assert {row.cause for row in tables["positions"]} == {"claim", "heartbeat", "grant", "release", "move", "seek"}
     assert {row.ended for row in tables["pauses"]} >= {"resume", "waited", "set_position"}
     assert {row.reason for row in tables["races"]} >= {"held"}
     assert {row.verdict for row in tables["records"]} == {"accepted", "rejected", "ignored"}
@@ -222,12 +238,22 @@ def test_a_take_over_and_a_race() -> None:
     (race,) = tables["races"]
     assert (race.client, race.reason, race.winner_client, race.winner_epoch) == ("c", "held", "b", taken)
     assert [(row.client, row.ended, row.by) for row in tables["sessions"]] == [
-        ("a", "evict", "b"), ("b", None, ""), ("c", None, "")]  # fmt: skip
+        ("a", "evict", "b"),
+        ("b", None, ""),
+        ("c", None, ""),
+    ]
     assert [(row.cause, row.client, row.position, row.lag) for row in tables["positions"]] == [
-        ("claim", "a", 100, 0), ("heartbeat", "a", 105, 40), ("claim", "b", 105, 40)]  # fmt: skip
+        ("claim", "a", 100, 0),
+        ("heartbeat", "a", 105, 40),
+        ("claim", "b", 105, 40),
+    ]
     refused = tables["records"][-1]
     assert (refused.type, refused.client, refused.verdict, refused.reason) == (
-        "ClaimingPartition", "b", "rejected", "held")  # fmt: skip
+        "ClaimingPartition",
+        "b",
+        "rejected",
+        "held",
+    )
 
 
 def told_at(values: Iterable[bytes | None], seconds: dict[int, float]) -> Tables:
@@ -323,9 +349,14 @@ def test_pauses_moves_and_lost_ranges() -> None:
     book.must(Leave(session))
     tables = fold(book.values)
     assert [(r.from_position, r.to_position, r.cause) for r in tables["lost"]] == [
-        (100, 104, "skipped"), (50, 60, "offset_lost"), (104, 110, "uncommitted")]  # fmt: skip
+        (100, 104, "skipped"),
+        (50, 60, "offset_lost"),
+        (104, 110, "uncommitted"),
+    ]
     assert [(r.renewals, r.ended, r.by, r.to_offset) for r in tables["pauses"]] == [
-        (1, "set_position", "", move), (0, "waited", "bob", ended)]  # fmt: skip
+        (1, "set_position", "", move),
+        (0, "waited", "bob", ended),
+    ]
     (moved,) = tables["moves"]
     assert (moved.from_position, moved.to_position, moved.generation, moved.by) == (110, 7, 1, "alice")
 

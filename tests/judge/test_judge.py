@@ -63,12 +63,22 @@ class Play:
     def claim(self, ms: int, session: int, partition: int, observed: int = -1, start: int = 0) -> int:
         return self.write(ms, CLAIM, session, TOPIC, partition, observed, start)
 
-    def deliver(self, client: str, epoch: int, partition: int, offset: int, begin_ms: int,
-                end_ms: int = NEVER) -> Delivery:  # fmt: skip
+    def deliver(
+        self, client: str, epoch: int, partition: int, offset: int, begin_ms: int, end_ms: int = NEVER
+    ) -> Delivery:
         token = f"{wire.INCARNATION.hex()}-{epoch:016x}"
         end_ns = end_ms * MS if end_ms < NEVER else NEVER
-        delivery = Delivery(client, token, TOPIC, partition, offset, begin_ms * MS, begin_ms * MS, end_ns,
-                            end_ns + 1_000 if end_ms < NEVER else NEVER)  # fmt: skip
+        delivery = Delivery(
+            client,
+            token,
+            TOPIC,
+            partition,
+            offset,
+            begin_ms * MS,
+            begin_ms * MS,
+            end_ns,
+            end_ns + 1_000 if end_ms < NEVER else NEVER,
+        )
         self.evidence.deliveries.append(delivery)
         return delivery
 

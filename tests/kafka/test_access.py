@@ -100,9 +100,15 @@ def _binding(name: str, right: rights.Right, operation: str) -> Any:
     from confluent_kafka import admin
 
     words = "".join(f"_{letter}" if letter.isupper() else letter for letter in operation).lstrip("_").upper()
-    return admin.AclBinding(getattr(admin.ResourceType, right.kind.upper()), right.name,
-                            admin.ResourcePatternType.LITERAL, f"User:{name}", "*",
-                            getattr(admin.AclOperation, words), admin.AclPermissionType.ALLOW)  # fmt: skip
+    return admin.AclBinding(
+        getattr(admin.ResourceType, right.kind.upper()),
+        right.name,
+        admin.ResourcePatternType.LITERAL,
+        f"User:{name}",
+        "*",
+        getattr(admin.AclOperation, words),
+        admin.AclPermissionType.ALLOW,
+    )
 
 
 @pytest.fixture
@@ -222,12 +228,15 @@ def test_a_consumer_works_with_the_least(person: Callable[[], Person], orders: s
 
 
 @pytest.mark.parametrize("lacking", range(5))
-def test_none_of_a_consumers_rights_is_too_many(person: Callable[[], Person], orders: str, group: str,
-                                                lacking: int) -> None:  # fmt: skip
+def test_none_of_a_consumers_rights_is_too_many(
+    person: Callable[[], Person], orders: str, group: str, lacking: int
+) -> None:
     """Each one left out: the consumer ends with an error that names it, and so does the doctor."""
-    every = [rights.Right(one.kind, one.name, (operation,))
-             for one in rights.rights_of(rights.CONSUMER, "__marshal", [group], [orders])
-             for operation in one.operations]  # fmt: skip
+    every = [
+        rights.Right(one.kind, one.name, (operation,))
+        for one in rights.rights_of(rights.CONSUMER, "__marshal", [group], [orders])
+        for operation in one.operations
+    ]
     assert len(every) == 5
     left_out = every[lacking]
     who = person().may(*(one for one in every if one != left_out))
@@ -269,8 +278,9 @@ def test_who_may_nothing_is_told_what_to_ask_for(person: Callable[[], Person], o
     assert levels["rights: observer"] == levels["rights: consumer"] == levels["rights: admin"] == "warn"
 
 
-def test_an_observer_looks_and_changes_nothing(person: Callable[[], Person], guarded: GuardedCluster, orders: str,
-                                               group: str) -> None:  # fmt: skip
+def test_an_observer_looks_and_changes_nothing(
+    person: Callable[[], Person], guarded: GuardedCluster, orders: str, group: str
+) -> None:
     consume({"bootstrap.servers": guarded.bootstrap, **QUIET}, group, orders)
     who = person().may(*rights.rights_of(rights.OBSERVER, "__marshal", [group], [orders]))
     assert who.json("doctor", group, "--as", "observer")["ok"]
@@ -286,8 +296,9 @@ def test_an_observer_looks_and_changes_nothing(person: Callable[[], Person], gua
     assert who.json("groups", "info", group)["pause"] is None
 
 
-def test_an_admin_works_with_the_least(person: Callable[[], Person], guarded: GuardedCluster, orders: str,
-                                       group: str) -> None:  # fmt: skip
+def test_an_admin_works_with_the_least(
+    person: Callable[[], Person], guarded: GuardedCluster, orders: str, group: str
+) -> None:
     """It needs no right to read what the group reads."""
     consume({"bootstrap.servers": guarded.bootstrap, **QUIET}, group, orders)
     who = person().may(*rights.rights_of(rights.ADMIN, "__marshal", [group], [orders]))
@@ -299,8 +310,9 @@ def test_an_admin_works_with_the_least(person: Callable[[], Person], guarded: Gu
     assert who.json("groups", "rm", group, asks=True)["deleted"]
 
 
-def test_who_may_not_delete_leaves_that_to_an_admin(person: Callable[[], Person], guarded: GuardedCluster, orders: str,
-                                                    group: str, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_who_may_not_delete_leaves_that_to_an_admin(
+    person: Callable[[], Person], guarded: GuardedCluster, orders: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """N12: a consumer with the least rights writes snapshots; Kafka refuses it the deletion; one advisory says so."""
     monkeypatch.setattr(upkeep, "TRUNCATE_EVERY_MS", 50)
     monkeypatch.setattr(upkeep, "TRUNCATE_RECORDS_MIN", 16)
@@ -368,8 +380,9 @@ def test_the_coordination_topic_is_made_by_who_may(person: Callable[[], Person],
     assert who.json("groups", "ls", "--coordination-topic", "__other") == []
 
 
-def test_a_group_that_its_admin_may_not_ask_for(person: Callable[[], Person], guarded: GuardedCluster, orders: str,
-                                                group: str) -> None:  # fmt: skip
+def test_a_group_that_its_admin_may_not_ask_for(
+    person: Callable[[], Person], guarded: GuardedCluster, orders: str, group: str
+) -> None:
     """Committed offsets need a right on the group; the other targets do not."""
     consume({"bootstrap.servers": guarded.bootstrap, **QUIET}, group, orders)
     who = person().may(*rights.rights_of(rights.ADMIN, "__marshal", [], [orders]))

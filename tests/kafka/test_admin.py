@@ -43,15 +43,26 @@ class Shell:
     """`marshal` in processes of its own."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.environment = {**os.environ, "PYTHONPATH": str(ROOT), "MARSHAL_BOOTSTRAP_SERVERS": cluster.bootstrap,
-                            "PYTHONUNBUFFERED": "1"}  # fmt: skip
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "MARSHAL_BOOTSTRAP_SERVERS": cluster.bootstrap,
+            "PYTHONUNBUFFERED": "1",
+        }
 
     def start(self, *arguments: str, module: tuple[str, ...] = MODULE, **streams: Any) -> subprocess.Popen[str]:
         return subprocess.Popen([*module, *arguments], env=self.environment, cwd=ROOT, text=True, **streams)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*MODULE, *arguments], env=self.environment, cwd=ROOT, text=True, capture_output=True,
-                              timeout=DEADLINE_S, check=False)  # fmt: skip
+        return subprocess.run(
+            [*MODULE, *arguments],
+            env=self.environment,
+            cwd=ROOT,
+            text=True,
+            capture_output=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
 
     def json(self, *arguments: str) -> Any:
         done = self.run(*arguments, "--json")
@@ -66,11 +77,23 @@ class Workers:
         self.seen: Counter[tuple[int, int]] = Counter()
         self._lock = threading.Lock()
         self.processes = [
-            shell.start("consume", topic, "--group", group, "--start", "earliest", "--heartbeat-interval", "1",
-                        "--client-id", f"worker-{number}", "--json", stdout=subprocess.PIPE,
-                        stderr=subprocess.DEVNULL)
+            shell.start(
+                "consume",
+                topic,
+                "--group",
+                group,
+                "--start",
+                "earliest",
+                "--heartbeat-interval",
+                "1",
+                "--client-id",
+                f"worker-{number}",
+                "--json",
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
             for number in range(count)
-        ]  # fmt: skip
+        ]
         self._threads = [threading.Thread(target=self._read, args=(process,)) for process in self.processes]
         for thread in self._threads:
             thread.start()
@@ -377,4 +400,3 @@ def judge(scene: Scene, runs: list[Run], last: int, per: int) -> None:
     everything = {(partition, offset) for partition in range(PARTITIONS) for offset in range(per)}
     assert everything <= set(scene.workers.seen), "every message was delivered, since the last move went to 0"
     assert moves[0][-1].record.offset == last
-

@@ -171,9 +171,15 @@ def test_a_pause_in_the_middle_loses_nothing(kafka: Cluster, topic: TopicFactory
 def marshal(run: Troupe, *arguments: str) -> None:
     """The command, as a person runs it."""
     where = ("--bootstrap-servers", run.bootstrap, "--coordination-topic", run.coordination_topic)
-    done = subprocess.run([sys.executable, "-m", "marshal_py.cli", *arguments, *where], cwd=ROOT, text=True,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, timeout=DEADLINE_S,
-                          check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "marshal_py.cli", *arguments, *where],
+        cwd=ROOT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     run.wait(run.recorder.read_to_the_end(), "the recorder has read what the command wrote")
 

@@ -79,8 +79,10 @@ def check_takeover(result: Result) -> None:
 
 def check_claims(result: Result) -> None:
     assert column(result, "contestant") == ["marshal", "eager", "cooperative", "consumer"]
-    assert all(count(cell) == partitions for cell, partitions in
-               zip(column(result, "claims"), column(result, "partitions"), strict=True))  # fmt: skip
+    assert all(
+        count(cell) == partitions
+        for cell, partitions in zip(column(result, "claims"), column(result, "partitions"), strict=True)
+    )
 
 
 def check_traffic(result: Result) -> None:
@@ -113,7 +115,12 @@ def check_fold(result: Result) -> None:
 def check_scale(result: Result) -> None:
     assert all(column(result, "of how many")), "targets, ticks, changes and records there were"
     assert {what.partition(",")[0] for what in column(result, "what")} == {
-        "target", "idle tick", "churn", "the first of all members", "1 -> 2 members"}  # fmt: skip
+        "target",
+        "idle tick",
+        "churn",
+        "the first of all members",
+        "1 -> 2 members",
+    }
 
 
 def check_startup(result: Result) -> None:

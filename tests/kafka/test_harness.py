@@ -146,8 +146,15 @@ def suite(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
     tests = (test_a_record_comes_back, test_levers_refuse_nodes_that_are_not_there_or_not_ours)
     command = [sys.executable, "-B", "-m", "pytest", "-p", "no:cacheprovider", *arguments]
     command += [f"{here}::{test.__name__}" for test in tests]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True,
-                          timeout=SUITE_TIMEOUT_S, check=False)  # fmt: skip
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=SUITE_TIMEOUT_S,
+        check=False,
+    )
 
 
 def test_one_line_says_which_kafka_it_was_whatever_the_number_of_processes(kafka: Cluster) -> None:

@@ -24,8 +24,10 @@ def lags_of_kafka(cluster: Cluster, group: str, topic: str) -> dict[int, tuple[i
     tps = [TopicPartition(topic, number) for number in range(PARTITIONS)]
     asked = [ConsumerGroupTopicPartitions(group, tps)]
     answer = admin.list_consumer_group_offsets(asked)[group].result(DEADLINE_S)
-    ends = {tp.partition: future.result(DEADLINE_S).offset
-            for tp, future in admin.list_offsets({tp: OffsetSpec.latest() for tp in tps}).items()}  # fmt: skip
+    ends = {
+        tp.partition: future.result(DEADLINE_S).offset
+        for tp, future in admin.list_offsets({tp: OffsetSpec.latest() for tp in tps}).items()
+    }
     committed = {tp.partition: tp.offset for tp in answer.topic_partitions}
     return {number: (committed[number], ends[number], ends[number] - committed[number]) for number in ends}
 

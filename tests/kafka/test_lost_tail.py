@@ -46,8 +46,9 @@ def data(ledger: Ledger) -> str:
 
 
 @pytest.mark.parametrize("grown", [0, 4 * LOST_RECORDS], ids=["shorter", "grown again"])
-def test_a_coordination_log_that_lost_its_tail_stops_who_had_read_it(nodes: JvmNodes, ledger: Ledger, data: str,
-                                                                     grown: int) -> None:  # fmt: skip
+def test_a_coordination_log_that_lost_its_tail_stops_who_had_read_it(
+    nodes: JvmNodes, ledger: Ledger, data: str, grown: int
+) -> None:
     """L8: and who starts anew goes on with what is there."""
     ledger.fill(data, b"0", b"1", b"2")
     with ledger.connect("a") as marshal, joined(marshal, GROUP, [data]) as consumer:
@@ -68,8 +69,9 @@ def test_a_coordination_log_that_lost_its_tail_stops_who_had_read_it(nodes: JvmN
         assert places(collect(consumer, 1))[-1:] == [(0, 3)]
 
 
-def test_a_partition_that_lost_what_was_read_stops_until_its_position_is_set(nodes: JvmNodes, ledger: Ledger,
-                                                                             data: str) -> None:  # fmt: skip
+def test_a_partition_that_lost_what_was_read_stops_until_its_position_is_set(
+    nodes: JvmNodes, ledger: Ledger, data: str
+) -> None:
     """D6: nothing is read anew or passed over in silence, though the partition is longer than before."""
     for number in range(6):
         ledger.fill(data, str(number).encode())

@@ -43,7 +43,12 @@ def test_three_consumers_outlive_a_partition_beyond_its_end(kafka: Cluster, topi
         (state,) = scene.json("state", scene.group)["groups"]
         row = state["partitions"][0]
         assert (row["parked"], row["owner"], row["position"], row["end"], row["lag"]) == (
-            REASON, None, POSITION, MESSAGES, None)  # fmt: skip
+            REASON,
+            None,
+            POSITION,
+            MESSAGES,
+            None,
+        )
         (notice,) = state["notices"]
         assert f"position {POSITION}, end {MESSAGES}" in notice
         lag = scene.json("lag", scene.group)

@@ -193,8 +193,9 @@ def accepted_in(cluster: Cluster, topic: str) -> list[str]:
             values: list[Record] = []
 
             def enough(values: list[Record] = values, high: int = high) -> bool:
-                values.extend(Record(m.offset() or 0, m.value(), 0, 0) for m in consumer.consume(100, 0.2)
-                              if m.error() is None)  # type: ignore[arg-type]  # fmt: skip
+                values.extend(
+                    Record(m.offset() or 0, m.value(), 0, 0) for m in consumer.consume(100, 0.2) if m.error() is None
+                )  # type: ignore[arg-type]
                 return len(values) >= high
 
             wait_until(enough, ADMIN_TIMEOUT_S, f"{topic}:{log} is read")

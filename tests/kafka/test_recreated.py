@@ -58,8 +58,9 @@ class Scene:
     def fill(self, topic: str, partitions: int, messages: int, word: str) -> set[tuple[int, bytes]]:
         """Messages into each partition; what was written."""
         producer = Producer({"bootstrap.servers": self.cluster.bootstrap, "acks": "all", **QUIET})
-        written = {(partition, f"{word} {number}".encode()) for partition in range(partitions)
-                   for number in range(messages)}  # fmt: skip
+        written = {
+            (partition, f"{word} {number}".encode()) for partition in range(partitions) for number in range(messages)
+        }
         for partition, value in sorted(written):
             producer.produce(topic, value, partition=partition)
         assert producer.flush(DEADLINE_S) == 0
@@ -112,8 +113,15 @@ class Scene:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "MARSHAL_BOOTSTRAP_SERVERS": self.cluster.bootstrap}
-        return subprocess.run([*MODULE, *arguments], env=environment, cwd=ROOT, text=True, capture_output=True,
-                              timeout=DEADLINE_S, check=False)  # fmt: skip
+        return subprocess.run(
+            [*MODULE, *arguments],
+            env=environment,
+            cwd=ROOT,
+            text=True,
+            capture_output=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
 
     def json(self, *arguments: str) -> Any:
         done = self.run(*arguments, "--json")
@@ -213,6 +221,7 @@ def test_two_consumers_and_at_most_once(scene: Scene) -> None:
             Keeper(first, ack=False) as left,
             Keeper(second, ack=False) as right,
         ):
+
             def seen(word: bytes) -> list[tuple[int, int]]:
                 found = [*left.seen, *right.seen]
                 return [(m.partition, m.offset) for m in found if m.value.startswith(word)]
@@ -259,15 +268,35 @@ class Workers:
     """`marshal consume` processes; keeps what they print."""
 
     def __init__(self, scene: Scene, count: int) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "MARSHAL_BOOTSTRAP_SERVERS": scene.cluster.bootstrap,
-                       "PYTHONUNBUFFERED": "1"}  # fmt: skip
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "MARSHAL_BOOTSTRAP_SERVERS": scene.cluster.bootstrap,
+            "PYTHONUNBUFFERED": "1",
+        }
         self.seen: list[tuple[int, bytes]] = []
         self._processes = [
-            subprocess.Popen([*MODULE, "consume", scene.topic, "--group", scene.group, "--start", "earliest",
-                              "--heartbeat-interval", "1", "--json"], env=environment, cwd=ROOT, text=True,
-                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            subprocess.Popen(
+                [
+                    *MODULE,
+                    "consume",
+                    scene.topic,
+                    "--group",
+                    scene.group,
+                    "--start",
+                    "earliest",
+                    "--heartbeat-interval",
+                    "1",
+                    "--json",
+                ],
+                env=environment,
+                cwd=ROOT,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
             for _ in range(count)
-        ]  # fmt: skip
+        ]
         self._threads = [threading.Thread(target=self._read, args=(process,)) for process in self._processes]
         for thread in self._threads:
             thread.start()
@@ -321,8 +350,11 @@ def test_what_an_operator_sees_and_does(scene: Scene) -> None:
         assert (lag["lag"], lag["unknown"], lag["parked"]) == (None, PARTITIONS, PARTITIONS)
         words = scene.run("lag", scene.group).stdout
         assert f"lag - and what {PARTITIONS} partitions have, which is not known, 2 partitions parked" in words
-        doctor = {(check["name"], check["level"]): check for check in scene.json("doctor")["checks"]
-                  if scene.group in check["found"]}  # fmt: skip
+        doctor = {
+            (check["name"], check["level"]): check
+            for check in scene.json("doctor")["checks"]
+            if scene.group in check["found"]
+        }
         assert command in doctor["parked partitions", "warn"]["advice"]
         assert "smaller topic" not in {name for name, _ in doctor}
         (listed,) = [one for one in scene.json("groups", "ls") if one["group"] == scene.group]
@@ -331,8 +363,7 @@ def test_what_an_operator_sees_and_does(scene: Scene) -> None:
         story = scene.run("explain", scene.group, f"{scene.topic}:0").stdout
         assert f"parked: {REASON}" in story
         assert f"it is parked: {REASON}" in story
-        advisories = scene.run(
-            "advisories", scene.group, "--kind", "parked").stdout  # fmt: skip
+        advisories = scene.run("advisories", scene.group, "--kind", "parked").stdout
         assert advisories.count(REASON) >= PARTITIONS
         refused = scene.run("groups", "shrink", scene.group, scene.topic, "--partitions", "1", "--yes")
         assert refused.returncode == 1
@@ -344,8 +375,10 @@ def test_what_an_operator_sees_and_does(scene: Scene) -> None:
         assert [(row["partition"], row["position"], row["target"]) for row in dry["partitions"]] == [
             (number, None, 0) for number in range(3)
         ]
-        assert "was made anew" in scene.run(
-            "set-position", scene.group, scene.topic, "--to", "earliest", "--dry-run").stdout  # fmt: skip
+        assert (
+            "was made anew"
+            in scene.run("set-position", scene.group, scene.topic, "--to", "earliest", "--dry-run").stdout
+        )
         assert len(workers.seen) == noticed, "nothing of it is delivered"
         scene.adopt(3)
         wait_until(lambda: wanted <= set(workers.seen[noticed:]), DEADLINE_S, "every message of the new topic")

@@ -99,8 +99,9 @@ class Scene:
         if ">" in words:
             file = self.folder / words[words.index(">") + 1]
             words = words[: words.index(">")]
-        done = CliRunner().invoke(app, [*words, "--coordination-topic", self.log],
-                                  env={"MARSHAL_BOOTSTRAP_SERVERS": self.cluster.bootstrap})  # fmt: skip
+        done = CliRunner().invoke(
+            app, [*words, "--coordination-topic", self.log], env={"MARSHAL_BOOTSTRAP_SERVERS": self.cluster.bootstrap}
+        )
         if file is not None:
             file.write_text(done.stdout, encoding="utf-8")
         return done
@@ -135,11 +136,14 @@ class Worker:
         options = {"start_fallback": "earliest", "heartbeat_interval_s": INTERVAL_S, **self.options}
         try:
             with (
-                marshal_py.connect({"bootstrap.servers": scene.cluster.bootstrap, "log_level": 0},
-                                   client_id=self.client_id, coordination_topic=scene.log,
-                                   coordination_partitions=2) as marshal,
+                marshal_py.connect(
+                    {"bootstrap.servers": scene.cluster.bootstrap, "log_level": 0},
+                    client_id=self.client_id,
+                    coordination_topic=scene.log,
+                    coordination_partitions=2,
+                ) as marshal,
                 marshal.consumer(scene.group, [scene.topic], **options) as consumer,
-            ):  # fmt: skip
+            ):
                 self.joined.set()
                 while not self.over.is_set():
                     message = consumer.next(expires_s=0.1)
@@ -190,10 +194,10 @@ def test_the_operations_guide(scene: Scene) -> None:
         before = (scene.folder / "before.csv").read_text(encoding="utf-8").splitlines()
         assert before == [f"{scene.topic},{partition},{EACH}" for partition in range(PARTITIONS)]
 
-        scene.follow(sections.pop("A stuck partition"), {
-            "marshal evict": doomed.kill,
-            "marshal set-position billing orders:1": lambda: leave_five(scene),
-        })  # fmt: skip
+        scene.follow(
+            sections.pop("A stuck partition"),
+            {"marshal evict": doomed.kill, "marshal set-position billing orders:1": lambda: leave_five(scene)},
+        )
     finally:
         doomed.kill()
     scene.start("worker-1")
@@ -245,12 +249,30 @@ class Process:
     """A consumer in a process of its own, which can be killed; what it prints is counted."""
 
     def __init__(self, scene: Scene, client_id: str) -> None:
-        command = [sys.executable, "-m", "marshal_py.cli", "consume", scene.topic, "--group", scene.group, "--json",
-                   "--client-id", client_id, "--heartbeat-interval", str(INTERVAL_S), "--start", "earliest",
-                   "--coordination-topic", scene.log, "--bootstrap-servers", scene.cluster.bootstrap]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "marshal_py.cli",
+            "consume",
+            scene.topic,
+            "--group",
+            scene.group,
+            "--json",
+            "--client-id",
+            client_id,
+            "--heartbeat-interval",
+            str(INTERVAL_S),
+            "--start",
+            "earliest",
+            "--coordination-topic",
+            scene.log,
+            "--bootstrap-servers",
+            scene.cluster.bootstrap,
+        ]
         self.scene = scene
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                                        cwd=DOCS.parent)  # fmt: skip
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=DOCS.parent
+        )
         self.thread = threading.Thread(target=self._read)
         self.thread.start()
 
@@ -284,8 +306,14 @@ class Ordinary:
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
-        self.consumer = Consumer({"bootstrap.servers": scene.cluster.bootstrap, "group.id": scene.group,
-                                  "auto.offset.reset": "earliest", "enable.auto.commit": False})  # fmt: skip
+        self.consumer = Consumer(
+            {
+                "bootstrap.servers": scene.cluster.bootstrap,
+                "group.id": scene.group,
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+            }
+        )
         self.consumer.subscribe([scene.topic])
 
     def handle(self, count: int, commits: bool = True) -> None:

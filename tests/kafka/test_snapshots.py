@@ -47,8 +47,13 @@ class Ledger:
             self.incarnation = marshal.root.incarnation
 
     def connect(self, client_id: str | None = None, **options: Any) -> marshal_py.Marshal:
-        return marshal_py.connect({"bootstrap.servers": self.servers, "log_level": 0}, client_id=client_id,
-                                  coordination_topic=self.name, coordination_partitions=1, **options)  # fmt: skip
+        return marshal_py.connect(
+            {"bootstrap.servers": self.servers, "log_level": 0},
+            client_id=client_id,
+            coordination_topic=self.name,
+            coordination_partitions=1,
+            **options,
+        )
 
     def bounds(self) -> Bounds:
         return self.admin.bounds([self.log])[self.log]
@@ -74,9 +79,14 @@ class Ledger:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "MARSHAL_BOOTSTRAP_SERVERS": self.servers}
-        return subprocess.Popen([sys.executable, "-m", "marshal_py.cli", *arguments, "--coordination-topic", self.name],
-                                env=environment, cwd=ROOT, text=True, stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE)  # fmt: skip
+        return subprocess.Popen(
+            [sys.executable, "-m", "marshal_py.cli", *arguments, "--coordination-topic", self.name],
+            env=environment,
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def marshal(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         running = self.start(*arguments)
@@ -96,8 +106,9 @@ def ledger(kafka: Cluster) -> Iterator[Ledger]:
     found.admin.close()
 
 
-def test_a_running_group_keeps_its_log_short(ledger: Ledger, topic: TopicFactory,
-                                             monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_running_group_keeps_its_log_short(
+    ledger: Ledger, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """N8, N9, N12: records are deleted under it, it goes on, and who comes later begins at a snapshot."""
     monkeypatch.setattr(keeper, "STAGGER_RECORDS", 64)
     monkeypatch.setattr(keeper, "RETRY_RECORDS", 256)
@@ -106,8 +117,12 @@ def test_a_running_group_keeps_its_log_short(ledger: Ledger, topic: TopicFactory
     monkeypatch.setattr(upkeep, "CHECK_AFTER_MS", 0)
     data = topic(2)
     options = {"snapshot_every_records": 256, "history_kept_s": 0.0}
-    with (ledger.connect("a", **options) as one, joined(one, GROUP, [data]) as first,
-          ledger.connect("b", **options) as two, joined(two, GROUP, [data]) as second):  # fmt: skip
+    with (
+        ledger.connect("a", **options) as one,
+        joined(one, GROUP, [data]) as first,
+        ledger.connect("b", **options) as two,
+        joined(two, GROUP, [data]) as second,
+    ):
         until(lambda: len(first.claims()) == len(second.claims()) == 1, "each has one")
         until(lambda: ledger.grow(64) and ledger.bounds().first > 0, "records were deleted")
         cut = ledger.bounds().first
@@ -210,8 +225,19 @@ def test_a_reader_that_falls_behind_its_log_begins_anew(ledger: Ledger, topic: T
     """N11: it was stopped while what it had not read was deleted. The brokers' own answer is how it learns of that."""
     data = topic(1)
     ledger.fill(data, b"0")
-    slow = ledger.start("consume", data, "--group", GROUP, "--client-id", "slow", "--start", "earliest",
-                        "--heartbeat-interval", "1", "--json")  # fmt: skip
+    slow = ledger.start(
+        "consume",
+        data,
+        "--group",
+        GROUP,
+        "--client-id",
+        "slow",
+        "--start",
+        "earliest",
+        "--heartbeat-interval",
+        "1",
+        "--json",
+    )
     try:
         assert slow.stdout is not None
         assert slow.stderr is not None
@@ -229,8 +255,10 @@ def test_a_reader_that_falls_behind_its_log_begins_anew(ledger: Ledger, topic: T
             (second,) = ledger.json("snapshot", "--truncate", "--keep", "0s", "--yes")
             assert second["deleted_before"] == first["snapshot"] == ledger.bounds().first
             os.kill(slow.pid, signal.SIGCONT)
-            until(lambda: {"slow", "b"} == {each["client_id"] for each in ledger.json("members", "ls", GROUP)},
-                  "it is back")  # fmt: skip
+            until(
+                lambda: {"slow", "b"} == {each["client_id"] for each in ledger.json("members", "ls", GROUP)},
+                "it is back",
+            )
             sessions = {each["client_id"]: each["session"] for each in ledger.json("members", "ls", GROUP)}
             assert sessions["slow"] > first["snapshot"] > before["session"]
         ledger.fill(data, b"1")

@@ -40,8 +40,12 @@ def rank_for(group: Group, me: int, out: set[int], policy: str, tp: TopicPartiti
     """A2, sentence by sentence."""
     order = candidates(group, out)
     joins = {sid: group.sessions[sid].join for sid in order}
-    able = [sid for sid in order if tp.topic in joins[sid].topics
-            and (not joins[sid].claims_max or group.sessions[sid].held < joins[sid].claims_max)]  # fmt: skip
+    able = [
+        sid
+        for sid in order
+        if tp.topic in joins[sid].topics
+        and (not joins[sid].claims_max or group.sessions[sid].held < joins[sid].claims_max)
+    ]
     known, line = group.partitions.get(tp), []
     target = POLICIES[policy](group, order).get(tp)
     if known is not None and known.successor in able:
@@ -125,8 +129,12 @@ def test_what_is_free_is_followed_change_by_change(kept: int, seed: int) -> None
             anew = Watch(INTERVAL_MS)
             anew.refresh(book.group, at(ms), True)
             free = {tp: version for tp, (version, _) in anew.free().items()}
-            since = {tp: since[tp] if since.get(tp, (NONE,))[0] == version and tp in since else
-                     (version, watch.clock.counted_ms) for tp, version in free.items()}  # fmt: skip
+            since = {
+                tp: since[tp]
+                if since.get(tp, (NONE,))[0] == version and tp in since
+                else (version, watch.clock.counted_ms)
+                for tp, version in free.items()
+            }
             assert watch.free() == since
 
 

@@ -86,8 +86,7 @@ def test_logs_that_fit_reach_everywhere() -> None:
     types = {kind.__name__ for kind in codec.RECORD_TYPES} - {"Genesis", "Snapshot"}
     assert types <= seen.keys()
     reasons = {"instance", "mode", "predecessor", "session", "observed", "waited", "paused", "topology", "held"}
-    reasons |= {"start", "claim", "from", "range", "token", "empty", "repeats", "same", "sessions", "deleted",
-                "parked"}  # fmt: skip
+    reasons |= {"start", "claim", "from", "range", "token", "empty", "repeats", "same", "sessions", "deleted", "parked"}
     assert reasons <= seen.keys()
     assert sum(seen[name] for name in types) > sum(seen[name] for name in reasons)
 
@@ -109,8 +108,20 @@ def test_logs_that_fit_do_what_protocol_2_allows() -> None:
     assert not few, f"seldom or never: {few}"
 
 
-ALLOWED = ("one of many", "many of many", "given back", "parked", "sought", "deleted", "revived", "made anew",
-           "id learned", "512 bytes", "progress", "idle")  # fmt: skip
+ALLOWED = (
+    "one of many",
+    "many of many",
+    "given back",
+    "parked",
+    "sought",
+    "deleted",
+    "revived",
+    "made anew",
+    "id learned",
+    "512 bytes",
+    "progress",
+    "idle",
+)
 
 
 def done_by(verdict: Verdict, ids: dict[str, str], mode: int) -> Iterator[str]:
@@ -250,11 +261,15 @@ def test_any_chunking_and_any_restart(steps: Steps, cuts: list[int]) -> None:
 
 
 JUNK = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=300)
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=300)
     | st.binary(max_size=40),
     lambda inner: st.lists(inner, max_size=20) | st.dictionaries(st.integers(0, 9), inner, max_size=3),
     max_leaves=30,
-)  # fmt: skip
+)
 
 
 @given(st.integers(0, 16), st.lists(JUNK, max_size=20), st.binary(max_size=8))

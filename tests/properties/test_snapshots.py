@@ -36,12 +36,15 @@ def written(world: World, rng: Random) -> list[bytes]:
     size = -(-len(data) // count)
     cuts = [data[size * number : size * (number + 1)] for number in range(count)]
     cuts = [cut for cut in cuts if cut]
-    chunks = [Snapshot(world.genesis, b"1" * 16, at, number, len(cuts), state, chain, cut)
-              for number, cut in enumerate(cuts)]  # fmt: skip
+    chunks = [
+        Snapshot(world.genesis, b"1" * 16, at, number, len(cuts), state, chain, cut) for number, cut in enumerate(cuts)
+    ]
     stray = Genesis(OTHER_INCARNATION, 1, world.genesis.hash, 2)
     records = [*chunks, *rng.choices(chunks, k=2), snapshot.witness(world.genesis, b"2" * 16, at, state, chain)]
-    records += [Snapshot(world.genesis, b"1" * 16, at, len(cuts), len(cuts), state, chain, b"beyond the last"),
-                Snapshot(world.genesis, b"3" * 16, at, 0, 1, state ^ 1, chain, data)]  # fmt: skip
+    records += [
+        Snapshot(world.genesis, b"1" * 16, at, len(cuts), len(cuts), state, chain, b"beyond the last"),
+        Snapshot(world.genesis, b"3" * 16, at, 0, 1, state ^ 1, chain, data),
+    ]
     values = [codec.encode(record, "", record.genesis.incarnation) for record in records]
     values.append(codec.encode(snapshot.witness(stray, b"2" * 16, at, state ^ 1, chain), "", OTHER_INCARNATION))
     rng.shuffle(values)
@@ -154,8 +157,9 @@ def test_a_founding_snapshot_stops_both() -> None:
     while log.world.next_offset < 32:
         log.put(None)
     assert isinstance(log.world.genesis, Genesis)
-    values = [codec.encode(record, "", INCARNATION)
-              for record in snapshot.founding(log.world.genesis, 0, b"1" * 16, 32)]  # fmt: skip
+    values = [
+        codec.encode(record, "", INCARNATION) for record in snapshot.founding(log.world.genesis, 0, b"1" * 16, 32)
+    ]
     for value in values:
         assert isinstance(log.stops(value), CoordinationError)
     world, oracle = loaded(values, 0, None, 32)

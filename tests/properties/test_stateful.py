@@ -175,8 +175,11 @@ class LogLife(RuleBasedStateMachine):
     def everybody_holds_the_same(self) -> None:
         for reader in self.readers:
             assert digests_of(reader) == self.taken[-1]
-        owned = {(name, p.tp.topic, p.tp.partition): (p.owner, p.epoch)
-                 for name, group in self.log.world.groups.items() for p in group.claims.values()}  # fmt: skip
+        owned = {
+            (name, p.tp.topic, p.tp.partition): (p.owner, p.epoch)
+            for name, group in self.log.world.groups.items()
+            for p in group.claims.values()
+        }
         assert owned == self.owners.claims
 
 

@@ -98,16 +98,20 @@ class Reference:
             self.deal(at, pool, found, loads)
         return found
 
-    def deal(self, at: int, pool: list[TopicPartition], found: dict[TopicPartition, int],
-             loads: dict[int, int]) -> None:  # fmt: skip
+    def deal(
+        self, at: int, pool: list[TopicPartition], found: dict[TopicPartition, int], loads: dict[int, int]
+    ) -> None:
         takers = self.consumers(at, self.taking)
         for session in takers:
             mine = [tp for tp in self.has[session.id] if tp in pool]
             found.update(dict.fromkeys(mine[: self.gets[at, session.id]], session.id))
         owners = {tp: known.owner for tp, known in self.group.partitions.items()}
         rest = [tp for tp in pool if tp not in found]
-        rest.sort(key=lambda tp: owners.get(tp, NONE) in loads and any(
-            s.id == owners[tp] for s in self.consumers(at, self.standing)))  # fmt: skip
+        rest.sort(
+            key=lambda tp: (
+                owners.get(tp, NONE) in loads and any(s.id == owners[tp] for s in self.consumers(at, self.standing))
+            )
+        )
         for session in takers:
             gets = self.gets[at, session.id]
             while rest and sum(found.get(tp) == session.id for tp in pool) < gets:
@@ -125,12 +129,14 @@ class Reference:
                     rest.remove(tp)
 
 
-SESSION = st.fixed_dictionaries({
-    "topics": st.lists(st.sampled_from(sorted(COUNTS)), unique=True, max_size=4).map(tuple),
-    "capacity": st.integers(1, 4),
-    "claims_max": st.sampled_from([0, 0, 1, 2, 5]),
-    "rank": st.integers(0, 1),
-})  # fmt: skip
+SESSION = st.fixed_dictionaries(
+    {
+        "topics": st.lists(st.sampled_from(sorted(COUNTS)), unique=True, max_size=4).map(tuple),
+        "capacity": st.integers(1, 4),
+        "claims_max": st.sampled_from([0, 0, 1, 2, 5]),
+        "rank": st.integers(0, 1),
+    }
+)
 
 
 @st.composite

@@ -145,9 +145,7 @@ def test_set_position_accepted() -> None:
     assert {"lag", "in_flight", "attempts", "progress", "parked"} <= log.state().keys()
     token = log.pause()
     moved = log.must(SetPosition(token, moves((0, version, 7), (3, -1, 0))))
-    assert log.state() == {
-        "position": 7, "generation": 1, "version": moved, "last_owner": session, "successor": 9,
-    }  # fmt: skip
+    assert log.state() == {"position": 7, "generation": 1, "version": moved, "last_owner": session, "successor": 9}
     assert log.state(3) == {"position": 0, "generation": 1, "version": moved}
     again = log.must(SetPosition(token, moves((0, moved, 300))))
     assert (log.partition().generation, log.partition().position, log.partition().version) == (2, 300, again)
@@ -315,11 +313,20 @@ def test_what_changes_nothing() -> None:
 
 
 EVERY_TYPE: tuple[Record, ...] = (
-    Join("c", bytes(16), 1, 1_000, ()), Heartbeat(1, 0), Leave(1), ClaimingPartition(1, "t", 0, -1, 0),
-    ReleasingPartition(1, 3, 0), ClaimingMessages(1, (MessageRange(3, 0, 0, 1),)),
-    SeekingPartition(1, 3, 0), ReleaseGroup(-1, -1, 1), SetPosition(0, ()),
-    Topology("t", 1, -1), GroupConfig(-1), StepDown(1, -1), Note(-1, "k"),
-)  # fmt: skip
+    Join("c", bytes(16), 1, 1_000, ()),
+    Heartbeat(1, 0),
+    Leave(1),
+    ClaimingPartition(1, "t", 0, -1, 0),
+    ReleasingPartition(1, 3, 0),
+    ClaimingMessages(1, (MessageRange(3, 0, 0, 1),)),
+    SeekingPartition(1, 3, 0),
+    ReleaseGroup(-1, -1, 1),
+    SetPosition(0, ()),
+    Topology("t", 1, -1),
+    GroupConfig(-1),
+    StepDown(1, -1),
+    Note(-1, "k"),
+)
 
 
 @pytest.mark.parametrize("record", EVERY_TYPE, ids=lambda record: type(record).__name__)

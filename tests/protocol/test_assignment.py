@@ -62,8 +62,9 @@ def test_a_newcomer_costs_the_least_number_of_moves(partitions: int, before: int
     group = group_of({"t": partitions}, [{}] * after, owners)
     found = target(group)
     assert moves(owners, found) == moved
-    assert all(found[TopicPartition(*key)] == after for key, owner in owners.items()
-               if found[TopicPartition(*key)] != owner), "every move goes to the newcomer"  # fmt: skip
+    assert all(
+        found[TopicPartition(*key)] == after for key, owner in owners.items() if found[TopicPartition(*key)] != owner
+    ), "every move goes to the newcomer"
     loads = Counter(found.values())
     assert max(loads.values()) - min(loads.values()) <= 1
     assert moves(owners, target(group, "greedy")) == 0

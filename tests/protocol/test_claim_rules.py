@@ -229,9 +229,13 @@ def test_release_at_least_once(given: int, position: int) -> None:
     told = {"attempts": 5, "in_flight": 6, "progress": b"q"}
     held = {"attempts": 3, "in_flight": 2, "progress": b"p"}
     assert log.state() == {
-        "position": position, "version": version, "last_owner": session, "successor": NEVER,
-        "lag": 1, **(told if given >= 100 else held),
-    }  # fmt: skip
+        "position": position,
+        "version": version,
+        "last_owner": session,
+        "successor": NEVER,
+        "lag": 1,
+        **(told if given >= 100 else held),
+    }
 
 
 def test_release_accepted() -> None:
@@ -239,8 +243,13 @@ def test_release_accepted() -> None:
     log = Logbook()
     session, epoch = log.owner()
     version = log.must(ReleasingPartition(session, epoch, 130, 9, parked="DataTopicRecreated"))
-    assert log.state() == {"position": 130, "version": version, "last_owner": session, "successor": 9,
-                           "parked": "DataTopicRecreated"}  # fmt: skip
+    assert log.state() == {
+        "position": 130,
+        "version": version,
+        "last_owner": session,
+        "successor": 9,
+        "parked": "DataTopicRecreated",
+    }
     assert not log.session(session).epochs
     plain = log.claim(session, 1)
     log.release(session, plain, 100)

@@ -118,27 +118,73 @@ def test_the_worked_example() -> None:
 GENESIS = Genesis(INCARNATION, 16, "murmur3-x86-32", 2)
 FROZEN: dict[str, Record] = {
     "Genesis": GENESIS,
-    "Join": Join("client-ü", OTHER_INCARNATION, 2, 15_000, ("orders", "événements"), 77, "member", 3, 4, 5, 6, "pg", 7,
-                 8, 9, "marshal_py 0.2", "witness"),
-    "Heartbeat": Heartbeat(300, 70_000, (ClaimState(301, 2**40, 1, 2, 3, b"\x01\x02\x00"), ClaimState(302, 0)),
-                           (303, OFFSET_MAX), PauseWaited(304, 5_000), Checkpoint(288, 2**64 - 1, 2**63, 1), 60_000),
+    "Join": Join(
+        "client-ü",
+        OTHER_INCARNATION,
+        2,
+        15_000,
+        ("orders", "événements"),
+        77,
+        "member",
+        3,
+        4,
+        5,
+        6,
+        "pg",
+        7,
+        8,
+        9,
+        "marshal_py 0.2",
+        "witness",
+    ),
+    "Heartbeat": Heartbeat(
+        300,
+        70_000,
+        (ClaimState(301, 2**40, 1, 2, 3, b"\x01\x02\x00"), ClaimState(302, 0)),
+        (303, OFFSET_MAX),
+        PauseWaited(304, 5_000),
+        Checkpoint(288, 2**64 - 1, 2**63, 1),
+        60_000,
+    ),
     "Leave": Leave(300, "done"),
     "Evict": Evict(300, 310, 30_000, "by"),
     "ClaimingPartition": ClaimingPartition(300, "orders", 99_999, -1, 12),
-    "ReleasingPartition": ReleasingPartition(300, 301, 1_000, 305, "hand-over", 1_010, 1_005, 3, 4, b"\x80\x01\x01\x02",
-                                             "DataTopicRecreated"),
-    "ClaimingMessages": ClaimingMessages(300, (MessageRange(301, 1_000, 1_005, 1_100), MessageRange(302, 0, 0, 1)),
-                                         2**62),
+    "ReleasingPartition": ReleasingPartition(
+        300, 301, 1_000, 305, "hand-over", 1_010, 1_005, 3, 4, b"\x80\x01\x01\x02", "DataTopicRecreated"
+    ),
+    "ClaimingMessages": ClaimingMessages(
+        300, (MessageRange(301, 1_000, 1_005, 1_100), MessageRange(302, 0, 0, 1)), 2**62
+    ),
     "ReleaseGroup": ReleaseGroup(-1, -1, 86_400_000, 1, 2**53, "reason", "by"),
     "SetPosition": SetPosition(400, (Move("orders", 0, -1, 5), Move("orders", 1, 301, 0)), True, "by"),
     "Topology": Topology("orders", 100_000, -1, 400, "by", "q83iXkcUT0qRnWlvSXqWCg"),
-    "GroupConfig": GroupConfig(-1, 400, 2, False, "balanced", ("p", "q"), 1, "all", 2, ("m",),
-                               (Mapping("m", (0, 99_999)),), 3, 4, 5, 6, "by", "earliest", 7, True, 8),
+    "GroupConfig": GroupConfig(
+        -1,
+        400,
+        2,
+        False,
+        "balanced",
+        ("p", "q"),
+        1,
+        "all",
+        2,
+        ("m",),
+        (Mapping("m", (0, 99_999)),),
+        3,
+        4,
+        5,
+        6,
+        "by",
+        "earliest",
+        7,
+        True,
+        8,
+    ),
     "StepDown": StepDown(300, -1, "reason", "by"),
     "Note": Note(-1, "probe", "orders", 3, 4, 5, "text"),
     "Snapshot": Snapshot(GENESIS, OTHER_INCARNATION, 4_096, 1, 2, 2**64 - 1, 3, b"\x00state"),
     "SeekingPartition": SeekingPartition(300, 301, 2**50),
-}  # fmt: skip
+}
 
 
 def frozen_lines() -> list[tuple[str, str, bytes]]:
@@ -206,8 +252,14 @@ NESTED = {cells[0]: fields_in(cells[1]) for cells in rows_of("| name | elements 
 
 def values_of(kind: str) -> tuple[tuple[object, ...], tuple[object, ...]]:
     """Values within and without the bounds that the words of the table name."""
-    named = {"offset": "0…2^63-1", "offset?": "-1…2^63-1", "ms": "0…2^53", "u64": "0…2^64-1", "1 or 2": "1…2",
-             "0, 1 or 2": "0…2"}  # fmt: skip
+    named = {
+        "offset": "0…2^63-1",
+        "offset?": "-1…2^63-1",
+        "ms": "0…2^53",
+        "u64": "0…2^64-1",
+        "1 or 2": "1…2",
+        "0, 1 or 2": "0…2",
+    }
     kind = named.get(kind, kind)
     if kind.endswith(" or nil"):
         good, bad = values_of(kind.removesuffix(" or nil"))
@@ -329,19 +381,40 @@ def test_a_topic_that_is_empty() -> None:
 
 
 OUT_OF_BOUNDS: list[Record] = [
-    Leave(-1), Leave(2**63), Leave(2**64), Leave(-(2**70)), Leave(0, "\ud800"), Evict(0, -1, 0), StepDown(0, -2),
-    Join("", bytes(16), 1, 1_000, ()), Join("c", bytes(15), 1, 1_000, ()), Join("c", bytes(16), 0, 1_000, ()),
-    Join("c", bytes(16), 1, 999, ()), Join("c", bytes(16), 1, 1_000, ("",)), Heartbeat(0, -1),
-    Join("c", bytes(16), 1, 1_000, ("t",) * 1_001), Heartbeat(0, 0, (ClaimState(0, 0),) * 10_001),
-    Heartbeat(0, 0, (ClaimState(0, -1),)), ClaimingPartition(0, "t", 100_000, -1), ReleaseGroup(-1, -1, 86_400_001),
-    SetPosition(0, (Move("t", 0, -1, -1),)), SetPosition(0, (Move("t", -1, -1, 0),)), Topology("t", 0, -1),
-    GroupConfig(-1, mode=3), Note(-1, ""), ReleasingPartition(0, 0, -2),
-    ReleasingPartition(0, 0, 0, progress=bytes(513)), Heartbeat(0, 0, idle_ms=-1),
-    ReleasingPartition(0, 0, 0, give=-2), Heartbeat(0, 0, (ClaimState(0, 0, progress=bytes(513)),)),
-    ClaimingMessages(0, ()), ClaimingMessages(0, (MessageRange(0, 0, 0, 1),) * 10_001), SeekingPartition(0, 0, -1),
+    Leave(-1),
+    Leave(2**63),
+    Leave(2**64),
+    Leave(-(2**70)),
+    Leave(0, "\ud800"),
+    Evict(0, -1, 0),
+    StepDown(0, -2),
+    Join("", bytes(16), 1, 1_000, ()),
+    Join("c", bytes(15), 1, 1_000, ()),
+    Join("c", bytes(16), 0, 1_000, ()),
+    Join("c", bytes(16), 1, 999, ()),
+    Join("c", bytes(16), 1, 1_000, ("",)),
+    Heartbeat(0, -1),
+    Join("c", bytes(16), 1, 1_000, ("t",) * 1_001),
+    Heartbeat(0, 0, (ClaimState(0, 0),) * 10_001),
+    Heartbeat(0, 0, (ClaimState(0, -1),)),
+    ClaimingPartition(0, "t", 100_000, -1),
+    ReleaseGroup(-1, -1, 86_400_001),
+    SetPosition(0, (Move("t", 0, -1, -1),)),
+    SetPosition(0, (Move("t", -1, -1, 0),)),
+    Topology("t", 0, -1),
+    GroupConfig(-1, mode=3),
+    Note(-1, ""),
+    ReleasingPartition(0, 0, -2),
+    ReleasingPartition(0, 0, 0, progress=bytes(513)),
+    Heartbeat(0, 0, idle_ms=-1),
+    ReleasingPartition(0, 0, 0, give=-2),
+    Heartbeat(0, 0, (ClaimState(0, 0, progress=bytes(513)),)),
+    ClaimingMessages(0, ()),
+    ClaimingMessages(0, (MessageRange(0, 0, 0, 1),) * 10_001),
+    SeekingPartition(0, 0, -1),
     ClaimingMessages(0, (MessageRange(0, -1, 0, 1),)),
     GroupConfig(-1, on_topic_recreated="x"),  # type: ignore[arg-type]
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("record", OUT_OF_BOUNDS, ids=lambda record: type(record).__name__)
@@ -356,9 +429,13 @@ def test_nothing_out_of_bounds_is_written(record: Record) -> None:
 def test_long_texts_are_refused_when_the_record_is_built(text: str) -> None:
     """E6: msgspec counts characters, so the bytes are counted where a struct is made, by a writer or by the decoder."""
     builders: tuple[Callable[[], object], ...] = (
-        lambda: Leave(0, text), lambda: Move(text, 0, -1, 0), lambda: Join("c", bytes(16), 1, 1_000, ("t", text)),
-        lambda: Mapping(text, ()), lambda: GroupConfig(-1, members=(text,)), lambda: Note(-1, "k", text=text),
-    )  # fmt: skip
+        lambda: Leave(0, text),
+        lambda: Move(text, 0, -1, 0),
+        lambda: Join("c", bytes(16), 1, 1_000, ("t", text)),
+        lambda: Mapping(text, ()),
+        lambda: GroupConfig(-1, members=(text,)),
+        lambda: Note(-1, "k", text=text),
+    )
     for build in builders:
         with pytest.raises(ValueError, match="exceeds 255 bytes"):
             build()
@@ -375,9 +452,15 @@ def test_values_of_another_type_are_not_written() -> None:
 
 @pytest.mark.parametrize(
     ("record", "group"),
-    [(Leave(0), ""), (Leave(0), "g" * 256), (Leave(0), "ü" * 128), (Leave(0), "\ud800"), (GENESIS, "g"),
-     (FROZEN["Snapshot"], "g")],
-)  # fmt: skip
+    [
+        (Leave(0), ""),
+        (Leave(0), "g" * 256),
+        (Leave(0), "ü" * 128),
+        (Leave(0), "\ud800"),
+        (GENESIS, "g"),
+        (FROZEN["Snapshot"], "g"),
+    ],
+)
 def test_group_ids_that_are_not_written(record: Record, group: str) -> None:
     """E2: Genesis and Snapshot have an empty group id, and only they; the others 1 to 255 bytes of utf-8."""
     with pytest.raises(InvalidRecord):
@@ -411,9 +494,11 @@ SPARSE: list[tuple[Record, list[object]]] = [
     (SetPosition(1, (Move("t", 0, -1, 5),)), [9, 1, [["t", 0, -1, 5]]]),
     (SetPosition(1, (), True), [9, 1, [], True]),
     (Join("c", bytes(16), 1, 1_000, (), -1, "m"), [1, "c", bytes(16), 1, 1_000, [], -1, "m"]),
-    (Snapshot(GENESIS, bytes(16), 16, 0, 1, 2, 3, b""),
-     [14, [0, INCARNATION, 16, "murmur3-x86-32", 2], bytes(16), 16, 0, 1, 2, 3, b""]),
-]  # fmt: skip
+    (
+        Snapshot(GENESIS, bytes(16), 16, 0, 1, 2, 3, b""),
+        [14, [0, INCARNATION, 16, "murmur3-x86-32", 2], bytes(16), 16, 0, 1, 2, 3, b""],
+    ),
+]
 
 
 @pytest.mark.parametrize(("record", "fields"), SPARSE, ids=lambda one: type(one).__name__)

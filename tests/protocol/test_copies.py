@@ -47,9 +47,19 @@ def test_late_copies_are_harmless() -> None:
     verdicts = log.copies(first)
     assert log.state() == before
     assert verdicts == [
-        "accepted", "observed", "session", "session", "session", "accepted", "observed", "session", "observed",
-        "paused", "session", "session",
-    ]  # fmt: skip
+        "accepted",
+        "observed",
+        "session",
+        "session",
+        "session",
+        "accepted",
+        "observed",
+        "session",
+        "observed",
+        "paused",
+        "session",
+        "session",
+    ]
 
 
 def test_copies_right_behind_the_original() -> None:

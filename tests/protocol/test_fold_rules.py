@@ -30,11 +30,19 @@ from marshal_py.protocol.records import (
 from tests.support.logbook import INTERVAL_MS, NEVER, Logbook
 
 ONCE_EACH: tuple[Record, ...] = (
-    Join("c", bytes(16), 1, INTERVAL_MS, ()), Heartbeat(1, 0), Leave(1), Evict(1, 1, 0),
-    ClaimingPartition(1, "t", 0, -1), ReleasingPartition(1, 1, -1),
-    ClaimingMessages(1, (MessageRange(1, 0, 0, 1),)), SeekingPartition(1, 1, 0),
-    ReleaseGroup(-1, -1, 0), SetPosition(0, ()), Topology("t", 1, -1), StepDown(1, -1),
-)  # fmt: skip
+    Join("c", bytes(16), 1, INTERVAL_MS, ()),
+    Heartbeat(1, 0),
+    Leave(1),
+    Evict(1, 1, 0),
+    ClaimingPartition(1, "t", 0, -1),
+    ReleasingPartition(1, 1, -1),
+    ClaimingMessages(1, (MessageRange(1, 0, 0, 1),)),
+    SeekingPartition(1, 1, 0),
+    ReleaseGroup(-1, -1, 0),
+    SetPosition(0, ()),
+    Topology("t", 1, -1),
+    StepDown(1, -1),
+)
 
 
 # --- a deleted group
@@ -199,8 +207,15 @@ def test_heartbeat_sets_figures_only_at_most_once() -> None:
     session, epoch = log.owner(mode=2)
     for position in (50, 100, 200):
         log.must(Heartbeat(session, 0, (ClaimState(epoch, position, position, 5, 6, b"p"),)))
-        assert log.state() == {"owner": session, "epoch": epoch, "version": epoch, "position": 100, "began": 100,
-                               "lag": position, "in_flight": 5}  # fmt: skip
+        assert log.state() == {
+            "owner": session,
+            "epoch": epoch,
+            "version": epoch,
+            "position": 100,
+            "began": 100,
+            "lag": position,
+            "in_flight": 5,
+        }
 
 
 def test_heartbeat_with_other_epochs() -> None:

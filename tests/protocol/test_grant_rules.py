@@ -84,8 +84,16 @@ def test_ranges_are_judged_one_by_one() -> None:
     log = Logbook()
     session, first = log.owner(mode=2)
     second, third = log.claim(session, 1, 7), log.claim(session, 2, 0)
-    wanted = ask(session, (first, 99, 99, 120), (second, 7, 9, 20), (NEVER, 0, 0, 1), (third, 0, 0, 5),
-                 (third, 5, 5, 9), (third, 0, 0, 5), (second, 20, 20, 20))  # fmt: skip
+    wanted = ask(
+        session,
+        (first, 99, 99, 120),
+        (second, 7, 9, 20),
+        (NEVER, 0, 0, 1),
+        (third, 0, 0, 5),
+        (third, 5, 5, 9),
+        (third, 0, 0, 5),
+        (second, 20, 20, 20),
+    )
     assert granted(log, wanted) == (1, 3, 4)
     assert [log.partition(number).position for number in range(3)] == [100, 20, 9]
     # All refused: the reason is that of the first, whatever the others say.
@@ -158,8 +166,9 @@ def test_a_release_gives_back() -> None:
     log.must(ask(other, (epoch, 120, 120, 130)))
 
 
-@pytest.mark.parametrize(("back_to", "reason"), [(100, ""), (120, ""), (150, ""), (99, "range"), (-1, "range"),
-                                                 (151, "range"), (0, "range")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("back_to", "reason"), [(100, ""), (120, ""), (150, ""), (99, "range"), (-1, "range"), (151, "range"), (0, "range")]
+)
 def test_what_may_be_given_back(back_to: int, reason: str) -> None:
     """F6.3: from where the claim began to the position, both included; a rejection leaves the claim alive."""
     log = Logbook()
@@ -266,8 +275,15 @@ def test_seek_accepted(to: int) -> None:
     session, epoch = log.owner()
     log.must(Heartbeat(session, 0, (ClaimState(epoch, 130, 1, 2, 3, b"p"),)))
     at = log.must(SeekingPartition(session, epoch, to))
-    assert log.state() == {"owner": session, "epoch": at, "version": at, "position": to, "began": to, "generation": 1,
-                           "attempts": 1}  # fmt: skip
+    assert log.state() == {
+        "owner": session,
+        "epoch": at,
+        "version": at,
+        "position": to,
+        "began": to,
+        "generation": 1,
+        "attempts": 1,
+    }
     assert log.session(session).epochs == {at}
     assert list(log.group.claims) == [at]
     log.refuses(ClaimingPartition(session, "t", 0, at), "held")

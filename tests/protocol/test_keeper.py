@@ -10,14 +10,7 @@ import pytest
 
 from marshal_py.protocol import codec, orphans, snapshot
 from marshal_py.protocol.identity import Instant
-from marshal_py.protocol.keeper import (
-    CHECKPOINTS_HELD,
-    RETRY_RECORDS,
-    STAGGER_MS,
-    STAGGER_RECORDS,
-    Chores,
-    Keeper,
-)
+from marshal_py.protocol.keeper import CHECKPOINTS_HELD, RETRY_RECORDS, STAGGER_MS, STAGGER_RECORDS, Chores, Keeper
 from marshal_py.protocol.orphans import Presence
 from marshal_py.protocol.rationalizer import apply
 from marshal_py.protocol.records import Checkpoint, Evict, Heartbeat, Leave, Note, Snapshot
@@ -93,8 +86,9 @@ def test_the_first_in_rank_writes_and_another_vouches() -> None:
     assert not one.tick(10 * STAGGER_MS).send, "its own, and others live: it waits for them"
     assert not two.tick(STAGGER_MS - 1).send
     chores = two.tick(1)
-    assert chores.send == [snapshot.witness(written.genesis, two.keeper.instance, written.at, written.state,
-                                            written.chain)]  # fmt: skip
+    assert chores.send == [
+        snapshot.witness(written.genesis, two.keeper.instance, written.at, written.state, written.chain)
+    ]
     two.write(chores)
     assert not three.tick(10 * STAGGER_MS).send, "somebody else has"
     assert {p.keeper.confirmed_at for p in (one, two, three) if p.tick() is not None} == {written.at}
@@ -219,8 +213,10 @@ def test_a_snapshot_from_the_future_changes_nothing() -> None:
     one, two = Process(log, "one"), Process(log, "two")
     genesis = one.world.genesis
     assert genesis is not None
-    for record in (*snapshot.split(genesis, b"9" * 16, 1 << 40, 1, 1, b"state"),
-                   snapshot.witness(genesis, b"8" * 16, 1 << 40, 1, 1)):  # fmt: skip
+    for record in (
+        *snapshot.split(genesis, b"9" * 16, 1 << 40, 1, 1, b"state"),
+        snapshot.witness(genesis, b"8" * 16, 1 << 40, 1, 1),
+    ):
         log.put(codec.encode(record, "", INCARNATION))
     one.read()
     assert (one.keeper.confirmed_at, one.keeper.shelf.whole) == (-1, {})
@@ -307,8 +303,9 @@ THIRD_MS = INTERVAL_MS // 3
 Evicted = list[tuple[int, str, Evict]]  # by which process, in which group
 
 
-def live(log: Logbook, processes: list[Process], for_ms: int, *others: int, write: bool = True,
-         outage: bool = False) -> Evicted:  # fmt: skip
+def live(
+    log: Logbook, processes: list[Process], for_ms: int, *others: int, write: bool = True, outage: bool = False
+) -> Evicted:
     """So many ms in the life of these processes, and of sessions in the group "other"; what they evict.
 
     Signs of life come every third of the interval, but in an outage. `write`: evictions reach the log.

@@ -14,16 +14,7 @@ import pytest
 from marshal_py.errors import EnvelopeUnknown, LogGap, ProtocolOutdated, ProtocolUnknown, TopicRecreated
 from marshal_py.protocol import codec, rationalizer
 from marshal_py.protocol.rationalizer import apply
-from marshal_py.protocol.records import (
-    Checkpoint,
-    ClaimState,
-    Genesis,
-    Heartbeat,
-    Join,
-    Leave,
-    Note,
-    Snapshot,
-)
+from marshal_py.protocol.records import Checkpoint, ClaimState, Genesis, Heartbeat, Join, Leave, Note, Snapshot
 from marshal_py.protocol.routing import HASH_NAME, route
 from marshal_py.protocol.verdict import Outcome
 from tests.support import wire
@@ -89,8 +80,13 @@ def test_the_genesis_of_a_further_log() -> None:
 def test_a_further_genesis() -> None:
     """L5: is ignored, whatever it says; losing the race to write one is no error."""
     book = Logbook()
-    for value in (genesis(), genesis(5), genesis(incarnation=OTHER_INCARNATION), genesis(hash="md5"),
-                  genesis(protocol=9)):  # fmt: skip
+    for value in (
+        genesis(),
+        genesis(5),
+        genesis(incarnation=OTHER_INCARNATION),
+        genesis(hash="md5"),
+        genesis(protocol=9),
+    ):
         verdict = book.put(value)
         assert (verdict.outcome, verdict.reason) == (Outcome.IGNORED, "genesis")
     assert book.world.genesis == Genesis(INCARNATION, 1, HASH_NAME, 2)
@@ -168,8 +164,12 @@ def test_garbage() -> None:
     assert book.world.next_offset == before + len(bad)
     assert book.put(good).accepted
     young = Logbook(start=False)
-    for value in (good, codec.encode(snapshot(), "", INCARNATION), wire.snapshot(version=2),
-                  wire.envelope(GROUP, NOTE, body, version=2)):  # fmt: skip
+    for value in (
+        good,
+        codec.encode(snapshot(), "", INCARNATION),
+        wire.snapshot(version=2),
+        wire.envelope(GROUP, NOTE, body, version=2),
+    ):
         assert young.put(value).reason == "garbage"
 
 
@@ -238,8 +238,10 @@ def test_another_envelope_version() -> None:
         assert book.put(wire.envelope(GROUP, NOTE, body, version=version, incarnation=OTHER_INCARNATION)).reason == (
             "garbage"
         )
-        for value in (wire.envelope(GROUP, NOTE, body, version=version),
-                      wire.envelope(GROUP, 99, b"?", version=version, record_version=9)):  # fmt: skip
+        for value in (
+            wire.envelope(GROUP, NOTE, body, version=version),
+            wire.envelope(GROUP, 99, b"?", version=version, record_version=9),
+        ):
             error = book.stops(value)
             assert isinstance(error, EnvelopeUnknown)
             assert (error.offset, error.version) == (book.world.next_offset, version)
@@ -306,8 +308,12 @@ def test_opaque(newer: bytes) -> None:
     at = book.last
     assert (book.group.opaque_at, book.digest() != before) == (at, True)
     opaque = book.digest()
-    for value in (newer, codec.encode(Leave(session), GROUP, INCARNATION), wire.envelope(GROUP, NOTE, b"?"),
-                  wire.envelope(GROUP, 16, b"")):  # fmt: skip
+    for value in (
+        newer,
+        codec.encode(Leave(session), GROUP, INCARNATION),
+        wire.envelope(GROUP, NOTE, b"?"),
+        wire.envelope(GROUP, 16, b""),
+    ):
         assert book.put(value).reason == "opaque"
     assert (book.digest(), book.group.opaque_at) == (opaque, at)
     assert book.say(Note(-1, "k"), "other") == "accepted"
@@ -332,17 +338,52 @@ def test_malformed_bodies() -> None:
     session = book.join()
     raw = wire.Raw
     bad = [
-        b"", b"\xc1", b"\x92\x03", wire.pack(3), wire.pack({3: session}), wire.pack([]), wire.pack([LEAVE]),
-        wire.pack([4, session]), wire.pack([session, LEAVE]), wire.pack([LEAVE, session]) + b"\x00",
+        b"",
+        b"\xc1",
+        b"\x92\x03",
+        wire.pack(3),
+        wire.pack({3: session}),
+        wire.pack([]),
+        wire.pack([LEAVE]),
+        wire.pack([4, session]),
+        wire.pack([session, LEAVE]),
+        wire.pack([LEAVE, session]) + b"\x00",
         wire.pack([LEAVE, session]) + wire.pack([LEAVE, session]),
-        *(wire.pack([LEAVE, wrong]) for wrong in (-1, 2**63, 2**64 - 1, 1.0, float(session), True, None, str(session),
-                                                  bytes([session]), [session], {})),
+        *(
+            wire.pack([LEAVE, wrong])
+            for wrong in (
+                -1,
+                2**63,
+                2**64 - 1,
+                1.0,
+                float(session),
+                True,
+                None,
+                str(session),
+                bytes([session]),
+                [session],
+                {},
+            )
+        ),
         *(wire.pack([wrong, session]) for wrong in (3.0, True, None, "3", raw(b"\xc4\x013"), -3, 259)),
-        *(wire.pack([LEAVE, session, wrong]) for wrong in ("x" * 256, "ü" * 128, b"x", 1, None, [], raw(b"\xa1\xff"),
-                                                           raw(b"\xa3\xed\xa0\x80"), raw(b"\xa2\xc0\x80"))),
-        wire.pack([LEAVE, session, raw(b"\xa5ab")]), wire.pack([LEAVE, session, "", raw(b"\xc1")]),
+        *(
+            wire.pack([LEAVE, session, wrong])
+            for wrong in (
+                "x" * 256,
+                "ü" * 128,
+                b"x",
+                1,
+                None,
+                [],
+                raw(b"\xa1\xff"),
+                raw(b"\xa3\xed\xa0\x80"),
+                raw(b"\xa2\xc0\x80"),
+            )
+        ),
+        wire.pack([LEAVE, session, raw(b"\xa5ab")]),
+        wire.pack([LEAVE, session, "", raw(b"\xc1")]),
         wire.pack([LEAVE, session, "", raw(b"\xd4\x01")]),
-    ]  # fmt: skip
+    ]
     before = book.digest()
     for body in bad:
         verdict = book.put(wire.envelope(GROUP, LEAVE, body))
@@ -352,9 +393,17 @@ def test_malformed_bodies() -> None:
 
 @pytest.mark.parametrize(
     "form",
-    [b"\xcc\x01", b"\xcd\x00\x01", b"\xce" + bytes(3) + b"\x01", b"\xcf" + bytes(7) + b"\x01", b"\xd0\x01",
-     b"\xd1\x00\x01", b"\xd2" + bytes(3) + b"\x01", b"\xd3" + bytes(7) + b"\x01"],
-)  # fmt: skip
+    [
+        b"\xcc\x01",
+        b"\xcd\x00\x01",
+        b"\xce" + bytes(3) + b"\x01",
+        b"\xcf" + bytes(7) + b"\x01",
+        b"\xd0\x01",
+        b"\xd1\x00\x01",
+        b"\xd2" + bytes(3) + b"\x01",
+        b"\xd3" + bytes(7) + b"\x01",
+    ],
+)
 def test_integers_of_any_width(form: bytes) -> None:
     """E6: in any MessagePack integer form, for the type as well as for a field; str and array in any form too."""
     book = Logbook()
@@ -378,8 +427,9 @@ def test_the_limit_of_nesting(shapes: bytes, inner: bytes) -> None:
         assert (book.put(wire.envelope(GROUP, LEAVE, body)).reason or "accepted") == expected
 
 
-@pytest.mark.parametrize("empty", [b"\x90", b"\x80", b"\xdc\x00\x00", b"\xdd" + bytes(4), b"\xde\x00\x00",
-                                   b"\xdf" + bytes(4)])  # fmt: skip
+@pytest.mark.parametrize(
+    "empty", [b"\x90", b"\x80", b"\xdc\x00\x00", b"\xdd" + bytes(4), b"\xde\x00\x00", b"\xdf" + bytes(4)]
+)
 def test_an_empty_array_is_a_level(empty: bytes) -> None:
     """E6: an array or map without elements is one all the same."""
     for containers, expected in ((100, "accepted"), (101, "malformed")):
@@ -397,8 +447,11 @@ def test_unknown_and_missing_fields() -> None:
     book = Logbook()
     joined = book.put(wire.record(GROUP, 1, "c", bytes(16), 1, 1_000, ["t"]))
     assert joined.record == Join("c", bytes(16), 1, 1_000, ("t",))
-    beat = book.put(wire.record(GROUP, 2, 1, 0, [[5, 6, 7, 8, 9, b"p", *extra], [5, 6]], [3], None,
-                                [1, 2, 3, 1, *extra], 77, *extra))  # fmt: skip
+    beat = book.put(
+        wire.record(
+            GROUP, 2, 1, 0, [[5, 6, 7, 8, 9, b"p", *extra], [5, 6]], [3], None, [1, 2, 3, 1, *extra], 77, *extra
+        )
+    )
     claims = (ClaimState(5, 6, 7, 8, 9, b"p"), ClaimState(5, 6))
     assert beat.record == Heartbeat(1, 0, claims, (3,), None, Checkpoint(1, 2, 3, 1), 77)
     assert book.put(wire.record(GROUP, 2, 1, 0)).record == Heartbeat(1, 0, (), (), None, None)

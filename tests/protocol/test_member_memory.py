@@ -39,8 +39,11 @@ def live(stage: Stage, member: Member, number: int) -> None:
     guest = stage.add(f"guest {number}")
     stage.run(2 * INTERVAL_MS)
     digest = guest.world.checkpoints[GROUP]
-    stage.must(Heartbeat(guest.session, 2**62 + number, digest=Checkpoint(
-        digest.at, digest.state ^ 1, digest.chain, FOLD_VERSION)))  # fmt: skip
+    stage.must(
+        Heartbeat(
+            guest.session, 2**62 + number, digest=Checkpoint(digest.at, digest.state ^ 1, digest.chain, FOLD_VERSION)
+        )
+    )
     stage.kill(guest)
     stage.must(Topology("gone", 1, stage.group.topology_offset("gone"), topic_id=f"id {number}"))
     member.topics.learn("gone", 1, f"id {number}")

@@ -98,8 +98,11 @@ def test_heartbeats_cost_what_they_did() -> None:
         (entry,) = beat.claims
         assert entry.progress == b""
         body = stage.values[verdict.offset][14 + len(GROUP) :]
-        assert bytes([0x95]) + codec._ENCODER.encode([entry.epoch, entry.position, entry.lag, entry.in_flight,
-                                                      entry.attempts])[1:] in body  # fmt: skip
+        assert (
+            bytes([0x95])
+            + codec._ENCODER.encode([entry.epoch, entry.position, entry.lag, entry.in_flight, entry.attempts])[1:]
+            in body
+        )
 
 
 def test_the_next_owner_skips_what_is_finished() -> None:

@@ -763,8 +763,12 @@ def test_somebody_elses_records_are_no_clones() -> None:
     stage = Stage()
     a, b = stage.team("a", "b")
     stage.kill(a)
-    for record in (Heartbeat(a.session, 1 << 60), ReleasingPartition(a.session, a.claim(min(a.owned)).epoch, 0),
-                   ClaimingPartition(a.session, TOPIC, 3, 1), Leave(a.session)):  # fmt: skip
+    for record in (
+        Heartbeat(a.session, 1 << 60),
+        ReleasingPartition(a.session, a.claim(min(a.owned)).epoch, 0),
+        ClaimingPartition(a.session, TOPIC, 3, 1),
+        Leave(a.session),
+    ):
         stage.inject(record)
         stage.run(READ_MS)
     assert b.alive

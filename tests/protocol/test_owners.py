@@ -93,8 +93,15 @@ class Owner:
         for offset, _, _ in self.delivered:
             least[offset], most[offset] = least.get(offset, 0) + 1, most.get(offset, 0) + 1
         finished = self.begun.finished | self.mine
-        told = Told(position, tracker.deliveries() if release else tracker.attempts(), tracker.in_flight, progress,
-                    finished, least, most)  # fmt: skip
+        told = Told(
+            position,
+            tracker.deliveries() if release else tracker.attempts(),
+            tracker.in_flight,
+            progress,
+            finished,
+            least,
+            most,
+        )
         at = told.message(self.existing)
         if not release and at is not None and at not in {offset for offset, _, _ in self.delivered}:
             most[at] = most.get(at, 0) + 1

@@ -124,10 +124,14 @@ def test_deliveries_of_what_was_in_flight() -> None:
     assert told(100, 2, 1, Range(103, 110, 4)) == [(100, 101, 2), (103, 110, 4)]
 
 
-@given(st.integers(0, 3), st.integers(0, 50), st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5),
-                                                               st.integers(0, 4)), max_size=10))  # fmt: skip
-def test_deliveries_are_ascending_and_disjoint(attempts: int, in_flight: int,
-                                               triples: list[tuple[int, int, int]]) -> None:  # fmt: skip
+@given(
+    st.integers(0, 3),
+    st.integers(0, 50),
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5), st.integers(0, 4)), max_size=10),
+)
+def test_deliveries_are_ascending_and_disjoint(
+    attempts: int, in_flight: int, triples: list[tuple[int, int, int]]
+) -> None:
     """D11: so that a look-up finds one count per offset; nothing that is finished is counted."""
     ranges, at = [], 100
     for gap, length, times in triples:

@@ -28,8 +28,12 @@ def owner(stage: Stage, clients: list[Client]) -> Client:
     """Who delivers the first partition, as soon as somebody does."""
 
     def found() -> list[Client]:
-        return [client for client in clients for claim in client.member.claims.values()
-                if claim.tp == tp(0) and claim.stage is ClaimStage.OPEN]  # fmt: skip
+        return [
+            client
+            for client in clients
+            for claim in client.member.claims.values()
+            if claim.tp == tp(0) and claim.stage is ClaimStage.OPEN
+        ]
 
     stage.run_until(found)
     return found()[0]

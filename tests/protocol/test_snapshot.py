@@ -42,6 +42,7 @@ def filled(log: Logbook, group: str = GROUP) -> Logbook:
         log.must(Note(-1, "filler"), group)
     return log
 
+
 def example() -> Logbook:
     """A log at checkpoint 16 with everything that a state may hold."""
     log = Logbook()
@@ -84,12 +85,28 @@ def test_the_state_is_what_the_text_says() -> None:
     body = {number: value[14 + value[11] :] for number, value in enumerate(log.values) if value is not None}
     data = snapshot.state_of(log.world)
     assert data is not None
-    assert msgspec.msgpack.decode(data) == [2, 2, 0, [[
-        GROUP, 1, -1, 0, config, body[config], -1, [[TOPIC, 4, 4, topology, "one"]],
-        [[session, body[session], beat, -1, [9], 77]],
-        [[TOPIC, 0, session, epoch, 110, 0, epoch, -1, -1, 1, 2, 3, 100, b"\1\2\0", ""],
-         [TOPIC, 1, -1, -1, 6, 0, parked, session, 9, 0, 0, 0, -1, b"", "why"]],
-    ]]]  # fmt: skip
+    assert msgspec.msgpack.decode(data) == [
+        2,
+        2,
+        0,
+        [
+            [
+                GROUP,
+                1,
+                -1,
+                0,
+                config,
+                body[config],
+                -1,
+                [[TOPIC, 4, 4, topology, "one"]],
+                [[session, body[session], beat, -1, [9], 77]],
+                [
+                    [TOPIC, 0, session, epoch, 110, 0, epoch, -1, -1, 1, 2, 3, 100, b"\1\2\0", ""],
+                    [TOPIC, 1, -1, -1, 6, 0, parked, session, 9, 0, 0, 0, -1, b"", "why"],
+                ],
+            ]
+        ],
+    ]
 
 
 def test_the_digest_of_a_log() -> None:
@@ -132,8 +149,19 @@ def rich() -> Logbook:
     at = log.must(Topology(TOPIC, 4, gone, topic_id="one"))
     log.must(Topology(TOPIC, 3, at, topic_id="two"))
     epoch = log.claim(session)
-    log.must(ReleasingPartition(session, log.claim(session, 1), 130, 5, "", attempts=4, in_flight=3, progress=b"q",
-                                parked="DataTopicRecreated"))  # fmt: skip
+    log.must(
+        ReleasingPartition(
+            session,
+            log.claim(session, 1),
+            130,
+            5,
+            "",
+            attempts=4,
+            in_flight=3,
+            progress=b"q",
+            parked="DataTopicRecreated",
+        )
+    )
     log.must(Heartbeat(session, 1, (ClaimState(epoch, 110, 1, 2, 3, b"p"),), (9,), idle_ms=77))
     log.must(StepDown(session, -1))
     log.must(SeekingPartition(session, epoch, 50))
@@ -373,8 +401,15 @@ def test_looking_for_snapshots() -> None:
     (chunk,) = pieces(example().world)
     value = codec.encode(chunk, "", INCARNATION)
     assert codec.open_snapshot(value) == chunk
-    for other in (None, b"", value[:-1], value[:20] + b"\xff" + value[21:], genesis(), value[:2] + b"\x02" + value[3:],
-                  codec.encode(Note(-1, "k"), GROUP, INCARNATION)):  # fmt: skip
+    for other in (
+        None,
+        b"",
+        value[:-1],
+        value[:20] + b"\xff" + value[21:],
+        genesis(),
+        value[:2] + b"\x02" + value[3:],
+        codec.encode(Note(-1, "k"), GROUP, INCARNATION),
+    ):
         assert codec.open_snapshot(other) is None
 
 

@@ -267,8 +267,19 @@ def test_late_copies_behind_a_revival() -> None:
     log.must(GroupConfig(gone))
     before = log.digest()
     verdicts = log.copies(first)
-    assert verdicts == ["accepted", "observed", *["session"] * 3, "observed", "observed", "session", "paused",
-                        "observed", "session", "observed", "observed"], "of a Join alone (T14)"  # fmt: skip
+    assert verdicts == [
+        "accepted",
+        "observed",
+        *["session"] * 3,
+        "observed",
+        "observed",
+        "session",
+        "paused",
+        "observed",
+        "session",
+        "observed",
+        "observed",
+    ], "of a Join alone (T14)"
     assert list(log.group.sessions) == [log.last - 12]
     log.must(Leave(log.last - 12))
     log.refuses(Topology("t", 4, -1), "observed")

@@ -98,10 +98,17 @@ def test_in_the_world_of_snapshots_somebody_loads_one() -> None:
 # --- planted bugs
 
 FOUND = [
-    ("D8", "eviction", "S3"), ("X5", "stop", "S3"), ("X23", "stop", "S3"), ("X19", "eviction", "S2"),
-    ("X21", "set-position", "S11"), ("X8", "at-most-once", "S6"), ("X6", "set-position", "S1"),
-    ("X7", "set-position", "S1"), ("X28", "two-admins", "S1"), ("X29", "set-position", "S1"),
-]  # fmt: skip
+    ("D8", "eviction", "S3"),
+    ("X5", "stop", "S3"),
+    ("X23", "stop", "S3"),
+    ("X19", "eviction", "S2"),
+    ("X21", "set-position", "S11"),
+    ("X8", "at-most-once", "S6"),
+    ("X6", "set-position", "S1"),
+    ("X7", "set-position", "S1"),
+    ("X28", "two-admins", "S1"),
+    ("X29", "set-position", "S1"),
+]
 
 
 @pytest.mark.parametrize(("mutant", "world", "invariant"), FOUND)
@@ -154,8 +161,9 @@ def test_the_judge_of_a_delivery_can_fail() -> None:
     assert judged(released, released, first) == "S2"
     paused = facts_of(*owned(), record(PAUSE, -1, -1, 60_000))
     assert judged(paused, paused, first) == "S11"
-    other = facts_of(*owned(), record(RELEASE, 1, 3, 0), record(JOIN, "d", TWO, 1, 2_000, ["t"]),
-                     record(CLAIM, 5, "t", 0, 4, 0))  # fmt: skip
+    other = facts_of(
+        *owned(), record(RELEASE, 1, 3, 0), record(JOIN, "d", TWO, 1, 2_000, ["t"]), record(CLAIM, 5, "t", 0, 4, 0)
+    )
     assert judged(clean, other, first) == "S3"
     once = facts_of(*owned(2), record(GRANT, 1, [[3, 0, 0, 2]]))
     assert judged(once, once, first) == ""

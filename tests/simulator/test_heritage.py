@@ -50,13 +50,16 @@ def test_runs_go_on_from_there_and_keep_every_promise(dump: Path) -> None:
         (log,) = told.logs
         history = History(log)
         assert log.inherited == left.next_offset
-        assert all(moment.offset is None or moment.what != "record" or moment.offset >= log.inherited
-                   for moment in told.moments), "the past is not told again"  # fmt: skip
+        assert all(
+            moment.offset is None or moment.what != "record" or moment.offset >= log.inherited
+            for moment in told.moments
+        ), "the past is not told again"
         if not told.result.scenario.kinds & {"newer", "envelope", "gap"}:  # then nobody can go on
             live = {session for group in history.oracle.groups.values() for session in group.sessions}
             assert not live & dead, "who was dead when the run began is gone when it ends"
         assert told.result.takeovers <= sum(
-            new.epoch >= log.inherited for tenures in history.by_key.values() for new in tenures), "this run's alone"
+            new.epoch >= log.inherited for tenures in history.by_key.values() for new in tenures
+        ), "this run's alone"
 
 
 def test_delivery_goes_on_at_the_positions_of_the_dump(dump: Path) -> None:
@@ -70,7 +73,8 @@ def test_delivery_goes_on_at_the_positions_of_the_dump(dump: Path) -> None:
             assert seen, f"{tp} is delivered again"
             assert min(seen) == next(offset for offset in log.topics[tp] if offset >= part.position)
     assert told.result.scenario.interval_ms >= max(
-        session.join.interval_ms for group in left.groups.values() for session in group.sessions.values())
+        session.join.interval_ms for group in left.groups.values() for session in group.sessions.values()
+    )
 
 
 def test_the_same_seeds_give_the_same_runs_in_any_number_of_processes(dump: Path) -> None:

@@ -189,8 +189,9 @@ def invariants(options: Options) -> set[str]:
 
 
 @pytest.mark.parametrize(("options", "invariant"), [(FENCES, "S6"), (ARRIVALS, "V3")])
-def test_a_consumer_that_throws_its_grants_away_is_found(options: Options, invariant: str,
-                                                         monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_consumer_that_throws_its_grants_away_is_found(
+    options: Options, invariant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """S6; where everybody lives to give back what it has thrown away, nothing is lost, and nothing goes on (V3)."""
     assert invariants(options) == set()
 

@@ -127,12 +127,16 @@ def test_a_heartbeat_that_does_not_extend_a_live_session_is_found(reason: str, w
 @pytest.mark.parametrize(
     ("kind", "number", "fields"),
     [
-        ("Heartbeat", HEARTBEAT, (99, 1)), ("Leave", LEAVE, (99,)), ("Evict", EVICT, (99, 1, 4_000)),
-        ("ClaimingPartition", CLAIM, (99, "t", 0, -1)), ("StepDown", 12, (99, -1)),
+        ("Heartbeat", HEARTBEAT, (99, 1)),
+        ("Leave", LEAVE, (99,)),
+        ("Evict", EVICT, (99, 1, 4_000)),
+        ("ClaimingPartition", CLAIM, (99, "t", 0, -1)),
+        ("StepDown", 12, (99, -1)),
     ],
-)  # fmt: skip
-def test_a_record_of_a_session_that_is_not_live_is_found(kind: str, number: int, fields: tuple[Any, ...],
-                                                         weaken: Weaken) -> None:  # fmt: skip
+)
+def test_a_record_of_a_session_that_is_not_live_is_found(
+    kind: str, number: int, fields: tuple[Any, ...], weaken: Weaken
+) -> None:
     book = Book()
     book.say(6, number, *fields)
     assert book.found() == set()
@@ -214,8 +218,9 @@ def test_a_claim_and_a_grant_in_a_pause_are_found(weaken: Weaken) -> None:
 
 
 @pytest.mark.parametrize(("observed", "token", "duration_ms", "waited_ms"), [(1, 4, 60_000, 0), (4, 3, 0, 10)])
-def test_a_pause_that_changes_for_a_stranger_is_found(observed: int, token: int, duration_ms: int, waited_ms: int,
-                                                      weaken: Weaken) -> None:  # fmt: skip
+def test_a_pause_that_changes_for_a_stranger_is_found(
+    observed: int, token: int, duration_ms: int, waited_ms: int, weaken: Weaken
+) -> None:
     """Who did not see the newest change, and who neither has the token nor waited the pause out."""
 
     def changes(group: Group, fields: Fields, offset: int) -> str:
@@ -260,8 +265,9 @@ def test_a_move_outside_of_its_pause_and_under_an_owner_is_found(weaken: Weaken)
     ("mode", "session", "epoch", "first", "start"),
     [(2, 2, 2, 0, 0), (2, 3, 3, 0, 0), (2, 2, 3, 0, 0), (2, 2, 3, 3, 3), (1, 2, 3, 2, 2)],
 )
-def test_a_grant_that_nobody_may_have_is_found(mode: int, session: int, epoch: int, first: int, start: int,
-                                               weaken: Weaken) -> None:  # fmt: skip
+def test_a_grant_that_nobody_may_have_is_found(
+    mode: int, session: int, epoch: int, first: int, start: int, weaken: Weaken
+) -> None:
     """To no claim, to somebody else, of what was granted, with a gap before it, at least once."""
 
     def grants(group: Group, fields: Fields, offset: int) -> str:

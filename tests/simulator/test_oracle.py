@@ -82,9 +82,24 @@ def test_every_form_of_messagepack_decodes(data: bytes, value: object) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\xc1", b"\x05\x05", b"\xcc", b"\xcf\x00", b"\xa2a", b"\xc4\x02a", b"\x92\x01", b"\xdd\xff\xff\xff\xff\x01",
-     b"\xdf\xff\xff\xff\xff\x01", b"\x81\x01", b"\xd4\x01", b"\xc7\x01\x01", b"\xcb\x00", b"\x91" * 5000 + b"\x01"],
-)  # fmt: skip
+    [
+        b"",
+        b"\xc1",
+        b"\x05\x05",
+        b"\xcc",
+        b"\xcf\x00",
+        b"\xa2a",
+        b"\xc4\x02a",
+        b"\x92\x01",
+        b"\xdd\xff\xff\xff\xff\x01",
+        b"\xdf\xff\xff\xff\xff\x01",
+        b"\x81\x01",
+        b"\xd4\x01",
+        b"\xc7\x01\x01",
+        b"\xcb\x00",
+        b"\x91" * 5000 + b"\x01",
+    ],
+)
 def test_what_is_not_exactly_one_value_is_refused(data: bytes) -> None:
     """E6: nothing may be missing and nothing may follow; hostile lengths and depths cost nothing."""
     with pytest.raises(ValueError, match=r"ends inside|follows|too deep|no MessagePack"):
@@ -148,9 +163,7 @@ def test_before_the_genesis_all_else_is_garbage() -> None:
     verdict = log.put(genesis(16))
     assert verdict[:3] == ("accepted", "", None)
     assert verdict.record is not None
-    assert verdict.record.fields == {
-        "incarnation": INCARNATION, "partitions": 16, "hash": HASH_NAME, "protocol": 2,
-    }  # fmt: skip
+    assert verdict.record.fields == {"incarnation": INCARNATION, "partitions": 16, "hash": HASH_NAME, "protocol": 2}
     assert (log.oracle.incarnation, log.oracle.partitions) == (INCARNATION, 16)
     assert log.oracle.next_offset == 4
 
@@ -450,20 +463,35 @@ def test_defaults_and_unknown_elements() -> None:
     log = Log()
     verdict = log.put(record(GROUP, JOIN, "c", INSTANCE, 1, 1000, ["t", "t"]))
     assert verdict.record is not None
-    assert verdict.record == ("Join", {
-        "client_id": "c", "instance_id": INSTANCE, "mode": 1, "interval_ms": 1000, "topics": ("t", "t"),
-        "predecessor": -1, "member": "", "capacity": 1, "claims_max": 0, "rank": 0, "priority": 0,
-        "priority_group": "", "min_pending": 0, "min_ack_pending": 0, "reads_version": 1, "library": "", "witness": "",
-    })  # fmt: skip
+    assert verdict.record == (
+        "Join",
+        {
+            "client_id": "c",
+            "instance_id": INSTANCE,
+            "mode": 1,
+            "interval_ms": 1000,
+            "topics": ("t", "t"),
+            "predecessor": -1,
+            "member": "",
+            "capacity": 1,
+            "claims_max": 0,
+            "rank": 0,
+            "priority": 0,
+            "priority_group": "",
+            "min_pending": 0,
+            "min_ack_pending": 0,
+            "reads_version": 1,
+            "library": "",
+            "witness": "",
+        },
+    )
     extra: tuple[object, ...] = ({"a": [1.5]}, Raw(b"\xd4\x01a"), Raw(b"\xa1\xff"), Raw(b"\xc7\x00\x05"))
     claims = [[5, 6, 7, 8, 9, b"p", *extra], [5, 6]]
     beat = log.put(record(GROUP, HEARTBEAT, 1, 0, claims, [], [1, 2, *extra], None, 3, *extra))
     assert beat.outcome == "accepted"
     assert beat.record is not None
     full = {"epoch": 5, "position": 6, "lag": 7, "in_flight": 8, "attempts": 9, "progress": b"p"}
-    assert beat.record.fields["claims"] == (
-        full, {**full, "lag": 0, "in_flight": 0, "attempts": 0, "progress": b""},
-    )  # fmt: skip
+    assert beat.record.fields["claims"] == (full, {**full, "lag": 0, "in_flight": 0, "attempts": 0, "progress": b""})
     assert beat.record.fields["idle_ms"] == 3
     assert beat.record.fields["pause"] == {"pause_change": 1, "waited_ms": 2}
     assert log.say(LEAVE, Raw(b"\xd3" + bytes(7) + b"\x01")) == "accepted"
@@ -472,10 +500,21 @@ def test_defaults_and_unknown_elements() -> None:
 def test_every_type_decodes_at_its_shortest() -> None:
     """4.2: a field without a default must be there, one with a default need not."""
     shortest: dict[int, tuple[object, ...]] = {
-        HEARTBEAT: (0, 0), LEAVE: (0,), EVICT: (0, 0, 0), CLAIM: (0, "", -1, -1), RELEASE: (0, 0, -1),
-        GRANT: (0, [[0, 0, 0, 0]]), PAUSE: (-1, -1, 0), MOVE: (0, []), TOPOLOGY: ("t", 1, -1), CONFIG: (-1,),
-        STEP_DOWN: (0, -1), NOTE: (-1, "k"), SEEK: (0, 0, 0), JOIN: ("c", INSTANCE, 1, 1000, []),
-    }  # fmt: skip
+        HEARTBEAT: (0, 0),
+        LEAVE: (0,),
+        EVICT: (0, 0, 0),
+        CLAIM: (0, "", -1, -1),
+        RELEASE: (0, 0, -1),
+        GRANT: (0, [[0, 0, 0, 0]]),
+        PAUSE: (-1, -1, 0),
+        MOVE: (0, []),
+        TOPOLOGY: ("t", 1, -1),
+        CONFIG: (-1,),
+        STEP_DOWN: (0, -1),
+        NOTE: (-1, "k"),
+        SEEK: (0, 0, 0),
+        JOIN: ("c", INSTANCE, 1, 1000, []),
+    }
     assert sorted(shortest) == [*range(1, 14), 15]
     for number, fields in shortest.items():
         assert Log().say(number, *fields) != "malformed"
@@ -524,8 +563,17 @@ def test_heartbeat_at_least_once() -> None:
     assert log.group.sessions[session].extended == beat
     assert (log.group.sessions[session].ready, log.group.sessions[session].idle_ms) == ((7, 8), 60)
     part = log.partition()
-    expected = Partition(owner=session, epoch=epoch, position=110, version=epoch, lag=1, in_flight=2, attempts=3,
-                         claimed_from=100, progress=b"p")  # fmt: skip
+    expected = Partition(
+        owner=session,
+        epoch=epoch,
+        position=110,
+        version=epoch,
+        lag=1,
+        in_flight=2,
+        attempts=3,
+        claimed_from=100,
+        progress=b"p",
+    )
     assert part == expected
     log.must(HEARTBEAT, session, 0, [[epoch, 109, 9, 9, 9, b"q"]])
     assert part == expected
@@ -620,8 +668,10 @@ def test_set_position_accepted() -> None:
     """F6.5, F8.3, F8.4, F8.5: a new generation without figures, progress or parking; the pause ends on wish."""
     log = Log()
     session, epoch = log.owner()
-    assert log.release(session, epoch, position=200, successor=9, attempts=3, in_flight=2, progress=b"p",
-                       parked="why") == "accepted"  # fmt: skip
+    assert (
+        log.release(session, epoch, position=200, successor=9, attempts=3, in_flight=2, progress=b"p", parked="why")
+        == "accepted"
+    )
     version = log.last
     assert log.partition().parked == "why"
     token = log.pause()
@@ -697,10 +747,11 @@ def test_state_digest() -> None:
         struct.pack("<qQqqqQ", 2, t, 4, 4, shape, first_word(b"id one")),
         struct.pack("<qQqqqQ", 2, u, 1, 1, nameless, 0),
         struct.pack("<qqQqqQq", 3, session, first_word(joined), beat, mark, first_word(struct.pack("<q", 7)), 250),
-        struct.pack("<qQ12qQQ", 4, t, 0, session, epoch, 110, gone + 1, epoch, -1, -1, 1, 2, 3, 100,
-                    first_word(b"progress"), 0),
+        struct.pack(
+            "<qQ12qQQ", 4, t, 0, session, epoch, 110, gone + 1, epoch, -1, -1, 1, 2, 3, 100, first_word(b"progress"), 0
+        ),
         struct.pack("<qQ12qQQ", 4, t, 1, -1, -1, 5, gone + 1, version, session, -1, 0, 0, 1, -1, 0, parked),
-    ]  # fmt: skip
+    ]
     assert log.oracle.state_digest(GROUP) == sum(map(first_word, entries)) % 2**64
     assert log.oracle.state_digest("nobody") == 0
 

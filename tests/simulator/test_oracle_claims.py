@@ -3,19 +3,7 @@
 import pytest
 
 from marshal_py.simulator.oracle import Partition, Verdict
-from tests.support.oracle_log import (
-    CLAIM,
-    GRANT,
-    GROUP,
-    HEARTBEAT,
-    LEAVE,
-    MOVE,
-    NOW,
-    RELEASE,
-    SEEK,
-    TOPOLOGY,
-    Log,
-)
+from tests.support.oracle_log import CLAIM, GRANT, GROUP, HEARTBEAT, LEAVE, MOVE, NOW, RELEASE, SEEK, TOPOLOGY, Log
 from tests.support.wire import record
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -78,8 +66,12 @@ def test_claims_without_positions() -> None:
     whole = log.must(CLAIM, session, "t", -1, -1)
     log.must(HEARTBEAT, session, 0, [[whole, 9, 9, 9, 9, b"p"]])
     assert log.say(SEEK, session, whole, 5) == "claim"
-    assert log.release(session, whole, position=50, observed=7, give=5, attempts=2, in_flight=2, progress=b"p",
-                       parked="why") == "accepted"  # fmt: skip
+    assert (
+        log.release(
+            session, whole, position=50, observed=7, give=5, attempts=2, in_flight=2, progress=b"p", parked="why"
+        )
+        == "accepted"
+    )
     assert log.partition(-1) == Partition(version=log.last, last_owner=session)
     log.must(CLAIM, session, "t", -1, log.last)
 
@@ -137,8 +129,14 @@ def test_ranges_are_judged_one_by_one() -> None:
     def ask(*ranges: list[int]) -> Verdict:
         return log.put(record(GROUP, GRANT, session, list(ranges), 5))
 
-    verdict = ask([NOW, 0, 0, 1], [first, 100, 100, 110], [first, 100, 100, 110], [second, 7, 7, 7],
-                  [first, 110, 112, 120], [second, 7, 9, 10])  # fmt: skip
+    verdict = ask(
+        [NOW, 0, 0, 1],
+        [first, 100, 100, 110],
+        [first, 100, 100, 110],
+        [second, 7, 7, 7],
+        [first, 110, 112, 120],
+        [second, 7, 9, 10],
+    )
     assert (verdict.outcome, verdict.reason, verdict.granted) == ("accepted", "", (1, 4, 5))
     assert (log.partition().position, log.partition(1).position) == (120, 10)
     for ranges, reason in (
@@ -176,8 +174,20 @@ def test_release_at_least_once(given: int, kept: bool) -> None:
     assert log.say(RELEASE, NOW, epoch, 0) == "session"
     assert log.say(RELEASE, other, epoch, 0) == "claim"
     # `observed` and `give` are of at-most-once groups: nobody reads them here.
-    assert log.release(session, epoch, position=given, successor=other, observed=3, give=-1, attempts=1, in_flight=2,
-                       progress=b"new") == "accepted"  # fmt: skip
+    assert (
+        log.release(
+            session,
+            epoch,
+            position=given,
+            successor=other,
+            observed=3,
+            give=-1,
+            attempts=1,
+            in_flight=2,
+            progress=b"new",
+        )
+        == "accepted"
+    )
     expected = Partition(version=log.last, last_owner=session, successor=other, lag=7)
     if kept:
         expected.position, expected.in_flight, expected.attempts, expected.progress = 100, 8, 9, b"old"
@@ -277,8 +287,15 @@ def test_seek() -> None:
         generation = log.partition().generation
         seek = (SEEK, session, log.partition().epoch, position)
         at = log.must(*seek)
-        assert log.partition() == Partition(owner=session, epoch=at, position=position, generation=generation + 1,
-                                            version=at, claimed_from=position, attempts=1)  # fmt: skip
+        assert log.partition() == Partition(
+            owner=session,
+            epoch=at,
+            position=position,
+            generation=generation + 1,
+            version=at,
+            claimed_from=position,
+            attempts=1,
+        )
         assert log.say(*seek) == "claim"
     log.must(HEARTBEAT, session, 0, [[epoch, 1000]])
     assert log.partition().position == 500
@@ -300,5 +317,3 @@ def test_a_seek_creates_no_group() -> None:
     log = Log()
     assert log.say(SEEK, 0, 0, 0) == "session"
     assert log.oracle.groups == {}
-
-

@@ -45,13 +45,21 @@ def lived() -> tuple[Log, list[Any]]:
     while log.oracle.next_offset < 16:
         log.put(None)
     group = [
-        GROUP, 1, gone, 0, config_offset, config, gone,
+        GROUP,
+        1,
+        gone,
+        0,
+        config_offset,
+        config,
+        gone,
         [["t", 4, 4, named, "one"], ["ü", 1, 1, nameless, ""]],
         [[session, joined, beat, -1, [8, 7], 250]],
-        [["t", -1, session, whole, -1, gone + 1, whole, -1, -1, 0, 0, 0, -1, b"", ""],
-         ["t", 0, session, epoch, 110, gone + 1, epoch, -1, -1, 1, 2, 3, 100, bytes(300), ""],
-         ["t", 2, -1, -1, 7, gone + 1, released, session, 3, 0, 0, 1, -1, b"", "why"]],
-    ]  # fmt: skip
+        [
+            ["t", -1, session, whole, -1, gone + 1, whole, -1, -1, 0, 0, 0, -1, b"", ""],
+            ["t", 0, session, epoch, 110, gone + 1, epoch, -1, -1, 1, 2, 3, 100, bytes(300), ""],
+            ["t", 2, -1, -1, 7, gone + 1, released, session, 3, 0, 0, 1, -1, b"", "why"],
+        ],
+    ]
     return log, [2, 2, 0, [group]]
 
 

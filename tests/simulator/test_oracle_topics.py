@@ -159,11 +159,19 @@ def test_deleted() -> None:
     assert (log.group.mode, log.group.paused, log.group.pause_change, log.group.deleted_at) == (0, False, gone, gone)
     assert log.group.config_offset == gone
     for number, fields in (
-        (JOIN, ("c", INSTANCE, 1, 1000, [])), (HEARTBEAT, (session, 0)), (LEAVE, (session,)), (EVICT, (session, 0, 0)),
-        (CLAIM, (session, "t", 0, -1)), (RELEASE, (session, 0, -1)), (GRANT, (session, [[0, 0, 0, 0]])),
-        (PAUSE, (gone, -1, 0)), (MOVE, (0, [])), (TOPOLOGY, ("t", 9, gone)), (STEP_DOWN, (session, -1)),
+        (JOIN, ("c", INSTANCE, 1, 1000, [])),
+        (HEARTBEAT, (session, 0)),
+        (LEAVE, (session,)),
+        (EVICT, (session, 0, 0)),
+        (CLAIM, (session, "t", 0, -1)),
+        (RELEASE, (session, 0, -1)),
+        (GRANT, (session, [[0, 0, 0, 0]])),
+        (PAUSE, (gone, -1, 0)),
+        (MOVE, (0, [])),
+        (TOPOLOGY, ("t", 9, gone)),
+        (STEP_DOWN, (session, -1)),
         (SEEK, (session, 0, 0)),
-    ):  # fmt: skip
+    ):
         assert log.say(number, *fields) == "deleted"
     log.must(NOTE, -1, "k")
     log.must(CONFIG, gone, -1, 0)
@@ -196,8 +204,9 @@ def test_a_revived_group_begins_above_all_that_was() -> None:
     log.must(TOPOLOGY, "t", 4, again)
     epoch = log.must(CLAIM, session, "t", 0, -1, 5)
     whole = log.must(CLAIM, session, "t", -1, -1)
-    assert log.partition() == Partition(owner=session, epoch=epoch, position=5, generation=again + 1, version=epoch,
-                                        claimed_from=5, attempts=1)  # fmt: skip
+    assert log.partition() == Partition(
+        owner=session, epoch=epoch, position=5, generation=again + 1, version=epoch, claimed_from=5, attempts=1
+    )
     assert log.partition(-1) == Partition(owner=session, epoch=whole, generation=again + 1, version=whole)
     token = log.must(PAUSE, again, -1, 5000)
     moved = log.must(MOVE, token, [["t", 3, -1, 9]])
@@ -222,8 +231,7 @@ def test_change_of_mode() -> None:
     assert log.say(CONFIG, -1, token - 1, 2) == "token"
     assert log.say(CONFIG, -1, token, 2) == "held"
     same = log.must(CONFIG, -1, -1, 1)
-    assert log.release(session, epoch, position=100, attempts=1, in_flight=2, progress=b"p",
-                       parked="why") == "accepted"  # fmt: skip
+    assert log.release(session, epoch, position=100, attempts=1, in_flight=2, progress=b"p", parked="why") == "accepted"
     released = log.last
     log.must(CONFIG, same, token, 2)
     assert (log.group.mode, log.group.sessions, log.group.paused) == (2, {}, True)

@@ -11,15 +11,7 @@ import pytest
 
 from marshal_py.errors import DumpDamaged, DumpUnusable, HistoryTruncated, MarshalError
 from marshal_py.protocol import rationalizer
-from marshal_py.protocol.records import (
-    Checkpoint,
-    ClaimingPartition,
-    ClaimState,
-    Evict,
-    Heartbeat,
-    Note,
-    ReleaseGroup,
-)
+from marshal_py.protocol.records import Checkpoint, ClaimingPartition, ClaimState, Evict, Heartbeat, Note, ReleaseGroup
 from marshal_py.protocol.world import Group, World
 from marshal_py.simulator import oracle
 from marshal_py.simulator.postmortem import Audit, audit
@@ -59,8 +51,11 @@ def test_the_log_of_a_run_is_sound_and_counted(tmp_path: Path) -> None:
     for record in records:
         verdict = rationalizer.apply(world, record.offset, record.value)
         kind = type(verdict.record).__name__ if verdict.accepted else ""
-        joined, claimed, evicted = joined + (kind == "Join"), claimed + (kind == "ClaimingPartition"), (
-            evicted + (kind == "Evict"))  # fmt: skip
+        joined, claimed, evicted = (
+            joined + (kind == "Join"),
+            claimed + (kind == "ClaimingPartition"),
+            (evicted + (kind == "Evict")),
+        )
     assert (found.sessions, found.claims, found.evictions) == (joined, claimed, evicted)
     assert found.live_sessions == sum(len(group.sessions) for group in world.groups.values())
     assert found.handovers > 0
@@ -133,13 +128,15 @@ def test_a_fold_that_breaks_a_rule_is_named_by_its_record(tmp_path: Path, monkey
     rules = list(rationalizer._RULES)
     honest = next(rule for rule in rules if rule is rationalizer._heartbeat)
     rules[rules.index(honest)] = lambda group, offset, record, body: (
-        "" if offset == 20 else honest(group, offset, record, body))  # fmt: skip
+        "" if offset == 20 else honest(group, offset, record, body)
+    )
     monkeypatch.setattr(rationalizer, "_RULES", tuple(rules))
     assert guilty(audit(path)) == ("S1", 20, "c", "F2")
 
 
-def test_a_record_that_is_refused_and_changes_something_is_named(tmp_path: Path,
-                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_is_refused_and_changes_something_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """F10.1, also where both folds do it: S13 asks the log, not one fold about the other."""
     path = dumps.of_values(tmp_path / "log.dump", book_of().values)
     rules = list(rationalizer._RULES)
@@ -159,8 +156,9 @@ def test_a_record_that_is_refused_and_changes_something_is_named(tmp_path: Path,
     assert guilty(audit(path)) == ("S13", 4, "c", "F10.1")
 
 
-def test_a_claim_in_a_pause_breaks_a_promise_whatever_the_folds_say(tmp_path: Path,
-                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_in_a_pause_breaks_a_promise_whatever_the_folds_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """S11, by the log alone."""
     book = Logbook()
     session, _ = book.owner()
@@ -200,8 +198,9 @@ def test_early_evictions_by_timestamps_are_counted_and_not_judged(tmp_path: Path
     book = Logbook()
     session, _ = book.owner()
     book.must(Evict(session, book.session(session).extended, 5_000))
-    found = audit(dumps.write(tmp_path / "now.dump", [LogRecord(0, at, value, 5) for at, value in
-                                                      enumerate(book.values)]))  # fmt: skip
+    found = audit(
+        dumps.write(tmp_path / "now.dump", [LogRecord(0, at, value, 5) for at, value in enumerate(book.values)])
+    )
     assert (found.verdict, found.evictions, found.short_waits) == ("ok", 1, 1)
 
 
@@ -218,8 +217,9 @@ def test_early_evictions_by_timestamps_are_counted_and_not_judged(tmp_path: Path
         (lambda whole: whole[: len(whole) // 2], DumpDamaged, "sum does not fit"),
     ],
 )
-def test_a_broken_file_is_refused_by_name(tmp_path: Path, change: Callable[[bytes], bytes], error: type[MarshalError],
-                                          says: str) -> None:  # fmt: skip
+def test_a_broken_file_is_refused_by_name(
+    tmp_path: Path, change: Callable[[bytes], bytes], error: type[MarshalError], says: str
+) -> None:
     path = dumps.of_values(tmp_path / "log.dump", book_of().values)
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(error) as caught:

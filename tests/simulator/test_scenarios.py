@@ -34,8 +34,18 @@ def test_a_kept_schedule_fails_with_its_bug_and_passes_without(file: Path) -> No
 
 
 def test_a_text_is_the_schedule_and_back() -> None:
-    options = Options(clients=2, partitions=1, interval_ms=2_000, intervals=9, rate=3, mode=2, salt=4, until_ms=7_000,
-                      kinds=frozenset({"stop", "delay"}), skip=frozenset({3, 1}))  # fmt: skip
+    options = Options(
+        clients=2,
+        partitions=1,
+        interval_ms=2_000,
+        intervals=9,
+        rate=3,
+        mode=2,
+        salt=4,
+        until_ms=7_000,
+        kinds=frozenset({"stop", "delay"}),
+        skip=frozenset({3, 1}),
+    )
     for schedule in (Schedule(5), Schedule(7, options, "X9", "S6")):
         assert parse(text_of(schedule)) == schedule
     assert parse("# a comment\n\nseed 5 # and one behind\n") == Schedule(5)

@@ -29,20 +29,7 @@ from marshal_py.simulator.process import Process
 from marshal_py.simulator.races import CALM
 from marshal_py.simulator.run import Result, simulate
 from marshal_py.simulator.scenario import Options
-from tests.support.casebook import (
-    CLAIM,
-    GRANT,
-    GROUP,
-    HEARTBEAT,
-    INTERVAL,
-    JOIN,
-    MOVE,
-    NOTE,
-    PAUSE,
-    RELEASE,
-    TWO,
-    Book,
-)
+from tests.support.casebook import CLAIM, GRANT, GROUP, HEARTBEAT, INTERVAL, JOIN, MOVE, NOTE, PAUSE, RELEASE, TWO, Book
 
 SEEDS = range(100)
 
@@ -95,8 +82,9 @@ def test_the_trace_does_not_depend_on_the_hash_seed(results: list[Result]) -> No
     root = Path(__file__).resolve().parent.parent.parent
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(root)}
-        ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True,
-                             check=True)  # fmt: skip
+        ran = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+        )
         assert ran.stdout.strip() == expected
 
 
@@ -374,17 +362,41 @@ def plant_s15(book: Book) -> None:
 
 
 PLANTED: list[tuple[str, int, Callable[[Book], None]]] = [
-    ("S1", 1, plant_s1), ("S1", 1, plant_s1_final), ("S1", 1, plant_s1_told), ("S4", 1, plant_s4),
-    ("S2", 1, plant_s2_nobody), ("S2", 1, plant_s2_released),
-    ("S2", 1, plant_s2_instance), ("S3", 1, plant_s3), ("S3", 1, plant_s3_lease), ("S3", 1, plant_s3_let_go),
-    ("S5", 2, plant_s5), ("S6", 2, plant_s6), ("S6", 2, plant_s6_early), ("S6", 2, plant_s6_late),
-    ("S7", 1, plant_s7), ("S8", 1, plant_s8),
-    ("S9", 1, plant_s9), ("S9", 1, plant_s9_hand_over), ("S10", 1, plant_s10_hole), ("S10", 1, plant_s10_backwards),
-    ("S11", 1, plant_s11), ("S12", 1, plant_s12_lie), ("S12", 1, plant_s12_denied), ("S12", 1, plant_s12_elsewhere),
-    ("S12", 1, plant_s12_gone_home), ("S13", 1, plant_s13), ("S13", 1, plant_s13_crash), ("S13", 1, plant_s13_stop),
-    ("S14", 1, plant_s14_delivers), ("S14", 1, plant_s14_claims), ("S14", 1, plant_s14_reads_on),
-    ("S14", 1, plant_s14_unnoticed), ("S14", 1, plant_s14_opaque), ("S15", 1, plant_s15),
-]  # fmt: skip
+    ("S1", 1, plant_s1),
+    ("S1", 1, plant_s1_final),
+    ("S1", 1, plant_s1_told),
+    ("S4", 1, plant_s4),
+    ("S2", 1, plant_s2_nobody),
+    ("S2", 1, plant_s2_released),
+    ("S2", 1, plant_s2_instance),
+    ("S3", 1, plant_s3),
+    ("S3", 1, plant_s3_lease),
+    ("S3", 1, plant_s3_let_go),
+    ("S5", 2, plant_s5),
+    ("S6", 2, plant_s6),
+    ("S6", 2, plant_s6_early),
+    ("S6", 2, plant_s6_late),
+    ("S7", 1, plant_s7),
+    ("S8", 1, plant_s8),
+    ("S9", 1, plant_s9),
+    ("S9", 1, plant_s9_hand_over),
+    ("S10", 1, plant_s10_hole),
+    ("S10", 1, plant_s10_backwards),
+    ("S11", 1, plant_s11),
+    ("S12", 1, plant_s12_lie),
+    ("S12", 1, plant_s12_denied),
+    ("S12", 1, plant_s12_elsewhere),
+    ("S12", 1, plant_s12_gone_home),
+    ("S13", 1, plant_s13),
+    ("S13", 1, plant_s13_crash),
+    ("S13", 1, plant_s13_stop),
+    ("S14", 1, plant_s14_delivers),
+    ("S14", 1, plant_s14_claims),
+    ("S14", 1, plant_s14_reads_on),
+    ("S14", 1, plant_s14_unnoticed),
+    ("S14", 1, plant_s14_opaque),
+    ("S15", 1, plant_s15),
+]
 
 
 @pytest.mark.parametrize(("invariant", "mode", "plant"), PLANTED)
@@ -547,9 +559,40 @@ def test_poison_holds_snapshots_that_a_stranger_confirms_and_nobody_loads() -> N
 
 # Of bugs in the fold see test_both_folds.py.
 QUICK = (
-    "X1", "X2", "X4", "X5", "X14", "X16", "X17", "X18", "X23", "X24", "X26", "X27", "X31", "X34", "X36", "X40", "X41",
-    "G1", "A3", "A6", "D3", "D6", "D8", "D12", "D12A", "D12L", "H1", "Q1", "Q2", "Q3", "Q4", "W1", "W2",
-)  # fmt: skip
+    "X1",
+    "X2",
+    "X4",
+    "X5",
+    "X14",
+    "X16",
+    "X17",
+    "X18",
+    "X23",
+    "X24",
+    "X26",
+    "X27",
+    "X31",
+    "X34",
+    "X36",
+    "X40",
+    "X41",
+    "G1",
+    "A3",
+    "A6",
+    "D3",
+    "D6",
+    "D8",
+    "D12",
+    "D12A",
+    "D12L",
+    "H1",
+    "Q1",
+    "Q2",
+    "Q3",
+    "Q4",
+    "W1",
+    "W2",
+)
 
 
 SCHEDULES = 40

@@ -22,12 +22,15 @@ if TYPE_CHECKING:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Local Spark on two cores. Its warehouse is a temporary folder: nothing is left in the tree."""
     folder = tmp_path_factory.mktemp("spark")
-    session = local_session("local[2]", settings={
-        "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.local.dir": str(folder / "local"),
-        "spark.connect.grpc.binding.address": "127.0.0.1",  # test_connect.py starts the server in this JVM
-        "spark.connect.grpc.binding.port": "0",
-    })  # fmt: skip
+    session = local_session(
+        "local[2]",
+        settings={
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.local.dir": str(folder / "local"),
+            "spark.connect.grpc.binding.address": "127.0.0.1",  # test_connect.py starts the server in this JVM
+            "spark.connect.grpc.binding.port": "0",
+        },
+    )
     session.sparkContext.setLogLevel("ERROR")  # Spark's own warnings on stderr would hide a test's failure
     yield session
     session.stop()

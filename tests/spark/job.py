@@ -22,18 +22,34 @@ Rows = list[tuple[int, int]]
 class Job:
     """One run. A context manager; leaving it kills what is left."""
 
-    def __init__(self, place: Place, folder: Path, name: str, *, checkpoint: str = "checkpoint",
-                 options: dict[str, str] | None = None, **settings: Any) -> None:  # fmt: skip
+    def __init__(
+        self,
+        place: Place,
+        folder: Path,
+        name: str,
+        *,
+        checkpoint: str = "checkpoint",
+        options: dict[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
         self.path = folder / f"{name}.jsonl"
         self._tail, self.lines = Tail(self.path), list[dict[str, Any]]()
-        given = {"options": {**place.options, **(options or {})}, "checkpoint": str(folder / checkpoint),
-                 "journal": str(self.path), **settings}  # fmt: skip
+        given = {
+            "options": {**place.options, **(options or {})},
+            "checkpoint": str(folder / checkpoint),
+            "journal": str(self.path),
+            **settings,
+        }
         self.log = self.path.with_suffix(".log")
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-B", "-m", "tests.support.spark_job", json.dumps(given)], cwd=ROOT, stdout=out,
-                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(ROOT)},
-            )  # fmt: skip
+                [sys.executable, "-B", "-m", "tests.support.spark_job", json.dumps(given)],
+                cwd=ROOT,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )
 
     def __enter__(self) -> Self:
         return self

@@ -30,8 +30,15 @@ class Place:
         self.group, self.log = f"group-{mark}", f"marshal-{mark}"
         self.written: set[tuple[int, int]] = set()
 
-    def fill(self, count: int, partitions: Iterable[int] | None = None, *, value: str = "{p}-{n}",
-             headers: Sequence[tuple[str, bytes | None]] = (), transaction: str = "") -> None:  # fmt: skip
+    def fill(
+        self,
+        count: int,
+        partitions: Iterable[int] | None = None,
+        *,
+        value: str = "{p}-{n}",
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        transaction: str = "",
+    ) -> None:
         """`count` messages into each partition; in a transaction that is then committed or aborted, if named."""
         extra = {"transactional.id": f"{self.topic}-{uuid.uuid4().hex[:6]}"} if transaction else {}
         producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 20, **extra})
@@ -62,9 +69,15 @@ class Place:
     @property
     def options(self) -> dict[str, str]:
         """Of the streaming source."""
-        return {"group": self.group, "topics": self.topic, "bootstrap.servers": self.bootstrap,
-                "coordination_topic": self.log, "coordination_partitions": "2", "start": "earliest",
-                "heartbeat_interval_s": str(INTERVAL_S)}  # fmt: skip
+        return {
+            "group": self.group,
+            "topics": self.topic,
+            "bootstrap.servers": self.bootstrap,
+            "coordination_topic": self.log,
+            "coordination_partitions": "2",
+            "start": "earliest",
+            "heartbeat_interval_s": str(INTERVAL_S),
+        }
 
     def observe(self) -> Observer:
         return Observer(KafkaDoor(self.bootstrap, 30.0), self.log)
@@ -79,13 +92,18 @@ class Place:
     def accepted(self, kind: type[Any]) -> list[Any]:
         """Accepted records of one kind, in the order of the log."""
         with self.observe() as observer:
-            return [judged.verdict.record for judged in observer.read(self.group)
-                    if judged.verdict.accepted and isinstance(judged.verdict.record, kind)]  # fmt: skip
+            return [
+                judged.verdict.record
+                for judged in observer.read(self.group)
+                if judged.verdict.accepted and isinstance(judged.verdict.record, kind)
+            ]
 
     def connect(self, client_id: str | None = None) -> Marshal:
-        return marshal_py.connect(self.bootstrap, client_id=client_id, coordination_topic=self.log,
-                                  coordination_partitions=2)  # fmt: skip
+        return marshal_py.connect(
+            self.bootstrap, client_id=client_id, coordination_topic=self.log, coordination_partitions=2
+        )
 
     def consumer(self, marshal: Marshal, **options: Any) -> Consumer:
-        return marshal.consumer(self.group, [self.topic],
-                                **{"heartbeat_interval_s": INTERVAL_S, "start": "earliest", **options})  # fmt: skip
+        return marshal.consumer(
+            self.group, [self.topic], **{"heartbeat_interval_s": INTERVAL_S, "start": "earliest", **options}
+        )

@@ -39,8 +39,9 @@ def quietly() -> None:
 
 
 def arrow(rows: Rows) -> pa.Table:
-    return pa.table({"partition": [p for p, _ in rows], "offset": [o for _, o in rows], "value": ["x"] * len(rows)},
-                    schema=SCHEMA)  # fmt: skip
+    return pa.table(
+        {"partition": [p for p, _ in rows], "offset": [o for _, o in rows], "value": ["x"] * len(rows)}, schema=SCHEMA
+    )
 
 
 def pairs(table: pa.Table) -> Rows:
@@ -63,8 +64,11 @@ def ledger(folder: Path) -> Target:
         pq.write_table(arrow(rows), into / "0.parquet")
 
     def found() -> Rows:
-        return sorted(row for into in Ledger(folder / "ledger").folders("rows")
-                      for row in pairs(pq.ParquetDataset(into, partitioning=None).read()))  # fmt: skip
+        return sorted(
+            row
+            for into in Ledger(folder / "ledger").folders("rows")
+            for row in pairs(pq.ParquetDataset(into, partitioning=None).read())
+        )
 
     return Target(table, sink, store, found)
 
@@ -78,7 +82,7 @@ def database(folder: Path) -> Target:
     table = Database(connect)
     table.create()
     db = connect()
-    db.execute("CREATE TABLE IF NOT EXISTS rows (partition INTEGER, \"offset\" INTEGER)")
+    db.execute('CREATE TABLE IF NOT EXISTS rows (partition INTEGER, "offset" INTEGER)')
     db.close()
 
     def store(entry: Any, rows: Iterable[tuple[int, int]]) -> None:
@@ -124,8 +128,12 @@ def iceberg(folder: Path) -> Target:
         catalog().create_namespace("sales")
         catalog().create_table("sales.rows", SCHEMA)
     table = IcebergOutput(catalog(), "sales.rows")
-    return Target(table, appending(table), lambda entry, rows: entry.append(arrow(rows)),
-                  lambda: pairs(catalog().load_table("sales.rows").scan().to_arrow()))  # fmt: skip
+    return Target(
+        table,
+        appending(table),
+        lambda entry, rows: entry.append(arrow(rows)),
+        lambda: pairs(catalog().load_table("sales.rows").scan().to_arrow()),
+    )
 
 
 def appending(table: Any) -> Callable[[Callable[[], None]], Callable[[DataFrame, int], None]]:

@@ -12,11 +12,19 @@ from marshal_py.spark.aliases import ALIASES, JAVA, REFUSED
 from marshal_py.spark.options import StreamOptions, kafka_options
 from pyspark_marshal import DefaultSource
 
-OLD = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders,payments", "startingOffsets": "earliest",
-       "maxOffsetsPerTrigger": "5000", "minOffsetsPerTrigger": "7", "minPartitions": "16",
-       "includeHeaders": "false", "failOnDataLoss": "false",
-       "kafkaConsumer.pollTimeoutMs": "90000", "kafka.security.protocol": "SASL_SSL",
-       "startingOffsetsByTimestampStrategy": "latest"}  # fmt: skip
+OLD = {
+    "kafka.bootstrap.servers": "127.0.0.1:1",
+    "subscribe": "orders,payments",
+    "startingOffsets": "earliest",
+    "maxOffsetsPerTrigger": "5000",
+    "minOffsetsPerTrigger": "7",
+    "minPartitions": "16",
+    "includeHeaders": "false",
+    "failOnDataLoss": "false",
+    "kafkaConsumer.pollTimeoutMs": "90000",
+    "kafka.security.protocol": "SASL_SSL",
+    "startingOffsetsByTimestampStrategy": "latest",
+}
 NEEDED = {"group": "g", "subscribe": "t", "kafka.bootstrap.servers": "127.0.0.1:1"}
 
 
@@ -33,24 +41,39 @@ def test_a_query_of_sparks_own_source_moves_by_a_word_and_a_group() -> None:
     assert "headers" not in DefaultSource(CaseInsensitiveDict({**OLD, "group": "g"})).schema()  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("given", [
-    {"Group": "g", "TOPICS": "t", "Bootstrap.Servers": "a:1", "Max_Rows_Per_Batch": "7", "KAFKA.Client.Id": "x"},
-    {"group": "g", "SUBSCRIBE": "t", "kafka.BOOTSTRAP.servers": "a:1", "maxoffsetspertrigger": "7",
-     "kafka.client.id": "x"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"Group": "g", "TOPICS": "t", "Bootstrap.Servers": "a:1", "Max_Rows_Per_Batch": "7", "KAFKA.Client.Id": "x"},
+        {
+            "group": "g",
+            "SUBSCRIBE": "t",
+            "kafka.BOOTSTRAP.servers": "a:1",
+            "maxoffsetspertrigger": "7",
+            "kafka.client.id": "x",
+        },
+    ],
+)
 def test_names_count_in_any_case(given: dict[str, str]) -> None:
     options = StreamOptions.of(given)
     assert (options.group, options.topics, options.rows_max) == ("g", ("t",), 7)
     assert options.kafka == {"bootstrap.servers": "a:1", "client.id": "x"}
 
 
-@pytest.mark.parametrize(("name", "value", "start"), [
-    ("startingOffsets", "latest", "latest"), ("startingOffsets", '{"t":{"0":23,"1":-2}}', '{"t":{"0":23,"1":-2}}'),
-    ("startingTimestamp", "1738324800000", "2025-01-31T12:00:00+00:00"),
-    ("startingTimestamp", "0", "1970-01-01T00:00:00+00:00"),
-    ("startingOffsetsByTimestamp", '{"t":{"0":1738324800000, "1": 1000}}',
-     '{"t": {"0": "2025-01-31T12:00:00+00:00", "1": "1970-01-01T00:00:01+00:00"}}'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value", "start"),
+    [
+        ("startingOffsets", "latest", "latest"),
+        ("startingOffsets", '{"t":{"0":23,"1":-2}}', '{"t":{"0":23,"1":-2}}'),
+        ("startingTimestamp", "1738324800000", "2025-01-31T12:00:00+00:00"),
+        ("startingTimestamp", "0", "1970-01-01T00:00:00+00:00"),
+        (
+            "startingOffsetsByTimestamp",
+            '{"t":{"0":1738324800000, "1": 1000}}',
+            '{"t": {"0": "2025-01-31T12:00:00+00:00", "1": "1970-01-01T00:00:01+00:00"}}',
+        ),
+    ],
+)
 def test_where_a_query_begins(name: str, value: str, start: str) -> None:
     assert StreamOptions.of({**NEEDED, name: value}).consumer == {"start": start}
 
@@ -64,13 +87,21 @@ def test_what_means_something_else_is_refused_with_what_to_say_instead(name: str
     assert raised.value.rule == rules[raised.value.option]
 
 
-@pytest.mark.parametrize(("name", "value", "says"), [
-    ("failOnDataLoss", "true", "noted as lost"), ("startingOffsetsByTimestampStrategy", "error", "begin at their end"),
-    ("includeHeaders", "yes", "true or false"), ("startingTimestamp", "yesterday", "ms since 1970"),
-    ("startingOffsetsByTimestamp", "1000", "JSON as"), ("startingOffsetsByTimestamp", '{"t":{"0":null}}', "JSON as"),
-    ("kafkaConsumer.pollTimeoutMs", "1 year", "one of us, ms"), ("startingOffsets", '{"x":{"0":1}}', "none of the"),
-    ("minPartitions", "0", "from 1 on"), ("maxOffsetsPerTrigger", "all", "from 1 on"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("failOnDataLoss", "true", "noted as lost"),
+        ("startingOffsetsByTimestampStrategy", "error", "begin at their end"),
+        ("includeHeaders", "yes", "true or false"),
+        ("startingTimestamp", "yesterday", "ms since 1970"),
+        ("startingOffsetsByTimestamp", "1000", "JSON as"),
+        ("startingOffsetsByTimestamp", '{"t":{"0":null}}', "JSON as"),
+        ("kafkaConsumer.pollTimeoutMs", "1 year", "one of us, ms"),
+        ("startingOffsets", '{"x":{"0":1}}', "none of the"),
+        ("minPartitions", "0", "from 1 on"),
+        ("maxOffsetsPerTrigger", "all", "from 1 on"),
+    ],
+)
 def test_a_value_that_cannot_be_is_refused_at_load(name: str, value: str, says: str) -> None:
     with pytest.raises(InvalidOption, match=says) as raised:
         DefaultSource({**NEEDED, name: value}).schema()
@@ -85,9 +116,10 @@ def test_one_thing_said_twice_is_refused_unless_it_is_the_same() -> None:
         StreamOptions.of({**NEEDED, "columns": "value", "includeHeaders": "true"})
 
 
-@pytest.mark.parametrize(("given", "delay_s"), [
-    ("15m", 900.0), ("500ms", 0.5), ("2s", 2.0), ("1h", 3600.0), ("250", 0.25), ("3 min", 180.0), ("1D", 86_400.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "delay_s"),
+    [("15m", 900.0), ("500ms", 0.5), ("2s", 2.0), ("1h", 3600.0), ("250", 0.25), ("3 min", 180.0), ("1D", 86_400.0)],
+)
 def test_durations_are_sparks(given: str, delay_s: float) -> None:
     """Without a unit they are ms."""
     assert StreamOptions.of({**NEEDED, "minOffsetsPerTrigger": "7", "maxTriggerDelay": given}).delay_s == delay_s
@@ -111,21 +143,31 @@ def test_without_a_group_it_is_said_what_a_group_is() -> None:
         StreamOptions.of({"subscribe": "t", "kafka.bootstrap.servers": "a:1"})
 
 
-@pytest.mark.parametrize("module", [
-    "org.apache.kafka.common.security.plain.PlainLoginModule",
-    "org.apache.kafka.common.security.scram.ScramLoginModule",
-    "kafkashaded.org.apache.kafka.common.security.plain.PlainLoginModule",
-])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "org.apache.kafka.common.security.plain.PlainLoginModule",
+        "org.apache.kafka.common.security.scram.ScramLoginModule",
+        "kafkashaded.org.apache.kafka.common.security.plain.PlainLoginModule",
+    ],
+)
 def test_a_password_in_javas_form_is_understood(module: str) -> None:
     jaas = f"""{module} required username="me" password='a "b"=;c';"""
     assert kafka_options({"kafka.sasl.jaas.config": jaas, "bootstrap.servers": "a:1"}) == {
-        "sasl.username": "me", "sasl.password": 'a "b"=;c', "bootstrap.servers": "a:1"}  # fmt: skip
+        "sasl.username": "me",
+        "sasl.password": 'a "b"=;c',
+        "bootstrap.servers": "a:1",
+    }
 
 
-@pytest.mark.parametrize("jaas", [
-    "com.sun.security.auth.module.Krb5LoginModule required useKeyTab=true;", "secret",
-    "x.PlainLoginModule required username=me;",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "jaas",
+    [
+        "com.sun.security.auth.module.Krb5LoginModule required useKeyTab=true;",
+        "secret",
+        "x.PlainLoginModule required username=me;",
+    ],
+)
 def test_another_login_is_refused_and_not_shown(jaas: str) -> None:
     with pytest.raises(InvalidOption, match="PlainLoginModule") as raised:
         kafka_options({"kafka.sasl.jaas.config": jaas, "bootstrap.servers": "a:1"})
@@ -134,9 +176,15 @@ def test_another_login_is_refused_and_not_shown(jaas: str) -> None:
 
 def test_every_alias_leads_to_an_option() -> None:
     """A slip in the table would be found by users alone."""
-    values = {"startingOffsetsByTimestamp": json.dumps({"t": {"0": 5}}), "startingTimestamp": "5",
-              "startingOffsets": "earliest", "includeHeaders": "true", "failOnDataLoss": "false",
-              "startingOffsetsByTimestampStrategy": "latest", "kafkaConsumer.pollTimeoutMs": "5000"}  # fmt: skip
+    values = {
+        "startingOffsetsByTimestamp": json.dumps({"t": {"0": 5}}),
+        "startingTimestamp": "5",
+        "startingOffsets": "earliest",
+        "includeHeaders": "true",
+        "failOnDataLoss": "false",
+        "startingOffsetsByTimestampStrategy": "latest",
+        "kafkaConsumer.pollTimeoutMs": "5000",
+    }
     for name in ALIASES:
         given = {"group": "g", "topics": "t", "bootstrap.servers": "a:1", "min_rows_per_batch": "5"}
         given[name] = values.get(name, "5")

@@ -72,8 +72,10 @@ def test_an_end_before_the_start_is_refused(place: MakePlace) -> None:
     """It would be a day without a row, and look like success."""
     here = place(1)
     here.fill(9)
-    turned = ({"start": json.dumps({here.topic: {"0": 5}}), "until": json.dumps({here.topic: {"0": 3}})},
-              {"start": "latest", "until": "2001-01-01"})  # fmt: skip
+    turned = (
+        {"start": json.dumps({here.topic: {"0": 5}}), "until": json.dumps({here.topic: {"0": 3}})},
+        {"start": "latest", "until": "2001-01-01"},
+    )
     for options in turned:
         with pytest.raises(InvalidOption, match=r"until=.* it lies before start="):
             read(here, **options)
@@ -105,12 +107,19 @@ def test_what_a_partition_does_not_hold_is_refused(place: MakePlace) -> None:
         read(here, topics="nobodys-topic")
 
 
-@pytest.mark.parametrize(("options", "what"), [
-    ({"group": "billing"}, "claimed_batches"),
-    ({"maxOffsetsPerTrigger": "5"}, "group=None .* a stream needs it.*no option maxOffsetsPerTrigger"),
-    ({"until": "soon"}, "until"), ({"start": "committed"}, "those of a group"), ({"columns": "token"}, "no claims"),
-    ({"topics": ""}, "topics"), ({"failOnDataLoss": "false"}, "failOnDataLoss"), ({"assign": "{}"}, "assign"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"group": "billing"}, "claimed_batches"),
+        ({"maxOffsetsPerTrigger": "5"}, "group=None .* a stream needs it.*no option maxOffsetsPerTrigger"),
+        ({"until": "soon"}, "until"),
+        ({"start": "committed"}, "those of a group"),
+        ({"columns": "token"}, "no claims"),
+        ({"topics": ""}, "topics"),
+        ({"failOnDataLoss": "false"}, "failOnDataLoss"),
+        ({"assign": "{}"}, "assign"),
+    ],
+)
 def test_a_bad_option_of_a_batch_read_is_named(options: dict[str, str], what: str) -> None:
     with pytest.raises(InvalidOption, match=what):
         BackfillOptions.of({**BASIS, **options})

@@ -131,8 +131,18 @@ def test_spark_cannot_read_a_log_in_memory(spark: SparkSession) -> None:
         claimed_batches(spark, consumer)
 
 
-@pytest.mark.parametrize("options", [{"max_rows": 0}, {"wait_s": -1.0}, {"columns": ["values"]}, {"min_partitions": 0},
-                                     {"until": "soon"}, {"reader": "scala"}, {"jvm_options": {}}])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_rows": 0},
+        {"wait_s": -1.0},
+        {"columns": ["values"]},
+        {"min_partitions": 0},
+        {"until": "soon"},
+        {"reader": "scala"},
+        {"jvm_options": {}},
+    ],
+)
 def test_a_bad_argument_is_named(spark: SparkSession, place: MakePlace, options: dict[str, Any]) -> None:
     here = place(1)
     with (

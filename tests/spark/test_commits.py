@@ -23,8 +23,12 @@ MakePlace = Callable[[int], Place]
 
 def progress(query: Query, end: dict[str, Any]) -> Any:
     """As Spark posts it: offsets as JSON."""
-    source = SimpleNamespace(endOffset=json.dumps(end), latestOffset=json.dumps(query.reader.reportLatestOffset()),
-                             numInputRows=0, processedRowsPerSecond=0.0)  # fmt: skip
+    source = SimpleNamespace(
+        endOffset=json.dumps(end),
+        latestOffset=json.dumps(query.reader.reportLatestOffset()),
+        numInputRows=0,
+        processedRowsPerSecond=0.0,
+    )
     return SimpleNamespace(progress=SimpleNamespace(sources=[source], name="q", id="1", batchId=0))
 
 

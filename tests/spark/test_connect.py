@@ -38,19 +38,21 @@ def server(spark: SparkSession) -> Iterator[str]:
 
 
 @pytest.mark.timeout(300)
-def test_a_client_of_spark_connect_does_all_of_it(
-    server: str, place: Callable[[int], Place], tmp_path: Path
-) -> None:
+def test_a_client_of_spark_connect_does_all_of_it(server: str, place: Callable[[int], Place], tmp_path: Path) -> None:
     """Claimed batches, a stream with a sink in Python, an archive, its replay in SQL, a sweep."""
     here = place(3)
     here.fill(30)
     given = {"url": server, "options": here.options, "folder": str(tmp_path)}
     # Of Spark's own variables, which name the JVM of this process, the client sees none.
-    environ = {name: value for name, value in os.environ.items()
-               if name != "JAVA_HOME" and not name.startswith(("SPARK_", "PYSPARK_"))}  # fmt: skip
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "JAVA_HOME" and not name.startswith(("SPARK_", "PYSPARK_"))
+    }
     command = [sys.executable, "-B", "-m", "tests.support.connect_job", json.dumps(given)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S,
-                          env={**environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, env={**environ, "PYTHONPATH": str(ROOT)}
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["batches"] == sorted(map(list, here.written))

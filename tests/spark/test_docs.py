@@ -34,14 +34,16 @@ def here_and_now(program: str, here: Place, folder: Path) -> str:
     for shown, meant in (
         ('connect("localhost:9092"', f'connect("localhost:9092", {own}'),
         ('"/data/archive")\nfolded', f'"/data/archive", {own})\nfolded'),
-        ('{"bootstrap.servers": "localhost:9092"}',
-         f'{{"bootstrap.servers": "localhost:9092", "coordination_topic": "{here.log}"}}'),
+        (
+            '{"bootstrap.servers": "localhost:9092"}',
+            f'{{"bootstrap.servers": "localhost:9092", "coordination_topic": "{here.log}"}}',
+        ),
         ('.option("group"', f'.option("coordination_topic", "{here.log}").option("group"'),
         ('"topics", "orders"', f'"topics", "{here.topic}"'),
         ('["orders"]', f'["{here.topic}"]'),
         ("localhost:9092", here.bootstrap),
         ("/data/", f"{folder}/"),
-    ):  # fmt: skip
+    ):
         program = program.replace(shown, meant)
     return program
 
@@ -119,11 +121,16 @@ def test_the_names_exist() -> None:
     assert len(named) > 8
     assert {name for name in named if not hasattr(errors, name)} == set()
     rows = TEXT.partition("| table | a row is |")[2].partition("\n\n")[0]
-    assert {name for cell in re.findall(r"^\| (`.*?`) \|", rows, re.MULTILINE)
-            for name in re.findall(r"\w+", cell)} == set(STATE_TABLES)  # fmt: skip
+    assert {
+        name for cell in re.findall(r"^\| (`.*?`) \|", rows, re.MULTILINE) for name in re.findall(r"\w+", cell)
+    } == set(STATE_TABLES)
     assert first_cells("| option | default | |") == {*OPTIONS, "kafka.*"} - {"start_fallback"}
     assert first_cells('| option of `format("kafka")` | here |') == {
-        *ALIASES, *REFUSED, *(f"kafka.{name}" for name in JAVA), "kafka.*"}  # fmt: skip
+        *ALIASES,
+        *REFUSED,
+        *(f"kafka.{name}" for name in JAVA),
+        "kafka.*",
+    }
 
 
 def first_cells(heading: str) -> set[str]:

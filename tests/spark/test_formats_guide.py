@@ -28,10 +28,19 @@ PROGRAMS = [block for block in BLOCKS if block not in UNTESTED and block not in 
 
 HEADER = b"\0\0\0\1\2"  # schema 258
 VALUES = [
-    b'{"id": 1, "amount": 2.5}', b'{"id": 2}', b'{"id": "x"}', None, b"", b"\xff\xfe", b"{}",
-    HEADER + b"\0" + b"\x08\x07" + b"\x11" + bytes(8), HEADER + b"\0", HEADER + b"\0\xff\xff", HEADER + b"\2\2\x08\x07",
+    b'{"id": 1, "amount": 2.5}',
+    b'{"id": 2}',
+    b'{"id": "x"}',
+    None,
+    b"",
+    b"\xff\xfe",
+    b"{}",
+    HEADER + b"\0" + b"\x08\x07" + b"\x11" + bytes(8),
+    HEADER + b"\0",
+    HEADER + b"\0\xff\xff",
+    HEADER + b"\2\2\x08\x07",
     b"\0" + 4 * b"\xff" + b"\0",
-]  # fmt: skip
+]
 JSON = {0: (1, 2.5), 1: (2, None), 3: (None, None)}  # by offset; the others are dead letters
 PROTOBUF = {3: None, 7: (7, 0.0), 8: (0, 0.0), 11: (0, 0.0)}  # by offset; the others have an error
 
@@ -75,7 +84,8 @@ def test_what_cannot_be_decoded_is_a_row_and_no_error(
     assert sorted((row.offset, (row.id, row.amount)) for row in good) == sorted(JSON.items())
     dead = table.read(spark, "dead_letters").collect()
     assert sorted((row.offset, bytes(row.value)) for row in dead) == [
-        (offset, VALUES[offset]) for offset in sorted(offsets - JSON.keys())]  # fmt: skip
+        (offset, VALUES[offset]) for offset in sorted(offsets - JSON.keys())
+    ]
 
     rows = Ledger(tmp_path / "protobuf").read(spark, "orders").collect()
     assert sorted(row.offset for row in rows) == sorted(offsets)
@@ -100,8 +110,12 @@ def orders_pb2() -> str:
     file = FileDescriptorProto(name="orders.proto", syntax="proto3")
     message = file.message_type.add(name="Order")
     for number, (name, kind) in enumerate((("id", "INT64"), ("amount", "DOUBLE")), start=1):
-        message.field.add(name=name, number=number, label=FieldDescriptorProto.LABEL_OPTIONAL,
-                          type=FieldDescriptorProto.Type.Value(f"TYPE_{kind}"))  # fmt: skip
+        message.field.add(
+            name=name,
+            number=number,
+            label=FieldDescriptorProto.LABEL_OPTIONAL,
+            type=FieldDescriptorProto.Type.Value(f"TYPE_{kind}"),
+        )
     return f"""
 from google.protobuf import descriptor_pool
 from google.protobuf.internal import builder

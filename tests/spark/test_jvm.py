@@ -30,7 +30,10 @@ def test_what_java_is_told_of_a_connection() -> None:
     assert options_of(PLAIN, {}) == {"kafka.bootstrap.servers": "a:1", **shared}
     assert options_of(PLAIN, {"kafka.bootstrap.servers": "b:1"}) == {"kafka.bootstrap.servers": "b:1", **shared}
     assert options_of({**PLAIN, "isolation.level": "read_uncommitted"}, {}) == {
-        "kafka.bootstrap.servers": "a:1", **shared, "kafka.isolation.level": "read_uncommitted"}  # fmt: skip
+        "kafka.bootstrap.servers": "a:1",
+        **shared,
+        "kafka.isolation.level": "read_uncommitted",
+    }
 
 
 def test_security_is_said_in_javas_words_or_refused() -> None:

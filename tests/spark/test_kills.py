@@ -68,8 +68,12 @@ def test_at_most_once_killed_while_the_sink_reads(place: MakePlace, tmp_path: Pa
     assert doubled(rows) == []
     assert here.written - set(rows) == set(map(tuple, held))
     assert len(held) == BATCH
-    told = [(note.partition, offset) for note in here.accepted(Note) if note.kind == UNCOMMITTED
-            for offset in range(note.from_, note.to)]  # fmt: skip
+    told = [
+        (note.partition, offset)
+        for note in here.accepted(Note)
+        if note.kind == UNCOMMITTED
+        for offset in range(note.from_, note.to)
+    ]
     assert sorted(told) == sorted(map(tuple, held))
 
 
@@ -77,12 +81,36 @@ class Service:
     """`marshal consume`: a member of the same group that knows nothing of Spark."""
 
     def __init__(self, place: Place, name: str) -> None:
-        command = [sys.executable, "-B", "-m", "marshal_py.cli", "consume", place.topic, "--group", place.group,
-                   "--json", "--client-id", name, "--heartbeat-interval", str(INTERVAL_S), "--start", "earliest",
-                   "--coordination-topic", place.log, "--bootstrap-servers", place.bootstrap]  # fmt: skip
+        command = [
+            sys.executable,
+            "-B",
+            "-m",
+            "marshal_py.cli",
+            "consume",
+            place.topic,
+            "--group",
+            place.group,
+            "--json",
+            "--client-id",
+            name,
+            "--heartbeat-interval",
+            str(INTERVAL_S),
+            "--start",
+            "earliest",
+            "--coordination-topic",
+            place.log,
+            "--bootstrap-servers",
+            place.bootstrap,
+        ]
         self.name, self.rows = name, Rows()
-        self.process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                        env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

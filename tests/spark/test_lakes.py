@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 AT = datetime(2026, 3, 1, 12, 30, 1, 5000, tzinfo=UTC)
-COLUMNS = ("key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>, topic STRING, partition INT, "
-           "offset BIGINT, timestamp TIMESTAMP, token STRING")  # fmt: skip
+COLUMNS = (
+    "key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>, topic STRING, partition INT, "
+    "offset BIGINT, timestamp TIMESTAMP, token STRING"
+)
 
 
 def batch(spark: SparkSession, offsets: range) -> DataFrame:
@@ -31,8 +33,10 @@ def batch(spark: SparkSession, offsets: range) -> DataFrame:
 
 def plain(table: Any) -> list[tuple[Any, ...]]:
     rows = sorted(table.to_pylist(), key=lambda row: row["offset"])  # pyiceberg reads no list as an empty one
-    return [(row["key"], bytes(row["value"]), row["headers"] or None, row["timestamp"].astimezone(UTC), row["offset"])
-            for row in rows]  # fmt: skip
+    return [
+        (row["key"], bytes(row["value"]), row["headers"] or None, row["timestamp"].astimezone(UTC), row["offset"])
+        for row in rows
+    ]
 
 
 EXPECTED = [(None, b"v", [{"key": "name", "value": b"x"}] if n % 2 else None, AT, n) for n in range(4)]

@@ -105,8 +105,9 @@ def test_an_object_store_is_refused() -> None:
 
 def batch(spark: SparkSession, epoch: int, rows: list[tuple[int, int]]) -> DataFrame:
     token = str(Token(INCARNATION, epoch))
-    return spark.createDataFrame([("orders", p, o, token) for p, o in rows],
-                                 "topic string, partition int, offset bigint, token string")  # fmt: skip
+    return spark.createDataFrame(
+        [("orders", p, o, token) for p, o in rows], "topic string, partition int, offset bigint, token string"
+    )
 
 
 def test_a_sink_of_foreach_batch_writes_once(spark: SparkSession, tmp_path: Path) -> None:
@@ -130,8 +131,9 @@ def test_a_sink_of_foreach_batch_writes_once(spark: SparkSession, tmp_path: Path
         ledger.read(spark, "other")
 
 
-def test_a_fenced_batch_is_dropped_and_the_query_goes_on(spark: SparkSession, tmp_path: Path,
-                                                         caplog: pytest.LogCaptureFixture) -> None:  # fmt: skip
+def test_a_fenced_batch_is_dropped_and_the_query_goes_on(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A later owner has written the partition while this batch ran: its rows are that owner's."""
     ledger = Ledger(tmp_path)
     write(ledger.begin(span(8, 0, 3)))
@@ -250,8 +252,9 @@ def test_a_rewind_writes_a_range_again(spark: SparkSession, tmp_path: Path) -> N
         ledger.rewind("orders", 0, 9)
 
 
-def test_a_batch_that_is_wholly_left_out_is_told(spark: SparkSession, tmp_path: Path,
-                                                 caplog: pytest.LogCaptureFixture) -> None:  # fmt: skip
+def test_a_batch_that_is_wholly_left_out_is_told(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Moving the group's positions back alone writes nothing, and says so."""
     ledger = Ledger(tmp_path)
     write(ledger.begin(span(5, 0, 3)))

@@ -39,8 +39,11 @@ DEADLINE_S = 60.0
 
 
 def write_dump(path: Path, rows: Sequence[Raw]) -> str:
-    spans = tuple(Span(log, min(offsets), max(offsets) + 1) for log in range(PARTITIONS)
-                  if (offsets := [row[1] for row in rows if row[0] == log]))  # fmt: skip
+    spans = tuple(
+        Span(log, min(offsets), max(offsets) + 1)
+        for log in range(PARTITIONS)
+        if (offsets := [row[1] for row in rows if row[0] == log])
+    )
     incarnation = root(PARTITIONS).incarnation.hex()
     header = Header(topic="__marshal", incarnation=incarnation, partitions=PARTITIONS, logs=spans)
     with path.open("wb") as out:
@@ -75,8 +78,10 @@ def read(spark: SparkSession, form: str, options: dict[str, str], **more: str) -
 
 def expected(tables: Sequence[str], **keep: Any) -> Any:
     found = folded(ROWS, PARTITIONS, tuple(tables))
-    rows = {name: [row for row in rows if all(getattr(row, k) == v for k, v in keep.items())]
-            for name, rows in found.items()}  # fmt: skip
+    rows = {
+        name: [row for row in rows if all(getattr(row, k) == v for k, v in keep.items())]
+        for name, rows in found.items()
+    }
     return bag(pa.Table.from_batches(columns.batches(rows, tables), columns.arrow_schema(columns.columns(tables))))
 
 
@@ -101,7 +106,8 @@ def test_an_archive_that_grows(spark: SparkSession, live: dict[str, str], tmp_pa
     partial = [row for row in ROWS if row[1] < 100]
     write_archive(_raw(spark, partial), path)
     assert archive(spark, kafka.bootstrap, path, coordination_topic=topic) == [
-        Archived(log, 0, 100, RECORDS) for log in range(PARTITIONS)]  # fmt: skip
+        Archived(log, 0, 100, RECORDS) for log in range(PARTITIONS)
+    ]
     nothing = [Archived(log, 0, RECORDS, RECORDS) for log in range(PARTITIONS)]
     assert archive(spark, {"bootstrap.servers": kafka.bootstrap}, path, coordination_topic=topic) == nothing
     days = {folder.name for folder in (tmp_path / "archive").glob("log=*/*") if folder.is_dir()}
@@ -229,19 +235,26 @@ def test_a_topic_in_which_nobody_has_run_is_empty(spark: SparkSession, kafka: Cl
     assert read(spark, "marshal-state", options, table="gaps").num_rows == 0
 
 
-@pytest.mark.parametrize(("form", "options", "message"), [
-    ("marshal-log", {}, "path=None is not allowed"),
-    ("marshal-log", {"path": "/nowhere/at/all"}, "path='/nowhere/at/all' is not allowed"),
-    ("marshal-log", {"groups": "a"}, "groups='a' is not allowed: format\\('marshal-log'\\) takes bootstrap.servers"),
-    ("marshal-log", {"raw": "yes"}, "raw='yes' is not allowed"),
-    ("marshal-log", {"ranges": "{}"}, "with raw=true only"),
-    ("marshal-log", {"raw": "true", "ranges": "1-2"}, "ranges='1-2' is not allowed"),
-    ("marshal-log", {"raw": "true", "group": "a"}, "not together with raw=true"),
-    ("marshal-log", {"since": "yesterday"}, "since='yesterday' is not allowed: an offset or an ISO-8601 time"),
-    ("marshal-log", {"until": "latest"}, "until='latest' is not allowed"),
-    ("marshal-state", {"table": "records"}, "table='records' is not allowed"),
-    ("marshal-state", {"table": "gap"}, "table='gap' is not allowed: one of sessions"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("form", "options", "message"),
+    [
+        ("marshal-log", {}, "path=None is not allowed"),
+        ("marshal-log", {"path": "/nowhere/at/all"}, "path='/nowhere/at/all' is not allowed"),
+        (
+            "marshal-log",
+            {"groups": "a"},
+            "groups='a' is not allowed: format\\('marshal-log'\\) takes bootstrap.servers",
+        ),
+        ("marshal-log", {"raw": "yes"}, "raw='yes' is not allowed"),
+        ("marshal-log", {"ranges": "{}"}, "with raw=true only"),
+        ("marshal-log", {"raw": "true", "ranges": "1-2"}, "ranges='1-2' is not allowed"),
+        ("marshal-log", {"raw": "true", "group": "a"}, "not together with raw=true"),
+        ("marshal-log", {"since": "yesterday"}, "since='yesterday' is not allowed: an offset or an ISO-8601 time"),
+        ("marshal-log", {"until": "latest"}, "until='latest' is not allowed"),
+        ("marshal-state", {"table": "records"}, "table='records' is not allowed"),
+        ("marshal-state", {"table": "gap"}, "table='gap' is not allowed: one of sessions"),
+    ],
+)
 def test_bad_options_are_named(
     spark: SparkSession, dump: str, form: str, options: dict[str, str], message: str
 ) -> None:

@@ -21,10 +21,22 @@ ORDERS = 2_400
 
 @pytest.mark.timeout(400)
 def test_the_pipeline_survives_kills_without_losing_or_doubling(kafka: Cluster, tmp_path: Path) -> None:
-    command = [sys.executable, "-B", "-m", "examples.pipeline", "--orders", str(ORDERS), "--kill", "--folder",
-               str(tmp_path), "--bootstrap-servers", kafka.bootstrap]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=380,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+    command = [
+        sys.executable,
+        "-B",
+        "-m",
+        "examples.pipeline",
+        "--orders",
+        str(ORDERS),
+        "--kill",
+        "--folder",
+        str(tmp_path),
+        "--bootstrap-servers",
+        kafka.bootstrap,
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=380, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout
     assert said.count("kill -9") == 2
@@ -82,9 +94,20 @@ def test_the_judge_says_no_to_each_fault(fault: str, capsys: pytest.CaptureFixtu
     assert "lost 0, doubled in output 0" not in capsys.readouterr().out or fault.startswith("hour")
 
 
-@pytest.mark.parametrize("value", [None, b"", b"{", b"[]", b"5", b'"x"', b"\xff", b'{"customer": 1, "product": "tea", '
-                                   b'"cents": 5, "event_ms": 1}', b'{"customer": "a", "product": "tea", "cents": true, '
-                                   b'"event_ms": 1}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        b"",
+        b"{",
+        b"[]",
+        b"5",
+        b'"x"',
+        b"\xff",
+        b'{"customer": 1, "product": "tea", "cents": 5, "event_ms": 1}',
+        b'{"customer": "a", "product": "tea", "cents": true, "event_ms": 1}',
+    ],
+)
 def test_whatever_comes_is_parsed_or_named(value: bytes | None) -> None:
     assert parse(value).problem
 

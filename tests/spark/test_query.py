@@ -75,9 +75,14 @@ def test_available_now_into_parquet_and_again(spark: SparkSession, place: MakePl
     try:
         for _ in range(2):
             df = moved(spark, here, maxOffsetsPerTrigger=400, includeHeaders=False)
-            query = (df.writeStream.format("parquet").option("path", out).queryName("copy")
-                     .option("checkpointLocation", str(tmp_path / "checkpoint"))
-                     .trigger(availableNow=True).start())  # fmt: skip
+            query = (
+                df.writeStream.format("parquet")
+                .option("path", out)
+                .queryName("copy")
+                .option("checkpointLocation", str(tmp_path / "checkpoint"))
+                .trigger(availableNow=True)
+                .start()
+            )
             assert query.awaitTermination(PATIENCE_S)
             assert places(spark.read.parquet(out)) == sorted(here.written)
             assert "headers" not in spark.read.parquet(out).columns
@@ -98,8 +103,12 @@ def test_a_stopped_query_releases_at_once(spark: SparkSession, place: MakePlace,
     here = place(2)
     here.fill(10)
     rows: list[tuple[int, int]] = []
-    query = (stream(spark, here).writeStream.foreachBatch(lambda df, _: rows.extend(places(df)))
-             .option("checkpointLocation", str(tmp_path / "checkpoint")).start())  # fmt: skip
+    query = (
+        stream(spark, here)
+        .writeStream.foreachBatch(lambda df, _: rows.extend(places(df)))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
     with running(query):
         until(lambda: len(rows) == 20, "the first batch")
         here.fill(5)
@@ -147,9 +156,14 @@ def test_at_most_once_with_two_queries_in_turn(spark: SparkSession, place: MakeP
     here, out = place(2), str(tmp_path / "out")
     here.fill(50)
     for number in range(2):
-        query = (stream(spark, here, delivery="at_most_once", max_rows_per_batch=60).writeStream.format("parquet")
-                 .option("path", out).option("checkpointLocation", str(tmp_path / "checkpoint"))
-                 .trigger(availableNow=True).start())  # fmt: skip
+        query = (
+            stream(spark, here, delivery="at_most_once", max_rows_per_batch=60)
+            .writeStream.format("parquet")
+            .option("path", out)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
         assert query.awaitTermination(PATIENCE_S)
         assert places(spark.read.parquet(out)) == sorted(here.written)
         here.fill(10 * (1 - number))
@@ -175,8 +189,12 @@ def test_a_wrong_option_is_named_at_load(spark: SparkSession, place: MakePlace) 
 def test_a_group_of_the_other_mode_ends_the_query(spark: SparkSession, place: MakePlace, tmp_path: Path) -> None:
     here = place(1)
     with here.connect() as marshal, here.consumer(marshal, delivery="at_most_once"):
-        query = (stream(spark, here).writeStream.format("noop")
-                 .option("checkpointLocation", str(tmp_path / "checkpoint")).start())  # fmt: skip
+        query = (
+            stream(spark, here)
+            .writeStream.format("noop")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .start()
+        )
         with pytest.raises(Exception, match="is at_most_once, this consumer asks for at_least_once"):
             query.awaitTermination(PATIENCE_S)
 

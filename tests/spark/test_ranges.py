@@ -29,13 +29,18 @@ SERVERS = {"bootstrap.servers": "127.0.0.1:1"}
 
 def read(place: Place, start: int, to: int, *, timeout_s: float = 30.0, **options: str) -> pa.Table:
     """As an executor reads: the reader and its partitions have travelled by pickle."""
-    given = {"bootstrap.servers": place.bootstrap, "read_timeout_s": str(timeout_s),
-             "ranges": ranges_json([Piece(place.topic, 0, start, to, "t")]), **options}  # fmt: skip
+    given = {
+        "bootstrap.servers": place.bootstrap,
+        "read_timeout_s": str(timeout_s),
+        "ranges": ranges_json([Piece(place.topic, 0, start, to, "t")]),
+        **options,
+    }
     reader = RangesReader(given)
     parts = reader.partitions()
     far, far_parts = pickle.loads(cloudpickle.dumps((reader, parts)))
-    return pa.Table.from_batches([batch for part in far_parts for batch in far.read(part)],
-                                 arrow_schema(columns_of(options.get("columns"))))
+    return pa.Table.from_batches(
+        [batch for part in far_parts for batch in far.read(part)], arrow_schema(columns_of(options.get("columns")))
+    )
 
 
 def test_a_range_is_read_exactly(place: MakePlace) -> None:
@@ -57,8 +62,10 @@ def test_headers_and_tombstones_arrive(place: MakePlace) -> None:
     here.fill(1, headers=[("trace", b"\x00\x01"), ("trace", b""), ("none", None)])
     here.fill(1)
     found = read(here, 0, 2)["headers"].to_pylist()
-    assert found == [[{"key": "trace", "value": b"\x00\x01"}, {"key": "trace", "value": b""},
-                      {"key": "none", "value": None}], None]  # fmt: skip
+    assert found == [
+        [{"key": "trace", "value": b"\x00\x01"}, {"key": "trace", "value": b""}, {"key": "none", "value": None}],
+        None,
+    ]
 
 
 def test_what_is_not_chosen_is_not_taken_out_of_the_message(place: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,11 +76,15 @@ def test_what_is_not_chosen_is_not_taken_out_of_the_message(place: MakePlace, mo
     def refuse(found: object) -> pa.Array:
         raise AssertionError(found)
 
-    bare = {name: column if name in ("offset", "value") else column._replace(take=refuse)
-            for name, column in messages._COLUMNS.items()}  # fmt: skip
+    bare = {
+        name: column if name in ("offset", "value") else column._replace(take=refuse)
+        for name, column in messages._COLUMNS.items()
+    }
     monkeypatch.setattr(messages, "_COLUMNS", bare)
     assert read(here, 0, 3, columns="offset, value").to_pydict() == {
-        "offset": [0, 1, 2], "value": [b"0-0", b"0-1", b"0-2"]}  # fmt: skip
+        "offset": [0, 1, 2],
+        "value": [b"0-0", b"0-1", b"0-2"],
+    }
 
 
 @pytest.mark.parametrize("columns", ["", "value,", "value,value", "values", "value offset"])
@@ -127,18 +138,28 @@ def test_ranges_of_several_partitions_share_a_task_and_a_client(place: MakePlace
     here = place(4)
     here.fill(30)
     here.fill(4, [3], transaction="abort")
-    wanted = [Piece(here.topic, 0, 3, 20, "a"), Piece(here.topic, 1, 0, 30, "b"), Piece(here.topic, 2, 29, 30, "c"),
-              Piece(here.topic, 3, 28, 35, "d")]  # fmt: skip
+    wanted = [
+        Piece(here.topic, 0, 3, 20, "a"),
+        Piece(here.topic, 1, 0, 30, "b"),
+        Piece(here.topic, 2, 29, 30, "c"),
+        Piece(here.topic, 3, 28, 35, "d"),
+    ]
     reader = RangesReader({"bootstrap.servers": here.bootstrap, "ranges": ranges_json(wanted), "min_partitions": "1"})
     (task,) = reader.partitions()
     found = pa.Table.from_batches(list(reader.read(task)))
-    rows = sorted(zip(found["partition"].to_pylist(), found["offset"].to_pylist(), found["token"].to_pylist(),
-                      strict=True))  # fmt: skip
-    assert rows == ([(0, at, "a") for at in range(3, 20)] + [(1, at, "b") for at in range(30)] + [(2, 29, "c")]
-                    + [(3, 28, "d"), (3, 29, "d")])  # fmt: skip
+    rows = sorted(
+        zip(found["partition"].to_pylist(), found["offset"].to_pylist(), found["token"].to_pylist(), strict=True)
+    )
+    assert rows == (
+        [(0, at, "a") for at in range(3, 20)]
+        + [(1, at, "b") for at in range(30)]
+        + [(2, 29, "c")]
+        + [(3, 28, "d"), (3, 29, "d")]
+    )
     assert [value.decode() for value in found["value"].to_pylist()] == [
-        f"{partition}-{offset}" for partition, offset in zip(found["partition"].to_pylist(),
-                                                             found["offset"].to_pylist(), strict=True)]  # fmt: skip
+        f"{partition}-{offset}"
+        for partition, offset in zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True)
+    ]
 
 
 def test_the_next_task_of_a_worker_has_its_client(place: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,8 +173,9 @@ def test_the_next_task_of_a_worker_has_its_client(place: MakePlace, monkeypatch:
     monkeypatch.setattr(settings, "made", lambda *given: made.append(given) or make(*given))
     try:
         for partition, start, to in ((0, 20, 40), (0, 5, 10), (1, 0, 50), (0, 0, 50)):
-            pieces = ranges_json([Piece(here.topic, partition, start, to, "t"),
-                                  Piece(here.topic, 1 - partition, 7, 8, "u")])  # fmt: skip
+            pieces = ranges_json(
+                [Piece(here.topic, partition, start, to, "t"), Piece(here.topic, 1 - partition, 7, 8, "u")]
+            )
             reader = RangesReader({"bootstrap.servers": here.bootstrap, "ranges": pieces, "min_partitions": "1"})
             found = pa.Table.from_batches([batch for task in reader.partitions() for batch in reader.read(task)])
             own = found.filter(pa.compute.equal(found["token"], "t"))
@@ -177,24 +199,44 @@ def test_ranges_travel_as_json() -> None:
     assert part.value == (Piece("orders", 3, 10, 20, str(token)),)
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("ranges", "not json"), ("ranges", '[["t", 0, 5]]'), ("ranges", '[["t", 0, 5, 4, "x"]]'),
-    ("ranges", '[["t", 0, 5, 6, "x"], ["t", 0, 6, 7, "x"]]'), ("min_partitions", "0"),
-    ("ranges", '[["t", -1, 5, 6, "x"]]'), ("ranges", '[["t", 0, "5", 6, "x"]]'), ("once", "perhaps"), ("topics", "t"),
-    ("read_timeout_s", "soon"), ("read_timeout_s", "0"),
-    ("read_timeout_s", "inf"), ("bootstrap.servers", ""), ("kafka.auto.offset.reset", "earliest"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ranges", "not json"),
+        ("ranges", '[["t", 0, 5]]'),
+        ("ranges", '[["t", 0, 5, 4, "x"]]'),
+        ("ranges", '[["t", 0, 5, 6, "x"], ["t", 0, 6, 7, "x"]]'),
+        ("min_partitions", "0"),
+        ("ranges", '[["t", -1, 5, 6, "x"]]'),
+        ("ranges", '[["t", 0, "5", 6, "x"]]'),
+        ("once", "perhaps"),
+        ("topics", "t"),
+        ("read_timeout_s", "soon"),
+        ("read_timeout_s", "0"),
+        ("read_timeout_s", "inf"),
+        ("bootstrap.servers", ""),
+        ("kafka.auto.offset.reset", "earliest"),
+    ],
+)
 def test_a_bad_option_is_named(name: str, value: str) -> None:
     with pytest.raises(InvalidOption, match=name.removeprefix("kafka.")):
         RangesReader({**SERVERS, "ranges": "[]", name: value})
 
 
 def test_settings_travel_as_options() -> None:
-    given: dict[str, Any] = {"bootstrap.servers": "a:1", "security.protocol": "SSL", "socket.keepalive.enable": True,
-                             "x": 5}  # fmt: skip
+    given: dict[str, Any] = {
+        "bootstrap.servers": "a:1",
+        "security.protocol": "SSL",
+        "socket.keepalive.enable": True,
+        "x": 5,
+    }
     options = as_options(given)
-    assert options == {"bootstrap.servers": "a:1", "kafka.security.protocol": "SSL", "kafka.x": "5",
-                       "kafka.socket.keepalive.enable": "true"}  # fmt: skip
+    assert options == {
+        "bootstrap.servers": "a:1",
+        "kafka.security.protocol": "SSL",
+        "kafka.x": "5",
+        "kafka.socket.keepalive.enable": "true",
+    }
     back = {key: str(value).lower() for key, value in given.items()} | {"security.protocol": "SSL"}
     assert kafka_options(options) == back
     with pytest.raises(InvalidOption, match="callbacks stay behind"):

@@ -47,7 +47,8 @@ def test_who_owned_what(answers: dict[str, list[dict[str, Any]]]) -> None:
     ms = NOON.timestamp() * 1000
     held = [row for row in TABLES["intervals"] if row.from_time_ms <= ms and (row.to_time_ms or ms + 1) > ms]
     assert [(row["group"], row["topic"], row["partition"], row["client"]) for row in answers["owners"]] == sorted(
-        (row.group, row.topic, row.partition, row.client) for row in held)  # fmt: skip
+        (row.group, row.topic, row.partition, row.client) for row in held
+    )
 
 
 def test_take_overs_count_members_time_from_the_last_sign_of_life(answers: dict[str, list[dict[str, Any]]]) -> None:
@@ -59,8 +60,9 @@ def test_take_overs_count_members_time_from_the_last_sign_of_life(answers: dict[
 
 
 def test_gaps_are_the_longest_first(answers: dict[str, list[dict[str, Any]]]) -> None:
-    spans = sorted((row.lived_ms / 1000 for row in TABLES["gaps"] if row.lived_ms and row.to_time_ms is not None),
-                   reverse=True)  # fmt: skip
+    spans = sorted(
+        (row.lived_ms / 1000 for row in TABLES["gaps"] if row.lived_ms and row.to_time_ms is not None), reverse=True
+    )
     assert [row["seconds"] for row in answers["gaps"]] == spans[:20]
 
 
@@ -68,8 +70,10 @@ def test_races_losses_moves_and_pauses_are_all_there(answers: dict[str, list[dic
     assert sum(row["lost"] for row in answers["races"]) == len(TABLES["races"])
     for name in ("moves", "pauses"):
         assert len(answers[name]) == len(TABLES[name])
-    losses = {(row.group, row.topic, row.partition, row.generation, row.cause, row.from_position, row.to_position)
-              for row in TABLES["lost"]}  # fmt: skip
+    losses = {
+        (row.group, row.topic, row.partition, row.generation, row.cause, row.from_position, row.to_position)
+        for row in TABLES["lost"]
+    }
     assert len(answers["lost"]) == len(losses), "one that two owners told counts once"
 
 
@@ -84,7 +88,8 @@ def test_what_was_redelivered(answers: dict[str, list[dict[str, Any]]]) -> None:
     assert back
     assert len(answers["redelivered"]) == len(counted) + len(back)
     assert sum(row["messages"] for row in answers["redelivered"]) == (
-        sum(row.in_flight for row in counted) + sum(row.from_position - row.to_position for row in back))  # fmt: skip
+        sum(row.in_flight for row in counted) + sum(row.from_position - row.to_position for row in back)
+    )
 
 
 def test_fairness_is_in_partitions_while_alive(answers: dict[str, list[dict[str, Any]]]) -> None:
@@ -92,8 +97,11 @@ def test_fairness_is_in_partitions_while_alive(answers: dict[str, list[dict[str,
     name = groups_of(0, PARTITIONS)[0]
 
     def total(table: str) -> int:
-        return sum((ends if row.to_time_ms is None else row.to_time_ms) - row.from_time_ms for row in TABLES[table]
-                   if row.group == name and getattr(row, "partition", 0) >= 0)  # fmt: skip
+        return sum(
+            (ends if row.to_time_ms is None else row.to_time_ms) - row.from_time_ms
+            for row in TABLES[table]
+            if row.group == name and getattr(row, "partition", 0) >= 0
+        )
 
     (of_group,) = {row["of_group"] for row in answers["unfair"] if row["group"] == name}
     assert of_group == pytest.approx(total("intervals") / total("sessions"), abs=0.011)
@@ -136,8 +144,9 @@ def test_archive_and_report(
     monkeypatch.chdir(tmp_path)
     topic = ["--coordination-topic", live["coordination_topic"]]
     monkeypatch.setenv("MARSHAL_BOOTSTRAP_SERVERS", live["bootstrap.servers"])
-    words = [live["bootstrap.servers"] if word == "localhost:9092" else word
-             for word in words_of(commands.ARCHIVE_EXAMPLE)]  # fmt: skip
+    words = [
+        live["bootstrap.servers"] if word == "localhost:9092" else word for word in words_of(commands.ARCHIVE_EXAMPLE)
+    ]
     first = run(*words, *topic, "--json")
     assert first.exit_code == 0, first.output
     assert json.loads(first.stdout)["added"] == len(ROWS)
@@ -155,8 +164,19 @@ def test_archive_and_report(
 
 
 def test_a_report_for_people(run: Callable[..., Result], dump: str) -> None:
-    result = run("report", "--path", dump, "--at", "2025-11-21T07:00", "--only", "owners", "--only", "moves",
-                 "--group", groups_of(0, PARTITIONS)[0])  # fmt: skip
+    result = run(
+        "report",
+        "--path",
+        dump,
+        "--at",
+        "2025-11-21T07:00",
+        "--only",
+        "owners",
+        "--only",
+        "moves",
+        "--group",
+        groups_of(0, PARTITIONS)[0],
+    )
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[0] == QUESTIONS["owners"].title
     assert QUESTIONS["moves"].title in result.stdout
@@ -164,15 +184,26 @@ def test_a_report_for_people(run: Callable[..., Result], dump: str) -> None:
     assert f"and {len(TABLES['pauses']) - commands.ROWS_MAX} more; --json has all" in whole.stdout
 
 
-@pytest.mark.parametrize(("words", "code", "message"), [
-    (["report"], 2, "name the cluster by --bootstrap-servers"),
-    (["report", "--path", "x", "--at", "noon"], 2, "--at 'noon' is no ISO-8601 time"),
-    (["report", "--path", "x", "--only", "why"], 1, "marshal: questions='why' is not allowed: of owners"),
-    (["report", "--path", "/nowhere"], 1, "marshal: path='/nowhere' is not allowed: an archive or a dump that can be"),
-    (["report", "--path", "DUMP", "--since", "once"], 1, "marshal: since='once' is not allowed: an offset or an ISO"),
-    (["report", "--path", "CUT"], 1, "marshal: coordination partition 1 begins at offset 40"),
-    (["archive"], 2, "Missing argument"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["report"], 2, "name the cluster by --bootstrap-servers"),
+        (["report", "--path", "x", "--at", "noon"], 2, "--at 'noon' is no ISO-8601 time"),
+        (["report", "--path", "x", "--only", "why"], 1, "marshal: questions='why' is not allowed: of owners"),
+        (
+            ["report", "--path", "/nowhere"],
+            1,
+            "marshal: path='/nowhere' is not allowed: an archive or a dump that can be",
+        ),
+        (
+            ["report", "--path", "DUMP", "--since", "once"],
+            1,
+            "marshal: since='once' is not allowed: an offset or an ISO",
+        ),
+        (["report", "--path", "CUT"], 1, "marshal: coordination partition 1 begins at offset 40"),
+        (["archive"], 2, "Missing argument"),
+    ],
+)
 def test_wrong_usage_and_failures_are_one_line(
     run: Callable[..., Result], dump: str, tmp_path: Path, words: list[str], code: int, message: str
 ) -> None:

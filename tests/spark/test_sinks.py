@@ -138,7 +138,7 @@ def batch(spark: SparkSession, epoch: int, rows: Rows) -> DataFrame:
     return spark.createDataFrame(
         [("orders", p, o, token, OLD, b"x") for p, o in rows],
         "topic string, partition int, offset bigint, token string, topic_id string, value binary",
-    )  # fmt: skip
+    )
 
 
 def test_a_sink_that_dies_at_any_point_writes_once(spark: SparkSession, target: Target) -> None:

@@ -91,8 +91,12 @@ class Query:
         again = self.reader.partitions(start, end)
         assert [part.value for part in again] == [part.value for part in parts], "asked twice, said twice"
         far: StreamReader = pickle.loads(cloudpickle.dumps(self.reader))
-        return [(batch["partition"][at].as_py(), batch["offset"][at].as_py())
-                for part in parts for batch in far.read(part) for at in range(batch.num_rows)]  # fmt: skip
+        return [
+            (batch["partition"][at].as_py(), batch["offset"][at].as_py())
+            for part in parts
+            for batch in far.read(part)
+            for at in range(batch.num_rows)
+        ]
 
     def finish(self, rows: Rows) -> None:
         self.out += rows
@@ -132,8 +136,7 @@ def test_everything_comes_once_in_batches_of_the_limit(place: MakePlace) -> None
 
 
 def test_the_end_offset_holds_the_plan(place: MakePlace) -> None:
-    """Claim epoch, generation, from, to per partition. The first offset is constant; nothing to do is the start itself.
-    """
+    """Claim epoch, generation, from, to per partition. The first offset is constant; without data it is the start."""
     here = place(1)
     here.fill(7)
     query = Query(here, max_rows_per_batch=5)
@@ -466,28 +469,59 @@ def test_a_reader_makes_nothing_before_it_is_used() -> None:
     assert "value binary" in DefaultSource(NEEDED).schema()
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("group", ""), ("topics", ""), ("topics", " , "), ("bootstrap.servers", ""), ("max_rows_per_batch", "0"),
-    ("max_rows_per_batch", "1e6"), ("delivery", "exactly_once"), ("start", "yesterday"), ("fast_reclaim", "maybe"),
-    ("heartbeat_interval_s", "0.1"), ("max_claims", "-1"), ("read_timeout_s", "x"), ("groupid", "g"), ("path", "/x"),
-    ("policy", "chaos"), ("new_topics", "latest"), ("topics_pattern", "t"),
-    ("min_rows_per_batch", "1000001"), ("max_batch_delay_s", "5"), ("min_rows_per_batch", "-1"),
-    ("kafka.group.id", "g"), ("topics", "a b"), ("coordination_partitions", "none"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("group", ""),
+        ("topics", ""),
+        ("topics", " , "),
+        ("bootstrap.servers", ""),
+        ("max_rows_per_batch", "0"),
+        ("max_rows_per_batch", "1e6"),
+        ("delivery", "exactly_once"),
+        ("start", "yesterday"),
+        ("fast_reclaim", "maybe"),
+        ("heartbeat_interval_s", "0.1"),
+        ("max_claims", "-1"),
+        ("read_timeout_s", "x"),
+        ("groupid", "g"),
+        ("path", "/x"),
+        ("policy", "chaos"),
+        ("new_topics", "latest"),
+        ("topics_pattern", "t"),
+        ("min_rows_per_batch", "1000001"),
+        ("max_batch_delay_s", "5"),
+        ("min_rows_per_batch", "-1"),
+        ("kafka.group.id", "g"),
+        ("topics", "a b"),
+        ("coordination_partitions", "none"),
+    ],
+)
 def test_a_bad_option_is_named_when_the_stream_is_loaded(name: str, value: str) -> None:
     with pytest.raises((InvalidOption, InvalidName), match=name.removeprefix("kafka.").removesuffix("s")):
         DefaultSource({**NEEDED, name: value}).schema()
 
 
 def test_options_reach_the_member() -> None:
-    options = StreamOptions.of({
-        **NEEDED, "topics": "a, b", "delivery": "at_most_once", "max_claims": "3", "heartbeat_interval_s": "5",
-        "fast_reclaim": "true", "kafka.security.protocol": "SSL",
-    })  # fmt: skip
+    options = StreamOptions.of(
+        {
+            **NEEDED,
+            "topics": "a, b",
+            "delivery": "at_most_once",
+            "max_claims": "3",
+            "heartbeat_interval_s": "5",
+            "fast_reclaim": "true",
+            "kafka.security.protocol": "SSL",
+        }
+    )
     assert options.topics == ("a", "b")
     assert options.at_most_once
-    assert options.consumer == {"delivery": "at_most_once", "max_claims": 3, "heartbeat_interval_s": 5.0,
-                                "fast_reclaim": True}  # fmt: skip
+    assert options.consumer == {
+        "delivery": "at_most_once",
+        "max_claims": 3,
+        "heartbeat_interval_s": 5.0,
+        "fast_reclaim": True,
+    }
     assert options.kafka == {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SSL"}
 
 
@@ -594,5 +628,3 @@ def test_limits_of_rows_are_kept(place: MakePlace, limit: Any, rows: int) -> Non
     with pytest.raises(InvalidOption, match="ReadMaxFiles"):
         query.reader.latestOffset(start, ReadMaxFiles(1))
     query.reader.stop()
-
-

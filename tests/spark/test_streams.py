@@ -44,8 +44,10 @@ def rocksdb(spark: SparkSession) -> Iterator[SparkSession]:
 
 def expected(tables: Sequence[str] = WANTED) -> Counter[tuple[Any, ...]]:
     """What is final: nothing that is still open, and digests of checkpoints only."""
-    rows = {name: [row for row in found if (name in ("records", "races") or getattr(row, "to_offset", 0) is not None)]
-            for name, found in folded(ROWS, PARTITIONS, tuple(tables)).items()}  # fmt: skip
+    rows = {
+        name: [row for row in found if (name in ("records", "races") or getattr(row, "to_offset", 0) is not None)]
+        for name, found in folded(ROWS, PARTITIONS, tuple(tables)).items()
+    }
     rows["digests"] = [row for row in rows["digests"] if row.offset % 16 == 0]
     batches = columns.batches(rows, tables)
     return bag(pa.Table.from_batches(batches, columns.arrow_schema(columns.columns(tables))))
@@ -60,8 +62,13 @@ def write_files(rows: Sequence[Raw], folder: Path, numbers: Sequence[int], count
 
 def run(stream: DataFrame, out: Path) -> None:
     """Everything that is there, then the query ends."""
-    query = stream.writeStream.format("parquet").option("path", str(out)).option(
-        "checkpointLocation", str(out) + "-checkpoint").trigger(availableNow=True).start()  # fmt: skip
+    query = (
+        stream.writeStream.format("parquet")
+        .option("path", str(out))
+        .option("checkpointLocation", str(out) + "-checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
     query.awaitTermination()
 
 

@@ -60,15 +60,18 @@ def test_bad_input_is_named(spark: SparkSession) -> None:
 
 def test_simulate_on_spark_prints_what_it_prints_here(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(spark), "stop", lambda self: None)  # the command stops its session; this one is shared
-    there, here = (CliRunner().invoke(app, ["simulate", "--seeds", "0:6", "--json", *more])
-                   for more in (["--spark"], ["--processes", "1"]))  # fmt: skip
+    there, here = (
+        CliRunner().invoke(app, ["simulate", "--seeds", "0:6", "--json", *more])
+        for more in (["--spark"], ["--processes", "1"])
+    )
     assert (there.exit_code, here.exit_code) == (0, 0), there.output
     assert json.loads(there.stdout) == json.loads(here.stdout)
 
 
-@pytest.mark.parametrize("wrong", [
-    ["--spark", "--seed", "3"], ["--spark", "--mutants"], ["--master", "local[1]"], ["--spark", "--processes", "2"],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [["--spark", "--seed", "3"], ["--spark", "--mutants"], ["--master", "local[1]"], ["--spark", "--processes", "2"]],
+)
 def test_options_that_do_not_go_together_are_wrong_usage(wrong: list[str]) -> None:
     result = CliRunner().invoke(app, ["simulate", *wrong])
     assert result.exit_code == 2

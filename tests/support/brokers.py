@@ -181,19 +181,22 @@ def guarded_properties(address: str, guarded: str, voter: str, users: Mapping[st
         "advertised.listeners": f"PLAINTEXT://{address},SASL_PLAINTEXT://{guarded}",
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT",
         "sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.sasl_plaintext.plain.sasl.jaas.config":
-            f"org.apache.kafka.common.security.plain.PlainLoginModule required {passwords};",
+        "listener.name.sasl_plaintext.plain.sasl.jaas.config": f"{LOGIN_MODULE} required {passwords};",
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",
-    }  # fmt: skip
+    }
+
+
+LOGIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 BATCH_HEAD_BYTES = 12  # of a record batch on disk: base offset and length, which the length does not count
 
 
 class JvmNodes:
     """The brokers of one local cluster. `folder` belongs to it alone; whoever made it removes it after `close`."""
 
-    def __init__(self, nodes: int, props: Mapping[str, str], folder: Path,
-                 users: Mapping[str, str] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self, nodes: int, props: Mapping[str, str], folder: Path, users: Mapping[str, str] | None = None
+    ) -> None:
         """`users`: whoever these name comes in by the guarded listener, the others by the plain one."""
         self._java = find_java()
         cache = cache_folder()
@@ -206,8 +209,8 @@ class JvmNodes:
         self._trains_archive = False
         ports = [f"127.0.0.1:{port}" for port in free_ports(3 * nodes)]
         self.addresses = dict(enumerate(ports[:nodes], 1))
-        self.guarded = dict(enumerate(ports[2 * nodes:], 1)) if users else {}
-        self._write_settings(ports[nodes:2 * nodes], props, users or {})
+        self.guarded = dict(enumerate(ports[2 * nodes :], 1)) if users else {}
+        self._write_settings(ports[nodes : 2 * nodes], props, users or {})
 
     def start(self) -> None:
         self._format()

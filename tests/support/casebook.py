@@ -40,13 +40,33 @@ class Book:
     def join(self, ms: int, instance: bytes) -> int:
         return self.say(ms, JOIN, "c", instance, self.mode, INTERVAL, ["t"])
 
-    def deliver(self, offset: int, ms: int, end_ms: int, epoch: int = -1, instance: bytes = ONE, client: int = 0,
-                gate_ms: int = -1, read_to: int = -1) -> None:  # fmt: skip
+    def deliver(
+        self,
+        offset: int,
+        ms: int,
+        end_ms: int,
+        epoch: int = -1,
+        instance: bytes = ONE,
+        client: int = 0,
+        gate_ms: int = -1,
+        read_to: int = -1,
+    ) -> None:
         log = len(self.evidence.log)
         self.evidence.deliveries.append(
-            Delivery(GROUP, client, instance, self.epoch if epoch < 0 else epoch, "t", 0, offset,
-                     log if read_to < 0 else read_to, ms if gate_ms < 0 else gate_ms, ms, end_ms)
-        )  # fmt: skip
+            Delivery(
+                GROUP,
+                client,
+                instance,
+                self.epoch if epoch < 0 else epoch,
+                "t",
+                0,
+                offset,
+                log if read_to < 0 else read_to,
+                ms if gate_ms < 0 else gate_ms,
+                ms,
+                end_ms,
+            )
+        )
 
     def takeover(self, ms: int) -> int:
         """The first session is evicted at `ms`, having been silent since 3; a second one claims."""

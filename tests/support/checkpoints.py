@@ -30,8 +30,10 @@ def by_the_heart(dump: Path) -> dict[str, Any]:
         assert isinstance(opened[5], Genesis)
         world = World(log, opened[5] if log else None)
         return lambda offset, value: apply(world, offset, value).reason, lambda: (
-            world.chain, snapshot.digest_of(world), {name: group.digest() for name, group in world.groups.items()}
-        )  # fmt: skip
+            world.chain,
+            snapshot.digest_of(world),
+            {name: group.digest() for name, group in world.groups.items()},
+        )
 
     return _folded(dump, begin)
 
@@ -40,8 +42,10 @@ def by_the_oracle(dump: Path) -> dict[str, Any]:
     def begin(log: int, root: bytes) -> tuple[Fold, Look]:
         oracle = Oracle(log, root if log else None)
         return lambda offset, value: oracle.apply(offset, value).reason, lambda: (
-            oracle.chain_digest()[1], oracle.log_digest(), {name: oracle.state_digest(name) for name in oracle.groups}
-        )  # fmt: skip
+            oracle.chain_digest()[1],
+            oracle.log_digest(),
+            {name: oracle.state_digest(name) for name in oracle.groups},
+        )
 
     return _folded(dump, begin)
 
@@ -67,5 +71,8 @@ def _folded(dump: Path, begin: Callable[[int, bytes], tuple[Fold, Look]]) -> dic
 
 
 def _digests(chain: int, state: int, groups: dict[str, int]) -> dict[str, Any]:
-    return {"chain": f"{chain:016x}", "state": f"{state:016x}",
-            "groups": {name: f"{digest:016x}" for name, digest in sorted(groups.items())}}  # fmt: skip
+    return {
+        "chain": f"{chain:016x}",
+        "state": f"{state:016x}",
+        "groups": {name: f"{digest:016x}" for name, digest in sorted(groups.items())},
+    }

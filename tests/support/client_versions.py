@@ -80,10 +80,25 @@ def folder(release: str) -> Path:
 def _fetch(release: str, cache: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="fetch-", dir=cache) as temporary:
         pip = subprocess.run(
-            [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
-             "--only-binary", ":all:", "--target", f"{temporary}/whole", f"confluent-kafka{release}"],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=FETCH_TIMEOUT_S,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--no-deps",
+                "--only-binary",
+                ":all:",
+                "--target",
+                f"{temporary}/whole",
+                f"confluent-kafka{release}",
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=FETCH_TIMEOUT_S,
+        )
         if pip.returncode != 0:
             raise ClientUnavailable(f"pip could not fetch confluent-kafka{release}:\n{pip.stdout}")
         Path(temporary, "whole").rename(target)

@@ -130,8 +130,15 @@ class KafkaRig:
     def produce(self, topic: str, partition: int, values: Iterable[bytes]) -> None:
         failed: list[object] = []
         for value in values:
-            self._producer.produce(topic, value, b"key", partition, headers=[("h", b"1")], timestamp=1_000,
-                                   on_delivery=lambda error, _: failed.append(error) if error else None)  # fmt: skip
+            self._producer.produce(
+                topic,
+                value,
+                b"key",
+                partition,
+                headers=[("h", b"1")],
+                timestamp=1_000,
+                on_delivery=lambda error, _: failed.append(error) if error else None,
+            )
         assert self._producer.flush(DEADLINE_S) == 0
         assert failed == []
 
@@ -585,8 +592,9 @@ class TruncatePromises(Suite):
         source.assign({tp: 4})
         assert values(read_source(source, 6)[tp]) == numbered(4, 10)
 
-    def test_out_of_range_names_where_it_was_and_not_where_it_began(self, rig: Rig, source: DataSource,
-                                                                    topic: str) -> None:  # fmt: skip
+    def test_out_of_range_names_where_it_was_and_not_where_it_began(
+        self, rig: Rig, source: DataSource, topic: str
+    ) -> None:
         """A partition that is cut while it is read: the lost range begins behind what was read."""
         tp = TopicPartition(topic, 0)
         rig.produce(topic, 0, numbered(0, 5))
@@ -623,9 +631,13 @@ class DescribePromises(Suite):
 
     @pytest.mark.parametrize(
         ("setting", "value", "wanted"),
-        [("cleanup.policy", "compact", "delete"), ("cleanup.policy", "compact,delete", "delete"),
-         ("retention.ms", "86400000", "-1"), ("retention.bytes", "1000000", "-1")],
-    )  # fmt: skip
+        [
+            ("cleanup.policy", "compact", "delete"),
+            ("cleanup.policy", "compact,delete", "delete"),
+            ("retention.ms", "86400000", "-1"),
+            ("retention.bytes", "1000000", "-1"),
+        ],
+    )
     def test_a_wrong_setting_is_named(self, rig: Rig, topic: str, setting: str, value: str, wanted: str) -> None:
         rig.configure(topic, {"retention.ms": "-1", "retention.bytes": "-1", setting: value})
         with pytest.raises(WrongTopicSetting) as raised:

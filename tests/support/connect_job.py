@@ -14,17 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import marshal_py
 from marshal_py.simulator.scenario import Options
-from marshal_py.spark import (
-    Ledger,
-    archive,
-    claimed_batches,
-    local_session,
-    read_archive,
-    replay,
-    runs,
-    sweep,
-    views,
-)
+from marshal_py.spark import Ledger, archive, claimed_batches, local_session, read_archive, replay, runs, sweep, views
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,11 +28,12 @@ def take_batches(spark: SparkSession, options: dict[str, str], folder: Path) -> 
     """A plain job; the rows that it wrote."""
     out = str(folder / "batches")
     with (
-        marshal_py.connect(options["bootstrap.servers"], coordination_topic=options["coordination_topic"],
-                           coordination_partitions=2) as marshal,
+        marshal_py.connect(
+            options["bootstrap.servers"], coordination_topic=options["coordination_topic"], coordination_partitions=2
+        ) as marshal,
         marshal.consumer(options["group"], [options["topics"]], start="earliest", heartbeat_interval_s=1.0) as consumer,
         claimed_batches(spark, consumer, max_rows=50, wait_s=0) as batches,
-    ):  # fmt: skip
+    ):
         for batch in batches:
             batch.check()
             batch.df.write.mode("append").parquet(out)
@@ -57,8 +48,15 @@ def stream(spark: SparkSession, options: dict[str, str], folder: Path) -> list[l
     def handle(df: DataFrame, entry: Entry) -> None:
         df.select("partition", "offset").write.parquet(entry.folder("orders"))
 
-    query = (spark.readStream.format("marshal").options(**options).load().writeStream.foreachBatch(ledger.sink(handle))
-             .option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start())  # fmt: skip
+    query = (
+        spark.readStream.format("marshal")
+        .options(**options)
+        .load()
+        .writeStream.foreachBatch(ledger.sink(handle))
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
     query.awaitTermination()
     return places(ledger.read(spark, "orders"))
 
@@ -71,8 +69,10 @@ def fold(spark: SparkSession, options: dict[str, str], folder: Path) -> list[lis
     held = read_archive(spark, path)
     assert held is not None
     views(replay(held).persist())
-    asked = spark.sql("SELECT topic, partition, count(*) FROM marshal_intervals WHERE ended = 'release' "
-                      "GROUP BY topic, partition ORDER BY topic, partition")  # fmt: skip
+    asked = spark.sql(
+        "SELECT topic, partition, count(*) FROM marshal_intervals WHERE ended = 'release' "
+        "GROUP BY topic, partition ORDER BY topic, partition"
+    )
     return [list(row) for row in asked.collect()]
 
 

@@ -16,8 +16,9 @@ from marshal_py.transport.ports import LogRecord
 from tests.support.logbook import INCARNATION
 
 BEGIN_MS = 1_763_700_000_000
-CALMLY = Options(clients=3, partitions=4, interval_ms=2_000, kinds=frozenset({"crash", "leave", "arrive"}),
-                 until_ms=30_000)  # fmt: skip
+CALMLY = Options(
+    clients=3, partitions=4, interval_ms=2_000, kinds=frozenset({"crash", "leave", "arrive"}), until_ms=30_000
+)
 
 
 def write(path: Path, records: Iterable[LogRecord], partitions: int = 1, group: str = "") -> Path:
@@ -26,8 +27,15 @@ def write(path: Path, records: Iterable[LogRecord], partitions: int = 1, group: 
     logs = sorted({0, *(record.log for record in kept)})
     offsets = {log: [record.offset for record in kept if record.log == log] or [0, -1] for log in logs}
     spans = tuple(Span(log, offsets[log][0], offsets[log][-1] + 1) for log in logs)
-    header = Header(topic="__marshal", incarnation=INCARNATION.hex(), partitions=partitions, logs=spans, group=group,
-                    time_ms=BEGIN_MS, by="a test")  # fmt: skip
+    header = Header(
+        topic="__marshal",
+        incarnation=INCARNATION.hex(),
+        partitions=partitions,
+        logs=spans,
+        group=group,
+        time_ms=BEGIN_MS,
+        by="a test",
+    )
     with path.open("wb") as file:
         writer = Writer(file, header)
         for record in kept:
@@ -51,8 +59,11 @@ def of_run(path: Path, seed: int, options: Options = CALMLY) -> list[LogRecord]:
 
     simulate(seed, options, stage)
     logs = stages[0].broker.logs
-    records = [LogRecord(number, at, value, BEGIN_MS + ms) for number, log in enumerate(logs)
-               for at, (value, ms) in enumerate(zip(log.recorded, log.appended_ms, strict=True))]  # fmt: skip
+    records = [
+        LogRecord(number, at, value, BEGIN_MS + ms)
+        for number, log in enumerate(logs)
+        for at, (value, ms) in enumerate(zip(log.recorded, log.appended_ms, strict=True))
+    ]
     root = codec.open_envelope(records[0].value, -1)
     assert root is not None
     assert isinstance(root[5], Genesis)

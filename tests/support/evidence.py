@@ -105,15 +105,17 @@ class Diary:
         for line in lines:
             kind = line["e"]
             if kind == "start":
-                life = self._life[file] = Life(line["name"], line["client"], line["pid"], line["group"],
-                                               line["delivery"], line["ns"])  # fmt: skip
+                life = self._life[file] = Life(
+                    line["name"], line["client"], line["pid"], line["group"], line["delivery"], line["ns"]
+                )
                 if line["client"]:
                     self.evidence.lives[line["client"]] = life
             elif kind == "made":
                 self.evidence.topics.setdefault((line["t"], line["p"]), []).extend(line["o"])
             elif kind == "error":
-                self.evidence.failures.append(Failure(line["ns"], self._life[file].client, tuple(line["names"]),
-                                                      line["text"], line["closed"]))  # fmt: skip
+                self.evidence.failures.append(
+                    Failure(line["ns"], self._life[file].client, tuple(line["names"]), line["text"], line["closed"])
+                )
             elif kind == "joined":
                 self._life[file].joined_ns = line["ns"]
             elif kind == "beat":

@@ -63,8 +63,14 @@ class Ground:
     def create(self, topic: str, partitions: int) -> None:
         raise NotImplementedError
 
-    def put(self, topic: str, partition: int, value: bytes | None, key: bytes | None = None,
-            headers: list[tuple[str, bytes]] | None = None) -> None:  # fmt: skip
+    def put(
+        self,
+        topic: str,
+        partition: int,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: list[tuple[str, bytes]] | None = None,
+    ) -> None:
         raise NotImplementedError
 
     def truncate(self, topic: str, partition: int, before: int) -> None:
@@ -130,8 +136,14 @@ class MemoryGround(Ground):
     def create(self, topic: str, partitions: int) -> None:
         self.broker.create_topic(topic, partitions)
 
-    def put(self, topic: str, partition: int, value: bytes | None, key: bytes | None = None,
-            headers: list[tuple[str, bytes]] | None = None) -> None:  # fmt: skip
+    def put(
+        self,
+        topic: str,
+        partition: int,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: list[tuple[str, bytes]] | None = None,
+    ) -> None:
         self.broker.produce(topic, partition, value, key, headers, 1_000)
 
     def truncate(self, topic: str, partition: int, before: int) -> None:
@@ -162,8 +174,14 @@ class EmbeddedGround(Ground):
     def create(self, topic: str, partitions: int) -> None:
         self.broker.create_topic(topic, partitions)
 
-    def put(self, topic: str, partition: int, value: bytes | None, key: bytes | None = None,
-            headers: list[tuple[str, bytes]] | None = None) -> None:  # fmt: skip
+    def put(
+        self,
+        topic: str,
+        partition: int,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: list[tuple[str, bytes]] | None = None,
+    ) -> None:
         self._producer.produce(topic, value, key, partition, headers=headers or [], timestamp=1_000)
         assert self._producer.flush(DEADLINE_S) == 0
 
@@ -269,9 +287,12 @@ class Hand:
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.process = subprocess.Popen(
             [sys.executable, "-B", "-m", "tests.support.hand", servers, group, topic, *arguments],
-            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stdin=subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stdin=subprocess.PIPE,
             text=True,
-        )  # fmt: skip
+        )
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 

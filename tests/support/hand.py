@@ -33,10 +33,14 @@ def main() -> None:
     given = parser.parse_args()
     marshal = marshal_py.connect(given.servers, client_id=given.client_id)
     consumer = marshal.consumer(
-        given.group, [given.topic], delivery=given.delivery, start="earliest", heartbeat_interval_s=1.0,
+        given.group,
+        [given.topic],
+        delivery=given.delivery,
+        start="earliest",
+        heartbeat_interval_s=1.0,
         on_claim=lambda claim: say("claim", partition=claim.partition),
         on_lost=lambda claim, reason: say("lost", partition=claim.partition, reason=reason),
-    )  # fmt: skip
+    )
     marshal_py.stop_on_signals(consumer)
     say("joined", session=consumer.cached_info().session)
     for seen, message in enumerate(consumer, 1):

@@ -48,8 +48,28 @@ TOPICS = ("t", "u")
 TOPIC_IDS = ("", "one", "two")
 CLIENTS = ("a", "b", "c")
 PROGRESS_MAX = 512
-INTEGERS = (-(2**63), -(2**31), -2, -1, 0, 1, 2, 127, 128, 255, 256, 65_535, 100_000, 2**31, 2**32, 2**53, 2**53 + 1,
-            2**63 - 1, 2**63, 2**64 - 1)  # fmt: skip
+INTEGERS = (
+    -(2**63),
+    -(2**31),
+    -2,
+    -1,
+    0,
+    1,
+    2,
+    127,
+    128,
+    255,
+    256,
+    65_535,
+    100_000,
+    2**31,
+    2**32,
+    2**53,
+    2**53 + 1,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+)
 
 # --- records that fit
 
@@ -145,8 +165,16 @@ def _join(rng: Random, group: Group) -> Record:
     if predecessor in group.sessions and rng.random() < 0.8:
         client = group.sessions[predecessor].join.client_id
     instance = rng.randrange(12 if rng.random() < 0.3 else 2**64).to_bytes(16, "big")
-    return Join(client, instance, mode, 1_000, TOPICS[: rng.randrange(3)], predecessor, rank=rng.randrange(3),
-                witness=rng.choice(("", "keeper")))  # fmt: skip
+    return Join(
+        client,
+        instance,
+        mode,
+        1_000,
+        TOPICS[: rng.randrange(3)],
+        predecessor,
+        rank=rng.randrange(3),
+        witness=rng.choice(("", "keeper")),
+    )
 
 
 def _heartbeat(rng: Random, group: Group) -> Record:
@@ -197,8 +225,19 @@ def _release(rng: Random, group: Group) -> Record:
         give = _give(rng, known)
     reason = rng.choice(("", "hand-over", "paused"))
     parked = rng.choice(("poison", "DataTopicRecreated")) if rng.random() < 0.15 else ""
-    return ReleasingPartition(session, epoch, position, rng.choice((-1, _session(rng, group))), reason, observed, give,
-                              rng.randrange(5), rng.randrange(5), progress(rng), parked)  # fmt: skip
+    return ReleasingPartition(
+        session,
+        epoch,
+        position,
+        rng.choice((-1, _session(rng, group))),
+        reason,
+        observed,
+        give,
+        rng.randrange(5),
+        rng.randrange(5),
+        progress(rng),
+        parked,
+    )
 
 
 def _give(rng: Random, known: Partition) -> int:
@@ -266,10 +305,19 @@ def _topology(rng: Random, group: Group) -> Record:
 def _config(rng: Random, group: Group) -> Record:
     deleted = rng.random() < (0.1 if group.sessions else 0.4)
     mappings = (Mapping("m", (0, 3)),) if rng.random() < 0.2 else ()
-    return GroupConfig(_near(rng, group.config_offset), group.pause_change, rng.choice((0, 0, 1, 2)), deleted,
-                       rng.choice(("", "greedy")), ("p",), mappings=mappings,
-                       on_topic_recreated=rng.choice(("", "fail", "earliest")), failover_ms=rng.choice((0, 700)),
-                       lag_weighted=rng.random() < 0.3, release_behind_ms=rng.choice((0, 9)))  # fmt: skip
+    return GroupConfig(
+        _near(rng, group.config_offset),
+        group.pause_change,
+        rng.choice((0, 0, 1, 2)),
+        deleted,
+        rng.choice(("", "greedy")),
+        ("p",),
+        mappings=mappings,
+        on_topic_recreated=rng.choice(("", "fail", "earliest")),
+        failover_ms=rng.choice((0, 700)),
+        lag_weighted=rng.random() < 0.3,
+        release_behind_ms=rng.choice((0, 9)),
+    )
 
 
 def _step_down(rng: Random, group: Group) -> Record:
@@ -282,9 +330,21 @@ def _note(rng: Random, group: Group) -> Record:
 
 
 _MAKERS: Sequence[Callable[[Random, Group], Record]] = (
-    _join, _heartbeat, _leave, _evict, _claim_partition, _release, _grant, _release_group, _set_position, _topology,
-    _config, _step_down, _note, _seek,
-)  # fmt: skip
+    _join,
+    _heartbeat,
+    _leave,
+    _evict,
+    _claim_partition,
+    _release,
+    _grant,
+    _release_group,
+    _set_position,
+    _topology,
+    _config,
+    _step_down,
+    _note,
+    _seek,
+)
 _WEIGHTS = (6, 14, 2, 2, 16, 6, 8, 6, 6, 5, 3, 3, 1, 3)
 
 
@@ -297,9 +357,16 @@ def pack_oddly(rng: Random, value: object, depth: int = 0) -> bytes:
         return wire.pack(value)
     if isinstance(value, int):
         forms = [wire.pack(value)]
-        for head, form, low, high in ((0xCC, "B", 0, 2**8), (0xCD, "H", 0, 2**16), (0xCE, "I", 0, 2**32),
-                                      (0xCF, "Q", 0, 2**64), (0xD0, "b", -(2**7), 2**7), (0xD1, "h", -(2**15), 2**15),
-                                      (0xD2, "i", -(2**31), 2**31), (0xD3, "q", -(2**63), 2**63)):  # fmt: skip
+        for head, form, low, high in (
+            (0xCC, "B", 0, 2**8),
+            (0xCD, "H", 0, 2**16),
+            (0xCE, "I", 0, 2**32),
+            (0xCF, "Q", 0, 2**64),
+            (0xD0, "b", -(2**7), 2**7),
+            (0xD1, "h", -(2**15), 2**15),
+            (0xD2, "i", -(2**31), 2**31),
+            (0xD3, "q", -(2**63), 2**63),
+        ):
             if low <= value < high:
                 forms.append(struct.pack(f">B{form}", head, value))
         return rng.choice(forms)

@@ -125,21 +125,36 @@ def _log(evidence: Evidence, number: int, root: bytes, count: int) -> neutral.Ev
     here = tuple(sorted(group for group in groups if route(group, count) == number))
     lives = [life for life in evidence.lives.values() if life.group in here]
     gone_ns = [fault.ns for fault in evidence.faults if fault.kind == "recreated"]
-    stops = [Stop(life.group, life.client, failure.ns / NS, -1, failure.names[0])
-             for life in lives for failure in evidence.failures
-             if failure.closed and failure.client == life.client]  # fmt: skip
+    stops = [
+        Stop(life.group, life.client, failure.ns / NS, -1, failure.names[0])
+        for life in lives
+        for failure in evidence.failures
+        if failure.closed and failure.client == life.client
+    ]
     found = neutral.Evidence(
-        number, here, root, stops=stops, topics=evidence.topics, deliveries=list(_deliveries(evidence, here)),
+        number,
+        here,
+        root,
+        stops=stops,
+        topics=evidence.topics,
+        deliveries=list(_deliveries(evidence, here)),
         reports=[report for report in evidence.reports if report.group in here],
         excused={failure.names[0] for failure in evidence.failures if not UNSOUND & set(failure.names)},
         poisoned={offset: "forged" for log, offset in evidence.forged if log == number},
-        present=[Presence(life.group, life.client, life.joined_ns / NS, life.end_ns / NS) for life in lives
-                 if life.exit_code != -9],
-        crashes=[Crash(life.client, life.end_ns / NS, f"exit code {life.exit_code}") for life in lives
-                 if life.exit_code not in (None, CLEAN, FAILED_CLOSED) and not _killed_ns(evidence, life)],
-        gone_ms=min(gone_ns) / NS if gone_ns else -1, settled=evidence.settled.get(number),
+        present=[
+            Presence(life.group, life.client, life.joined_ns / NS, life.end_ns / NS)
+            for life in lives
+            if life.exit_code != -9
+        ],
+        crashes=[
+            Crash(life.client, life.end_ns / NS, f"exit code {life.exit_code}")
+            for life in lives
+            if life.exit_code not in (None, CLEAN, FAILED_CLOSED) and not _killed_ns(evidence, life)
+        ],
+        gone_ms=min(gone_ns) / NS if gone_ns else -1,
+        settled=evidence.settled.get(number),
         acted_to={life.client: -1 for life in lives if life.exit_code != CLEAN},
-    )  # fmt: skip
+    )
     values, appended_ms, read_ms = [], [], []
     for record in evidence.logs[number]:
         found.gaps.update(range(len(values), record.offset))
@@ -173,9 +188,20 @@ def _deliveries(evidence: Evidence, groups: tuple[str, ...]) -> Iterator[neutral
         life, match = evidence.lives.get(d.client), TOKEN.fullmatch(d.token)
         group = life.group if life is not None else ""
         if group in groups:
-            found = neutral.Delivery(group, d.client, d.client, int(match[2], 16) if match else -1, d.topic,
-                                     d.partition, d.offset, -1, d.gate_ns / NS, d.begin_ns / NS, _ms(d.end_ns),
-                                     d.token)  # fmt: skip
+            found = neutral.Delivery(
+                group,
+                d.client,
+                d.client,
+                int(match[2], 16) if match else -1,
+                d.topic,
+                d.partition,
+                d.offset,
+                -1,
+                d.gate_ns / NS,
+                d.begin_ns / NS,
+                _ms(d.end_ns),
+                d.token,
+            )
             found.ack_ms = _ms(d.ack_ns)
             yield found
 
@@ -193,16 +219,25 @@ def demands_of(evidence: Evidence, history: History) -> Demands:
     log = history.evidence
     at = log.settled
     settled_ms = log.read_ms[at - 1] if at else 0.0
-    members = [len({life.client_id for (name, _), life in history.lives.items() if name == group})
-               for group in log.groups]  # fmt: skip
+    members = [
+        len({life.client_id for (name, _), life in history.lives.items() if name == group}) for group in log.groups
+    ]
     topics = tuple(sorted({topic for topic, _ in evidence.topics}))
     return Demands(
-        min((life.interval_ms for life in history.lives.values()), default=1_000), settled_ms, float("inf"), (),
-        tuple(sorted(evidence.topics)) if at is not None else (), dict.fromkeys(log.groups, topics), no_evictions=True,
-        settled_ms=settled_ms, pauses=tuple((group, 0.0) for group in log.groups),
-        absences=tuple(_absences(evidence, history)), watched=frozenset(evidence.lives),
-        herd=max([1, *members]), herds_since_ms=0,
-    )  # fmt: skip
+        min((life.interval_ms for life in history.lives.values()), default=1_000),
+        settled_ms,
+        float("inf"),
+        (),
+        tuple(sorted(evidence.topics)) if at is not None else (),
+        dict.fromkeys(log.groups, topics),
+        no_evictions=True,
+        settled_ms=settled_ms,
+        pauses=tuple((group, 0.0) for group in log.groups),
+        absences=tuple(_absences(evidence, history)),
+        watched=frozenset(evidence.lives),
+        herd=max([1, *members]),
+        herds_since_ms=0,
+    )
 
 
 def _killed_ns(evidence: Evidence, life: Life) -> int:

@@ -46,8 +46,16 @@ from tests.support.brokers import (
 )
 from tests.support.jars import KAFKA_VERSION, LOG_TAIL_LINES, KafkaUnavailable
 
-__all__ = ["Cluster", "GuardedCluster", "KafkaUnavailable", "TopicFactory", "brokers_seen_by", "start_cluster",
-           "start_guarded", "wait_until"]  # fmt: skip
+__all__ = [
+    "Cluster",
+    "GuardedCluster",
+    "KafkaUnavailable",
+    "TopicFactory",
+    "brokers_seen_by",
+    "start_cluster",
+    "start_guarded",
+    "wait_until",
+]
 
 NODES_ALLOWED = (1, 3)  # Two nodes have no majority without each other, and more than three prove nothing new.
 EXTERNAL_TIMEOUT_S = 15.0  # A cluster that is there answers in milliseconds; this allows for TLS and a far network.

@@ -248,8 +248,21 @@ class Logbook:
         """The partition's entries that are not at their first value: what a test wants to read."""
         part = self.partition(number, topic)
         fresh = Partition(part.tp, part.name_hash)
-        names = ("owner", "epoch", "position", "generation", "version", "last_owner", "successor", "lag", "in_flight",
-                 "attempts", "began", "progress", "parked")  # fmt: skip
+        names = (
+            "owner",
+            "epoch",
+            "position",
+            "generation",
+            "version",
+            "last_owner",
+            "successor",
+            "lag",
+            "in_flight",
+            "attempts",
+            "began",
+            "progress",
+            "parked",
+        )
         return {name: getattr(part, name) for name in names if getattr(part, name) != getattr(fresh, name)}
 
     # --- the ways into a situation

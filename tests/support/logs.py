@@ -75,8 +75,10 @@ def with_snapshots(rows: tuple[Raw, ...], partitions: int, at: int) -> tuple[Raw
         data = snapshot.state_of(world)
         assert data is not None
         state = snapshot.digest_of(world)
-        records = [*snapshot.split(root(partitions), bytes(16), at, state, world.chain, data),
-                   snapshot.witness(root(partitions), bytes(15) + b"w", at, state, world.chain)]  # fmt: skip
+        records = [
+            *snapshot.split(root(partitions), bytes(16), at, state, world.chain, data),
+            snapshot.witness(root(partitions), bytes(15) + b"w", at, state, world.chain),
+        ]
         values[at:at] = [(values[at][0], None, codec.encode(record, "", INCARNATION)) for record in records]
         found += [(log, offset, time_ms, key, value) for offset, (time_ms, key, value) in enumerate(values)]
     return tuple(found)

@@ -57,8 +57,9 @@ class OneQueueSource(MemorySource):
 
 
 class OneQueueDoor(MemoryDoor):
-    def source(self, group: str, client_id: str, settings: Mapping[str, Any],
-               queue_bytes: int | None = None) -> OneQueueSource:  # fmt: skip
+    def source(
+        self, group: str, client_id: str, settings: Mapping[str, Any], queue_bytes: int | None = None
+    ) -> OneQueueSource:
         return OneQueueSource(self.broker)
 
 

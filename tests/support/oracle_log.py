@@ -6,8 +6,23 @@ from typing import Any
 from marshal_py.simulator.oracle import Oracle, Partition, Verdict
 from tests.support.wire import genesis, record
 
-(JOIN, HEARTBEAT, LEAVE, EVICT, CLAIM, RELEASE, GRANT, PAUSE, MOVE, TOPOLOGY, CONFIG, STEP_DOWN, NOTE, SNAPSHOT,
- SEEK) = range(1, 16)  # fmt: skip
+(
+    JOIN,
+    HEARTBEAT,
+    LEAVE,
+    EVICT,
+    CLAIM,
+    RELEASE,
+    GRANT,
+    PAUSE,
+    MOVE,
+    TOPOLOGY,
+    CONFIG,
+    STEP_DOWN,
+    NOTE,
+    SNAPSHOT,
+    SEEK,
+) = range(1, 16)
 GROUP = "billing"
 NOW = 10**6
 INSTANCE = bytes(16)
@@ -61,20 +76,44 @@ class Log:
 
     def release(self, session: int, epoch: int, **given: object) -> str:
         """What a Release that names these fields comes to."""
-        defaults: dict[str, object] = {"position": -1, "successor": -1, "reason": "", "observed": -1, "give": -1,
-                                       "attempts": 0, "in_flight": 0, "progress": b"", "parked": ""}  # fmt: skip
+        defaults: dict[str, object] = {
+            "position": -1,
+            "successor": -1,
+            "reason": "",
+            "observed": -1,
+            "give": -1,
+            "attempts": 0,
+            "in_flight": 0,
+            "progress": b"",
+            "parked": "",
+        }
         assert given.keys() <= defaults.keys()
         return self.say(RELEASE, session, epoch, *{**defaults, **given}.values())
 
     def config(self, **given: object) -> str:
         """What a GroupConfig that names these fields, and the last accepted one, comes to."""
         defaults: dict[str, object] = {
-            "observed": self.group.config_offset if GROUP in self.oracle.groups else -1, "token": -1, "mode": 0,
-            "deleted": False, "policy": "", "priority_groups": [], "priority_timeout_ms": 0, "ack_policy": "",
-            "max_members": 0, "members": [], "mappings": [], "max_batch": 0, "max_expires_ms": 0, "max_bytes": 0,
-            "max_deliver": 0, "by": "", "on_topic_recreated": "", "failover_ms": 0, "lag_weighted": False,
+            "observed": self.group.config_offset if GROUP in self.oracle.groups else -1,
+            "token": -1,
+            "mode": 0,
+            "deleted": False,
+            "policy": "",
+            "priority_groups": [],
+            "priority_timeout_ms": 0,
+            "ack_policy": "",
+            "max_members": 0,
+            "members": [],
+            "mappings": [],
+            "max_batch": 0,
+            "max_expires_ms": 0,
+            "max_bytes": 0,
+            "max_deliver": 0,
+            "by": "",
+            "on_topic_recreated": "",
+            "failover_ms": 0,
+            "lag_weighted": False,
             "release_behind_ms": 0,
-        }  # fmt: skip
+        }
         assert given.keys() <= defaults.keys()
         return self.say(CONFIG, *{**defaults, **given}.values())
 

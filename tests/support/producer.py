@@ -57,11 +57,17 @@ def run(settings: Settings) -> None:
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
     journal.write("start", name=settings.name, pid=os.getpid(), client="", group="", delivery="")
-    producer = Producer({
-        "bootstrap.servers": settings.bootstrap, "acks": "all", "enable.idempotence": True, "linger.ms": 5,
-        # New partitions are seen within a second; the default looks every five minutes.
-        "topic.metadata.refresh.interval.ms": 1000, "reconnect.backoff.max.ms": 1000,
-    })  # fmt: skip
+    producer = Producer(
+        {
+            "bootstrap.servers": settings.bootstrap,
+            "acks": "all",
+            "enable.idempotence": True,
+            "linger.ms": 5,
+            # New partitions are seen within a second; the default looks every five minutes.
+            "topic.metadata.refresh.interval.ms": 1000,
+            "reconnect.backoff.max.ms": 1000,
+        }
+    )
     acknowledged = Acknowledged(journal)
     number, owed = 0, 0.0
     while not over.is_set() and not (settings.count and number >= settings.count):

@@ -128,8 +128,10 @@ class Scribe:
         assert data is not None
         (whole,) = snapshot.split(self.genesis, bytes(16), at, state, chain, data)
         half = len(data) // 2
-        parts = [type(whole)(self.genesis, bytes(16), at, number, 2, state, chain, piece)
-                 for number, piece in enumerate((data[:half], data[half:]))]  # fmt: skip
+        parts = [
+            type(whole)(self.genesis, bytes(16), at, number, 2, state, chain, piece)
+            for number, piece in enumerate((data[:half], data[half:]))
+        ]
         seen = [snapshot.witness(self.genesis, bytes(15) + mark, at, state, chain) for mark in (b"v", b"w")]
         for record in (parts[1], parts[0], parts[1], *seen):
             assert self.put(codec.encode(record, "", self.genesis.incarnation)) == ""
@@ -138,9 +140,24 @@ class Scribe:
 def at_least_once(scribe: Scribe) -> None:
     """`billing`: claims, progress, a hand-over, a seek, a parked partition, a move, recreated and shrunk topics."""
     name, say, beat, claim = "billing", scribe.say, scribe.beat, scribe.claim
-    ada = scribe.join(name, "ada", AT_LEAST_ONCE, "orders", "bills", member="m1", capacity=2, claims_max=9, rank=1,
-                      priority=2, priority_group="p1", min_pending=5, min_ack_pending=6, reads_version=1,
-                      library="marshal_py 0.1.0", witness="keeper")  # fmt: skip
+    ada = scribe.join(
+        name,
+        "ada",
+        AT_LEAST_ONCE,
+        "orders",
+        "bills",
+        member="m1",
+        capacity=2,
+        claims_max=9,
+        rank=1,
+        priority=2,
+        priority_group="p1",
+        min_pending=5,
+        min_ack_pending=6,
+        reads_version=1,
+        library="marshal_py 0.1.0",
+        witness="keeper",
+    )
     say(name, Topology("orders", 4, NONE, by="ada", topic_id="orders-1"))
     bills = say(name, Topology("bills", 2, NONE))
     say(name, Topology("bills", 2, bills), "same")
@@ -156,8 +173,19 @@ def at_least_once(scribe: Scribe) -> None:
     beat(name, ada, ClaimState(zero, 110, 9_999, 7, 2, known), ClaimState(one, 200, 3, 1, 1), idle_ms=250)
     beat(name, ada, ClaimState(zero, 105, 1, 1, 1), ClaimState(two, 50))  # behind the position; not hers
     beat(name, bob, ClaimState(two, 40, 60, 2, 1, progress.encode(40, [Range(41, 60, 0)])), ready=(one,))
-    say(name, ReleasingPartition(ada, one, 230, bob, "hand-over", attempts=1, in_flight=3,
-                                 progress=progress.encode(230, [Range(233, 240, 0), Range(241, 242, 2)])))  # fmt: skip
+    say(
+        name,
+        ReleasingPartition(
+            ada,
+            one,
+            230,
+            bob,
+            "hand-over",
+            attempts=1,
+            in_flight=3,
+            progress=progress.encode(230, [Range(233, 240, 0), Range(241, 242, 2)]),
+        ),
+    )
     one = claim(name, bob, "orders", 1)
     beat(name, bob, ClaimState(one, 232, 70, 0, 1, b"\x80"))  # bytes that are no list of ranges
     sought = say(name, SeekingPartition(bob, one, 20))
@@ -167,11 +195,25 @@ def at_least_once(scribe: Scribe) -> None:
     say(name, StepDown(ada, NONE), "observed")
     say(name, ReleasingPartition(bob, three, 310, parked="poison", attempts=5, in_flight=1))
     claim(name, bob, "orders", 3, refused="parked")
-    config = GroupConfig(NONE, policy="greedy", priority_groups=("p1", "p2"), priority_timeout_ms=5_000,
-                         ack_policy="each", max_members=7, members=("m1", "m2"), mappings=(Mapping("m1", (0, 3)),),
-                         max_batch=100, max_expires_ms=900, max_bytes=1 << 20, max_deliver=5, by="ada@desk",
-                         on_topic_recreated="fail", failover_ms=700, lag_weighted=True,
-                         release_behind_ms=1_200)  # fmt: skip
+    config = GroupConfig(
+        NONE,
+        policy="greedy",
+        priority_groups=("p1", "p2"),
+        priority_timeout_ms=5_000,
+        ack_policy="each",
+        max_members=7,
+        members=("m1", "m2"),
+        mappings=(Mapping("m1", (0, 3)),),
+        max_batch=100,
+        max_expires_ms=900,
+        max_bytes=1 << 20,
+        max_deliver=5,
+        by="ada@desk",
+        on_topic_recreated="fail",
+        failover_ms=700,
+        lag_weighted=True,
+        release_behind_ms=1_200,
+    )
     say(name, config)
     assert scribe.group(name).sessions[ada].mark == NONE < mark
     say(name, config, "observed")
@@ -184,8 +226,10 @@ def at_least_once(scribe: Scribe) -> None:
     for session, epoch, position in ((ada, zero, 115), (bob, two, 61), (bob, sought, 30), (bob, whole, NONE)):
         say(name, ReleasingPartition(session, epoch, position, reason="paused"))
     token = scribe.pause(name)  # renewed
-    moves = tuple(Move("orders", number, scribe.group(name).partitions[TopicPartition("orders", number)].version, to)
-                  for number, to in ((0, 90), (3, 311)))  # fmt: skip
+    moves = tuple(
+        Move("orders", number, scribe.group(name).partitions[TopicPartition("orders", number)].version, to)
+        for number, to in ((0, 90), (3, 311))
+    )
     say(name, SetPosition(token, moves[:1] * 2), "repeats")
     moved = say(name, SetPosition(token, moves, True, "ada@desk run 1: a bad message"))
     scribe.copy(name, moved, "paused")
@@ -223,13 +267,26 @@ def at_most_once(scribe: Scribe) -> None:
     dee = scribe.join(name, "dee", AT_MOST_ONCE, "trail", claims_max=1)
     say(name, Join("eve", bytes(16), AT_LEAST_ONCE, 1_000, ("trail",)), "mode")
     say(name, Topology("trail", 3, NONE, topic_id="trail-1"))
-    zero, one, two = (claim(name, session, "trail", number, start)
-                      for session, number, start in ((cem, 0, 0), (cem, 1, 500), (dee, 2, 7)))  # fmt: skip
+    zero, one, two = (
+        claim(name, session, "trail", number, start)
+        for session, number, start in ((cem, 0, 0), (cem, 1, 500), (dee, 2, 7))
+    )
     asked = say(name, ClaimingMessages(cem, (MessageRange(zero, 0, 0, 100), MessageRange(one, 500, 510, 600)), 11))
     scribe.copy(name, asked, "from")
     # Of one that is not hers, one from elsewhere, and two of which the second one follows the first.
-    say(name, ClaimingMessages(cem, (MessageRange(two, 7, 7, 9), MessageRange(one, 1, 1, 2),
-                                     MessageRange(zero, 100, 100, 150), MessageRange(zero, 150, 150, 4_150)), 12))
+    say(
+        name,
+        ClaimingMessages(
+            cem,
+            (
+                MessageRange(two, 7, 7, 9),
+                MessageRange(one, 1, 1, 2),
+                MessageRange(zero, 100, 100, 150),
+                MessageRange(zero, 150, 150, 4_150),
+            ),
+            12,
+        ),
+    )
     say(name, ClaimingMessages(cem, (MessageRange(one, 600, 600, 1_000_601),), 13), "range")
     say(name, ClaimingMessages(dee, (MessageRange(two, 7, 7, 107),), 2**63 - 1))
     beat(name, cem, ClaimState(zero, 9_999, 12, 30), ClaimState(one, 0, 0, 1, 9, b"\x01\x02\x00"))
@@ -323,8 +380,14 @@ def made() -> list[LogRecord]:
 def main() -> None:
     records = made()
     spans = tuple(Span(log, 0, sum(record.log == log for record in records)) for log in range(LOGS))
-    header = Header(topic="__marshal", incarnation=INCARNATION.hex(), partitions=LOGS, logs=spans,
-                    time_ms=max(record.timestamp_ms for record in records), by="marshal_py 0.1.0")  # fmt: skip
+    header = Header(
+        topic="__marshal",
+        incarnation=INCARNATION.hex(),
+        partitions=LOGS,
+        logs=spans,
+        time_ms=max(record.timestamp_ms for record in records),
+        by="marshal_py 0.1.0",
+    )
     with DUMP.open("wb") as file:
         writer = Writer(file, header)
         for record in records:

@@ -41,8 +41,12 @@ State = dict[str, Any]
 
 
 def machine() -> dict[str, Any]:
-    return {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system(),
-            "machine": platform.machine()}  # fmt: skip
+    return {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+    }
 
 
 def load(path: Path) -> State:
@@ -92,8 +96,22 @@ def hostile_records(now: State, processes: int) -> bool:
 def properties(now: State, processes: int) -> bool:
     """One round of the differential properties, with another hypothesis seed; conftest.py says how many examples."""
     seed = Random().randrange(2**32)
-    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=prove", "--timeout=0",
-            f"--hypothesis-seed={seed}", "-n", str(processes), "-k", WITHOUT, "tests/properties"]  # fmt: skip
+    line = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--hypothesis-profile=prove",
+        "--timeout=0",
+        f"--hypothesis-seed={seed}",
+        "-n",
+        str(processes),
+        "-k",
+        WITHOUT,
+        "tests/properties",
+    ]
     try:
         done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=ROUND_S)
     except subprocess.TimeoutExpired:
@@ -116,8 +134,13 @@ def exhaustive(now: State, processes: int) -> bool:
     if report.interrupted:
         print(f"{name}: stopped after {report.states:,} states; it begins anew the next time")
         raise KeyboardInterrupt
-    done[name] = {"states": report.states, "transitions": report.transitions, "complete": report.complete,
-                  "seconds": report.seconds, "bounds": CONFIGURATIONS[name].bounds._asdict()}  # fmt: skip
+    done[name] = {
+        "states": report.states,
+        "transitions": report.transitions,
+        "complete": report.complete,
+        "seconds": report.seconds,
+        "bounds": CONFIGURATIONS[name].bounds._asdict(),
+    }
     add(now, "exhaustive_states", report.states)
     if report.violations or not report.complete:
         now["failures"].append(f"marshal simulate --exhaustive {name}")
@@ -126,14 +149,21 @@ def exhaustive(now: State, processes: int) -> bool:
 
 def tell(name: str, progress: Progress) -> None:
     if sys.stderr.isatty():
-        print(f"\r{name}: depth {progress.depth}, {progress.states:,} states, {progress.frontier:,} to look at   ",
-              end="", file=sys.stderr, flush=True)  # fmt: skip
+        print(
+            f"\r{name}: depth {progress.depth}, {progress.states:,} states, {progress.frontier:,} to look at   ",
+            end="",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 # Each does a slice, and says whether there was one to do.
 WORK: dict[str, Callable[[State, int], bool]] = {
-    "seeds": seeds, "hostile": hostile_records, "properties": properties, "exhaustive": exhaustive,
-}  # fmt: skip
+    "seeds": seeds,
+    "hostile": hostile_records,
+    "properties": properties,
+    "exhaustive": exhaustive,
+}
 
 
 def main(arguments: list[str]) -> int:

@@ -51,11 +51,20 @@ def query(servers: str, folder: Path, name: str, every_s: float, kind: str) -> N
     sink = KINDS[kind](folder).sink(quietly)
     spark = local_session("local[2]", settings={"spark.local.dir": str(folder / "local")})
     spark.sparkContext.setLogLevel("ERROR")
-    started = (spark.readStream.format("marshal").option("bootstrap.servers", servers).option("topics", TOPIC)
-               .option("group", GROUP).option("start", "earliest").option("heartbeat_interval_s", "1")
-               .option("handler_timeout_s", "5").load()
-               .writeStream.foreachBatch(sink).option("checkpointLocation", str(folder / name))
-               .trigger(processingTime=f"{every_s} seconds").start())  # fmt: skip
+    started = (
+        spark.readStream.format("marshal")
+        .option("bootstrap.servers", servers)
+        .option("topics", TOPIC)
+        .option("group", GROUP)
+        .option("start", "earliest")
+        .option("heartbeat_interval_s", "1")
+        .option("handler_timeout_s", "5")
+        .load()
+        .writeStream.foreachBatch(sink)
+        .option("checkpointLocation", str(folder / name))
+        .trigger(processingTime=f"{every_s} seconds")
+        .start()
+    )
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
     while not over.is_set() and started.isActive:
@@ -77,8 +86,13 @@ def service(servers: str, folder: Path, kind: str) -> None:
             batch = consumer.fetch(400, expires_s=0.5)
             try:
                 if batch:
-                    write_batch(target.table, batch, lambda messages, entry: target.store(
-                        entry, [(message.partition, message.offset) for message in messages]))
+                    write_batch(
+                        target.table,
+                        batch,
+                        lambda messages, entry: target.store(
+                            entry, [(message.partition, message.offset) for message in messages]
+                        ),
+                    )
                     batch.ack()
             except (WriteFenced, ClaimLost) as error:
                 print(f"dropped: {error}", flush=True)
@@ -100,9 +114,13 @@ class Member:
         self.log = self.folder / f"{self.arguments[0]}-{self.runs}.log"
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.query_kills", "--member", *self.arguments], cwd=ROOT, stdout=out,
-                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(ROOT)},
-            )  # fmt: skip
+                [sys.executable, "-m", "tests.support.query_kills", "--member", *self.arguments],
+                cwd=ROOT,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )
 
     def check(self) -> None:
         if self.process.poll() not in (None, 0):
@@ -147,8 +165,11 @@ def run(servers: str, folder: Path, kills: int, every_s: float, seed: int, kind:
             forgets = member is not members[-1] and random.random() > KEEPS_CHECKPOINT
             if forgets:
                 shutil.rmtree(folder / member.arguments[0], ignore_errors=True)
-            print(f"{number + 1}: {member.arguments[0]} {'stopped' if by_signal else 'killed'}"
-                  f"{', its checkpoint deleted' * forgets}; produced {made.total()}", flush=True)  # fmt: skip
+            print(
+                f"{number + 1}: {member.arguments[0]} {'stopped' if by_signal else 'killed'}"
+                f"{', its checkpoint deleted' * forgets}; produced {made.total()}",
+                flush=True,
+            )
             member.start()
     finally:
         over.set()
@@ -187,8 +208,18 @@ def _count(target: Target, made: Counter[int], members: list[Member], deadline: 
         time.sleep(1.0)
     twice = [place for place, times in seen.items() if times > 1]
     unknown = seen.keys() - wanted
-    print(json.dumps({"produced": len(wanted), "missing": len(missing), "twice": len(twice), "unknown": len(unknown),
-                      "some": sorted(missing)[:5] + sorted(twice)[:5]}), flush=True)  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "produced": len(wanted),
+                "missing": len(missing),
+                "twice": len(twice),
+                "unknown": len(unknown),
+                "some": sorted(missing)[:5] + sorted(twice)[:5],
+            }
+        ),
+        flush=True,
+    )
     return int(bool(missing or twice or unknown))
 
 
@@ -208,8 +239,10 @@ def main() -> int:
             query(servers, Path(folder), name, float(every_s), kind)
         return 0
     folder = Path(tempfile.mkdtemp(prefix="query-kills-"))
-    print(f"{given.table}, seed {given.seed}, a trigger every {given.every:g} s, {given.kills} kills, in {folder}",
-          flush=True)  # fmt: skip
+    print(
+        f"{given.table}, seed {given.seed}, a trigger every {given.every:g} s, {given.kills} kills, in {folder}",
+        flush=True,
+    )
     with start_cluster(1, {"auto.create.topics.enable": "true"}) as cluster:
         verdict = run(cluster.bootstrap, folder, given.kills, given.every, given.seed, given.table)
     if not verdict:

@@ -27,11 +27,19 @@ ASKING_S = 60.0  # the same question again and again
 
 
 def plain_consumer(bootstrap: str) -> Consumer:
-    return Consumer({
-        "bootstrap.servers": bootstrap, "group.id": "judge", "enable.auto.commit": False,
-        "auto.offset.reset": "error", "isolation.level": "read_uncommitted", "reconnect.backoff.max.ms": 500,
-        "fetch.error.backoff.ms": 50, "fetch.wait.max.ms": 100, "log_level": 2,
-    })  # fmt: skip
+    return Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "judge",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "isolation.level": "read_uncommitted",
+            "reconnect.backoff.max.ms": 500,
+            "fetch.error.backoff.ms": 50,
+            "fetch.wait.max.ms": 100,
+            "log_level": 2,
+        }
+    )
 
 
 def asked(question: Callable[[], Answer]) -> Answer:

@@ -19,10 +19,17 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 SPARK, KAFKA, NEITHER = range(3)
 SPARK_ELSEWHERE: Final = ("tests/kafka/test_bench.py",)  # `bench.stream` runs two queries
-LONG: Final = ("tests/spark/test_kills.py", "tests/kafka/test_bench.py", "tests/spark/test_streams.py",
-               "tests/spark/test_log.py", "tests/kafka/test_processes.py", "tests/kafka/test_admin.py",
-               "tests/kafka/test_recreated.py", "tests/simulator/test_exhaustive.py",
-               "tests/simulator/test_simulate.py")  # fmt: skip
+LONG: Final = (
+    "tests/spark/test_kills.py",
+    "tests/kafka/test_bench.py",
+    "tests/spark/test_streams.py",
+    "tests/spark/test_log.py",
+    "tests/kafka/test_processes.py",
+    "tests/kafka/test_admin.py",
+    "tests/kafka/test_recreated.py",
+    "tests/simulator/test_exhaustive.py",
+    "tests/simulator/test_simulate.py",
+)
 
 
 def kind_of(file: str) -> int:

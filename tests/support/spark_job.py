@@ -55,9 +55,13 @@ def main(settings: Settings) -> None:
     journal = Journal(Path(settings.journal))
     spark = local_session("local[2]", settings={"spark.local.dir": str(Path(settings.checkpoint).parent / "local")})
     spark.sparkContext.setLogLevel("ERROR")
-    writer = (spark.readStream.format("marshal").options(**settings.options).load()
-              .writeStream.foreachBatch(Sink(settings, journal))
-              .option("checkpointLocation", settings.checkpoint))  # fmt: skip
+    writer = (
+        spark.readStream.format("marshal")
+        .options(**settings.options)
+        .load()
+        .writeStream.foreachBatch(Sink(settings, journal))
+        .option("checkpointLocation", settings.checkpoint)
+    )
     query = writer.trigger(availableNow=True).start() if settings.available_now else writer.start()
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())

@@ -329,8 +329,9 @@ class Stage:
         until_ms = self.now_ms + for_ms
         while True:
             self._settle()
-            next_ms = min([due for due, *_ in self._flying] + [c.next_ms() for c in self.clients if c.runs],
-                          default=until_ms + 1)  # fmt: skip
+            next_ms = min(
+                [due for due, *_ in self._flying] + [c.next_ms() for c in self.clients if c.runs], default=until_ms + 1
+            )
             if next_ms > until_ms:
                 self.now_ms = until_ms
                 return

@@ -48,8 +48,17 @@ class Actor:
 class Troupe:
     """A context manager; leaving it ends every process."""
 
-    def __init__(self, bootstrap: str, folder: Path, topics: list[str], *, delivery: str = "at_least_once",
-                 coordination_partitions: int = 2, seed: int = 0, **worker: Any) -> None:  # fmt: skip
+    def __init__(
+        self,
+        bootstrap: str,
+        folder: Path,
+        topics: list[str],
+        *,
+        delivery: str = "at_least_once",
+        coordination_partitions: int = 2,
+        seed: int = 0,
+        **worker: Any,
+    ) -> None:
         mark = uuid.uuid4().hex[:8]
         self.bootstrap, self.folder, self.topics, self.delivery = bootstrap, folder, topics, delivery
         self.group, self.coordination_topic = f"group-{mark}", f"marshal-{mark}"
@@ -67,8 +76,9 @@ class Troupe:
         self.recorder.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         for actor in self.actors.values():
             if actor.running:
                 os.kill(actor.process.pid, signal.SIGKILL)
@@ -83,9 +93,14 @@ class Troupe:
         log = path.with_suffix(".log")
         settings = {"name": name, "journal": str(path), "bootstrap": self.bootstrap, "topics": self.topics, **settings}
         with log.open("wb") as out:
-            process = subprocess.Popen([sys.executable, "-B", "-m", module, json.dumps(settings)], cwd=ROOT,
-                                       env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL,
-                                       stdout=out, stderr=subprocess.STDOUT)  # fmt: skip
+            process = subprocess.Popen(
+                [sys.executable, "-B", "-m", module, json.dumps(settings)],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
         self._fault("start", f"{name}-{process.pid}")
         actor = self.actors[name] = Actor(name, process, Tail(path), log)
         return actor
@@ -95,11 +110,15 @@ class Troupe:
         if name in self.actors:
             self._retire(name)
         given = {
-            "group": self.group, "coordination_topic": self.coordination_topic,
-            "coordination_partitions": self._coordination_partitions, "delivery": self.delivery,
-            "seed": self.seed * 1_000 + self._births, "style": ("single", "batch")[self._births % 2],
-            **self._worker, **settings,
-        }  # fmt: skip
+            "group": self.group,
+            "coordination_topic": self.coordination_topic,
+            "coordination_partitions": self._coordination_partitions,
+            "delivery": self.delivery,
+            "seed": self.seed * 1_000 + self._births,
+            "style": ("single", "batch")[self._births % 2],
+            **self._worker,
+            **settings,
+        }
         return self._start(module, name, given)
 
     def cast(self, count: int, **settings: Any) -> list[str]:
@@ -217,8 +236,11 @@ class Troupe:
         group = self.world()
         if group is None:
             return {}
-        return {place: group.sessions[part.owner].join["client_id"] for place, part in list(group.partitions.items())
-                if part.owner in group.sessions}  # fmt: skip
+        return {
+            place: group.sessions[part.owner].join["client_id"]
+            for place, part in list(group.partitions.items())
+            if part.owner in group.sessions
+        }
 
     def session_of(self, name: str) -> int:
         """The newest live session of a worker, -1 if it has none."""
@@ -249,13 +271,17 @@ class Troupe:
         group = self.world()
         if group is None:
             return False
-        return all(place in group.partitions and group.partitions[place].position > max(made)
-                   for place, made in self.evidence.topics.items() if made)  # fmt: skip
+        return all(
+            place in group.partitions and group.partitions[place].position > max(made)
+            for place, made in self.evidence.topics.items()
+            if made
+        )
 
     # --- the end
 
-    def finish(self, *, takeovers: int = 0, deliveries: int = 1, settle_s: float = DEADLINE_S,
-               expect_settled: bool = True) -> Judgement:
+    def finish(
+        self, *, takeovers: int = 0, deliveries: int = 1, settle_s: float = DEADLINE_S, expect_settled: bool = True
+    ) -> Judgement:
         """Ends the producers, waits until everything is done and owned, stops the workers, judges.
 
         Where the wait is in vain the judge says what is missing (V1 to V3). `expect_settled=False` is for scenarios
@@ -299,8 +325,10 @@ class Troupe:
         self._keep_log()
         evidence = dataclasses.replace(self.evidence, logs={log: list(r) for log, r in self.recorder.logs.items()})
         there = self.topic_contents()
-        evidence.topics = {place: sorted({*there.get(place, ()), *self.evidence.topics.get(place, ())})
-                           for place in {*there, *self.evidence.topics}}  # fmt: skip
+        evidence.topics = {
+            place: sorted({*there.get(place, ()), *self.evidence.topics.get(place, ())})
+            for place in {*there, *self.evidence.topics}
+        }
         return judge(evidence, takeovers_min=takeovers, deliveries_min=deliveries)
 
     def _keep_log(self) -> None:

@@ -59,8 +59,12 @@ class User(worker.Worker):
 
     def _consume(self) -> None:
         wishes = self.wishes
-        with marshal_py.connect(wishes.bootstrap, client_id=self.client, coordination_topic=wishes.coordination_topic,
-                                coordination_partitions=wishes.coordination_partitions) as marshal:  # fmt: skip
+        with marshal_py.connect(
+            wishes.bootstrap,
+            client_id=self.client,
+            coordination_topic=wishes.coordination_topic,
+            coordination_partitions=wishes.coordination_partitions,
+        ) as marshal:
             options = {"heartbeat_interval_s": 1.0, "start": "earliest", **wishes.options}
             with marshal.consumer(wishes.group, wishes.topics, delivery=wishes.delivery, **options) as consumer:
                 self.consumer = consumer

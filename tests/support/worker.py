@@ -108,8 +108,15 @@ class Worker:
 
     def run(self) -> int:
         settings = self.settings
-        self.journal.write("start", name=settings.name, pid=os.getpid(), client=self.client, group=settings.group,
-                           delivery=settings.delivery, seed=settings.seed)  # fmt: skip
+        self.journal.write(
+            "start",
+            name=settings.name,
+            pid=os.getpid(),
+            client=self.client,
+            group=settings.group,
+            delivery=settings.delivery,
+            seed=settings.seed,
+        )
         beat = threading.Thread(target=self._beat, name="beat", daemon=True)
         beat.start()
         code = 0
@@ -125,9 +132,12 @@ class Worker:
 
     def _consume(self) -> None:
         settings = self.settings
-        with marshal_py.connect(settings.bootstrap, client_id=self.client,
-                                coordination_topic=settings.coordination_topic,
-                                coordination_partitions=settings.coordination_partitions) as marshal:  # fmt: skip
+        with marshal_py.connect(
+            settings.bootstrap,
+            client_id=self.client,
+            coordination_topic=settings.coordination_topic,
+            coordination_partitions=settings.coordination_partitions,
+        ) as marshal:
             options = {"heartbeat_interval_s": 1.0, "start": "earliest", **settings.options}
             with marshal.consumer(settings.group, settings.topics, delivery=settings.delivery, **options) as consumer:
                 self.consumer = consumer
@@ -136,8 +146,10 @@ class Worker:
                 if settings.delivery == "at_most_once":
                     self._fetch_all(consumer, self._handle_here)
                     return
-                pool = [threading.Thread(target=self._work, args=(settings.seed * 31 + i,), name=f"pool-{i}")
-                        for i in range(POOL_THREADS)]  # fmt: skip
+                pool = [
+                    threading.Thread(target=self._work, args=(settings.seed * 31 + i,), name=f"pool-{i}")
+                    for i in range(POOL_THREADS)
+                ]
                 for thread in pool:
                     thread.start()
                 try:

@@ -33,8 +33,11 @@ def test_the_transport_and_a_life_over_another_client(release: str) -> None:
     path = client_versions.oldest() if release == "oldest" else client_versions.folder(release)
     run = subprocess.run(
         [sys.executable, "-B", "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", CHOSEN, *TESTS],
-        cwd=client_versions.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        cwd=client_versions.ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(path), str(client_versions.ROOT)])},
-    )  # fmt: skip
+    )
     assert f"confluent-kafka {client_versions.version(path)}," in run.stdout, run.stdout
     assert run.returncode == 0, run.stdout

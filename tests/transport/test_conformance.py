@@ -95,8 +95,7 @@ class TestCannotCreate(conformance.CannotCreatePromises):
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"),
-    [("min.insync.replicas", "1"), ("unclean.leader.election.enable", "true")],
+    ("setting", "value"), [("min.insync.replicas", "1"), ("unclean.leader.election.enable", "true")]
 )
 def test_three_brokers_must_be_safe_ones(setting: str, value: str) -> None:
     """L1, over memory; tests/kafka asks three real brokers."""

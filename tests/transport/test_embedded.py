@@ -72,16 +72,29 @@ def _property(name: str) -> str:
 def producer(broker: Broker, **options: Any) -> Producer:
     """Without idempotence where a test is not about it: its first record may wait half a second for a producer id."""
     return Producer(
-        {"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 0, "acks": "all",
-         "retry.backoff.ms": 20, "reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 50, "log_level": 0}
+        {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "linger.ms": 0,
+            "acks": "all",
+            "retry.backoff.ms": 20,
+            "reconnect.backoff.ms": 10,
+            "reconnect.backoff.max.ms": 50,
+            "log_level": 0,
+        }
         | {_property(name): value for name, value in options.items()}
     )
 
 
 def consumer(broker: Broker, **options: Any) -> Consumer:
     return Consumer(
-        {"bootstrap.servers": broker.bootstrap_servers, "group.id": "tests", "fetch.wait.max.ms": FETCH_WAIT_MS,
-         "enable.auto.commit": False, "auto.offset.reset": "error", "log_level": 0}
+        {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "group.id": "tests",
+            "fetch.wait.max.ms": FETCH_WAIT_MS,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "log_level": 0,
+        }
         | {_property(name): value for name, value in options.items()}
     )
 
@@ -255,12 +268,15 @@ def test_a_client_has_none_of_the_named_capabilities() -> None:
 
 REFUSED: dict[str, Callable[[AdminClient], Any]] = {
     "create_topics": lambda client: client.create_topics([NewTopic("new", 1, 1)], request_timeout=DEADLINE_S),
-    "create_partitions": lambda client: client.create_partitions([NewPartitions("limits", 9)],
-                                                                 request_timeout=DEADLINE_S),
-    "describe_configs": lambda client: client.describe_configs([ConfigResource(ResourceType.TOPIC, "limits")],
-                                                               request_timeout=DEADLINE_S),
-    "delete_records": lambda client: client.delete_records([TopicPartition("limits", 0, 0)],
-                                                           request_timeout=DEADLINE_S),
+    "create_partitions": lambda client: client.create_partitions(
+        [NewPartitions("limits", 9)], request_timeout=DEADLINE_S
+    ),
+    "describe_configs": lambda client: client.describe_configs(
+        [ConfigResource(ResourceType.TOPIC, "limits")], request_timeout=DEADLINE_S
+    ),
+    "delete_records": lambda client: client.delete_records(
+        [TopicPartition("limits", 0, 0)], request_timeout=DEADLINE_S
+    ),
     "delete_topics": lambda client: client.delete_topics(["limits"], request_timeout=DEADLINE_S),
     "describe_consumer_groups": lambda client: client.describe_consumer_groups(["g"], request_timeout=DEADLINE_S),
 }
@@ -448,8 +464,9 @@ def test_injected_errors_are_answered_in_order_and_then_end(own: Broker) -> None
     own.fail_requests("Produce", 0, KafkaError.POLICY_VIOLATION)
     codes: list[int | None] = []
     for _ in range(3):
-        target.produce("errors", b"x", partition=0,
-                       on_delivery=lambda error, _: codes.append(error.code() if error else None))
+        target.produce(
+            "errors", b"x", partition=0, on_delivery=lambda error, _: codes.append(error.code() if error else None)
+        )
         assert target.flush(DEADLINE_S) == 0
     assert codes == [None, KafkaError.POLICY_VIOLATION, None]
     assert own.bounds()["errors", 0].high == 3  # what was answered with an error was not written

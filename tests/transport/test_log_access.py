@@ -24,8 +24,12 @@ def test_readers_and_writers_of_the_log() -> None:
     writer = settings.log_writer(settings.from_user(GIVEN), "me")
     assert writer["acks"] == "all"
     assert writer["enable.idempotence"] is True
-    for key, value in (("acks", "1"), ("enable.idempotence", False), ("auto.offset.reset", "latest"),
-                       ("transactional.id", "t")):  # fmt: skip
+    for key, value in (
+        ("acks", "1"),
+        ("enable.idempotence", False),
+        ("auto.offset.reset", "latest"),
+        ("transactional.id", "t"),
+    ):
         with pytest.raises(InvalidOption):
             settings.from_user({**GIVEN, key: value})
 

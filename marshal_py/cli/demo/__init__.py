@@ -29,13 +29,14 @@ EMBEDDED_TOPIC: Final = "demo-orders"
 @frame.reports_errors
 def demo(
     seconds: Annotated[float, typer.Option(min=SECONDS_MIN, max=SECONDS_MAX, help="About how long.")] = 30.0,
-    delivery: Annotated[Literal["at_least_once", "at_most_once"], typer.Option(help="Which promise.")]
-    = "at_least_once",
+    delivery: Annotated[
+        Literal["at_least_once", "at_most_once"], typer.Option(help="Which promise.")
+    ] = "at_least_once",
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
     as_json: frame.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Watch consumers share twelve partitions, one killed, one joining, and see what was lost.
 
     Without --bootstrap-servers it brings its own broker inside this process. On a real cluster it makes a topic of its
@@ -47,8 +48,14 @@ def demo(
 
     with _cluster(bootstrap_servers, command_config, coordination_topic) as (settings, topic, group):
         admin = KafkaDoor(settings, CONNECT_TIMEOUT_S).admin()
-        plan = Plan(settings=settings, topic=topic, group=group, coordination_topic=coordination_topic,
-                    delivery=delivery, seconds=seconds)  # fmt: skip
+        plan = Plan(
+            settings=settings,
+            topic=topic,
+            group=group,
+            coordination_topic=coordination_topic,
+            delivery=delivery,
+            seconds=seconds,
+        )
         with make_view(as_json) as view:
             result, tally = play(plan, admin, view)
         admin.close()
@@ -80,8 +87,10 @@ def _cluster(servers: str | None, config: Any, coordination_topic: str) -> Itera
     topic = f"{EMBEDDED_TOPIC}-{mark}"
     admin = KafkaDoor(settings, CONNECT_TIMEOUT_S).admin()
     if "create_topic" not in admin.capabilities:
-        raise frame.CommandFailed("this is an embedded broker, where clients cannot create topics: leave out "
-                                  "--bootstrap-servers, and the demo brings its own")  # fmt: skip
+        raise frame.CommandFailed(
+            "this is an embedded broker, where clients cannot create topics: leave out "
+            "--bootstrap-servers, and the demo brings its own"
+        )
     admin.create_topic(topic, PARTITIONS)
     frame.say(f"cluster {settings['bootstrap.servers']}, topic {topic}")
     yield settings, topic, f"demo-{mark}"

@@ -64,10 +64,12 @@ class Child:
         with stderr.open("ab") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module],
-                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
                 start_new_session=True,  # ctrl-C is for the demo alone, which then ends its children in order
-            )  # fmt: skip
+            )
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(task) + b"\n")
         self._process.stdin.flush()

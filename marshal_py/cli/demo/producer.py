@@ -22,8 +22,9 @@ BEAT_S: Final = 0.02  # how even the pace is
 
 
 def produce(task: Task, journal: Journal, stop: threading.Event) -> None:
-    sink = KafkaSink(KafkaDoor(task.settings, CONNECT_TIMEOUT_S),
-                     lambda tp, offset: journal.write(Written(tp.partition, offset)))  # fmt: skip
+    sink = KafkaSink(
+        KafkaDoor(task.settings, CONNECT_TIMEOUT_S), lambda tp, offset: journal.write(Written(tp.partition, offset))
+    )
     began, sent = time.monotonic(), 0
     while not stop.wait(BEAT_S):
         due = round((time.monotonic() - began) * task.rate_per_s)

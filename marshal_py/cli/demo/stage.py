@@ -150,8 +150,17 @@ class Stage:
 
     def _start(self, name: str, module: str) -> Child:
         plan = self.plan
-        task = Task(name, plan.settings, plan.topic, plan.group, plan.coordination_topic, plan.delivery,
-                    HEARTBEAT_INTERVAL_S, RATE_PER_S, str(self.folder / f"{name}.journal"))  # fmt: skip
+        task = Task(
+            name,
+            plan.settings,
+            plan.topic,
+            plan.group,
+            plan.coordination_topic,
+            plan.delivery,
+            HEARTBEAT_INTERVAL_S,
+            RATE_PER_S,
+            str(self.folder / f"{name}.journal"),
+        )
         self._readers.append((name, JournalReader(Path(task.journal))))
         child = Child(module, task, self.folder / f"{name}.stderr")
         self._event(f"{name} starts (pid {child.pid})")

@@ -22,8 +22,9 @@ COLOURS: Final = ("cyan", "magenta", "yellow", "green", "blue", "white")
 class View(Protocol):
     def __enter__(self) -> Self: ...
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None: ...  # fmt: skip
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
     def event(self, at_s: float, text: str) -> None:
         """Something happened, `at_s` seconds into the demo."""
@@ -49,8 +50,9 @@ class LinesView:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stream.flush()
 
     def event(self, at_s: float, text: str) -> None:
@@ -75,8 +77,9 @@ class LiveView:
         self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._live.stop()
 
     def event(self, at_s: float, text: str) -> None:
@@ -88,9 +91,13 @@ class LiveView:
             table.add_column(name, justify="left" if name == "owner" else "right")
         for partition in range(tally.partitions):
             claim = tally.owners.get(partition)
-            table.add_row(str(partition), self._named(claim.worker) if claim else Text("nobody", "dim"),
-                          str(tally.next_offset[partition]), str(tally.end[partition]),
-                          str(tally.lag(partition)))  # fmt: skip
+            table.add_row(
+                str(partition),
+                self._named(claim.worker) if claim else Text("nobody", "dim"),
+                str(tally.next_offset[partition]),
+                str(tally.end[partition]),
+                str(tally.lag(partition)),
+            )
         self._live.update(Group(Text(f"{at_s:5.1f} s  {totals(tally)}", "bold"), table, Text("\n".join(self._events))))
 
     def _named(self, worker: str) -> Text:

@@ -28,14 +28,27 @@ def consume(task: Task, journal: Journal) -> None:
         journal.write(Lost(now(), info.partition, reason))
 
     # From the beginning: messages that are there before a partition's first claim count too.
-    options: dict[str, Any] = {"delivery": task.delivery, "start": "earliest", "on_claim": claimed, "on_lost": lost,
-                               "heartbeat_interval_s": task.interval_s}  # fmt: skip
+    options: dict[str, Any] = {
+        "delivery": task.delivery,
+        "start": "earliest",
+        "on_claim": claimed,
+        "on_lost": lost,
+        "heartbeat_interval_s": task.interval_s,
+    }
     with connect(task.settings, client_id=task.name, coordination_topic=task.coordination_topic) as marshal:
         with marshal.consumer(task.group, [task.topic], **options) as consumer, stop_on_signals(consumer):
             journal.write(Joined(now()))
             for message in consumer:
-                journal.write(Delivered(now(), message.partition, message.offset, (message.key or b"").decode(),
-                                        sound(message.key, message.value), str(message.token)))  # fmt: skip
+                journal.write(
+                    Delivered(
+                        now(),
+                        message.partition,
+                        message.offset,
+                        (message.key or b"").decode(),
+                        sound(message.key, message.value),
+                        str(message.token),
+                    )
+                )
                 message.ack()
                 tell(consumer, journal)
         tell(consumer, journal)

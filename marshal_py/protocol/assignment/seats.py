@@ -155,8 +155,9 @@ def dealt(group: Group, pools: Iterable[Pool]) -> dict[TopicPartition, int]:
     return found
 
 
-def _deal_to_reserve(group: Group, reserve: list[Seat], rest: list[TopicPartition],
-                     found: dict[TopicPartition, int]) -> None:  # fmt: skip
+def _deal_to_reserve(
+    group: Group, reserve: list[Seat], rest: list[TopicPartition], found: dict[TopicPartition, int]
+) -> None:
     """Those that stand by keep what nobody else can take (F9.9); what nobody has goes to the least loaded of them."""
     by_id, free = {seat.id: seat for seat in reserve}, []
     for tp in rest:

@@ -166,8 +166,9 @@ class Actor:
 class Consumer(Actor):
     """A consumer: one Member, and handlers that take one message of a claim at a time."""
 
-    def __init__(self, number: int, options: MemberOptions, world: World, counts: dict[str, int],
-                 messages: int) -> None:  # fmt: skip
+    def __init__(
+        self, number: int, options: MemberOptions, world: World, counts: dict[str, int], messages: int
+    ) -> None:
         super().__init__(number)
         self.mind = Member(world, GROUP, options, self.dice)
         self.mind.topics.counts.update(counts)
@@ -291,8 +292,9 @@ class Consumer(Actor):
 class Clerk(Actor):
     """An admin's run: one errand."""
 
-    def __init__(self, number: int, name: str, world: World, plan: type[Errand], aim: int,
-                 history: Iterable[Verdict]) -> None:  # fmt: skip
+    def __init__(
+        self, number: int, name: str, world: World, plan: type[Errand], aim: int, history: Iterable[Verdict]
+    ) -> None:
         """`history`: the verdicts on all that stands in the log."""
         super().__init__(number)
         author = Author.of(name, "host", "marshal", self.dice(4))
@@ -304,8 +306,9 @@ class Clerk(Actor):
         # A run that finds the pause of one that crashed takes it over: its person has read whose it is (M2).
         pause = self.ledger.running(world.groups[GROUP]) if GROUP in world.groups else None
         again = pause is not None and author.is_also(pause.by)
-        self.plan: Errand = (PositionPlan(scene, [TopicPartition(TOPIC, 0)], take_over=again) if plan is PositionPlan
-                             else plan(scene))  # fmt: skip
+        self.plan: Errand = (
+            PositionPlan(scene, [TopicPartition(TOPIC, 0)], take_over=again) if plan is PositionPlan else plan(scene)
+        )
 
     @property
     def deadline_ms(self) -> int:

@@ -20,8 +20,14 @@ HANDLER_TIMEOUT_MS: Final = 1_000 * INTERVAL_MS  # D4 and the bound of A3 take n
 
 def consumer(name: str, mode: int = AT_LEAST_ONCE, **changed: object) -> MemberOptions:
     """A consumer's settings, the defaults but for the interval."""
-    options = MemberOptions(client_id=name, mode=mode, topics=(TOPIC,), interval_ms=INTERVAL_MS,
-                            handler_timeout_ms=HANDLER_TIMEOUT_MS, hand_over_timeout_ms=HANDLER_TIMEOUT_MS)  # fmt: skip
+    options = MemberOptions(
+        client_id=name,
+        mode=mode,
+        topics=(TOPIC,),
+        interval_ms=INTERVAL_MS,
+        handler_timeout_ms=HANDLER_TIMEOUT_MS,
+        hand_over_timeout_ms=HANDLER_TIMEOUT_MS,
+    )
     return replace(options, **changed) if changed else options
 
 

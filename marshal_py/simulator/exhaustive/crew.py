@@ -90,12 +90,19 @@ class Crew:
             return None
         met: list[Inventory] = [line.recv() for line in self.lines]
         return Report(
-            name, whole and not self._sum("waiting"), self.interrupted, self._sum("states"), self._sum("transitions"),
-            self._sum("clipped"), self.depth,
+            name,
+            whole and not self._sum("waiting"),
+            self.interrupted,
+            self._sum("states"),
+            self._sum("transitions"),
+            self._sum("clipped"),
+            self.depth,
             len(set().union(*(inventory.conditions for inventory in met))),
-            len(set().union(*(inventory.logs for inventory in met))), self._sum("deliveries"),
-            round(time.monotonic() - began_s, 2), (),
-        )  # fmt: skip
+            len(set().union(*(inventory.logs for inventory in met))),
+            self._sum("deliveries"),
+            round(time.monotonic() - began_s, 2),
+            (),
+        )
 
     def _sum(self, name: str) -> int:
         return sum(getattr(tally, name) for tally in self.tallies)
@@ -136,8 +143,9 @@ class Crew:
             inbox.close()
 
 
-def _work(prepare: Prepare, number: int, inboxes: list[Queue[Parcel]], line: Connection[Any, bool],
-          halt: Event) -> None:  # fmt: skip
+def _work(
+    prepare: Prepare, number: int, inboxes: list[Queue[Parcel]], line: Connection[Any, bool], halt: Event
+) -> None:
     """One process, until the word to go on does not come, or nobody is there to say it."""
     leave_interrupts_to_the_parent()
     search, first = prepare()
@@ -148,8 +156,18 @@ def _work(prepare: Prepare, number: int, inboxes: list[Queue[Parcel]], line: Con
 
     def tell(level: bool) -> bool:
         waiting = len(share.frontier) - share.looked_at + len(share.upcoming)
-        line.send(Tally(len(share.seen), waiting, share.transitions, search.clipped, search.deliveries, share.complete,
-                        bool(share.found), level))  # fmt: skip
+        line.send(
+            Tally(
+                len(share.seen),
+                waiting,
+                share.transitions,
+                search.clipped,
+                search.deliveries,
+                share.complete,
+                bool(share.found),
+                level,
+            )
+        )
         return not halt.is_set()
 
     try:

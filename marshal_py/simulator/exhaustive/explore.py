@@ -22,8 +22,13 @@ Watch = Callable[[Progress], None]
 TOLERATED: Final = frozenset({"S1"})
 
 
-def explore(name: str, states_max: int = STATES_MAX, mutant: str | None = None,
-            watch: Watch = lambda progress: None, processes: int = 1) -> Report:  # fmt: skip
+def explore(
+    name: str,
+    states_max: int = STATES_MAX,
+    mutant: str | None = None,
+    watch: Watch = lambda progress: None,
+    processes: int = 1,
+) -> Report:
     """Searches the configuration `name`. Raises InvalidOption for a name that there is not.
 
     A planted bug is searched for by one process, whatever `processes` says: it is found soon.
@@ -38,8 +43,9 @@ def explore(name: str, states_max: int = STATES_MAX, mutant: str | None = None,
         return search(CONFIGURATIONS[name], states_max, watch, 1, TOLERATED)
 
 
-def search(configuration: Configuration, states_max: int, watch: Watch, processes: int,
-           tolerated: frozenset[str] = frozenset()) -> Report:  # fmt: skip
+def search(
+    configuration: Configuration, states_max: int, watch: Watch, processes: int, tolerated: frozenset[str] = frozenset()
+) -> Report:
     """Searches this world. Ctrl-C ends it early, with a report of what was searched."""
     if processes > 1:
         report = crew.walk(configuration.name, partial(_begun, configuration), processes, states_max, watch)

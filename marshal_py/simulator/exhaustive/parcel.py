@@ -108,6 +108,14 @@ class Receiver:
         found = []
         for state in parcel.states:
             quanta, spent, number, network_, log, locals_ = search.unpack(state)
-            found.append(search.pack(quanta, spent, self._journals[number], networks[network_], logs[log],
-                                     tuple(self._locals[local] for local in locals_)))  # fmt: skip
+            found.append(
+                search.pack(
+                    quanta,
+                    spent,
+                    self._journals[number],
+                    networks[network_],
+                    logs[log],
+                    tuple(self._locals[local] for local in locals_),
+                )
+            )
         return found

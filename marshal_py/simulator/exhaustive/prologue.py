@@ -86,7 +86,9 @@ class Prologue:
         universe = self.search.universe
         group = universe.world(log)[0].groups[GROUP]
         now_ms, before = moment_ms(quanta), universe.networks[network]
-        made = [universe.entry(item, now_ms, -1) if isinstance(item, bytes) else universe.record(item, now_ms, -1)
-                for item in make(group)]  # fmt: skip
+        made = [
+            universe.entry(item, now_ms, -1) if isinstance(item, bytes) else universe.record(item, now_ms, -1)
+            for item in make(group)
+        ]
         planted = universe.network(Network(before.queues, tuple(sorted((*before.strays, *made)))))
         self.state = self.search.pack(quanta, spent, journal, planted, log, locals_)

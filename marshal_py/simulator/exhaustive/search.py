@@ -76,10 +76,14 @@ class Search:
 
     def unpack(self, state: int) -> tuple[int, int, int, int, int, tuple[int, ...]]:
         locals_ = state >> _AT_LOCALS
-        return (state & (1 << TIME) - 1, state >> TIME & (1 << SPENT) - 1, state >> _AT_JOURNAL & (1 << JOURNAL) - 1,
-                state >> _AT_NETWORK & (1 << NETWORK) - 1, state >> _AT_LOG & (1 << LOG) - 1,
-                tuple(locals_ >> LOCAL * at & (1 << LOCAL) - 1
-                      for at in range(len(self.configuration.roles))))  # fmt: skip
+        return (
+            state & (1 << TIME) - 1,
+            state >> TIME & (1 << SPENT) - 1,
+            state >> _AT_JOURNAL & (1 << JOURNAL) - 1,
+            state >> _AT_NETWORK & (1 << NETWORK) - 1,
+            state >> _AT_LOG & (1 << LOG) - 1,
+            tuple(locals_ >> LOCAL * at & (1 << LOCAL) - 1 for at in range(len(self.configuration.roles))),
+        )
 
     def log_of(self, state: int) -> int:
         return state >> _AT_LOG & (1 << LOG) - 1
@@ -152,8 +156,9 @@ class Search:
             found.append(outcome)
         return tuple(found)
 
-    def _land(self, state: int, slot: int, local: int, outcome: Outcome, found: list[int],
-              labels: list[Label] | None) -> None:  # fmt: skip
+    def _land(
+        self, state: int, slot: int, local: int, outcome: Outcome, found: list[int], labels: list[Label] | None
+    ) -> None:
         """The state after one process's outcome, if it breaks nothing and stays within the bounds."""
         broken = outcome.broken
         if outcome.delivery is not None:
@@ -161,8 +166,12 @@ class Search:
             universe, log = self.universe, state >> _AT_LOG & (1 << LOG) - 1
             journal = state >> _AT_JOURNAL & (1 << JOURNAL) - 1
             broken = broken or judge_delivery(
-                outcome.delivery, universe.facts[universe.views[local].log], universe.facts[log],
-                universe.journals[journal], moment_ms(state & 255))  # fmt: skip
+                outcome.delivery,
+                universe.facts[universe.views[local].log],
+                universe.facts[log],
+                universe.journals[journal],
+                moment_ms(state & 255),
+            )
         after = self.universe.views[outcome.local]
         if after.over and after.said and slot in self._consumers and after.said not in self.configuration.endings:
             broken = broken or f"T18: {self.configuration.roles[slot].name} ends with {after.said}"
@@ -204,8 +213,9 @@ class Search:
         strays = tuple(sorted((*before.strays, *queues[slot])))
         queues[slot] = ()
         after = self.universe.network(Network(tuple(queues), strays))
-        found.append(state + (CRASH << TIME) + (after - network << _AT_NETWORK)
-                     + (GONE - local << _AT_LOCALS + LOCAL * slot))  # fmt: skip
+        found.append(
+            state + (CRASH << TIME) + (after - network << _AT_NETWORK) + (GONE - local << _AT_LOCALS + LOCAL * slot)
+        )
         if labels is not None:
             labels.append(("crash", slot, 0))
 
@@ -236,8 +246,9 @@ class Search:
         loaded = (len(path) - 1) // CHECKPOINT_OFFSETS * CHECKPOINT_OFFSETS if configuration.snapshots else 0
         world, _ = universe.world(log, path[loaded])
         if role.options is not None:
-            actor: Consumer | Clerk = Consumer(number, role.options, world, {TOPIC: configuration.partitions},
-                                               configuration.messages)  # fmt: skip
+            actor: Consumer | Clerk = Consumer(
+                number, role.options, world, {TOPIC: configuration.partitions}, configuration.messages
+            )
         else:
             assert role.plan is not None
             verdicts = [universe.world(further)[1] for further in path[1:]]
@@ -353,8 +364,12 @@ class Search:
         match what:
             case "append" | "duplicate" | "reorder" | "stray":
                 told = self.universe.tell_record(log, argument)
-                how = {"append": "", "duplicate": ", and a copy stays on its way", "reorder": ", before an earlier one",
-                       "stray": ", late"}[what]  # fmt: skip
+                how = {
+                    "append": "",
+                    "duplicate": ", and a copy stays on its way",
+                    "reorder": ", before an earlier one",
+                    "stray": ", late",
+                }[what]
                 text = f"{told}{how}"
             case "drop":
                 text = f"loses {self.universe.tell_entry(argument)}"
@@ -368,8 +383,13 @@ class Search:
                 running = [role.name for at, role in enumerate(self.configuration.roles) if argument >> at & 1]
                 text = f"a third of an interval goes by; running: {', '.join(running) or 'nobody'}"
             case _:
-                text = {"tick": "acts", "run": "acts while time goes by", "leave": "is told to stop",
-                        "crash": "crashes", "start": "starts, with all of the log read"}[what]  # fmt: skip
+                text = {
+                    "tick": "acts",
+                    "run": "acts while time goes by",
+                    "leave": "is told to stop",
+                    "crash": "crashes",
+                    "start": "starts, with all of the log read",
+                }[what]
         return f"{moment_ms(quanta) - ORIGIN_MS:>6} ms  {who:<6} {text}"
 
 

@@ -24,10 +24,24 @@ DIGEST_BYTES: Final = 16
 # What no behaviour depends on, or what the rest of the key says already: where an object belongs to, the world (it is
 # the prefix that was read), constants, what is only told to people or to Kafka's committed offsets, what each tick
 # computes from the world and the waits, and whether the next one may be cut short, which comes to the same.
-LEFT_OUT: Final = frozenset({
-    "world", "member", "errand", "options", "advisories", "mirror", "_mirrored", "_mirror_due_ms", "amo_dropped",
-    "late_acks", "events", "idle", "candidacy", "_head_starts",
-})  # fmt: skip
+LEFT_OUT: Final = frozenset(
+    {
+        "world",
+        "member",
+        "errand",
+        "options",
+        "advisories",
+        "mirror",
+        "_mirrored",
+        "_mirror_due_ms",
+        "amo_dropped",
+        "late_acks",
+        "events",
+        "idle",
+        "candidacy",
+        "_head_starts",
+    }
+)
 
 _PLAIN: Final = frozenset({int, str, bytes, bool, float, type(None)})
 _FIELDS: dict[type, tuple[str, ...]] = {}
@@ -82,7 +96,13 @@ def _set(value: Any) -> Any:
 
 
 _MAKERS: Final[dict[type, Callable[[Any], Any]]] = {
-    tuple: _sequence, list: _sequence, deque: _sequence, dict: _mapping, set: _set, frozenset: _set,
-    range: lambda value: (value.start, value.stop), World: lambda value: None,
+    tuple: _sequence,
+    list: _sequence,
+    deque: _sequence,
+    dict: _mapping,
+    set: _set,
+    frozenset: _set,
+    range: lambda value: (value.start, value.stop),
+    World: lambda value: None,
     Dice: lambda value: (value.number, value.count),
-}  # fmt: skip
+}

@@ -31,8 +31,23 @@ T = TypeVar("T")
 INCARNATION: Final = b"small and closed"
 WORLDS_KEPT: Final = 2_048  # folded ones; a world takes some 80 KB, and one that is missed is folded anew
 # What a story tells of a record.
-TOLD: Final = ("client_id", "session", "epoch", "topic", "partition", "observed", "token", "duration_ms", "claims",
-               "ranges", "position", "give", "moves", "kind", "by")  # fmt: skip
+TOLD: Final = (
+    "client_id",
+    "session",
+    "epoch",
+    "topic",
+    "partition",
+    "observed",
+    "token",
+    "duration_ms",
+    "claims",
+    "ranges",
+    "position",
+    "give",
+    "moves",
+    "kind",
+    "by",
+)
 ABSENT, GONE = 0, 1  # a slot that was never started, one whose process crashed
 
 
@@ -238,13 +253,15 @@ class Universe:
         actor.look(self._world_of(actor, log)[0], moment_ms(quanta))
         return self.put(actor, log)
 
-    def after(self, local: int, slot: int, what: str, argument: int,
-              event: Callable[[Actor, Effects], None]) -> Outcome:  # fmt: skip
+    def after(
+        self, local: int, slot: int, what: str, argument: int, event: Callable[[Actor, Effects], None]
+    ) -> Outcome:
         """What `event` makes of a process that reads nothing meanwhile."""
         return self._after(self.get(local), self.views[local].log, slot, what, argument, event)
 
-    def _after(self, actor: Actor, log: int, slot: int, what: str, argument: int,
-               event: Callable[[Actor, Effects], None]) -> Outcome:  # fmt: skip
+    def _after(
+        self, actor: Actor, log: int, slot: int, what: str, argument: int, event: Callable[[Actor, Effects], None]
+    ) -> Outcome:
         self.events += 1
         effects = Effects()
         event(actor, effects)
@@ -285,6 +302,7 @@ class Universe:
             found.append(self.after(local, slot, "tick", 0, lambda actor, effects: actor.tick(now_ms, effects)))
         actor = self.get(local)
         for epoch in actor.next_epochs():
+
             def deliver(actor: Actor, effects: Effects, epoch: int = epoch) -> None:
                 assert isinstance(actor, Consumer)
                 actor.deliver(epoch, now_ms, effects)
@@ -293,6 +311,7 @@ class Universe:
             if outcome.delivery is not None:
                 found.append(outcome)
         for at in range(len(view.flights)):
+
             def finish(actor: Actor, effects: Effects, at: int = at) -> None:
                 assert isinstance(actor, Consumer)
                 actor.finish(at, now_ms, effects)

@@ -167,6 +167,17 @@ def walk(search: Search, first: int, states_max: int, watch: Callable[[Progress]
     except KeyboardInterrupt:
         interrupted = True
     universe = search.universe
-    return Report(search.configuration.name, share.complete and not interrupted, interrupted, len(share.seen),
-                  share.transitions, search.clipped, depth, len(universe.views) - 2, len(universe.parents),
-                  search.deliveries, round(time.monotonic() - began_s, 2), tuple(share.found.values()))  # fmt: skip
+    return Report(
+        search.configuration.name,
+        share.complete and not interrupted,
+        interrupted,
+        len(share.seen),
+        share.transitions,
+        search.clipped,
+        depth,
+        len(universe.views) - 2,
+        len(universe.parents),
+        search.deliveries,
+        round(time.monotonic() - began_s, 2),
+        tuple(share.found.values()),
+    )
