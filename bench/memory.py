@@ -30,7 +30,7 @@ from typing import Any
 
 from bench.stand import Result, Stand, Work
 from marshal_py.protocol import codec, rationalizer
-from marshal_py.protocol.delivery import AtLeastOnce, Run
+from marshal_py.protocol.delivery import AtLeastOnce, OffsetRun
 from marshal_py.protocol.identity import Instant, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.ready import MemberOptions, Ready
@@ -141,7 +141,7 @@ def _track(count: int, chunk: int, gaps: bool, out_of_order: bool) -> tuple[int,
     return tracker.tracked, used / tracker.tracked, used / 1e6, f"#{work.xor >> 32:08x}"
 
 
-def _deliver(tracker: AtLeastOnce, first: int, chunk: int, gaps: bool) -> Run:
+def _deliver(tracker: AtLeastOnce, first: int, chunk: int, gaps: bool) -> OffsetRun:
     offsets: Sequence[int] = [2 * first + 2 * k for k in range(chunk)] if gaps else range(first, first + chunk)
     run_ = tracker.add(offsets)
     run_.deliver(chunk, 0)
@@ -254,10 +254,10 @@ class Life:
         assert not ready.ended, ready.error
         for record in ready.send:
             self._append(codec.encode(record, member.name, self.incarnation))
-        for tp, _ in ready.warm:
-            member.intent.warmed(TopicPartition(*tp))
+        for tp, _ in ready.start_prefetch:
+            member.rebalancer.prefetched(TopicPartition(*tp))
         for want in ready.resolve:
-            member.intent.start_resolved(want.tp, 0, self.now())
+            member.rebalancer.start_resolved(want.tp, 0, self.now())
 
 
 def live(hours: float) -> dict[str, Any]:

@@ -114,10 +114,10 @@ class Fleet:
             self.append(record)
             if at % READ_AT_ONCE == 0:
                 self.now_ms += STEP_MS
-        for tp, _ in ready.warm:
-            member.intent.warmed(tp)
+        for tp, _ in ready.start_prefetch:
+            member.rebalancer.prefetched(tp)
         for want in ready.resolve:
-            member.intent.start_resolved(want.tp, 0, self.now())
+            member.rebalancer.start_resolved(want.tp, 0, self.now())
         return ready
 
     def heartbeats(self) -> None:

@@ -16,12 +16,12 @@ from marshal_py.admin.author import BY_BYTES_MAX, Author
 from marshal_py.admin.ledger import Ledger
 from marshal_py.errors import AdminGaveUp, GroupDeleted, GroupOpaque, InvalidOption, MarshalError
 from marshal_py.protocol.advisory import PROBE
+from marshal_py.protocol.failure_detector import FailureDetector
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.lease import EVICT_INTERVALS
-from marshal_py.protocol.pulse import Pulse
+from marshal_py.protocol.liveness import Liveness
 from marshal_py.protocol.records import Evict, Note, Record
 from marshal_py.protocol.verdict import Verdict
-from marshal_py.protocol.watch import Watch
 from marshal_py.protocol.world import Group, Session, World
 
 INTERVAL_MS: Final = 2_000  # of an admin's own waits (T2): the same as a consumer's default
@@ -76,8 +76,8 @@ class Errand:
             raise InvalidOption("reason", reason, f"at most {BY_BYTES_MAX} bytes: it stands in the records")
         self.scene = scene
         self.reason = reason
-        self.pulse = Pulse(INTERVAL_MS, scene.draw)
-        self.watch = Watch(INTERVAL_MS)
+        self.liveness = Liveness(INTERVAL_MS, scene.draw)
+        self.watch = FailureDetector(INTERVAL_MS)
         self.step = Step()
         self.ended = False
         self.error: MarshalError | None = None
@@ -127,7 +127,7 @@ class Errand:
         if self.ended or verdict.group != self.scene.name or verdict.record is None:
             return
         if isinstance(verdict.record, Note) and verdict.record.kind == PROBE:
-            self.pulse.read_probe(verdict.record.text)
+            self.liveness.read_probe(verdict.record.text)
         self.read(verdict, now)
 
     def tick(self, now: Instant) -> Step:
@@ -138,7 +138,7 @@ class Errand:
         if self.began is None:
             self.began = now
         if not self.ended and group is not None:
-            self.watch.refresh(group, now, self.pulse.proven(now))
+            self.watch.refresh(group, now, self.liveness.proven(now))
             if (group.deleted and not self.founds) or group.opaque_at != NONE:
                 self.give_up(GroupDeleted(group.name) if group.deleted else GroupOpaque(group.name, group.opaque_at))
             elif now.mono_ms - self.began.mono_ms >= self.patience_ms:
@@ -149,7 +149,7 @@ class Errand:
                 self._finish(group, now)
         if not self.ended and self.waits() and (self._probe_ms is None or now.mono_ms - self._probe_ms >= THIRD_MS):
             self._probe_ms = now.mono_ms
-            step.send.append(Note(NONE, PROBE, text=self.pulse.new_probe(now)))
+            step.send.append(Note(NONE, PROBE, text=self.liveness.new_probe(now)))
         step.ended = self.ended
         self.step = Step()
         self.deadline_ms = now.mono_ms + THIRD_MS if group is None else self.watch.deadline_ms(now)

@@ -24,9 +24,9 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol import codec, rationalizer, snapshot
 from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.keeper import SNAPSHOT_EVERY_RECORDS, Keeper
 from marshal_py.protocol.records import Genesis, Snapshot
 from marshal_py.protocol.routing import HASH_NAME
+from marshal_py.protocol.snapshotter import SNAPSHOT_EVERY_RECORDS, Snapshotter
 from marshal_py.protocol.world import CHECKPOINT_OFFSETS, World
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.ports import Bounds, ClusterAdmin, CoordinationLog, Door
@@ -76,15 +76,15 @@ class LogDesk:
         self.log, self.number, self.root, self._timeout_s = log, number, root, timeout_s
         self.bounds = log.bounds(number, timeout_s)
         self.world = opening.open_world(log, number, root, self.bounds)
-        self.keeper = Keeper(self.world, SNAPSHOT_EVERY_RECORDS, secrets.token_bytes)
+        self.snapshotter = Snapshotter(self.world, SNAPSHOT_EVERY_RECORDS, secrets.token_bytes)
         self.wanted = self.bounds.end - self.bounds.end % CHECKPOINT_OFFSETS  # the checkpoint of a snapshot now
         self.pieces: list[Snapshot] | None = None
         if self.world.next_offset == self.wanted:
-            self.pieces = self.keeper.write()
+            self.pieces = self.snapshotter.write()
         log.follow(number, self.world.next_offset)
         self.fold_until(lambda: self.world.next_offset >= self.bounds.end, timeout_s)
         incarnation = None if self.world.genesis is None else self.world.genesis.incarnation
-        self.keeper.shelf = opening.find(log, number, self.bounds, incarnation, 2)
+        self.snapshotter.store = opening.find(log, number, self.bounds, incarnation, 2)
 
     def fold_until(self, condition: Callable[[], bool], wait_s: float) -> bool:
         """Reads on until the condition holds; False if it did not for `wait_s`. Nothing read at all is an error."""
@@ -99,9 +99,9 @@ class LogDesk:
 
     def _fold(self, offset: int, value: bytes | None) -> None:
         verdict = rationalizer.apply(self.world, offset, value)
-        self.keeper.folded(verdict, 0)
+        self.snapshotter.folded(verdict, 0)
         if self.world.next_offset == self.wanted:
-            self.pieces = self.keeper.write()
+            self.pieces = self.snapshotter.write()
 
     def require_end(self) -> None:
         if self.world.next_offset < self.bounds.end:
@@ -114,12 +114,12 @@ class LogDesk:
             self.log.append(self.number, b"", codec.encode(record, "", incarnation))
 
     def look(self) -> Kept:
-        confirmed = self.keeper.shelf.confirmed(self.bounds.first)
+        confirmed = self.snapshotter.store.confirmed(self.bounds.first)
         found = [*(stored.at for stored in confirmed), NONE, NONE]
         sessions = [session for group in self.world.groups.values() for session in group.sessions.values()]
         clients = tuple(sorted({session.join.client_id for session in sessions}))
         return Kept(
-            self.number, self.bounds.first, self.bounds.end, found[0], found[1], self.keeper.deletable(), clients
+            self.number, self.bounds.first, self.bounds.end, found[0], found[1], self.snapshotter.deletable(), clients
         )
 
     # --- a snapshot now
@@ -129,7 +129,7 @@ class LogDesk:
 
         None for a log of less than 16 records. Raises GroupOpaque, SnapshotNotConfirmed, ClusterUnreachable.
         """
-        there = [stored for stored in self.keeper.shelf.confirmed() if stored.at == self.wanted]
+        there = [stored for stored in self.snapshotter.store.confirmed() if stored.at == self.wanted]
         if there:
             return Written(self.number, self.wanted, 0, there[0].self_audit)
         if not self.wanted:
@@ -145,17 +145,17 @@ class LogDesk:
             self._vouch_alone(self.pieces[0])
         if not self.fold_until(lambda: self._confirmed(self.pieces), wait_s):
             raise SnapshotNotConfirmed(self.number, self.wanted, wait_s, sessions)
-        found = self.keeper.shelf.confirmed()[0]
+        found = self.snapshotter.store.confirmed()[0]
         return Written(self.number, self.wanted, sum(len(piece.data) for piece in self.pieces), found.self_audit)
 
     def _confirmed(self, pieces: list[Snapshot] | None) -> bool:
-        return any(stored.at == self.wanted for stored in self.keeper.shelf.confirmed()) and pieces is not None
+        return any(stored.at == self.wanted for stored in self.snapshotter.store.confirmed()) and pieces is not None
 
     def _vouch_alone(self, piece: Snapshot) -> None:
         """N6: nobody lives in the log: a second fold of re-read bytes, and of the snapshot as it stands there."""
 
         def read_back() -> bool:
-            return any(key.at == piece.at and key.instance == piece.instance for key in self.keeper.shelf.whole)
+            return any(key.at == piece.at and key.instance == piece.instance for key in self.snapshotter.store.whole)
 
         if not self.fold_until(read_back, self._timeout_s):
             raise ClusterUnreachable(
@@ -165,9 +165,9 @@ class LogDesk:
             )
         base = opening.base_of(self.log, self.number, self.root, self.bounds, piece.at - CHECKPOINT_OFFSETS)
         again = opening.refold(self.log, base, piece.at)
-        for key, stored in list(self.keeper.shelf.whole.items()):
+        for key, stored in list(self.snapshotter.store.whole.items()):
             if key.instance == piece.instance and key.at == piece.at:
-                self.send(self.keeper.audited(stored, again))
+                self.send(self.snapshotter.audited(stored, again))
 
 
 class Logs:

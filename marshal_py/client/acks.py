@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, Run
-from marshal_py.protocol.holdings import Claim
+from marshal_py.protocol.claim import Claim
+from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, OffsetRun
 from marshal_py.protocol.identity import Token
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class Delivered:
 
     __slots__ = ("claim", "flow", "key_deserializer", "make", "run", "token", "value_deserializer")
 
-    def __init__(self, flow: Flow, claim: Claim, run: Run | None) -> None:
+    def __init__(self, flow: Flow, claim: Claim, run: OffsetRun | None) -> None:
         self.flow, self.claim, self.run = flow, claim, run
         self.key_deserializer = flow.options.key_deserializer
         self.value_deserializer = flow.options.value_deserializer

@@ -12,12 +12,12 @@ from typing import Final
 
 from marshal_py.client.acks import Delivered
 from marshal_py.client.message import Message
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, Run
-from marshal_py.protocol.holdings import Claim, Stage
+from marshal_py.protocol.claim import Claim, ClaimPhase
+from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, OffsetRun
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.ports import RawMessage
 
-_OPEN: Final = Stage.OPEN  # an enum looks its members up at every use
+_OPEN: Final = ClaimPhase.OPEN  # an enum looks its members up at every use
 MERGED_MAX: Final = 1_000  # messages; chunks of a trickle become one, for a look at a buffer costs time per chunk
 SAMPLED_EACH: Final = 16  # in large chunks one message in so many is measured: to ask each costs a tenth of all time
 SAMPLED_MIN: Final = 64  # messages; smaller chunks are measured whole
@@ -34,7 +34,7 @@ class Fetched:
         self.at = 0
         self.size_bytes = -1  # of the whole chunk as users count, once somebody has asked
         self._payload_bytes = -1  # of the whole chunk as prefetch_bytes counts, once somebody has asked
-        self.run: Run | None = None
+        self.run: OffsetRun | None = None
 
     def extend(self, messages: Sequence[RawMessage]) -> None:
         """Takes messages that follow. Never of the first chunk of a buffer: a running iteration knows its length."""
@@ -82,7 +82,7 @@ class Reserved:
         run = self._head.run
         return self._at_most_once(boot_ns) if run is None else self._at_least_once(run, boot_ns)
 
-    def _at_least_once(self, run: Run, boot_ns: Callable[[], int]) -> Iterator[Message]:
+    def _at_least_once(self, run: OffsetRun, boot_ns: Callable[[], int]) -> Iterator[Message]:
         """Without the lock, for speed.
 
         The message is put in flight first and the gate is asked then; the loop stops the claim first and looks then

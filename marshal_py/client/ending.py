@@ -95,7 +95,7 @@ class Ending:
         member = self._station.member
         with self._loop.outbox, self._loop.lock:
             if not member.retiring:
-                member.retire()
+                member.prepare_stop()
                 self._loop.kick(self._station)
             return member.retired()
 

@@ -20,11 +20,11 @@ from marshal_py.client.message import DecodedMessage, Message, Part
 from marshal_py.client.options import ConsumerOptions
 from marshal_py.client.pace import Pace
 from marshal_py.client.prefetch import Prefetch, Room
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, Run
-from marshal_py.protocol.holdings import Claim, Stage
+from marshal_py.protocol.claim import Claim, ClaimPhase
+from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, OffsetRun
 from marshal_py.protocol.identity import Instant, TopicPartition
-from marshal_py.protocol.intent import GRANTS_AHEAD
 from marshal_py.protocol.member import Member
+from marshal_py.protocol.rebalance import GRANTS_AHEAD
 from marshal_py.transport.ports import Chunk, DataSource
 
 GATE_MS = 5  # all three clocks are read at least so often while messages are handed over one by one (T7)
@@ -51,7 +51,7 @@ class Flow:
         self._order: deque[TopicPartition] = deque()  # whose turn it is
         self.delivered = 0  # messages handed over
         self.pace = Pace()
-        self._taking: list[tuple[Run, int]] = []  # by the running fetch: of which run, and how much was before
+        self._taking: list[tuple[OffsetRun, int]] = []  # by the running fetch: of which run, and how much was before
         self.pid = os.getpid()
         watch(self)
         self.prefetch = Prefetch(options.prefetch_bytes, options.prefetch_messages)
@@ -68,7 +68,7 @@ class Flow:
 
     # --- what the loop tells
 
-    def warm(self, tp: TopicPartition, position: int) -> None:
+    def start_prefetch(self, tp: TopicPartition, position: int) -> None:
         """Fetch ahead without delivering (A3)."""
         if tp not in self.buffers:
             self.buffers[tp] = Buffer(tp, position)
@@ -208,7 +208,7 @@ class Flow:
         total = 0
         for buffer in self.buffers.values():
             claim = buffer.claim
-            if claim is None or claim.stage is not Stage.OPEN or buffer.paused_by_user:
+            if claim is None or claim.stage is not ClaimPhase.OPEN or buffer.paused_by_user:
                 continue
             if self.at_most_once:
                 assert isinstance(claim.tracker, AtMostOnce)
@@ -227,7 +227,7 @@ class Flow:
         self.prefetch.wanted = max_messages
         for buffer in self.buffers.values():
             claim = buffer.claim
-            if claim is None or claim.stage is not Stage.OPEN or buffer.paused_by_user:
+            if claim is None or claim.stage is not ClaimPhase.OPEN or buffer.paused_by_user:
                 continue
             tracker = claim.tracker
             count, at_bound = buffer.size, buffer.held_back
@@ -392,7 +392,7 @@ class Flow:
         each = max(1, min(self.options.grant_messages, self.pace.per_second() // max(1, waiting)))
         for buffer in self.buffers.values():
             claim = buffer.claim
-            if claim is None or not isinstance(claim.tracker, AtMostOnce) or claim.stage is not Stage.OPEN:
+            if claim is None or not isinstance(claim.tracker, AtMostOnce) or claim.stage is not ClaimPhase.OPEN:
                 continue
             if self._left() <= 0:
                 claim.offer = None

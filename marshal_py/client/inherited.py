@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from marshal_py.client.flow import Flow
+from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.delivery import AtLeastOnce
-from marshal_py.protocol.holdings import Claim
 from marshal_py.protocol.identity import TopicPartition
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from marshal_py.errors import (
     UsedAfterFork,
 )
 from marshal_py.protocol import codec, rationalizer
-from marshal_py.protocol.holdings import Claim
+from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.identity import Token, TopicPartition
 from marshal_py.protocol.records import Genesis
 from marshal_py.protocol.routing import HASH_NAME

@@ -23,10 +23,10 @@ from marshal_py.client.policy import HISTORY_KEPT_S, Policy
 from marshal_py.client.station import Station
 from marshal_py.errors import ConsumerClosed, InvalidOption, KafkaGroupIsLive, TopicMissing, UnsupportedPlatform
 from marshal_py.protocol.identity import check_id
-from marshal_py.protocol.keeper import SNAPSHOT_EVERY_RECORDS
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.records import PARTITION_MAX, Genesis
 from marshal_py.protocol.routing import route
+from marshal_py.protocol.snapshotter import SNAPSHOT_EVERY_RECORDS
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.kafka import KafkaDoor
 from marshal_py.transport.memory import MemoryDoor

@@ -8,8 +8,8 @@ from typing import Any
 from msgspec import Struct
 
 from marshal_py.client.acks import Delivered
+from marshal_py.protocol.claim import ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce
-from marshal_py.protocol.holdings import Stage
 from marshal_py.protocol.identity import Token, TopicPartition
 from marshal_py.transport.ports import RawMessage
 
@@ -84,7 +84,7 @@ class Message(Struct, eq=False, frozen=True, gc=False):
 
         The next owner waits for it, `hand_over_timeout_s` at most. In at-least-once mode it gets what is not acked.
         """
-        return self._delivered.claim.stage is not Stage.OPEN
+        return self._delivered.claim.stage is not ClaimPhase.OPEN
 
     @property
     def delivery_count(self) -> int:

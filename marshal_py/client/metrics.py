@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from marshal_py.client.flow import Flow
+from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.delivery import AtLeastOnce
-from marshal_py.protocol.holdings import Claim
 from marshal_py.protocol.identity import NONE, Instant
 from marshal_py.protocol.ready import Ready
 from marshal_py.protocol.records import Heartbeat
@@ -127,7 +127,7 @@ def _consumer(station: Station, now: Instant) -> ConsumerMetrics:
         member.session,
         station.options.delivery,
         member.paused,
-        max(0, member.pulse.lease.left_ms(now)) if member.session != NONE else 0,
+        max(0, member.liveness.lease.left_ms(now)) if member.session != NONE else 0,
         member.round_trip_ms,
         tally.heartbeats,
         tally.records,

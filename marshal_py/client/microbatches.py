@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from marshal_py.client.ranges import BEGUN_KEPT, ClaimedRange, Ranges, Taken
-from marshal_py.protocol.holdings import Stage
+from marshal_py.protocol.claim import ClaimPhase
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.records import AT_MOST_ONCE
@@ -296,7 +296,7 @@ class MicroBatches:
 
     def _replay_own(self, tp: TopicPartition, planned: Planned, now: Instant, result: Replay) -> Taken | None:
         lot = self.ranges.lots.get(tp)
-        if lot is None or lot.taken is not None or lot.claim.stage is not Stage.OPEN:
+        if lot is None or lot.taken is not None or lot.claim.stage is not ClaimPhase.OPEN:
             result.waits[tp] = "its claim does not deliver now"
         elif not planned.start <= lot.next_offset < planned.to:
             result.left_out[tp] = f"its claim goes on at {lot.next_offset}"

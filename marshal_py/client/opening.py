@@ -11,7 +11,7 @@ from typing import Final
 from marshal_py.errors import ClusterUnreachable, HistoryTruncated
 from marshal_py.protocol import codec, rationalizer, snapshot
 from marshal_py.protocol.records import Genesis
-from marshal_py.protocol.snapshot import Shelf
+from marshal_py.protocol.snapshot import SnapshotStore
 from marshal_py.protocol.world import World
 from marshal_py.transport.ports import Bounds, CoordinationLog
 
@@ -30,22 +30,22 @@ def find(
     incarnation: bytes | None,
     wanted: int,
     look_back: int | None = None,
-) -> Shelf:
+) -> SnapshotStore:
     """What stands in the log of snapshots, looked for from its end until `wanted` confirmed ones are found.
 
     Windows are read once each: a Shelf joins chunks in any order.
     """
-    shelf, end, width = Shelf(incarnation), bounds.end, WINDOW_RECORDS
+    store, end, width = SnapshotStore(incarnation), bounds.end, WINDOW_RECORDS
     least = bounds.first if look_back is None else max(bounds.first, bounds.end - look_back)
-    while end > least and len(shelf.confirmed(bounds.first)) < wanted:
+    while end > least and len(store.confirmed(bounds.first)) < wanted:
         start = max(least, end - width)
         for records in log.read(number, start, end, SILENCE_S):
             for record in records:
                 found = codec.open_snapshot(record.value) if record.offset < end else None
                 if found is not None:
-                    shelf.take(found, record.offset)
+                    store.take(found, record.offset)
         end, width = start, width * WINDOW_GROWTH
-    return shelf
+    return store
 
 
 def genesis_of(log: CoordinationLog, world: World, end: int) -> Genesis | None:
@@ -96,12 +96,12 @@ def base_of(
     if incarnation is None and not bounds.first:
         return World(number, root)  # nothing has begun here
     for wanted in (1, snapshot.SHELF_MAX):  # nearly always the newest one is sound, and old enough
-        shelf = find(log, number, bounds, incarnation, wanted, look_back)
-        for stored in shelf.confirmed(bounds.first):
+        store = find(log, number, bounds, incarnation, wanted, look_back)
+        for stored in store.confirmed(bounds.first):
             world = snapshot.load(stored, number, root) if stored.at <= at else None
             if world is not None:
                 return world
-        if not bounds.first and not shelf.whole:
+        if not bounds.first and not store.whole:
             break
     if bounds.first:
         raise HistoryTruncated(number, bounds.first)
@@ -116,8 +116,8 @@ def oldest_world(log: CoordinationLog, number: int, root: Genesis | None, bounds
     """
     if not bounds.first:
         return World(number, root)
-    shelf = find(log, number, bounds, incarnation_of(log, number, root, bounds), snapshot.SHELF_MAX)
-    for stored in reversed(shelf.confirmed(bounds.first)):
+    store = find(log, number, bounds, incarnation_of(log, number, root, bounds), snapshot.SHELF_MAX)
+    for stored in reversed(store.confirmed(bounds.first)):
         world = snapshot.load(stored, number, root)
         if world is not None:
             return world

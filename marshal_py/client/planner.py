@@ -233,7 +233,7 @@ class Planner:
         self.alive()
         with self._loop.lock:
             now, member = self._loop.clock.now(), self._station.member
-            valid = member.pulse.lease.valid(now)
+            valid = member.liveness.lease.valid(now)
             lost = [one.range.tp for one in taken if one.claim.sealed or not valid]
         if lost:
             raise ClaimLost(self.consumer.group, tuple(map(str, lost)))

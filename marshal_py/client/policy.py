@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from marshal_py.protocol.keeper import SNAPSHOT_EVERY_RECORDS
+from marshal_py.protocol.snapshotter import SNAPSHOT_EVERY_RECORDS
 
 HISTORY_KEPT_S: Final = 86_400.0  # a day: long enough to look at what happened last night
 

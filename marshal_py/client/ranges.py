@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, Run
-from marshal_py.protocol.holdings import Claim, Stage
+from marshal_py.protocol.claim import Claim, ClaimPhase
+from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, OffsetRun
 from marshal_py.protocol.identity import NONE, Instant, Token, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.records import GRANT_OFFSETS_MAX
@@ -45,7 +45,7 @@ class Taken(NamedTuple):
 
     range: ClaimedRange
     claim: Claim
-    run: Run | None
+    run: OffsetRun | None
     first: int
 
 
@@ -108,7 +108,7 @@ class Ranges:
         self.member, self.incarnation = member, incarnation
         self.lots: dict[TopicPartition, Lot] = {}
         self.begun: dict[TopicPartition, deque[Begun]] = {}  # the newest claims, in their order, also those that ended
-        self.warming: set[TopicPartition] = set()
+        self.prefetching: set[TopicPartition] = set()
         self.user_paused: set[TopicPartition] = set()
         self.at_most_once = False  # of the first claim: a group has one mode
 
@@ -118,14 +118,14 @@ class Ranges:
     def buffers(self) -> Mapping[TopicPartition, Lot]:
         return self.lots
 
-    def warm(self, tp: TopicPartition, position: int) -> None:
+    def start_prefetch(self, tp: TopicPartition, position: int) -> None:
         """Nothing is fetched ahead; the successor is ready as soon as it knows the partition's end (A3)."""
-        self.warming.add(tp)
+        self.prefetching.add(tp)
 
     def open(self, claims: Iterable[Claim], positions: Mapping[TopicPartition, int]) -> None:
         """Claims were read accepted: plan from their positions."""
         for claim in claims:
-            self.warming.discard(claim.tp)
+            self.prefetching.discard(claim.tp)
             self.at_most_once = isinstance(claim.tracker, AtMostOnce)
             self.lots[claim.tp] = Lot(claim, positions[claim.tp])
             self._note_begun(claim)
@@ -141,7 +141,7 @@ class Ranges:
         """Claims are gone, or their hand-over will not come."""
         for tp in tps:
             self.lots.pop(tp, None)
-            self.warming.discard(tp)
+            self.prefetching.discard(tp)
 
     def restart(self, tp: TopicPartition, position: int) -> None:
         """Go on at `position`: what lies before it is lost (D6)."""
@@ -156,7 +156,7 @@ class Ranges:
 
     def looked_at(self) -> list[TopicPartition]:
         """Partitions whose ends are wanted: for planning, for the lag, for hand-overs."""
-        return [*self.lots, *self.warming]
+        return [*self.lots, *self.prefetching]
 
     def settled(self) -> bool:
         """Whether nobody's partition is still to come here: each is this member's or a live one's."""
@@ -181,7 +181,7 @@ class Ranges:
                 # An owner that has shown no sign of life since we joined may be dead: it is being waited out.
                 if owner is None or (owner.id != member.session and owner.extended < member.session):
                     return False
-        return not member.intent.expects(group)
+        return not member.rebalancer.expects(group)
 
     # --- planning
 
@@ -199,7 +199,12 @@ class Ranges:
         """[start, to) that each open claim could plan now. A lost range is noted in the log and passed (D6)."""
         found: dict[TopicPartition, tuple[int, int]] = {}
         for tp, lot in self.lots.items():
-            if tp not in bounds or lot.claim.stage is not Stage.OPEN or lot.taken is not None or tp in self.user_paused:
+            if (
+                tp not in bounds
+                or lot.claim.stage is not ClaimPhase.OPEN
+                or lot.taken is not None
+                or tp in self.user_paused
+            ):
                 continue
             first, end = bounds[tp]
             start, end = self._unfinished(lot, end)
@@ -319,7 +324,7 @@ class Ranges:
         """Whether a wish of a claim that may still deliver has no grant yet."""
         return any(
             lot.wish is not None
-            and lot.claim.stage is Stage.OPEN
+            and lot.claim.stage is ClaimPhase.OPEN
             and isinstance(lot.claim.tracker, AtMostOnce)
             and not lot.claim.tracker.grants
             for lot in self.lots.values()

@@ -31,7 +31,7 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol import codec, parking
 from marshal_py.protocol.advisory import Advisory
-from marshal_py.protocol.holdings import Claim, Stage
+from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.ready import Ready, Wanted
@@ -91,7 +91,7 @@ class Station:
         source = UnfetchedSource(self.flow.source)
         ranges = Ranges(self.member, self.incarnation)
         ranges.adopt(self.member.claims.values())
-        ranges.warming.update(tp for tp, buffer in self.flow.buffers.items() if buffer.claim is None)
+        ranges.prefetching.update(tp for tp, buffer in self.flow.buffers.items() if buffer.claim is None)
         self.flow.drop([*self.flow.buffers])
         self.inherited.drop([*self.member.claims.values()])
         self.flow, self.source = ranges, source
@@ -139,11 +139,11 @@ class Station:
     def lose_history(self) -> None:
         """N11: fences and drops the state; nothing happens until it is regained."""
         self.away = True
-        self.execute(self.member.surrender(), self.loop.clock.now())
+        self.execute(self.member.detach(), self.loop.clock.now())
 
     def regain_history(self, world: World) -> None:
         """`world`: loaded from a snapshot and folded to the log's end."""
-        self.member.start_over(world)
+        self.member.attach(world)
         self.away = False
 
     def due(self, now: Instant) -> bool:
@@ -154,7 +154,7 @@ class Station:
     def _look_at_source(self, now: Instant) -> None:
         for tp in [tp for tp in self.cold if self.source.end_offset(tp) >= 0]:
             self.cold.discard(tp)
-            self.member.intent.warmed(tp)
+            self.member.rebalancer.prefetched(tp)
         if now.mono_ms >= self._ends_due_ms:
             self._ends_due_ms = now.mono_ms + self.member.third_ms
             if isinstance(self.flow, Ranges) and self.flow.looked_at():
@@ -183,9 +183,9 @@ class Station:
 
     def execute(self, ready: Ready, now: Instant) -> None:
         self.tally.count(ready)
-        if ready.lost or ready.cool:
+        if ready.lost or ready.stop_prefetch:
             self.inherited.drop([claim for claim, _ in ready.lost])
-            gone = [claim.tp for claim, _ in ready.lost] + ready.cool
+            gone = [claim.tp for claim, _ in ready.lost] + ready.stop_prefetch
             self.flow.drop(gone)
             self.cold.difference_update(gone)
             for tp in gone:
@@ -196,8 +196,8 @@ class Station:
             self.loop.outbox.put(self.log, self.group_key, (value,), self._refused)
         if ready.claimed:
             self.inherited.open([claim for claim in ready.claimed if claim.epoch in self.member.claims])
-        for tp, position in ready.warm:
-            self.flow.warm(tp, position)
+        for tp, position in ready.start_prefetch:
+            self.flow.start_prefetch(tp, position)
             self.cold.add(tp)
         if ready.resolve:
             self._to_resolve += ready.resolve
@@ -300,7 +300,7 @@ class Station:
         with self.loop.outbox, self.loop.lock:
             now = self.loop.clock.now()
             for tp, start in found.items():
-                self.member.intent.start_resolved(tp, start, now)
+                self.member.rebalancer.start_resolved(tp, start, now)
             self.step(now)
 
     def _mirror(self) -> None:
@@ -451,7 +451,7 @@ class Station:
 
     def draining(self, claim: Claim) -> tuple[str, float]:
         """Why the claim is to go, and for how many seconds it waits for its handlers; "" and -1 while it is not."""
-        if claim.stage is Stage.OPEN:
+        if claim.stage is ClaimPhase.OPEN:
             return "", -1.0
         until_ms = claim.drain_until_ms
         now_ms = self.loop.clock.now().mono_ms

@@ -16,10 +16,10 @@ from marshal_py.errors import ClusterError, CoordinationError, HistoryTruncated,
 from marshal_py.protocol import codec, snapshot
 from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
-from marshal_py.protocol.keeper import Keeper
 from marshal_py.protocol.orphans import Presence
 from marshal_py.protocol.records import Evict, Snapshot
 from marshal_py.protocol.snapshot import Stored
+from marshal_py.protocol.snapshotter import Snapshotter
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import CHECKPOINT_OFFSETS, World
 
@@ -41,13 +41,13 @@ class Upkeep:
 
     def __init__(self, loop: Loop, policy: Policy) -> None:
         self.loop, self.policy = loop, policy
-        self.keepers: dict[int, Keeper] = {}
+        self.keepers: dict[int, Snapshotter] = {}
         self._truncate_due_ms: dict[int, int] = {}
         self._check_due_ms: dict[int, int] = {}  # logs that began at a snapshot which is not checked yet
         self._refused = False  # this client may not delete records: an admin does (N12)
 
     def begin(self, world: World) -> None:
-        self.keepers[world.log] = Keeper(world, self.policy.snapshot_every_records, self.loop.draw)
+        self.keepers[world.log] = Snapshotter(world, self.policy.snapshot_every_records, self.loop.draw)
         if world.began_at:
             self._check_due_ms[world.log] = self.loop.clock.now().mono_ms + CHECK_AFTER_MS
 
@@ -66,26 +66,26 @@ class Upkeep:
             if station.member.session != NONE and not station.away:
                 here.setdefault(station.log, []).append(station.member)
         for number, members in here.items():
-            keeper, live = self.keepers[number], {member.session for member in members}
-            chores = keeper.tick(
+            snapshotter, live = self.keepers[number], {member.session for member in members}
+            tasks = snapshotter.tick(
                 now,
                 Presence(
                     members[0].options.client_id,
                     live,
                     max(member.options.interval_ms for member in members),
-                    any(member.pulse.proven(now) for member in members),
+                    any(member.liveness.proven(now) for member in members),
                 ),
             )
-            self._send(number, chores.send)
-            self._evict(keeper.world, chores.evict)
-            if chores.audit is not None:
-                self._submit_audit(keeper, chores.audit)
-            if chores.doubtful is not None:
-                self._tell(number, "snapshot_refused", chores.doubtful.at, "it is not what this process folded")
-            if keeper.confirmed_at != NONE and now.mono_ms >= self._truncate_due_ms.get(number, 0):
+            self._send(number, tasks.send)
+            self._evict(snapshotter.world, tasks.evict)
+            if tasks.audit is not None:
+                self._submit_audit(snapshotter, tasks.audit)
+            if tasks.doubtful is not None:
+                self._tell(number, "snapshot_refused", tasks.doubtful.at, "it is not what this process folded")
+            if snapshotter.confirmed_at != NONE and now.mono_ms >= self._truncate_due_ms.get(number, 0):
                 self._truncate_due_ms[number] = now.mono_ms + TRUNCATE_EVERY_MS
-                if keeper.leads(live):
-                    self.loop.clerk.submit(f"truncation of log {number}", partial(self._truncate, keeper))
+                if snapshotter.leads(live):
+                    self.loop.clerk.submit(f"truncation of log {number}", partial(self._truncate, snapshotter))
 
     def _send(self, number: int, records: list[Snapshot]) -> None:
         if not records:
@@ -125,14 +125,16 @@ class Upkeep:
 
     # --- on the clerk
 
-    def _submit_audit(self, keeper: Keeper, stored: Stored) -> None:
-        self.loop.clerk.submit(f"audit of the snapshot of log {keeper.world.log}", lambda: self._audit(keeper, stored))
+    def _submit_audit(self, snapshotter: Snapshotter, stored: Stored) -> None:
+        self.loop.clerk.submit(
+            f"audit of the snapshot of log {snapshotter.world.log}", lambda: self._audit(snapshotter, stored)
+        )
 
-    def _audit(self, keeper: Keeper, stored: Stored) -> None:
+    def _audit(self, snapshotter: Snapshotter, stored: Stored) -> None:
         """N6: a second fold of re-read bytes, by a process that is alone in the log."""
-        again = self._again(keeper.world, stored.at)
+        again = self._again(snapshotter.world, stored.at)
         with self.loop.outbox, self.loop.lock:
-            self._send(keeper.world.log, keeper.audited(stored, again))
+            self._send(snapshotter.world.log, snapshotter.audited(stored, again))
 
     def _again(self, world: World, at: int, group: str = "") -> World | None:
         """The log folded once more up to a checkpoint, from the newest confirmed point below it."""
@@ -170,9 +172,9 @@ class Upkeep:
         loop, at = self.loop, world.began_at
         bounds = loop.log.bounds(world.log, BOUNDS_TIMEOUT_S)
         assert world.genesis is not None  # a snapshot names it
-        shelf = opening.find(loop.log, world.log, bounds, world.genesis.incarnation, 2)
-        older = [stored for stored in shelf.confirmed(bounds.first) if stored.at < at]
-        began = [stored for stored in shelf.confirmed(bounds.first) if stored.at == at]
+        store = opening.find(loop.log, world.log, bounds, world.genesis.incarnation, 2)
+        older = [stored for stored in store.confirmed(bounds.first) if stored.at < at]
+        began = [stored for stored in store.confirmed(bounds.first) if stored.at == at]
         base = snapshot.load(older[0], world.log, world.root) if older else None
         if base is None or not began:
             return
@@ -187,11 +189,11 @@ class Upkeep:
         if (snapshot.digest_of(again), again.chain) != (key.state, key.chain) and loop.worlds.get(world.log) is world:
             loop.break_log(world.log, SnapshotRefused(world.log, at, older[0].at))
 
-    def _truncate(self, keeper: Keeper) -> None:
+    def _truncate(self, snapshotter: Snapshotter) -> None:
         """N12: what lies behind two confirmed snapshots, and is older than the margin, goes."""
-        loop, number = self.loop, keeper.world.log
+        loop, number = self.loop, snapshotter.world.log
         with loop.lock:
-            before = keeper.deletable()
+            before = snapshotter.deletable()
         if not before or self._refused or not {"truncate", "time_lookup"} <= loop.admin.capabilities:
             return
         tp = TopicPartition(loop.topic, number)

@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from marshal_py.protocol import parking
-from marshal_py.protocol.advisory import PROBE, Advisory, News, silence
+from marshal_py.protocol.advisory import PROBE, Advisory, GroupEvents, silence
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import (
     ClaimingMessages,
@@ -39,7 +39,7 @@ NAMES_MAX: Final = 10_000  # ended sessions of a group whose client ids are kept
 class _Known(Struct):
     """A group as of the record before. `names` holds ended sessions too, the newest of them."""
 
-    news: News
+    news: GroupEvents
     names: dict[int, str] = {}
     sessions: set[int] = set()
     claims: dict[int, tuple[TopicPartition, int]] = {}  # by epoch: (partition, session)
@@ -54,7 +54,7 @@ class Advisories:
         self._log = world.log
         self._groups: dict[str, _Known] = {}
         for name, group in world.groups.items():
-            known = self._groups[name] = _Known(News(group))
+            known = self._groups[name] = _Known(GroupEvents(group))
             known.names |= {session.id: session.join.client_id for session in group.sessions.values()}
             known.freed |= {tp: partition.position for tp, partition in group.partitions.items()}
             known.sessions |= group.sessions.keys()
@@ -69,7 +69,7 @@ class Advisories:
             return self._opaque(group, verdict, time_ms)
         known = self._groups.get(verdict.group)
         if known is None:
-            known = self._groups[verdict.group] = _Known(News())
+            known = self._groups[verdict.group] = _Known(GroupEvents())
         if isinstance(record, Join):
             known.names[verdict.offset] = record.client_id
             if len(known.names) > NAMES_MAX + len(known.sessions):

@@ -150,11 +150,11 @@ def _claim_wish(record: ClaimingPartition | ReleasingPartition | SeekingPartitio
             return f"session {record.session} claims {what}{start}"
         case ReleasingPartition():
             at = f" at {record.position}" if record.position != NONE else ""
-            heir = f" for session {record.successor}" if record.successor != NONE else ""
+            successor = f" for session {record.successor}" if record.successor != NONE else ""
             back = f", gives back from {record.give} on" if record.observed not in (NONE, record.give) else ""
             parked = f", parked: {record.parked}" if record.parked else ""
             return (
-                f"session {record.session} releases claim {record.epoch}{at}{heir}{_because(record.reason)}"
+                f"session {record.session} releases claim {record.epoch}{at}{successor}{_because(record.reason)}"
                 f"{back}{parked}"
             )
         case SeekingPartition():

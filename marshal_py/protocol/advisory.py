@@ -114,7 +114,7 @@ class Advisory(Struct, frozen=True, gc=False):
     time_ms: int = 0
 
 
-class News:
+class GroupEvents:
     """What happens to a group as a whole, from its accepted records, one after the other."""
 
     def __init__(self, group: Group | None = None) -> None:

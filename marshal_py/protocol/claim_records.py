@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.delivery import AtMostOnce
-from marshal_py.protocol.holdings import Claim
 from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.records import ClaimState, ReleasingPartition
 from marshal_py.protocol.world import Partition

@@ -20,7 +20,7 @@ SPANS_TOLD = 256  # more do not fit into PROGRESS_BYTES_MAX: each takes three by
 MARK_MS = 1_000  # delivery times are kept to this grain: a handler timeout is many seconds, a mark costs memory
 
 
-class Run:
+class OffsetRun:
     """Messages of one claim that were fetched together, oldest first.
 
     Invariants:
@@ -145,7 +145,7 @@ class AtLeastOnce:
         self._attempts = attempts
         self._first = NONE  # the message at the claim's position: the first that exists there; NONE until it is fetched
         self._touched = False  # whether a handler has said that it is at work
-        self.runs: deque[Run] = deque()
+        self.runs: deque[OffsetRun] = deque()
 
     # --- what earlier owners have done
 
@@ -157,7 +157,7 @@ class AtLeastOnce:
         """D1: the partition was truncated; what was told of its offsets is about messages that are gone."""
         self._finished_before, self._delivered_before, self._attempts = [], [], 0
 
-    def admit(self, offsets: Sequence[int]) -> tuple[Sequence[int], Run | None]:
+    def admit(self, offsets: Sequence[int]) -> tuple[Sequence[int], OffsetRun | None]:
         """Takes fetched offsets, ascending: those that no earlier owner has finished, and the run that holds them.
 
         The same object comes back if nothing is left out; no run if nothing is left.
@@ -185,7 +185,7 @@ class AtLeastOnce:
 
     # --- what this claim does
 
-    def add(self, offsets: Sequence[int]) -> Run:
+    def add(self, offsets: Sequence[int]) -> OffsetRun:
         """The run that holds them. A trickle, fetched one by one, goes on in the newest run: a run costs 500 bytes."""
         if self._first == NONE:
             self._first = offsets[0]
@@ -195,7 +195,7 @@ class AtLeastOnce:
             if last.offsets.stop == offsets.start and len(last.offsets) + len(offsets) <= RUN_MERGED_MAX:
                 last.offsets = range(last.offsets.start, offsets.stop)
                 return last
-        run = Run(offsets)
+        run = OffsetRun(offsets)
         self.runs.append(run)
         return run
 
@@ -211,7 +211,7 @@ class AtLeastOnce:
         self._fetched_to = last.offsets[-1] + 1
         return self._fetched_to
 
-    def withdraw(self, run: Run, first: int) -> int:
+    def withdraw(self, run: OffsetRun, first: int) -> int:
         """Takes the newest delivery, of the messages from index `first` on, back; returns the first of their offsets.
 
         None of them is finished, and nothing was fetched after them.
@@ -369,7 +369,7 @@ class AtLeastOnce:
                 break  # handed over in order
         return found
 
-    def touch(self, run: Run, first: int, stop: int, mono_ms: int) -> None:
+    def touch(self, run: OffsetRun, first: int, stop: int, mono_ms: int) -> None:
         """Handlers are still at work on the messages of [first, stop) of `run`, and on these alone."""
         self._touched = True
         run.touch(first, stop, mono_ms)

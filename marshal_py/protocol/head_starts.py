@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable
 from heapq import heappop, heappush
 
+from marshal_py.protocol.failure_detector import FailureDetector
 from marshal_py.protocol.identity import TopicPartition
-from marshal_py.protocol.watch import Watch
 from marshal_py.protocol.world import Group, Partition, Topic
 
 
@@ -25,7 +25,12 @@ class HeadStarts:
         self._shape = -1
 
     def due(
-        self, group: Group, watch: Watch, looks: int, rank: Callable[[TopicPartition], int], topics: Container[str]
+        self,
+        group: Group,
+        watch: FailureDetector,
+        looks: int,
+        rank: Callable[[TopicPartition], int],
+        topics: Container[str],
     ) -> dict[TopicPartition, int]:
         """Partitions, with their version, that may be tried now. `looks` grows when ranks may have changed."""
         free, seen = watch.free(), (looks, watch.clock.floor_ms)
@@ -47,7 +52,7 @@ class HeadStarts:
                 self._due[tp] = version
         return self._due
 
-    def _wait(self, tp: TopicPartition, watch: Watch, wait_ms: int) -> None:
+    def _wait(self, tp: TopicPartition, watch: FailureDetector, wait_ms: int) -> None:
         version, began = watch.free()[tp]
         if wait_ms:
             heappush(self._later, (watch.clock.over_at(began, wait_ms), tp, version))

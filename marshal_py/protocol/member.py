@@ -12,17 +12,18 @@ from collections.abc import Callable
 from marshal_py.errors import GroupDeleted, GroupOpaque, MarshalError
 from marshal_py.protocol.advisory import PROBE, Advisory
 from marshal_py.protocol.candidacy import STOPPING
-from marshal_py.protocol.careful import Careful
+from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.claim_records import claim_state
 from marshal_py.protocol.delivery import AtMostOnce
-from marshal_py.protocol.doubt import Doubt
-from marshal_py.protocol.holdings import Claim, Stage
+from marshal_py.protocol.divergence import DivergenceCheck
+from marshal_py.protocol.failure_detector import FailureDetector
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
-from marshal_py.protocol.idle import Idle
-from marshal_py.protocol.intent import Intent
-from marshal_py.protocol.pulse import HEARTBEATS_PER_INTERVAL, Due, Pulse
-from marshal_py.protocol.reading import Reading
+from marshal_py.protocol.liveness import HEARTBEATS_PER_INTERVAL, Due, Liveness
+from marshal_py.protocol.poison_guard import PoisonGuard
+from marshal_py.protocol.quiescence import Quiescence
 from marshal_py.protocol.ready import MemberOptions, Ready
+from marshal_py.protocol.rebalance import Rebalancer
+from marshal_py.protocol.record_handler import RecordHandler
 from marshal_py.protocol.records import (
     HEARTBEAT_ENTRIES_MAX,
     ClaimState,
@@ -39,7 +40,6 @@ from marshal_py.protocol.refusals import Refusals
 from marshal_py.protocol.releases import Releases
 from marshal_py.protocol.topics import Topics
 from marshal_py.protocol.verdict import Verdict
-from marshal_py.protocol.watch import Watch
 from marshal_py.protocol.world import Group, World
 
 ENTRY_BYTES = 50  # of a ClaimState without its progress, at most
@@ -56,14 +56,14 @@ class Member:
         self.name = group
         self.options = options
         self.third_ms = options.interval_ms // HEARTBEATS_PER_INTERVAL
-        self.pulse = Pulse(options.interval_ms, draw)
-        self.watch = Watch(options.interval_ms)
+        self.liveness = Liveness(options.interval_ms, draw)
+        self.watch = FailureDetector(options.interval_ms)
         self.topics = Topics(self)
-        self.intent = Intent(self)
-        self.reading = Reading(self)
-        self.doubt = Doubt(self)
-        self.idle = Idle(self)
-        self.careful = Careful(self)
+        self.rebalancer = Rebalancer(self)
+        self.reading = RecordHandler(self)
+        self.divergence = DivergenceCheck(self)
+        self.idle = Quiescence(self)
+        self.careful = PoisonGuard(self)
         self.releases = Releases(self)
         self.refusals = Refusals(self)
         self.session = NONE
@@ -82,7 +82,7 @@ class Member:
         self.urgent = False  # a heartbeat that must not wait for its third: a ready note, a flush
         self.stirred = False  # something was read that a tick should look at before its deadline
         self.out = Ready()  # of the next tick
-        self.ghosts: dict[int, int] = {}  # sessions of older own Joins -> when the Leave was sent (T14)
+        self.orphaned_sessions: dict[int, int] = {}  # sessions of older own Joins -> when the Leave was sent (T14)
         self.leave_sent_ms: int | None = None
         self._step_down_sent_ms: int | None = None
         self.join_sent: Instant | None = None
@@ -120,14 +120,14 @@ class Member:
         0 if it is shut. A driver that hands over many messages asks anew before these ms are over on the boot clock.
         """
         claim = self.claims.get(epoch)
-        if claim is None or claim.stage is not Stage.OPEN or self.session == NONE or self.ended:
+        if claim is None or claim.stage is not ClaimPhase.OPEN or self.session == NONE or self.ended:
             return 0
         group = self.world.groups.get(self.name)
         if group is None or group.pause_duration_ms > 0:
             return 0
         if self.careful.holds(claim) and not self.careful.opens(claim, group.partitions[claim.tp], now):
             return 0
-        return self.pulse.lease.left_ms(now) + 1
+        return self.liveness.lease.left_ms(now) + 1
 
     # --- reading
 
@@ -150,40 +150,40 @@ class Member:
         self.error = self.out.error = error
         for claim in list(self.claims.values()):
             self.lose(claim, "stopped" if error is None else type(error).__name__)
-        self.pulse.lease.end()
+        self.liveness.lease.end()
 
-    def surrender(self) -> Ready:
+    def detach(self) -> Ready:
         """N11: what this client knows of the log is gone. Fences; its session becomes a ghost, to be left when read."""
         for claim in list(self.claims.values()):
             self.lose(claim, "history truncated")
         if self.session != NONE:
-            self.ghosts[self.session] = -self.options.interval_ms
+            self.orphaned_sessions[self.session] = -self.options.interval_ms
         self.session, self.join_sent = NONE, None
         self.idle.end()
-        self.pulse.end_session()
+        self.liveness.end_session()
         out, self.out = self.out, Ready()
         return out
 
-    def start_over(self, world: World) -> None:
+    def attach(self, world: World) -> None:
         """N11: goes on in another world, which is folded to the log's end: joins anew."""
         self.world = world
         world.watched.add(self.name)
-        self.intent, self.doubt, self.reading = Intent(self), Doubt(self), Reading(self)
-        self.watch = Watch(self.options.interval_ms)
+        self.rebalancer, self.divergence, self.reading = Rebalancer(self), DivergenceCheck(self), RecordHandler(self)
+        self.watch = FailureDetector(self.options.interval_ms)
         live = self.group.sessions if self.group is not None else {}
-        self.ghosts = {ghost: sent_ms for ghost, sent_ms in self.ghosts.items() if ghost in live}
-        self.stir()
+        self.orphaned_sessions = {ghost: sent_ms for ghost, sent_ms in self.orphaned_sessions.items() if ghost in live}
+        self.request_tick()
 
     def refolded(self, at: int, again: World | None, now: Instant) -> None:
         """G6: the log was folded once more up to `at`; None if that could not be done now."""
         if not self.ended:
-            self.doubt.refolded(at, again, now)
+            self.divergence.refolded(at, again, now)
 
     def lose(self, claim: Claim, reason: str, kind: str = "lost", at: int = NONE) -> None:
         """The claim is over. `kind`: "released" if its Release was read; `at`: offset of the record that says so."""
         if kind != "released":  # a Release gives back what was not handed over (F6.3)
             self.drop_grants(claim)
-        claim.seal(Stage.GONE)
+        claim.seal(ClaimPhase.GONE)
         self.careful.end(claim)
         del self.claims[claim.epoch]
         self.out.lost.append((claim, reason))
@@ -244,12 +244,12 @@ class Member:
         for claim in self.claims.values():
             claim.stop(self.leaving, now.mono_ms + wait_ms)
 
-    def retire(self) -> None:
+    def prepare_stop(self) -> None:
         """The user wants to stop soon: delivery goes on while others take over, partition by partition (A6)."""
         self.retiring = True
-        self.stir()
+        self.request_tick()
 
-    def stir(self) -> None:
+    def request_tick(self) -> None:
         """Something was read or wanted that a whole tick must look at, and soon."""
         self.stirred = True
         self.idle.end()
@@ -259,7 +259,7 @@ class Member:
         group = self.group
         if group is None or self.session == NONE or self.ended or group.paused or self.fenced:
             return True
-        return not self.claims or not self.intent.candidacy.taken_over(group)
+        return not self.claims or not self.rebalancer.candidacy.taken_over(group)
 
     def note(
         self,
@@ -279,10 +279,10 @@ class Member:
     def ask_grants(self, now: Instant) -> Ready:
         """The small tick of a user who waits in at-most-once mode: asks for grants of what was offered (D2)."""
         out, group = Ready(), self.group
-        able = self.session != NONE and not self.ended and not self.leaving and not self.doubt.active
-        able = able and self.pulse.healthy(now)
-        if able and group is not None and not group.paused and self.pulse.lease.valid(now):
-            self.intent.ask_grants(group, now, out)
+        able = self.session != NONE and not self.ended and not self.leaving and not self.divergence.active
+        able = able and self.liveness.healthy(now)
+        if able and group is not None and not group.paused and self.liveness.lease.valid(now):
+            self.rebalancer.ask_grants(group, now, out)
         return out
 
     def tick(self, now: Instant) -> Ready:
@@ -294,13 +294,13 @@ class Member:
             self.end(GroupDeleted(self.name) if group.deleted else GroupOpaque(self.name, group.opaque_at))
         if not self.ended:
             if group is not None:
-                self.watch.refresh(group, now, self.pulse.proven(now))
+                self.watch.refresh(group, now, self.liveness.proven(now))
                 if self.idle.holds(now):
                     self.deadline_ms = self.idle.tick(group, now, out)
                     self.out = Ready()
                     return out
-                if self.doubt.active:
-                    self.doubt.settle(group, now)
+                if self.divergence.active:
+                    self.divergence.settle(group, now)
             self._leave_ghosts(now)
             if self.session == NONE:
                 self._enter(group, now)
@@ -311,38 +311,38 @@ class Member:
         self.out = Ready()
         out.ended = out.ended or self.ended
         out.error = self.error
-        self.deadline_ms = min(self.pulse.deadline_ms(now), self._next_ms(group, now))
+        self.deadline_ms = min(self.liveness.deadline_ms(now), self._next_ms(group, now))
         self.idle.begin(group, now)
         return out
 
     def _next_ms(self, group: Group | None, now: Instant) -> int:
         if group is None:
             return now.mono_ms + self.third_ms
-        wanted = (self.releases.next_ms(now), self.intent.next_ms(now))
+        wanted = (self.releases.next_ms(now), self.rebalancer.next_ms(now))
         return min([self.watch.deadline_ms(now), *(ms for ms in wanted if ms is not None)])
 
     def _leave_ghosts(self, now: Instant) -> None:
         """T14: a late Join of this client made a session that nobody uses."""
-        for ghost, sent_ms in self.ghosts.items():
+        for ghost, sent_ms in self.orphaned_sessions.items():
             if now.mono_ms - sent_ms >= self.third_ms:
-                self.ghosts[ghost] = now.mono_ms
+                self.orphaned_sessions[ghost] = now.mono_ms
                 self.out.send.append(Leave(ghost, "superseded"))
 
     def _enter(self, group: Group | None, now: Instant) -> None:
         """Joins, one fresh instance per interval until one is read (T14). Who leaves joins no more."""
         recent = self.join_sent is not None and now.mono_ms - self.join_sent.mono_ms < self.options.interval_ms
         if self.leaving:
-            if not self.ghosts and not (recent and self.join_unread):
+            if not self.orphaned_sessions and not (recent and self.join_unread):
                 self.end(None)
             return
         if recent:
             return
         options = self.options
         predecessor = NONE
-        if options.fast_reclaim and self.join_sent is None and not self.pulse.instances and group is not None:
+        if options.fast_reclaim and self.join_sent is None and not self.liveness.instances and group is not None:
             mine = [s.id for s in group.sessions.values() if s.join.client_id == options.client_id]
             predecessor = max(mine, default=NONE)  # T15: the caller vouches that it is dead
-        self.join_sent, self.join_unread = now, self.pulse.new_instance(now)
+        self.join_sent, self.join_unread = now, self.liveness.new_instance(now)
         self.out.send.append(
             Join(
                 options.client_id,
@@ -366,7 +366,7 @@ class Member:
 
     def _live(self, group: Group, now: Instant) -> None:
         """A tick with a live session. Releases before heartbeats: who waits for a partition waits for these."""
-        valid = self.pulse.lease.valid(now)
+        valid = self.liveness.lease.valid(now)
         if self.fenced == valid:
             self.fenced = not valid
             if not valid or self._fence_told:  # a session begins fenced, which is no news
@@ -380,7 +380,7 @@ class Member:
             if self.fenced and not self.options.deliver_late:
                 for claim in self.claims.values():
                     self.drop_grants(claim)
-        due = self.pulse.due(now)
+        due = self.liveness.due(now)
         if group.paused:
             self._end_pause(group, now)
         self.releases.act(group, now)
@@ -388,13 +388,13 @@ class Member:
             self._step_down(group, now)
         if self.leaving:
             self._leave(group, now)
-        elif self.pulse.healthy(now) and valid and not group.paused:
-            self.intent.act(group, now, self.out)
+        elif self.liveness.healthy(now) and valid and not group.paused:
+            self.rebalancer.act(group, now, self.out)
         else:
-            self.intent.cool(self.out)
+            self.rebalancer.stop_prefetch(self.out)
         if due is Due.PROBE:
-            self.out.send.append(Note(self.session, PROBE, text=self.pulse.new_probe(now)))
-        elif due is Due.HEARTBEAT or (self.urgent and self.pulse.healthy(now)):
+            self.out.send.append(Note(self.session, PROBE, text=self.liveness.new_probe(now)))
+        elif due is Due.HEARTBEAT or (self.urgent and self.liveness.healthy(now)):
             self._heartbeat(group, now)
         self.mirror(group, now)
 
@@ -404,11 +404,11 @@ class Member:
         One that gives back may be rejected, and a claim may still win: a Leave waits for these, for an interval at most
         (T16).
         """
-        if self.intent.awaits_claims(group, now):
+        if self.rebalancer.awaits_claims(group, now):
             return
         for claim in self.claims.values():
             waits = isinstance(claim.tracker, AtMostOnce) and now.mono_ms - claim.sealed_ms < self.options.interval_ms
-            if claim.stage is not Stage.RELEASING or waits:
+            if claim.stage is not ClaimPhase.RELEASING or waits:
                 return
         if self.leave_sent_ms is None or now.mono_ms - self.leave_sent_ms >= self.third_ms:
             self.leave_sent_ms = now.mono_ms
@@ -416,7 +416,7 @@ class Member:
 
     def _step_down(self, group: Group, now: Instant) -> None:
         """A6: the mark by which the others' targets leave this member out."""
-        if group.sessions[self.session].mark != NONE or not self.intent.candidacy.taken_over(group):
+        if group.sessions[self.session].mark != NONE or not self.rebalancer.candidacy.taken_over(group):
             return
         if self._step_down_sent_ms is None or now.mono_ms - self._step_down_sent_ms >= self.third_ms:
             self._step_down_sent_ms = now.mono_ms
@@ -424,7 +424,7 @@ class Member:
 
     def _end_pause(self, group: Group, now: Instant) -> None:
         """T13: a pause that this client has waited out ends, in rank order."""
-        need_ms = group.pause_duration_ms + self.intent.rank(group) * self.third_ms
+        need_ms = group.pause_duration_ms + self.rebalancer.rank(group) * self.third_ms
         if self.watch.pause_waited_ms() < need_ms:
             return
         if self._pause_end_sent_ms is None or now.mono_ms - self._pause_end_sent_ms >= self.third_ms:
@@ -458,8 +458,8 @@ class Member:
                 break
             entries.append(entry)
         pause = PauseWaited(group.pause_change, self.watch.pause_waited_ms()) if group.paused else None
-        ready, digest = self.intent.ready(group), self.world.checkpoints.get(self.name)
-        sequence = self.pulse.new_sequence(now)
+        ready, digest = self.rebalancer.ready(group), self.world.checkpoints.get(self.name)
+        sequence = self.liveness.new_sequence(now)
         self.out.send.append(Heartbeat(self.session, sequence, tuple(entries), ready, pause, digest))
 
     def mirror(self, group: Group, now: Instant) -> None:

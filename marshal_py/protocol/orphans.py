@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from marshal_py.protocol.identity import NONE, Instant
 from marshal_py.protocol.lease import EVICT_INTERVALS, WaitClock
-from marshal_py.protocol.pulse import HEARTBEATS_PER_INTERVAL
+from marshal_py.protocol.liveness import HEARTBEATS_PER_INTERVAL
 from marshal_py.protocol.records import Evict
 from marshal_py.protocol.world import Group, Session, World
 

@@ -15,8 +15,8 @@ from msgspec import Struct, field
 from marshal_py.errors import MarshalError
 from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.assignment import DEFAULT_POLICY
+from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.codec import RECORD_VERSION
-from marshal_py.protocol.holdings import Claim
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import AT_LEAST_ONCE, Record
 
@@ -57,11 +57,11 @@ class Ready(Struct):
     """Duties of one tick, in this order."""
 
     lost: list[tuple[Claim, str]] = field(default_factory=list)  # drop the buffer, stop fetching, tell the user why
-    cool: list[TopicPartition] = field(default_factory=list)  # stop fetching ahead: it will not become ours
+    stop_prefetch: list[TopicPartition] = field(default_factory=list)  # stop fetching ahead: it will not become ours
     send: list[Record] = field(default_factory=list)  # to the group's log, in this order
     claimed: list[Claim] = field(default_factory=list)  # fetch from the claim's position, tell the user
     revoking: list[Claim] = field(default_factory=list)  # tell the user that they are to go; `Claim.reason` says why
-    warm: list[tuple[TopicPartition, int]] = field(default_factory=list)  # fetch ahead, do not deliver (A3)
+    start_prefetch: list[tuple[TopicPartition, int]] = field(default_factory=list)  # fetch ahead, do not deliver (A3)
     resolve: list[Wanted] = field(default_factory=list)  # look up, then call `start_resolved`
     mirror: dict[TopicPartition, int] = field(default_factory=dict)  # commit to Kafka, best effort (D7)
     refold: int = NONE  # fold the log once more up to this checkpoint, then call `refolded` (G6)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from marshal_py.protocol import parking
-from marshal_py.protocol.holdings import Stage
+from marshal_py.protocol.claim import ClaimPhase
 from marshal_py.protocol.identity import Instant, TopicPartition
 from marshal_py.protocol.records import Note, SetPosition
 from marshal_py.protocol.world import Group
@@ -43,9 +43,9 @@ class Refusals:
         True if this member has nothing left to deliver.
         """
         member, group = self.member, self.member.group
-        member.intent.shun(tp, now.mono_ms + LEFT_INTERVALS * member.options.interval_ms)
+        member.rebalancer.back_off(tp, now.mono_ms + LEFT_INTERVALS * member.options.interval_ms)
         for claim in member.claims.values():
-            if claim.tp != tp or claim.stage is not Stage.OPEN or group is None:
+            if claim.tp != tp or claim.stage is not ClaimPhase.OPEN or group is None:
                 continue
             position = claim.position()
             if self._all_tried(group, tp, position):
@@ -53,8 +53,8 @@ class Refusals:
             else:
                 claim.stop(UNREADABLE, now.mono_ms + member.options.interval_ms)
                 member.note(UNREADABLE, tp, position, text=said, epoch=claim.epoch)
-        member.stir()
-        return not any(claim.stage is Stage.OPEN for claim in member.claims.values())
+        member.request_tick()
+        return not any(claim.stage is ClaimPhase.OPEN for claim in member.claims.values())
 
     def _all_tried(self, group: Group, tp: TopicPartition, position: int) -> bool:
         """Whether every live member with this topic, this one included, gave it up at this position before.

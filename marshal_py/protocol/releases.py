@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from marshal_py.protocol.assignment import Target
+from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.claim_records import release
 from marshal_py.protocol.delivery import AtMostOnce
-from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import NONE, Instant
 from marshal_py.protocol.ready import SENT_AT_ONCE
 from marshal_py.protocol.records import clipped
@@ -49,13 +49,13 @@ class Releases:
         claim = self.member.claims.get(epoch)
         if claim is not None and not claim.sealed and not claim.parking:
             claim.park(parking, clipped(detail), now.mono_ms + self.member.options.interval_ms)
-            self.member.stir()
+            self.member.request_tick()
 
     def _stop_stuck(self, claim: Claim, now: Instant) -> None:
         """D4: the heartbeat of a live process must not keep a hung handler's partition."""
-        if claim.stage in (Stage.OPEN, Stage.DRAINING):
+        if claim.stage in (ClaimPhase.OPEN, ClaimPhase.DRAINING):
             claim.stop("handler stuck", now.mono_ms)
-            self.member.intent.shun(claim.tp, now.mono_ms + self.member.options.handler_timeout_ms)
+            self.member.rebalancer.back_off(claim.tp, now.mono_ms + self.member.options.handler_timeout_ms)
             oldest = None if isinstance(claim.tracker, AtMostOnce) else claim.tracker.oldest()
             self.member.note("handler_stuck", claim.tp, NONE if oldest is None else oldest[1], epoch=claim.epoch)
 
@@ -64,19 +64,19 @@ class Releases:
         last = len(member.out.send) + SENT_AT_ONCE
         heirs: Target | None = None
         for claim in member.claims.values():
-            if claim.stage is Stage.OPEN:
+            if claim.stage is ClaimPhase.OPEN:
                 continue
             if len(member.out.send) >= last:
                 self._more = True
                 break
-            if claim.stage is Stage.DRAINING and claim.drained(now.mono_ms):
-                claim.seal(Stage.RELEASING)
+            if claim.stage is ClaimPhase.DRAINING and claim.drained(now.mono_ms):
+                claim.seal(ClaimPhase.RELEASING)
                 claim.sealed_ms = now.mono_ms
                 claim.released_position = claim.position()
                 if claim.successor == NONE and member.leaving:
-                    heirs = member.intent.candidacy.heirs(group) if heirs is None else heirs
+                    heirs = member.rebalancer.candidacy.heirs(group) if heirs is None else heirs
                     claim.successor = heirs.get(claim.tp, NONE)
-            if claim.stage is Stage.RELEASING and (
+            if claim.stage is ClaimPhase.RELEASING and (
                 claim.release_sent_ms is None or now.mono_ms - claim.release_sent_ms >= member.third_ms
             ):
                 claim.release_sent_ms = now.mono_ms
@@ -85,7 +85,7 @@ class Releases:
     def tell(self) -> None:
         """What is to go, once: the user's handlers may end early, and ack what they have done."""
         for claim in self.member.claims.values():
-            if claim.stage is not Stage.OPEN and not claim.told:
+            if claim.stage is not ClaimPhase.OPEN and not claim.told:
                 claim.told = True
                 self.member.out.revoking.append(claim)
                 self.member.advise("revoking", claim.tp, epoch=claim.epoch, text=claim.reason)
@@ -96,7 +96,7 @@ class Releases:
             return now.mono_ms + 1
         nearest: int | None = None
         for claim in self.member.claims.values():
-            if claim.stage is Stage.DRAINING:
+            if claim.stage is ClaimPhase.DRAINING:
                 # drained already: it became so after this round's releases
                 at_ms = now.mono_ms + 1 if claim.drained(now.mono_ms) else claim.drain_until_ms
                 if at_ms is not None:

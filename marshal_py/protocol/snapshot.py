@@ -1,7 +1,7 @@
 """Snapshots of a log: a world as canonical bytes, those bytes as Snapshot records, and back (PROTOCOL.md 15).
 
 Pure, like all of the heart: it judges bytes and joins records. Who writes a snapshot and who vouches for it is
-decided in keeper.py; how a reader finds one is client/opening.py's.
+decided in snapshotter.py; how a reader finds one is client/opening.py's.
 """
 
 from __future__ import annotations
@@ -331,7 +331,7 @@ def founding(genesis: Genesis, log: int, instance: bytes, at: int) -> list[Snaps
     return [*split(genesis, instance, at, digest_of(world), 0, data), witness(genesis, instance, at, 0, 0)]
 
 
-class Shelf:
+class SnapshotStore:
     """Joins what is read of snapshots, in any order, from any end of the log; copies change nothing (N1)."""
 
     def __init__(self, incarnation: bytes | None = None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from marshal_py.protocol import parking
-from marshal_py.protocol.holdings import Claim
+from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.ready import Ready
 from marshal_py.protocol.records import Topology
@@ -47,7 +47,7 @@ class Topics:
             self.ids[topic] = topic_id
         changed = known != (count, self.ids.get(topic, ""))
         if changed:
-            self.member.stir()
+            self.member.request_tick()
         return changed
 
     def recreated(self, group: Group, topic: str) -> bool:
@@ -84,7 +84,7 @@ class Topics:
         """Somebody knows better: what this member was told before that record is old, until it is told again."""
         before = self._held.get(record.topic, "")
         if record.topic_id:
-            self.member.intent.forget_starts(record.topic)
+            self.member.rebalancer.forget_starts(record.topic)
             self._held[record.topic] = record.topic_id
             if before not in ("", record.topic_id):
                 self._gone[before] = None
@@ -109,9 +109,9 @@ class Topics:
                         continue
             sent = self._sent.get(topic)
             if sent is None or sent[:2] != (count, found):
-                later_ms = (member.intent.rank(group) - 1) * member.third_ms
+                later_ms = (member.rebalancer.rank(group) - 1) * member.third_ms
                 sent = self._sent[topic] = (count, found, now.mono_ms + later_ms)
-            if member.intent.again(sent[2], now):
+            if member.rebalancer.again(sent[2], now):
                 self._sent[topic] = (count, found, now.mono_ms)
                 observed, by = group.topology_offset(topic), member.options.client_id[:60]
                 out.send.append(Topology(topic, count, observed, NONE, by, found))

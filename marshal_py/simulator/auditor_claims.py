@@ -23,7 +23,7 @@ def tenure_of(history: History, d: Delivery) -> Tenure | None:
     return tenure if tenure is not None and tenure.key == d.key else None
 
 
-def successor(history: History, tenure: Tenure) -> Tenure | None:
+def successor_of(history: History, tenure: Tenure) -> Tenure | None:
     """The next claim of the same partition by another session."""
     tenures = history.by_key[tenure.key]
     after = bisect_right(tenures, tenure.epoch, key=lambda t: t.epoch)
@@ -32,8 +32,10 @@ def successor(history: History, tenure: Tenure) -> Tenure | None:
 
 def is_late(history: History, d: Delivery, tenure: Tenure) -> bool:
     """Whether another session claimed between the gate and the call (X3), or one whose caller vouched for it (X12)."""
-    heir = successor(history, tenure)
-    return heir is not None and heir.ms < d.begin_ms and (d.gate_ms <= heir.ms or tenure.ended_by == "Join")
+    successor = successor_of(history, tenure)
+    return (
+        successor is not None and successor.ms < d.begin_ms and (d.gate_ms <= successor.ms or tenure.ended_by == "Join")
+    )
 
 
 def s2_one_owner(history: History) -> Iterator[Violation]:
@@ -57,11 +59,11 @@ def s3_lease(history: History) -> Iterator[Violation]:
         tenure, what = tenure_of(history, d), f"client {d.client} delivers {d.key} {d.offset}"
         if tenure is None:
             continue
-        life, heir = history.lives[d.group, tenure.session], successor(history, tenure)
-        if heir is not None and is_late(history, d, tenure):
+        life, successor = history.lives[d.group, tenure.session], successor_of(history, tenure)
+        if successor is not None and is_late(history, d, tenure):
             history.counted["X12" if tenure.ended_by == "Join" else "S3"] += 1
-        elif heir is not None and heir.ms < d.gate_ms:
-            yield Violation("S3", d.gate_ms, heir.epoch, f"{what}, owned by another since {heir.ms:g}")
+        elif successor is not None and successor.ms < d.gate_ms:
+            yield Violation("S3", d.gate_ms, successor.epoch, f"{what}, owned by another since {successor.ms:g}")
         sent_ms = min(tenure.released.get(d.client, d.gate_ms), life.left.get(d.client, d.gate_ms))  # T16
         if d.gate_ms > sent_ms + slack.stamp_ms:
             yield Violation("S3", d.gate_ms, tenure.end, f"{what}, having let go of it")

@@ -12,9 +12,8 @@ from typing import Any, Protocol
 
 from marshal_py.errors import CoordinationError, MarshalError
 from marshal_py.protocol import parking
+from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
-from marshal_py.protocol.holdings import Claim
-from marshal_py.protocol.holdings import Stage as ClaimStage
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.ready import MemberOptions, Ready, Wanted
@@ -89,7 +88,7 @@ class Client(Process):
         if self.member is not None and not self.away:
             self.away = True
             self.scene.restarted(self, read_to)
-            ready = self.member.surrender()
+            ready = self.member.detach()
             self._let_go(ready)
             self._execute((ready, 0))
 
@@ -101,7 +100,7 @@ class Client(Process):
 
     def read_to(self, upto: int) -> None:
         world = self.world
-        if self.scene.keeps_snapshots and (self.upkeep is None or self.upkeep.keeper.world is not world):
+        if self.scene.keeps_snapshots and (self.upkeep is None or self.upkeep.snapshotter.world is not world):
             self.upkeep = Upkeep(self)  # before the first record of this world
             if world.began_at:
                 self.stage.at(self.options.interval_ms, self, self.upkeep.check_start, world)
@@ -142,7 +141,7 @@ class Client(Process):
         if self.away:
             if not self.opened():
                 return
-            self.member.start_over(self.world)
+            self.member.attach(self.world)
             self.away = False
         self.stage.events += 1
         now = self.clock.read(self.stage.now_ms)
@@ -186,9 +185,9 @@ class Client(Process):
             stage.client_ended(self, member.error)
             return
         for claim in ready.claimed:
-            if claim.stage is not ClaimStage.GONE:
+            if claim.stage is not ClaimPhase.GONE:
                 self._open(claim)
-        for tp, _position in ready.warm:
+        for tp, _position in ready.start_prefetch:
             stage.at(2 + stage.weather.read_ms(stage.rng), self, self._warmed, tp)
         if ready.refold != NONE:
             stage.at(stage.weather.read_ms(stage.rng), self, self._fold_again, ready.refold)
@@ -225,10 +224,10 @@ class Client(Process):
         """Reads the log for the first time."""
         self.wake_reader()
 
-    def retire(self) -> None:
+    def prepare_stop(self) -> None:
         """The user will stop the consumer soon (A6)."""
         if self.member is not None:
-            self.member.retire()
+            self.member.prepare_stop()
             self.act(None)
 
     def leave(self, wait_ms: int) -> None:
@@ -248,13 +247,13 @@ class Client(Process):
 
     def _warmed(self, tp: TopicPartition) -> None:
         if self.member is not None:
-            self.member.intent.warmed(tp)
+            self.member.rebalancer.prefetched(tp)
             self.act(None)
 
     def _resolved(self, wanted: Wanted) -> None:
         if self.member is not None:
             start = self.scene.start_of(wanted.tp, wanted.earliest)
-            self.member.intent.start_resolved(wanted.tp, start, self.now())
+            self.member.rebalancer.start_resolved(wanted.tp, start, self.now())
             self.act(None)
 
     def _fold_again(self, at: int) -> None:
@@ -366,7 +365,7 @@ class Client(Process):
         delivery = Delivery(
             self.group,
             self.number,
-            member.pulse.newest_instance,
+            member.liveness.newest_instance,
             claim.epoch,
             claim.tp.topic,
             claim.tp.partition,
@@ -397,9 +396,9 @@ class Client(Process):
                 claim.tracker.returned()
         elif not member.ack_is_late(claim):
             flight.run.finish(flight.place)
-        if claim.stage is not ClaimStage.GONE:
+        if claim.stage is not ClaimPhase.GONE:
             self._pump(feed)  # the gate alone decides
-        if claim.stage is ClaimStage.DRAINING and not self.frozen:
+        if claim.stage is ClaimPhase.DRAINING and not self.frozen:
             self.act(None)
 
     # --- a cloned machine

@@ -379,11 +379,11 @@ class Cluster:
         member = client.member
         if client.frozen or member is None or member.session < 0 or member.fenced:
             return False
-        shuns = any(member.intent.shuns(TopicPartition(*place)) for place in self.broker.topics)  # D4
+        shuns = any(member.rebalancer.shuns(TopicPartition(*place)) for place in self.broker.topics)  # D4
         now = client.now()
         begun = [claim.handler_since_ms() for claim in member.claims.values()]
         hangs = any(ms is not None and now.mono_ms - ms >= member.options.interval_ms for ms in begun)
-        return member.pulse.healthy(now) and not shuns and not hangs
+        return member.liveness.healthy(now) and not shuns and not hangs
 
     def finished(self) -> bool:
         """The same, and nothing is left to read."""

@@ -6,8 +6,8 @@ from collections import deque
 from copy import deepcopy
 from typing import Any, NamedTuple
 
-from marshal_py.protocol.delivery import AtLeastOnce, Run
-from marshal_py.protocol.holdings import Claim
+from marshal_py.protocol.claim import Claim
+from marshal_py.protocol.delivery import AtLeastOnce, OffsetRun
 from marshal_py.simulator.auditor_evidence import Delivery
 
 
@@ -15,7 +15,7 @@ class Flight(NamedTuple):
     """One message in a handler."""
 
     delivery: Delivery
-    run: Run | None
+    run: OffsetRun | None
     place: int  # its index in the run
 
 
@@ -24,7 +24,7 @@ class Feed:
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
-        self.runs: deque[Run] = deque()  # at least once
+        self.runs: deque[OffsetRun] = deque()  # at least once
         self.buffer: deque[int] = deque()  # at most once
         self.flying: dict[int, Flight] = {}
         self.blocked = False

@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from marshal_py.admin.position import PositionPlan
-from marshal_py.protocol import intent, lease, pulse, rationalizer, watch
+from marshal_py.protocol import failure_detector, lease, liveness, rationalizer, rebalance
 from marshal_py.protocol.candidacy import Candidacy
+from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce
-from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.lease import Lease, WaitClock
+from marshal_py.protocol.liveness import HEARTBEATS_PER_INTERVAL, Due, Liveness
 from marshal_py.protocol.member import Member
-from marshal_py.protocol.pulse import HEARTBEATS_PER_INTERVAL, Due, Pulse
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, ClaimState, Heartbeat, Leave, SetPosition
 from marshal_py.protocol.releases import Releases
 from marshal_py.protocol.world import Group
@@ -64,31 +64,31 @@ class Hunt(NamedTuple):
 
 
 def _x2() -> list[Patch]:
-    receive, read = Member.receive, Pulse.read_heartbeat
+    receive, read = Member.receive, Liveness.read_heartbeat
     current: list[Instant] = []
 
     def received(self: Member, verdict: Any, now: Instant) -> None:
         current[:] = [now]
         receive(self, verdict, now)
 
-    def read_heartbeat(self: Pulse, sequence: int, accepted: bool, extended: bool) -> bool:
+    def read_heartbeat(self: Liveness, sequence: int, accepted: bool, extended: bool) -> bool:
         known = read(self, sequence, accepted, extended)
         if extended:
             self.lease.started = current[0]
         return known
 
-    return [(Member, "receive", received), (Pulse, "read_heartbeat", read_heartbeat)]
+    return [(Member, "receive", received), (Liveness, "read_heartbeat", read_heartbeat)]
 
 
 def _x4() -> list[Patch]:
-    read = Pulse.read_heartbeat
+    read = Liveness.read_heartbeat
 
-    def read_heartbeat(self: Pulse, sequence: int, accepted: bool, extended: bool) -> bool:
+    def read_heartbeat(self: Liveness, sequence: int, accepted: bool, extended: bool) -> bool:
         return read(self, sequence, accepted, True)
 
     def open_ms(self: Member, epoch: int, now: Instant) -> int:  # the lease alone must end delivery in a pause
         claim = self.claims.get(epoch)
-        return self.pulse.lease.left_ms(now) + 1 if claim is not None and claim.stage is Stage.OPEN else 0
+        return self.liveness.lease.left_ms(now) + 1 if claim is not None and claim.stage is ClaimPhase.OPEN else 0
 
     def stop_unless_paused(self: Claim, reason: str, drain_until_ms: int | None, successor: int = NONE) -> None:
         if reason != "paused":
@@ -96,7 +96,7 @@ def _x4() -> list[Patch]:
 
     stop = Claim.stop
     return [
-        (Pulse, "read_heartbeat", read_heartbeat),
+        (Liveness, "read_heartbeat", read_heartbeat),
         (Member, "open_ms", open_ms),
         (Claim, "stop", stop_unless_paused),
     ]
@@ -104,7 +104,7 @@ def _x4() -> list[Patch]:
 
 def _x5() -> list[Patch]:
     def open_ms(self: Member, epoch: int, now: Instant) -> int:
-        return self.pulse.lease.left_ms(now) + 1 if epoch in self.claims and not self.paused else 0
+        return self.liveness.lease.left_ms(now) + 1 if epoch in self.claims and not self.paused else 0
 
     return [(Member, "open_ms", open_ms)]
 
@@ -127,22 +127,22 @@ def _x24() -> list[Patch]:
 
     return [
         (Lease, "left_ms", left_ms),
-        (intent, "EVICT_INTERVALS", 1),
-        (watch, "EVICT_INTERVALS", 1),
+        (rebalance, "EVICT_INTERVALS", 1),
+        (failure_detector, "EVICT_INTERVALS", 1),
         (lease, "EVICT_INTERVALS", 1),
     ]
 
 
 def _x25() -> list[Patch]:
-    new = Pulse.new_instance
+    new = Liveness.new_instance
 
-    def new_instance(self: Pulse, now: Instant) -> bytes:
+    def new_instance(self: Liveness, now: Instant) -> bytes:
         if not self.newest_instance:
             return new(self, now)
         self.instances[self.newest_instance] = now
         return self.newest_instance
 
-    return [(Pulse, "new_instance", new_instance)]
+    return [(Liveness, "new_instance", new_instance)]
 
 
 def _x27() -> list[Patch]:
@@ -163,17 +163,17 @@ def _x27() -> list[Patch]:
 
 
 def _x31() -> list[Patch]:
-    def due(self: Pulse, now: Instant) -> Due:
+    def due(self: Liveness, now: Instant) -> Due:
         """Reading nothing back does not matter."""
         third_ms = self.interval_ms // HEARTBEATS_PER_INTERVAL
         late = self.last_sent is None or now.mono_ms - self.last_sent.mono_ms >= third_ms
         return Due.HEARTBEAT if late else Due.NOTHING
 
-    return [(Pulse, "due", due)]
+    return [(Liveness, "due", due)]
 
 
 def _x40() -> list[Patch]:
-    return [(pulse, "QUIET_INTERVALS", 0)]
+    return [(liveness, "QUIET_INTERVALS", 0)]
 
 
 def _x34() -> list[Patch]:
@@ -265,22 +265,22 @@ def _d3() -> list[Patch]:
 
 
 def _w1() -> list[Patch]:
-    return [(pulse, "HEARTBEATS_PER_INTERVAL", 10**6)]
+    return [(liveness, "HEARTBEATS_PER_INTERVAL", 10**6)]
 
 
 def _w2() -> list[Patch]:
-    due = Pulse.due
+    due = Liveness.due
 
-    def rarely(self: Pulse, now: Instant) -> Due:
+    def rarely(self: Liveness, now: Instant) -> Due:
         early = self.last_sent is not None and now.mono_ms - self.last_sent.mono_ms < self.interval_ms
         return Due.NOTHING if early and self.healthy(now) else due(self, now)
 
-    return [(Pulse, "due", rarely)]
+    return [(Liveness, "due", rarely)]
 
 
 def _d8() -> list[Patch]:
     def open_ms(self: Member, epoch: int, now: Instant) -> int:
-        return int(epoch in self.claims and self.claims[epoch].stage is Stage.OPEN and not self.paused)
+        return int(epoch in self.claims and self.claims[epoch].stage is ClaimPhase.OPEN and not self.paused)
 
     return [(Member, "open_ms", open_ms)]
 

@@ -11,11 +11,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from marshal_py.protocol import claim_records, progress, releases, transitions
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, Run
-from marshal_py.protocol.holdings import Claim, Stage
+from marshal_py.protocol.claim import Claim, ClaimPhase
+from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, OffsetRun
 from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.progress import Range
-from marshal_py.protocol.reading import Reading
+from marshal_py.protocol.record_handler import RecordHandler
 from marshal_py.protocol.records import ReleasingPartition
 from marshal_py.protocol.world import Partition
 from marshal_py.simulator.oracle import Partition as OraclePartition
@@ -56,23 +56,23 @@ def r2() -> list[Patch]:
 
 
 def r3() -> list[Patch]:
-    receive = Reading.receive
+    receive = RecordHandler.receive
     first: dict[int, tuple[Claim, int]] = {}
 
-    def received(self: Reading, verdict: Any, now: Any) -> None:
+    def received(self: RecordHandler, verdict: Any, now: Any) -> None:
         receive(self, verdict, now)
         record = verdict.record
         if isinstance(record, ReleasingPartition) and record.session == self.member.session and not verdict.accepted:
             claim = self.member.claims.get(record.epoch)
             if claim is not None and isinstance(claim.tracker, AtMostOnce):
                 first.setdefault(id(claim), (claim, claim.released_position))
-                claim.stage, claim.sealed = Stage.OPEN, False
+                claim.stage, claim.sealed = ClaimPhase.OPEN, False
 
     def fixed(record: ReleasingPartition, partition: Partition, claim: Claim) -> ReleasingPartition:
         kept = first.get(id(claim))
         return record if kept is None else replace(record, give=min(record.give, kept[1]))
 
-    return [(Reading, "receive", received), *_released(fixed)]
+    return [(RecordHandler, "receive", received), *_released(fixed)]
 
 
 def p1() -> list[Patch]:
@@ -99,7 +99,7 @@ def p5() -> list[Patch]:
 
 
 def p6() -> list[Patch]:
-    def admit(self: AtLeastOnce, offsets: Sequence[int]) -> tuple[Sequence[int], Run | None]:
+    def admit(self: AtLeastOnce, offsets: Sequence[int]) -> tuple[Sequence[int], OffsetRun | None]:
         return offsets, self.add(offsets)
 
     return [(AtLeastOnce, "admit", admit)]

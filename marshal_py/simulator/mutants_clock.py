@@ -12,11 +12,11 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from marshal_py.protocol import rationalizer, transitions
+from marshal_py.protocol.failure_detector import FailureDetector
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.lease import EVICT_INTERVALS
 from marshal_py.protocol.records import ClaimingPartition, ReleaseGroup
 from marshal_py.protocol.transitions import reshape
-from marshal_py.protocol.watch import Watch
 from marshal_py.protocol.world import Group
 from marshal_py.simulator.process import Process
 
@@ -73,7 +73,7 @@ class _Times:
 
 def _claims_by_time(times: _Times) -> list[Patch]:
     """A claim wins over one whose owner is stale by this clock; members try such partitions as if they were free."""
-    refresh = Watch.refresh
+    refresh = FailureDetector.refresh
 
     def before(group: Group, time_ms: int, record: Any) -> Any:
         if isinstance(record, ClaimingPartition):
@@ -83,14 +83,14 @@ def _claims_by_time(times: _Times) -> list[Patch]:
                 return replace(record, observed=held.version)
         return record
 
-    def refreshed(self: Watch, group: Group, now: Instant, proven: bool) -> None:
+    def refreshed(self: FailureDetector, group: Group, now: Instant, proven: bool) -> None:
         self._shape = -1
         refresh(self, group, now, proven)
         for held in group.claims.values():
             if times.stale(group, held.owner):
                 self._free[held.tp] = (held.version, self.clock.counted_ms)
 
-    return [times.reading(), times.rules(before), (Watch, "refresh", refreshed)]
+    return [times.reading(), times.rules(before), (FailureDetector, "refresh", refreshed)]
 
 
 def _stamp_ms(process: Process, offset: int) -> int:

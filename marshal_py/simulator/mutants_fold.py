@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from marshal_py.admin.pause import Drain
 from marshal_py.protocol import transitions
 from marshal_py.protocol.identity import NONE, TopicPartition
-from marshal_py.protocol.reading import Reading
+from marshal_py.protocol.record_handler import RecordHandler
 from marshal_py.protocol.records import (
     AT_MOST_ONCE,
     ClaimingMessages,
@@ -230,7 +230,7 @@ def _x32(rule: Rule) -> Rule:
 
 def _x33(rationalizer: Any) -> list[tuple[Any, str, Any]]:
     """Nobody asks for the mode of a Join; each member delivers by its own."""
-    rules, read_claim = list(rationalizer._RULES), Reading._read_claim
+    rules, read_claim = list(rationalizer._RULES), RecordHandler._read_claim
     join, grant = rules[JOIN], rules[GRANT]
 
     def any_join(group: Group, offset: int, record: Join, body: bytes) -> str:
@@ -243,7 +243,7 @@ def _x33(rationalizer: Any) -> list[tuple[Any, str, Any]]:
         group.mode = mode
         return reason
 
-    def own_way(self: Reading, record: ClaimingPartition, verdict: Any, now: Any) -> None:
+    def own_way(self: RecordHandler, record: ClaimingPartition, verdict: Any, now: Any) -> None:
         group = self.member.group
         assert group is not None
         mode, group.mode = group.mode, self.member.options.mode
@@ -251,7 +251,7 @@ def _x33(rationalizer: Any) -> list[tuple[Any, str, Any]]:
         group.mode = mode
 
     rules[JOIN], rules[GRANT] = any_join, any_grant
-    return [(rationalizer, "_RULES", tuple(rules)), (Reading, "_read_claim", own_way)]
+    return [(rationalizer, "_RULES", tuple(rules)), (RecordHandler, "_read_claim", own_way)]
 
 
 def _x38(rationalizer: Any) -> list[tuple[Any, str, Any]]:

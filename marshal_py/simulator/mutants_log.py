@@ -109,7 +109,7 @@ def x39() -> list[Patch]:
     tick = Errand.tick
 
     def unproven(self: Errand, now: Instant) -> Step:
-        vars(self.pulse)["proven"] = lambda now: True
+        vars(self.liveness)["proven"] = lambda now: True
         return tick(self, now)
 
     return [(Errand, "tick", unproven)]

@@ -109,10 +109,10 @@ def _x11() -> list[Patch]:
     def end_session(group: Group, session: int) -> None:
         name = group.sessions[session].join["client_id"]
         heirs = (other for other in group.sessions.values() if other.id != session and other.join["client_id"] == name)
-        heir = next(heirs, None)
+        successor = next(heirs, None)
         for part in group.partitions.values():
-            if heir is not None and part.owner == session:
-                part.owner = heir.id
+            if successor is not None and part.owner == session:
+                part.owner = successor.id
         end(group, session)
 
     return [(Group, "end_session", end_session)]

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from marshal_py.client.microbatches import FIRST, End, MicroBatches, digest_of, key_of
 from marshal_py.client.ranges import Ranges, Taken, share
 from marshal_py.protocol import parking
-from marshal_py.protocol.holdings import Claim
+from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.ready import MemberOptions, Ready
 from marshal_py.simulator.auditor_evidence import Delivery, Evidence
@@ -201,7 +201,7 @@ class Query(Client):
 
     def _pass_gate(self) -> None:
         assert self.member is not None
-        self._gate = (self.stage.now_ms, self.world.next_offset, self.member.pulse.newest_instance)
+        self._gate = (self.stage.now_ms, self.world.next_offset, self.member.liveness.newest_instance)
 
     def _told(self, end: str) -> None:
         """By a listener. What this process does not have is nothing to it."""

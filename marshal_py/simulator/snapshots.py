@@ -1,7 +1,7 @@
 """Snapshots in the simulated cluster: where a reader begins, one client's keeper, its audits, truncation behind two.
 
 What client/opening.py and client/upkeep.py do on a real log, in virtual time and without threads. The decisions are the
-keeper's (marshal_py.protocol.keeper).
+keeper's (marshal_py.protocol.snapshotter).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from marshal_py.client import opening
 from marshal_py.errors import CoordinationError, HistoryTruncated, SnapshotRefused
 from marshal_py.protocol import codec, snapshot
 from marshal_py.protocol.identity import NONE, Instant
-from marshal_py.protocol.keeper import Keeper
 from marshal_py.protocol.orphans import Presence
 from marshal_py.protocol.records import Genesis, Snapshot
 from marshal_py.protocol.snapshot import Stored
+from marshal_py.protocol.snapshotter import Snapshotter
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import CHECKPOINT_OFFSETS, World
 from marshal_py.simulator.broker import MISSING, Broker
@@ -77,34 +77,36 @@ class Upkeep:
         self.client = client
         rng = client.stage.rng
         every = EVERY_RECORDS_LEAST + int(rng.random() * (EVERY_RECORDS_MOST - EVERY_RECORDS_LEAST))
-        self.keeper = Keeper(client.world, every, rng.randbytes)
+        self.snapshotter = Snapshotter(client.world, every, rng.randbytes)
         self._truncate_due_ms = 0
 
     def folded(self, verdict: Verdict, now_ms: int) -> None:
-        self.keeper.folded(verdict, now_ms)
+        self.snapshotter.folded(verdict, now_ms)
 
     def tick(self, now: Instant) -> None:
         """Carries out what the keeper wants."""
-        client, keeper, now_ms = self.client, self.keeper, now.mono_ms
+        client, snapshotter, now_ms = self.client, self.snapshotter, now.mono_ms
         member = client.member
         assert member is not None
         live = {member.session} if member.session != NONE else set()
         options = member.options
-        chores = keeper.tick(now, Presence(options.client_id, live, options.interval_ms, member.pulse.proven(now)))
-        self._send(chores.send)
-        for group, record in chores.evict:
+        tasks = snapshotter.tick(
+            now, Presence(options.client_id, live, options.interval_ms, member.liveness.proven(now))
+        )
+        self._send(tasks.send)
+        for group, record in tasks.evict:
             world = client.world
             assert world.genesis is not None
             client.post(codec.encode(record, group, world.genesis.incarnation, world.writes_version(group)))
-        if chores.audit is not None:
-            client.stage.at(client.stage.weather.read_ms(client.stage.rng), client, self._audit, chores.audit)
-        if chores.doubtful is not None:
+        if tasks.audit is not None:
+            client.stage.at(client.stage.weather.read_ms(client.stage.rng), client, self._audit, tasks.audit)
+        if tasks.doubtful is not None:
             client.scene.advised("snapshot_refused")
-        if keeper.confirmed_at != NONE and now_ms >= self._truncate_due_ms:
+        if snapshotter.confirmed_at != NONE and now_ms >= self._truncate_due_ms:
             self._truncate_due_ms = now_ms + TRUNCATE_INTERVALS * member.options.interval_ms
-            if keeper.leads(live) and client.topic_id == client.stage.broker.topic_id:  # N12
+            if snapshotter.leads(live) and client.topic_id == client.stage.broker.topic_id:  # N12
                 log = client.stage.broker.logs[client.log]
-                log.first = max(log.first, keeper.deletable())
+                log.first = max(log.first, snapshotter.deletable())
 
     def _send(self, records: list[Snapshot]) -> None:
         for record in records:
@@ -114,12 +116,12 @@ class Upkeep:
         """N6."""
         again = fold_again(self.client, stored.at)
         if not self.client.dead:
-            self._send(self.keeper.audited(stored, again))
+            self._send(self.snapshotter.audited(stored, again))
 
     def copy(self, client: Client, memo: dict[int, Any]) -> Upkeep:
         """For a twin: the same memory, its instance id too."""
         twin = Upkeep.__new__(Upkeep)
-        twin.client, twin.keeper = client, deepcopy(self.keeper, memo)
+        twin.client, twin.snapshotter = client, deepcopy(self.snapshotter, memo)
         twin._truncate_due_ms = self._truncate_due_ms
         return twin
 
@@ -130,8 +132,8 @@ class Upkeep:
         if client.world is not began or began.genesis is None or number >= len(broker.logs):
             return
         limits = bounds(broker, number)
-        shelf = opening.find(reading(broker), number, limits, began.genesis.incarnation, 2)
-        kept = shelf.confirmed(limits.first)
+        store = opening.find(reading(broker), number, limits, began.genesis.incarnation, 2)
+        kept = store.confirmed(limits.first)
         older = next((stored for stored in kept if stored.at < at), None)
         here = next((stored for stored in kept if stored.at == at), None)
         world = snapshot.load(older, number, began.root) if older is not None else None

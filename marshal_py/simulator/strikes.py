@@ -199,7 +199,7 @@ class Striker:
         client = self._some()
         if client is not None and not client.frozen and len(self.cluster.staying()) > 1:
             if self.rng.random() < 0.5:
-                client.retire()
+                client.prepare_stop()
                 self.cluster.at(HAND_OVER_MS, client, self._left, client)
             else:
                 self._left(client)

@@ -17,7 +17,7 @@ from msgspec import Struct
 from marshal_py.errors import CoordinationError
 from marshal_py.protocol import codec, rationalizer, snapshot
 from marshal_py.protocol.records import Checkpoint, Genesis, Heartbeat, Snapshot
-from marshal_py.protocol.snapshot import Shelf, Stored
+from marshal_py.protocol.snapshot import SnapshotStore, Stored
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import CHECKPOINT_OFFSETS, FOLD_VERSION, World
 from marshal_py.simulator.auditor_checkpoints import Checkpoints
@@ -237,7 +237,7 @@ class Truncated:
     def __init__(self, folds: TwoFolds, first: int) -> None:
         self.folds, self.first = folds, first
         self._records: list[tuple[int, bytes | None]] = []
-        self._shelf, self._read = Shelf(), Snapshots()
+        self._shelf, self._read = SnapshotStore(), Snapshots()
 
     def put(self, offset: int, value: bytes | None) -> None:
         self._records.append((offset, value))

@@ -12,7 +12,7 @@ from marshal_py.errors import HistoryTruncated
 from marshal_py.protocol import snapshot
 from marshal_py.protocol.codec import open_envelope, open_snapshot
 from marshal_py.protocol.records import Genesis
-from marshal_py.protocol.snapshot import Shelf, Stored
+from marshal_py.protocol.snapshot import SnapshotStore, Stored
 from marshal_py.protocol.world import World
 
 Placed = tuple[int, bytes | None]  # offset and value
@@ -57,10 +57,10 @@ def beginning(log: int, first: int, root: Genesis, values: Iterable[Placed]) -> 
     raise HistoryTruncated(log, first)
 
 
-def _shelf(incarnation: bytes | None, values: Iterable[Placed]) -> Shelf:
-    shelf = Shelf(incarnation)
+def _shelf(incarnation: bytes | None, values: Iterable[Placed]) -> SnapshotStore:
+    store = SnapshotStore(incarnation)
     for offset, value in values:
         record = open_snapshot(value)
         if record is not None:
-            shelf.take(record, offset)
-    return shelf
+            store.take(record, offset)
+    return store

@@ -90,8 +90,8 @@ def test_an_ack_after_the_claim_is_lost_is_late(ground: Ground) -> None:
         assert first.ack() is False
         assert batch.ack() is False
         assert consumer.cached_info().late_acks == 1 + len(batch.parts)
-        with joined(marshal, group, [topic]) as heir:
-            assert places(collect(heir, 2)) == [(0, 0), (0, 1)]
+        with joined(marshal, group, [topic]) as successor:
+            assert places(collect(successor, 2)) == [(0, 0), (0, 1)]
 
 
 def test_what_was_not_acked_comes_again_after_stop(ground: Ground) -> None:
@@ -103,8 +103,8 @@ def test_what_was_not_acked_comes_again_after_stop(ground: Ground) -> None:
             messages = collect(consumer, 5, ack=False)
             for number in (0, 1, 4):
                 messages[number].ack()
-        with joined(marshal, group, [topic]) as heir:
-            again = collect(heir, 3)
+        with joined(marshal, group, [topic]) as successor:
+            again = collect(successor, 3)
             assert places(again) == [(0, 2), (0, 3), (0, 5)], "4 was finished, and the Release said so"
             assert again[0].token > messages[0].token
             assert [m.delivery_count for m in again] == [2, 2, 1]
@@ -120,8 +120,8 @@ def test_a_redelivery_that_the_log_knows_of_is_counted(ground: Ground) -> None:
             consumer.flush()
             station = consumer._station
             until(lambda: _in_flight(station) == [1], "a heartbeat that tells of the message in flight")
-        with joined(marshal, group, [topic]) as heir:
-            assert collect(heir, 1)[0].delivery_count == 2
+        with joined(marshal, group, [topic]) as successor:
+            assert collect(successor, 1)[0].delivery_count == 2
 
 
 def _in_flight(station: object) -> list[int]:
@@ -139,8 +139,8 @@ def test_a_handler_that_raises_ends_the_block_and_its_message_comes_again(ground
             _fail_at(consumer, 2)
         assert consumer.closed
         assert [record.position for record in ground.accepted(group, ReleasingPartition)] == [2]
-        with joined(marshal, group, [topic]) as heir:
-            assert places(collect(heir, 3)) == [(0, 2), (0, 3), (0, 4)]
+        with joined(marshal, group, [topic]) as successor:
+            assert places(collect(successor, 3)) == [(0, 2), (0, 3), (0, 4)]
 
 
 def _fail_at(consumer: Consumer, offset: int) -> None:
@@ -160,8 +160,8 @@ def test_a_handler_that_hangs_loses_its_partition_and_no_other(ground: Ground) -
         marshal, other = (stack.enter_context(ground.connect()) for _ in range(2))
         hung = stack.enter_context(joined(marshal, group, [topic], handler_timeout_s=1.0))
         message = collect(hung, 1, ack=False)[0]
-        heir = stack.enter_context(joined(other, group, [topic]))
-        assert places(collect(heir, 3)) == [(0, 0), (0, 1), (0, 2)]
+        successor = stack.enter_context(joined(other, group, [topic]))
+        assert places(collect(successor, 3)) == [(0, 0), (0, 1), (0, 2)]
         assert message.ack() is False
         assert hung.cached_info().late_acks == 1
         stuck = [event for event in hung.events() if event.kind == "handler_stuck"]

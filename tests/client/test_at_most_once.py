@@ -71,8 +71,8 @@ def test_what_stop_dropped_is_counted_and_never_delivered(ground: Ground) -> Non
         ranges = [(event.offset, event.to) for event in consumer.events() if event.kind == "amo_dropped"]
         assert sum(to - from_ for from_, to in ranges) == dropped
         ground.fill(topic, 0, 5, first=20)
-        with joined(marshal, group, [topic], delivery=AMO) as heir:
-            rest = [m.offset for m in collect(heir, 25 - 3 - dropped)]
+        with joined(marshal, group, [topic], delivery=AMO) as successor:
+            rest = [m.offset for m in collect(successor, 25 - 3 - dropped)]
         assert seen + [o for from_, to in ranges for o in range(from_, to)] + rest == list(range(25))
 
 
@@ -89,8 +89,8 @@ def test_drain_hands_over_what_is_buffered(ground: Ground) -> None:
                 consumer.drain(30)
         assert consumer.closed
         assert consumer.cached_info().amo_dropped == 0
-        with joined(marshal, group, [topic], delivery=AMO) as heir:
-            rest = [m.offset for m in collect(heir, 30 - len(seen))] if len(seen) < 30 else []
+        with joined(marshal, group, [topic], delivery=AMO) as successor:
+            rest = [m.offset for m in collect(successor, 30 - len(seen))] if len(seen) < 30 else []
         assert seen + rest == list(range(30))
 
 
@@ -116,12 +116,15 @@ def test_no_offset_twice_when_the_process_is_killed(embedded: EmbeddedGround) ->
         hand.signal(signal.SIGKILL)
         hand.wait()
         before = {(m["partition"], m["offset"]) for m in hand.said("message")}
-    with embedded.connect() as marshal, joined(marshal, group, [topic], delivery=AMO) as heir:
-        until(owns(heir, 0, 1), "the heir has both partitions")
+    with embedded.connect() as marshal, joined(marshal, group, [topic], delivery=AMO) as successor:
+        until(owns(successor, 0, 1), "the heir has both partitions")
         for partition in (0, 1):
             embedded.fill(topic, partition, 10, first=50)
         after: list[tuple[int, int]] = []
-        until(lambda: after.extend(places(heir.fetch(100, expires_s=0.1))) or {(0, 59), (1, 59)} <= {*after}, "the end")
+        until(
+            lambda: after.extend(places(successor.fetch(100, expires_s=0.1))) or {(0, 59), (1, 59)} <= {*after},
+            "the end",
+        )
     assert len(set(after)) == len(after)
     assert before.isdisjoint(after)
     assert len(embedded.accepted(group, Evict)) == 1

@@ -16,7 +16,7 @@ import pytest
 
 from marshal_py import Consumer, Message
 from marshal_py.errors import GroupDeleted
-from marshal_py.protocol.delivery import Run
+from marshal_py.protocol.delivery import OffsetRun
 from marshal_py.protocol.records import Leave
 from tests.support.fronts import DEADLINE_S, Ground, Keeper, MemoryGround, collect, joined, owns, until
 
@@ -118,7 +118,7 @@ def test_an_interrupted_ack_forgets_no_other() -> None:
     count = 2_000
     with interruptible():
         for number in range(INTERRUPTS // 2):
-            run = Run(range(count))
+            run = OffsetRun(range(count))
             run.deliver(count, 0)
             for index in range(1, count):
                 run.finish(index)

@@ -332,12 +332,12 @@ def test_sigterm_releases_at_once(embedded: EmbeddedGround) -> None:
         assert hand.wait() == 0
         assert hand.said("stopped")
         assert {(e["partition"], e["reason"]) for e in hand.said("lost")} == {(0, "stopped"), (1, "stopped")}
-        with joined(marshal, group, [topic]) as heir:
-            until(owns(heir, 0, 1), "the heir has both")
+        with joined(marshal, group, [topic]) as successor:
+            until(owns(successor, 0, 1), "the heir has both")
             assert embedded.accepted(group, Evict) == []
             assert [leave.reason for leave in embedded.accepted(group, Leave)] == ["stopped"]
             embedded.fill(topic, 0, 1, first=3)
-            assert places(collect(heir, 1)) == [(0, 3)]
+            assert places(collect(successor, 1)) == [(0, 3)]
 
 
 def test_an_interpreter_that_ends_without_stop_releases(embedded: EmbeddedGround) -> None:
@@ -359,8 +359,8 @@ def test_a_killed_process_is_waited_out_and_its_unacked_come_again(embedded: Emb
         hand.wait_for("message", 5)
         hand.signal(signal.SIGKILL)
         hand.wait()
-        with joined(marshal, group, [topic]) as heir:
-            assert places(collect(heir, 5)) == [(0, i) for i in range(5)]
+        with joined(marshal, group, [topic]) as successor:
+            assert places(collect(successor, 5)) == [(0, i) for i in range(5)]
     assert len(embedded.accepted(group, Evict)) == 1
     assert len(embedded.accepted(group, Leave)) == 1
 
@@ -374,16 +374,16 @@ def test_a_process_that_sleeps_past_its_lease_delivers_nothing_old_and_comes_bac
         old = hand.wait_for("message")[0]["epoch"]
         first_session = hand.wait_for("joined")[0]["session"]
         hand.signal(signal.SIGSTOP)
-        heir = joined(marshal, group, [topic])
+        successor = joined(marshal, group, [topic])
         embedded.fill(topic, 0, 20, first=1)
-        mine = collect(heir, 20)
+        mine = collect(successor, 20)
         assert mine[0].token.epoch > old
         hand.signal(signal.SIGCONT)
         until(lambda: len(embedded.accepted(group, Join)) == 3, "it joins again by itself")
         assert hand.wait_for("lost")[0]["reason"] == "session ended"
-        with Keeper(heir):
+        with Keeper(successor):
             embedded.fill(topic, 0, 5, first=21)
-        heir.stop()
+        successor.stop()
         embedded.fill(topic, 0, 3, first=26)
         until(lambda: [m for m in hand.said("message") if m["offset"] == 28], "it delivers again")
         late = [m for m in hand.said("message")[1:] if m["epoch"] == old]

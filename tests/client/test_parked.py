@@ -127,7 +127,7 @@ def refuse(consumer: Consumer, tp: TopicPartition) -> None:
     with consumer._loop.lock, source.broker.changed:
         source._assignments.take(0)  # as a poll does
         source._assignments.refuse_for_good(tp, "Topic authorization failed")
-        consumer._member.stir()
+        consumer._member.request_tick()
 
 
 def test_a_refused_partition_stops_nobody_and_who_may_read_nothing_is_told(memory: MemoryGround) -> None:

@@ -57,8 +57,8 @@ def test_batches_take_turns_and_positions_follow_commits(ground: Ground) -> None
                 assert spans(second) == [(0, 15, 50)]
                 assert second.token == second.tokens[TopicPartition(topic, 0)]
             assert spans(planner.batch(1_000)) == [(0, 15, 50)], "it was not committed, so it is planned again"
-        with joined(marshal, group, [topic]) as heir:
-            assert places(collect(heir, 35))[0] == (0, 15)
+        with joined(marshal, group, [topic]) as successor:
+            assert places(collect(successor, 35))[0] == (0, 15)
 
 
 def test_no_data_makes_an_empty_batch(ground: Ground) -> None:
@@ -123,8 +123,8 @@ def test_a_claim_lost_before_the_commit_is_named(memory: MemoryGround) -> None:
             batch.check()
         with pytest.raises((ClaimLost, ConsumerClosed)):
             batch.commit()
-        with joined(marshal, group, [topic]) as heir:
-            assert len(collect(heir, 10)) == 10
+        with joined(marshal, group, [topic]) as successor:
+            assert len(collect(successor, 10)) == 10
 
 
 def test_in_a_pause_the_batch_is_let_go_after_an_interval(ground: Ground) -> None:
@@ -234,8 +234,8 @@ def test_a_silent_user_loses_the_consumer(memory: MemoryGround) -> None:
     with memory.connect() as marshal:
         consumer = joined(marshal, group, [topic], handler_timeout_s=1.0)
         planner = planning(consumer)
-        with joined(marshal, group, [topic]) as heir:
-            until(owns(heir, 0), "the heir has the partition")
+        with joined(marshal, group, [topic]) as successor:
+            until(owns(successor, 0), "the heir has the partition")
             with pytest.raises(BatchOverdue, match=r"not called for 1 s"):
                 planner.batch(10)
 
@@ -254,8 +254,8 @@ def test_at_most_once_a_batch_is_granted_before_it_is_there(ground: Ground) -> N
             assert sorted((g.start, g.to) for g in granted) == [(0, 10), (0, 10)]
             batch.commit()
             planner.batch(20).give_back()
-        with joined(marshal, group, [topic], delivery=AMO) as heir:
-            assert sorted(places(collect(heir, 20))) == [(p, o) for p in (0, 1) for o in range(20, 30)]
+        with joined(marshal, group, [topic], delivery=AMO) as successor:
+            assert sorted(places(collect(successor, 20))) == [(p, o) for p in (0, 1) for o in range(20, 30)]
 
 
 def test_planning_alone_grants_nothing(memory: MemoryGround) -> None:

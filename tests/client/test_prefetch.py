@@ -173,8 +173,8 @@ def test_a_drain_hands_over_a_piece_and_not_all_that_was_fetched_ahead(ground: O
             message.ack()
         assert consumer.closed
         assert 20 + 40 <= len(seen) <= 20 + 40 + MERGED_MAX, "a piece, and what was reserved when it began"
-        with joined(marshal, group, [topic], delivery=delivery) as heir:
-            rest = collect(heir, 3 * FILLED - len(seen))
+        with joined(marshal, group, [topic], delivery=delivery) as successor:
+            rest = collect(successor, 3 * FILLED - len(seen))
         expected = [(partition, offset) for partition in range(3) for offset in range(FILLED)]
         assert sorted(places([*seen, *rest])) == expected
 
@@ -236,7 +236,7 @@ def test_nothing_is_fetched_while_the_gate_is_shut(ground: OneQueueGround, deliv
             until(lambda: source.polls > polls + 5, "it still looks")
             assert source.handed_out == before <= 3 * 2_000
             with marshal._loop.lock:
-                flow.warm(TopicPartition(other, 0), 5)
+                flow.start_prefetch(TopicPartition(other, 0), 5)
             until(lambda: flow.buffers[TopicPartition(other, 0)].held_back, "it is fetched ahead, as much as is useful")
             assert source.handed_out - before >= WARM_MESSAGES_MAX
             assert reader.got == []

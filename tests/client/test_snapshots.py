@@ -23,7 +23,7 @@ from marshal_py.errors import (
     TopicRecreated,
 )
 from marshal_py.history import states
-from marshal_py.protocol import codec, keeper, rationalizer, snapshot
+from marshal_py.protocol import codec, rationalizer, snapshot, snapshotter
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import Evict, Genesis, GroupConfig, Join, Leave, Note, Snapshot
 from marshal_py.protocol.routing import route
@@ -271,8 +271,8 @@ def folded_verdicts(memory: MemoryGround, number: int, first: int) -> list[Verdi
 
 def test_the_consumers_keep_their_log_short(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
     """N8, N12: they write snapshots, vouch for them, and delete what lies behind two."""
-    monkeypatch.setattr(keeper, "STAGGER_RECORDS", 16)
-    monkeypatch.setattr(keeper, "RETRY_RECORDS", 64)
+    monkeypatch.setattr(snapshotter, "STAGGER_RECORDS", 16)
+    monkeypatch.setattr(snapshotter, "RETRY_RECORDS", 64)
     monkeypatch.setattr(upkeep, "TRUNCATE_EVERY_MS", 50)
     monkeypatch.setattr(upkeep, "TRUNCATE_RECORDS_MIN", 16)
     topic = memory.topic(2)
@@ -292,7 +292,7 @@ def test_the_consumers_keep_their_log_short(memory: MemoryGround, monkeypatch: p
         records = [record for record in found if record is not None]
         instances = {loop.upkeep.keepers[1].instance for loop in (one._loop, two._loop)}
         assert {record.instance for record in records} == instances
-        confirmed = one._loop.upkeep.keepers[1].shelf.confirmed()
+        confirmed = one._loop.upkeep.keepers[1].store.confirmed()
         assert not confirmed[0].self_audit
         assert memory.broker.bounds(tp).first <= confirmed[1].at
     memory.fill(topic, 0, 1)
@@ -303,8 +303,8 @@ def test_the_consumers_keep_their_log_short(memory: MemoryGround, monkeypatch: p
 def test_a_dead_group_does_not_stop_truncation(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
     """N14: a session of a killed process, alone in its group, is evicted by consumers of another group; then they
     confirm snapshots and delete records again."""
-    monkeypatch.setattr(keeper, "STAGGER_RECORDS", 16)
-    monkeypatch.setattr(keeper, "RETRY_RECORDS", 64)
+    monkeypatch.setattr(snapshotter, "STAGGER_RECORDS", 16)
+    monkeypatch.setattr(snapshotter, "RETRY_RECORDS", 64)
     monkeypatch.setattr(upkeep, "TRUNCATE_EVERY_MS", 50)
     monkeypatch.setattr(upkeep, "TRUNCATE_RECORDS_MIN", 16)
     topic, tp = lived(memory, 1), TopicPartition(LOG, 1)
@@ -350,7 +350,7 @@ def test_alone_it_audits_itself(memory: MemoryGround, number: int) -> None:
     with memory.connect("a", snapshot_every_records=64) as one, joined(one, IN[number], [topic]):
         kept = one._loop.upkeep.keepers[number]
         until(lambda: pad(memory, number, 16) and kept.confirmed_at > 0, "confirmed")
-        assert kept.shelf.confirmed()[0].self_audit
+        assert kept.store.confirmed()[0].self_audit
 
 
 def test_without_the_right_to_delete(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,7 +392,7 @@ def test_young_history_stays(memory: MemoryGround, monkeypatch: pytest.MonkeyPat
     tp = TopicPartition(LOG, 1)
     with memory.connect("a", snapshot_every_records=64, history_kept_s=3_600.0) as one, joined(one, IN[1], [topic]):
         kept = one._loop.upkeep.keepers[1]
-        until(lambda: pad(memory, 1, 16) and len(kept.shelf.confirmed()) == 2, "two are confirmed")
+        until(lambda: pad(memory, 1, 16) and len(kept.store.confirmed()) == 2, "two are confirmed")
         until(lambda: pad(memory, 1, 16) and kept.deletable() > 100, "the session has shown that it read on")
         end = memory.broker.bounds(tp).end
         until(lambda: pad(memory, 1, 16) > end + 300, "time for it to look")

@@ -34,7 +34,7 @@ from marshal_py.errors import (
     TopicMissing,
     WrongTopicSetting,
 )
-from marshal_py.protocol import codec, keeper
+from marshal_py.protocol import codec, snapshotter
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import Note
 from marshal_py.protocol.routing import route
@@ -316,7 +316,7 @@ def test_who_may_not_delete_leaves_that_to_an_admin(
     """N12: a consumer with the least rights writes snapshots; Kafka refuses it the deletion; one advisory says so."""
     monkeypatch.setattr(upkeep, "TRUNCATE_EVERY_MS", 50)
     monkeypatch.setattr(upkeep, "TRUNCATE_RECORDS_MIN", 16)
-    monkeypatch.setattr(keeper, "STAGGER_RECORDS", 16)
+    monkeypatch.setattr(snapshotter, "STAGGER_RECORDS", 16)
     who = person().may(*rights.rights_of(rights.CONSUMER, "__marshal", [group], [orders]))
     chief = person().may(*rights.rights_of(rights.ADMIN, "__marshal", [group], [orders]))
     options = {"snapshot_every_records": 64, "history_kept_s": 0.0, "timeout_s": DEADLINE_S}

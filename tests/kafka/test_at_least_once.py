@@ -76,14 +76,14 @@ def test_a_kill_behind_a_long_message_repeats_what_an_interval_did(
     run.wait(lambda: finished_above(run) >= above, "a heartbeat has told of ten thousand finished messages")
     run.await_begun(100)
     run.kill("killed")
-    run.hire("heir", **QUICK)
-    run.await_begun(300, "heir")
+    run.hire("successor", **QUICK)
+    run.await_begun(300, "successor")
     finish(run, takeovers=1)
 
     killed = f"killed-{run.actors['killed'].process.pid}"
-    heir = f"heir-{run.actors['heir'].process.pid}"
+    successor = f"heir-{run.actors['successor'].process.pid}"
     before = {d.offset: d for d in run.evidence.deliveries if d.client == killed}
-    again = {d.offset for d in run.evidence.deliveries if d.client == heir} & before.keys()
+    again = {d.offset for d in run.evidence.deliveries if d.client == successor} & before.keys()
     told, sends = last_word(run, killed)
     assert held in again
     assert numbers(run, held) == [1, 2]

@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 import marshal_py
 from marshal_py.client import upkeep
 from marshal_py.errors import HistoryRestarted, HistoryTruncated
-from marshal_py.protocol import codec, keeper
+from marshal_py.protocol import codec, snapshotter
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import Move, Note, Record, ReleaseGroup, SetPosition, Topology
 from marshal_py.protocol.snapshot import CHUNK_BYTES
@@ -110,8 +110,8 @@ def test_a_running_group_keeps_its_log_short(
     ledger: Ledger, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """N8, N9, N12: records are deleted under it, it goes on, and who comes later begins at a snapshot."""
-    monkeypatch.setattr(keeper, "STAGGER_RECORDS", 64)
-    monkeypatch.setattr(keeper, "RETRY_RECORDS", 256)
+    monkeypatch.setattr(snapshotter, "STAGGER_RECORDS", 64)
+    monkeypatch.setattr(snapshotter, "RETRY_RECORDS", 256)
     monkeypatch.setattr(upkeep, "TRUNCATE_EVERY_MS", 200)
     monkeypatch.setattr(upkeep, "TRUNCATE_RECORDS_MIN", 16)
     monkeypatch.setattr(upkeep, "CHECK_AFTER_MS", 0)

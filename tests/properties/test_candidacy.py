@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from marshal_py.protocol import world as worlds_module
 from marshal_py.protocol.assignment import POLICIES, candidates
 from marshal_py.protocol.candidacy import Candidacy
+from marshal_py.protocol.failure_detector import FailureDetector
 from marshal_py.protocol.head_starts import HeadStarts
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.records import Leave, Topology
-from marshal_py.protocol.watch import Watch
 from marshal_py.protocol.world import Group
 from tests.properties.test_targets import COUNTS, worlds
 from tests.support.logbook import INTERVAL_MS, TOPIC, Logbook
@@ -119,14 +119,14 @@ def test_what_is_free_is_followed_change_by_change(kept: int, seed: int) -> None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worlds_module, "CHANGES_KEPT", kept)
         book = Logbook()
-        happens, watch, ms = history(book, chance), Watch(INTERVAL_MS), 0
+        happens, watch, ms = history(book, chance), FailureDetector(INTERVAL_MS), 0
         since: dict[TopicPartition, tuple[int, int]] = {}
         for _ in range(10):
             ms += chance.choice([0, 10, 50])
             for _ in range(chance.choice([0, 1, 1, 5])):
                 happens()
             watch.refresh(book.group, at(ms), True)
-            anew = Watch(INTERVAL_MS)
+            anew = FailureDetector(INTERVAL_MS)
             anew.refresh(book.group, at(ms), True)
             free = {tp: version for tp, (version, _) in anew.free().items()}
             since = {
@@ -142,7 +142,7 @@ def test_what_is_free_is_followed_change_by_change(kept: int, seed: int) -> None
 def test_a_partition_is_tried_when_its_wait_is_over(seed: int) -> None:
     """A2, T3: after rank thirds of own waiting, which unproven steps begin anew; at the same tick as by plain looks."""
     chance, book = Random(seed), Logbook()
-    happens, watch, starts, ms, looks = history(book, chance), Watch(INTERVAL_MS), HeadStarts(THIRD_MS), 0, 0
+    happens, watch, starts, ms, looks = history(book, chance), FailureDetector(INTERVAL_MS), HeadStarts(THIRD_MS), 0, 0
     ranks = {number: chance.randrange(3) for number in range(20)}
 
     def rank(tp: TopicPartition) -> int:

@@ -15,7 +15,7 @@ from marshal_py.errors import CoordinationError
 from marshal_py.protocol import codec, snapshot
 from marshal_py.protocol.rationalizer import apply
 from marshal_py.protocol.records import Genesis, Snapshot
-from marshal_py.protocol.snapshot import Shelf
+from marshal_py.protocol.snapshot import SnapshotStore
 from marshal_py.protocol.world import World
 from marshal_py.simulator.oracle import Oracle, OracleStop
 from marshal_py.simulator.oracle_snapshot import Snapshots
@@ -53,14 +53,14 @@ def written(world: World, rng: Random) -> list[bytes]:
 
 def loaded(values: list[bytes], log: int, root: bytes | None, at: int) -> tuple[World, Oracle]:
     """What the two readers make of the records."""
-    shelf, read = Shelf(INCARNATION), Snapshots()
+    store, read = SnapshotStore(INCARNATION), Snapshots()
     for offset, value in enumerate(values, at):  # where they would stand if they were written at once
         record = codec.open_snapshot(value)
         assert record is not None
-        shelf.take(record, at)
+        store.take(record, at)
         if record.genesis.incarnation == INCARNATION:  # E2: of the log's own; the others are garbage
             read.read(decode_record(14, value[14:]), offset)
-    (stored,) = shelf.confirmed()
+    (stored,) = store.confirmed()
     opened = None if root is None else codec.open_envelope(root, -1)
     root_genesis = None if opened is None else opened[5]
     assert root_genesis is None or isinstance(root_genesis, Genesis)

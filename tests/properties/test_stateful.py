@@ -193,11 +193,11 @@ def snapshot_of(world: World) -> World | None:
 
 def stored_of(world: World, data: bytes) -> Stored:
     assert world.genesis is not None
-    shelf = snapshot.Shelf(INCARNATION)
+    store = snapshot.SnapshotStore(INCARNATION)
     found = None
     digest = snapshot.digest_of(world)
     for record in snapshot.split(world.genesis, b"i" * 16, world.chain_at, digest, world.chain, data):
-        found = shelf.take(record, world.next_offset) or found
+        found = store.take(record, world.next_offset) or found
     assert found is not None
     return found
 

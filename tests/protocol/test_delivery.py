@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marshal_py.protocol import progress
-from marshal_py.protocol.delivery import MARK_MS, AtLeastOnce, AtMostOnce, Run
-from marshal_py.protocol.holdings import Claim, Stage
+from marshal_py.protocol.claim import Claim, ClaimPhase
+from marshal_py.protocol.delivery import MARK_MS, AtLeastOnce, AtMostOnce, OffsetRun
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.progress import Range
 from marshal_py.protocol.records import OFFSET_MAX
@@ -95,9 +95,9 @@ def test_the_message_at_a_position_that_does_not_exist() -> None:
     assert (tracker.position(), tracker.attempts(), tracker.in_flight) == (7, 3, 2)
     # By its number alone the message in flight at 12 could not be found: it is named.
     assert progress.decode(7, tracker.progress()) == [(8, 13, 1)]
-    heir = AtLeastOnce(7, 3, 2, tracker.progress())
-    heir.add([9, 12])
-    assert (heir.delivery_count(9), heir.delivery_count(12)) == (4, 2)
+    successor = AtLeastOnce(7, 3, 2, tracker.progress())
+    successor.add([9, 12])
+    assert (successor.delivery_count(9), successor.delivery_count(12)) == (4, 2)
 
 
 def test_what_earlier_owners_finished_is_passed_and_carried_on() -> None:
@@ -175,18 +175,18 @@ def test_progress_that_does_not_fit() -> None:
         run.finish(index)
     told = tracker.progress()
     assert len(told) == 510
-    heir = AtLeastOnce(tracker.position(), 1, tracker.in_flight, told)
-    assert heir.progress() == told, "the counts of what was in flight would take the room of what is finished"
-    fresh, again = heir.admit(range(2_000))
+    successor = AtLeastOnce(tracker.position(), 1, tracker.in_flight, told)
+    assert successor.progress() == told, "the counts of what was in flight would take the room of what is finished"
+    fresh, again = successor.admit(range(2_000))
     assert fresh == [offset for offset in range(2_000) if offset % 2 == 0 or offset > 340]
     assert again is not None
     run = again
-    assert (heir.position(), heir.progress()) == (0, told)
-    assert (heir.delivery_count(0), heir.delivery_count(2), heir.delivery_count(1_999)) == (2, 2, 1)
+    assert (successor.position(), successor.progress()) == (0, told)
+    assert (successor.delivery_count(0), successor.delivery_count(2), successor.delivery_count(1_999)) == (2, 2, 1)
     run.deliver(200, 0)
     for index in range(1, 200):
         run.finish(index)
-    assert [span for span in progress.decode(0, heir.progress()) if not span.times] == [(1, 370, 0)]
+    assert [span for span in progress.decode(0, successor.progress()) if not span.times] == [(1, 370, 0)]
 
 
 OPS = st.lists(
@@ -204,7 +204,7 @@ OPS = st.lists(
 def test_the_watermark_against_a_naive_model(ops: list[tuple[str, int, int]]) -> None:
     """D1: any order of acks: no offset below the position is unfinished, and nothing that is finished holds it back."""
     tracker = AtLeastOnce(0)
-    fetched: list[tuple[int, Run, int]] = []  # (offset, run, index), oldest first
+    fetched: list[tuple[int, OffsetRun, int]] = []  # (offset, run, index), oldest first
     handed: list[int] = []
     done: set[int] = set()
     next_offset = 0
@@ -410,7 +410,7 @@ def test_a_claim_drains_until_its_handlers_are_done_or_its_time_is_over(mode: ty
     tracker = mode(0)
     claim = Claim(TopicPartition("t", 0), 5, 0, tracker)
     claim.stop("hand-over", None, 9)
-    assert claim.stage is Stage.DRAINING
+    assert claim.stage is ClaimPhase.DRAINING
     assert claim.drained(0)
     if isinstance(tracker, AtLeastOnce):
         run = tracker.add([0])
@@ -434,8 +434,8 @@ def test_a_claim_drains_until_its_handlers_are_done_or_its_time_is_over(mode: ty
         tracker.returned()
     assert claim.drained(499)
     claim.reopen()
-    assert claim.stage is Stage.OPEN
-    claim.stage = Stage.RELEASING
+    assert claim.stage is ClaimPhase.OPEN
+    claim.stage = ClaimPhase.RELEASING
     claim.reopen()
     claim.stop("paused", 1)
-    assert claim.stage is Stage.RELEASING
+    assert claim.stage is ClaimPhase.RELEASING

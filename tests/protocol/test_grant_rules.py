@@ -128,10 +128,10 @@ def test_grant_accepted() -> None:
     log.must(Leave(session))
     log.refuses(grant, "session")
     assert log.partition().position == 120
-    heir = log.claim(other)
+    successor = log.claim(other)
     for start in (100, 105, 119):
-        log.refuses(ask(other, (heir, start, start, 130)), "from")
-    log.must(ask(other, (heir, 120, 120, 130)))
+        log.refuses(ask(other, (successor, start, start, 130)), "from")
+    log.must(ask(other, (successor, 120, 120, 130)))
 
 
 def test_a_copy_grants_nothing_twice() -> None:

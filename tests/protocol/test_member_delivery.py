@@ -8,8 +8,8 @@ from zlib import crc32
 import pytest
 
 from marshal_py.errors import GroupDeleted, GroupOpaque, MarshalError, ModeMismatch, SessionCloned
+from marshal_py.protocol.claim import ClaimPhase
 from marshal_py.protocol.delivery import AtMostOnce
-from marshal_py.protocol.holdings import Stage as ClaimStage
 from marshal_py.protocol.member import MIRROR_MS
 from marshal_py.protocol.ready import Wanted
 from marshal_py.protocol.records import (
@@ -48,11 +48,11 @@ def test_a_hand_over_redelivers_nothing() -> None:
     run.finish_range(0, 2)
     moving = a.claim(1)
     b = stage.add("b")
-    stage.run_until(lambda: b.warmed)
-    assert b.warmed[0] == (tp(1), 0), "it fetches ahead from the position that the log has"
+    stage.run_until(lambda: b.prefetched)
+    assert b.prefetched[0] == (tp(1), 0), "it fetches ahead from the position that the log has"
     assert not b.sends(ClaimingPartition), "and claims nothing that is owned"
     stage.run(I)
-    assert moving.stage is ClaimStage.DRAINING
+    assert moving.stage is ClaimPhase.DRAINING
     assert stage.owners() == {0: "a", 1: "a"}, "its handler is still at work, and has time"
     assert not a.may(moving), "what was not handed over stays for the heir"
     run.finish_range(2, 4)
@@ -89,11 +89,11 @@ def test_who_is_not_warm_gets_nothing() -> None:
     b = stage.add("b")
     b.warms = False
     stage.run(4 * I)
-    assert b.warmed
+    assert b.prefetched
     assert all(beat.ready == () for _, beat in b.sends(Heartbeat))
     assert stage.owners() == {0: "a", 1: "a"}
     assert all(a.may(claim) for claim in a.member.claims.values())
-    b.member.intent.warmed(tp(1))
+    b.member.rebalancer.prefetched(tp(1))
     b.due_ms = stage.now_ms
     stage.run(4 * TRIP)
     assert stage.owners() == {0: "a", 1: "b"}, "the note does not wait for its third"
@@ -109,7 +109,7 @@ def test_nothing_is_fetched_ahead_in_vain() -> None:
         a.deliver(a.claim(1), 0)  # so that the hand-over takes its time
         b = stage.add("b")
         stage.run(THIRD_MS)
-        assert [partition for partition, _ in b.warmed] == [tp(1)]
+        assert [partition for partition, _ in b.prefetched] == [tp(1)]
         assert not b.cooled
         if outage:
             b.hold_writes()
@@ -127,10 +127,10 @@ def test_a_successor_that_fell_silent_gets_nothing() -> None:
     moving = a.claim(1)
     run = a.deliver(moving, 0)
     b = stage.add("b")
-    stage.run_until(lambda: moving.stage is ClaimStage.DRAINING)
+    stage.run_until(lambda: moving.stage is ClaimPhase.DRAINING)
     stage.kill(b)
     stage.run(2 * I + THIRD_MS)
-    assert moving.stage is ClaimStage.OPEN
+    assert moving.stage is ClaimPhase.OPEN
     assert a.may(moving)
     run.finish(0)
     stage.run(I)
@@ -143,7 +143,7 @@ def test_greedy_takes_what_is_free_only() -> None:
     (a,) = stage.team("a", policy="greedy")
     (b,) = stage.team("b", policy="greedy")
     assert len(a.owned) == 4
-    assert not b.warmed
+    assert not b.prefetched
     stage.must(Topology(TOPIC, 6, stage.group.topics[TOPIC].offset))
     stage.run(I)
     assert b.owned == {4, 5}
@@ -268,7 +268,7 @@ def test_a_stuck_handler_loses_its_partition() -> None:
         else:
             b.deliver(other, 0)
     assert a.may(claim), "before its time nothing happens"
-    stage.run_until(lambda: claim.stage is not ClaimStage.OPEN)
+    stage.run_until(lambda: claim.stage is not ClaimPhase.OPEN)
     assert TIMEOUT_MS <= stage.now_ms - begun <= TIMEOUT_MS + STEP + 1_000
     (note,) = [r for _, r in a.sends(Note) if r.kind == "handler_stuck"]
     assert (note.topic, note.partition, note.from_) == (TOPIC, 0, 1)
@@ -341,7 +341,7 @@ def test_an_old_answer_is_asked_again() -> None:
     a = stage.add("a")
     a.resolves = False
     stage.run_until(lambda: a.resolved)
-    a.member.intent.start_resolved(tp(0), 5, a.now)
+    a.member.rebalancer.start_resolved(tp(0), 5, a.now)
     a.reads_held = True
     a.due_ms = stage.now_ms + 2 * I  # its process is busy with something else
     stage.run(2 * I - 1)
@@ -478,9 +478,9 @@ def test_at_most_once_survives_an_eviction() -> None:
     stage.run(THIRD_MS)
     a.suspend()
     stage.run(4 * I)
-    heir = b.claim(0)
-    granted(stage, b, heir, (0, 20))
-    taken += take_all(b, heir)
+    successor = b.claim(0)
+    granted(stage, b, successor, (0, 20))
+    taken += take_all(b, successor)
     a.resume()
     assert a.take(claim) is None
     stage.run(I)
@@ -555,7 +555,7 @@ def test_the_gate() -> None:
     a.alive = False  # its driver does not tick: the gate needs no tick
     stage.now_ms += READ_MS
     assert a.read()
-    assert claim.stage is ClaimStage.OPEN
+    assert claim.stage is ClaimPhase.OPEN
     assert not a.may(claim), "paused"
 
 
@@ -571,7 +571,7 @@ def test_the_gate_without_a_session() -> None:
     stage.now_ms += 1
     assert a.read()
     assert not a.may(claim)
-    assert claim.stage is ClaimStage.GONE
+    assert claim.stage is ClaimPhase.GONE
 
 
 @pytest.mark.parametrize("what", ["deleted", "mode", "opaque"])

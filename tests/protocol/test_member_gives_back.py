@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from marshal_py.errors import SessionCloned
+from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.delivery import AtMostOnce
-from marshal_py.protocol.holdings import Claim
-from marshal_py.protocol.holdings import Stage as ClaimStage
 from marshal_py.protocol.records import (
     AT_MOST_ONCE,
     RECORD_TYPES,
@@ -74,10 +73,10 @@ def test_a_clean_stop_loses_nothing() -> None:
     assert not a.told("amo_dropped")
     b = stage.add("b")
     stage.run(2 * I)
-    heir = b.claim(0)
-    assert tracker(heir).delivered_to == 3
-    granted(stage, b, heir, (3, 15))
-    assert take_all(b, heir) == list(range(3, 15))
+    successor = b.claim(0)
+    assert tracker(successor).delivered_to == 3
+    granted(stage, b, successor, (3, 15))
+    assert take_all(b, successor) == list(range(3, 15))
 
 
 def test_what_a_handler_has_is_not_given_back() -> None:
@@ -106,7 +105,7 @@ def test_a_grant_that_is_read_after_the_seal() -> None:
     a.member.leave(a.now, "bye", 0)
     a.due_ms = stage.now_ms
     stage.run(1)
-    assert claim.stage is ClaimStage.RELEASING, "its request is in flight"
+    assert claim.stage is ClaimPhase.RELEASING, "its request is in flight"
     stage.run(2 * TRIP + 2)
     assert releases(stage) == [("observed", 0, 0), ("accepted", 10, 0)]
     (first_ms, _), (second_ms, _) = a.sends(ReleasingPartition)
@@ -200,11 +199,11 @@ def test_a_hand_over_gives_back() -> None:
     stage.run(TRIP)
     (release,) = [r for _, r in a.sends(ReleasingPartition)]
     assert (release.reason, release.observed, release.give, release.successor) == ("hand-over", 10, 1, b.session)
-    (heir,) = b.member.claims.values()
-    assert tracker(heir).delivered_to == 1
-    granted(stage, b, heir, (1, 10))
+    (successor,) = b.member.claims.values()
+    assert tracker(successor).delivered_to == 1
+    granted(stage, b, successor, (1, 10))
     (kept,) = a.member.claims.values()
-    assert take_all(b, heir) == take_all(a, kept) == list(range(1, 10))
+    assert take_all(b, successor) == take_all(a, kept) == list(range(1, 10))
     assert a.member.amo_dropped == 0
 
 
@@ -217,7 +216,7 @@ def test_the_owner_drains_before_it_hands_over() -> None:
     b = stage.add("b")
     stage.run(2 * I)
     assert set(stage.owners().values()) == {"a"}
-    (moving,) = [claim for claim in a.member.claims.values() if claim.stage is ClaimStage.DRAINING]
+    (moving,) = [claim for claim in a.member.claims.values() if claim.stage is ClaimPhase.DRAINING]
     assert a.take(moving) is None
     tracker(moving).returned()
     a.due_ms = stage.now_ms
@@ -364,7 +363,7 @@ def test_a_partial_grant() -> None:
     stage.run(1)
     # An admin's tool cannot release for it; a copy of its own Release that was on the way ends the first epoch.
     stage.must(ReleasingPartition(a.session, first.epoch, -1))
-    a.member.claims[first.epoch].seal(ClaimStage.RELEASING)
+    a.member.claims[first.epoch].seal(ClaimPhase.RELEASING)
     stage.run(TRIP)
     (verdict, _) = next(stage.records(ClaimingMessages))
     assert verdict.granted == (1,)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from marshal_py.protocol import pulse, reading, topics
+from marshal_py.protocol import liveness, record_handler, topics
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.records import Checkpoint, Evict, Heartbeat, Topology
 from marshal_py.protocol.world import FOLD_VERSION, World
@@ -56,10 +56,10 @@ def live(stage: Stage, member: Member, number: int) -> None:
 
 def test_a_long_life_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """T14, T18, G6: after three times as many sessions, evictions, accusations and topics it holds no more."""
-    monkeypatch.setattr(pulse, "INSTANCES_KEPT", KEPT)
-    monkeypatch.setattr(pulse, "SENT_KEPT", KEPT)
-    monkeypatch.setattr("marshal_py.protocol.intent.SENT_KEPT", KEPT)
-    monkeypatch.setattr(reading, "EVICTED_KEPT", KEPT)
+    monkeypatch.setattr(liveness, "INSTANCES_KEPT", KEPT)
+    monkeypatch.setattr(liveness, "SENT_KEPT", KEPT)
+    monkeypatch.setattr("marshal_py.protocol.rebalance.SENT_KEPT", KEPT)
+    monkeypatch.setattr(record_handler, "EVICTED_KEPT", KEPT)
     monkeypatch.setattr(topics, "GONE_KEPT", KEPT)
     stage = Stage()
     a, _b = stage.team("a", "b")

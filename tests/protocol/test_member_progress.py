@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from marshal_py.protocol import codec, progress, rationalizer
-from marshal_py.protocol.delivery import AtLeastOnce, Run
-from marshal_py.protocol.holdings import Claim
+from marshal_py.protocol.claim import Claim
+from marshal_py.protocol.delivery import AtLeastOnce, OffsetRun
 from marshal_py.protocol.member import HEARTBEAT_BYTES
 from marshal_py.protocol.progress import Range
 from marshal_py.protocol.records import (
@@ -32,7 +32,7 @@ def tracker(claim: Claim) -> AtLeastOnce:
     return claim.tracker
 
 
-def admitted(client: Client, claim: Claim, offsets: range) -> tuple[list[int], Run]:
+def admitted(client: Client, claim: Claim, offsets: range) -> tuple[list[int], OffsetRun]:
     """Fetches these and hands over what earlier owners left."""
     fresh, run = tracker(claim).admit(offsets)
     assert run is not None
@@ -118,11 +118,11 @@ def test_the_next_owner_skips_what_is_finished() -> None:
     stage.kill(a)
     run.finish(8)  # nobody was told
     stage.run(3 * I)
-    heir = b.claim(0)
-    assert heir.position() == 1
-    fresh, mine = admitted(b, heir, range(1, 12))
+    successor = b.claim(0)
+    assert successor.position() == 1
+    fresh, mine = admitted(b, successor, range(1, 12))
     assert fresh == [1, 4, 5, 6, 8, 9, 10, 11]
-    assert [tracker(heir).delivery_count(offset) for offset in fresh] == [2, 2, 2, 2, 2, 2, 1, 1]
+    assert [tracker(successor).delivery_count(offset) for offset in fresh] == [2, 2, 2, 2, 2, 2, 1, 1]
     mine.finish(1)
     stage.run(2 * THIRD_MS)
     known = stage.partition(0).progress

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from marshal_py.protocol import candidacy, holdings, intent, releases
-from marshal_py.protocol.holdings import Claim
+from marshal_py.protocol import candidacy, rebalance, releases
+from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.records import ClaimingPartition, Heartbeat, Join, Leave, ReleasingPartition
 from tests.support.stage import INTERVAL_MS, READ_MS, THIRD_MS, TOPIC, WRITE_MS, Stage
 
@@ -28,7 +28,7 @@ def test_a_burst_of_records_is_looked_at_once_in_a_step(monkeypatch: pytest.Monk
     a.resolves = resolves
     stage.run(3 * INTERVAL_MS)
     assert bool(a.owned) is resolves
-    looks, seen = a.member.intent.candidacy.looks, a.member.intent.candidacy
+    looks, seen = a.member.rebalancer.candidacy.looks, a.member.rebalancer.candidacy
     stage.run(STEP_MS)
     for number in range(STEP_MS):
         stage.must(Join(f"guest {number}", number.to_bytes(16, "big"), 1, INTERVAL_MS, (TOPIC,)))
@@ -59,7 +59,7 @@ def test_a_large_group_comes_to_the_same_end(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_many_claims_and_releases_are_spread_over_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A2: a tick sends but so many; the next one follows at once, and a heartbeat goes out with each that is due."""
-    monkeypatch.setattr(intent, "SENT_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(rebalance, "SENT_AT_ONCE", AT_ONCE)
     monkeypatch.setattr(releases, "SENT_AT_ONCE", AT_ONCE)
     stage = Stage()
     a = stage.add("a")
@@ -99,11 +99,11 @@ def test_reading_what_is_not_its_own_walks_through_no_claims() -> None:
     claim = next(iter(b.member.claims.values()))
     stage.must(ReleasingPartition(b.session, claim.epoch, 0))
     own = a.member.claims[next(iter(a.member.claims))]
-    own.seal(holdings.Stage.RELEASING)
+    own.seal(ClaimPhase.RELEASING)
     stage.must(ReleasingPartition(a.session, own.epoch, 0))
     stage.must(Join("guest", bytes(16), 1, INTERVAL_MS, (TOPIC,)))
     stage.now_ms += READ_MS
     assert a.read()
     assert walked == 0
-    assert own.stage is holdings.Stage.GONE
+    assert own.stage is ClaimPhase.GONE
     assert len(a.member.claims) == 5

@@ -21,9 +21,9 @@ def refused(stage: Stage, since: int) -> list[str]:
     return [v.reason for v, _ in stage.records(ReleasingPartition, since) if not v.accepted]
 
 
-def retire(*clients: Client) -> None:
+def prepare_stop(*clients: Client) -> None:
     for client in clients:
-        client.member.retire()
+        client.member.prepare_stop()
         client.due_ms = client.stage.now_ms
 
 
@@ -56,7 +56,7 @@ def test_several_that_stop_at_once_hand_over_to_those_that_stay(retiring: bool, 
     leavers, begun = team[staying:], len(stage.values)
     had = Counter(number for client in leavers for number in client.owned)
     if retiring:
-        retire(*leavers)
+        prepare_stop(*leavers)
         stage.run(THIRD_MS)
     stop(*leavers)
     stage.run(4 * INTERVAL_MS)
@@ -74,7 +74,7 @@ def test_where_all_stop_the_last_ones_go_to_nobody(retiring: bool) -> None:
     team = stage.team(*NAMES)
     begun = len(stage.values)
     if retiring:
-        retire(*team)
+        prepare_stop(*team)
         stage.run(2 * (WRITE_MS + READ_MS))
     stop(*team)
     stage.run(2 * INTERVAL_MS)
@@ -122,7 +122,7 @@ def test_who_is_about_to_stop_claims_nothing() -> None:
     """A6: neither what is free nor what a target would take for it; and others do not wait for it."""
     stage = Stage()
     a, b, c = stage.team("a", "b", "c")
-    retire(b)
+    prepare_stop(b)
     c.warms = a.warms = False  # so that nothing is handed over meanwhile
     stage.run(20)
     begun = len(stage.values)

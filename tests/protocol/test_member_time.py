@@ -8,7 +8,7 @@ import pytest
 
 from marshal_py.errors import DuplicateClientId, SessionCloned
 from marshal_py.protocol.assignment import candidates
-from marshal_py.protocol.holdings import Stage as ClaimStage
+from marshal_py.protocol.claim import ClaimPhase
 from marshal_py.protocol.records import (
     HEARTBEAT_ENTRIES_MAX,
     ClaimingPartition,
@@ -159,7 +159,7 @@ def test_an_outage_of_all_writes_evicts_nobody() -> None:
     for client in team:
         assert len(client.told("joined")) == 1
         assert len(client.told("unfenced")) == 1, "not at its start, when it had not been told of a fence"
-        assert client.member.pulse.healthy(client.now)
+        assert client.member.liveness.healthy(client.now)
         assert all(client.may(claim) for claim in client.member.claims.values())
     stage.run(4 * I)
     assert not list(stage.records(Evict))
@@ -348,15 +348,15 @@ def test_a_heartbeat_of_too_many_claims_goes_on_in_the_next(monkeypatch: pytest.
 
 def test_a_ready_list_that_is_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """A3, F2.5: a heartbeat holds so many epochs at most; the lowest ones, so that it is the same list each time."""
-    monkeypatch.setattr("marshal_py.protocol.intent.HEARTBEAT_ENTRIES_MAX", 4)
+    monkeypatch.setattr("marshal_py.protocol.rebalance.HEARTBEAT_ENTRIES_MAX", 4)
     stage = Stage(partitions=20)
     (a,) = stage.team("a")
     runs = [a.deliver(claim, 0) for claim in a.member.claims.values()]  # so that no hand-over comes to its end
     b = stage.add("b")
-    stage.run_until(lambda: len(b.warmed) == 10)
+    stage.run_until(lambda: len(b.prefetched) == 10)
     begun = stage.now_ms + 1
     stage.run(I)
-    moving = sorted(a.claim(place.partition).epoch for place, _ in b.warmed)
+    moving = sorted(a.claim(place.partition).epoch for place, _ in b.prefetched)
     assert {beat.ready for _, beat in b.sends(Heartbeat, begun)} == {tuple(moving[:4])}
     for _ in range(4):
         for run in runs:
@@ -382,7 +382,7 @@ def test_a_pause_is_drained_within_one_interval() -> None:
     assert not any(c.may(claim) for c in (a, b) for claim in c.member.claims.values())
     stage.run(TRIP)
     assert set(stage.owners()) == {first.tp.partition}, "what no handler holds is released at once"
-    assert second.stage is ClaimStage.GONE
+    assert second.stage is ClaimPhase.GONE
     stage.run_until(lambda: not stage.owners())
     assert I <= stage.now_ms - begun <= I + 2 * TRIP
     assert stage.partition(first.tp.partition).position == 1, "at the lowest unfinished offset"
@@ -405,12 +405,12 @@ def test_what_extends_nothing_renews_no_lease() -> None:
     stage.run(I - STEP)
     assert stage.owners() == {0: "a"}
     assert len(a.sends(Heartbeat, begun + 1)) >= 2
-    assert a.member.pulse.healthy(a.now)
-    started = a.member.pulse.lease.started
+    assert a.member.liveness.healthy(a.now)
+    started = a.member.liveness.lease.started
     assert started is not None
     assert started.mono_ms <= begun
-    assert a.member.pulse.last_accepted is not None
-    assert a.member.pulse.last_accepted.mono_ms > begun
+    assert a.member.liveness.last_accepted is not None
+    assert a.member.liveness.last_accepted.mono_ms > begun
 
 
 def test_a_release_is_sent_again_until_it_is_read() -> None:
@@ -440,14 +440,14 @@ def test_a_lapsed_owner_releases_too() -> None:
     (a,) = stage.team("a")
     a.cut()
     stage.run(3 * I)
-    assert a.member.pulse.lease.lapsed(a.now)
+    assert a.member.liveness.lease.lapsed(a.now)
     pause(stage, 20 * I)
     stage.run(I)
     assert len(stage.owners()) == 2
     a.heal()
     begun = stage.now_ms
     stage.run_until(lambda: a.sends(ReleasingPartition, begun))
-    assert a.member.pulse.lease.lapsed(a.now)
+    assert a.member.liveness.lease.lapsed(a.now)
     stage.run(TRIP)
     assert not stage.owners()
 
@@ -535,7 +535,7 @@ def test_every_join_has_an_instance_of_its_own_and_ghosts_are_left() -> None:
     left = {record.session for _, record in a.sends(Leave)}
     assert left == {v.offset for v, _ in stage.records(Join)} - {a.session}
     assert len(a.told("joined")) == 1
-    assert not a.member.ghosts
+    assert not a.member.orphaned_sessions
 
 
 def test_a_ghost_that_comes_later_is_left_too() -> None:
@@ -623,19 +623,19 @@ def test_a_member_that_will_stop_hands_over_first() -> None:
     stage = Stage()
     a, b, c = stage.team("a", "b", "c")
     had = set(b.owned)
-    for heir in (a, c):
-        heir.warms = False
-    b.member.retire()
+    for successor in (a, c):
+        successor.warms = False
+    b.member.prepare_stop()
     stage.run(THIRD_MS)
     assert [r.session for _, r in b.sends(StepDown)] == [b.session]
     assert b.owned == had, "nobody has fetched ahead yet"
     assert all(b.may(claim) for claim in b.member.claims.values())
     assert not b.member.retired()
-    for heir in (a, c):
-        heir.warms = True
-        for partition, _ in heir.warmed:
-            heir.member.intent.warmed(partition)
-        heir.due_ms = stage.now_ms
+    for successor in (a, c):
+        successor.warms = True
+        for partition, _ in successor.prefetched:
+            successor.member.rebalancer.prefetched(partition)
+        successor.due_ms = stage.now_ms
     stage.run_until(b.member.retired)
     assert not b.owned
     released = [r for _, r in b.sends(ReleasingPartition)]
@@ -650,7 +650,7 @@ def test_who_is_not_relieved_need_not_wait() -> None:
     """A6: alone, among others that are marked, with a policy that moves nothing, or without claims, it may stop now."""
     stage = Stage()
     (a,) = stage.team("a")
-    a.member.retire()
+    a.member.prepare_stop()
     assert a.member.retired()
     stage.run(THIRD_MS)
     assert a.member.retired()
@@ -658,7 +658,7 @@ def test_who_is_not_relieved_need_not_wait() -> None:
     two = Stage()
     a, b = two.team("a", "b")
     for client in (a, b):
-        client.member.retire()
+        client.member.prepare_stop()
     two.run(THIRD_MS)
     assert a.member.retired() or b.member.retired(), "who has the last place keeps nobody waiting"
     two.run(3 * I)
@@ -666,7 +666,7 @@ def test_who_is_not_relieved_need_not_wait() -> None:
     assert b.member.retired()
     greedy = Stage()
     a, b = greedy.team("a", "b", policy="greedy")
-    a.member.retire()
+    a.member.prepare_stop()
     assert a.member.retired()
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from marshal_py.protocol.delivery import AtLeastOnce, Run
+from marshal_py.protocol.delivery import AtLeastOnce, OffsetRun
 from marshal_py.protocol.records import PROGRESS_BYTES_MAX
 
 
@@ -41,8 +41,8 @@ class Owner:
         self.tracker = AtLeastOnce(log.position, log.attempts, log.in_flight, log.progress)
         assert self.tracker.position() >= log.position
         self.cursor = self.tracker.position()
-        self.runs: list[Run] = []
-        self.delivered: list[tuple[int, Run, int]] = []
+        self.runs: list[OffsetRun] = []
+        self.delivered: list[tuple[int, OffsetRun, int]] = []
         self.mine: set[int] = set()
         self._died(log.attempts + 1, log.in_flight, log.progress)
 

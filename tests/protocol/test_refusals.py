@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.protocol.holdings import Stage as ClaimStage
+from marshal_py.protocol.claim import ClaimPhase
 from marshal_py.protocol.parking import UNREADABLE
 from marshal_py.protocol.records import Move, Note, ReleaseGroup, ReleasingPartition, SetPosition
 from tests.support.stage import INTERVAL_MS, READ_MS, TOPIC, WRITE_MS, Client, Stage, tp
@@ -32,7 +32,7 @@ def owner(stage: Stage, clients: list[Client]) -> Client:
             client
             for client in clients
             for claim in client.member.claims.values()
-            if claim.tp == tp(0) and claim.stage is ClaimStage.OPEN
+            if claim.tp == tp(0) and claim.stage is ClaimPhase.OPEN
         ]
 
     stage.run_until(found)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marshal_py.protocol.holdings import Claim
-from marshal_py.protocol.holdings import Stage as ClaimStage
+from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.parking import BEYOND_END, TRUNCATED
 from marshal_py.protocol.records import (
     AT_LEAST_ONCE,
@@ -104,7 +103,7 @@ def handing_over(mode: int = AT_LEAST_ONCE) -> tuple[Stage, Client, Client, Clai
         granted(stage, a, claim, (0, 10))
         assert a.take(claim) == 0
     b = stage.add("b")
-    stage.run_until(lambda: claim.stage is ClaimStage.DRAINING)
+    stage.run_until(lambda: claim.stage is ClaimPhase.DRAINING)
     return stage, a, b, claim
 
 
@@ -136,7 +135,7 @@ def test_a_busy_owner_hands_over_at_most_once() -> None:
     stage.run(BOUND + 3 * TRIP)
     assert stage.owners() == {0: "a", 1: "b"}
     assert b.claim(1).position() == 1
-    assert claim.stage is ClaimStage.GONE
+    assert claim.stage is ClaimPhase.GONE
 
 
 @pytest.mark.parametrize("why", ["hand-over", "paused", "stopped", "handler stuck"])
@@ -154,7 +153,7 @@ def test_the_user_is_told_once_that_a_claim_is_to_go(why: str) -> None:
             a.member.leave(a.now, why, 4 * I)
         case _:
             stage.run(4 * I)
-    a.member.stir()
+    a.member.request_tick()
     a.due_ms = stage.now_ms
     stage.run(TRIP)
     assert [advisory.text for _, advisory in a.told("revoking")] == [why]
@@ -170,8 +169,8 @@ def test_a_hand_over_that_is_called_off_may_be_told_again() -> None:
     stage.kill(b)
     stage.run(BOUND - I)
     assert len(a.told("revoking")) == 1
-    stage.run_until(lambda: claim.stage is not ClaimStage.DRAINING)
-    if claim.stage is ClaimStage.OPEN:
+    stage.run_until(lambda: claim.stage is not ClaimPhase.DRAINING)
+    if claim.stage is ClaimPhase.OPEN:
         assert a.may(claim)
         a.member.leave(a.now, "bye", 0)
         a.due_ms = stage.now_ms

@@ -26,7 +26,7 @@ from marshal_py.protocol.records import (
     Topology,
 )
 from marshal_py.protocol.routing import HASH_NAME, route
-from marshal_py.protocol.snapshot import CHUNK_BYTES, SHELF_MAX, Shelf, Stored
+from marshal_py.protocol.snapshot import CHUNK_BYTES, SHELF_MAX, SnapshotStore, Stored
 from marshal_py.protocol.world import World, hash64
 from tests.support import hostile, wire
 from tests.support.logbook import GROUP, INCARNATION, OTHER_INCARNATION, TOPIC, Logbook, genesis
@@ -59,8 +59,8 @@ def stored(world: World, instance: bytes = ONE) -> Stored:
     """The snapshot of a world, as a Shelf would hand it out."""
     data = snapshot.state_of(world)
     assert data is not None
-    shelf = Shelf()
-    found = [shelf.take(record, world.next_offset) for record in pieces(world, instance)]
+    store = SnapshotStore()
+    found = [store.take(record, world.next_offset) for record in pieces(world, instance)]
     assert found[-1] is not None
     return found[-1]
 
@@ -305,48 +305,48 @@ def test_chunks_join_in_any_order() -> None:
         mixed = [*chunks, *chunks[:3], *snapshot.split(GENESIS, TWO, 32, 7, 8, b"other")]
         mixed += [msgspec.structs.replace(chunks[0], chunk=4), msgspec.structs.replace(chunks[0], state=9, data=b"z")]
         rng.shuffle(mixed)
-        shelf = Shelf()
-        found = [one for record in mixed if (one := shelf.take(record, LATER)) is not None]
+        store = SnapshotStore()
+        found = [one for record in mixed if (one := store.take(record, LATER)) is not None]
         assert {one.data for one in found} == {data, b"other"}
         assert len(found) == 2
 
 
 def test_a_snapshot_from_the_future_is_ignored() -> None:
     """N1: of a checkpoint beyond the record's own offset: its writer cannot have folded so far."""
-    shelf = Shelf()
+    store = SnapshotStore()
     for record in (Snapshot(GENESIS, ONE, 48, 0, 1, 7, 8, b"state"), snapshot.witness(GENESIS, TWO, 48, 7, 8)):
-        assert shelf.take(record, 47) is None
-    assert (shelf.whole, shelf._vouched) == ({}, {})
-    shelf.take(Snapshot(GENESIS, ONE, 48, 0, 1, 7, 8, b"state"), 48)
-    assert not shelf.confirmed(), "the witness from the future does not count"
-    assert shelf.take(snapshot.witness(GENESIS, TWO, 48, 7, 8), 49) is shelf.confirmed()[0]
+        assert store.take(record, 47) is None
+    assert (store.whole, store._vouched) == ({}, {})
+    store.take(Snapshot(GENESIS, ONE, 48, 0, 1, 7, 8, b"state"), 48)
+    assert not store.confirmed(), "the witness from the future does not count"
+    assert store.take(snapshot.witness(GENESIS, TWO, 48, 7, 8), 49) is store.confirmed()[0]
 
 
 def test_nonsense_costs_no_memory() -> None:
     """N1: chunks that never become whole are forgotten, the oldest first."""
-    shelf = Shelf()
+    store = SnapshotStore()
     for number in range(10 * SHELF_MAX):
-        shelf.take(Snapshot(GENESIS, ONE, 16 * number, 0, 2, 1, 1, b"half"), LATER)
-        shelf.take(Snapshot(GENESIS, TWO, 16 * number, 0, 1, 1, 1, b"whole"), LATER)
-        shelf.take(snapshot.witness(GENESIS, TWO, 16 * number + 1, 1, 1), LATER)
-    assert (len(shelf.whole), len(shelf._open), len(shelf._vouched)) == (SHELF_MAX,) * 3
+        store.take(Snapshot(GENESIS, ONE, 16 * number, 0, 2, 1, 1, b"half"), LATER)
+        store.take(Snapshot(GENESIS, TWO, 16 * number, 0, 1, 1, 1, b"whole"), LATER)
+        store.take(snapshot.witness(GENESIS, TWO, 16 * number + 1, 1, 1), LATER)
+    assert (len(store.whole), len(store._open), len(store._vouched)) == (SHELF_MAX,) * 3
 
 
 def test_who_vouches() -> None:
     """N5: a witness, read before or after, by anybody; by the writer alone it is a self audit."""
     for early in (False, True):
         for by, self_audit in ((TWO, False), (ONE, True)):
-            shelf = Shelf()
+            store = SnapshotStore()
             records = [*snapshot.split(GENESIS, ONE, 32, 7, 8, b"state"), snapshot.witness(GENESIS, by, 32, 7, 8)]
             for record in reversed(records) if early else records:
-                assert not shelf.confirmed()
-                shelf.take(record, LATER)
-            (found,) = shelf.confirmed()
+                assert not store.confirmed()
+                store.take(record, LATER)
+            (found,) = store.confirmed()
             assert (found.at, found.self_audit) == (32, self_audit)
-    shelf.take(snapshot.witness(GENESIS, TWO, 48, 7, 8), LATER)
-    assert not shelf.confirmed(48), "it vouches for a snapshot that is not there"
-    shelf.take(Snapshot(GENESIS, TWO, 48, 0, 1, 7, 9, b"state"), LATER)
-    assert not shelf.confirmed(48), "of another chain"
+    store.take(snapshot.witness(GENESIS, TWO, 48, 7, 8), LATER)
+    assert not store.confirmed(48), "it vouches for a snapshot that is not there"
+    store.take(Snapshot(GENESIS, TWO, 48, 0, 1, 7, 9, b"state"), LATER)
+    assert not store.confirmed(48), "of another chain"
 
 
 def test_an_opaque_group() -> None:
@@ -364,12 +364,12 @@ def test_a_founding_snapshot_stops_who_began_before() -> None:
     error = log.stops(data[0])
     assert isinstance(error, HistoryRestarted)
     assert (error.log, error.offset, error.at) == (0, 16, 16)
-    shelf = Shelf()
+    store = SnapshotStore()
     for offset, value in enumerate(data, 16):
         record = codec.open_snapshot(value)
         assert record is not None
-        shelf.take(record, offset)
-    world = snapshot.load(shelf.confirmed(16)[0], 0)
+        store.take(record, offset)
+    world = snapshot.load(store.confirmed(16)[0], 0)
     assert world is not None
     assert (world.groups, world.chain) == ({}, 0)
     for offset, value in enumerate([*data, codec.encode(log.new_join(), GROUP, INCARNATION)], 16):

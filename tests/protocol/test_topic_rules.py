@@ -231,8 +231,8 @@ def test_deleting_a_group() -> None:
     log.must(GroupConfig(again, mode=2))
     assert (log.group.mode, log.group.deleted_at, log.group.pause_change) == (2, again, again)
     log.refuses(log.new_join(mode=1), "mode")
-    heir = log.join(mode=2)
-    log.refuses(ClaimingPartition(heir, "t", 0, -1, 5), "topology")
+    successor = log.join(mode=2)
+    log.refuses(ClaimingPartition(successor, "t", 0, -1, 5), "topology")
 
 
 def test_a_revived_group_begins_anew() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from marshal_py.protocol import codec
 from marshal_py.protocol.identity import Instant
-from marshal_py.protocol.idle import Idle
+from marshal_py.protocol.quiescence import Quiescence
 from marshal_py.protocol.records import Genesis, Note
 from marshal_py.protocol.routing import HASH_NAME
 from marshal_py.simulator.auditor import judge
@@ -89,18 +89,18 @@ def test_the_trace_does_not_depend_on_the_hash_seed(results: list[Result]) -> No
 
 
 def test_an_idle_tick_comes_to_what_a_whole_one_does(results: list[Result], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same runs in which no tick is cut short: idle.py is a shorter way to the same end."""
-    holds, idle = Idle.holds, [0]
+    """The same runs in which no tick is cut short: quiescence.py is a shorter way to the same end."""
+    holds, idle = Quiescence.holds, [0]
 
-    def counted(self: Idle, now: Instant) -> bool:
+    def counted(self: Quiescence, now: Instant) -> bool:
         found = holds(self, now)
         idle[0] += found
         return found
 
-    monkeypatch.setattr(Idle, "holds", counted)
+    monkeypatch.setattr(Quiescence, "holds", counted)
     calm = simulate(1, CALM)
     assert idle[0] > 1_000
-    monkeypatch.setattr(Idle, "holds", lambda self, now: False)
+    monkeypatch.setattr(Quiescence, "holds", lambda self, now: False)
     assert simulate(1, CALM) == calm
     assert [simulate(seed) for seed in SEEDS[:40]] == results[:40]
 
@@ -137,8 +137,8 @@ def test_a_clean_take_over_is_clean() -> None:
     book.deliver(0, 5, 6)
     book.say(10, HEARTBEAT, book.one, 1, [[book.epoch, 1]])
     book.deliver(1, 11, 12)
-    heir = book.takeover(10 + 2 * INTERVAL)
-    book.deliver(1, 4_100, 4_101, epoch=heir, instance=TWO, client=1)
+    successor = book.takeover(10 + 2 * INTERVAL)
+    book.deliver(1, 4_100, 4_101, epoch=successor, instance=TWO, client=1)
     assert book.found() == set()
 
 
@@ -196,8 +196,8 @@ def plant_s4(book: Book) -> None:
     two = book.join(5, TWO)
     read_to = len(book.evidence.log)
     released = book.say(6, RELEASE, book.one, book.epoch, 0)
-    heir = book.say(7, CLAIM, two, "t", 0, released)
-    book.deliver(0, 8, 9, epoch=heir, instance=TWO, client=1)
+    successor = book.say(7, CLAIM, two, "t", 0, released)
+    book.deliver(0, 8, 9, epoch=successor, instance=TWO, client=1)
     book.deliver(0, 20, 21, read_to=read_to)
 
 
@@ -240,8 +240,8 @@ def plant_s8(book: Book) -> None:
 def plant_s9(book: Book) -> None:
     book.deliver(0, 5, 6)
     book.say(10, HEARTBEAT, book.one, 1)  # and names no position
-    heir = book.takeover(10 + 2 * INTERVAL)
-    book.deliver(0, 4_012, 4_013, epoch=heir, instance=TWO, client=1)
+    successor = book.takeover(10 + 2 * INTERVAL)
+    book.deliver(0, 4_012, 4_013, epoch=successor, instance=TWO, client=1)
 
 
 def plant_s9_hand_over(book: Book) -> None:
@@ -250,8 +250,8 @@ def plant_s9_hand_over(book: Book) -> None:
     book.deliver(1, 7, 30)
     two = book.join(8, TWO)
     released = book.say(10, RELEASE, book.one, book.epoch, 1, two, "hand-over")
-    heir = book.say(12, CLAIM, two, "t", 0, released)
-    book.deliver(1, 14, 15, epoch=heir, instance=TWO, client=1)
+    successor = book.say(12, CLAIM, two, "t", 0, released)
+    book.deliver(1, 14, 15, epoch=successor, instance=TWO, client=1)
 
 
 def handed_over_busy(wait_ms: int) -> Book:
@@ -263,8 +263,8 @@ def handed_over_busy(wait_ms: int) -> Book:
     for beat in range(1, 9):
         book.say(5 + wait_ms * beat // 10, HEARTBEAT, book.one, beat)
     released = book.say(5 + wait_ms, RELEASE, book.one, book.epoch, 0, two, "hand-over")
-    heir = book.say(7 + wait_ms, CLAIM, two, "t", 0, released)
-    book.deliver(1, 9 + wait_ms, 10 + wait_ms, epoch=heir, instance=TWO, client=1)
+    successor = book.say(7 + wait_ms, CLAIM, two, "t", 0, released)
+    book.deliver(1, 9 + wait_ms, 10 + wait_ms, epoch=successor, instance=TWO, client=1)
     return book
 
 
@@ -468,8 +468,8 @@ def test_a_fast_reclaim_of_a_live_client_is_counted() -> None:
     """X12: the caller vouched that it is dead; what it delivers until it reads of its end is no violation of S3."""
     book = Book()
     read_to = len(book.evidence.log)
-    heir = book.say(6, JOIN, "c", TWO, book.mode, INTERVAL, ["t"], book.one)
-    book.say(7, CLAIM, heir, "t", 0, book.epoch)
+    successor = book.say(6, JOIN, "c", TWO, book.mode, INTERVAL, ["t"], book.one)
+    book.say(7, CLAIM, successor, "t", 0, book.epoch)
     book.deliver(0, 9, 10, read_to=read_to)
     judgement = judge(book.evidence)
     assert not judgement.violations
@@ -482,8 +482,8 @@ def test_a_stop_between_gate_and_call_is_counted() -> None:
     two = book.join(5, TWO)
     read_to = len(book.evidence.log)
     released = book.say(6, RELEASE, book.one, book.epoch, 0)
-    heir = book.say(7, CLAIM, two, "t", 0, released)
-    book.deliver(0, 8, 9, epoch=heir, instance=TWO, client=1)
+    successor = book.say(7, CLAIM, two, "t", 0, released)
+    book.deliver(0, 8, 9, epoch=successor, instance=TWO, client=1)
     book.deliver(0, 9, 10, read_to=read_to, gate_ms=5)
     judgement = judge(book.evidence)
     assert not judgement.violations

@@ -114,9 +114,9 @@ def test_a_stopped_query_releases_at_once(spark: SparkSession, place: MakePlace,
         here.fill(5)
         until(lambda: len(rows) == 30, "the second batch")
         until(lambda: set(here.positions().values()) == {15}, "an idle trigger acks the last batch")
-    with here.connect() as marshal, here.consumer(marshal, heartbeat_interval_s=60.0) as heir:
+    with here.connect() as marshal, here.consumer(marshal, heartbeat_interval_s=60.0) as successor:
         # An eviction would have to be waited for two minutes.
-        until(lambda: len(heir.claims()) == 2, "the partitions are free")
+        until(lambda: len(successor.claims()) == 2, "the partitions are free")
 
 
 def test_a_batch_is_acked_when_spark_commits_it(spark: SparkSession, place: MakePlace, tmp_path: Path) -> None:

@@ -454,11 +454,11 @@ class SourcePromises(Suite):
         source.assign({full: 0, empty: 0})
         read_source(source, 7)
 
-        def warm() -> bool:
+        def start_prefetch() -> bool:
             source.poll(0.01, 10)
             return source.end_offset(full) == 7 and source.end_offset(empty) == 0
 
-        until(warm, "both ends are known")
+        until(start_prefetch, "both ends are known")
 
     def test_beyond_the_end_is_out_of_range(self, rig: Rig, topic: str, source: DataSource) -> None:
         bad, good = TopicPartition(topic, 0), TopicPartition(topic, 1)

@@ -17,8 +17,8 @@ from itertools import count
 from typing import Any, TypeVar
 
 from marshal_py.protocol import codec
-from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, Run
-from marshal_py.protocol.holdings import Claim
+from marshal_py.protocol.claim import Claim
+from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, OffsetRun
 from marshal_py.protocol.identity import Instant, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.rationalizer import apply
@@ -68,7 +68,7 @@ class Client:
         self.lost: list[tuple[int, Claim, str]] = []
         self.advisories: list[tuple[int, Advisory]] = []
         self.resolved: list[Wanted] = []
-        self.warmed: list[tuple[TopicPartition, int]] = []
+        self.prefetched: list[tuple[TopicPartition, int]] = []
         self.cooled: list[TopicPartition] = []
         self.refolds: list[tuple[int, int]] = []  # (time, checkpoint)
         self.mirrored: list[tuple[int, dict[TopicPartition, int]]] = []
@@ -134,19 +134,19 @@ class Client:
         out = self.member.tick(self.now)
         at = self.stage.now_ms
         self.lost += [(at, claim, reason) for claim, reason in out.lost]
-        self.cooled += out.cool
+        self.cooled += out.stop_prefetch
         for record in out.send:
             self.sent.append((at, record))
             self.stage.send(self, codec.encode(record, GROUP, INCARNATION, self.member.writes_version))
         self.claimed += [(at, claim) for claim in out.claimed]
-        for partition, position in out.warm:
-            self.warmed.append((partition, position))
+        for partition, position in out.start_prefetch:
+            self.prefetched.append((partition, position))
             if self.warms:
-                self.member.intent.warmed(partition)
+                self.member.rebalancer.prefetched(partition)
         for wanted in out.resolve:
             self.resolved.append(wanted)
             if self.resolves:
-                self.member.intent.start_resolved(wanted.tp, self.starts.get(wanted.tp, 0), self.now)
+                self.member.rebalancer.start_resolved(wanted.tp, self.starts.get(wanted.tp, 0), self.now)
         if out.mirror:
             self.mirrored.append((at, out.mirror))
         self.advisories += [(at, advisory) for advisory in out.advisories]
@@ -156,7 +156,7 @@ class Client:
         if out.ended:
             self.alive = False
         # What the driver did to the member in this round (starts, warm data) is a user's act: it ticks again.
-        told = bool(out.warm and self.warms) or bool(out.resolve and self.resolves)
+        told = bool(out.start_prefetch and self.warms) or bool(out.resolve and self.resolves)
         self.due_ms = at + 1 if told else max(self.member.deadline_ms + self.slept_ms, at + 1)
         return out
 
@@ -189,7 +189,7 @@ class Client:
 
     # --- handlers
 
-    def deliver(self, claim: Claim, *offsets: int) -> Run:
+    def deliver(self, claim: Claim, *offsets: int) -> OffsetRun:
         """Fetches these messages at least once and hands them all over."""
         assert isinstance(claim.tracker, AtLeastOnce)
         assert self.may(claim), f"{self.name} may not deliver {claim.tp}"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from marshal_py.protocol.assignment import balanced, greedy
-from marshal_py.protocol.assignment.seats import candidates
+from marshal_py.protocol.assignment.candidates import candidates
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.world import Group
 

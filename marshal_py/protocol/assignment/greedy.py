@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marshal_py.protocol.assignment.seats import dealt, pools_of, seats_of
+from marshal_py.protocol.assignment.candidates import dealt, pools_of, seats_of
 from marshal_py.protocol.assignment.slots import fill
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.world import Group

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heapreplace
 
-from marshal_py.protocol.assignment.seats import Pool
+from marshal_py.protocol.assignment.candidates import Pool
 
 
 def fill(pool: Pool, *, moves: bool) -> bool:

@@ -16,8 +16,8 @@ from marshal_py.admin.author import Author
 from marshal_py.admin.errand import Errand, Scene
 from marshal_py.admin.ledger import Ledger
 from marshal_py.admin.position import PositionPlan
-from marshal_py.protocol.delivery import AtLeastOnce, Run
-from marshal_py.protocol.holdings import Claim, Stage
+from marshal_py.protocol.claim import Claim, ClaimPhase
+from marshal_py.protocol.delivery import AtLeastOnce, OffsetRun
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.ready import MemberOptions
@@ -58,7 +58,7 @@ class Feed:
         self.first = True
         self.low = -1  # at least once: every offset below it that was handed over is finished
         self.handed_to = -1  # at most once: the offset after the highest that was handed over, else the claim's first
-        self.run: Run | None = None
+        self.run: OffsetRun | None = None
         tracker = claim.tracker
         if isinstance(tracker, AtLeastOnce):
             self.low = tracker.position()
@@ -207,13 +207,13 @@ class Consumer(Actor):
             self.said = "" if ready.error is None else type(ready.error).__name__
             return False
         for claim in ready.claimed:
-            if claim.stage is not Stage.GONE:
+            if claim.stage is not ClaimPhase.GONE:
                 self.feeds[claim.epoch] = Feed(claim, self.messages)
-        for tp, _ in ready.warm:
-            member.intent.warmed(tp)
+        for tp, _ in ready.start_prefetch:
+            member.rebalancer.prefetched(tp)
         for wanted in ready.resolve:
-            member.intent.start_resolved(wanted.tp, 0, now)
-        return bool(ready.claimed or ready.warm or ready.resolve) or member.deadline_ms <= now_ms + 1
+            member.rebalancer.start_resolved(wanted.tp, 0, now)
+        return bool(ready.claimed or ready.start_prefetch or ready.resolve) or member.deadline_ms <= now_ms + 1
 
     def _check_heartbeat(self, record: Heartbeat, effects: Effects) -> None:
         """S8, S9: what it says, or by silence leaves standing, is what its handlers have finished, no more, no less."""
@@ -280,7 +280,7 @@ class Consumer(Actor):
             feed.run.finish(feed.run.offsets.index(offset))
             if offset == feed.low:
                 feed.low += 1
-        if feed.claim.stage is Stage.DRAINING:
+        if feed.claim.stage is ClaimPhase.DRAINING:
             self.tick(now_ms, effects)
 
     def leave(self, now_ms: int, effects: Effects) -> None:

@@ -17,7 +17,7 @@ from marshal_py.simulator.mutants import MUTANTS, switched_on
 
 STATES_MAX: Final = 30_000_000  # some 4 GB
 
-Watch = Callable[[Progress], None]
+FailureDetector = Callable[[Progress], None]
 # That the fold of a mutant comes to another world than the oracle's is only the beginning of what it breaks.
 TOLERATED: Final = frozenset({"S1"})
 
@@ -26,7 +26,7 @@ def explore(
     name: str,
     states_max: int = STATES_MAX,
     mutant: str | None = None,
-    watch: Watch = lambda progress: None,
+    watch: FailureDetector = lambda progress: None,
     processes: int = 1,
 ) -> Report:
     """Searches the configuration `name`. Raises InvalidOption for a name that there is not.
@@ -44,7 +44,11 @@ def explore(
 
 
 def search(
-    configuration: Configuration, states_max: int, watch: Watch, processes: int, tolerated: frozenset[str] = frozenset()
+    configuration: Configuration,
+    states_max: int,
+    watch: FailureDetector,
+    processes: int,
+    tolerated: frozenset[str] = frozenset(),
 ) -> Report:
     """Searches this world. Ctrl-C ends it early, with a report of what was searched."""
     if processes > 1:

@@ -274,7 +274,7 @@ class Universe:
         if effects.handed is not None:
             epoch, offset, first = effects.handed
             assert isinstance(actor, Consumer)
-            delivery = Delivery(actor.mind.pulse.newest_instance, epoch, offset, first)
+            delivery = Delivery(actor.mind.liveness.newest_instance, epoch, offset, first)
             if facts.mode == 2 and epoch in facts.tenures:
                 mark = begun(facts.tenures[epoch], offset)
         elif effects.ended is not None and facts.mode == 1 and effects.ended[0] in facts.tenures:
@@ -361,10 +361,10 @@ def _reloaded(world: World) -> World:
     data = snapshot.state_of(world)
     assert data is not None
     assert world.genesis is not None
-    shelf, found = snapshot.Shelf(INCARNATION), None
+    store, found = snapshot.SnapshotStore(INCARNATION), None
     digest_ = snapshot.digest_of(world)
     for record in snapshot.split(world.genesis, INCARNATION, world.chain_at, digest_, world.chain, data):
-        found = shelf.take(record, world.next_offset) or found
+        found = store.take(record, world.next_offset) or found
     assert found is not None
     loaded = snapshot.load(found, 0)
     assert loaded is not None

@@ -74,7 +74,7 @@ class Share:
     def _owner(self, state: int) -> int:
         return self.search.universe.shelves[self.search.log_of(state)] % self.of
 
-    def expand(self, states_max: int, pulse: Callable[[], bool]) -> None:
+    def expand(self, states_max: int, liveness: Callable[[], bool]) -> None:
         """Looks at every state of this level. `pulse` is called now and then, and ends it by False."""
         search, seen, tolerated = self.search, self.seen, self.search.tolerated
         for at, state in enumerate(self.frontier):
@@ -91,7 +91,7 @@ class Share:
                     path = self._path(self._base + at) if self.of == 1 else ()
                     self.found[invariant] = Broken(invariant, text, (*path, search.describe(state, label)))
                 self.complete = self.complete and invariant in tolerated
-            if len(seen) > states_max or (not self.looked_at % PULSE_STATES and not pulse()):
+            if len(seen) > states_max or (not self.looked_at % PULSE_STATES and not liveness()):
                 self.complete = False
             if not self.complete:
                 break
@@ -151,19 +151,19 @@ def walk(search: Search, first: int, states_max: int, watch: Callable[[Progress]
     """Every state that can be reached from `first`, until one breaks a promise that is not tolerated, or Ctrl-C."""
     began_s, share, depth, interrupted = time.monotonic(), Share(search, first), 0, False
 
-    def pulse() -> bool:
+    def liveness() -> bool:
         waiting = len(share.frontier) - share.looked_at + len(share.upcoming)
         watch(Progress(depth, len(share.seen), waiting))
         return True
 
     try:
         while True:
-            share.expand(states_max, pulse)
+            share.expand(states_max, liveness)
             if not share.upcoming or not share.complete:
                 break
             share.turn()
             depth += 1
-            pulse()
+            liveness()
     except KeyboardInterrupt:
         interrupted = True
     universe = search.universe

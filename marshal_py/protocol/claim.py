@@ -12,7 +12,7 @@ from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
 from marshal_py.protocol.identity import NONE, TopicPartition
 
 
-class Stage(IntEnum):
+class ClaimPhase(IntEnum):
     OPEN = 0
     DRAINING = 1
     RELEASING = 2
@@ -50,7 +50,7 @@ class Claim:
         self.epoch = epoch
         self.generation = generation
         self.tracker = tracker
-        self.stage = Stage.OPEN
+        self.stage = ClaimPhase.OPEN
         self.sealed = False  # RELEASING or GONE: acks come too late
         self.reason = ""
         self.successor = NONE
@@ -65,10 +65,10 @@ class Claim:
 
     def stop(self, reason: str, drain_until_ms: int | None, successor: int = NONE) -> None:
         """Ends delivery; what handlers hold may finish until the deadline. The earliest deadline counts."""
-        if self.stage is Stage.OPEN:
-            self.stage = Stage.DRAINING
+        if self.stage is ClaimPhase.OPEN:
+            self.stage = ClaimPhase.DRAINING
             self.reason, self.successor, self.drain_until_ms = reason, successor, drain_until_ms
-        elif self.stage is Stage.DRAINING and drain_until_ms is not None:
+        elif self.stage is ClaimPhase.DRAINING and drain_until_ms is not None:
             if self.drain_until_ms is None or drain_until_ms < self.drain_until_ms:
                 self.drain_until_ms = drain_until_ms
                 self.reason, self.successor = reason, successor
@@ -78,14 +78,14 @@ class Claim:
         self.stop(reason, drain_until_ms)
         self.parking, self.reason, self.successor = parking, reason, NONE
 
-    def seal(self, stage: Stage) -> None:
+    def seal(self, stage: ClaimPhase) -> None:
         """RELEASING or GONE: from here on nothing is delivered and no ack counts (T16)."""
         self.stage, self.sealed = stage, True
 
     def reopen(self) -> None:
         """The reason to let go went away before the Release was sent."""
-        if self.stage is Stage.DRAINING:
-            self.stage, self.reason, self.successor, self.drain_until_ms = Stage.OPEN, "", NONE, None
+        if self.stage is ClaimPhase.DRAINING:
+            self.stage, self.reason, self.successor, self.drain_until_ms = ClaimPhase.OPEN, "", NONE, None
             self.told = False
 
     def drained(self, now_ms: int) -> bool:

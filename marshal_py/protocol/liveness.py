@@ -37,7 +37,7 @@ class _Revival(IntEnum):
     SECOND = 3
 
 
-class Pulse:
+class Liveness:
     """Signs of life of one client, sent and read back."""
 
     def __init__(self, interval_ms: int, draw: Callable[[int], bytes]) -> None:

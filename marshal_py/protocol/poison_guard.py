@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from marshal_py.protocol.holdings import Claim
+from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.identity import NONE, Instant
 from marshal_py.protocol.world import Partition
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DELIVERIES: Final = 2  # of the message at the position, by earlier owners: fewer are an ordinary crash
 
 
-class Careful:
+class PoisonGuard:
     """The part of a member that looks after claims with such a past."""
 
     def __init__(self, member: Member) -> None:
@@ -58,6 +58,6 @@ class Careful:
             if not claim.sealed and position > max(self._told.get(epoch, NONE), group.partitions[claim.tp].position):
                 self._told[epoch] = position
                 member.urgent = True
-                member.stir()
+                member.request_tick()
                 return True
         return False

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from marshal_py.protocol.candidacy import Candidacy
+from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.head_starts import HeadStarts
-from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.lease import EVICT_INTERVALS
-from marshal_py.protocol.pulse import SENT_KEPT
+from marshal_py.protocol.liveness import SENT_KEPT
 from marshal_py.protocol.ready import SENT_AT_ONCE, Ready, Wanted
 from marshal_py.protocol.records import (
     AT_MOST_ONCE,
@@ -34,7 +34,7 @@ GRANTS_AHEAD = 2  # D2: one range is handled while the next is claimed
 START_FRESH_INTERVALS = 1  # a looked-up start ("latest" above all) is not used when older than this
 
 
-class Intent:
+class Rebalancer:
     """The part of a member that wants things."""
 
     def __init__(self, member: Member) -> None:
@@ -49,7 +49,7 @@ class Intent:
         self._evicting: dict[tuple[int, int], int] = {}  # (session, extended) -> sent ms
         self._starts: dict[TopicPartition, tuple[int, int]] = {}  # looked-up start -> (offset, when ms)
         self._resolving: dict[TopicPartition, int] = {}  # asked for, and when ms
-        self._warming: dict[TopicPartition, bool] = {}  # fetched ahead -> whether data or its end is there
+        self._prefetching: dict[TopicPartition, bool] = {}  # fetched ahead -> whether data or its end is there
         self._shunned: dict[TopicPartition, int] = {}  # not to be tried before this ms
         self._now_ms = 0
 
@@ -65,10 +65,10 @@ class Intent:
         for tp in [tp for tp in self._starts if tp.topic == topic]:
             del self._starts[tp]
 
-    def warmed(self, tp: TopicPartition) -> None:
+    def prefetched(self, tp: TopicPartition) -> None:
         """The first data of a partition that is fetched ahead, or the knowledge that there is none, has come (A3)."""
-        if self._warming.get(tp) is False:
-            self._warming[tp] = True
+        if self._prefetching.get(tp) is False:
+            self._prefetching[tp] = True
             self.member.urgent = True
 
     def claim_read(self, tp: TopicPartition, observed: int) -> bool:
@@ -92,7 +92,7 @@ class Intent:
             return not accepted and oldest is not None and record.nonce < oldest  # a late copy of one no longer kept
         return sent == record.ranges
 
-    def shun(self, tp: TopicPartition, until_ms: int) -> None:
+    def back_off(self, tp: TopicPartition, until_ms: int) -> None:
         """Do not try `tp` before `until_ms`: its handler hangs here, another process may do better (D4)."""
         self._shunned[tp] = until_ms
 
@@ -123,16 +123,16 @@ class Intent:
     def ready(self, group: Group) -> tuple[int, ...]:
         """Epochs whose partition this member has fetched ahead (A3), as many as a heartbeat holds: the lowest."""
         epochs = []
-        for tp, warm in self._warming.items():
+        for tp, start_prefetch in self._prefetching.items():
             known = group.partitions.get(tp)
-            if warm and known is not None and known.epoch != NONE:
+            if start_prefetch and known is not None and known.epoch != NONE:
                 epochs.append(known.epoch)
         return tuple(sorted(epochs)[:HEARTBEAT_ENTRIES_MAX])
 
-    def cool(self, out: Ready) -> None:
+    def stop_prefetch(self, out: Ready) -> None:
         """Nothing may be tried now: stop fetching ahead."""
-        out.cool.extend(self._warming)
-        self._warming.clear()
+        out.stop_prefetch.extend(self._prefetching)
+        self._prefetching.clear()
 
     def act(self, group: Group, now: Instant, out: Ready) -> None:
         """One round of attempts. Who is in doubt evicts, or nobody might, and claims nothing (G6)."""
@@ -140,19 +140,19 @@ class Intent:
         self.candidacy.look(group)
         self.member.topics.write(group, now, out)
         evicted = self._evict(group, now, out)
-        if self.member.doubt.active:
+        if self.member.divergence.active:
             return
         if not self.member.retiring:
             self._claim(group, evicted, now, out)
         if self.candidacy.moves:
-            self._give(group, now)
+            self._hand_over(group, now)
             self._warm(group, out)
         self.ask_grants(group, now, out)
 
     def settled(self) -> bool:
         """Whether, as of the last round, nothing is under way or wanted from anybody, and nobody is waited out."""
         seen = self.candidacy
-        return not (self._claiming or self._warming or seen.late or seen.taking or seen.giving or seen.waited_out)
+        return not (self._claiming or self._prefetching or seen.late or seen.taking or seen.giving or seen.waited_out)
 
     def next_ms(self, now: Instant) -> int | None:
         """When it wants another round, beside what it waits for; None if it does not, or may not act now."""
@@ -242,7 +242,7 @@ class Intent:
         self._claimed_observed[tp] = max(observed, self._claimed_observed.get(tp, NONE))
         out.send.append(ClaimingPartition(self.member.session, tp.topic, tp.partition, observed, start))
 
-    def _give(self, group: Group, now: Instant) -> None:
+    def _hand_over(self, group: Group, now: Instant) -> None:
         """A3, the owner's side: hands over what the target gives to a live member that has fetched ahead.
 
         Handlers may finish, for as long as a successor may have to wait.
@@ -254,9 +254,11 @@ class Intent:
             to = seen.target.get(claim.tp, me)
             if to not in ready:
                 ready[to] = self._ready_of(group, to)
-            if claim.stage is Stage.OPEN and claim.epoch in ready[to]:
+            if claim.stage is ClaimPhase.OPEN and claim.epoch in ready[to]:
                 claim.stop("hand-over", until_ms, to)
-            elif claim.stage is Stage.DRAINING and claim.reason == "hand-over" and claim.successor not in seen.place:
+            elif (
+                claim.stage is ClaimPhase.DRAINING and claim.reason == "hand-over" and claim.successor not in seen.place
+            ):
                 claim.reopen()
 
     def _ready_of(self, group: Group, sid: int) -> frozenset[int]:
@@ -269,24 +271,24 @@ class Intent:
     def _warm(self, group: Group, out: Ready) -> None:
         """A3, the successor's side: fetches ahead what the target takes from a live owner for this member."""
         taking, me = [] if self.member.retiring else self.candidacy.taking, self.member.session
-        if not taking and not self._warming:
+        if not taking and not self._prefetching:
             return
         wanted = {
             tp: owned.position
             for tp in taking
             if (owned := group.partitions[tp]).owner not in (NONE, me) and not self.shuns(tp)
         }
-        for tp in [tp for tp in self._warming if tp not in wanted]:
+        for tp in [tp for tp in self._prefetching if tp not in wanted]:
             known = group.partitions.get(tp)
             if known is None or known.owner == NONE:
                 continue  # released for us: keep the buffer, the claim is on its way
-            del self._warming[tp]
+            del self._prefetching[tp]
             if known.owner != me:
-                out.cool.append(tp)
+                out.stop_prefetch.append(tp)
         for tp, position in wanted.items():
-            if tp not in self._warming:
-                self._warming[tp] = False
-                out.warm.append((tp, position))
+            if tp not in self._prefetching:
+                self._prefetching[tp] = False
+                out.start_prefetch.append((tp, position))
 
     def ask_grants(self, group: Group, now: Instant, out: Ready) -> None:
         """D2: asks for the ranges that are fetched and not granted: one record for all claims, one at a time (T17)."""
@@ -305,7 +307,7 @@ class Intent:
                 if len(ranges) == HEARTBEAT_ENTRIES_MAX:
                     break
         if ranges:
-            nonce = self.member.pulse.new_nonce()
+            nonce = self.member.liveness.new_nonce()
             self._asking, self._grants[nonce] = (nonce, now.mono_ms), tuple(ranges)
             if len(self._grants) > SENT_KEPT:
                 del self._grants[next(iter(self._grants))]
@@ -314,7 +316,7 @@ class Intent:
     def _range_of(self, group: Group, claim: Claim) -> MessageRange | None:
         """What is to be asked for in one claim; None nearly always, for all of its offer is granted."""
         offer, tracker = claim.offer, claim.tracker
-        if offer is None or claim.stage is not Stage.OPEN or not isinstance(tracker, AtMostOnce):
+        if offer is None or claim.stage is not ClaimPhase.OPEN or not isinstance(tracker, AtMostOnce):
             return None
         from_ = group.partitions[claim.tp].position
         start = max(offer[0], from_)

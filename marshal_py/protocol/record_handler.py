@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from marshal_py.errors import DuplicateClientId, GroupDeleted, GroupOpaque, InvalidRecord, ModeMismatch, SessionCloned
 from marshal_py.protocol import candidacy, parking
-from marshal_py.protocol.advisory import Advisory, News, silence
+from marshal_py.protocol.advisory import Advisory, GroupEvents, silence
+from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
-from marshal_py.protocol.holdings import Claim, Stage
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.records import (
     AT_LEAST_ONCE,
@@ -46,13 +46,13 @@ USUAL: Final = (Heartbeat, ClaimingMessages)
 EVICTED_KEPT: Final = 1_000  # what they owned is claimed long before so many more have died
 
 
-class Reading:
+class RecordHandler:
     """The part of a member that reads."""
 
     def __init__(self, member: Member) -> None:
         self.member = member
         self._shape = -1  # of the world as last looked at
-        self._news = News(member.group)
+        self._news = GroupEvents(member.group)
         self._evicted: dict[int, None] = {}  # the newest sessions that were, for the count of take-overs
 
     def receive(self, verdict: Verdict, now: Instant) -> None:
@@ -60,21 +60,21 @@ class Reading:
         member = self.member
         record = verdict.record
         if not isinstance(record, USUAL) or verdict.outcome is not ACCEPTED:
-            member.stir()
+            member.request_tick()
         match record:
             case Heartbeat():
                 self._read_heartbeat(record, verdict, now)
             case Join():
                 self._read_join(record, verdict)
             case Note(kind="probe"):
-                member.pulse.read_probe(record.text)
+                member.liveness.read_probe(record.text)
             case Note(kind="unreadable"):
                 member.refusals.read(record)
             case ClaimingPartition() if record.session == member.session:
                 self._read_claim(record, verdict, now)
             case ReleasingPartition() if record.session == member.session:
                 claim = member.claims.get(record.epoch)
-                if claim is not None and claim.stage is not Stage.RELEASING:
+                if claim is not None and claim.stage is not ClaimPhase.RELEASING:
                     self._cloned(verdict.offset)
                 elif claim is not None and not verdict.accepted:
                     claim.release_sent_ms = None  # a grant was read meanwhile: again, with the position of now (T16)
@@ -85,7 +85,7 @@ class Reading:
             case Leave() if record.session == member.session and member.leave_sent_ms is None:
                 self._cloned(verdict.offset)
             case StepDown(reason=candidacy.STOPPING) if verdict.accepted:
-                member.intent.candidacy.stopping.add(record.session)
+                member.rebalancer.candidacy.stopping.add(record.session)
             case Evict() if verdict.accepted:
                 self._evicted[record.session] = None
                 if len(self._evicted) > EVICTED_KEPT:
@@ -122,39 +122,39 @@ class Reading:
         extended = session is not None and session.extended == verdict.offset
         if record.session == member.session:
             member.stirred = True  # a fence may open, a revival take its next step; an idle member stays idle
-            if not member.pulse.read_heartbeat(record.sequence, verdict.accepted, extended):
+            if not member.liveness.read_heartbeat(record.sequence, verdict.accepted, extended):
                 self._cloned(verdict.offset)
-            elif member.pulse.last_proof is not None:
-                member.round_trip_ms = max(0, now.mono_ms - member.pulse.last_proof.mono_ms)
+            elif member.liveness.last_proof is not None:
+                member.round_trip_ms = max(0, now.mono_ms - member.liveness.last_proof.mono_ms)
             return
         if extended:
             member.watch.extended(record.session, verdict.offset, now)
         if not verdict.accepted:
             return
         if record.digest is not None:
-            member.doubt.compare(record.session, record.digest, now)
+            member.divergence.compare(record.session, record.digest, now)
         if record.pause is not None:
             member.watch.credit_pause(record.pause.pause_change, record.pause.waited_ms)
         # Somebody waits for a partition of ours, the pause may be over, or the worlds differ.
-        if record.ready or record.pause is not None or member.doubt.accusations:
-            member.stir()
+        if record.ready or record.pause is not None or member.divergence.accusations:
+            member.request_tick()
 
     def _read_join(self, record: Join, verdict: Verdict) -> None:
         """Adopts the session of the newest own Join; any other own one is a ghost to be left (T14)."""
         member = self.member
-        sent = member.pulse.read_join(record.instance_id, False)
+        sent = member.liveness.read_join(record.instance_id, False)
         if sent is None:
             return
-        newest = record.instance_id == member.pulse.newest_instance
+        newest = record.instance_id == member.liveness.newest_instance
         if newest:
             member.join_unread = b""
         if verdict.accepted and newest and member.session == NONE and not member.leaving:
             member.session = verdict.offset
             member.join_sent = None
-            member.pulse.begin_session(sent)
+            member.liveness.begin_session(sent)
             member.advise("joined", at=verdict.offset)
         elif verdict.accepted and verdict.offset != member.session:
-            member.ghosts[verdict.offset] = -member.options.interval_ms
+            member.orphaned_sessions[verdict.offset] = -member.options.interval_ms
         elif newest and member.session == NONE:
             self._join_refused(verdict.reason)
 
@@ -171,7 +171,7 @@ class Reading:
     def _read_claim(self, record: ClaimingPartition, verdict: Verdict, now: Instant) -> None:
         member = self.member
         tp = TopicPartition(record.topic, record.partition)
-        if not member.intent.claim_read(tp, record.observed):
+        if not member.rebalancer.claim_read(tp, record.observed):
             self._cloned(verdict.offset)
             return
         group = member.group
@@ -188,7 +188,7 @@ class Reading:
         claim = Claim(tp, verdict.offset, partition.generation, tracker, "" if topic is None else topic.id)
         member.claims[verdict.offset] = claim
         unfit = member.topics.unfit(group, tp)
-        if unfit or member.leaving or member.intent.shuns(tp):
+        if unfit or member.leaving or member.rebalancer.shuns(tp):
             claim.told = True  # the user never hears of it
             if unfit:
                 claim.park(unfit, parking.WHY, 0)
@@ -202,7 +202,7 @@ class Reading:
 
     def _read_grant(self, record: ClaimingMessages, verdict: Verdict, now: Instant) -> None:
         member = self.member
-        if not member.intent.grants_read(record, verdict.accepted):
+        if not member.rebalancer.grants_read(record, verdict.accepted):
             self._cloned(verdict.offset)
             return
         for index, wanted in enumerate(record.ranges):
@@ -212,7 +212,7 @@ class Reading:
             assert isinstance(claim.tracker, AtMostOnce)
             if index in verdict.granted:
                 claim.tracker.granted(wanted.start, wanted.to)
-                if not claim.sealed and not member.pulse.lease.valid(now) and not member.options.deliver_late:
+                if not claim.sealed and not member.liveness.lease.valid(now) and not member.options.deliver_late:
                     member.drop_grants(claim)
             elif claim.tracker.asked == (wanted.from_, wanted.start, wanted.to):
                 claim.tracker.asked = None
@@ -225,11 +225,11 @@ class Reading:
             return
         session_gone = member.session != NONE and member.session not in group.sessions
         for claim in self._gone(group, verdict):
-            reason = claim.reason if claim.stage is Stage.RELEASING else "session ended"
+            reason = claim.reason if claim.stage is ClaimPhase.RELEASING else "session ended"
             released = isinstance(verdict.record, ReleasingPartition) and verdict.record.epoch == claim.epoch
             member.lose(claim, reason, "released" if released else "lost", verdict.offset)
-        for ghost in [g for g in member.ghosts if g not in group.sessions]:
-            del member.ghosts[ghost]
+        for ghost in [g for g in member.orphaned_sessions if g not in group.sessions]:
+            del member.orphaned_sessions[ghost]
         if session_gone:
             self._session_gone(group, verdict, now)
         if group.deleted:
@@ -249,10 +249,10 @@ class Reading:
         """The own session has ended: why, and what now? (T18, F9.6)"""
         member = self.member
         session, member.session = member.session, NONE
-        member.pulse.end_session()
-        member.intent.forget()
+        member.liveness.end_session()
+        member.rebalancer.forget()
         match verdict.record:
-            case Join(instance_id=instance) if instance not in member.pulse.instances:
+            case Join(instance_id=instance) if instance not in member.liveness.instances:
                 member.end(DuplicateClientId(member.name, member.options.client_id, session, verdict.offset))
             case Evict():
                 member.advise("evicted", text=silence(verdict.record), at=verdict.offset, session=session)

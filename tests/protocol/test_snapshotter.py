@@ -10,10 +10,17 @@ import pytest
 
 from marshal_py.protocol import codec, orphans, snapshot
 from marshal_py.protocol.identity import Instant
-from marshal_py.protocol.keeper import CHECKPOINTS_HELD, RETRY_RECORDS, STAGGER_MS, STAGGER_RECORDS, Chores, Keeper
 from marshal_py.protocol.orphans import Presence
 from marshal_py.protocol.rationalizer import apply
 from marshal_py.protocol.records import Checkpoint, Evict, Heartbeat, Leave, Note, Snapshot
+from marshal_py.protocol.snapshotter import (
+    CHECKPOINTS_HELD,
+    RETRY_RECORDS,
+    STAGGER_MS,
+    STAGGER_RECORDS,
+    SnapshotTasks,
+    Snapshotter,
+)
 from marshal_py.protocol.world import World
 from tests.support import wire
 from tests.support.logbook import GROUP, INCARNATION, INTERVAL_MS, Logbook
@@ -31,7 +38,7 @@ class Process:
     def __init__(self, log: Logbook, client: str, interval_ms: int = INTERVAL_MS) -> None:
         self.log, self.client, self.interval_ms = log, client, interval_ms
         self.world = World()
-        self.keeper = Keeper(self.world, EVERY, Random(client).randbytes)
+        self.snapshotter = Snapshotter(self.world, EVERY, Random(client).randbytes)
         self.now_ms = 0
         self.session = log.join(client)
         self.proof_ms = 0
@@ -40,16 +47,16 @@ class Process:
     def read(self) -> None:
         while self.world.next_offset < self.log.world.next_offset:
             verdict = apply(self.world, self.world.next_offset, self.log.values[self.world.next_offset])
-            self.keeper.folded(verdict, self.now_ms)
+            self.snapshotter.folded(verdict, self.now_ms)
 
-    def tick(self, pass_ms: int = 0) -> Chores:
+    def tick(self, pass_ms: int = 0) -> SnapshotTasks:
         self.read()
         self.now_ms += pass_ms
         proven = self.now_ms - self.proof_ms <= self.interval_ms
-        return self.keeper.tick(at(self.now_ms), Presence(self.client, {self.session}, self.interval_ms, proven))
+        return self.snapshotter.tick(at(self.now_ms), Presence(self.client, {self.session}, self.interval_ms, proven))
 
-    def write(self, chores: Chores) -> None:
-        for record in chores.send:
+    def write(self, tasks: SnapshotTasks) -> None:
+        for record in tasks.send:
             assert self.log.put(codec.encode(record, "", INCARNATION)).accepted
 
     def beat(self) -> None:
@@ -68,9 +75,9 @@ def due(log: Logbook, process: Process) -> list[Snapshot]:
     """What the process sends when it ticks now, and once more behind the next checkpoint."""
     process.write(process.tick())
     grow(log, 16)
-    chores = process.tick()
-    process.write(chores)
-    return chores.send
+    tasks = process.tick()
+    process.write(tasks)
+    return tasks.send
 
 
 def test_the_first_in_rank_writes_and_another_vouches() -> None:
@@ -81,17 +88,17 @@ def test_the_first_in_rank_writes_and_another_vouches() -> None:
     assert not due(log, one), "not yet"
     (written,) = due(log, one)
     assert written.at % 16 == 0
-    assert written.instance == one.keeper.instance
+    assert written.instance == one.snapshotter.instance
     assert not due(log, two)
     assert not one.tick(10 * STAGGER_MS).send, "its own, and others live: it waits for them"
     assert not two.tick(STAGGER_MS - 1).send
-    chores = two.tick(1)
-    assert chores.send == [
-        snapshot.witness(written.genesis, two.keeper.instance, written.at, written.state, written.chain)
+    tasks = two.tick(1)
+    assert tasks.send == [
+        snapshot.witness(written.genesis, two.snapshotter.instance, written.at, written.state, written.chain)
     ]
-    two.write(chores)
+    two.write(tasks)
     assert not three.tick(10 * STAGGER_MS).send, "somebody else has"
-    assert {p.keeper.confirmed_at for p in (one, two, three) if p.tick() is not None} == {written.at}
+    assert {p.snapshotter.confirmed_at for p in (one, two, three) if p.tick() is not None} == {written.at}
     assert not due(log, one), "counted from the confirmed one"
 
 
@@ -128,10 +135,10 @@ def test_without_a_session() -> None:
     one = Process(log, "one")
     grow(log, 2 * EVERY)
     one.read()
-    assert not one.keeper.tick(at(0), Presence("one", set(), 0, True)).send
+    assert not one.snapshotter.tick(at(0), Presence("one", set(), 0, True)).send
     grow(log, 16)
     one.read()
-    assert not one.keeper.tick(at(0), Presence("one", set(), 0, True)).send
+    assert not one.snapshotter.tick(at(0), Presence("one", set(), 0, True)).send
 
 
 def test_nobody_vouches_for_what_it_did_not_fold() -> None:
@@ -141,23 +148,23 @@ def test_nobody_vouches_for_what_it_did_not_fold() -> None:
     grow(log, EVERY)
     (written,) = due(log, one)
     two.tick()
-    two.keeper._judge.clear()
+    two.snapshotter._judge.clear()
     for wrong in (
         msgspec.structs.replace(written, state=written.state ^ 1),
         msgspec.structs.replace(written, chain=written.chain ^ 1),
         msgspec.structs.replace(written, instance=b"9" * 16, data=written.data[:-1]),
     ):
         log.put(codec.encode(wrong, "", INCARNATION))
-        chores = two.tick()
-        chores = chores if chores.doubtful else two.tick(10 * STAGGER_MS)
-        assert not chores.send
-        assert chores.doubtful is not None
-        assert chores.doubtful.at == written.at
+        tasks = two.tick()
+        tasks = tasks if tasks.doubtful else two.tick(10 * STAGGER_MS)
+        assert not tasks.send
+        assert tasks.doubtful is not None
+        assert tasks.doubtful.at == written.at
     log.put(codec.encode(msgspec.structs.replace(written, at=written.at + 1), "", INCARNATION))
-    chores = two.tick(10 * STAGGER_MS)
-    assert (chores.send, chores.doubtful) == ([], None), "no checkpoint of ours"
+    tasks = two.tick(10 * STAGGER_MS)
+    assert (tasks.send, tasks.doubtful) == ([], None), "no checkpoint of ours"
     late = Process(log, "late")
-    late.keeper._past = {at: digests for at, digests in late.keeper._past.items() if at > written.at}
+    late.snapshotter._past = {at: digests for at, digests in late.snapshotter._past.items() if at > written.at}
     log.put(codec.encode(msgspec.structs.replace(written, instance=b"8" * 16), "", INCARNATION))
     assert not late.tick(10 * STAGGER_MS).send
 
@@ -168,21 +175,23 @@ def test_alone_in_the_log() -> None:
     one = Process(log, "one")
     grow(log, EVERY)
     (written,) = due(log, one)
-    chores = one.tick()
-    assert chores.audit is not None
-    assert chores.audit.at == written.at
+    tasks = one.tick()
+    assert tasks.audit is not None
+    assert tasks.audit.at == written.at
     assert one.tick().audit is None, "once"
     again = World()
     for offset in range(written.at):
         apply(again, offset, log.values[offset])
-    vouched = one.keeper.audited(chores.audit, again)
-    assert [(record.instance, record.at, record.data) for record in vouched] == [(one.keeper.instance, written.at, b"")]
+    vouched = one.snapshotter.audited(tasks.audit, again)
+    assert [(record.instance, record.at, record.data) for record in vouched] == [
+        (one.snapshotter.instance, written.at, b"")
+    ]
     log.put(codec.encode(vouched[0], "", INCARNATION))
     one.read()
-    (confirmed,) = one.keeper.shelf.confirmed()
+    (confirmed,) = one.snapshotter.store.confirmed()
     assert confirmed.self_audit
-    assert one.keeper.audited(confirmed, World()) == [], "another state than re-read bytes give"
-    assert one.keeper.audited(confirmed, None) == [], "it could not be done"
+    assert one.snapshotter.audited(confirmed, World()) == [], "another state than re-read bytes give"
+    assert one.snapshotter.audited(confirmed, None) == [], "it could not be done"
 
 
 def test_not_alone_any_more() -> None:
@@ -219,9 +228,9 @@ def test_a_snapshot_from_the_future_changes_nothing() -> None:
     ):
         log.put(codec.encode(record, "", INCARNATION))
     one.read()
-    assert (one.keeper.confirmed_at, one.keeper.shelf.whole) == (-1, {})
+    assert (one.snapshotter.confirmed_at, one.snapshotter.store.whole) == (-1, {})
     first = confirm(log, one, two)
-    assert one.keeper.confirmed_at == first
+    assert one.snapshotter.confirmed_at == first
 
 
 def confirm(log: Logbook, writer: Process, other: Process, records: int = EVERY) -> int:
@@ -230,7 +239,7 @@ def confirm(log: Logbook, writer: Process, other: Process, records: int = EVERY)
     other.write(other.tick(10 * STAGGER_MS))
     other.write(other.tick(10 * STAGGER_MS))
     writer.read()
-    assert writer.keeper.confirmed_at == written.at
+    assert writer.snapshotter.confirmed_at == written.at
     return written.at
 
 
@@ -243,28 +252,28 @@ def test_what_may_be_deleted() -> None:
     """N12: up to the older of the two newest confirmed ones, and no further than any live session has folded."""
     log = Logbook(exhaustive=False)
     one, two = Process(log, "one"), Process(log, "two")
-    assert one.keeper.deletable() == 0
+    assert one.snapshotter.deletable() == 0
     first = confirm(log, one, two)
     beat(log, one, first)
     beat(log, two, first)
     one.read()
-    assert one.keeper.deletable() == 0, "there is one only"
+    assert one.snapshotter.deletable() == 0, "there is one only"
     second = confirm(log, one, two)
-    assert one.keeper.deletable() == first
+    assert one.snapshotter.deletable() == first
     third = confirm(log, one, two)
-    assert one.keeper.deletable() == first, "nobody has shown to have folded more"
+    assert one.snapshotter.deletable() == first, "nobody has shown to have folded more"
     beat(log, one, third)
     one.read()
-    assert one.keeper.deletable() == first
+    assert one.snapshotter.deletable() == first
     beat(log, two, second)
     one.read()
-    assert one.keeper.deletable() == second
+    assert one.snapshotter.deletable() == second
     silent = log.must(log.new_join("three"), "other")
     one.read()
-    assert one.keeper.deletable() == second, "its Join is newer"
+    assert one.snapshotter.deletable() == second, "its Join is newer"
     log.must(Leave(silent), "other")
-    assert one.keeper.leads({one.session})
-    assert not two.keeper.leads({two.session})
+    assert one.snapshotter.leads({one.session})
+    assert not two.snapshotter.leads({two.session})
 
 
 def test_a_session_without_a_digest_counts_by_its_join() -> None:
@@ -277,7 +286,7 @@ def test_a_session_without_a_digest_counts_by_its_join() -> None:
     beat(log, one, newest)
     beat(log, two, newest)
     one.read()
-    assert one.keeper.deletable() == silent
+    assert one.snapshotter.deletable() == silent
 
 
 def test_digests_of_the_whole_state_step_by_step() -> None:
@@ -289,10 +298,10 @@ def test_digests_of_the_whole_state_step_by_step() -> None:
         grow(log, 3)
         one.read()
         if one.world.chain_at == one.world.next_offset:
-            assert one.keeper._past[one.world.chain_at] == (snapshot.digest_of(one.world), one.world.chain)
+            assert one.snapshotter._past[one.world.chain_at] == (snapshot.digest_of(one.world), one.world.chain)
     grow(log, 16 * CHECKPOINTS_HELD)
     one.read()
-    assert len(one.keeper._past) == CHECKPOINTS_HELD
+    assert len(one.snapshotter._past) == CHECKPOINTS_HELD
     assert log.world.groups.keys() >= {GROUP}
 
 
@@ -334,8 +343,8 @@ def test_an_orphan_does_not_stop_truncation() -> None:
     for process in (one, two):
         beat(log, process, newest)
         process.read()
-        assert not process.keeper.leads({process.session})
-        assert process.keeper.deletable() == orphan
+        assert not process.snapshotter.leads({process.session})
+        assert process.snapshotter.deletable() == orphan
     assert not live(log, [one, two], 2 * INTERVAL_MS), "nobody has waited for two intervals"
     ((who, group, evict),) = live(log, [one, two], 3 * STEP_MS)
     assert (who, group) == (0, "other"), "the first in rank; the orphan, which is older, does not count"
@@ -343,8 +352,8 @@ def test_an_orphan_does_not_stop_truncation() -> None:
     assert 2 * INTERVAL_MS <= evict.waited_ms <= 2 * INTERVAL_MS + 3 * STEP_MS
     assert not log.world.groups["other"].sessions
     one.read()
-    assert one.keeper.leads({one.session})
-    assert one.keeper.deletable() > orphan
+    assert one.snapshotter.leads({one.session})
+    assert one.snapshotter.deletable() > orphan
     assert not live(log, [one, two], 5 * INTERVAL_MS)
 
 
@@ -433,4 +442,4 @@ def test_a_dead_fleet_is_evicted_piece_by_piece(monkeypatch: pytest.MonkeyPatch)
             log.must(record, group)
     assert sent == [dead[:3], dead[3:6], dead[6:]]
     assert all(later - earlier == STEP_MS for earlier, later in pairwise(looks))
-    assert len(one.keeper.orphans._waits) == 1, "the others are forgotten"
+    assert len(one.snapshotter.orphans._waits) == 1, "the others are forgotten"

@@ -29,7 +29,7 @@ class Accusation(NamedTuple):
     digest: Checkpoint
 
 
-class Doubt:
+class DivergenceCheck:
     """Digests of others, and what follows when they differ.
 
     1. `active` exactly while there is an accusation that is neither settled nor dismissed; then nothing is claimed.
@@ -119,7 +119,7 @@ class Doubt:
             self.confirmed = True
         else:
             self._end(first, again, "folded once more from the same bytes, it comes to another state")
-        member.stir()
+        member.request_tick()
 
     def _end(self, at: int, again: World, reason: str) -> None:
         member = self.member

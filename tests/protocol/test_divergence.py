@@ -8,7 +8,7 @@ import pytest
 
 from marshal_py.errors import Diverged
 from marshal_py.protocol.delivery import AtMostOnce
-from marshal_py.protocol.doubt import first_difference
+from marshal_py.protocol.divergence import first_difference
 from marshal_py.protocol.rationalizer import apply
 from marshal_py.protocol.records import Checkpoint, ClaimingPartition, GroupConfig, Heartbeat, Note
 from marshal_py.protocol.verdict import Verdict
@@ -67,7 +67,7 @@ def test_only_the_broken_one_of_three_stops(always: bool) -> None:
     assert len(stage.owners()) == 12, "what the broken one held is claimed by the others"
     for other in (a, c):
         assert not other.member.ended
-        assert not other.member.doubt.active
+        assert not other.member.divergence.active
     kinds = [record.kind for _, record in stage.records(Note) if record.kind == "diverged"]
     assert len(kinds) >= 2, "it stands in the log"
 
@@ -78,8 +78,8 @@ def test_two_who_differ_keep_what_they_own_and_claim_nothing() -> None:
     a, b = stage.team("a", "b")
     plant(stage, b, always=True)
     stage.run(2 * I)
-    assert a.member.doubt.active
-    assert b.member.doubt.active
+    assert a.member.divergence.active
+    assert b.member.divergence.active
     owned = {name: set(client.owned) for name, client in (("a", a), ("b", b))}
     assert all(client.may(claim) for client in (a, b) for claim in client.member.claims.values())
     joined = stage.now_ms
@@ -95,7 +95,7 @@ def test_two_who_differ_keep_what_they_own_and_claim_nothing() -> None:
         assert all(later - earlier >= I for earlier, later in pairwise(times)), "once an interval"
     stage.kill(b)
     stage.run(4 * I)
-    assert not a.member.doubt.active
+    assert not a.member.divergence.active
     assert len(a.owned) == 12
 
 
@@ -104,8 +104,8 @@ def test_another_one_who_agrees_settles_it() -> None:
     stage = Stage()
     a, b, c = stage.team("a", "b", "c")
     plant(stage, b, always=True)
-    stage.run_until(lambda: a.member.doubt.active, I)
-    stage.run_until(lambda: not a.member.doubt.active, I)
+    stage.run_until(lambda: a.member.divergence.active, I)
+    stage.run_until(lambda: not a.member.divergence.active, I)
     told = len(a.told("diverged"))
     stage.run(I // 2)
     assert len(a.told("diverged")) == told
@@ -131,12 +131,12 @@ def test_nothing_is_claimed_and_nothing_granted_meanwhile() -> None:
     claim = next(iter(a.member.claims.values()))
     plant(stage, b, always=True)
     a.fold_again = lambda at: None  # type: ignore[method-assign]  # the bytes cannot be read now
-    stage.run_until(lambda: a.member.doubt.active, I)
+    stage.run_until(lambda: a.member.divergence.active, I)
     assert isinstance(claim.tracker, AtMostOnce)
     claim.offer = (claim.tracker.delivered_to, claim.tracker.delivered_to + 5)
     assert not a.member.ask_grants(a.now).send
     stage.run(2 * I)
-    assert not a.member.doubt.confirmed
+    assert not a.member.divergence.confirmed
     assert len(a.refolds) >= 2, "asked again"
     assert not a.member.ended
 
@@ -145,7 +145,7 @@ def test_what_is_compared() -> None:
     """G5: digests of this fold version, of checkpoints that are still known, of other client ids."""
     stage = Stage()
     a, b = stage.team("a", "b")
-    world, doubt = a.member.world, a.member.doubt
+    world, divergence = a.member.world, a.member.divergence
     at = world.chain_at
     held = world.digests_at(GROUP, at)
     assert held is not None
@@ -157,12 +157,12 @@ def test_what_is_compared() -> None:
         Checkpoint(at + 16, state ^ 1, chain, FOLD_VERSION),
         Checkpoint(0, state ^ 1, chain, FOLD_VERSION),
     ):
-        doubt.compare(b.session, digest, a.now)
-        assert not doubt.active
-    doubt.compare(a.session, Checkpoint(at, state ^ 1, chain, FOLD_VERSION), a.now)
-    assert not doubt.active, "of this very process"
-    doubt.compare(b.session, Checkpoint(at, state, chain ^ 1, FOLD_VERSION), a.now)
-    assert doubt.active, "the bytes themselves differ"
+        divergence.compare(b.session, digest, a.now)
+        assert not divergence.active
+    divergence.compare(a.session, Checkpoint(at, state ^ 1, chain, FOLD_VERSION), a.now)
+    assert not divergence.active, "of this very process"
+    divergence.compare(b.session, Checkpoint(at, state, chain ^ 1, FOLD_VERSION), a.now)
+    assert divergence.active, "the bytes themselves differ"
 
 
 def test_only_so_many_checkpoints_are_kept() -> None:
@@ -211,9 +211,9 @@ def test_two_must_have_agreed_at_that_checkpoint() -> None:
         a, *_ = team = stage.team("a", "b", "c", "d")
         names = {client.name: client.session for client in team}
         at = stage.world.checkpoints[GROUP].at if GROUP in stage.world.checkpoints else a.world.checkpoints[GROUP].at
-        doubt, digest = a.member.doubt, a.world.checkpoints[GROUP]
-        doubt._agreed.clear()
+        divergence, digest = a.member.divergence, a.world.checkpoints[GROUP]
+        divergence._agreed.clear()
         for name, ahead in digests:
-            doubt._agreed[name] = at - 16 + ahead
-        doubt.compare(names["d"], Checkpoint(at, digest.state ^ 1, digest.chain, FOLD_VERSION), a.now)
-        assert doubt.active
+            divergence._agreed[name] = at - 16 + ahead
+        divergence.compare(names["d"], Checkpoint(at, digest.state ^ 1, digest.chain, FOLD_VERSION), a.now)
+        assert divergence.active

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from marshal_py.protocol.claim import ClaimPhase
 from marshal_py.protocol.delivery import MARK_MS
-from marshal_py.protocol.holdings import Stage
 from marshal_py.protocol.identity import NONE, Instant
 from marshal_py.protocol.ready import Ready
 from marshal_py.protocol.world import Group
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from marshal_py.protocol.member import Member
 
 
-class Idle:
+class Quiescence:
     """The part of a member that knows how little there is to do."""
 
     def __init__(self, member: Member) -> None:
@@ -33,13 +33,20 @@ class Idle:
     def begin(self, group: Group | None, now: Instant) -> None:
         """A whole tick is done: what it left under way, or may want at a moment of its own, asks for another one."""
         member, self._until_ms = self.member, 0
-        if group is None or group.paused or member.session == NONE or member.ended or member.ghosts or member.fenced:
+        if (
+            group is None
+            or group.paused
+            or member.session == NONE
+            or member.ended
+            or member.orphaned_sessions
+            or member.fenced
+        ):
             return
-        if not member.intent.settled() or not member.pulse.healthy(now):
+        if not member.rebalancer.settled() or not member.liveness.healthy(now):
             return
-        until_ms = member.pulse.deadline_ms(now)
+        until_ms = member.liveness.deadline_ms(now)
         for claim in member.claims.values():
-            if claim.stage is not Stage.OPEN:
+            if claim.stage is not ClaimPhase.OPEN:
                 return
             since_ms = claim.handler_since_ms()
             since_ms = now.mono_ms if since_ms is None else since_ms - MARK_MS  # it is kept to this grain (D4)
@@ -51,11 +58,11 @@ class Idle:
         member = self.member
         if now.mono_ms >= self._until_ms or member.watch.over() or member.urgent or member.leaving or member.retiring:
             return False
-        return not member.doubt.accusations and member.pulse.lease.valid(now) and member.pulse.healthy(now)
+        return not member.divergence.accusations and member.liveness.lease.valid(now) and member.liveness.healthy(now)
 
     def tick(self, group: Group, now: Instant, out: Ready) -> int:
         """What is left to do at `now`; returns when to look again (monotonic ms)."""
         member = self.member
-        member.intent.idle(group, now, out)
+        member.rebalancer.idle(group, now, out)
         member.mirror(group, now)
-        return min(member.pulse.deadline_ms(now), member.watch.deadline_ms(now))
+        return min(member.liveness.deadline_ms(now), member.watch.deadline_ms(now))

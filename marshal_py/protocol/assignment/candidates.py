@@ -22,7 +22,7 @@ def candidates(group: Group, waited_out: Container[int]) -> list[int]:
     return [s.id for s in rest]
 
 
-class Seat:
+class Candidate:
     """One candidate while a target is being computed: what it may take, and how much it has in all pools."""
 
     __slots__ = ("claims_max", "count", "id", "order", "standby", "topics", "weight")
@@ -43,7 +43,7 @@ class Pool:
 
     __slots__ = ("counts", "held", "reserve", "seats", "tps")
 
-    def __init__(self, seats: Iterable[Seat]) -> None:
+    def __init__(self, seats: Iterable[Candidate]) -> None:
         in_order = sorted(seats, key=lambda seat: seat.order)
         self.seats = [seat for seat in in_order if not seat.standby]
         self.reserve = [seat for seat in in_order if seat.standby]
@@ -52,18 +52,18 @@ class Pool:
         self.counts = [0] * len(self.seats)  # how many each shall have; a policy changes these
 
 
-def seats_of(group: Group, order: Sequence[int]) -> dict[int, Seat]:
+def seats_of(group: Group, order: Sequence[int]) -> dict[int, Candidate]:
     """A seat per candidate; a marked session stands by while another is not (F9.9)."""
-    seats = {sid: Seat(group, sid, at) for at, sid in enumerate(order)}
+    seats = {sid: Candidate(group, sid, at) for at, sid in enumerate(order)}
     if any(group.sessions[sid].mark == NONE for sid in order):
         for seat in seats.values():
             seat.standby = group.sessions[seat.id].mark != NONE
     return seats
 
 
-def pools_of(group: Group, seats: dict[int, Seat]) -> list[Pool]:
+def pools_of(group: Group, seats: dict[int, Candidate]) -> list[Pool]:
     """The partitions of the folded topology that are not parked and that somebody consumes, in pools."""
-    alike: dict[frozenset[str], list[Seat]] = {}
+    alike: dict[frozenset[str], list[Candidate]] = {}
     for seat in seats.values():
         alike.setdefault(seat.topics, []).append(seat)
     consumers: dict[str, list[int]] = {}  # topic -> numbers of the sets of candidates that consume it
@@ -95,13 +95,13 @@ def _fill(group: Group, pool: Pool, topic: str) -> None:
             add(tp)
 
 
-def _seat_holders(group: Group, seats: dict[int, Seat], pools: Collection[Pool]) -> None:
+def _seat_holders(group: Group, seats: dict[int, Candidate], pools: Collection[Pool]) -> None:
     """Gives each partition to who has it, else to who had it last.
 
     Stickiness: the owner, else the successor that a release named, else the last owner. Who has more than its
     claims_max keeps the lowest, and what it owns before what it owned.
     """
-    freed: list[tuple[TopicPartition, list[TopicPartition], Seat]] = []
+    freed: list[tuple[TopicPartition, list[TopicPartition], Candidate]] = []
     for pool in pools:
         known, held = group.partitions, pool.held
         for tp in pool.tps:
@@ -156,7 +156,7 @@ def dealt(group: Group, pools: Iterable[Pool]) -> dict[TopicPartition, int]:
 
 
 def _deal_to_reserve(
-    group: Group, reserve: list[Seat], rest: list[TopicPartition], found: dict[TopicPartition, int]
+    group: Group, reserve: list[Candidate], rest: list[TopicPartition], found: dict[TopicPartition, int]
 ) -> None:
     """Those that stand by keep what nobody else can take (F9.9); what nobody has goes to the least loaded of them."""
     by_id, free = {seat.id: seat for seat in reserve}, []

@@ -10,7 +10,7 @@ from marshal_py.protocol.lease import EVICT_INTERVALS, WaitClock
 from marshal_py.protocol.world import Group, Partition, Topic
 
 
-class Watch:
+class FailureDetector:
     """Waits of one client in one group."""
 
     def __init__(self, interval_ms: int) -> None:

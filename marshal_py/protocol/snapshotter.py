@@ -17,7 +17,7 @@ from marshal_py.protocol import snapshot
 from marshal_py.protocol.identity import NONE, Instant
 from marshal_py.protocol.orphans import Orphans, Presence
 from marshal_py.protocol.records import Evict, Heartbeat, Snapshot
-from marshal_py.protocol.snapshot import Shelf, Stored
+from marshal_py.protocol.snapshot import SnapshotStore, Stored
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import CHECKPOINT_OFFSETS, U64, World
 
@@ -28,7 +28,7 @@ STAGGER_MS: Final = 500  # per rank, before one vouches: usually the first one's
 CHECKPOINTS_HELD: Final = 1_024  # own digests of the whole state: a snapshot is read seconds after its checkpoint
 
 
-class Chores(Struct):
+class SnapshotTasks(Struct):
     """What the driver should do now."""
 
     send: list[Snapshot] = field(default_factory=list)  # to the log, under no group
@@ -37,14 +37,14 @@ class Chores(Struct):
     doubtful: Stored | None = None  # a snapshot of somebody else that is not what this process folded
 
 
-class Keeper:
+class Snapshotter:
     """Snapshots of one log, by one process."""
 
     def __init__(self, world: World, every_records: int, draw: Callable[[int], bytes]) -> None:
         self.world = world
         self.every_records = every_records
         self.instance = draw(16)  # a cloned machine shares it: it is no other process
-        self.shelf = Shelf()
+        self.store = SnapshotStore()
         self.orphans = Orphans(world)
         self.reported: dict[int, int] = {}  # session -> newest checkpoint that it showed to have folded
         self._past: dict[int, tuple[int, int]] = {}  # checkpoint -> digests of state and chain, as folded here
@@ -99,7 +99,7 @@ class Keeper:
         return snapshot.split(world.genesis, self.instance, world.chain_at, state, chain, data)
 
     def _read(self, record: Snapshot, offset: int, now_ms: int) -> None:
-        found = self.shelf.take(record, offset)
+        found = self.store.take(record, offset)
         if found is None:
             return
         self._seen_at = max(self._seen_at, found.at)
@@ -107,9 +107,9 @@ class Keeper:
             self._judge[found.at] = (found, now_ms)
             return
         self._judge.pop(found.at, None)
-        kept = self.shelf.confirmed()[:2]
+        kept = self.store.confirmed()[:2]
         if len(kept) == 2:
-            self.shelf.forget_below(kept[1].at)
+            self.store.forget_below(kept[1].at)
         for stored in kept:
             stored.data = b""  # what is confirmed is kept for its checkpoint alone
         live = {session for group in self.world.groups.values() for session in group.sessions}
@@ -117,22 +117,22 @@ class Keeper:
 
     # --- acting
 
-    def tick(self, now: Instant, me: Presence) -> Chores:
+    def tick(self, now: Instant, me: Presence) -> SnapshotTasks:
         """What is due."""
-        chores, sessions = Chores(), me.sessions
+        tasks, sessions = SnapshotTasks(), me.sessions
         if not sessions:
             self._armed = False
             self._written.clear()
-            return chores
-        chores.evict = self.orphans.tick(now, me)
-        chores.send, self._written = self._written, []
-        if chores.send:
-            self._seen_at = max(self._seen_at, chores.send[0].at)
+            return tasks
+        tasks.evict = self.orphans.tick(now, me)
+        tasks.send, self._written = self._written, []
+        if tasks.send:
+            self._seen_at = max(self._seen_at, tasks.send[0].at)
         if self._due(sessions):
             self._armed = True
         for at, (stored, since_ms) in list(self._judge.items()):
-            self._judge_one(at, stored, now.mono_ms - since_ms, me.client_id, sessions, chores)
-        return chores
+            self._judge_one(at, stored, now.mono_ms - since_ms, me.client_id, sessions, tasks)
+        return tasks
 
     def _due(self, sessions: set[int]) -> bool:
         confirmed, end = self.confirmed_at, self.world.next_offset
@@ -147,7 +147,7 @@ class Keeper:
         return sum(sid < first for group in self.world.groups.values() for sid in group.sessions)
 
     def _judge_one(
-        self, at: int, stored: Stored, waited_ms: int, client_id: str, sessions: set[int], chores: Chores
+        self, at: int, stored: Stored, waited_ms: int, client_id: str, sessions: set[int], tasks: SnapshotTasks
     ) -> None:
         """N6: vouches for what this process folded itself; for its own snapshot only where nobody else lives."""
         key, own = stored.key, self._past.get(at)
@@ -155,7 +155,7 @@ class Keeper:
             del self._judge[at]
         elif own != (key.state, key.chain):
             del self._judge[at]
-            chores.doubtful = stored
+            tasks.doubtful = stored
         elif key.instance == self.instance:
             alone = all(
                 session.join.client_id == client_id
@@ -164,13 +164,13 @@ class Keeper:
             )
             if alone and at not in self._audits:
                 self._audits.add(at)
-                chores.audit = stored
+                tasks.audit = stored
         elif waited_ms >= self._rank(sessions) * STAGGER_MS:
             del self._judge[at]
             if snapshot.load(stored, self.world.log, self.world.root) is None:
-                chores.doubtful = stored
+                tasks.doubtful = stored
             else:
-                chores.send.append(snapshot.witness(stored.genesis, self.instance, at, key.state, key.chain))
+                tasks.send.append(snapshot.witness(stored.genesis, self.instance, at, key.state, key.chain))
 
     def audited(self, stored: Stored, again: World | None) -> list[Snapshot]:
         """N6: the own snapshot was folded once more, to `again`; None if that could not be done now."""
@@ -188,13 +188,13 @@ class Keeper:
     @property
     def confirmed_at(self) -> int:
         """Checkpoint of the newest confirmed snapshot that was read, -1 if there is none."""
-        confirmed = self.shelf.confirmed()
+        confirmed = self.store.confirmed()
         return confirmed[0].at if confirmed else NONE
 
     def deletable(self) -> int:
         """N12: up to where records may go: the older of the two newest confirmed snapshots, and no live session's
         newest digest; 0 if nothing may."""
-        confirmed = self.shelf.confirmed()
+        confirmed = self.store.confirmed()
         if len(confirmed) < 2:
             return 0
         live = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from marshal_py.protocol.identity import Instant
-from marshal_py.protocol.pulse import RANDOM_BITS, SENT_KEPT, Due, Pulse
+from marshal_py.protocol.liveness import RANDOM_BITS, SENT_KEPT, Due, Liveness
 
 I = 3_000  # noqa: E741  the protocol calls an interval so
 THIRD = I // 3
@@ -15,9 +15,9 @@ def at(ms: int) -> Instant:
     return Instant(ms, ms, ms)
 
 
-def pulse(*, joined_at: int | None = 0) -> Pulse:
+def liveness(*, joined_at: int | None = 0) -> Liveness:
     """A client whose Join, sent at `joined_at`, was read."""
-    found = Pulse(I, random.Random(1).randbytes)
+    found = Liveness(I, random.Random(1).randbytes)
     if joined_at is not None:
         instance = found.new_instance(at(joined_at))
         sent = found.read_join(instance, False)
@@ -26,7 +26,7 @@ def pulse(*, joined_at: int | None = 0) -> Pulse:
     return found
 
 
-def beat(one: Pulse, sent_ms: int, *, accepted: bool = True, extended: bool = True) -> int:
+def beat(one: Liveness, sent_ms: int, *, accepted: bool = True, extended: bool = True) -> int:
     """A heartbeat that was sent then and is read now."""
     sequence = one.new_sequence(at(sent_ms))
     assert one.read_heartbeat(sequence, accepted, extended)
@@ -35,7 +35,7 @@ def beat(one: Pulse, sent_ms: int, *, accepted: bool = True, extended: bool = Tr
 
 def test_a_heartbeat_every_third() -> None:
     """T9: not earlier than a third after the last one was sent, and then at once; the Join counts as the first."""
-    one = pulse()
+    one = liveness()
     assert one.due(at(THIRD - 1)) is Due.NOTHING
     assert one.deadline_ms(at(10)) == THIRD
     assert one.due(at(THIRD)) is Due.HEARTBEAT
@@ -46,7 +46,7 @@ def test_a_heartbeat_every_third() -> None:
 
 def test_health_is_the_send_of_the_newest_accepted_sign() -> None:
     """T9: extending or not, but accepted; counted from the send, not from the reading."""
-    one = pulse()
+    one = liveness()
     assert one.healthy(at(I))
     assert not one.healthy(at(I + 1))
     beat(one, 1_000, accepted=False, extended=False)
@@ -61,7 +61,7 @@ def test_health_is_the_send_of_the_newest_accepted_sign() -> None:
 
 def test_the_lease_counts_from_the_send_of_what_extended() -> None:
     """T6: a late copy of a heartbeat counts at its first send; one that was rejected not at all."""
-    one = pulse()
+    one = liveness()
     sequence = one.new_sequence(at(800))
     assert one.read_heartbeat(sequence, True, True)
     assert one.read_heartbeat(sequence, True, True)
@@ -73,7 +73,7 @@ def test_the_lease_counts_from_the_send_of_what_extended() -> None:
 
 def test_proof_is_any_own_record_read_back() -> None:
     """T2: whatever the verdict, if it was sent at most one interval ago."""
-    one = pulse(joined_at=None)
+    one = liveness(joined_at=None)
     assert not one.proven(at(0)), "who has read nothing of its own back has proven nothing"
     instance = one.new_instance(at(0))
     assert not one.proven(at(1)), "sending is no proof"
@@ -89,18 +89,18 @@ def test_proof_is_any_own_record_read_back() -> None:
 
 def test_a_probe_is_proof_for_a_client_without_a_session_only() -> None:
     """T2: a member proves by a Heartbeat or Join; a probe is what others have."""
-    onlooker = pulse(joined_at=None)
+    onlooker = liveness(joined_at=None)
     onlooker.read_probe(onlooker.new_probe(at(0)))
     assert onlooker.proven(at(I))
     assert not onlooker.proven(at(I + 1))
-    member = pulse()
+    member = liveness()
     member.read_probe(member.new_probe(at(1_000)))
     assert not member.proven(at(I + 1))
 
 
 def test_the_way_back() -> None:
     """T10: probe, one heartbeat, a second as soon as the first is read, then none for four intervals."""
-    one = pulse()
+    one = liveness()
     now = I + 1
     assert one.due(at(now)) is Due.PROBE
     probe = one.new_probe(at(now))
@@ -128,7 +128,7 @@ def test_the_way_back() -> None:
 
 def test_a_probe_of_an_earlier_round_starts_no_heartbeat() -> None:
     """T10: only what was sent in this round shows that the log is read to its end as of now."""
-    one = pulse()
+    one = liveness()
     now = I + 1
     assert one.due(at(now)) is Due.PROBE
     old = one.new_probe(at(now))
@@ -146,7 +146,7 @@ def test_a_probe_of_an_earlier_round_starts_no_heartbeat() -> None:
 
 def test_who_is_quick_enough_recovers() -> None:
     """T10: a reviving heartbeat that is read within an interval of its send ends the way back."""
-    one = pulse()
+    one = liveness()
     now = 10 * I
     assert one.due(at(now)) is Due.PROBE
     one.read_probe(one.new_probe(at(now)))
@@ -159,7 +159,7 @@ def test_who_is_quick_enough_recovers() -> None:
 
 def test_what_was_not_sent_here_is_recognised() -> None:
     """T18: an own session's heartbeat with another sequence; copies of old ones are no clone's."""
-    one = pulse()
+    one = liveness()
     assert not one.read_heartbeat(1 << RANDOM_BITS, True, True), "before the first was sent none can be ours"
     first = one.new_sequence(at(1))
     assert not one.read_heartbeat(first ^ 1, True, True), "the same counter, other random bits"
@@ -173,7 +173,7 @@ def test_what_was_not_sent_here_is_recognised() -> None:
 
 def test_every_join_is_an_instance_of_its_own() -> None:
     """T14: fresh for each Join; all of them are remembered as own."""
-    one = pulse(joined_at=None)
+    one = liveness(joined_at=None)
     names = [one.new_instance(at(ms)) for ms in range(50)]
     assert len(set(names)) == 50
     assert one.newest_instance == names[-1]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from marshal_py.protocol.failure_detector import FailureDetector
 from marshal_py.protocol.identity import Instant, TopicPartition
 from marshal_py.protocol.records import Heartbeat, ReleaseGroup
-from marshal_py.protocol.watch import Watch
 from tests.support.logbook import INTERVAL_MS, PAUSE_MS, TOPIC, Logbook
 
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
@@ -15,7 +15,7 @@ def at(ms: int) -> Instant:
     return Instant(ms, ms, ms)
 
 
-def wait(watch: Watch, book: Logbook, start: int, stop: int, *, proven: bool = True) -> None:
+def wait(watch: FailureDetector, book: Logbook, start: int, stop: int, *, proven: bool = True) -> None:
     """Looks at the world every step until `stop`."""
     for ms in [*range(start + STEP, stop, STEP), stop]:
         watch.refresh(book.group, at(ms), proven)
@@ -27,7 +27,7 @@ def test_a_wait_begins_when_the_value_was_first_held() -> None:
     session = book.join()
     for number in range(5):
         book.must(Heartbeat(session, number))
-    watch = Watch(I)
+    watch = FailureDetector(I)
     assert watch.session_waited_ms(session) == 0
     watch.refresh(book.group, at(9_000), True)
     assert watch.session_waited_ms(session) == 0, "it was silent before, but not before these eyes"
@@ -49,7 +49,7 @@ def test_waited_out_is_twice_the_sessions_own_interval() -> None:
     """T4: to the ms, by the interval that its Join named; the waiter's own does not matter."""
     book = Logbook()
     session = book.join()
-    watch = Watch(600_000)
+    watch = FailureDetector(600_000)
     watch.refresh(book.group, at(0), True)
     wait(watch, book, 0, 2 * I)
     assert watch.session_waited_ms(session) == 2 * I - 1
@@ -69,9 +69,9 @@ def test_all_waits_start_anew_after_an_unproven_step() -> None:
         book.topology(1)
         if paused:
             book.pause()
-        watch = Watch(I)
+        watch = FailureDetector(I)
 
-        def waited_ms(watch: Watch = watch, session: int = session, paused: bool = paused) -> set[int]:
+        def waited_ms(watch: FailureDetector = watch, session: int = session, paused: bool = paused) -> set[int]:
             other = watch.pause_waited_ms() if paused else watch.free_waited_ms(TopicPartition(TOPIC, 0))
             return {watch.session_waited_ms(session), other}
 
@@ -88,7 +88,7 @@ def test_a_sleep_counts_as_one_step() -> None:
     """T2: an hour without a look is a tenth of the interval."""
     book = Logbook()
     session = book.join()
-    watch = Watch(I)
+    watch = FailureDetector(I)
     watch.refresh(book.group, at(0), True)
     watch.refresh(book.group, at(3_600_000), True)
     assert watch.session_waited_ms(session) == STEP - 1
@@ -100,7 +100,7 @@ def test_a_wait_on_the_pause_may_start_from_what_others_waited() -> None:
     book = Logbook()
     session = book.join()
     token = book.pause()
-    watch = Watch(I)
+    watch = FailureDetector(I)
     watch.credit_pause(token, 4_000)
     assert watch.pause_waited_ms() == 0, "it does not hold that pause yet"
     watch.refresh(book.group, at(0), True)
@@ -128,7 +128,7 @@ def test_a_head_start_counts_from_the_version() -> None:
     book = Logbook()
     session = book.join()
     book.topology(2)
-    watch = Watch(I)
+    watch = FailureDetector(I)
     watch.refresh(book.group, at(0), True)
     assert set(watch.free()) == {TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)}
     wait(watch, book, 0, 300)
@@ -147,7 +147,7 @@ def test_a_head_start_counts_from_the_end_of_a_pause() -> None:
     session = book.join()
     book.topology(2)
     epoch = book.claim(session)
-    watch = Watch(I)
+    watch = FailureDetector(I)
     watch.refresh(book.group, at(0), True)
     wait(watch, book, 0, 500)
     token = book.pause()
@@ -164,7 +164,7 @@ def test_what_ended_is_forgotten() -> None:
     """T1: a session that is gone is not waited on, and no memory stays."""
     book = Logbook()
     first, second = book.join(), book.join()
-    watch = Watch(I)
+    watch = FailureDetector(I)
     watch.refresh(book.group, at(0), True)
     wait(watch, book, 0, 500)
     book.new_join()
