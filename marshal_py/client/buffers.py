@@ -65,7 +65,7 @@ class Fetched:
 class Reserved:
     """Messages of one partition that may be handed over one by one while the gate stays open.
 
-    What is checked before every message: the claim's stage, which says whether anything was read that shuts the gate,
+    What is checked before every message: the claim's phase, which says whether anything was read that shuts the gate,
     and the boot clock, which says whether the time is over that `Member.open_ms` gave.
     """
 
@@ -100,7 +100,7 @@ class Reserved:
                     return  # a fetch inside the iteration has taken some, or the user has paused the partition
                 index = run.delivered
                 run.delivered = index + 1
-                if claim.stage is not _OPEN or boot_ns() >= until_ns:
+                if claim.phase is not _OPEN or boot_ns() >= until_ns:
                     run.delivered = index
                     return
                 raw = messages[at]
@@ -130,7 +130,7 @@ class Reserved:
                     return
                 raw = head.messages[head.at]
                 offset = raw.offset() or 0
-                if claim.stage is not _OPEN or boot_ns() >= self._until_ns or not tracker.holds(offset):
+                if claim.phase is not _OPEN or boot_ns() >= self._until_ns or not tracker.holds(offset):
                     return
                 tracker.deliver(offset, self._mono_ms)
                 delivered.flow.delivered += 1

@@ -208,7 +208,7 @@ class Flow:
         total = 0
         for buffer in self.buffers.values():
             claim = buffer.claim
-            if claim is None or claim.stage is not ClaimPhase.OPEN or buffer.paused_by_user:
+            if claim is None or claim.phase is not ClaimPhase.OPEN or buffer.paused_by_user:
                 continue
             if self.at_most_once:
                 assert isinstance(claim.tracker, AtMostOnce)
@@ -227,7 +227,7 @@ class Flow:
         self.prefetch.wanted = max_messages
         for buffer in self.buffers.values():
             claim = buffer.claim
-            if claim is None or claim.stage is not ClaimPhase.OPEN or buffer.paused_by_user:
+            if claim is None or claim.phase is not ClaimPhase.OPEN or buffer.paused_by_user:
                 continue
             tracker = claim.tracker
             count, at_bound = buffer.size, buffer.held_back
@@ -392,7 +392,7 @@ class Flow:
         each = max(1, min(self.options.grant_messages, self.pace.per_second() // max(1, waiting)))
         for buffer in self.buffers.values():
             claim = buffer.claim
-            if claim is None or not isinstance(claim.tracker, AtMostOnce) or claim.stage is not ClaimPhase.OPEN:
+            if claim is None or not isinstance(claim.tracker, AtMostOnce) or claim.phase is not ClaimPhase.OPEN:
                 continue
             if self._left() <= 0:
                 claim.offer = None

@@ -84,7 +84,7 @@ class Message(Struct, eq=False, frozen=True, gc=False):
 
         The next owner waits for it, `hand_over_timeout_s` at most. In at-least-once mode it gets what is not acked.
         """
-        return self._delivered.claim.stage is not ClaimPhase.OPEN
+        return self._delivered.claim.phase is not ClaimPhase.OPEN
 
     @property
     def delivery_count(self) -> int:

@@ -296,7 +296,7 @@ class MicroBatches:
 
     def _replay_own(self, tp: TopicPartition, planned: Planned, now: Instant, result: Replay) -> Taken | None:
         lot = self.ranges.lots.get(tp)
-        if lot is None or lot.taken is not None or lot.claim.stage is not ClaimPhase.OPEN:
+        if lot is None or lot.taken is not None or lot.claim.phase is not ClaimPhase.OPEN:
             result.waits[tp] = "its claim does not deliver now"
         elif not planned.start <= lot.next_offset < planned.to:
             result.left_out[tp] = f"its claim goes on at {lot.next_offset}"

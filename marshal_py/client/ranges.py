@@ -201,7 +201,7 @@ class Ranges:
         for tp, lot in self.lots.items():
             if (
                 tp not in bounds
-                or lot.claim.stage is not ClaimPhase.OPEN
+                or lot.claim.phase is not ClaimPhase.OPEN
                 or lot.taken is not None
                 or tp in self.user_paused
             ):
@@ -324,7 +324,7 @@ class Ranges:
         """Whether a wish of a claim that may still deliver has no grant yet."""
         return any(
             lot.wish is not None
-            and lot.claim.stage is ClaimPhase.OPEN
+            and lot.claim.phase is ClaimPhase.OPEN
             and isinstance(lot.claim.tracker, AtMostOnce)
             and not lot.claim.tracker.grants
             for lot in self.lots.values()

@@ -451,7 +451,7 @@ class Station:
 
     def draining(self, claim: Claim) -> tuple[str, float]:
         """Why the claim is to go, and for how many seconds it waits for its handlers; "" and -1 while it is not."""
-        if claim.stage is ClaimPhase.OPEN:
+        if claim.phase is ClaimPhase.OPEN:
             return "", -1.0
         until_ms = claim.drain_until_ms
         now_ms = self.loop.clock.now().mono_ms

@@ -34,7 +34,7 @@ class Claim:
         "released_position",
         "sealed",
         "sealed_ms",
-        "stage",
+        "phase",
         "successor",
         "told",
         "topic_id",
@@ -50,7 +50,7 @@ class Claim:
         self.epoch = epoch
         self.generation = generation
         self.tracker = tracker
-        self.stage = ClaimPhase.OPEN
+        self.phase = ClaimPhase.OPEN
         self.sealed = False  # RELEASING or GONE: acks come too late
         self.reason = ""
         self.successor = NONE
@@ -65,10 +65,10 @@ class Claim:
 
     def stop(self, reason: str, drain_until_ms: int | None, successor: int = NONE) -> None:
         """Ends delivery; what handlers hold may finish until the deadline. The earliest deadline counts."""
-        if self.stage is ClaimPhase.OPEN:
-            self.stage = ClaimPhase.DRAINING
+        if self.phase is ClaimPhase.OPEN:
+            self.phase = ClaimPhase.DRAINING
             self.reason, self.successor, self.drain_until_ms = reason, successor, drain_until_ms
-        elif self.stage is ClaimPhase.DRAINING and drain_until_ms is not None:
+        elif self.phase is ClaimPhase.DRAINING and drain_until_ms is not None:
             if self.drain_until_ms is None or drain_until_ms < self.drain_until_ms:
                 self.drain_until_ms = drain_until_ms
                 self.reason, self.successor = reason, successor
@@ -78,14 +78,14 @@ class Claim:
         self.stop(reason, drain_until_ms)
         self.parking, self.reason, self.successor = parking, reason, NONE
 
-    def seal(self, stage: ClaimPhase) -> None:
+    def seal(self, phase: ClaimPhase) -> None:
         """RELEASING or GONE: from here on nothing is delivered and no ack counts (T16)."""
-        self.stage, self.sealed = stage, True
+        self.phase, self.sealed = phase, True
 
     def reopen(self) -> None:
         """The reason to let go went away before the Release was sent."""
-        if self.stage is ClaimPhase.DRAINING:
-            self.stage, self.reason, self.successor, self.drain_until_ms = ClaimPhase.OPEN, "", NONE, None
+        if self.phase is ClaimPhase.DRAINING:
+            self.phase, self.reason, self.successor, self.drain_until_ms = ClaimPhase.OPEN, "", NONE, None
             self.told = False
 
     def drained(self, now_ms: int) -> bool:

@@ -120,7 +120,7 @@ class Member:
         0 if it is shut. A driver that hands over many messages asks anew before these ms are over on the boot clock.
         """
         claim = self.claims.get(epoch)
-        if claim is None or claim.stage is not ClaimPhase.OPEN or self.session == NONE or self.ended:
+        if claim is None or claim.phase is not ClaimPhase.OPEN or self.session == NONE or self.ended:
             return 0
         group = self.world.groups.get(self.name)
         if group is None or group.pause_duration_ms > 0:
@@ -408,7 +408,7 @@ class Member:
             return
         for claim in self.claims.values():
             waits = isinstance(claim.tracker, AtMostOnce) and now.mono_ms - claim.sealed_ms < self.options.interval_ms
-            if claim.stage is not ClaimPhase.RELEASING or waits:
+            if claim.phase is not ClaimPhase.RELEASING or waits:
                 return
         if self.leave_sent_ms is None or now.mono_ms - self.leave_sent_ms >= self.third_ms:
             self.leave_sent_ms = now.mono_ms

@@ -46,7 +46,7 @@ class Quiescence:
             return
         until_ms = member.liveness.deadline_ms(now)
         for claim in member.claims.values():
-            if claim.stage is not ClaimPhase.OPEN:
+            if claim.phase is not ClaimPhase.OPEN:
                 return
             since_ms = claim.handler_since_ms()
             since_ms = now.mono_ms if since_ms is None else since_ms - MARK_MS  # it is kept to this grain (D4)

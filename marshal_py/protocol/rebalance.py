@@ -254,10 +254,10 @@ class Rebalancer:
             to = seen.target.get(claim.tp, me)
             if to not in ready:
                 ready[to] = self._ready_of(group, to)
-            if claim.stage is ClaimPhase.OPEN and claim.epoch in ready[to]:
+            if claim.phase is ClaimPhase.OPEN and claim.epoch in ready[to]:
                 claim.stop("hand-over", until_ms, to)
             elif (
-                claim.stage is ClaimPhase.DRAINING and claim.reason == "hand-over" and claim.successor not in seen.place
+                claim.phase is ClaimPhase.DRAINING and claim.reason == "hand-over" and claim.successor not in seen.place
             ):
                 claim.reopen()
 
@@ -316,7 +316,7 @@ class Rebalancer:
     def _range_of(self, group: Group, claim: Claim) -> MessageRange | None:
         """What is to be asked for in one claim; None nearly always, for all of its offer is granted."""
         offer, tracker = claim.offer, claim.tracker
-        if offer is None or claim.stage is not ClaimPhase.OPEN or not isinstance(tracker, AtMostOnce):
+        if offer is None or claim.phase is not ClaimPhase.OPEN or not isinstance(tracker, AtMostOnce):
             return None
         from_ = group.partitions[claim.tp].position
         start = max(offer[0], from_)

@@ -74,7 +74,7 @@ class RecordHandler:
                 self._read_claim(record, verdict, now)
             case ReleasingPartition() if record.session == member.session:
                 claim = member.claims.get(record.epoch)
-                if claim is not None and claim.stage is not ClaimPhase.RELEASING:
+                if claim is not None and claim.phase is not ClaimPhase.RELEASING:
                     self._cloned(verdict.offset)
                 elif claim is not None and not verdict.accepted:
                     claim.release_sent_ms = None  # a grant was read meanwhile: again, with the position of now (T16)
@@ -225,7 +225,7 @@ class RecordHandler:
             return
         session_gone = member.session != NONE and member.session not in group.sessions
         for claim in self._gone(group, verdict):
-            reason = claim.reason if claim.stage is ClaimPhase.RELEASING else "session ended"
+            reason = claim.reason if claim.phase is ClaimPhase.RELEASING else "session ended"
             released = isinstance(verdict.record, ReleasingPartition) and verdict.record.epoch == claim.epoch
             member.lose(claim, reason, "released" if released else "lost", verdict.offset)
         for ghost in [g for g in member.orphaned_sessions if g not in group.sessions]:

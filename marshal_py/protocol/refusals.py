@@ -45,7 +45,7 @@ class Refusals:
         member, group = self.member, self.member.group
         member.rebalancer.back_off(tp, now.mono_ms + LEFT_INTERVALS * member.options.interval_ms)
         for claim in member.claims.values():
-            if claim.tp != tp or claim.stage is not ClaimPhase.OPEN or group is None:
+            if claim.tp != tp or claim.phase is not ClaimPhase.OPEN or group is None:
                 continue
             position = claim.position()
             if self._all_tried(group, tp, position):
@@ -54,7 +54,7 @@ class Refusals:
                 claim.stop(UNREADABLE, now.mono_ms + member.options.interval_ms)
                 member.note(UNREADABLE, tp, position, text=said, epoch=claim.epoch)
         member.request_tick()
-        return not any(claim.stage is ClaimPhase.OPEN for claim in member.claims.values())
+        return not any(claim.phase is ClaimPhase.OPEN for claim in member.claims.values())
 
     def _all_tried(self, group: Group, tp: TopicPartition, position: int) -> bool:
         """Whether every live member with this topic, this one included, gave it up at this position before.

@@ -53,7 +53,7 @@ class Releases:
 
     def _stop_stuck(self, claim: Claim, now: Instant) -> None:
         """D4: the heartbeat of a live process must not keep a hung handler's partition."""
-        if claim.stage in (ClaimPhase.OPEN, ClaimPhase.DRAINING):
+        if claim.phase in (ClaimPhase.OPEN, ClaimPhase.DRAINING):
             claim.stop("handler stuck", now.mono_ms)
             self.member.rebalancer.back_off(claim.tp, now.mono_ms + self.member.options.handler_timeout_ms)
             oldest = None if isinstance(claim.tracker, AtMostOnce) else claim.tracker.oldest()
@@ -64,19 +64,19 @@ class Releases:
         last = len(member.out.send) + SENT_AT_ONCE
         heirs: Target | None = None
         for claim in member.claims.values():
-            if claim.stage is ClaimPhase.OPEN:
+            if claim.phase is ClaimPhase.OPEN:
                 continue
             if len(member.out.send) >= last:
                 self._more = True
                 break
-            if claim.stage is ClaimPhase.DRAINING and claim.drained(now.mono_ms):
+            if claim.phase is ClaimPhase.DRAINING and claim.drained(now.mono_ms):
                 claim.seal(ClaimPhase.RELEASING)
                 claim.sealed_ms = now.mono_ms
                 claim.released_position = claim.position()
                 if claim.successor == NONE and member.leaving:
                     heirs = member.rebalancer.candidacy.heirs(group) if heirs is None else heirs
                     claim.successor = heirs.get(claim.tp, NONE)
-            if claim.stage is ClaimPhase.RELEASING and (
+            if claim.phase is ClaimPhase.RELEASING and (
                 claim.release_sent_ms is None or now.mono_ms - claim.release_sent_ms >= member.third_ms
             ):
                 claim.release_sent_ms = now.mono_ms
@@ -85,7 +85,7 @@ class Releases:
     def tell(self) -> None:
         """What is to go, once: the user's handlers may end early, and ack what they have done."""
         for claim in self.member.claims.values():
-            if claim.stage is not ClaimPhase.OPEN and not claim.told:
+            if claim.phase is not ClaimPhase.OPEN and not claim.told:
                 claim.told = True
                 self.member.out.revoking.append(claim)
                 self.member.advise("revoking", claim.tp, epoch=claim.epoch, text=claim.reason)
@@ -96,7 +96,7 @@ class Releases:
             return now.mono_ms + 1
         nearest: int | None = None
         for claim in self.member.claims.values():
-            if claim.stage is ClaimPhase.DRAINING:
+            if claim.phase is ClaimPhase.DRAINING:
                 # drained already: it became so after this round's releases
                 at_ms = now.mono_ms + 1 if claim.drained(now.mono_ms) else claim.drain_until_ms
                 if at_ms is not None:

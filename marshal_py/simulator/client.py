@@ -185,7 +185,7 @@ class Client(Process):
             stage.client_ended(self, member.error)
             return
         for claim in ready.claimed:
-            if claim.stage is not ClaimPhase.GONE:
+            if claim.phase is not ClaimPhase.GONE:
                 self._open(claim)
         for tp, _position in ready.start_prefetch:
             stage.at(2 + stage.weather.read_ms(stage.rng), self, self._warmed, tp)
@@ -396,9 +396,9 @@ class Client(Process):
                 claim.tracker.returned()
         elif not member.ack_is_late(claim):
             flight.run.finish(flight.place)
-        if claim.stage is not ClaimPhase.GONE:
+        if claim.phase is not ClaimPhase.GONE:
             self._pump(feed)  # the gate alone decides
-        if claim.stage is ClaimPhase.DRAINING and not self.frozen:
+        if claim.phase is ClaimPhase.DRAINING and not self.frozen:
             self.act(None)
 
     # --- a cloned machine

@@ -88,7 +88,7 @@ def _x4() -> list[Patch]:
 
     def open_ms(self: Member, epoch: int, now: Instant) -> int:  # the lease alone must end delivery in a pause
         claim = self.claims.get(epoch)
-        return self.liveness.lease.left_ms(now) + 1 if claim is not None and claim.stage is ClaimPhase.OPEN else 0
+        return self.liveness.lease.left_ms(now) + 1 if claim is not None and claim.phase is ClaimPhase.OPEN else 0
 
     def stop_unless_paused(self: Claim, reason: str, drain_until_ms: int | None, successor: int = NONE) -> None:
         if reason != "paused":
@@ -280,7 +280,7 @@ def _w2() -> list[Patch]:
 
 def _d8() -> list[Patch]:
     def open_ms(self: Member, epoch: int, now: Instant) -> int:
-        return int(epoch in self.claims and self.claims[epoch].stage is ClaimPhase.OPEN and not self.paused)
+        return int(epoch in self.claims and self.claims[epoch].phase is ClaimPhase.OPEN and not self.paused)
 
     return [(Member, "open_ms", open_ms)]
 

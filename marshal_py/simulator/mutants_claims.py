@@ -66,7 +66,7 @@ def r3() -> list[Patch]:
             claim = self.member.claims.get(record.epoch)
             if claim is not None and isinstance(claim.tracker, AtMostOnce):
                 first.setdefault(id(claim), (claim, claim.released_position))
-                claim.stage, claim.sealed = ClaimPhase.OPEN, False
+                claim.phase, claim.sealed = ClaimPhase.OPEN, False
 
     def fixed(record: ReleasingPartition, partition: Partition, claim: Claim) -> ReleasingPartition:
         kept = first.get(id(claim))

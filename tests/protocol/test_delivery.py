@@ -410,7 +410,7 @@ def test_a_claim_drains_until_its_handlers_are_done_or_its_time_is_over(mode: ty
     tracker = mode(0)
     claim = Claim(TopicPartition("t", 0), 5, 0, tracker)
     claim.stop("hand-over", None, 9)
-    assert claim.stage is ClaimPhase.DRAINING
+    assert claim.phase is ClaimPhase.DRAINING
     assert claim.drained(0)
     if isinstance(tracker, AtLeastOnce):
         run = tracker.add([0])
@@ -434,8 +434,8 @@ def test_a_claim_drains_until_its_handlers_are_done_or_its_time_is_over(mode: ty
         tracker.returned()
     assert claim.drained(499)
     claim.reopen()
-    assert claim.stage is ClaimPhase.OPEN
-    claim.stage = ClaimPhase.RELEASING
+    assert claim.phase is ClaimPhase.OPEN
+    claim.phase = ClaimPhase.RELEASING
     claim.reopen()
     claim.stop("paused", 1)
-    assert claim.stage is ClaimPhase.RELEASING
+    assert claim.phase is ClaimPhase.RELEASING

@@ -52,7 +52,7 @@ def test_a_hand_over_redelivers_nothing() -> None:
     assert b.prefetched[0] == (tp(1), 0), "it fetches ahead from the position that the log has"
     assert not b.sends(ClaimingPartition), "and claims nothing that is owned"
     stage.run(I)
-    assert moving.stage is ClaimPhase.DRAINING
+    assert moving.phase is ClaimPhase.DRAINING
     assert stage.owners() == {0: "a", 1: "a"}, "its handler is still at work, and has time"
     assert not a.may(moving), "what was not handed over stays for the heir"
     run.finish_range(2, 4)
@@ -127,10 +127,10 @@ def test_a_successor_that_fell_silent_gets_nothing() -> None:
     moving = a.claim(1)
     run = a.deliver(moving, 0)
     b = stage.add("b")
-    stage.run_until(lambda: moving.stage is ClaimPhase.DRAINING)
+    stage.run_until(lambda: moving.phase is ClaimPhase.DRAINING)
     stage.kill(b)
     stage.run(2 * I + THIRD_MS)
-    assert moving.stage is ClaimPhase.OPEN
+    assert moving.phase is ClaimPhase.OPEN
     assert a.may(moving)
     run.finish(0)
     stage.run(I)
@@ -268,7 +268,7 @@ def test_a_stuck_handler_loses_its_partition() -> None:
         else:
             b.deliver(other, 0)
     assert a.may(claim), "before its time nothing happens"
-    stage.run_until(lambda: claim.stage is not ClaimPhase.OPEN)
+    stage.run_until(lambda: claim.phase is not ClaimPhase.OPEN)
     assert TIMEOUT_MS <= stage.now_ms - begun <= TIMEOUT_MS + STEP + 1_000
     (note,) = [r for _, r in a.sends(Note) if r.kind == "handler_stuck"]
     assert (note.topic, note.partition, note.from_) == (TOPIC, 0, 1)
@@ -555,7 +555,7 @@ def test_the_gate() -> None:
     a.alive = False  # its driver does not tick: the gate needs no tick
     stage.now_ms += READ_MS
     assert a.read()
-    assert claim.stage is ClaimPhase.OPEN
+    assert claim.phase is ClaimPhase.OPEN
     assert not a.may(claim), "paused"
 
 
@@ -571,7 +571,7 @@ def test_the_gate_without_a_session() -> None:
     stage.now_ms += 1
     assert a.read()
     assert not a.may(claim)
-    assert claim.stage is ClaimPhase.GONE
+    assert claim.phase is ClaimPhase.GONE
 
 
 @pytest.mark.parametrize("what", ["deleted", "mode", "opaque"])

@@ -105,7 +105,7 @@ def test_a_grant_that_is_read_after_the_seal() -> None:
     a.member.leave(a.now, "bye", 0)
     a.due_ms = stage.now_ms
     stage.run(1)
-    assert claim.stage is ClaimPhase.RELEASING, "its request is in flight"
+    assert claim.phase is ClaimPhase.RELEASING, "its request is in flight"
     stage.run(2 * TRIP + 2)
     assert releases(stage) == [("observed", 0, 0), ("accepted", 10, 0)]
     (first_ms, _), (second_ms, _) = a.sends(ReleasingPartition)
@@ -216,7 +216,7 @@ def test_the_owner_drains_before_it_hands_over() -> None:
     b = stage.add("b")
     stage.run(2 * I)
     assert set(stage.owners().values()) == {"a"}
-    (moving,) = [claim for claim in a.member.claims.values() if claim.stage is ClaimPhase.DRAINING]
+    (moving,) = [claim for claim in a.member.claims.values() if claim.phase is ClaimPhase.DRAINING]
     assert a.take(moving) is None
     tracker(moving).returned()
     a.due_ms = stage.now_ms

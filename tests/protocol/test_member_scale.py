@@ -105,5 +105,5 @@ def test_reading_what_is_not_its_own_walks_through_no_claims() -> None:
     stage.now_ms += READ_MS
     assert a.read()
     assert walked == 0
-    assert own.stage is ClaimPhase.GONE
+    assert own.phase is ClaimPhase.GONE
     assert len(a.member.claims) == 5

@@ -382,7 +382,7 @@ def test_a_pause_is_drained_within_one_interval() -> None:
     assert not any(c.may(claim) for c in (a, b) for claim in c.member.claims.values())
     stage.run(TRIP)
     assert set(stage.owners()) == {first.tp.partition}, "what no handler holds is released at once"
-    assert second.stage is ClaimPhase.GONE
+    assert second.phase is ClaimPhase.GONE
     stage.run_until(lambda: not stage.owners())
     assert I <= stage.now_ms - begun <= I + 2 * TRIP
     assert stage.partition(first.tp.partition).position == 1, "at the lowest unfinished offset"

@@ -32,7 +32,7 @@ def owner(stage: Stage, clients: list[Client]) -> Client:
             client
             for client in clients
             for claim in client.member.claims.values()
-            if claim.tp == tp(0) and claim.stage is ClaimPhase.OPEN
+            if claim.tp == tp(0) and claim.phase is ClaimPhase.OPEN
         ]
 
     stage.run_until(found)

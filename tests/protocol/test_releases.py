@@ -103,7 +103,7 @@ def handing_over(mode: int = AT_LEAST_ONCE) -> tuple[Stage, Client, Client, Clai
         granted(stage, a, claim, (0, 10))
         assert a.take(claim) == 0
     b = stage.add("b")
-    stage.run_until(lambda: claim.stage is ClaimPhase.DRAINING)
+    stage.run_until(lambda: claim.phase is ClaimPhase.DRAINING)
     return stage, a, b, claim
 
 
@@ -135,7 +135,7 @@ def test_a_busy_owner_hands_over_at_most_once() -> None:
     stage.run(BOUND + 3 * TRIP)
     assert stage.owners() == {0: "a", 1: "b"}
     assert b.claim(1).position() == 1
-    assert claim.stage is ClaimPhase.GONE
+    assert claim.phase is ClaimPhase.GONE
 
 
 @pytest.mark.parametrize("why", ["hand-over", "paused", "stopped", "handler stuck"])
@@ -169,8 +169,8 @@ def test_a_hand_over_that_is_called_off_may_be_told_again() -> None:
     stage.kill(b)
     stage.run(BOUND - I)
     assert len(a.told("revoking")) == 1
-    stage.run_until(lambda: claim.stage is not ClaimPhase.DRAINING)
-    if claim.stage is ClaimPhase.OPEN:
+    stage.run_until(lambda: claim.phase is not ClaimPhase.DRAINING)
+    if claim.phase is ClaimPhase.OPEN:
         assert a.may(claim)
         a.member.leave(a.now, "bye", 0)
         a.due_ms = stage.now_ms

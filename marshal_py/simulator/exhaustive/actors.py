@@ -207,7 +207,7 @@ class Consumer(Actor):
             self.said = "" if ready.error is None else type(ready.error).__name__
             return False
         for claim in ready.claimed:
-            if claim.stage is not ClaimPhase.GONE:
+            if claim.phase is not ClaimPhase.GONE:
                 self.feeds[claim.epoch] = Feed(claim, self.messages)
         for tp, _ in ready.start_prefetch:
             member.rebalancer.prefetched(tp)
@@ -280,7 +280,7 @@ class Consumer(Actor):
             feed.run.finish(feed.run.offsets.index(offset))
             if offset == feed.low:
                 feed.low += 1
-        if feed.claim.stage is ClaimPhase.DRAINING:
+        if feed.claim.phase is ClaimPhase.DRAINING:
             self.tick(now_ms, effects)
 
     def leave(self, now_ms: int, effects: Effects) -> None:
