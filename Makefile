@@ -17,7 +17,7 @@ CORE_STAMP := $(VENV)/.stamp-core
 TEST_STAMP := $(VENV)/.stamp-test
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo pipeline test lint versions bench prove clean
+.PHONY: help demo pipeline test lint versions bench soak clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -49,9 +49,9 @@ bench: $(TEST_STAMP)
 	$(BIN)/python -m bench $(ARGS)
 
 # Long runs that go on where they stopped: seeds, hostile records, properties with many examples; totals in proof.json.
-# Without a limit it runs until Ctrl-C: make prove ARGS="--seconds 3600"; ARGS=--help lists the rest.
-prove: $(TEST_STAMP)
-	$(BIN)/python -m tests.support.prove $(ARGS)
+# Without a limit it runs until Ctrl-C: make soak ARGS="--seconds 3600"; ARGS=--help lists the rest.
+soak: $(TEST_STAMP)
+	$(BIN)/python -m tests.support.soak $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -24,7 +24,7 @@ from typing import Any
 import confluent_kafka
 
 import marshal_py
-from bench.stand import Result, Stand, open_stand, show
+from bench.environment import BenchEnvironment, Result, open_stand, show
 from tests.support.jars import KafkaUnavailable
 
 # The quick ones first: whoever waits sees tables early.
@@ -67,13 +67,13 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-def versions(stand: Stand) -> dict[str, str]:
+def versions(environment: BenchEnvironment) -> dict[str, str]:
     found = {
         "marshal_py": marshal_py.__version__,
         "Python": platform.python_version(),
         "confluent-kafka": confluent_kafka.__version__,
         "librdkafka": str(confluent_kafka.libversion()[0]),
-        "Kafka": stand.description,
+        "Kafka": environment.description,
     }
     for package in ("aiokafka", "msgspec", "pyarrow", "pyspark"):
         try:
@@ -83,15 +83,15 @@ def versions(stand: Stand) -> dict[str, str]:
     return found
 
 
-def measure(stand: Stand, names: list[str], tiny: bool) -> tuple[list[dict[str, Any]], list[str]]:
+def measure(environment: BenchEnvironment, names: list[str], tiny: bool) -> tuple[list[dict[str, Any]], list[str]]:
     """Runs and shows the benchmarks; the results as JSON, and the names of those that failed."""
     results, failed = [], []
     for name in names:
         module = importlib.import_module(f"bench.{name}")
         began = time.monotonic()
-        stand.say(name)
+        environment.say(name)
         try:
-            result: Result = module.run(stand, tiny)
+            result: Result = module.run(environment, tiny)
         except Exception:
             traceback.print_exc()
             failed.append(name)
@@ -99,7 +99,7 @@ def measure(stand: Stand, names: list[str], tiny: bool) -> tuple[list[dict[str, 
         took_s = round(time.monotonic() - began, 1)
         show(result, (inspect.getdoc(module) or "").partition("\n")[0])
         results.append({**result.as_json(), "took_s": took_s})
-        stand.say(f"{name} took {took_s:g} s")
+        environment.say(f"{name} took {took_s:g} s")
     return results, failed
 
 
@@ -113,15 +113,15 @@ def main() -> None:
     if unknown := set(arguments.names) - set(NAMES):
         parser.error(f"no benchmark named {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     try:
-        with open_stand(arguments.bootstrap_servers) as stand:
-            about = {"machine": machine(), "versions": versions(stand), "tiny": arguments.tiny}
+        with open_stand(arguments.bootstrap_servers) as environment:
+            about = {"machine": machine(), "versions": versions(environment), "tiny": arguments.tiny}
             for part in ("machine", "versions"):
                 print(", ".join(f"{key} {value}" for key, value in about[part].items()))
             if arguments.tiny:
                 print("--tiny: a trial of the benchmarks themselves; the figures mean nothing.")
             print()
             names = [name for name in NAMES if name in arguments.names or not arguments.names]
-            results, failed = measure(stand, names, arguments.tiny)
+            results, failed = measure(environment, names, arguments.tiny)
     except KafkaUnavailable as error:
         sys.exit(f"no Kafka: {error}")
     arguments.json.write_text(json.dumps({**about, "results": results, "failed": failed}, indent=1) + "\n")

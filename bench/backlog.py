@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from bench.stand import Result, Stand, spread
+from bench.environment import BenchEnvironment, Result, spread
 from tests.support.kafka import wait_until
 
 PARTITIONS: Final = 12
@@ -174,23 +174,23 @@ def _shared(members: list[Process]) -> bool:
     return [len(its) for its in _last_claims(members).values()] == [PARTITIONS // MEMBERS] * MEMBERS
 
 
-def run(stand: Stand, tiny: bool) -> Result:
-    topic = stand.topic(PARTITIONS)
-    stand.fill(topic, PARTITIONS, MESSAGES_TINY if tiny else MESSAGES, SIZE_BYTES)
-    coordination = stand.coordination()
+def run(environment: BenchEnvironment, tiny: bool) -> Result:
+    topic = environment.topic(PARTITIONS)
+    environment.fill(topic, PARTITIONS, MESSAGES_TINY if tiny else MESSAGES, SIZE_BYTES)
+    coordination = environment.coordination()
     rows: list[list[Any]] = []
     raw: dict[str, Any] = {}
     settled_s = SETTLED_TINY_S if tiny else SETTLED_S
     for way in WAYS[:1] if tiny else WAYS:
-        order = {"bootstrap": stand.bootstrap, "topic": topic, "coordination": coordination, "way": way}
-        stand.say(f"{way}: one consumer")
-        alone = start({**order, "group": stand.group("backlog")}, WATCHED_S)
-        stand.say(f"{way}: a kill")
-        after_claim, after_kill, never = kill({**order, "group": stand.group("backlog")}, settled_s)
+        order = {"bootstrap": environment.bootstrap, "topic": topic, "coordination": coordination, "way": way}
+        environment.say(f"{way}: one consumer")
+        alone = start({**order, "group": environment.group("backlog")}, WATCHED_S)
+        environment.say(f"{way}: a kill")
+        after_claim, after_kill, never = kill({**order, "group": environment.group("backlog")}, settled_s)
         raw[way] = {"alone": alone, "after_claim": after_claim, "after_kill": after_kill}
         served = f"{len(alone)} of {PARTITIONS}"
         rows.append([way, served, spread(alone), spread(after_claim), spread(after_kill), never])
-    stand.drop(topic, coordination)
+    environment.drop(topic, coordination)
     columns = [
         "way",
         f"served in {WATCHED_S:g} s",

@@ -18,8 +18,8 @@ from typing import Any
 from confluent_kafka import Consumer, TopicPartition
 
 import marshal_py
-from bench.contestant import KAFKA_KINDS, KINDS, METADATA_TIMEOUT_S, kafka_settings
-from bench.stand import Result, Stand, Work, ratio, spread
+from bench.environment import BenchEnvironment, Result, Work, ratio, spread
+from bench.group_member import KAFKA_KINDS, KINDS, METADATA_TIMEOUT_S, kafka_settings
 
 SIZES = (256, 1_000)
 TINY_SIZES = (32,)
@@ -29,20 +29,20 @@ POLL_S = 0.01
 GOAL = "Goal for marshal: 256 free partitions in < 1 s."
 
 
-def run(stand: Stand, tiny: bool) -> Result:
+def run(environment: BenchEnvironment, tiny: bool) -> Result:
     rows: list[list[Any]] = []
     raw: dict[str, list[float]] = {}
     for partitions in TINY_SIZES if tiny else SIZES:
-        stand.say(f"claims of {partitions} partitions")
-        topic, coordination = stand.topic(partitions), stand.coordination()
+        environment.say(f"claims of {partitions} partitions")
+        topic, coordination = environment.topic(partitions), environment.coordination()
         taken: dict[str, list[float]] = {kind: [] for kind in KINDS}
         work = {kind: Work() for kind in KINDS}
         for turn in range(1 if tiny else max(REPEATS.values())):
             for kind in KINDS:
                 if turn < REPEATS[kind]:
-                    found = _claim(stand, kind, topic, coordination, partitions, work[kind])
+                    found = _claim(environment, kind, topic, coordination, partitions, work[kind])
                     taken[kind].append(found)
-        stand.drop(topic, coordination)
+        environment.drop(topic, coordination)
         for kind in KINDS:
             rows.append(
                 [
@@ -60,12 +60,16 @@ def run(stand: Stand, tiny: bool) -> Result:
     )
 
 
-def _claim(stand: Stand, kind: str, topic: str, coordination: str, partitions: int, work: Work) -> float:
+def _claim(
+    environment: BenchEnvironment, kind: str, topic: str, coordination: str, partitions: int, work: Work
+) -> float:
     measure = _kafka if kind in KAFKA_KINDS else _marshal
-    return measure(stand, kind, topic, coordination, partitions, work)
+    return measure(environment, kind, topic, coordination, partitions, work)
 
 
-def _marshal(stand: Stand, kind: str, topic: str, coordination: str, partitions: int, work: Work) -> float:
+def _marshal(
+    environment: BenchEnvironment, kind: str, topic: str, coordination: str, partitions: int, work: Work
+) -> float:
     told: list[tuple[float, int]] = []
     whole = threading.Event()
 
@@ -74,9 +78,9 @@ def _marshal(stand: Stand, kind: str, topic: str, coordination: str, partitions:
         if len(told) == partitions:
             whole.set()
 
-    with marshal_py.connect(stand.bootstrap, coordination_topic=coordination) as marshal:
+    with marshal_py.connect(environment.bootstrap, coordination_topic=coordination) as marshal:
         began = time.monotonic()
-        with marshal.consumer(stand.group(kind), [topic], on_claim=on_claim) as consumer:
+        with marshal.consumer(environment.group(kind), [topic], on_claim=on_claim) as consumer:
             if not whole.wait(TIMEOUT_S):
                 raise TimeoutError(f"{len(told)} of {partitions} claimed within {TIMEOUT_S:g} s")
             assert len(consumer.claims()) == partitions
@@ -85,13 +89,15 @@ def _marshal(stand: Stand, kind: str, topic: str, coordination: str, partitions:
     return told[-1][0] - began
 
 
-def _kafka(stand: Stand, kind: str, topic: str, coordination: str, partitions: int, work: Work) -> float:
+def _kafka(
+    environment: BenchEnvironment, kind: str, topic: str, coordination: str, partitions: int, work: Work
+) -> float:
     told: list[int] = []
 
     def on_assign(_: Consumer, assigned: list[TopicPartition]) -> None:
         told.extend(found.partition for found in assigned)
 
-    consumer = Consumer(kafka_settings(kind, stand.bootstrap, stand.group(kind)))
+    consumer = Consumer(kafka_settings(kind, environment.bootstrap, environment.group(kind)))
     try:
         consumer.list_topics(topic, timeout=METADATA_TIMEOUT_S)
         began = time.monotonic()

@@ -11,7 +11,7 @@ import time
 from random import Random
 from typing import Any, Final
 
-from bench.stand import Result, Stand, spread
+from bench.environment import BenchEnvironment, Result, spread
 from marshal_py.protocol import codec, rationalizer
 from marshal_py.protocol.records import (
     Checkpoint,
@@ -75,7 +75,7 @@ def decode(values: list[bytes]) -> float:
     return time.process_time() - began
 
 
-def run(stand: Stand, tiny: bool) -> Result:
+def run(environment: BenchEnvironment, tiny: bool) -> Result:
     rows: list[list[Any]] = []
     for claims, goal in ((1, 300), (4, 200)):
         values = history(RECORDS_TINY if tiny else RECORDS, claims)

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from bench.environment import BenchEnvironment, Result, percentile, ratio, spread
 from bench.moves import measured
-from bench.stand import Result, Stand, percentile, ratio, spread
 
 
-def run(stand: Stand, tiny: bool) -> Result:
-    found = measured(stand, tiny)
+def run(environment: BenchEnvironment, tiny: bool) -> Result:
+    found = measured(environment, tiny)
     ours = found["marshal"]
     rows = [
         [

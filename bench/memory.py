@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.stand import Result, Stand, Work
+from bench.environment import BenchEnvironment, Result, Work
 from marshal_py.protocol import codec, rationalizer
 from marshal_py.protocol.delivery import AtLeastOnce, OffsetRun
 from marshal_py.protocol.identity import Instant, TopicPartition
@@ -58,16 +58,16 @@ SAMPLES = 4  # of resident memory: at each quarter of a run
 HALF = 1  # index of the sample in the middle
 
 
-def run(stand: Stand, tiny: bool) -> Result:
-    stand.say("memory of a tracker")
+def run(environment: BenchEnvironment, tiny: bool) -> Result:
+    environment.say("memory of a tracker")
     rows: list[list[Any]] = [["tracker", *case] for case in _tracker(TINY_TRACKED if tiny else TRACKED)]
     acked, unacked = (TINY_ACKED, TINY_UNACKED) if tiny else (ACKED, UNACKED)
-    stand.say(f"memory of a consumer: {acked:,} messages acked, {unacked:,} not")
-    topic, coordination = stand.topic(PARTITIONS), stand.coordination()
+    environment.say(f"memory of a consumer: {acked:,} messages acked, {unacked:,} not")
+    topic, coordination = environment.topic(PARTITIONS), environment.coordination()
     # As many again behind them, so that librdkafka's own queue is equally full at every look.
-    stand.fill(topic, PARTITIONS, 2 * (acked + unacked), SIZE_BYTES)
-    found = _child("consume", stand.bootstrap, topic, coordination, str(acked), str(unacked))
-    stand.drop(topic, coordination)
+    environment.fill(topic, PARTITIONS, 2 * (acked + unacked), SIZE_BYTES)
+    found = _child("consume", environment.bootstrap, topic, coordination, str(acked), str(unacked))
+    environment.drop(topic, coordination)
     rows.append(
         [
             "consumer",
@@ -89,7 +89,7 @@ def run(stand: Stand, tiny: bool) -> Result:
         ]
     )
     hours = TINY_HOURS if tiny else HOURS
-    stand.say(f"memory over {hours:g} simulated hours")
+    environment.say(f"memory over {hours:g} simulated hours")
     lived = _child("live", str(hours))
     rows.append(
         [

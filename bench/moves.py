@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from bench.contestant import KINDS
-from bench.crew import Crew, Player, Span
-from bench.stand import Stand
+from bench.environment import BenchEnvironment
+from bench.group_load import LoadGroup, MemberProcess, Span
+from bench.group_member import KINDS
 
 CYCLES = {"marshal": 10, "eager": 4, "cooperative": 4, "consumer": 4}  # enough for a median; Kafka's take longer
 TINY_KINDS = ("marshal", "eager")
@@ -39,20 +39,22 @@ class Moves:
     tally: dict[str, Any] = field(default_factory=dict)
 
 
-def measured(stand: Stand, tiny: bool) -> dict[str, Moves]:
+def measured(environment: BenchEnvironment, tiny: bool) -> dict[str, Moves]:
     """The samples of every contestant; measured once per stand."""
     key = f"moves, {tiny=}"
-    if key not in stand.shared:
+    if key not in environment.shared:
         kinds = TINY_KINDS if tiny else KINDS
-        stand.shared[key] = {kind: _measure(stand, kind, 1 if tiny else CYCLES[kind], tiny) for kind in kinds}
-    found: dict[str, Moves] = stand.shared[key]
+        environment.shared[key] = {
+            kind: _measure(environment, kind, 1 if tiny else CYCLES[kind], tiny) for kind in kinds
+        }
+    found: dict[str, Moves] = environment.shared[key]
     return found
 
 
-def _measure(stand: Stand, kind: str, cycles: int, tiny: bool) -> Moves:
+def _measure(environment: BenchEnvironment, kind: str, cycles: int, tiny: bool) -> Moves:
     moves, rng = Moves(), random.Random(kind)
-    stand.say(f"join and leave: {kind}, {cycles} times")
-    with Crew(stand, kind, hold_s=TINY_HOLD_S if tiny else None) as crew:
+    environment.say(f"join and leave: {kind}, {cycles} times")
+    with LoadGroup(environment, kind, hold_s=TINY_HOLD_S if tiny else None) as crew:
         crew.feed()
         for _ in range(2):
             crew.start()
@@ -65,7 +67,7 @@ def _measure(stand: Stand, kind: str, cycles: int, tiny: bool) -> Moves:
     return moves
 
 
-def _join(crew: Crew, joiner: Player, before: Span, moves: Moves) -> None:
+def _join(crew: LoadGroup, joiner: MemberProcess, before: Span, moves: Moves) -> None:
     called = joiner.said["called"]
     owned = crew.owners(before)
     whole = Span(before.begin, crew.steady().end)
@@ -84,7 +86,7 @@ def _join(crew: Crew, joiner: Player, before: Span, moves: Moves) -> None:
             moves.join_moved_ms.append(crew.hand_over_ms(partition, whole) - normal)
 
 
-def _leave(crew: Crew, leaver: Player, before: Span, moves: Moves) -> None:
+def _leave(crew: LoadGroup, leaver: MemberProcess, before: Span, moves: Moves) -> None:
     owned = crew.owners(before)
     crew.stop(leaver)
     stopping = leaver.said["stopping"]
@@ -100,7 +102,7 @@ def _leave(crew: Crew, leaver: Player, before: Span, moves: Moves) -> None:
             moves.leave_others_ms.append(crew.longest_ms(partition, window) - normal)
 
 
-def _settled(crew: Crew, whole: Span, event: int) -> int:
+def _settled(crew: LoadGroup, whole: Span, event: int) -> int:
     """When the last change of owners was over: beyond it a gap is noise and not the event's."""
     last = event
     for partition in range(crew.partitions):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from bench.stand import Result, Stand
+from bench.environment import BenchEnvironment, Result
 from marshal_py.simulator import races
 
 SEEDS: Final = 400
@@ -16,7 +16,7 @@ SEEDS_TINY: Final = 3
 GOALS: Final = {"faulty": "50,000 events/s", "calm": "20,000 hours per hour"}
 
 
-def run(stand: Stand, tiny: bool) -> Result:
+def run(environment: BenchEnvironment, tiny: bool) -> Result:
     found = races.measure(range(SEEDS_TINY if tiny else SEEDS), None, 1, lambda runs, seconds: None)
     rows: list[list[Any]] = []
     for name, pace in (("faulty", found.faulty), ("calm", found.calm)):

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet
 
+from bench.environment import BenchEnvironment, Result, ratio, spread
 from bench.fold import INCARNATION, history
-from bench.stand import Result, Stand, ratio, spread
 from marshal_py.protocol.records import Genesis
 from marshal_py.protocol.routing import HASH_NAME, route
 from marshal_py.spark import columns, local_session, replay, replay_stream
-from marshal_py.spark.beginnings import Beginning
+from marshal_py.spark.replay_starts import Beginning
 from marshal_py.spark.replays import folding
 from marshal_py.spark.streams import PROVIDER, ROCKSDB
 
@@ -112,9 +112,9 @@ def as_stream(spark: SparkSession, folder: Path, root: Genesis, out: Path) -> pa
     return spark.read.parquet(str(out / "rows")).toArrow()
 
 
-def run(stand: Stand, tiny: bool) -> Result:
+def run(environment: BenchEnvironment, tiny: bool) -> Result:
     logs, records, rounds = (LOGS_TINY, RECORDS_TINY, 1) if tiny else (LOGS, RECORDS, ROUNDS)
-    folder, out = stand.folder / "replay", stand.folder / "replayed"
+    folder, out = environment.folder / "replay", environment.folder / "replayed"
     folder.mkdir()
     written = write(folder, logs, records)
     root = Genesis(INCARNATION, logs, HASH_NAME, 2)

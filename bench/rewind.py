@@ -14,11 +14,11 @@ from __future__ import annotations
 import random
 import time
 
-from bench.crew import Crew, Span
-from bench.stand import Result, Stand, percentile, spread
-from marshal_py.admin.errand import Progress
+from bench.environment import BenchEnvironment, Result, percentile, spread
+from bench.group_load import LoadGroup, Span
 from marshal_py.admin.group import Group
-from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.admin.operation import Progress
+from marshal_py.transport.kafka import KafkaTransport
 
 MOVES = 30
 BACK = -50
@@ -28,16 +28,16 @@ AFTER_S = 1.0  # of watching: a gap that is still open then would be counted as 
 TIMEOUT_S = 60.0
 
 
-def run(stand: Stand, tiny: bool) -> Result:
+def run(environment: BenchEnvironment, tiny: bool) -> Result:
     rng = random.Random("rewind")
     paused_ms: list[float] = []
     call_ms: list[float] = []
     gap_ms: list[float] = []
-    with Crew(stand, "marshal", hold_s=TINY_HOLD_S if tiny else None) as crew:
+    with LoadGroup(environment, "marshal", hold_s=TINY_HOLD_S if tiny else None) as crew:
         crew.feed()
         for _ in range(3):
             crew.start()
-        group = Group(KafkaDoor(stand.bootstrap, TIMEOUT_S), crew.group, crew.coordination)
+        group = Group(KafkaTransport(environment.bootstrap, TIMEOUT_S), crew.group, crew.coordination)
         for _ in range(1 if tiny else MOVES):
             before = crew.steady(rng.random() * PHASE_S)
             said: dict[str, int] = {}

@@ -19,8 +19,8 @@ from itertools import pairwise
 from random import Random
 from typing import Any, Final
 
+from bench.environment import BenchEnvironment, Result, spread
 from bench.fold import GROUP, INCARNATION
-from bench.stand import Result, Stand, spread
 from marshal_py.protocol import codec, rationalizer
 from marshal_py.protocol.assignment import DEFAULT_POLICY, POLICIES, candidates
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
@@ -281,7 +281,7 @@ def _until(fleet: Fleet, done: Callable[[], bool]) -> None:
     raise TimeoutError("the members did not come to rest")
 
 
-def run(stand: Stand, tiny: bool) -> Result:
+def run(environment: BenchEnvironment, tiny: bool) -> Result:
     partitions, members = (PARTITIONS_TINY, MEMBERS_TINY) if tiny else (PARTITIONS, MEMBERS)
     rows: list[list[Any]] = []
     for part in (
@@ -291,7 +291,7 @@ def run(stand: Stand, tiny: bool) -> Result:
         lambda: _second(partitions),
     ):
         rows += part()
-        stand.say(rows[-1][0])
+        environment.say(rows[-1][0])
     columns = ["what", "ms", "highest, ms", "goal, ms", "of how many"]
     return Result(
         "scale",

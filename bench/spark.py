@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import marshal_py
+from bench.environment import BenchEnvironment, Result, ratio, spread
 from bench.replay import SETTINGS, spark_session
-from bench.stand import Result, Stand, ratio, spread
 from marshal_py.spark import claimed_batches, local_session
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def contest(job: Mapping[str, Any], spark: SparkSession, missing: str) -> dict[s
 # --- in the benchmark's process
 
 
-def run(stand: Stand, tiny: bool) -> Result:
+def run(environment: BenchEnvironment, tiny: bool) -> Result:
     rows, rounds = (ROWS_TINY, 0) if tiny else (ROWS, ROUNDS)
     topics = {
         "wide": (WIDE, rows),
@@ -177,16 +177,16 @@ def run(stand: Stand, tiny: bool) -> Result:
         "few": (WIDE, WIDE * FEW),
     }
     job: dict[str, Any] = {
-        "bootstrap": stand.bootstrap,
-        "group": stand.group("spark"),
-        "log": stand.coordination(),
-        "folder": str(stand.folder),
+        "bootstrap": environment.bootstrap,
+        "group": environment.group("spark"),
+        "log": environment.coordination(),
+        "folder": str(environment.folder),
         "rows": rows,
         "rounds": rounds,
     }
     for name, (partitions, count) in topics.items():
-        job[name] = stand.topic(partitions)
-        stand.fill(job[name], partitions, count)
+        job[name] = environment.topic(partitions)
+        environment.fill(job[name], partitions, count)
     if tiny:
         with spark_session() as spark:
             answer = contest(job, spark, "a tiny run downloads nothing")
@@ -194,7 +194,7 @@ def run(stand: Stand, tiny: bool) -> Result:
         command = [sys.executable, "-m", "bench.spark"]
         done = subprocess.run(command, input=json.dumps(job), stdout=subprocess.PIPE, text=True, check=True)
         answer = json.loads(done.stdout.splitlines()[-1])
-    stand.drop(*(job[name] for name in topics))
+    environment.drop(*(job[name] for name in topics))
     return Result(
         "spark",
         ["what", "contestant", "figure", "ratio to Spark's own", "rows"],

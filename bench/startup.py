@@ -17,8 +17,8 @@ from typing import Any, Final
 from confluent_kafka import Producer
 
 import marshal_py
+from bench.environment import QUIET, BenchEnvironment, Result, Work, ratio, spread
 from bench.fold import GROUP, INCARNATION, MEMBERS, history
-from bench.stand import QUIET, Result, Stand, Work, ratio, spread
 from marshal_py.protocol import codec
 from marshal_py.protocol.rationalizer import apply
 from marshal_py.protocol.records import Leave
@@ -35,25 +35,25 @@ TIMEOUT_S: Final = 120.0
 GOAL: Final = "Goal: with 10^6 records behind snapshots at most 1.2 times as long as with 10^3."
 
 
-def run(stand: Stand, tiny: bool) -> Result:
-    topic = stand.topic(1)
-    stand.fill(topic, 1, 1)
+def run(environment: BenchEnvironment, tiny: bool) -> Result:
+    topic = environment.topic(1)
+    environment.fill(topic, 1, 1)
     sizes = TINY_SIZES if tiny else SIZES
     logs: dict[str, str] = {}
     for size in sizes:
-        stand.say(f"a history of {size:,} records")
-        logs[f"{size:,}"] = _log(stand, size, snapshots=size > sizes[0])
+        environment.say(f"a history of {size:,} records")
+        logs[f"{size:,}"] = _log(environment, size, snapshots=size > sizes[0])
     if not tiny:
-        logs[f"{BARE:,}, no snapshot"] = _log(stand, BARE, snapshots=False)
+        logs[f"{BARE:,}, no snapshot"] = _log(environment, BARE, snapshots=False)
     took: dict[str, list[float]] = {name: [] for name in logs}
     spent: dict[str, list[float]] = {name: [] for name in logs}
     work = {name: Work() for name in logs}
     for _ in range(1 if tiny else REPEATS):
         for name, log in logs.items():
-            wall_s, cpu_s = _start(stand, log, topic, work[name])
+            wall_s, cpu_s = _start(environment, log, topic, work[name])
             took[name].append(wall_s)
             spent[name].append(cpu_s)
-    stand.drop(topic, *logs.values())
+    environment.drop(topic, *logs.values())
     short = took[f"{sizes[0]:,}"]
     rows: list[list[Any]] = [
         [name, spread(took[name]), ratio(took[name], short), spread(spent[name]), str(work[name])] for name in logs
@@ -62,15 +62,15 @@ def run(stand: Stand, tiny: bool) -> Result:
     return Result("startup", columns, rows, [GOAL], {name: took[name] for name in logs})
 
 
-def _log(stand: Stand, size: int, snapshots: bool) -> str:
+def _log(environment: BenchEnvironment, size: int, snapshots: bool) -> str:
     """A coordination topic with this history; its name."""
-    name = stand.topic(1, {"retention.ms": "-1", "retention.bytes": "-1"})
+    name = environment.topic(1, {"retention.ms": "-1", "retention.bytes": "-1"})
     values = history(size - TAIL - MEMBERS, 1)
     values += [codec.encode(Leave(1 + member), GROUP, INCARNATION) for member in range(MEMBERS)]
     if snapshots:
         values = _vouched(values, (len(values) - min(BETWEEN, size // 2), len(values)))
     values += values[MEMBERS + 200 :][:TAIL]  # heartbeats of sessions that have ended: rejected, and read all the same
-    _append(stand, name, values)
+    _append(environment, name, values)
     return name
 
 
@@ -95,10 +95,10 @@ def _vouched(values: list[bytes], ends: tuple[int, int]) -> list[bytes]:
     return found
 
 
-def _append(stand: Stand, topic: str, values: list[bytes]) -> None:
+def _append(environment: BenchEnvironment, topic: str, values: list[bytes]) -> None:
     producer = Producer(
         {
-            "bootstrap.servers": stand.bootstrap,
+            "bootstrap.servers": environment.bootstrap,
             "acks": "all",
             "enable.idempotence": True,
             "linger.ms": 20,
@@ -112,12 +112,12 @@ def _append(stand: Stand, topic: str, values: list[bytes]) -> None:
         raise TimeoutError(f"{topic} did not take {len(values)} records within {TIMEOUT_S:g} s")
 
 
-def _start(stand: Stand, log: str, topic: str, work: Work) -> tuple[float, float]:
+def _start(environment: BenchEnvironment, log: str, topic: str, work: Work) -> tuple[float, float]:
     began_s, began_cpu_s = time.monotonic(), time.process_time()
-    servers = {"bootstrap.servers": stand.bootstrap, **QUIET}
+    servers = {"bootstrap.servers": environment.bootstrap, **QUIET}
     with (
         marshal_py.connect(servers, coordination_topic=log, timeout_s=TIMEOUT_S) as marshal,
-        marshal.consumer(stand.group("startup"), [topic], start="earliest") as consumer,
+        marshal.consumer(environment.group("startup"), [topic], start="earliest") as consumer,
     ):
         message = next(iter(consumer))
         took_s, spent_s = time.monotonic() - began_s, time.process_time() - began_cpu_s

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from bench.environment import BenchEnvironment, Result, ratio, spread
 from bench.replay import spark_session
-from bench.stand import Result, Stand, ratio, spread
 from marshal_py.client.observer import Observer
 from marshal_py.protocol.records import Heartbeat
 from marshal_py.spark.messages import spark_schema
 from marshal_py.spark.options import READ_TIMEOUT_S, kafka_options
 from marshal_py.spark.reading import RangePartition, read_ranges
 from marshal_py.spark.tasks import Piece
-from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.kafka import KafkaTransport
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -101,38 +101,38 @@ def stream(spark: SparkSession, form: str, options: Mapping[str, Any], checkpoin
     return sum(rows for rows, _ in batches), [rows * 1000 / took_ms for rows, took_ms in batches[1:]]
 
 
-def longest_gap_ms(stand: Stand, log: str, group: str) -> int:
+def longest_gap_ms(environment: BenchEnvironment, log: str, group: str) -> int:
     """Between two heartbeats of one session, by the timestamps of the log."""
     sent: dict[int, list[int]] = {}
-    with Observer(KafkaDoor(stand.bootstrap, 30.0), log) as observer:
+    with Observer(KafkaTransport(environment.bootstrap, 30.0), log) as observer:
         for record, verdict in observer.read(group):
             if isinstance(verdict.record, Heartbeat):
                 sent.setdefault(verdict.record.session, []).append(record.timestamp_ms)
     return max((b - a for times in sent.values() for a, b in pairwise(times)), default=0)
 
 
-def run(stand: Stand, tiny: bool) -> Result:
+def run(environment: BenchEnvironment, tiny: bool) -> Result:
     rows, batch, rounds = (ROWS_TINY, BATCH_TINY, 1) if tiny else (ROWS, BATCH, ROUNDS)
-    topic, log = stand.topic(PARTITIONS), stand.coordination()
-    stand.fill(topic, PARTITIONS, rows)
-    shared = {"bootstrap.servers": stand.bootstrap, "topics": topic, "max_rows_per_batch": str(batch)}
+    topic, log = environment.topic(PARTITIONS), environment.coordination()
+    environment.fill(topic, PARTITIONS, rows)
+    shared = {"bootstrap.servers": environment.bootstrap, "topics": topic, "max_rows_per_batch": str(batch)}
     rates: dict[str, list[float]] = {"marshal": [], "without claims": []}
     read, gaps_ms = dict.fromkeys(rates, 0), list[int]()
     with spark_session() as spark:
         spark.dataSource.register(Claimless)
         for number in range(rounds):
-            group = stand.group("stream")
+            group = environment.group("stream")
             member = {**shared, "group": group, "start": "earliest", "coordination_topic": log}
             claimless = {**shared, "each": str(rows // PARTITIONS)}
             turns = (("without claims", "bench-claimless", claimless), ("marshal", "marshal", member))
             for name, form, options in turns:
-                checkpoint = stand.folder / f"stream-{number}-{form}"
+                checkpoint = environment.folder / f"stream-{number}-{form}"
                 count, found = stream(spark, form, options, str(checkpoint))
                 shutil.rmtree(checkpoint)
                 read[name] += count
                 rates[name] += found
-            gaps_ms.append(longest_gap_ms(stand, log, group))
-    stand.drop(topic)
+            gaps_ms.append(longest_gap_ms(environment, log, group))
+    environment.drop(topic)
     share = round(max(gaps_ms) / (INTERVAL_S * 1000), 3)
     lines: list[list[Any]] = [
         [name, spread(found), ratio(found, rates["without claims"]), share if name == "marshal" else None, read[name]]

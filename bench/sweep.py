@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from bench.environment import BenchEnvironment, Result, ratio, spread
 from bench.replay import spark_session
-from bench.stand import Result, Stand, ratio, spread
 from marshal_py.simulator import sweep as local
 from marshal_py.spark import runs, sweep
 
@@ -20,7 +20,7 @@ SEEDS_TINY: Final = 4
 ROUNDS: Final = 3
 
 
-def run(stand: Stand, tiny: bool) -> Result:
+def run(environment: BenchEnvironment, tiny: bool) -> Result:
     seeds, rounds = range(SEEDS_TINY if tiny else SEEDS), 1 if tiny else ROUNDS
     with spark_session() as spark:
         contestants: dict[str, Callable[[], local.Total]] = {

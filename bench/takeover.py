@@ -28,9 +28,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its types f
     ResourceType,
 )
 
-from bench.contestant import KAFKA_KINDS
-from bench.crew import Crew
-from bench.stand import ADMIN_TIMEOUT_S, Result, Stand, percentile, ratio, spread
+from bench.environment import ADMIN_TIMEOUT_S, BenchEnvironment, Result, percentile, ratio, spread
+from bench.group_load import LoadGroup
+from bench.group_member import KAFKA_KINDS
 
 MARSHAL_KILLS = 12
 FLOOR_KILLS = 3
@@ -69,7 +69,7 @@ class Kills:
     tally: dict[str, Any] = field(default_factory=dict)
 
 
-def run(stand: Stand, tiny: bool) -> Result:
+def run(environment: BenchEnvironment, tiny: bool) -> Result:
     done: list[Kills] = []
     notes = ["Goal for marshal at its defaults: median <= 4.2 s, p99 <= 5 s."]
     if tiny:
@@ -85,9 +85,9 @@ def run(stand: Stand, tiny: bool) -> Result:
             [_classic(kind, DEFAULT_KILLS, DEFAULT_SESSION_S, None) for kind in KAFKA_KINDS],
         ]
     for batch in batches:
-        stand.say("take-overs: " + "; ".join(f"{plan.label}, {plan.kills} kills" for plan in batch))
+        environment.say("take-overs: " + "; ".join(f"{plan.label}, {plan.kills} kills" for plan in batch))
         with ThreadPoolExecutor(len(batch)) as pool:
-            for plan, kills in zip(batch, pool.map(lambda plan: _measure(stand, plan), batch), strict=True):
+            for plan, kills in zip(batch, pool.map(lambda plan: _measure(environment, plan), batch), strict=True):
                 if kills is None:
                     notes.append(f"{plan.label}: not measured, the broker's floor is 45 s and it is not ours to lower")
                 else:
@@ -139,7 +139,7 @@ def _lowered(kills: int) -> Plan:
     return Plan(label, "consumer", kills, FLOOR_HEARTBEAT_S, FLOOR_SESSION_S + PATIENCE_S, 3.5, lowered=True)
 
 
-def _lower(stand: Stand, group: str) -> bool:
+def _lower(environment: BenchEnvironment, group: str) -> bool:
     """Gives one KIP-848 group the short session, as an operator would. False if the broker does not allow it."""
     wanted = {"consumer.session.timeout.ms": FLOOR_SESSION_S, "consumer.heartbeat.interval.ms": FLOOR_HEARTBEAT_S}
     entries = [
@@ -148,18 +148,20 @@ def _lower(stand: Stand, group: str) -> bool:
     ]
     resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=entries)
     try:
-        stand.admin.incremental_alter_configs([resource])[resource].result(ADMIN_TIMEOUT_S)
+        environment.admin.incremental_alter_configs([resource])[resource].result(ADMIN_TIMEOUT_S)
     except KafkaException:
         return False
     return True
 
 
-def _measure(stand: Stand, plan: Plan) -> Kills | None:
-    group = stand.group(plan.kind)
-    if plan.lowered and not _lower(stand, group):
+def _measure(environment: BenchEnvironment, plan: Plan) -> Kills | None:
+    group = environment.group(plan.kind)
+    if plan.lowered and not _lower(environment, group):
         return None
     kills, rng = Kills(plan.label), random.Random(plan.label)
-    with Crew(stand, plan.kind, hold_s=plan.hold_s, settings=plan.settings, options=plan.options, group=group) as crew:
+    with LoadGroup(
+        environment, plan.kind, hold_s=plan.hold_s, settings=plan.settings, options=plan.options, group=group
+    ) as crew:
         crew.feed()
         for _ in range(MEMBERS):
             crew.start()
@@ -173,7 +175,7 @@ def _measure(stand: Stand, plan: Plan) -> Kills | None:
     return kills
 
 
-def _kill(crew: Crew, plan: Plan, rng: random.Random) -> list[float]:
+def _kill(crew: LoadGroup, plan: Plan, rng: random.Random) -> list[float]:
     """Kills one member; per partition of it, the seconds without a delivery."""
     span = crew.steady(rng.random() * plan.phase_s)
     victim = rng.choice(crew.members)

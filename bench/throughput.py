@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from bench.stand import Result, Stand, spread
+from bench.environment import BenchEnvironment, Result, spread
 
 MESSAGES: Final = 2_000_000
 MESSAGES_TINY: Final = 20_000
@@ -168,24 +168,24 @@ def one(name: str, bootstrap: str, topic: str, count: int) -> dict[str, Any]:
     return {"rate": rate, "seen": seen, "bytes": size, "cpu_us": cpu_us}
 
 
-def run(stand: Stand, tiny: bool) -> Result:
+def run(environment: BenchEnvironment, tiny: bool) -> Result:
     """Fills a topic once, then lets every contestant read it, round after round."""
     import marshal_py
 
     count = MESSAGES_TINY if tiny else MESSAGES
-    topic = stand.topic(PARTITIONS)
-    stand.say(f"filling {topic} with {count:,} messages of {SIZE_BYTES} bytes")
-    stand.fill(topic, PARTITIONS, count + SPARE, SIZE_BYTES)
-    marshal_py.connect(stand.bootstrap, coordination_topic=f"{topic}-m").close()
+    topic = environment.topic(PARTITIONS)
+    environment.say(f"filling {topic} with {count:,} messages of {SIZE_BYTES} bytes")
+    environment.fill(topic, PARTITIONS, count + SPARE, SIZE_BYTES)
+    marshal_py.connect(environment.bootstrap, coordination_topic=f"{topic}-m").close()
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTESTANTS}
     for round_ in range(1 if tiny else ROUNDS):
         for name in CONTESTANTS:
-            stand.say(f"round {round_ + 1}: {name}")
+            environment.say(f"round {round_ + 1}: {name}")
             messages = min(count, MESSAGES_SLOW) if name in SLOW else count
-            command = [sys.executable, "-m", "bench.throughput", name, stand.bootstrap, topic, str(messages)]
+            command = [sys.executable, "-m", "bench.throughput", name, environment.bootstrap, topic, str(messages)]
             answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
             found[name].append(json.loads(answer.stdout.splitlines()[-1]))
-    stand.drop(topic, f"{topic}-m")
+    environment.drop(topic, f"{topic}-m")
     rates = {name: spread([run_["rate"] / 1000 for run_ in runs]) for name, runs in found.items()}
     rows: list[list[Any]] = [
         [name, rates[name], runs[0]["seen"], spread([r["cpu_us"] for r in runs])] for name, runs in found.items()

@@ -21,8 +21,8 @@ from zlib import crc32
 
 from confluent_kafka import Consumer, TopicPartition
 
-from bench.crew import Crew
-from bench.stand import QUIET, Result, Stand, spread
+from bench.environment import QUIET, BenchEnvironment, Result, spread
+from bench.group_load import LoadGroup
 from marshal_py.protocol import codec
 from marshal_py.protocol.records import Genesis, Heartbeat, Record
 from marshal_py.protocol.routing import route
@@ -54,12 +54,12 @@ class Window:
     others: dict[str, int] = field(default_factory=dict)
 
 
-def run(stand: Stand, tiny: bool) -> Result:
+def run(environment: BenchEnvironment, tiny: bool) -> Result:
     rows: list[list[Any]] = []
     found: list[Window] = []
     for partitions in TINY_SIZES if tiny else SIZES:
-        stand.say(f"traffic with {partitions} partitions")
-        idle, loaded = _measure(stand, partitions, tiny)
+        environment.say(f"traffic with {partitions} partitions")
+        idle, loaded = _measure(environment, partitions, tiny)
         found += [idle, loaded]
         for window in (idle, loaded):
             rows.append(
@@ -96,13 +96,15 @@ def _bytes_per_claim(idle: Window, loaded: Window) -> float | None:
     return round(extra / loaded.changed, 2)
 
 
-def _measure(stand: Stand, partitions: int, tiny: bool) -> tuple[Window, Window]:
+def _measure(environment: BenchEnvironment, partitions: int, tiny: bool) -> tuple[Window, Window]:
     interval_s = TINY_INTERVAL_S if tiny else INTERVAL_S
     options = {"heartbeat_interval_s": interval_s} if tiny else {}
     settle_s, window_s = SETTLE_THIRDS * interval_s / 3, TINY_WINDOW_S if tiny else WINDOW_S
     period_s, hold_s = TINY_PERIOD_S if tiny else PERIOD_S, 1.0 if tiny else None
-    with Crew(stand, "marshal", partitions=partitions, period_s=period_s, hold_s=hold_s, options=options) as crew:
-        log = _Log(stand, crew)
+    with LoadGroup(
+        environment, "marshal", partitions=partitions, period_s=period_s, hold_s=hold_s, options=options
+    ) as crew:
+        log = _Log(environment, crew)
         crew.feed()
         for _ in range(CONSUMERS):
             crew.start()
@@ -126,8 +128,8 @@ def _measure(stand: Stand, partitions: int, tiny: bool) -> tuple[Window, Window]
 class _Log:
     """The group's coordination log, read raw."""
 
-    def __init__(self, stand: Stand, crew: Crew) -> None:
-        self._consumer = Consumer({"bootstrap.servers": stand.bootstrap, "group.id": "unused", **QUIET})
+    def __init__(self, environment: BenchEnvironment, crew: LoadGroup) -> None:
+        self._consumer = Consumer({"bootstrap.servers": environment.bootstrap, "group.id": "unused", **QUIET})
         topics = self._consumer.list_topics(crew.coordination, timeout=READ_TIMEOUT_S).topics
         number = route(crew.group, len(topics[crew.coordination].partitions))
         self._at = TopicPartition(crew.coordination, number, 0)

@@ -1,9 +1,9 @@
 """What every test gets: the two hypothesis profiles, and a header that says which libraries were judged.
 
 `default`: the same examples on every machine and every run, so that a red test is red for everybody.
-`prove`: many more examples under a new seed. The seed stands in the header; the line there repeats the run.
+`soak`: many more examples under a new seed. The seed stands in the header; the line there repeats the run.
 
-A property takes its number of examples from the profile. One that sets `max_examples` itself is not proven by `prove`.
+A property takes its number of examples from the profile. One that sets `max_examples` itself is not proven by `soak`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from hypothesis import HealthCheck, settings
 # A real Kafka, started by the first test that asks for it; and who runs what, where there are several processes.
 pytest_plugins = ["tests.support.clusters", "tests.support.shares"]
 
-PROVE_EXAMPLES_MAX = 1_000  # per property and round: ten times the default, minutes for all; `make prove` does rounds
+SOAK_EXAMPLES_MAX = 1_000  # per property and round: ten times the default, minutes for all; `make soak` does rounds
 
 # No deadline and no complaint about slow generation: both measure the machine, and test machines are shared.
 settings.register_profile(
     "default", derandomize=True, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile(
-    "prove",
+    "soak",
     derandomize=False,
-    max_examples=PROVE_EXAMPLES_MAX,
+    max_examples=SOAK_EXAMPLES_MAX,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
@@ -46,8 +46,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis' plugin reads the option
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw the seed of a `prove` run here, so that it can be shown before the first example."""
-    if config.getoption("--hypothesis-profile") == "prove" and config.getoption("--hypothesis-seed") is None:
+    """Draw the seed of a `soak` run here, so that it can be shown before the first example."""
+    if config.getoption("--hypothesis-profile") == "soak" and config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(random.SystemRandom().randrange(2**64))
 
 

@@ -24,8 +24,8 @@ import pytest
 from examples.payments import Accounts, NotTheOwner
 from marshal_py.embedded import Broker
 from marshal_py.protocol.identity import Token
-from marshal_py.transport.kafka import KafkaDoor
-from marshal_py.transport.sink import KafkaSink
+from marshal_py.transport.kafka import KafkaTransport
+from marshal_py.transport.producer import KafkaProducer
 
 ROOT = Path(__file__).resolve().parent.parent
 DEADLINE_S = 60
@@ -147,7 +147,7 @@ def test_a_token_on_the_account_is_not_enough(seed: int) -> None:
 def test_the_program_books_every_payment(tmp_path: Path) -> None:
     """Against the embedded broker, and it ends cleanly on SIGTERM."""
     with Broker(topics={"__marshal": 16, "payments": 4}) as broker:
-        sink = KafkaSink(KafkaDoor(broker.bootstrap_servers, DEADLINE_S))
+        sink = KafkaProducer(KafkaTransport(broker.bootstrap_servers, DEADLINE_S))
         for number in range(40):
             sink.write("payments", json.dumps({"account": "alice", "cents": number}).encode(), key=str(number).encode())
         sink.flush(DEADLINE_S)

@@ -18,8 +18,8 @@ from examples.payments import ADVANCE
 from marshal_py import Message
 from marshal_py.embedded import Broker
 from marshal_py.protocol.advisory import ALARMING, KINDS
-from marshal_py.transport.kafka import KafkaDoor
-from marshal_py.transport.sink import KafkaSink
+from marshal_py.transport.kafka import KafkaTransport
+from marshal_py.transport.producer import KafkaProducer
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -33,7 +33,7 @@ def broker() -> Iterator[Broker]:
 
 
 def fill(broker: Broker, topic: str, count: int) -> None:
-    sink = KafkaSink(KafkaDoor(broker.bootstrap_servers, DEADLINE_S))
+    sink = KafkaProducer(KafkaTransport(broker.bootstrap_servers, DEADLINE_S))
     for number in range(count):
         sink.write(topic, f"message {number}".encode(), key=str(number).encode())
     sink.flush(DEADLINE_S)

@@ -31,7 +31,7 @@ from examples.pipeline.orders import PARTITIONS, Order, is_very_late, make, pars
 from examples.pipeline.service import DEAD
 from marshal_py.client.observer import Observer
 from marshal_py.errors import CoordinationTopicMissing
-from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.kafka import KafkaTransport
 from tests.support.kafka import start_cluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,7 +108,7 @@ class Run:
     def positions(self, group: str) -> dict[int, int]:
         """Of a group, by the coordination log."""
         try:
-            with Observer(KafkaDoor(self.servers, 30.0), COORDINATION) as observer:
+            with Observer(KafkaTransport(self.servers, 30.0), COORDINATION) as observer:
                 observer.fold(group)
                 found = [state for _, state in observer.groups() if state.name == group]
         except CoordinationTopicMissing:  # nobody has joined yet

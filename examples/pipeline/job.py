@@ -20,8 +20,8 @@ from pyspark.sql import functions as F
 from examples.pipeline.orders import parse
 from examples.pipeline.service import bury
 from marshal_py.spark import Ledger, local_session
-from marshal_py.transport.kafka import KafkaDoor
-from marshal_py.transport.sink import KafkaSink
+from marshal_py.transport.kafka import KafkaTransport
+from marshal_py.transport.producer import KafkaProducer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,7 +41,7 @@ def main(servers: str, topic: str, group: str, folder: str) -> None:
     ledger = Ledger(folder)
     store = (
         parsed(stream(spark, servers, topic, group))
-        .writeStream.foreachBatch(ledger.sink(storing(KafkaSink(KafkaDoor(servers, 30.0)))))
+        .writeStream.foreachBatch(ledger.sink(storing(KafkaProducer(KafkaTransport(servers, 30.0)))))
         .option("checkpointLocation", f"{folder}/checkpoints/store")
         .queryName("store")
         .start()
@@ -103,7 +103,7 @@ def parse_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
         yield pa.RecordBatch.from_arrays([pa.array(c) if isinstance(c, list) else c for c in columns], names)
 
 
-def storing(sink: KafkaSink) -> Any:
+def storing(sink: KafkaProducer) -> Any:
     """Good orders to Parquet by day, malformed ones to the dead-letter topic."""
 
     def handle(df: DataFrame, entry: Entry) -> None:

@@ -17,8 +17,8 @@ from examples.pipeline.orders import parse
 from marshal_py.errors import ClaimLost, WriteFenced
 from marshal_py.spark import Ledger, write_batch
 from marshal_py.spark.ledger import Entry
-from marshal_py.transport.kafka import KafkaDoor
-from marshal_py.transport.sink import KafkaSink
+from marshal_py.transport.kafka import KafkaTransport
+from marshal_py.transport.producer import KafkaProducer
 
 ROWS = 400  # per entry of the ledger
 DEAD = ".dead"  # what the dead-letter topic is called behind the topic's own name
@@ -36,7 +36,7 @@ SCHEMA = pa.schema(
 
 
 def main(servers: str, topic: str, group: str, folder: str) -> None:
-    ledger, sink = Ledger(folder), KafkaSink(KafkaDoor(servers, 30.0))
+    ledger, sink = Ledger(folder), KafkaProducer(KafkaTransport(servers, 30.0))
     with (
         marshal_py.connect(servers) as marshal,
         marshal.consumer(group, [topic], start="earliest", heartbeat_interval_s=1.0) as consumer,
@@ -52,7 +52,7 @@ def main(servers: str, topic: str, group: str, folder: str) -> None:
                 print(f"dropped: {error}", flush=True)  # somebody else owns it now and writes it
 
 
-def write(messages: list[marshal_py.Message], entry: Entry, sink: KafkaSink) -> None:
+def write(messages: list[marshal_py.Message], entry: Entry, sink: KafkaProducer) -> None:
     """The messages that are not in the table yet; again with fewer if another writer was faster."""
     rows: list[dict[str, Any]] = []
     for message in messages:
@@ -79,7 +79,7 @@ def write(messages: list[marshal_py.Message], entry: Entry, sink: KafkaSink) -> 
         pq.write_to_dataset(table, entry.folder("orders"), partition_cols=["day"])
 
 
-def bury(sink: KafkaSink, topic: str, partition: int, offset: int, value: bytes | None, problem: str) -> None:
+def bury(sink: KafkaProducer, topic: str, partition: int, offset: int, value: bytes | None, problem: str) -> None:
     """To the dead-letter topic, with where it came from and why."""
     origin = f"{topic}:{partition}:{offset}"
     sink.write(topic + DEAD, value, origin.encode(), [("origin", origin.encode()), ("problem", problem.encode())])

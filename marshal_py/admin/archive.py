@@ -18,8 +18,8 @@ from marshal_py.protocol import rationalizer
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.world import World
 from marshal_py.transport.dump import Header, Reader, Span, Writer
-from marshal_py.transport.kafka import KafkaDoor
-from marshal_py.transport.sink import KafkaSink
+from marshal_py.transport.kafka import KafkaTransport
+from marshal_py.transport.producer import KafkaProducer
 
 
 def dump(observer: Observer, out: BinaryIO, group: str | None = None, verdicts: bool = False) -> int:
@@ -53,7 +53,7 @@ def dump(observer: Observer, out: BinaryIO, group: str | None = None, verdicts: 
     return writer.records
 
 
-def load(path: Path, door: KafkaDoor, topic: str) -> int:
+def load(path: Path, transport: KafkaTransport, topic: str) -> int:
     """Writes a dump into a coordination topic that holds nothing; creates it if it is missing. Returns the records.
 
     The whole file is checked before anything is written. Raises DumpDamaged, LoadRefused, ProtocolOutdated,
@@ -73,7 +73,7 @@ def load(path: Path, door: KafkaDoor, topic: str) -> int:
         )
     if header.partitions is None:
         raise LoadRefused(topic, "the dump holds no record")
-    _prepare(door, topic, header.partitions)
+    _prepare(transport, topic, header.partitions)
     misplaced: list[str] = []
     expected: dict[int, int] = dict.fromkeys(range(header.partitions), 0)
 
@@ -82,7 +82,7 @@ def load(path: Path, door: KafkaDoor, topic: str) -> int:
             misplaced.append(f"record {tp.partition}:{expected[tp.partition]} was written at offset {offset}")
         expected[tp.partition] += 1
 
-    sink = KafkaSink(door, on_written)
+    sink = KafkaProducer(transport, on_written)
     try:
         with Reader(path) as reader:
             for record in reader:
@@ -99,9 +99,9 @@ def load(path: Path, door: KafkaDoor, topic: str) -> int:
     return sum(expected.values())
 
 
-def _prepare(door: KafkaDoor, topic: str, partitions: int) -> None:
+def _prepare(transport: KafkaTransport, topic: str, partitions: int) -> None:
     """The topic is there, large enough and empty."""
-    admin = door.admin()
+    admin = transport.admin()
     try:
         count = admin.prepare_coordination(topic, partitions)
         if count < partitions:

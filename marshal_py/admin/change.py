@@ -11,10 +11,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from marshal_py.admin.errand import GRACE_INTERVALS, INTERVAL_MS, Errand, Scene, holders
-from marshal_py.admin.hold import Hold
-from marshal_py.admin.nearest import instead
+from marshal_py.admin.operation import GRACE_INTERVALS, INTERVAL_MS, GroupContext, Operation, holders
 from marshal_py.admin.pause import Drain
+from marshal_py.admin.pause_lock import PauseLock
+from marshal_py.admin.suggestions import instead
 from marshal_py.errors import (
     AdminGaveUp,
     GroupDeleted,
@@ -34,14 +34,14 @@ from marshal_py.protocol.world import Group
 OWN_POLICY: Final = "own"  # the group names none: every consumer follows its own
 
 
-class ChangePlan(Errand):
+class ChangePlan(Operation):
     """One record that changes the group. Subclasses say which, whether it takes a pause, and what speaks against it."""
 
     what = "the settings"
 
     def __init__(
         self,
-        scene: Scene,
+        context: GroupContext,
         in_pause: bool,
         tps: set[TopicPartition] | None,
         *,
@@ -53,10 +53,10 @@ class ChangePlan(Errand):
         patience_ms: int | None = None,
     ) -> None:
         """`tps`: what must be free for the record to be accepted; None means every partition."""
-        super().__init__(scene, patience_ms, reason)
-        self.by = scene.author.signed(reason)
+        super().__init__(context, patience_ms, reason)
+        self.by = context.author.signed(reason)
         self.in_pause = in_pause
-        self.hold = Hold(self, reason or self.what, duration_ms, token, adopt, take_over)
+        self.hold = PauseLock(self, reason or self.what, duration_ms, token, adopt, take_over)
         self.drain = Drain(self, tps)
         self.changed_at = NONE
 
@@ -70,7 +70,7 @@ class ChangePlan(Errand):
     def read(self, verdict: Verdict, now: Instant) -> None:
         self.drain.read(verdict)
         record = verdict.record
-        if isinstance(record, GroupConfig | Topology) and verdict.accepted and self.scene.author.wrote(record.by):
+        if isinstance(record, GroupConfig | Topology) and verdict.accepted and self.context.author.wrote(record.by):
             self.changed_at = verdict.offset
             self.tell("changed", self.what, offset=verdict.offset)
 
@@ -96,8 +96,8 @@ class ChangePlan(Errand):
     def late(self) -> MarshalError:
         waited_s = self.patience_ms / 1000
         if self.in_pause and self.changed_at == NONE:
-            return PauseNotDrained(self.scene.name, self.drain.names(self.scene.group), waited_s)
-        return AdminGaveUp(self.scene.name, f"the change of {self.what}", waited_s)
+            return PauseNotDrained(self.context.name, self.drain.names(self.context.group), waited_s)
+        return AdminGaveUp(self.context.name, f"the change of {self.what}", waited_s)
 
     def close(self, group: Group, now: Instant) -> bool:
         """A change in a pause dies with the pause's token (F9.2, F9.6). Another one may still land."""
@@ -115,8 +115,8 @@ class ChangePlan(Errand):
 
     def unclosed(self, error: MarshalError) -> MarshalError:
         if self.hold.adopted is not None:
-            return AdminGaveUp(self.scene.name, f"the change of {self.what}", GRACE_INTERVALS * INTERVAL_MS / 1000)
-        return AdminGaveUp(self.scene.name, "the end of the own pause", GRACE_INTERVALS * INTERVAL_MS / 1000)
+            return AdminGaveUp(self.context.name, f"the change of {self.what}", GRACE_INTERVALS * INTERVAL_MS / 1000)
+        return AdminGaveUp(self.context.name, "the end of the own pause", GRACE_INTERVALS * INTERVAL_MS / 1000)
 
     def end(self, error: MarshalError | None = None) -> None:
         """It landed while the end was on its way: then there is nothing to complain of."""
@@ -130,7 +130,7 @@ class ConfigPlan(ChangePlan):
 
     def __init__(
         self,
-        scene: Scene,
+        context: GroupContext,
         wanted: Mapping[str, str],
         *,
         create: bool = False,
@@ -142,15 +142,15 @@ class ConfigPlan(ChangePlan):
         patience_ms: int | None = None,
     ) -> None:
         """`wanted` as `check_settings` takes it. Raises GroupMissing, GroupExists, GroupDeleted, InvalidOption."""
-        group = scene.group
+        group = context.group
         self.founds = create
-        check_group(scene, create)
+        check_group(context, create)
         self.wanted = check_settings(wanted)
         self.base = base_of(group)
         self.looked_at = NONE if group is None else group.config_offset
         self.changes_mode = changes_mode(group, self.wanted)
         super().__init__(
-            scene,
+            context,
             self.changes_mode,
             None,
             reason=reason,
@@ -175,12 +175,13 @@ class ConfigPlan(ChangePlan):
 class ShrinkPlan(ChangePlan):
     """Makes a topic of the group smaller, after it was made anew; forgets the positions beyond (F9.2).
 
-    For clusters that tell no ids of topics. Where they do, a move of positions accepts the new topic (anew.py).
+    For clusters that tell no ids of topics. Where they do, a move of positions accepts the new topic
+    (recreated_topics.py).
     """
 
     def __init__(
         self,
-        scene: Scene,
+        context: GroupContext,
         topic: str,
         partitions: int,
         *,
@@ -192,13 +193,13 @@ class ShrinkPlan(ChangePlan):
         patience_ms: int | None = None,
     ) -> None:
         """Raises GroupMissing for a topic that the group never had, InvalidOption for a count that is no smaller."""
-        known = check_shrink(scene, topic, partitions)
+        known = check_shrink(context, topic, partitions)
         self.topic, self.partitions = topic, partitions
         self.what = f"the partitions of {topic}"
         self.looked_at = known[1]
         cut = {TopicPartition(topic, number) for number in range(partitions, known[0])}
         super().__init__(
-            scene,
+            context,
             True,
             cut,
             reason=reason,
@@ -232,24 +233,24 @@ def check_settings(wanted: Mapping[str, str]) -> dict[str, str]:
     return dict(wanted)
 
 
-def check_group(scene: Scene, create: bool) -> None:
+def check_group(context: GroupContext, create: bool) -> None:
     """Raises GroupExists, GroupMissing, GroupDeleted."""
-    group = scene.group
+    group = context.group
     if create:
         if group is not None and not group.deleted:
-            raise GroupExists(scene.name)
+            raise GroupExists(context.name)
     elif group is None:
-        raise GroupMissing(scene.name, "has never been used: create it, or mend the name")
+        raise GroupMissing(context.name, "has never been used: create it, or mend the name")
     elif group.deleted:
-        raise GroupDeleted(scene.name)
+        raise GroupDeleted(context.name)
 
 
-def check_shrink(scene: Scene, topic: str, partitions: int) -> tuple[int, int]:
+def check_shrink(context: GroupContext, topic: str, partitions: int) -> tuple[int, int]:
     """The topic's count and the offset of its last Topology. Raises GroupMissing, InvalidOption."""
-    known = scene.group.topics.get(topic) if scene.group is not None else None
+    known = context.group.topics.get(topic) if context.group is not None else None
     if known is None:
-        topics = scene.group.topics if scene.group is not None else ()
-        raise GroupMissing(scene.name, f"has never consumed topic {topic!r}{instead(topic, topics)}")
+        topics = context.group.topics if context.group is not None else ()
+        raise GroupMissing(context.name, f"has never consumed topic {topic!r}{instead(topic, topics)}")
     if not 1 <= partitions <= PARTITION_MAX or partitions >= known.count:
         raise InvalidOption(
             "partitions",

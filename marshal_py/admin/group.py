@@ -13,18 +13,18 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 from marshal_py.admin import overview
-from marshal_py.admin.aim import Aim
-from marshal_py.admin.anew import Anew, find_anew
 from marshal_py.admin.author import Author
 from marshal_py.admin.change import ConfigPlan, ShrinkPlan, origin_of, others_mode
-from marshal_py.admin.desk import Desk, Watcher
-from marshal_py.admin.errand import Scene
-from marshal_py.admin.nearest import instead
-from marshal_py.admin.outlook import Outlook, check_pause, of_shrink
+from marshal_py.admin.impact import Impact, check_pause, of_shrink
+from marshal_py.admin.operation import GroupContext
 from marshal_py.admin.pause import PausePlan, ResumePlan
 from marshal_py.admin.position import PositionPlan, check_size
-from marshal_py.admin.preview import Row, owners_of, parked_of, preview, rows_of
+from marshal_py.admin.position_preview import Row, owners_of, parked_of, preview, rows_of
+from marshal_py.admin.position_resolver import PositionResolver
+from marshal_py.admin.recreated_topics import RecreatedTopic, find_recreated
+from marshal_py.admin.runner import OperationRunner, Watcher
 from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
+from marshal_py.admin.suggestions import instead
 from marshal_py.admin.targets import Target, parse, shift
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S, Marshal
 from marshal_py.client.observer import Observer
@@ -33,7 +33,7 @@ from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.world import Group as GroupState
 from marshal_py.transport.clock import SystemClock
-from marshal_py.transport.ports import Door
+from marshal_py.transport.ports import Transport
 
 TIMEOUT_S: Final = CONNECT_TIMEOUT_S
 
@@ -48,7 +48,7 @@ class Moved(NamedTuple):
     rows: list[Row]
     offset: int = NONE
     token: int = NONE
-    recreated: Sequence[Anew] = ()
+    recreated: Sequence[RecreatedTopic] = ()
     refused: str = ""
 
 
@@ -69,7 +69,7 @@ class Group:
 
     def __init__(
         self,
-        door: Door,
+        transport: Transport,
         name: str,
         coordination_topic: str,
         *,
@@ -77,20 +77,20 @@ class Group:
         author: Author | None = None,
     ) -> None:
         self.name = name
-        self._door, self._topic, self._timeout_s, self._author = door, coordination_topic, timeout_s, author
+        self._transport, self._topic, self._timeout_s, self._author = transport, coordination_topic, timeout_s, author
 
     @contextmanager
-    def desk(self, founding: bool = False) -> Iterator[Desk]:
+    def runner(self, founding: bool = False) -> Iterator[OperationRunner]:
         """A connection to the group's log; unless `founding`, raises GroupMissing if nobody ever used the group."""
-        with Desk(self._door, self._topic, self.name, self._timeout_s, self._author) as desk:
-            if desk.scene.group is None and not founding:
+        with OperationRunner(self._transport, self._topic, self.name, self._timeout_s, self._author) as runner:
+            if runner.context.group is None and not founding:
                 raise self._missing()
-            yield desk
+            yield runner
 
     def _missing(self) -> GroupMissing:
         """The error of a group that nobody ever used. Reads all logs for the name that is nearest."""
         known = "; it begins with its first consumer"
-        with suppress(MarshalError), Observer(self._door, self._topic, self._timeout_s) as observer:
+        with suppress(MarshalError), Observer(self._transport, self._topic, self._timeout_s) as observer:
             observer.fold()
             known = instead(self.name, [group.name for _, group in observer.groups()])
         return GroupMissing(self.name, f"has never been used{known}")
@@ -99,35 +99,35 @@ class Group:
 
     def info(self) -> dict[str, Any]:
         """Topics, members, positions, pause, settings, as of now."""
-        with self.desk() as desk:
-            state, now_ms = _state(desk), SystemClock().now().wall_ms
-            return {**overview.info(state, desk.scene.ledger, now_ms), "settings_from": origin_of(state)}
+        with self.runner() as runner:
+            state, now_ms = _state(runner), SystemClock().now().wall_ms
+            return {**overview.info(state, runner.context.ledger, now_ms), "settings_from": origin_of(state)}
 
     def members(self) -> list[dict[str, Any]]:
         """Live sessions."""
-        with self.desk() as desk:
-            return overview.members(_state(desk))
+        with self.runner() as runner:
+            return overview.members(_state(runner))
 
     def advisories(self, follow: bool = False) -> Iterator[Advisory]:
         """What happened to the group since its beginning, as its log tells it; with `follow` it waits for more.
 
         The same for everybody who asks. Leaving the iteration ends it. Raises CoordinationError, ClusterUnreachable.
         """
-        with Observer(self._door, self._topic, self._timeout_s) as observer:
+        with Observer(self._transport, self._topic, self._timeout_s) as observer:
             for advisory in observer.advisories(self.name, follow):
                 if advisory is not None:
                     yield advisory
 
-    def outlook(self, judge: Callable[[Scene], Outlook]) -> Outlook:
-        """What an operation would do now: one of the functions of marshal_py.admin.outlook. Writes nothing."""
-        return self._foresee(lambda desk: judge(desk.scene))
+    def impact(self, judge: Callable[[GroupContext], Impact]) -> Impact:
+        """What an operation would do now: one of the functions of marshal_py.admin.impact. Writes nothing."""
+        return self._foresee(lambda runner: judge(runner.context))
 
-    def _foresee(self, judge: Callable[[Desk], Outlook]) -> Outlook:
-        with self.desk(founding=True) as desk:
+    def _foresee(self, judge: Callable[[OperationRunner], Impact]) -> Impact:
+        with self.runner(founding=True) as runner:
             try:
-                return judge(desk)
+                return judge(runner)
             except GroupMissing:
-                if desk.scene.group is None:
+                if runner.context.group is None:
                     raise self._missing() from None
                 raise
 
@@ -185,13 +185,13 @@ class Group:
         take_over: bool = False,
         watcher: Watcher | None = None,
     ) -> int:
-        with self.desk(founding=create) as desk:
+        with self.runner(founding=create) as runner:
             plan = ConfigPlan(
-                desk.scene, wanted, create=create, reason=reason, token=token, adopt=adopt, take_over=take_over
+                runner.context, wanted, create=create, reason=reason, token=token, adopt=adopt, take_over=take_over
             )
             if create:
-                desk.begin()
-            desk.run(plan, watcher)
+                runner.begin()
+            runner.run(plan, watcher)
             return plan.changed_at
 
     def shrink(
@@ -212,24 +212,24 @@ class Group:
         SettingsChanged, AdminBusy, PauseOver, PauseNotDrained; DataTopicRecreated where the cluster tells that it is
         another topic: `set_position` goes on with that one.
         """
-        with self.desk() as desk:
+        with self.runner() as runner:
             plan = ShrinkPlan(
-                desk.scene, topic, partitions, reason=reason, token=token, adopt=adopt, take_over=take_over
+                runner.context, topic, partitions, reason=reason, token=token, adopt=adopt, take_over=take_over
             )
-            _check_smaller(desk, topic, partitions)
-            desk.run(plan, watcher)
+            _check_smaller(runner, topic, partitions)
+            runner.run(plan, watcher)
             return plan.changed_at
 
-    def foresee_shrink(self, topic: str, partitions: int) -> Outlook:
+    def foresee_shrink(self, topic: str, partitions: int) -> Impact:
         """What `shrink` would do now, and what of Kafka's topic speaks against it. Writes nothing.
 
         Raises GroupMissing, InvalidOption.
         """
 
-        def judge(desk: Desk) -> Outlook:
-            found = of_shrink(desk.scene, topic, partitions)
+        def judge(runner: OperationRunner) -> Impact:
+            found = of_shrink(runner.context, topic, partitions)
             try:
-                _check_smaller(desk, topic, partitions)
+                _check_smaller(runner, topic, partitions)
             except (InvalidOption, DataTopicRecreated) as error:
                 return found._replace(does=[*found.does, f"As things are it would be refused: {error}"])
             return found
@@ -257,10 +257,10 @@ class Group:
         `take_over` anybody's. Raises PauseNotDrained, GroupMissing, InvalidOption, CoordinationError,
         ClusterUnreachable.
         """
-        with self.desk() as desk:
+        with self.runner() as runner:
             duration_ms = None if duration_s is None else round(duration_s * 1000)
             plan = PausePlan(
-                desk.scene,
+                runner.context,
                 reason=reason,
                 duration_ms=duration_ms,
                 token=token,
@@ -269,7 +269,7 @@ class Group:
                 keep=keep,
             )
             try:
-                desk.run(plan, watcher)
+                runner.run(plan, watcher)
             except AdminGaveUp as error:
                 if not keep or not plan.drained or error.waited_s:
                     raise
@@ -281,9 +281,9 @@ class Group:
 
         False if there was none. Raises AdminBusy if it is another's.
         """
-        with self.desk() as desk:
-            plan = ResumePlan(desk.scene, token=token, take_over=take_over, reason=reason)
-            desk.run(plan)
+        with self.runner() as runner:
+            plan = ResumePlan(runner.context, token=token, take_over=take_over, reason=reason)
+            runner.run(plan)
             return plan.was_paused
 
     # --- positions
@@ -316,17 +316,17 @@ class Group:
         The positions of all its partitions are forgotten, also of those that are not named.
         """
         target = _target(to, shift_by)
-        with self.desk() as desk:
-            aim = Aim(desk, topics, target)
-            check_size(desk.scene, aim.tps)
+        with self.runner() as runner:
+            aim = PositionResolver(runner, topics, target)
+            check_size(runner.context, aim.tps)
             recreated = list(aim.anew.values())
             if dry_run:
-                rows = preview(desk.scene, aim.positions(), aim.anew)
-                return Moved(rows, recreated=recreated, refused=_refused(desk.scene, token, adopt, take_over))
+                rows = preview(runner.context, aim.positions(), aim.anew)
+                return Moved(rows, recreated=recreated, refused=_refused(runner.context, token, adopt, take_over))
             aim.check()
-            owners, parked = owners_of(_state(desk)), parked_of(_state(desk))
+            owners, parked = owners_of(_state(runner)), parked_of(_state(runner))
             plan = PositionPlan(
-                desk.scene,
+                runner.context,
                 aim.tps,
                 stay_paused=stay_paused,
                 reason=reason,
@@ -335,23 +335,23 @@ class Group:
                 take_over=take_over,
                 anew=aim.anew,
             )
-            desk.run(plan, watcher, aim.positions)
+            runner.run(plan, watcher, aim.positions)
             assert plan.moved is not None  # the desk raises what it did not do
             after = {TopicPartition(move.topic, move.partition): move.position for move in plan.moved.moves}
             return Moved(rows_of(owners, plan.before, after, parked), plan.moved_at, plan.token, recreated)
 
     def positions(self) -> dict[TopicPartition, int]:
         """Every position that the group has: what `targets.print_table` writes down."""
-        with self.desk() as desk:
-            return overview.positions(_state(desk))
+        with self.runner() as runner:
+            return overview.positions(_state(runner))
 
     # --- sessions
 
     def step_down(self, session: int, reason: str = "") -> int:
         """Marks a session as the last candidate for everything; returns the mark."""
-        with self.desk() as desk:
-            plan = StepDownPlan(desk.scene, session, reason)
-            desk.run(plan)
+        with self.runner() as runner:
+            plan = StepDownPlan(runner.context, session, reason)
+            runner.run(plan)
             return plan.mark
 
     def evict(self, session: int, *, reason: str = "", watcher: Watcher | None = None) -> str:
@@ -359,9 +359,9 @@ class Group:
 
         Raises MembersAlive if it gives a sign of life. There is no way to end a live one from outside.
         """
-        with self.desk() as desk:
-            plan = EvictPlan(desk.scene, {session}, reason)
-            desk.run(plan, watcher)
+        with self.runner() as runner:
+            plan = EvictPlan(runner.context, {session}, reason)
+            runner.run(plan, watcher)
             return plan.ended_by.get(session, "")
 
     def delete(self, *, force: bool = False, reason: str = "", watcher: Watcher | None = None) -> bool:
@@ -370,13 +370,13 @@ class Group:
         `force` ends consumers that live first, by a change of the group's delivery (M15); they see ModeMismatch or
         GroupDeleted. Raises AdminBusy, PauseNotDrained, SettingsChanged then too: the positions are still there.
         """
-        with self.desk() as desk:
-            others = None if not force else others_mode(desk.scene.group)
+        with self.runner() as runner:
+            others = None if not force else others_mode(runner.context.group)
         if others is not None:
             self._settle({"delivery": others}, False, reason, watcher=watcher)
-        with self.desk() as desk:
-            plan = RemovePlan(desk.scene, reason)
-            desk.run(plan, watcher)
+        with self.runner() as runner:
+            plan = RemovePlan(runner.context, reason)
+            runner.run(plan, watcher)
             return plan.deleted_at != NONE
 
 
@@ -385,19 +385,19 @@ def group(marshal: Marshal, name: str) -> Group:
 
     A function and no method of Marshal: the room `client` does not know the room `admin` (CONTRIBUTING.md).
     """
-    return Group(marshal.door, name, marshal.coordination_topic)
+    return Group(marshal.transport, name, marshal.coordination_topic)
 
 
-def _state(desk: Desk) -> GroupState:
-    state = desk.scene.group
+def _state(runner: OperationRunner) -> GroupState:
+    state = runner.context.group
     assert state is not None  # Group.desk has looked
     return state
 
 
-def _check_smaller(desk: Desk, topic: str, partitions: int) -> None:
-    there = desk.admin.describe_topic(topic)
-    for one in find_anew(_state(desk), {} if there is None else {topic: there}).values():
-        raise DataTopicRecreated(desk.scene.name, topic, 0, one.known, one.found)
+def _check_smaller(runner: OperationRunner, topic: str, partitions: int) -> None:
+    there = runner.admin.describe_topic(topic)
+    for one in find_recreated(_state(runner), {} if there is None else {topic: there}).values():
+        raise DataTopicRecreated(runner.context.name, topic, 0, one.known, one.found)
     if there is not None and there.partitions > partitions:
         raise InvalidOption(
             "partitions",
@@ -407,9 +407,9 @@ def _check_smaller(desk: Desk, topic: str, partitions: int) -> None:
         )
 
 
-def _refused(scene: Scene, token: int | None, adopt: bool, take_over: bool) -> str:
+def _refused(context: GroupContext, token: int | None, adopt: bool, take_over: bool) -> str:
     try:
-        check_pause(scene, SystemClock().now(), token, adopt, take_over)
+        check_pause(context, SystemClock().now(), token, adopt, take_over)
     except AdminBusy as error:
         return str(error)
     return ""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from marshal_py.client import opening
+from marshal_py.client import replay_start
 from marshal_py.errors import (
     ClusterUnreachable,
     CoordinationTopicMissing,
@@ -29,7 +29,7 @@ from marshal_py.protocol.routing import HASH_NAME
 from marshal_py.protocol.snapshotter import SNAPSHOT_EVERY_RECORDS, Snapshotter
 from marshal_py.protocol.world import CHECKPOINT_OFFSETS, World
 from marshal_py.transport.clock import SystemClock
-from marshal_py.transport.ports import Bounds, ClusterAdmin, CoordinationLog, Door
+from marshal_py.transport.ports import Bounds, ClusterAdmin, CoordinationLog, Transport
 
 TIMEOUT_S: Final = 30.0
 CONFIRM_S: Final = 15.0  # a live consumer vouches within seconds; a silent one may be dead
@@ -69,13 +69,13 @@ class Begun(NamedTuple):
     first: int
 
 
-class LogDesk:
+class LogConnection:
     """One log, folded to its end."""
 
     def __init__(self, log: CoordinationLog, number: int, root: Genesis | None, timeout_s: float) -> None:
         self.log, self.number, self.root, self._timeout_s = log, number, root, timeout_s
         self.bounds = log.bounds(number, timeout_s)
-        self.world = opening.open_world(log, number, root, self.bounds)
+        self.world = replay_start.open_world(log, number, root, self.bounds)
         self.snapshotter = Snapshotter(self.world, SNAPSHOT_EVERY_RECORDS, secrets.token_bytes)
         self.wanted = self.bounds.end - self.bounds.end % CHECKPOINT_OFFSETS  # the checkpoint of a snapshot now
         self.pieces: list[Snapshot] | None = None
@@ -84,7 +84,7 @@ class LogDesk:
         log.follow(number, self.world.next_offset)
         self.fold_until(lambda: self.world.next_offset >= self.bounds.end, timeout_s)
         incarnation = None if self.world.genesis is None else self.world.genesis.incarnation
-        self.snapshotter.store = opening.find(log, number, self.bounds, incarnation, 2)
+        self.snapshotter.store = replay_start.find(log, number, self.bounds, incarnation, 2)
 
     def fold_until(self, condition: Callable[[], bool], wait_s: float) -> bool:
         """Reads on until the condition holds; False if it did not for `wait_s`. Nothing read at all is an error."""
@@ -163,8 +163,8 @@ class LogDesk:
                 f"the snapshot in coordination partition {self.number}",
                 self.log.waiting_for() or "it was not read back",
             )
-        base = opening.base_of(self.log, self.number, self.root, self.bounds, piece.at - CHECKPOINT_OFFSETS)
-        again = opening.refold(self.log, base, piece.at)
+        base = replay_start.base_of(self.log, self.number, self.root, self.bounds, piece.at - CHECKPOINT_OFFSETS)
+        again = replay_start.refold(self.log, base, piece.at)
         for key, stored in list(self.snapshotter.store.whole.items()):
             if key.instance == piece.instance and key.at == piece.at:
                 self.send(self.snapshotter.audited(stored, again))
@@ -173,10 +173,10 @@ class LogDesk:
 class Logs:
     """All logs of a coordination topic. A context manager."""
 
-    def __init__(self, door: Door, topic: str, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, transport: Transport, topic: str, timeout_s: float = TIMEOUT_S) -> None:
         """Raises CoordinationTopicMissing, ClusterUnreachable."""
         self.topic, self.timeout_s = topic, timeout_s
-        self.admin: ClusterAdmin = door.admin()
+        self.admin: ClusterAdmin = transport.admin()
         count = self.admin.partition_count(topic)
         if count is None:
             self.admin.close()
@@ -184,9 +184,9 @@ class Logs:
                 topic, "an admin creates nothing", "start a consumer, which creates it, or name the right topic"
             )
         self.count = count
-        self._door = door
+        self._transport = transport
         self._root: Genesis | None = None
-        self._log = door.log(topic, f"logs-{door.name}")
+        self._log = transport.log(topic, f"logs-{transport.name}")
 
     def __enter__(self) -> Logs:
         return self
@@ -202,8 +202,8 @@ class Logs:
         """The root Genesis; None if nothing has begun here. Raises HistoryTruncated, CoordinationError."""
         if self._root is None:
             bounds = self._log.bounds(0, self.timeout_s)
-            world = opening.open_world(self._log, 0, None, bounds)
-            self._root = world.genesis or opening.genesis_of(self._log, world, bounds.end)
+            world = replay_start.open_world(self._log, 0, None, bounds)
+            self._root = world.genesis or replay_start.genesis_of(self._log, world, bounds.end)
         return self._root
 
     def numbers(self, wanted: int | None) -> list[int]:
@@ -217,11 +217,11 @@ class Logs:
             raise InvalidOption("--log", wanted, f"the topic has the logs 0 to {root.partitions - 1}")
         return [wanted]
 
-    def desk(self, number: int) -> LogDesk:
+    def runner(self, number: int) -> LogConnection:
         """A log, folded to its end. One at a time is read on: the connection is shared."""
-        desk = LogDesk(self._log, number, self.root() if number else None, self.timeout_s)
-        desk.require_end()
-        return desk
+        runner = LogConnection(self._log, number, self.root() if number else None, self.timeout_s)
+        runner.require_end()
+        return runner
 
     # --- deletion
 
@@ -256,7 +256,7 @@ class Logs:
                 if number == 0:
                     root = self.root()
                 elif bounds.first and (root is None or number < root.partitions):
-                    opening.open_world(self._log, number, root, bounds)
+                    replay_start.open_world(self._log, number, root, bounds)
             except HistoryTruncated:
                 found[number] = bounds
         return found
@@ -269,7 +269,7 @@ class Logs:
             pass
         for number in range(self.count):
             bounds = self._log.bounds(number, self.timeout_s)
-            for records in self._log.read(number, bounds.first, bounds.end, opening.SILENCE_S):
+            for records in self._log.read(number, bounds.first, bounds.end, replay_start.SILENCE_S):
                 for record in records:
                     envelope = codec.open_envelope(record.value, -1)
                     if envelope is not None and isinstance(envelope[5], Genesis):
@@ -300,7 +300,7 @@ class Logs:
         for record in snapshot.founding(root, number, secrets.token_bytes(INSTANCE_BYTES), at):
             self._append(number, record)
             bounds = self._grown(number, bounds.end, deadline)
-        world: World = opening.open_world(self._log, number, None if number == 0 else root, bounds)
+        world: World = replay_start.open_world(self._log, number, None if number == 0 else root, bounds)
         assert world.began_at == at, "what was read back is what was written"
         return Begun(number, at, bounds.first)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from marshal_py.admin.anew import Anew, partitions_of
-from marshal_py.admin.ledger import Ledger
+from marshal_py.admin.pause_history import PauseHistory
+from marshal_py.admin.recreated_topics import RecreatedTopic, partitions_of
 from marshal_py.errors import PartitionParked
-from marshal_py.history.velocity import Velocity
+from marshal_py.history.consumption_rate import ConsumptionRate
 from marshal_py.protocol import parking
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.parking import BEYOND_END, LAG_UNKNOWN, RECREATED
@@ -54,7 +54,7 @@ class Stopped(NamedTuple):
         return f"{len(self.partitions)} partitions of {self.topic!r} are {state} ({self.reason})"
 
 
-def stopped(group: Group, anew: Mapping[str, Anew], ends: Mapping[TopicPartition, int]) -> list[Stopped]:
+def stopped(group: Group, anew: Mapping[str, RecreatedTopic], ends: Mapping[TopicPartition, int]) -> list[Stopped]:
     """What nobody consumes until an admin has looked at it, by topic and reason (F6.4, D6, D10).
 
     `anew`: topics that were deleted and made anew; all of their partitions are meant, parked already or not.
@@ -85,7 +85,7 @@ def stopped(group: Group, anew: Mapping[str, Anew], ends: Mapping[TopicPartition
     ]
 
 
-def _ids(one: Anew | None) -> tuple[str, str]:
+def _ids(one: RecreatedTopic | None) -> tuple[str, str]:
     return ("", "") if one is None else (one.known, one.found)
 
 
@@ -94,7 +94,7 @@ def notices(found: list[Stopped]) -> list[str]:
     return [f"{one}: {one.error}" for one in found]
 
 
-def pause(group: Group, ledger: Ledger | None, wall_ms: int) -> dict[str, Any] | None:
+def pause(group: Group, ledger: PauseHistory | None, wall_ms: int) -> dict[str, Any] | None:
     """The running pause: whose it is, why and for how long yet, as far as the log that was read says so (M1, M2)."""
     if not group.paused:
         return None
@@ -109,7 +109,7 @@ def pause(group: Group, ledger: Ledger | None, wall_ms: int) -> dict[str, Any] |
     }
 
 
-def info(group: Group, ledger: Ledger | None = None, wall_ms: int = 0) -> dict[str, Any]:
+def info(group: Group, ledger: PauseHistory | None = None, wall_ms: int = 0) -> dict[str, Any]:
     """All about a group, but what only the cluster knows."""
     config = group.config
     return {
@@ -194,7 +194,7 @@ def state(
     extended_ms: Mapping[int, int],
     ends: Mapping[TopicPartition, int],
     now_ms: float,
-    ledger: Ledger | None = None,
+    ledger: PauseHistory | None = None,
     recreated: Collection[str] = (),
 ) -> dict[str, Any]:
     """All about a group. `extended_ms`: per session the time of its last sign of life; `ends`: of data partitions.
@@ -260,7 +260,11 @@ def _partition(group: Group, tp: TopicPartition, end: int | None, recreated: Col
 
 
 def lag(
-    group: Group, ends: Mapping[TopicPartition, int], velocity: Velocity, now_ms: int, recreated: Collection[str] = ()
+    group: Group,
+    ends: Mapping[TopicPartition, int],
+    velocity: ConsumptionRate,
+    now_ms: int,
+    recreated: Collection[str] = (),
 ) -> dict[str, Any]:
     """How far the group is behind, per partition and in all, and how long it needs at its speed of the last minute.
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from marshal_py.admin.anew import Anew, check_topology, partitions_of
 from marshal_py.admin.author import BY_BYTES_MAX
-from marshal_py.admin.errand import Errand, Scene
-from marshal_py.admin.hold import Hold
+from marshal_py.admin.operation import GroupContext, Operation
 from marshal_py.admin.pause import Drain
+from marshal_py.admin.pause_lock import PauseLock
+from marshal_py.admin.recreated_topics import RecreatedTopic, check_topology, partitions_of
 from marshal_py.errors import (
     AdminBusy,
     AdminGaveUp,
@@ -32,15 +32,15 @@ from marshal_py.protocol.world import Group
 MOVED: Final = "moved"
 NOT_MOVED: Final = "not_moved"
 UNKNOWN: Final = "unknown"
-NO_TOPICS: Final[Mapping[str, Anew]] = {}
+NO_TOPICS: Final[Mapping[str, RecreatedTopic]] = {}
 
 
-class PositionPlan(Errand):
+class PositionPlan(Operation):
     """One move of some partitions of a group, all or nothing."""
 
     def __init__(
         self,
-        scene: Scene,
+        context: GroupContext,
         tps: Iterable[TopicPartition],
         *,
         stay_paused: bool = False,
@@ -50,22 +50,22 @@ class PositionPlan(Errand):
         adopt: bool = False,
         take_over: bool = False,
         patience_ms: int | None = None,
-        anew: Mapping[str, Anew] = NO_TOPICS,
+        anew: Mapping[str, RecreatedTopic] = NO_TOPICS,
     ) -> None:
         """`anew`: topics of these partitions that were made anew, by name: accepted in the pause, before the move.
 
         Raises InvalidRecord if the record would be too large, GroupMissing for a partition that is not there.
         """
-        super().__init__(scene, patience_ms, reason)
+        super().__init__(context, patience_ms, reason)
         self.tps = sorted(set(tps))
         self.anew = anew
         self.accepted: set[str] = set()  # new topics that a record of this run made the group's
         self._stay_paused = stay_paused
-        check_topology(scene.group, scene.name, self.tps, anew)
-        check_size(scene, self.tps)
-        self.hold = Hold(self, reason or "set-position", duration_ms, token, adopt, take_over)
-        self.by = scene.author.signed(reason)
-        group = scene.group
+        check_topology(context.group, context.name, self.tps, anew)
+        check_size(context, self.tps)
+        self.hold = PauseLock(self, reason or "set-position", duration_ms, token, adopt, take_over)
+        self.by = context.author.signed(reason)
+        group = context.group
         assert group is not None  # check_topology has looked
         self.drain = Drain(self, set(self.tps) | partitions_of(group, anew.values()))
         self.moved: SetPosition | None = None  # as read accepted
@@ -81,10 +81,10 @@ class PositionPlan(Errand):
     def read(self, verdict: Verdict, now: Instant) -> None:
         self.drain.read(verdict)
         record = verdict.record
-        if isinstance(record, SetPosition) and verdict.accepted and self.scene.author.wrote(record.by):
+        if isinstance(record, SetPosition) and verdict.accepted and self.context.author.wrote(record.by):
             self.moved, self.moved_at = record, verdict.offset  # M6: any of our attempts
             self.tell("moved", offset=verdict.offset)
-        elif isinstance(record, Topology) and verdict.accepted and self.scene.author.wrote(record.by):
+        elif isinstance(record, Topology) and verdict.accepted and self.context.author.wrote(record.by):
             self.accepted.add(record.topic)
             self.tell("accepted", record.topic, offset=verdict.offset)
 
@@ -98,7 +98,7 @@ class PositionPlan(Errand):
         """What is true now, for a run that is over."""
         if self.moved is not None:
             return MOVED
-        return UNKNOWN if self._may_land(self.scene.group) else NOT_MOVED
+        return UNKNOWN if self._may_land(self.context.group) else NOT_MOVED
 
     def _may_land(self, group: Group | None) -> bool:
         """M7: a copy can be accepted only while its token is the running pause's (F8.1), and that only grows."""
@@ -108,7 +108,7 @@ class PositionPlan(Errand):
 
     # --- acting
 
-    def aimed(self, positions: Mapping[TopicPartition, int]) -> None:
+    def positions_resolved(self, positions: Mapping[TopicPartition, int]) -> None:
         """The driver has looked up what Step.aim asked for."""
         self._aims = positions
 
@@ -161,8 +161,8 @@ class PositionPlan(Errand):
     # --- giving up
 
     def late(self) -> MarshalError:
-        names, waited_s = self.drain.names(self.scene.group), self.patience_ms / 1000
-        return PositionNotMoved(self.scene.name, str(PauseNotDrained(self.scene.name, names, waited_s)))
+        names, waited_s = self.drain.names(self.context.group), self.patience_ms / 1000
+        return PositionNotMoved(self.context.name, str(PauseNotDrained(self.context.name, names, waited_s)))
 
     def close(self, group: Group, now: Instant) -> bool:
         if self.moved is not None and self.resume:
@@ -176,7 +176,7 @@ class PositionPlan(Errand):
         if self.outcome == MOVED:
             error = None  # it landed while the end was on its way
         elif self.outcome == UNKNOWN:
-            error = PositionUnknown(self.scene.name, str(error), self.command())
+            error = PositionUnknown(self.context.name, str(error), self.command())
         elif error is not None:
             error = self._not_moved(error)
         super().end(error)
@@ -193,11 +193,11 @@ class PositionPlan(Errand):
         reason = error.reason if isinstance(error, PositionNotMoved) else str(error)
         if told and isinstance(error, AdminGaveUp) and not error.waited_s:
             reason = "it was interrupted"  # its own words say that nothing of it will happen
-        return PositionNotMoved(self.scene.name, "; ".join([reason, *told]))
+        return PositionNotMoved(self.context.name, "; ".join([reason, *told]))
 
     def _acceptable(self) -> set[str]:
         """New topics whose record was sent, not read, and needs no pause: the group's config does not forbid that."""
-        group = self.scene.group
+        group = self.context.group
         if group is None or group.deleted or (group.config is not None and group.config.on_topic_recreated == "fail"):
             return set()
         sent = self.sent(Topology)
@@ -205,7 +205,7 @@ class PositionPlan(Errand):
 
     def command(self) -> str:
         """What finds out later."""
-        return f"marshal explain {self.scene.name} {self.tps[0]}"
+        return f"marshal explain {self.context.name} {self.tps[0]}"
 
 
 def _state(group: Group, tp: TopicPartition) -> tuple[int, int]:
@@ -214,9 +214,9 @@ def _state(group: Group, tp: TopicPartition) -> tuple[int, int]:
     return (NONE, NONE) if known is None else (known.version, known.position)
 
 
-def check_size(scene: Scene, tps: Iterable[TopicPartition]) -> None:
+def check_size(context: GroupContext, tps: Iterable[TopicPartition]) -> None:
     """The record of the move with the longest values that it could hold. Raises InvalidRecord."""
     moves = tuple(Move(*tp, OFFSET_MAX, OFFSET_MAX) for tp in tps)
-    record = SetPosition(OFFSET_MAX, moves, True, scene.author.signed("x" * BY_BYTES_MAX))
-    genesis = scene.world.genesis
-    codec.encode(record, scene.name, b"" if genesis is None else genesis.incarnation)
+    record = SetPosition(OFFSET_MAX, moves, True, context.author.signed("x" * BY_BYTES_MAX))
+    genesis = context.world.genesis
+    codec.encode(record, context.name, b"" if genesis is None else genesis.incarnation)

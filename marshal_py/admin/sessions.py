@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marshal_py.admin.errand import Errand, Scene
+from marshal_py.admin.operation import GroupContext, Operation
 from marshal_py.admin.pause import name_of
 from marshal_py.errors import AdminGaveUp, GroupMissing, MarshalError, MembersAlive
 from marshal_py.protocol.identity import NONE, Instant
@@ -11,24 +11,24 @@ from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group
 
 
-def find_session(scene: Scene, session: int) -> None:
+def find_session(context: GroupContext, session: int) -> None:
     """Raises GroupMissing for a session that is not live."""
-    if scene.group is None or session not in scene.group.sessions:
-        raise GroupMissing(scene.name, f"has no live session {session}")
+    if context.group is None or session not in context.group.sessions:
+        raise GroupMissing(context.name, f"has no live session {session}")
 
 
-class StepDownPlan(Errand):
+class StepDownPlan(Operation):
     """Marks a session as the last candidate for everything (F9.8). It stays in the group."""
 
-    def __init__(self, scene: Scene, session: int, reason: str = "", patience_ms: int | None = None) -> None:
-        super().__init__(scene, patience_ms, reason)
-        find_session(scene, session)
+    def __init__(self, context: GroupContext, session: int, reason: str = "", patience_ms: int | None = None) -> None:
+        super().__init__(context, patience_ms, reason)
+        find_session(context, session)
         self.session = session
         self.mark = NONE
 
     def read(self, verdict: Verdict, now: Instant) -> None:
         record = verdict.record
-        if isinstance(record, StepDown) and verdict.accepted and self.scene.author.wrote(record.by):
+        if isinstance(record, StepDown) and verdict.accepted and self.context.author.wrote(record.by):
             self.mark = verdict.offset
             self.tell("stepped_down", session=record.session, offset=verdict.offset)
 
@@ -39,31 +39,33 @@ class StepDownPlan(Errand):
             self.give_up(GroupMissing(group.name, f"has no live session {self.session} any more"))
         else:
             observed = group.sessions[self.session].mark
-            self.send(StepDown(self.session, observed, self.reason, self.scene.author.by), now)
+            self.send(StepDown(self.session, observed, self.reason, self.context.author.by), now)
 
     def may_land(self, group: Group) -> bool:
         session = group.sessions.get(self.session)
         return session is not None and any(record.observed == session.mark for record in self.sent(StepDown))
 
     def late(self) -> MarshalError:
-        return AdminGaveUp(self.scene.name, f"the step-down of session {self.session}", self.patience_ms / 1000)
+        return AdminGaveUp(self.context.name, f"the step-down of session {self.session}", self.patience_ms / 1000)
 
 
-class EvictPlan(Errand):
+class EvictPlan(Operation):
     """Ends sessions that are silent, after waiting for each as a member must (M4). A sign of life refuses it (M11)."""
 
     what = "nobody is evicted"
 
-    def __init__(self, scene: Scene, sessions: set[int], reason: str = "", patience_ms: int | None = None) -> None:
-        super().__init__(scene, patience_ms, reason)
+    def __init__(
+        self, context: GroupContext, sessions: set[int], reason: str = "", patience_ms: int | None = None
+    ) -> None:
+        super().__init__(context, patience_ms, reason)
         for session in sessions:
-            find_session(scene, session)
+            find_session(context, session)
         self.left = set(sessions)
         self.ended_by: dict[int, str] = {}
         self._extended: dict[int, int] = {}
 
     def read(self, verdict: Verdict, now: Instant) -> None:
-        group = self.scene.group
+        group = self.context.group
         for session in [s for s in self.left if group is None or s not in group.sessions]:
             self.left.discard(session)
             match verdict.record:
@@ -101,7 +103,7 @@ class EvictPlan(Errand):
         )
 
     def late(self) -> MarshalError:
-        return AdminGaveUp(self.scene.name, f"the end of sessions {sorted(self.left)}", self.patience_ms / 1000)
+        return AdminGaveUp(self.context.name, f"the end of sessions {sorted(self.left)}", self.patience_ms / 1000)
 
 
 class RemovePlan(EvictPlan):
@@ -109,10 +111,10 @@ class RemovePlan(EvictPlan):
 
     what = "a group with live members is not deleted"
 
-    def __init__(self, scene: Scene, reason: str = "", patience_ms: int | None = None) -> None:
-        if scene.group is None:
-            raise GroupMissing(scene.name, "has never been used")
-        super().__init__(scene, set(scene.group.sessions), reason, patience_ms)
+    def __init__(self, context: GroupContext, reason: str = "", patience_ms: int | None = None) -> None:
+        if context.group is None:
+            raise GroupMissing(context.name, "has never been used")
+        super().__init__(context, set(context.group.sessions), reason, patience_ms)
         self.deleted_at = NONE
 
     def read(self, verdict: Verdict, now: Instant) -> None:
@@ -129,12 +131,12 @@ class RemovePlan(EvictPlan):
             return
         self.wait(group, now)
         if not self.left and self.giving_up is None:
-            by = self.scene.author.signed(self.reason)
+            by = self.context.author.signed(self.reason)
             self.send(GroupConfig(group.config_offset, deleted=True, by=by), now)
 
     def give_up(self, error: MarshalError) -> None:
         """A deleted group ends every other errand; this one has what it wanted."""
-        group = self.scene.group
+        group = self.context.group
         if group is not None and group.deleted:
             self.end()
         else:
@@ -145,4 +147,4 @@ class RemovePlan(EvictPlan):
         return super().may_land(group) or any(record.observed == group.config_offset for record in deletions)
 
     def late(self) -> MarshalError:
-        return AdminGaveUp(self.scene.name, "the deletion", self.patience_ms / 1000)
+        return AdminGaveUp(self.context.name, "the deletion", self.patience_ms / 1000)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from marshal_py.client.starts import time_ms
+from marshal_py.client.start_positions import time_ms
 from marshal_py.errors import InvalidOption, PositionOutOfRange
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import OFFSET_MAX

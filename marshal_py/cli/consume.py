@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from marshal_py.cli import frame, lines
-from marshal_py.client import starts
+from marshal_py.client import start_positions
 from marshal_py.client.exporter import LOOPBACK, serve
 from marshal_py.client.marshal import Marshal, connect
 from marshal_py.client.options import HEARTBEAT_INTERVAL_S
@@ -84,7 +84,7 @@ def consume(
     """
     if as_json and key_separator is not None:
         raise typer.BadParameter("--key-separator is for text: with --json the key has a field")
-    starts.check_topics(start, topics)  # before a cluster is waited for
+    start_positions.check_topics(start, topics)  # before a cluster is waited for
     settings = frame.settings_of(bootstrap_servers, command_config)
     options: dict[str, Any] = {
         "delivery": delivery,

@@ -15,19 +15,19 @@ from typing import Annotated, Final
 
 import typer
 
-from marshal_py.admin import checkup, rights
-from marshal_py.admin.checkup import Check, Study
-from marshal_py.admin.nearest import instead
+from marshal_py.admin import diagnosis, permissions
+from marshal_py.admin.diagnosis import Check, Study
+from marshal_py.admin.suggestions import instead
 from marshal_py.cli import frame
 from marshal_py.cli.state import NOBODY
 from marshal_py.client.observer import Observer
 from marshal_py.errors import AccessDenied, ClusterError, MarshalError, TopicMissing
 from marshal_py.protocol.world import Group
-from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.connection_errors import UNNAMED, principal_of
+from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.kafka_admin import KafkaAdmin
 from marshal_py.transport.ports import CAPABILITIES, TopicInfo
-from marshal_py.transport.soundness import COORDINATION_PARTITIONS, FOREVER, SAFE_BROKERS, growth
-from marshal_py.transport.trouble import UNNAMED, principal_of
+from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS, FOREVER, SAFE_BROKERS, growth
 
 EXAMPLE: Final = frame.example("marshal doctor --bootstrap-servers localhost:9092")
 SETTINGS_OF_CLUSTERS: Final = ("replication factor", "min.insync.replicas", "unclean.leader.election.enable")
@@ -60,10 +60,10 @@ def doctor(
     """
     if dump is not None and (group or topics or role):
         raise typer.BadParameter("a dump tells nothing about rights: --dump goes without GROUP, --topic and --as")
-    if role is not None and role not in rights.ROLES:
-        raise typer.BadParameter("--as takes " + ", ".join(rights.ROLES))
+    if role is not None and role not in permissions.ROLES:
+        raise typer.BadParameter("--as takes " + ", ".join(permissions.ROLES))
     checks = []
-    visit = Visit(coordination_topic, group, topics or [], [role] if role else list(rights.ROLES), bool(role))
+    visit = Visit(coordination_topic, group, topics or [], [role] if role else list(permissions.ROLES), bool(role))
     for check in visit.of_dump(dump) if dump else visit.checks(bootstrap_servers, command_config):
         checks.append(check)
         if not as_json:
@@ -89,24 +89,24 @@ class Visit:
         settings = frame.settings_of(servers, config)
         address = str(settings["bootstrap.servers"])
         try:
-            door = frame.open_door(servers, config)
-            admin = door.admin()
+            transport = frame.open_transport(servers, config)
+            admin = transport.admin()
             brokers = admin.brokers()
         except MarshalError as error:
             yield Check("cluster", "fail", str(error), "check the address, the network and the security settings")
             return
         yield Check("cluster", "ok", f"{address} answers")
         try:
-            yield from _brokers(door, brokers)
-            yield from self._topic(door, admin, len(brokers))
-            if not door.embedded:  # it has no rights
+            yield from _brokers(transport, brokers)
+            yield from self._topic(transport, admin, len(brokers))
+            if not transport.embedded:  # it has no rights
                 yield from self._rights(admin, principal_of(settings), address)
         except ClusterError as error:
             yield Check(type(error).__name__, "fail", str(error))
         finally:
             admin.close()
 
-    def _topic(self, door: KafkaDoor, admin: KafkaAdmin, brokers: int) -> Iterator[Check]:
+    def _topic(self, transport: KafkaTransport, admin: KafkaAdmin, brokers: int) -> Iterator[Check]:
         """The coordination topic. What this client may not look at is a line, and no end of the visit."""
         try:
             count = admin.partition_count(self.topic)
@@ -119,12 +119,12 @@ class Visit:
                 )
                 yield from self._unused([])
                 return
-            yield _partitions(door, admin, self.topic, count)
+            yield _partitions(transport, admin, self.topic, count)
             try:
                 yield from _settings(admin, self.topic, brokers)
             except AccessDenied as error:
                 yield Check("settings", "warn", "this client may not see them", str(error))
-            with Observer(door, self.topic) as observer:
+            with Observer(transport, self.topic) as observer:
                 yield from self._content(observer, round(time.time() * 1000), admin, count)
                 known = {topic for _, group in observer.groups() for topic in group.topics}
             yield from self._absent(admin, known)
@@ -161,9 +161,9 @@ class Visit:
         sessions = sum(len(group.sessions) for group in groups)
         yield Check("content", "ok", f"every log folds; {len(groups)} groups, {sessions} live sessions")
         yield from _odd_records(observer)
-        yield checkup.of_growth(study, observer.bounds(observer.logs_of(None)))
-        yield checkup.of_clocks(study)
-        yield checkup.of_versions(groups)
+        yield diagnosis.of_growth(study, observer.bounds(observer.logs_of(None)))
+        yield diagnosis.of_clocks(study)
+        yield diagnosis.of_versions(groups)
         # Who lives by a snapshot, and has shown no sign since, has been silent for as long as this log was read.
         extended_ms = {
             (group.name, session): observer.extended_ms.get((log, session), study.first_ms.get(log, now_ms))
@@ -172,7 +172,7 @@ class Visit:
         }
         infos = {} if admin is None else _infos(admin, groups)
         yield from self._unused(groups)
-        yield from checkup.of_groups(groups, infos, study, extended_ms)
+        yield from diagnosis.of_groups(groups, infos, study, extended_ms)
         for group in groups:
             if group.name == self.group:
                 self.topics |= set(group.topics)
@@ -212,8 +212,8 @@ class Visit:
                 return frozenset()
 
         for role in self.roles:
-            needed = rights.rights_of(role, self.topic, [self.group] if self.group else [], self.topics)
-            lacking = [one for one in rights.missing(needed, allowed) if one.name not in absent]
+            needed = permissions.rights_of(role, self.topic, [self.group] if self.group else [], self.topics)
+            lacking = [one for one in permissions.missing(needed, allowed) if one.name not in absent]
             if not lacking:
                 where = f" of group {self.group!r}" if self.group else ""
                 unsure = f"; nobody can say for {', '.join(sorted(absent))}, missing yet" if absent else ""
@@ -224,7 +224,7 @@ class Visit:
                     f"rights: {role}",
                     "fail" if self.strict else "warn",
                     f"{who} lacks {', '.join(one.operations)} on {one.kind} {one.name}",
-                    rights.grant(one, principal, address),
+                    permissions.grant(one, principal, address),
                 )
 
 
@@ -239,10 +239,10 @@ def _infos(admin: KafkaAdmin, groups: list[Group]) -> dict[str, TopicInfo | None
     return found
 
 
-def _brokers(door: KafkaDoor, brokers: dict[int, str]) -> Iterator[Check]:
+def _brokers(transport: KafkaTransport, brokers: dict[int, str]) -> Iterator[Check]:
     names = ", ".join(f"{address} (id {number})" for number, address in sorted(brokers.items()))
-    if door.embedded:
-        lacking = ", ".join(sorted(CAPABILITIES - door.admin().capabilities))
+    if transport.embedded:
+        lacking = ", ".join(sorted(CAPABILITIES - transport.admin().capabilities))
         yield Check(
             "broker",
             "warn",
@@ -255,7 +255,7 @@ def _brokers(door: KafkaDoor, brokers: dict[int, str]) -> Iterator[Check]:
         yield Check("brokers", "ok", names)
 
 
-def _partitions(door: KafkaDoor, admin: KafkaAdmin, topic: str, count: int) -> Check:
+def _partitions(transport: KafkaTransport, admin: KafkaAdmin, topic: str, count: int) -> Check:
     """How many logs the groups share; the number is for good once the first client has connected (L3)."""
     says = f"{topic} has {count} partition{'s' if count != 1 else ''}"
     wanted = admin.can_grow(topic, COORDINATION_PARTITIONS)
@@ -264,7 +264,7 @@ def _partitions(door: KafkaDoor, admin: KafkaAdmin, topic: str, count: int) -> C
             "coordination topic",
             "warn",
             f"{says}, and nothing in it yet; {wanted} are usual",
-            growth(topic, wanted, str(door.given["bootstrap.servers"])),
+            growth(topic, wanted, str(transport.given["bootstrap.servers"])),
         )
     if count == 1:
         return Check(

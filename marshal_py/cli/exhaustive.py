@@ -8,9 +8,9 @@ from typing import Any
 import typer
 
 from marshal_py.cli import frame
+from marshal_py.simulator.exhaustive.bfs import Progress, Report
 from marshal_py.simulator.exhaustive.configurations import CONFIGURATIONS, QUICK
 from marshal_py.simulator.exhaustive.explore import STATES_MAX, explore
-from marshal_py.simulator.exhaustive.walk import Progress, Report
 
 LIST = "list"
 ALL = "all"

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from marshal_py.admin.nearest import instead
+from marshal_py.admin.suggestions import instead
 from marshal_py.admin.targets import OFFSET, TIME, parse
 from marshal_py.cli import frame, operate
-from marshal_py.client import evidence
+from marshal_py.client import divergence_report
 from marshal_py.errors import InvalidOption
 from marshal_py.history import explain as history
 from marshal_py.history import states
@@ -113,7 +113,7 @@ def diff(
     """Show what changed in a group between two times or offsets of its log."""
     if state is not None and not at:
         with _history(group, bootstrap_servers, command_config, coordination_topic, dump) as (world, records):
-            _against_log(evidence.read(state, group), world, records, as_json)
+            _against_log(divergence_report.read(state, group), world, records, as_json)
         return
     if at is None or len(at) != 2 or state is not None:
         raise typer.BadParameter("give --at twice: from, to; or --state")

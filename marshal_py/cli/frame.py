@@ -15,13 +15,13 @@ from typing import Annotated, Any, Final, ParamSpec
 
 import typer
 
-from marshal_py.admin.nearest import instead
+from marshal_py.admin.suggestions import instead
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.client.observer import Observer
 from marshal_py.client.options import COORDINATION_TOPIC, check_topics
 from marshal_py.errors import InvalidName, MarshalError
 from marshal_py.transport.dump import memory_door
-from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.kafka import KafkaTransport
 
 P = ParamSpec("P")
 
@@ -141,16 +141,16 @@ def read_properties(path: Path) -> dict[str, str]:
     return found
 
 
-def open_door(servers: str | None, config: Path | None) -> KafkaDoor:
-    return KafkaDoor(settings_of(servers, config), CONNECT_TIMEOUT_S)
+def open_transport(servers: str | None, config: Path | None) -> KafkaTransport:
+    return KafkaTransport(settings_of(servers, config), CONNECT_TIMEOUT_S)
 
 
 def look(servers: str | None, config: Path | None, topic: str, dump: Path | None) -> Observer:
     """An observer of the cluster's coordination topic, or of a dump, which names its topic itself."""
     if dump is None:
-        return Observer(open_door(servers, config), topic)
-    header, door = memory_door(dump)
-    return Observer(door, header.topic)
+        return Observer(open_transport(servers, config), topic)
+    header, transport = memory_door(dump)
+    return Observer(transport, header.topic)
 
 
 def must_know(observer: Observer, group: str | None, follow: bool = False) -> None:

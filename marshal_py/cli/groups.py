@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from marshal_py.admin import outlook, overview
+from marshal_py.admin import impact, overview
 from marshal_py.admin.change import check_settings
 from marshal_py.admin.targets import print_table
 from marshal_py.cli import frame, operate
@@ -59,7 +59,7 @@ def ls(
 
     A consumer without a heartbeat for two of its intervals is silent: dead, or cut off. By this machine's clock.
     """
-    with Observer(frame.open_door(bootstrap_servers, command_config), coordination_topic) as observer:
+    with Observer(frame.open_transport(bootstrap_servers, command_config), coordination_topic) as observer:
         if observer.root is None:
             frame.say(NOBODY)
         observer.fold()
@@ -171,7 +171,7 @@ def create(
     wanted = _wanted(delivery, policy, on_topic_recreated)
     if not operate.foresee(
         target,
-        lambda scene: outlook.of_settings(scene, wanted, True),
+        lambda context: impact.of_settings(context, wanted, True),
         dry_run=dry_run,
         as_json=as_json,
         question=f"Create group {group!r}?",
@@ -214,7 +214,7 @@ def update(
     target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
     if not operate.foresee(
         target,
-        lambda scene: outlook.of_settings(scene, wanted, False),
+        lambda context: impact.of_settings(context, wanted, False),
         dry_run=dry_run,
         as_json=as_json,
         question=f"Change group {group!r}?",
@@ -314,7 +314,7 @@ def rm(
     target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
     if not operate.foresee(
         target,
-        lambda scene: outlook.of_deletion(scene, force),
+        lambda context: impact.of_deletion(context, force),
         dry_run=dry_run,
         as_json=as_json,
         question=f"Delete group {group!r} and all its positions?",

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from marshal_py.admin import overview
-from marshal_py.admin.anew import find_anew
+from marshal_py.admin.recreated_topics import find_recreated
 from marshal_py.cli import frame
 from marshal_py.client.observer import Observer
-from marshal_py.history.velocity import Velocity
+from marshal_py.history.consumption_rate import ConsumptionRate
 
 EXAMPLE: Final = frame.example("marshal lag billing")
 
@@ -33,8 +33,8 @@ def lag(
     - as a lag: nobody knows it. The topic is gone or was made anew, the partition has no position yet, the position
     lies beyond the end, or records were lost.
     """
-    with Observer(frame.open_door(bootstrap_servers, command_config), coordination_topic) as observer:
-        velocity = Velocity()
+    with Observer(frame.open_transport(bootstrap_servers, command_config), coordination_topic) as observer:
+        velocity = ConsumptionRate()
         for record, verdict in observer.read(group):
             if verdict.group == group:
                 velocity.read(observer.worlds[record.log].groups.get(group), verdict, record.timestamp_ms)
@@ -42,7 +42,7 @@ def lag(
         frame.must_know(observer, group)
         assert state is not None  # it knows the group
         ends = observer.ends(tp for tp in overview.partitions(state) if tp.partition >= 0)
-    anew = find_anew(state, observer.topics)
+    anew = find_recreated(state, observer.topics)
     found = {
         **overview.lag(state, ends, velocity, time.time_ns() // 1_000_000, anew),
         "notices": overview.notices(overview.stopped(state, anew, ends)),

@@ -88,12 +88,12 @@ def dump(
     """
     if human and (as_json or output is not None):
         raise typer.BadParameter("--human goes to stdout, and not together with --json")
-    door = frame.open_door(bootstrap_servers, command_config)
+    transport = frame.open_transport(bootstrap_servers, command_config)
     if group is not None:
-        with Observer(door, coordination_topic) as observer:
+        with Observer(transport, coordination_topic) as observer:
             observer.fold(group)
             frame.must_know(observer, group)
-    with Observer(door, coordination_topic) as observer:
+    with Observer(transport, coordination_topic) as observer:
         if observer.root is None:
             frame.say(NOBODY)
         if human:
@@ -129,8 +129,8 @@ def load(
 
     Consumers that use that topic go on where the dump ends. To look only, give --dump to the other commands instead.
     """
-    door = frame.open_door(bootstrap_servers, command_config)
-    count = archive.load(file, door, coordination_topic)
+    transport = frame.open_transport(bootstrap_servers, command_config)
+    count = archive.load(file, transport, coordination_topic)
     if as_json:
         frame.print_json({"topic": coordination_topic, "records": count})
     else:

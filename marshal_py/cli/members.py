@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from marshal_py.admin import outlook, overview
+from marshal_py.admin import impact, overview
 from marshal_py.cli import frame, operate
 from marshal_py.client.observer import Observer
 
@@ -32,7 +32,7 @@ def ls(
     if group is not None:
         found = operate.open_group(group, bootstrap_servers, command_config, coordination_topic).members()
     else:
-        with Observer(frame.open_door(bootstrap_servers, command_config), coordination_topic) as observer:
+        with Observer(frame.open_transport(bootstrap_servers, command_config), coordination_topic) as observer:
             observer.fold()
             found = [member for _, one in observer.groups() for member in overview.members(one)]
     if as_json:
@@ -70,7 +70,9 @@ def step_down(
     """Make a session the last candidate for everything. It stays, and is never absent."""
     target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
     number = operate.find_session(target, session)
-    if not operate.foresee(target, lambda scene: outlook.of_step_down(scene, number), dry_run=dry_run, as_json=as_json):
+    if not operate.foresee(
+        target, lambda context: impact.of_step_down(context, number), dry_run=dry_run, as_json=as_json
+    ):
         return
     mark = target.step_down(number, reason)
     if as_json:
@@ -99,7 +101,7 @@ def evict(
     number = operate.find_session(target, session)
     if not operate.foresee(
         target,
-        lambda scene: outlook.of_eviction(scene, number),
+        lambda context: impact.of_eviction(context, number),
         dry_run=dry_run,
         as_json=as_json,
         question=f"Evict session {number} of group {group!r}?",

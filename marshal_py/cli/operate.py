@@ -9,9 +9,9 @@ from typing import Annotated, Final
 
 import typer
 
-from marshal_py.admin.errand import Progress, Scene
 from marshal_py.admin.group import Group
-from marshal_py.admin.outlook import Outlook
+from marshal_py.admin.impact import Impact
+from marshal_py.admin.operation import GroupContext, Progress
 from marshal_py.cli import frame
 from marshal_py.protocol.identity import NONE, Instant
 from marshal_py.transport.clock import SystemClock
@@ -55,7 +55,7 @@ WORDS: Final = {
 
 
 def open_group(name: str, servers: str | None, config: Path | None, topic: str) -> Group:
-    return Group(frame.open_door(servers, config), name, topic)
+    return Group(frame.open_transport(servers, config), name, topic)
 
 
 def seconds(text: str) -> float:
@@ -74,7 +74,7 @@ def ask(question: str, yes: bool) -> None:
 
 def foresee(
     group: Group,
-    judge: Callable[[Scene], Outlook],
+    judge: Callable[[GroupContext], Impact],
     *,
     dry_run: bool,
     as_json: bool,
@@ -83,12 +83,12 @@ def foresee(
 ) -> bool:
     """Shows what the command would do and asks `question`, if it has one; False after a dry run, which was all."""
     return foresee_by(
-        group.name, lambda: group.outlook(judge), dry_run=dry_run, as_json=as_json, question=question, yes=yes
+        group.name, lambda: group.impact(judge), dry_run=dry_run, as_json=as_json, question=question, yes=yes
     )
 
 
 def foresee_by(
-    name: str, look: Callable[[], Outlook], *, dry_run: bool, as_json: bool, question: str = "", yes: bool = False
+    name: str, look: Callable[[], Impact], *, dry_run: bool, as_json: bool, question: str = "", yes: bool = False
 ) -> bool:
     """The same for what no scene alone can tell."""
     if not dry_run and (yes or not question):

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from marshal_py.admin.group import Group, Moved
-from marshal_py.admin.preview import Row
+from marshal_py.admin.position_preview import Row
 from marshal_py.admin.targets import WORDS, Target, parse, parse_table
 from marshal_py.cli import frame, operate
 from marshal_py.errors import AdminBusy, InvalidOption, PositionNotMoved, PositionUnknown

@@ -1,4 +1,4 @@
-"""`marshal produce`: lines of stdin become messages. Reads and prints; transport/sink.py writes."""
+"""`marshal produce`: lines of stdin become messages. Reads and prints; transport/producer.py writes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from marshal_py.cli import frame, lines
-from marshal_py.transport.sink import KafkaSink
+from marshal_py.transport.producer import KafkaProducer
 
 EXAMPLE: Final = frame.example("echo '42:paid' | marshal produce orders --key-separator : --header source=shell")
 
@@ -47,7 +47,7 @@ def produce(
     if topic == coordination_topic:
         raise frame.CommandFailed(f"{topic} is the coordination topic: only the library writes to it")
     headers = [_header(text) for text in header or []]
-    sink = KafkaSink(frame.open_door(bootstrap_servers, command_config))
+    sink = KafkaProducer(frame.open_transport(bootstrap_servers, command_config))
     try:
         for key, value, own in _messages(key_separator, from_json):
             sink.write(topic, value, key, [*headers, *own], partition)

@@ -6,8 +6,8 @@ from typing import Annotated, Final
 
 import typer
 
-from marshal_py.admin import outlook
-from marshal_py.admin.errand import Progress
+from marshal_py.admin import impact
+from marshal_py.admin.operation import Progress
 from marshal_py.cli import frame, operate
 from marshal_py.protocol.records import PAUSE_MS_MAX
 
@@ -48,7 +48,7 @@ def release(
     target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
     if not operate.foresee(
         target,
-        lambda scene: outlook.of_pause(scene, operate.now(), token, adopt, take_over),
+        lambda context: impact.of_pause(context, operate.now(), token, adopt, take_over),
         dry_run=dry_run,
         as_json=as_json,
         question=f"Pause group {group!r}?",
@@ -98,7 +98,7 @@ def resume(
     target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
     if not operate.foresee(
         target,
-        lambda scene: outlook.of_resume(scene, operate.now(), token, take_over),
+        lambda context: impact.of_resume(context, operate.now(), token, take_over),
         dry_run=dry_run,
         as_json=as_json,
     ):

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from marshal_py.cli import autopsy, exhaustive, failing, frame
+from marshal_py.cli import dump_audit, exhaustive, failing, frame
 from marshal_py.simulator import sweep
 from marshal_py.simulator.auditor_evidence import Violation
-from marshal_py.simulator.heritage import read
+from marshal_py.simulator.dump_state import read
 from marshal_py.simulator.mutants import MUTANTS, NOT_YET, SEEDS_BASE
 from marshal_py.simulator.run import Result
 from marshal_py.simulator.scenario import Options
@@ -194,7 +194,7 @@ def _from_dump(
         raise typer.BadParameter("--trace, --shrink and --html need --seed")
     if group is not None and seeds is None and seed is None:
         raise typer.BadParameter("--group says with whom runs go on: give --seeds or --seed too")
-    autopsy.show(dump, as_json)
+    dump_audit.show(dump, as_json)
     options = Options(dump=str(dump.resolve()), group=group or "")
     words = f"--dump {dump} {f'--group {group} ' if group else ''}"
     if seed is not None:

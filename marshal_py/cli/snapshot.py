@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from marshal_py.admin.logs import CONFIRM_S, LogDesk, Logs, Written
+from marshal_py.admin.logs import CONFIRM_S, LogConnection, Logs, Written
 from marshal_py.cli import frame, operate
 from marshal_py.cli.state import NOBODY
 
@@ -53,7 +53,7 @@ def snapshot(
     """
     kept_s, wait_s = operate.seconds(keep), operate.seconds(wait)
     found: list[dict[str, Any]] = []
-    with Logs(frame.open_door(bootstrap_servers, command_config), coordination_topic) as logs:
+    with Logs(frame.open_transport(bootstrap_servers, command_config), coordination_topic) as logs:
         numbers = logs.numbers(log)
         if not numbers:
             frame.say(NOBODY)
@@ -64,7 +64,7 @@ def snapshot(
                 yes,
             )
         for number in numbers:
-            row = _one(logs, logs.desk(number), truncate, kept_s, wait_s, dry_run)
+            row = _one(logs, logs.runner(number), truncate, kept_s, wait_s, dry_run)
             found.append(row)
             if not as_json:
                 print(_sentence(row), flush=True)
@@ -72,19 +72,21 @@ def snapshot(
         frame.print_json(found)
 
 
-def _one(logs: Logs, desk: LogDesk, truncate: bool, kept_s: float, wait_s: float, dry_run: bool) -> dict[str, Any]:
+def _one(
+    logs: Logs, runner: LogConnection, truncate: bool, kept_s: float, wait_s: float, dry_run: bool
+) -> dict[str, Any]:
     """What is done to one log, or would be."""
     written = None
     if not dry_run:
-        written = desk.write(wait_s)
-    kept = desk.look()
+        written = runner.write(wait_s)
+    kept = runner.look()
     row: dict[str, Any] = {
         "log": kept.log,
         "first": kept.first,
         "end": kept.end,
         "sessions": list(kept.sessions),
         "outcome": "dry_run" if dry_run else _outcome(written),
-        "snapshot": operate.number_or_none(desk.wanted if dry_run and desk.wanted else kept.newest),
+        "snapshot": operate.number_or_none(runner.wanted if dry_run and runner.wanted else kept.newest),
         "older": operate.number_or_none(kept.older),
         "state_bytes": written.state_bytes if written is not None else None,
         "deleted_before": None,
@@ -134,7 +136,7 @@ def bootstrap(
 
     The last way out: it says what is lost and asks twice. Logs that can be read are not touched.
     """
-    with Logs(frame.open_door(bootstrap_servers, command_config), coordination_topic) as logs:
+    with Logs(frame.open_transport(bootstrap_servers, command_config), coordination_topic) as logs:
         broken = logs.broken()
         root = logs.surviving_root() if broken else None
         kept = root is not None

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from marshal_py.admin import overview
-from marshal_py.admin.anew import find_anew
-from marshal_py.admin.ledger import Ledger
+from marshal_py.admin.pause_history import PauseHistory
+from marshal_py.admin.recreated_topics import find_recreated
 from marshal_py.cli import frame
 from marshal_py.client.observer import Observer
 from marshal_py.protocol.world import Group
@@ -36,10 +36,10 @@ def state(
     says that it has ended.
     """
     with frame.look(bootstrap_servers, command_config, coordination_topic, dump) as observer:
-        ledgers: dict[str, Ledger] = {}
+        ledgers: dict[str, PauseHistory] = {}
         for _, verdict in observer.read(group):
             if verdict.group:
-                ledgers.setdefault(verdict.group, Ledger(verdict.group)).read(verdict)
+                ledgers.setdefault(verdict.group, PauseHistory(verdict.group)).read(verdict)
         now_ms = time.time() * 1000 if dump is None else max(observer.extended_ms.values(), default=0)
         groups = [
             _state(observer, log, found, now_ms, ledgers.get(found.name))
@@ -58,9 +58,9 @@ def state(
         _print(console, found)
 
 
-def _state(observer: Observer, log: int, group: Group, now_ms: float, ledger: Ledger | None) -> dict[str, Any]:
+def _state(observer: Observer, log: int, group: Group, now_ms: float, ledger: PauseHistory | None) -> dict[str, Any]:
     ends = observer.ends(tp for tp in overview.partitions(group) if tp.partition >= 0)
-    anew = find_anew(group, observer.topics)
+    anew = find_recreated(group, observer.topics)
     told = overview.state(group, log, observer.signs_of(log), ends, now_ms, ledger, anew)
     return {**told, "notices": overview.notices(overview.stopped(group, anew, ends))}
 

@@ -1,6 +1,7 @@
 """Buffers of fetched messages, one per partition, and what is reserved of them to be handed over one by one.
 
-Called with the Marshal's lock held, but for what is handed over. flow.py decides what is taken from which buffer.
+Called with the Marshal's lock held, but for what is handed over. delivery_queue.py decides what is taken from which
+buffer.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class Reserved:
                     fetched.appendleft(head)
             raise
         finally:
-            delivered.flow.delivered += done - first
+            delivered.queue.delivered += done - first
 
     def _at_most_once(self, boot_ns: Callable[[], int]) -> Iterator[Message]:
         """Under the lock: a grant may be dropped at any time."""
@@ -125,7 +126,7 @@ class Reserved:
         tracker = claim.tracker
         assert isinstance(tracker, AtMostOnce)
         for _ in range(self._count):
-            with delivered.flow.lock:
+            with delivered.queue.lock:
                 if not fetched or fetched[0] is not head or buffer.paused_by_user:
                     return
                 raw = head.messages[head.at]
@@ -133,7 +134,7 @@ class Reserved:
                 if claim.phase is not _OPEN or boot_ns() >= self._until_ns or not tracker.holds(offset):
                     return
                 tracker.deliver(offset, self._mono_ms)
-                delivered.flow.delivered += 1
+                delivered.queue.delivered += 1
                 head.at += 1
                 if head.at == len(head.messages):
                     fetched.popleft()

@@ -9,14 +9,14 @@ from itertools import chain
 from types import TracebackType
 from typing import Any, Final, Self
 
+from marshal_py.client.consumer_driver import ConsumerDriver
+from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
-from marshal_py.client.flow import Flow
 from marshal_py.client.info import ClaimInfo, ConsumerInfo
 from marshal_py.client.intake import GRANT_SLICE_S, Intake
 from marshal_py.client.loop import Loop
 from marshal_py.client.message import Batch, Message
 from marshal_py.client.planner import Planner
-from marshal_py.client.station import Station
 from marshal_py.errors import ConcurrentUse, ConsumerClosed, InvalidOption, MarshalError, ReentrantCall
 from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.delivery import AtLeastOnce
@@ -49,22 +49,22 @@ class Consumer:
     """
 
     def __init__(
-        self, loop: Loop, station: Station, connection: Mapping[str, Any], closed: Callable[[Consumer], object]
+        self, loop: Loop, driver: ConsumerDriver, connection: Mapping[str, Any], closed: Callable[[Consumer], object]
     ) -> None:
         self.connection = connection  # librdkafka's settings of a data consumer: what others need to read its ranges
         self._loop = loop
-        self._station = station
-        self._member = station.member
-        assert isinstance(station.flow, Flow)
-        self._flow = station.flow
-        self._intake = Intake(loop, station, station.flow)
+        self._driver = driver
+        self._member = driver.member
+        assert isinstance(driver.queue, DeliveryQueue)
+        self._flow = driver.queue
+        self._intake = Intake(loop, driver, driver.queue)
         self._planner: Planner | None = None
         self._user: int | None = None  # thread that is inside a fetching verb, or in the body of an iteration
         self._inside: _Call | None = None  # its call; None in the body
         self._entry = threading.RLock()  # around the two: threads that arrive together must not both pass
         self._iterating: _Call | None = None
         self._closed = closed
-        self._ending = Ending(loop, station, self._forget)
+        self._ending = Ending(loop, driver, self._forget)
 
     # --- life
 
@@ -115,7 +115,7 @@ class Consumer:
         Raises ReentrantCall.
         """
         self._loop.check_call("Consumer", "drain", waits=True)
-        wait_s = self._station.options.handler_timeout_s if timeout_s is None else timeout_s
+        wait_s = self._driver.options.handler_timeout_s if timeout_s is None else timeout_s
         with self._loop.lock:
             self._flow.drain()
         self._ending.drain(wait_s)
@@ -182,24 +182,24 @@ class Consumer:
 
     def _fetch(self, max_messages: int, max_bytes: int | None, deadline: float) -> Batch:
         """Waits until the batch can be full, or the deadline; then gates and takes, in one step."""
-        flow, loop = self._flow, self._loop
+        queue, loop = self._flow, self._loop
         while True:
             left_s = deadline - time.monotonic()
             with loop.outbox, loop.lock:
-                flow.user_returned()  # acks may have come meanwhile, from other threads
-                self._station.tell_careful()
-                looks = flow.looks()
+                queue.user_returned()  # acks may have come meanwhile, from other threads
+                self._driver.tell_careful()
+                looks = queue.looks()
             if looks and not self._ending.draining:
                 self._intake.look()
             with loop.lock:
-                full = flow.suffices(max_messages, max_bytes)
+                full = queue.suffices(max_messages, max_bytes)
             over = left_s <= 0 or self._ending.draining or self._ending.must_stop()
             if full or over:
                 if not full and left_s <= 0 and not self._ending.draining:
                     self._intake.pull(0.0, max_messages)
                 with loop.lock:
-                    parts = flow.take(max_messages, max_bytes, loop.clock.now())
-                if parts and flow.at_most_once:
+                    parts = queue.take(max_messages, max_bytes, loop.clock.now())
+                if parts and queue.at_most_once:
                     self._intake.look_ahead()
                 if parts or over:
                     return Batch([part for part, _ in parts])
@@ -245,28 +245,28 @@ class Consumer:
                     self._ending.finish_drain()
 
     def _reservations(self, call: _Call) -> Iterator[Iterator[Message]]:
-        flow, loop = self._flow, self._loop
+        queue, loop = self._flow, self._loop
         now, boot_ns = loop.clock.now, loop.clock.boot_ns
         while not self._ending.because and not self._ending.must_stop():
-            if self._station.troubles:
+            if self._driver.troubles:
                 self._ending.raise_if_ended()
             with loop.lock:
-                flow.user_returned()
-                looks = flow.looks()
+                queue.user_returned()
+                looks = queue.looks()
             if looks and not self._ending.draining:
                 self._intake.look()
             with loop.outbox, loop.lock:
-                reserved = flow.reserve(now())
-                self._station.tell_careful()
-                if flow.at_most_once:
-                    self._station.ask_grants(now())
+                reserved = queue.reserve(now())
+                self._driver.tell_careful()
+                if queue.at_most_once:
+                    self._driver.ask_grants(now())
             if reserved is not None:
                 self._inside = None  # what the user does between two messages is not inside of anything
                 yield reserved.messages(boot_ns)
                 self._inside = call
                 continue
             if self._ending.draining:
-                waits = flow.at_most_once and self._intake.asks_grants()
+                waits = queue.at_most_once and self._intake.asks_grants()
                 if not waits or time.monotonic() >= self._ending.drain_until:
                     return
                 with loop.outbox, loop.lock:  # what is buffered is handed over as its grant comes
@@ -274,7 +274,7 @@ class Consumer:
                 continue
             self._ending.raise_if_ended()
             with loop.lock:
-                shut = flow.deliverable() > 0
+                shut = queue.deliverable() > 0
             if shut:
                 self._intake.wait_for_gate(WAIT_SLICE_S)
             else:
@@ -291,7 +291,7 @@ class Consumer:
             call = _Call("plan_ranges")
             try:
                 self._enter(call)
-                self._planner = Planner(self, self._loop, self._station, self._ending.raise_if_ended)
+                self._planner = Planner(self, self._loop, self._driver, self._ending.raise_if_ended)
             finally:  # as in fetch
                 if self._inside is call:
                     self._inside = self._user = None
@@ -317,12 +317,12 @@ class Consumer:
                 c.epoch: c.tracker.position() for c in member.claims.values() if isinstance(c.tracker, AtLeastOnce)
             }
             member.urgent = True
-            loop.kick(self._station)
+            loop.kick(self._driver)
 
         def done() -> bool:
             group = member.group
             return (
-                self._station.ended
+                self._driver.ended
                 or group is None
                 or all(
                     epoch not in group.claims or group.claims[epoch].position >= position
@@ -330,20 +330,20 @@ class Consumer:
                 )
             )
 
-        loop.wait_for(done, "the positions to be accepted", time.monotonic() + timeout_s, self._station.log)
+        loop.wait_for(done, "the positions to be accepted", time.monotonic() + timeout_s, self._driver.log)
         self._ending.raise_if_ended()
 
     def pause(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
         """Stops handing over these partitions here; the claims stay and their leases are kept. Raises ReentrantCall."""
         self._loop.check_call("Consumer", "pause")
         with self._loop.outbox, self._loop.lock:
-            self._station.flow.pause(TopicPartition(*tp) for tp in partitions)
+            self._driver.queue.pause(TopicPartition(*tp) for tp in partitions)
 
     def resume(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
         """Ends a local pause. Raises ReentrantCall."""
         self._loop.check_call("Consumer", "resume")
         with self._loop.outbox, self._loop.lock:
-            self._station.flow.resume(TopicPartition(*tp) for tp in partitions)
+            self._driver.queue.resume(TopicPartition(*tp) for tp in partitions)
 
     # --- looking
 
@@ -354,7 +354,7 @@ class Consumer:
             return self._claims()
 
     def _claims(self) -> dict[TopicPartition, ClaimInfo]:
-        return {c.tp: self._loop.claim_info(self._station, c) for c in self._member.claims.values()}
+        return {c.tp: self._loop.claim_info(self._driver, c) for c in self._member.claims.values()}
 
     def cached_info(self) -> ConsumerInfo:
         """What this consumer knows of itself, without asking anybody. Raises ReentrantCall."""
@@ -368,49 +368,49 @@ class Consumer:
                 self.group,
                 self.client_id,
                 self._member.session,
-                self._station.options.delivery,
+                self._driver.options.delivery,
                 self._member.paused,
                 claims,
                 self._lag(claims.values()),
                 in_flight,
-                self._member.amo_dropped,
+                self._member.grants_dropped,
                 self._member.late_acks,
-                self._loop.waiting_for() or self._station.waiting_for(),
+                self._loop.waiting_for() or self._driver.waiting_for(),
             )
 
     def _lag(self, claims: Collection[ClaimInfo]) -> int:
         """What is known to be left, -1 if nobody knows: a topic is gone, or there is nothing but parked partitions."""
-        if self._station.missing or (not claims and self._station.parked()):
+        if self._driver.missing or (not claims and self._driver.parked()):
             return -1
         return sum(max(0, claim.lag) for claim in claims)
 
     def info(self, timeout_s: float = LEAVE_TIMEOUT_S) -> ConsumerInfo:
         """The same after reading the coordination log to its end. Raises ClusterUnreachable, ReentrantCall."""
         self._loop.check_call("Consumer", "info", waits=True)
-        end = self._loop.log.bounds(self._station.log, timeout_s).end
-        world = self._loop.worlds[self._station.log]
+        end = self._loop.log.bounds(self._driver.log, timeout_s).end
+        world = self._loop.worlds[self._driver.log]
         self._loop.wait_for(
             lambda: world.next_offset >= end,
             "the end of the coordination log",
             time.monotonic() + timeout_s,
-            self._station.log,
+            self._driver.log,
         )
         return self.cached_info()
 
     def events(self) -> Iterator[Advisory]:
         """Advisories that came since the last call: claimed, revoking, lost, fenced, evicted, ..."""
         self._loop.check_call("Consumer", "events")
-        events = self._station.events
+        events = self._driver.events
         while events:
             yield events.popleft()
 
     def wait_joined(self, timeout_s: float) -> None:
         """Returns once the group has this member. Raises what ended it, ClusterUnreachable."""
         self._loop.wait_for(
-            lambda: self._member.session != NONE or self._station.ended,
+            lambda: self._member.session != NONE or self._driver.ended,
             "the group to be joined",
             time.monotonic() + timeout_s,
-            self._station.log,
+            self._driver.log,
         )
-        if self._station.ended:
+        if self._driver.ended:
             self._ending.raise_if_ended()

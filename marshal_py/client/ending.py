@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.forks import watch
 from marshal_py.client.loop import Loop
-from marshal_py.client.station import Station
 from marshal_py.errors import ConsumerClosed
 
 LEAVE_TIMEOUT_S: Final = 10.0
@@ -21,10 +21,10 @@ LEAVE_SLICE_S: Final = 0.1  # a consumer that waits to have left looks up so oft
 class Ending:
     """The end of one consumer, from the wish to the closed source."""
 
-    def __init__(self, loop: Loop, station: Station, closed: Callable[[], None]) -> None:
+    def __init__(self, loop: Loop, driver: ConsumerDriver, closed: Callable[[], None]) -> None:
         """`closed` is called once nothing can be fetched any more."""
         self._loop = loop
-        self._station = station
+        self._driver = driver
         self._closed = closed
         self.because = ""  # why the consumer is closed; "" while it is not
         self.done = False  # it has left, and its source is closed
@@ -41,7 +41,7 @@ class Ending:
     @property
     def over(self) -> bool:
         """Whether the consumer has ended, by itself or by the user."""
-        return bool(self.because) or self._station.ended or self._forked
+        return bool(self.because) or self._driver.ended or self._forked
 
     def stop(self, timeout_s: float) -> None:
         """Once it has returned it does nothing. If it was interrupted, the next call does what is left."""
@@ -62,23 +62,23 @@ class Ending:
         """Stops delivery, waits for handlers, releases, leaves, and reads that it has left (T16, T17)."""
         if self.done:
             return
-        loop, station = self._loop, self._station
+        loop, driver = self._loop, self._driver
         deadline = time.monotonic() + timeout_s
         with loop.outbox, loop.lock:
-            if not station.ended:
-                station.member.leave(loop.clock.now(), reason, round(wait_s * 1000))
-                loop.kick(station)
-            while not station.ended and time.monotonic() < deadline and station.log not in loop.broken:
+            if not driver.ended:
+                driver.member.leave(loop.clock.now(), reason, round(wait_s * 1000))
+                loop.kick(driver)
+            while not driver.ended and time.monotonic() < deadline and driver.log not in loop.broken:
                 loop.changed.wait(min(LEAVE_SLICE_S, max(0.0, deadline - time.monotonic())))
-                if not station.ended:
-                    loop.kick(station)
-            if not station.ended:
-                station.ended = True
-                loop.stations.remove(station)
+                if not driver.ended:
+                    loop.kick(driver)
+            if not driver.ended:
+                driver.ended = True
+                loop.drivers.remove(driver)
         self._close_source()
 
     def _close_source(self) -> None:
-        self._station.close()
+        self._driver.close()
         self._closed()
         self.done = True
 
@@ -92,21 +92,21 @@ class Ending:
             return False
         if time.monotonic() >= self._stop_at:
             return True
-        member = self._station.member
+        member = self._driver.member
         with self._loop.outbox, self._loop.lock:
             if not member.retiring:
                 member.prepare_stop()
-                self._loop.kick(self._station)
+                self._loop.kick(self._driver)
             return member.retired()
 
     def raise_if_ended(self) -> None:
         """Raises what ended the consumer, once, then ConsumerClosed; before that what a partition suffered from."""
         if self.because:
             raise ConsumerClosed("Consumer", self.because)
-        if self._station.troubles:
-            raise self._station.troubles.popleft()
-        if self._station.ended:
-            error = self._station.error
+        if self._driver.troubles:
+            raise self._driver.troubles.popleft()
+        if self._driver.ended:
+            error = self._driver.error
             self.because = str(error) if error is not None else "it was stopped"
             self._close_source()
             if error is not None:

@@ -15,7 +15,7 @@ from marshal_py.errors import InvalidOption, UnsupportedPlatform
 PREFIX: Final = "marshal"
 LOOPBACK: Final = "127.0.0.1"  # a library opens no port to the network unless it is told to
 
-# name -> (attribute, help). Counters end in _total when they are shown.
+# Name of the metric -> help. Counters end in _total when they are shown.
 COUNTERS: Final = {
     "heartbeats_sent": "Heartbeats handed to the producer.",
     "records_sent": "Coordination records handed to the producer, heartbeats included.",
@@ -27,6 +27,7 @@ COUNTERS: Final = {
     "late_acks": "Acks that came after the claim had ended.",
     "amo_dropped": "Offsets granted and dropped because a lease or claim was lost, in at-most-once mode.",
 }
+FIELDS: Final = {"amo_dropped": "grants_dropped"}  # of ConsumerMetrics, where they are called otherwise
 GAUGES: Final = {
     "lease_left_ms": "Milliseconds until this consumer stops delivering unless it reads a heartbeat of its own.",
     "round_trip_ms": "Milliseconds from sending the last heartbeat to reading it back, -1 if none came back.",
@@ -72,7 +73,9 @@ class Collector:
             for name, text in names.items():
                 metric = family(f"{PREFIX}_{name}", text, labels=("group", "client_id"))
                 for consumer in found.consumers:
-                    metric.add_metric((consumer.group, consumer.client_id), float(getattr(consumer, name)))
+                    metric.add_metric(
+                        (consumer.group, consumer.client_id), float(getattr(consumer, FIELDS.get(name, name)))
+                    )
                 yield metric
         for name, text in PARTITION_GAUGES.items():
             metric = core.GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=("group", "topic", "partition"))

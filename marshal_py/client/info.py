@@ -39,6 +39,6 @@ class ConsumerInfo(NamedTuple):
     claims: dict[TopicPartition, ClaimInfo]
     lag: int
     in_flight: int
-    amo_dropped: int
+    grants_dropped: int
     late_acks: int
     waiting_for: str

@@ -10,29 +10,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from marshal_py.client.flow import Flow
+from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import TopicPartition
 
 if TYPE_CHECKING:
-    from marshal_py.client.station import Station
+    from marshal_py.client.consumer_driver import ConsumerDriver
 
 
 class Inherited:
     """Of one Station; called with the Marshal's lock held, but for the question."""
 
-    def __init__(self, station: Station) -> None:
-        self._station = station
+    def __init__(self, driver: ConsumerDriver) -> None:
+        self._driver = driver
         self._asked: dict[TopicPartition, Claim] = {}  # claims that wait for an answer
 
     def open(self, claims: Sequence[Claim]) -> None:
         """Claims that were read accepted."""
-        station = self._station
+        driver = self._driver
         doubtful = [claim for claim in claims if self._may_be_shorter(claim)]
         self._open([claim for claim in claims if claim not in doubtful])
         self._asked.update((claim.tp, claim) for claim in doubtful)
-        station.cold.difference_update(claim.tp for claim in claims)
+        driver.cold.difference_update(claim.tp for claim in claims)
         self.look()
 
     def drop(self, claims: Sequence[Claim]) -> None:
@@ -44,22 +44,26 @@ class Inherited:
     def look(self) -> None:
         """Asks, also again what nobody answered."""
         if self._asked:
-            self._station.submit("what earlier owners finished", self._ask)
+            self._driver.submit("what earlier owners finished", self._ask)
 
     def _may_be_shorter(self, claim: Claim) -> bool:
-        station, tracker = self._station, claim.tracker
-        if not isinstance(station.flow, Flow) or not isinstance(tracker, AtLeastOnce) or not tracker.finished_to():
+        driver, tracker = self._driver, claim.tracker
+        if (
+            not isinstance(driver.queue, DeliveryQueue)
+            or not isinstance(tracker, AtLeastOnce)
+            or not tracker.finished_to()
+        ):
             return False
-        return station.source.end_offset(claim.tp) < tracker.finished_to()
+        return driver.source.end_offset(claim.tp) < tracker.finished_to()
 
     def _open(self, claims: Sequence[Claim]) -> None:
-        group = self._station.member.group
+        group = self._driver.member.group
         assert group is not None
-        self._station.flow.open(claims, {claim.tp: group.partitions[claim.tp].position for claim in claims})
+        self._driver.queue.open(claims, {claim.tp: group.partitions[claim.tp].position for claim in claims})
 
     def _ask(self) -> None:
         """On the worker, without the lock. Raises ClusterError: the next look asks again."""
-        loop = self._station.loop
+        loop = self._driver.loop
         with loop.lock:
             asked = dict(self._asked)
         bounds = loop.admin.bounds([*asked])

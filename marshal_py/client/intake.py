@@ -1,16 +1,17 @@
 """How messages come from a consumer's source into its buffers: on the user's thread, when a verb waits for some.
 
-flow.py sorts them, prefetch.py bounds them; here is when to ask for how many, and with it for the grants (D2).
+delivery_queue.py sorts them, prefetch.py bounds them; here is when to ask for how many, and with it for the grants
+(D2).
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from marshal_py.client.flow import Flow
+from marshal_py.client.consumer_driver import ConsumerDriver
+from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.client.loop import Loop
 from marshal_py.client.prefetch import LOOK_PIECES_MAX
-from marshal_py.client.station import Station
 from marshal_py.transport.ports import Chunk
 
 GRANT_SLICE_S: Final = 0.005  # while a grant is on its way, messages are not
@@ -24,37 +25,37 @@ PIECE_MESSAGES: Final = 500
 class Intake:
     """The way from one source to its buffers."""
 
-    def __init__(self, loop: Loop, station: Station, flow: Flow) -> None:
-        self._loop, self._station, self._flow = loop, station, flow
+    def __init__(self, loop: Loop, driver: ConsumerDriver, queue: DeliveryQueue) -> None:
+        self._loop, self._driver, self._flow = loop, driver, queue
         # In at-most-once mode: how many messages are fetched beyond those that the user has.
-        self.ahead = LOOK_AHEAD_GRANTS * flow.options.grant_messages if flow.at_most_once else 0
+        self.ahead = LOOK_AHEAD_GRANTS * queue.options.grant_messages if queue.at_most_once else 0
 
     def pull(self, timeout_s: float, wanted: int = PIECE_MESSAGES) -> None:
         """Waits for messages, or for the grant of those that are there."""
-        flow, loop = self._flow, self._loop
-        if flow.at_most_once and self.asks_grants():
+        queue, loop = self._flow, self._loop
+        if queue.at_most_once and self.asks_grants():
             with loop.outbox, loop.lock:
                 loop.changed.wait(min(timeout_s, GRANT_SLICE_S))
             timeout_s = 0.0
         # In at-most-once mode a larger piece allows a larger grant.
-        most = flow.options.prefetch_messages
-        chunks = flow.pull(timeout_s, most if flow.at_most_once else min(most, max(wanted, PIECE_MESSAGES)))
+        most = queue.options.prefetch_messages
+        chunks = queue.pull(timeout_s, most if queue.at_most_once else min(most, max(wanted, PIECE_MESSAGES)))
         if not chunks:
             return
         with loop.outbox, loop.lock:
-            flow.add(chunks)
-            if flow.at_most_once:
-                self._station.ask_grants(loop.clock.now())
+            queue.add(chunks)
+            if queue.at_most_once:
+                self._driver.ask_grants(loop.clock.now())
 
     def look(self) -> None:
         """Reads what the source has to its end, so that no partition waits behind the thousands of another one."""
-        flow, loop = self._flow, self._loop
+        queue, loop = self._flow, self._loop
         for _ in range(LOOK_PIECES_MAX):
-            chunks = flow.pull(0.0, flow.piece())
+            chunks = queue.pull(0.0, queue.piece())
             if not chunks:
                 return
             with loop.lock:
-                flow.add(chunks)
+                queue.add(chunks)
 
     def wait_for_gate(self, timeout_s: float) -> None:
         """Something is buffered, but the gate is shut: fenced, paused, or being handed over."""
@@ -66,17 +67,17 @@ class Intake:
     def asks_grants(self) -> bool:
         """In at-most-once mode: whether something fetched waits for its grant; asks for it if nobody has."""
         with self._loop.outbox, self._loop.lock:
-            self._station.ask_grants(self._loop.clock.now())
-            return any(claim.offer is not None for claim in self._station.member.claims.values())
+            self._driver.ask_grants(self._loop.clock.now())
+            return any(claim.offer is not None for claim in self._driver.member.claims.values())
 
     def look_ahead(self) -> None:
         """D2: the next ranges are fetched and claimed while the user handles this one; seldom, for a look is dear."""
-        flow, loop = self._flow, self._loop
+        queue, loop = self._flow, self._loop
         with loop.lock:
-            room = self.ahead - flow.buffered()
+            room = self.ahead - queue.buffered()
         chunks: list[Chunk] = []
         if room >= self.ahead // 2:
-            chunks = flow.pull(0.0, room)
+            chunks = queue.pull(0.0, room)
         with loop.outbox, loop.lock:
-            flow.add(chunks)
-            self._station.ask_grants(loop.clock.now())
+            queue.add(chunks)
+            self._driver.ask_grants(loop.clock.now())

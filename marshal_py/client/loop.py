@@ -18,16 +18,16 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Final
 
-from marshal_py.client import opening
+from marshal_py.client import replay_start
+from marshal_py.client.background_worker import Worker
 from marshal_py.client.callbacks import Callbacks
+from marshal_py.client.consumer_driver import COOL_POLL_S, ConsumerDriver
 from marshal_py.client.forks import ForkedLock, watch
 from marshal_py.client.info import ClaimInfo
+from marshal_py.client.log_maintenance import LogMaintenance
 from marshal_py.client.outbox import Changes, Outbox
-from marshal_py.client.policy import Policy
+from marshal_py.client.retention import RetentionPolicy
 from marshal_py.client.stalls import Stalls
-from marshal_py.client.station import COOL_POLL_S, Station
-from marshal_py.client.upkeep import Upkeep
-from marshal_py.client.worker import Worker
 from marshal_py.errors import (
     BackgroundThreadEnded,
     ClusterError,
@@ -68,7 +68,7 @@ class Loop:
         servers: str,
         topic: str,
         draw: Callable[[int], bytes],
-        policy: Policy,
+        policy: RetentionPolicy,
         callbacks: Callbacks,
     ) -> None:
         self.log, self.admin, self.clock = coordination, admin, clock
@@ -80,14 +80,14 @@ class Loop:
         self.changed: threading.Condition = Changes(lock, self.outbox)
         self.worlds: dict[int, World] = {}
         self.broken: dict[int, CoordinationError] = {}
-        self.stations: list[Station] = []
+        self.drivers: list[ConsumerDriver] = []
         self.ended: BackgroundThreadEnded | None = None  # what every verb raises once the thread is gone
         self.callbacks = callbacks
         self.stalls = Stalls()
         self.worker = Worker("marshal-worker")
         self._workers: list[Worker] = []  # of the stations, one each
         self.clerk = Worker("marshal-clerk")  # reads history: seconds, in which nobody's start may have to wait
-        self.upkeep = Upkeep(self, policy)
+        self.maintenance = LogMaintenance(self, policy)
         self.pid = os.getpid()
         watch(self)
         self._opening: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # per log: each is opened once
@@ -151,14 +151,14 @@ class Loop:
 
     def _carry_out(self) -> None:
         """Without the lock: sources do what was decided under it, also while their users do not poll."""
-        for station in list(self.stations):
+        for driver in list(self.drivers):
             try:
-                station.source.carry_out()
+                driver.source.carry_out()
             except Exception as error:
-                log.exception("group %s: the data client failed", station.member.name)
+                log.exception("group %s: the data client failed", driver.member.name)
                 with self.outbox, self.lock:
-                    station.member.fail(ClusterError(f"the data client failed: {error!r}"))
-                    self._step(station, None)
+                    driver.member.fail(ClusterError(f"the data client failed: {error!r}"))
+                    self._step(driver, None)
 
     def _poll(self) -> list[LogRecord]:
         timeout_s = self._timeout_s()
@@ -174,11 +174,11 @@ class Loop:
         error = BackgroundThreadEnded(repr(cause))
         with self.outbox, self.lock:
             self.ended = error
-            for station in list(self.stations):
+            for driver in list(self.drivers):
                 with contextlib.suppress(Exception):  # it may be what failed; the consumer ends all the same
-                    station.give_up(error)
-                station.ended, station.error = True, error
-            self.stations.clear()
+                    driver.give_up(error)
+                driver.ended, driver.error = True, error
+            self.drivers.clear()
             self.changed.notify_all()
 
     def check_alive(self) -> None:
@@ -188,12 +188,12 @@ class Loop:
 
     def _timeout_s(self) -> float:
         with self.lock:
-            if not self.stations:
+            if not self.drivers:
                 return IDLE_POLL_S if not self.worlds else POLL_S_MAX
-            if any(station.cold for station in self.stations):
+            if any(driver.cold for driver in self.drivers):
                 return COOL_POLL_S
             now_ms = self.clock.now().mono_ms
-            nearest_ms = min(station.member.deadline_ms for station in self.stations) - now_ms
+            nearest_ms = min(driver.member.deadline_ms for driver in self.drivers) - now_ms
             return min(max(nearest_ms / 1000, 0.0), POLL_S_MAX)
 
     def _turn(self, records: list[LogRecord]) -> None:
@@ -202,12 +202,12 @@ class Loop:
             self._fold(records)
             now = self.clock.now()
             refused = self.log.refused()
-            for station in list(self.stations):
+            for driver in list(self.drivers):
                 if refused is not None:
-                    station.member.fail(refused)
-                if refused is not None or station.due(now):
-                    self._step(station, now)
-            self.upkeep.tick(now)
+                    driver.member.fail(refused)
+                if refused is not None or driver.due(now):
+                    self._step(driver, now)
+            self.maintenance.tick(now)
             if records or refused is not None:
                 self.changed.notify_all()
 
@@ -224,30 +224,30 @@ class Loop:
                 self.break_log(number, error)
                 continue
             self.folded += 1
-            self.upkeep.folded(number, verdict, now.mono_ms)
+            self.maintenance.folded(number, verdict, now.mono_ms)
             if verdict.group:
-                for station in self.stations:
-                    if station.log == number:
-                        station.member.receive(verdict, now)
+                for driver in self.drivers:
+                    if driver.log == number:
+                        driver.member.receive(verdict, now)
 
-    def _step(self, station: Station, now: object) -> None:
+    def _step(self, driver: ConsumerDriver, now: object) -> None:
         try:
-            station.member.stalled_ms = self.stalls.recent_ms(self.clock.now().mono_ms)
-            station.step(self.clock.now())
+            driver.member.stalled_ms = self.stalls.recent_ms(self.clock.now().mono_ms)
+            driver.step(self.clock.now())
         except Exception as error:  # one consumer must not take the thread, and with it the others, along
             if not isinstance(error, MarshalError):
-                log.exception("group %s: a step failed", station.member.name)
+                log.exception("group %s: a step failed", driver.member.name)
             known = error if isinstance(error, MarshalError) else ClusterError(f"a step failed: {error!r}")
-            station.give_up(known)
-        if station.ended:
-            self.stations.remove(station)
+            driver.give_up(known)
+        if driver.ended:
+            self.drivers.remove(driver)
             self.changed.notify_all()
 
-    def kick(self, station: Station) -> None:
+    def kick(self, driver: ConsumerDriver) -> None:
         """Steps a station now, from the calling thread."""
         with self.outbox, self.lock:
-            if not station.ended:
-                self._step(station, None)
+            if not driver.ended:
+                self._step(driver, None)
 
     def break_log(self, number: int, error: CoordinationError) -> None:
         """A log cannot be trusted any more: its members fence and end with the error that names it."""
@@ -255,21 +255,21 @@ class Loop:
             if number in self.broken:
                 return
             self.broken[number] = error
-            ending = [station for station in self.stations if station.log == number]
+            ending = [driver for driver in self.drivers if driver.log == number]
             if ending:  # otherwise whoever opens the log gets the error, and nobody else is concerned
                 log.error("coordination partition %d: %s", number, error, extra={"marshal_log": number})
-            for station in ending:
-                station.member.fail(error)
-                self._step(station, None)
+            for driver in ending:
+                driver.member.fail(error)
+                self._step(driver, None)
             self.changed.notify_all()
 
     def _refresh_metadata(self) -> None:
         if time.monotonic() < self._metadata_due:
             return
         self._metadata_due = time.monotonic() + METADATA_S
-        for station in list(self.stations):
-            station.look_at_topics()
-        if self.stations:
+        for driver in list(self.drivers):
+            driver.look_at_topics()
+        if self.drivers:
             self.worker.submit("coordination topic", self.check_topic)
 
     def check_topic(self) -> bool:
@@ -327,10 +327,10 @@ class Loop:
     def _begin(self, number: int, root: Genesis | None, deadline: float) -> World:
         """Follows a log from where reading has to begin (N9)."""
         bounds = self.log.bounds(number, max(1.0, deadline - time.monotonic()))
-        world = opening.open_world(self.log, number, root, bounds)
+        world = replay_start.open_world(self.log, number, root, bounds)
         with self.outbox, self.lock:
             self.worlds[number] = world
-            self.upkeep.begin(world)
+            self.maintenance.begin(world)
         self.log.follow(number, world.next_offset)
         return world
 
@@ -344,14 +344,14 @@ class Loop:
         with self.outbox, self.lock:
             world = self.worlds[error.log]
             log.warning("%s", error, extra={"marshal_log": error.log})
-            for station in [s for s in self.stations if s.log == error.log]:
-                station.lose_history()
+            for driver in [s for s in self.drivers if s.log == error.log]:
+                driver.lose_history()
         self.clerk.submit(f"coordination partition {error.log} anew", lambda: self._reopen(error.log, world.root))
 
     def _reopen(self, number: int, root: Genesis | None) -> None:
         while not self._closing:
             with self.lock:
-                if not any(station.away for station in self.stations if station.log == number):
+                if not any(driver.away for driver in self.drivers if driver.log == number):
                     return  # an earlier attempt has done it, or nobody is left
             try:
                 deadline = time.monotonic() + REOPEN_S
@@ -365,8 +365,8 @@ class Loop:
                 time.sleep(POLL_S_MAX)
                 continue
             with self.outbox, self.lock:
-                for station in [s for s in self.stations if s.log == number]:
-                    station.regain_history(world)
+                for driver in [s for s in self.drivers if s.log == number]:
+                    driver.regain_history(world)
             return
 
     def _write_genesis(self, world: World, genesis: Genesis, deadline: float) -> None:
@@ -401,16 +401,16 @@ class Loop:
 
     # --- stations
 
-    def add(self, station: Station) -> None:
+    def add(self, driver: ConsumerDriver) -> None:
         with self.outbox, self.lock:
-            self.stations.append(station)
-            self._workers = [*(worker for worker in self._workers if worker.alive), station.worker]
-            self._step(station, None)
-        station.look_at_topics()
+            self.drivers.append(driver)
+            self._workers = [*(worker for worker in self._workers if worker.alive), driver.worker]
+            self._step(driver, None)
+        driver.look_at_topics()
 
-    def claim_info(self, station: Station, claim: Claim) -> ClaimInfo:
-        token = Token(station.incarnation, claim.epoch)
-        return ClaimInfo(*claim.tp, token, station.position(claim), station.lag(claim), *station.draining(claim))
+    def claim_info(self, driver: ConsumerDriver, claim: Claim) -> ClaimInfo:
+        token = Token(driver.incarnation, claim.epoch)
+        return ClaimInfo(*claim.tp, token, driver.position(claim), driver.lag(claim), *driver.draining(claim))
 
     def waiting_for(self) -> str:
         """What the connection is waiting for, in words for people; "" when all is well."""

@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
-from marshal_py.client import starts
+from marshal_py.client import start_positions
 from marshal_py.client.callbacks import Callbacks
 from marshal_py.client.consumer import Consumer
+from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.ending import LEAVE_TIMEOUT_S
 from marshal_py.client.loop import Loop
 from marshal_py.client.metrics import Metrics, consumers_of
 from marshal_py.client.options import COORDINATION_TOPIC, ConsumerOptions, check_pattern, check_policy, check_topics
-from marshal_py.client.policy import HISTORY_KEPT_S, Policy
-from marshal_py.client.station import Station
+from marshal_py.client.retention import HISTORY_KEPT_S, RetentionPolicy
 from marshal_py.errors import ConsumerClosed, InvalidOption, KafkaGroupIsLive, TopicMissing, UnsupportedPlatform
 from marshal_py.protocol.identity import check_id
 from marshal_py.protocol.member import Member
@@ -28,11 +28,11 @@ from marshal_py.protocol.records import PARTITION_MAX, Genesis
 from marshal_py.protocol.routing import route
 from marshal_py.protocol.snapshotter import SNAPSHOT_EVERY_RECORDS
 from marshal_py.transport.clock import SystemClock
-from marshal_py.transport.kafka import KafkaDoor
-from marshal_py.transport.memory import MemoryDoor
+from marshal_py.transport.kafka import KafkaTransport
+from marshal_py.transport.memory import MemoryTransport
 from marshal_py.transport.ports import TopicInfo
 from marshal_py.transport.settings import default_client_id
-from marshal_py.transport.soundness import COORDINATION_PARTITIONS
+from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS
 
 VERSION: Final = "marshal_py 0.1.0"
 CONNECT_TIMEOUT_S: Final = 30.0
@@ -47,7 +47,7 @@ _open: set[Marshal] = set()
 
 
 def connect(
-    servers_or_config: str | Mapping[str, Any] | MemoryDoor,
+    servers_or_config: str | Mapping[str, Any] | MemoryTransport,
     *,
     client_id: str | None = None,
     coordination_topic: str = COORDINATION_TOPIC,
@@ -94,12 +94,12 @@ def connect(
         raise InvalidOption("statistics_interval_ms", statistics_interval_ms, f"0 (never) to {STATISTICS_MS_MAX}")
     callbacks = Callbacks()
     try:
-        if isinstance(servers_or_config, MemoryDoor):
-            door: KafkaDoor | MemoryDoor = servers_or_config
+        if isinstance(servers_or_config, MemoryTransport):
+            transport: KafkaTransport | MemoryTransport = servers_or_config
         else:
-            door = KafkaDoor(servers_or_config, timeout_s, callbacks.submit)
-            door.watch(statistics_interval_ms)
-        return Marshal(door, given, coordination_topic, coordination_partitions, timeout_s, policy, callbacks)
+            transport = KafkaTransport(servers_or_config, timeout_s, callbacks.submit)
+            transport.watch(statistics_interval_ms)
+        return Marshal(transport, given, coordination_topic, coordination_partitions, timeout_s, policy, callbacks)
     except BaseException:
         callbacks.close(0.0)
         raise
@@ -110,24 +110,24 @@ class Marshal:
 
     def __init__(
         self,
-        door: KafkaDoor | MemoryDoor,
+        transport: KafkaTransport | MemoryTransport,
         client_id: str,
         topic: str,
         partitions: int,
         timeout_s: float,
-        policy: Policy,
+        policy: RetentionPolicy,
         callbacks: Callbacks,
     ) -> None:
         self.client_id = client_id
         self.coordination_topic = topic
-        self.door = door
+        self.transport = transport
         self._timeout_s = timeout_s
         self._consumers: dict[Consumer, None] = {}  # those that are to be stopped, in the order of their making
         self._closed = self._done = False
-        servers = str(door.given["bootstrap.servers"]) if isinstance(door, KafkaDoor) else "memory"
+        servers = str(transport.given["bootstrap.servers"]) if isinstance(transport, KafkaTransport) else "memory"
         self._loop = Loop(
-            door.log(topic, client_id),
-            door.admin(),
+            transport.log(topic, client_id),
+            transport.admin(),
             SystemClock(),
             servers,
             topic,
@@ -185,20 +185,20 @@ class Marshal:
             where = "; client_id is an argument of connect()" if "client_id" in unknown else ""
             raise InvalidOption("consumer()", unknown, f"no option has such a name{where}")
         chosen = ConsumerOptions(**options)
-        starts.check_topics(chosen.start, names)
+        start_positions.check_topics(chosen.start, names)
         loop = self._loop
         deadline = time.monotonic() + self._timeout_s
         found = self._check(group, names, chosen)
         number = route(group, self.root.partitions)
         world = loop.open_world(number, None if number == 0 else self.root, deadline)
-        source = self.door.source(group, self.client_id, chosen.settings, chosen.prefetch_bytes)
+        source = self.transport.source(group, self.client_id, chosen.settings, chosen.prefetch_bytes)
         source.learn(names)
         with loop.lock:
-            later = starts.new_topics(world.groups.get(group), names)
+            later = start_positions.new_topics(world.groups.get(group), names)
             member = Member(world, group, chosen.member_options(self.client_id, names, VERSION), secrets.token_bytes)
             for topic, info in found.items():  # D10: before it can claim anything
                 member.topics.learn(topic, info.partitions, info.topic_id)
-        station = Station(
+        driver = ConsumerDriver(
             loop,
             number,
             member,
@@ -207,11 +207,11 @@ class Marshal:
             self.root.incarnation,
             later if chosen.new_topics == "earliest" else frozenset(),
         )
-        given = self.door.given if isinstance(self.door, KafkaDoor) else {}
-        consumer = Consumer(loop, station, {**given, **chosen.settings}, self._forget)
+        given = self.transport.given if isinstance(self.transport, KafkaTransport) else {}
+        consumer = Consumer(loop, driver, {**given, **chosen.settings}, self._forget)
         self._consumers[consumer] = None
         try:
-            loop.add(station)
+            loop.add(driver)
             consumer.wait_joined(max(1.0, deadline - time.monotonic()))
         except BaseException:
             consumer.stop(EXIT_TIMEOUT_S)
@@ -261,7 +261,7 @@ class Marshal:
             loop.log.produce_errors,
             self.waiting_for,
             consumers,
-            self.door.statistics() if isinstance(self.door, KafkaDoor) else {},
+            self.transport.statistics() if isinstance(self.transport, KafkaTransport) else {},
             loop.callbacks.dropped,
             loop.stalls.total_ms,
             loop.stalls.longest_ms,

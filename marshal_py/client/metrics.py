@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from marshal_py.client.flow import Flow
+from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import NONE, Instant
@@ -19,8 +19,8 @@ from marshal_py.protocol.ready import Ready
 from marshal_py.protocol.records import Heartbeat
 
 if TYPE_CHECKING:
+    from marshal_py.client.consumer_driver import ConsumerDriver
     from marshal_py.client.loop import Loop
-    from marshal_py.client.station import Station
 
 
 class PartitionMetrics(Struct, frozen=True):
@@ -43,7 +43,7 @@ class ConsumerMetrics(Struct, frozen=True):
     """One consumer. `lease_left_ms` is 0 while it is fenced, `round_trip_ms` -1 until a heartbeat came back.
 
     `take_overs` are claims of partitions whose owner was evicted, `parked` the partitions of its topics that nobody may
-    consume until an admin has looked at them. `in_flight`: handed over and not acked. `amo_dropped`: offsets granted
+    consume until an admin has looked at them. `in_flight`: handed over and not acked. `grants_dropped`: offsets granted
     and dropped, because the lease or the claim was lost; a stop, a pause or a planned move drops none (PROTOCOL.md D3).
     """
 
@@ -65,7 +65,7 @@ class ConsumerMetrics(Struct, frozen=True):
     in_flight: int
     buffered: int
     late_acks: int
-    amo_dropped: int
+    grants_dropped: int
     partitions: list[PartitionMetrics]
 
     @property
@@ -96,7 +96,7 @@ class Metrics(Struct, frozen=True):
     longest_stall_ms: int = 0
 
 
-class Tally:
+class Counters:
     """Counts of one consumer, from the duties that its station executes."""
 
     def __init__(self) -> None:
@@ -112,20 +112,20 @@ class Tally:
 
 def consumers_of(loop: Loop, now: Instant) -> list[ConsumerMetrics]:
     """Every consumer that has not ended. The lock is held."""
-    return [_consumer(station, now) for station in loop.stations]
+    return [_consumer(driver, now) for driver in loop.drivers]
 
 
-def _consumer(station: Station, now: Instant) -> ConsumerMetrics:
-    member, tally, flow = station.member, station.tally, station.flow
-    partitions = list(_partitions(station, member.claims.values()))
+def _consumer(driver: ConsumerDriver, now: Instant) -> ConsumerMetrics:
+    member, tally, queue = driver.member, driver.tally, driver.queue
+    partitions = list(_partitions(driver, member.claims.values()))
     in_flight = sum(partition.in_flight for partition in partitions)
     # A consumer that plans ranges hands no messages over: others read what it grants.
-    delivered = flow.delivered if isinstance(flow, Flow) else 0
+    delivered = queue.delivered if isinstance(queue, DeliveryQueue) else 0
     return ConsumerMetrics(
         member.name,
         member.options.client_id,
         member.session,
-        station.options.delivery,
+        driver.options.delivery,
         member.paused,
         max(0, member.liveness.lease.left_ms(now)) if member.session != NONE else 0,
         member.round_trip_ms,
@@ -134,28 +134,28 @@ def _consumer(station: Station, now: Instant) -> ConsumerMetrics:
         tally.claims,
         tally.claims_ended,
         member.take_overs,
-        len(station.parked()),
+        len(driver.parked()),
         delivered,
         max(0, delivered - in_flight - tally.abandoned),
         in_flight,
-        flow.buffered() if isinstance(flow, Flow) else 0,
+        queue.buffered() if isinstance(queue, DeliveryQueue) else 0,
         member.late_acks,
-        member.amo_dropped,
+        member.grants_dropped,
         partitions,
     )
 
 
-def _partitions(station: Station, claims: Iterable[Claim]) -> Iterable[PartitionMetrics]:
-    buffers = station.flow.buffers if isinstance(station.flow, Flow) else {}
+def _partitions(driver: ConsumerDriver, claims: Iterable[Claim]) -> Iterable[PartitionMetrics]:
+    buffers = driver.queue.buffers if isinstance(driver.queue, DeliveryQueue) else {}
     for claim in claims:
-        position, end = station.position(claim), station.end_offset(claim.tp)
+        position, end = driver.position(claim), driver.end_offset(claim.tp)
         buffer = buffers.get(claim.tp)
         yield PartitionMetrics(
             *claim.tp,
             claim.epoch,
             position,
             end,
-            station.lag(claim),
+            driver.lag(claim),
             _in_flight(claim),
             buffer.size if buffer is not None else 0,
         )

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from marshal_py.client import opening
+from marshal_py.client import replay_start
 from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, TopicRecreated
 from marshal_py.history.advisories import Advisories
 from marshal_py.protocol import codec, rationalizer
@@ -20,7 +20,7 @@ from marshal_py.protocol.records import Genesis, Heartbeat, Join
 from marshal_py.protocol.routing import route
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group, World
-from marshal_py.transport.ports import Bounds, Door, LogRecord, TopicInfo
+from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo, Transport
 
 POLL_S: Final = 0.1  # a waiting reader looks up so often, for ctrl-C
 READ_TIMEOUT_S: Final = 30.0  # without one record on the way to a known end; then the cluster counts as unreachable
@@ -41,7 +41,7 @@ class Observer:
     3. `topics` holds what Kafka says of the data topics that `ends` has looked at; those that are gone are left out.
     """
 
-    def __init__(self, door: Door, topic: str, timeout_s: float = READ_TIMEOUT_S) -> None:
+    def __init__(self, transport: Transport, topic: str, timeout_s: float = READ_TIMEOUT_S) -> None:
         """Finds the root. Raises CoordinationTopicMissing, CoordinationError, ClusterUnreachable.
 
         `root` is None if the topic has no Genesis yet: no consumer has ever run here. `root_value`: its bytes.
@@ -53,14 +53,14 @@ class Observer:
         self.topics: dict[str, TopicInfo] = {}
         self._tellers: dict[int, Advisories] = {}  # by log
         self._timeout_s = timeout_s
-        self._admin = door.admin()
+        self._admin = transport.admin()
         count = self._admin.partition_count(topic)
         if count is None:
             self._admin.close()
             raise CoordinationTopicMissing(
                 topic, "looking creates nothing", "start a consumer, which creates it, or name the right topic"
             )
-        self._log = door.log(topic, f"observer-{door.name}", writes=False)
+        self._log = transport.log(topic, f"observer-{transport.name}", writes=False)
         self._next: dict[int, int] = {}  # where the next read of a log goes on
         self._passed: dict[int, int] = {}  # where the connection stands in a log that it follows
         try:
@@ -84,7 +84,9 @@ class Observer:
     def _find_root(self) -> Genesis | None:
         bounds = self.bounds([0])[0]
         if bounds.first:
-            genesis = opening.open_world(self._log, 0, None, bounds).genesis  # for the root alone: nothing is read yet
+            genesis = replay_start.open_world(
+                self._log, 0, None, bounds
+            ).genesis  # for the root alone: nothing is read yet
             assert genesis is not None  # a snapshot names it
             self.root_value = codec.encode(genesis, "", genesis.incarnation)
             return genesis
@@ -148,7 +150,7 @@ class Observer:
     def oldest(self, log: int) -> World:
         """What a log held as far back as it can be folded. Raises HistoryTruncated (N10)."""
         (bounds,) = self.bounds([log]).values()
-        return opening.oldest_world(self._log, log, None if log == 0 else self.root, bounds)
+        return replay_start.oldest_world(self._log, log, None if log == 0 else self.root, bounds)
 
     def history(self, log: int) -> tuple[World, Iterator[LogRecord]]:
         """That, and the records that follow."""
@@ -160,7 +162,7 @@ class Observer:
         return {log: bounds.end for log, bounds in found.items() if bounds.end > self._next.get(log, 0)}
 
     def _begin_truncated(self, log: int, bounds: Bounds, back: bool = False) -> World:
-        begin = opening.oldest_world if back else opening.open_world
+        begin = replay_start.oldest_world if back else replay_start.open_world
         world = begin(self._log, log, None if log == 0 else self.root, bounds)
         self.worlds[log], self._next[log] = world, world.next_offset
         return world

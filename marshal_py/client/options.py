@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from marshal_py.client import starts
+from marshal_py.client import start_positions
 from marshal_py.client.info import ClaimInfo
-from marshal_py.client.policy import Policy
+from marshal_py.client.retention import RetentionPolicy
 from marshal_py.errors import InvalidName, InvalidOption
 from marshal_py.protocol.assignment import DEFAULT_POLICY, POLICIES
 from marshal_py.protocol.identity import check_id
@@ -47,8 +47,8 @@ class ConsumerOptions:
     `grant_messages` is an upper bound for one grant of one partition, in at-most-once mode. Grants follow the handler:
     about a second's work, shared by the partitions, at least one message each. A crash loses up to two per partition.
 
-    `start`: where partitions begin that the group has no position of: a word, a time, or offsets (starts.py). A time
-    begins at the first message that is not older, else at the end.
+    `start`: where partitions begin that the group has no position of: a word, a time, or offsets
+    (start_positions.py). A time begins at the first message that is not older, else at the end.
 
     `hand_over_timeout_s`: how long a partition that is to go to another member waits for its handlers, which
     `on_revoking` has told. Then it goes, and what they hold comes again in at-least-once mode. None: 30 s, or
@@ -62,7 +62,7 @@ class ConsumerOptions:
     max_claims: int | None = None
     capacity: int = 1
     fast_reclaim: bool = False
-    start: str = starts.COMMITTED
+    start: str = start_positions.COMMITTED
     start_fallback: Literal["earliest", "latest"] = "latest"  # Kafka's own default for a group without offsets
     new_topics: Literal["start", "earliest"] = "start"  # where topics begin that join those of a group
     on_topic_recreated: OnTopicRecreated = "fail"  # where the group's config says nothing (PROTOCOL.md D10)
@@ -84,7 +84,7 @@ class ConsumerOptions:
 
     def __post_init__(self) -> None:
         _one_of("delivery", self.delivery, tuple(MODES))
-        starts.parse(self.start)
+        start_positions.parse(self.start)
         _one_of("start_fallback", self.start_fallback, ("earliest", "latest"))
         _one_of("new_topics", self.new_topics, ("start", "earliest"))
         _one_of("on_topic_recreated", self.on_topic_recreated, ON_TOPIC_RECREATED)
@@ -177,12 +177,12 @@ def check_pattern(pattern: str) -> re.Pattern[str]:
         raise InvalidOption("topics_pattern", pattern, f"a regular expression of Python's: {error}") from error
 
 
-def check_policy(snapshot_every_records: int, history_kept_s: float, evidence_dir: str | None) -> Policy:
+def check_policy(snapshot_every_records: int, history_kept_s: float, evidence_dir: str | None) -> RetentionPolicy:
     _whole("snapshot_every_records", snapshot_every_records, 10_000_000, "a start folds that many at most")
     _within("history_kept_s", history_kept_s, 0.0, 3_650 * 86_400.0, "what is younger stays readable for people")
     if evidence_dir is not None and not os.path.isdir(evidence_dir):
         raise InvalidOption("evidence_dir", evidence_dir, "a folder that exists")
-    return Policy(snapshot_every_records, history_kept_s, evidence_dir or "")
+    return RetentionPolicy(snapshot_every_records, history_kept_s, evidence_dir or "")
 
 
 def _one_of(option: str, value: object, allowed: tuple[str, ...]) -> None:

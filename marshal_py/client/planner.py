@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from marshal_py.client import starts
+from marshal_py.client import start_positions
 from marshal_py.client.microbatches import End, MicroBatches
 from marshal_py.client.ranges import ClaimedRange, Taken, UnfetchedSource, share
 from marshal_py.errors import BatchNotCommitted, BatchUnclaimed, ClaimLost, ClusterUnreachable, InvalidOption
@@ -27,8 +27,8 @@ from marshal_py.protocol.identity import NONE, Token, TopicPartition
 
 if TYPE_CHECKING:
     from marshal_py.client.consumer import Consumer
+    from marshal_py.client.consumer_driver import ConsumerDriver
     from marshal_py.client.loop import Loop
-    from marshal_py.client.station import Station
 
 log = logging.getLogger("marshal_py")
 
@@ -105,12 +105,14 @@ class ClaimedBatch:
 class Planner:
     """Made by `Consumer.plan_ranges`, once per consumer."""
 
-    def __init__(self, consumer: Consumer, loop: Loop, station: Station, raise_if_ended: Callable[[], None]) -> None:
+    def __init__(
+        self, consumer: Consumer, loop: Loop, driver: ConsumerDriver, raise_if_ended: Callable[[], None]
+    ) -> None:
         self.consumer = consumer
-        self._loop, self._station, self._raise_if_ended = loop, station, raise_if_ended
+        self._loop, self._driver, self._raise_if_ended = loop, driver, raise_if_ended
         with self._loop.lock:
-            self._ranges = self._station.plan_ranges()
-            source = self._station.source
+            self._ranges = self._driver.plan_ranges()
+            source = self._driver.source
             assert isinstance(source, UnfetchedSource)
             self._source = source
         self._batch: ClaimedBatch | None = None
@@ -119,17 +121,17 @@ class Planner:
 
     @property
     def at_most_once(self) -> bool:
-        return self._station.options.delivery == "at_most_once"
+        return self._driver.options.delivery == "at_most_once"
 
     @property
     def incarnation(self) -> bytes:
-        return self._station.incarnation
+        return self._driver.incarnation
 
     def alive(self) -> None:
         """Somebody reads here. Raises what ended the consumer."""
         self._loop.check_call("Consumer", "plan", waits=True)
         self._raise_if_ended()
-        self._station.called()
+        self._driver.called()
 
     # --- looking
 
@@ -138,7 +140,7 @@ class Planner:
 
         False if that did not come true within `timeout_s` (default: four heartbeat intervals).
         """
-        intervals_s = self._station.options.heartbeat_interval_s * SETTLE_INTERVALS
+        intervals_s = self._driver.options.heartbeat_interval_s * SETTLE_INTERVALS
         deadline = time.monotonic() + (intervals_s if timeout_s is None else timeout_s)
         while True:
             self.alive()
@@ -153,22 +155,24 @@ class Planner:
     def resumed(self) -> bool:
         """Whether an earlier owner of one of this consumer's claims has moved its position."""
         with self._loop.outbox, self._loop.lock:
-            group = self._station.member.group
+            group = self._driver.member.group
             parts = [] if group is None else [group.partitions[tp] for tp in self._ranges.lots]
             return any(part.last_owner != NONE and part.position > 0 for part in parts)
 
     def _partitions(self) -> list[TopicPartition]:
         """All of the topics, claimed or not."""
-        counts = {topic: self._loop.admin.partition_count(topic) or 0 for topic in self._station.member.options.topics}
+        counts = {topic: self._loop.admin.partition_count(topic) or 0 for topic in self._driver.member.options.topics}
         return [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
 
     def ends_at(self, until: str) -> dict[TopicPartition, int]:
-        """Where `until` lies in every partition of the topics: a text as `start`. Raises as starts.offsets."""
-        return starts.offsets(until, "until", self._partitions(), self._loop.admin, committed=self._committed_ends)
+        """Where `until` lies in every partition of the topics: a text as `start`. Raises as start_positions.offsets."""
+        return start_positions.offsets(
+            until, "until", self._partitions(), self._loop.admin, committed=self._committed_ends
+        )
 
     def ends(self) -> dict[TopicPartition, int]:
         """End of every partition of the topics, claimed or not."""
-        return self.ends_at(starts.LATEST)
+        return self.ends_at(start_positions.LATEST)
 
     def plan(self, rows_max: int | None, up_to: Mapping[TopicPartition, int] | None = None) -> list[ClaimedRange]:
         """The next ranges of the claims that are open, at most `rows_max` offsets, none beyond `up_to`. May be empty.
@@ -201,7 +205,7 @@ class Planner:
         with self._loop.outbox, self._loop.lock:
             beyond = self._ranges.beyond(bounds)
             for tp, position, end in beyond:
-                self._station.park(tp, parking.BEYOND_END, parking.beyond_end(position, end))
+                self._driver.park(tp, parking.BEYOND_END, parking.beyond_end(position, end))
 
     # --- handing over
 
@@ -218,12 +222,12 @@ class Planner:
                 self._ranges.unwish()
 
     def _await_grants(self, wanted: Sequence[ClaimedRange]) -> None:
-        deadline = time.monotonic() + self._station.options.heartbeat_interval_s * GRANT_INTERVALS
+        deadline = time.monotonic() + self._driver.options.heartbeat_interval_s * GRANT_INTERVALS
         with self._loop.outbox, self._loop.lock:
             for one in wanted:
                 self._ranges.wish(one)
-            while self._ranges.waits_for_grant() and time.monotonic() < deadline and not self._station.ended:
-                self._station.ask_grants(self._loop.clock.now())
+            while self._ranges.waits_for_grant() and time.monotonic() < deadline and not self._driver.ended:
+                self._driver.ask_grants(self._loop.clock.now())
                 self._loop.changed.wait(WAIT_SLICE_S)
 
     # --- finishing
@@ -232,7 +236,7 @@ class Planner:
         """Raises ClaimLost unless every claim may still deliver or drain."""
         self.alive()
         with self._loop.lock:
-            now, member = self._loop.clock.now(), self._station.member
+            now, member = self._loop.clock.now(), self._driver.member
             valid = member.liveness.lease.valid(now)
             lost = [one.range.tp for one in taken if one.claim.sealed or not valid]
         if lost:
@@ -264,7 +268,7 @@ class Planner:
 
     def micro_batches(self, before: MicroBatches | None = None) -> MicroBatches:
         """`before`: of an earlier consumer of the same query."""
-        return MicroBatches(self._station.member, self._ranges, self.incarnation, before)
+        return MicroBatches(self._driver.member, self._ranges, self.incarnation, before)
 
     def commit_end(self, batches: MicroBatches, end: End) -> None:
         """The query has committed the batch that ends at `end`; returns once the log has it.
@@ -281,9 +285,9 @@ class Planner:
         """The same news from elsewhere, in any thread; `digest_of` the end. Waits for nothing, and may come twice."""
         with self._loop.outbox, self._loop.lock:
             if batches.told(digest, self._loop.clock.now()):
-                self._station.called()
-                self._station.member.urgent = True
-                self._loop.kick(self._station)
+                self._driver.called()
+                self._driver.member.urgent = True
+                self._loop.kick(self._driver)
 
     def plan_end(self, batches: MicroBatches, start: End, available: Sequence[ClaimedRange]) -> End:
         """The end of the next batch, `start` if there is none. In at-least-once mode its ranges are handed over."""
@@ -314,7 +318,7 @@ class Planner:
 
     def _note(self, lost: Sequence[tuple[TopicPartition, int, int]]) -> None:
         for tp, start, to in lost:
-            self._station.member.note(UNCOMMITTED, tp, start, to)
+            self._driver.member.note(UNCOMMITTED, tp, start, to)
 
     def replay_end(self, batches: MicroBatches, end: End) -> list[Taken]:
         """What of a batch that an earlier life planned is read here; waits until that can be told.
@@ -322,7 +326,7 @@ class Planner:
         A pause is waited for without end. Raises BatchUnclaimed when nobody claims a partition for four heartbeat
         intervals, and as `plan`.
         """
-        wait_s = self._station.options.heartbeat_interval_s * SETTLE_INTERVALS
+        wait_s = self._driver.options.heartbeat_interval_s * SETTLE_INTERVALS
         deadline, said = time.monotonic() + wait_s, ""
         self.plan(None)  # passes what retention has deleted meanwhile (D6)
         while True:
@@ -331,7 +335,7 @@ class Planner:
                 replay = batches.replay(end, self._loop.clock.now())
                 if not replay.waits:
                     break
-                if self._station.member.paused:
+                if self._driver.member.paused:
                     deadline = time.monotonic() + wait_s
                 elif time.monotonic() >= deadline:
                     raise BatchUnclaimed(self.consumer.group, _in_words(replay.waits))

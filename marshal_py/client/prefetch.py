@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from marshal_py.client.buffers import Buffer
-from marshal_py.client.pace import Pace
+from marshal_py.client.handling_rate import HandlingRate
 
 # Messages per second: below it a consumer is slow. With librdkafka's queue as settings.py has it, and 12 partitions of
 # small messages, about 140,000 are queued at most, six seconds of work at this pace.
@@ -58,7 +58,7 @@ class Prefetch:
         self._mean_bytes = 1  # of a message, as of the last look at the buffers
         self._looked_ms = 0
 
-    def due(self, pace: Pace, mono_ms: int) -> bool:
+    def due(self, pace: HandlingRate, mono_ms: int) -> bool:
         """Whether a slow consumer has not looked at the queue for a while. Asked again, it is not."""
         if mono_ms - self._looked_ms < LOOK_MS or not pace.slower_than(SLOW_PER_S):
             return False

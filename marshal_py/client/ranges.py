@@ -57,7 +57,7 @@ class Begun(NamedTuple):
     after: int
 
 
-class Lot:
+class PlannedClaim:
     """One claim as a planner sees it."""
 
     __slots__ = ("claim", "next_offset", "taken", "wish")
@@ -106,7 +106,7 @@ class Ranges:
 
     def __init__(self, member: Member, incarnation: bytes) -> None:
         self.member, self.incarnation = member, incarnation
-        self.lots: dict[TopicPartition, Lot] = {}
+        self.lots: dict[TopicPartition, PlannedClaim] = {}
         self.begun: dict[TopicPartition, deque[Begun]] = {}  # the newest claims, in their order, also those that ended
         self.prefetching: set[TopicPartition] = set()
         self.user_paused: set[TopicPartition] = set()
@@ -115,7 +115,7 @@ class Ranges:
     # --- what the Station tells, as it tells a Flow
 
     @property
-    def buffers(self) -> Mapping[TopicPartition, Lot]:
+    def buffers(self) -> Mapping[TopicPartition, PlannedClaim]:
         return self.lots
 
     def start_prefetch(self, tp: TopicPartition, position: int) -> None:
@@ -127,7 +127,7 @@ class Ranges:
         for claim in claims:
             self.prefetching.discard(claim.tp)
             self.at_most_once = isinstance(claim.tracker, AtMostOnce)
-            self.lots[claim.tp] = Lot(claim, positions[claim.tp])
+            self.lots[claim.tp] = PlannedClaim(claim, positions[claim.tp])
             self._note_begun(claim)
 
     def _note_begun(self, claim: Claim) -> None:
@@ -224,7 +224,7 @@ class Ranges:
             if tp in bounds and self._next(lot) > bounds[tp].end
         ]
 
-    def _unfinished(self, lot: Lot, end: int) -> tuple[int, int]:
+    def _unfinished(self, lot: PlannedClaim, end: int) -> tuple[int, int]:
         """Where planning goes on, and up to where: around what an earlier owner has finished (D1)."""
         start, tracker = self._next(lot), lot.claim.tracker
         if isinstance(tracker, AtMostOnce):
@@ -237,7 +237,7 @@ class Ranges:
             low, high = tracker.next_finished(start)
         return start, min(end, low)
 
-    def _next(self, lot: Lot) -> int:
+    def _next(self, lot: PlannedClaim) -> int:
         tracker = lot.claim.tracker
         if isinstance(tracker, AtLeastOnce):
             return lot.next_offset

@@ -1,7 +1,7 @@
 """A group's whole state as plain values, and what differs between two of them. Pure.
 
-For the evidence that a broken client keeps (client/evidence.py) and for whoever compares it with the log. Entries have
-the names of PROTOCOL.md, 5; bodies stand as their hashes in hex, as in the digest (G3).
+For the evidence that a broken client keeps (client/divergence_report.py) and for whoever compares it with the log.
+Entries have the names of PROTOCOL.md, 5; bodies stand as their hashes in hex, as in the digest (G3).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def differences(
 
 
 def against(kept: Mapping[str, Any], world: World, records: Iterable[RawRecord]) -> list[Differing] | None:
-    """What a broken client had kept (client/evidence.py) beside what the log folds to there.
+    """What a broken client had kept (client/divergence_report.py) beside what the log folds to there.
 
     `world`, `records`: the group's log from as far back as it is there. None if this history, or its incarnation, is
     not the one that the client had read. Raises CoordinationError if the log cannot be folded.

@@ -1,7 +1,7 @@
 """One pass over a log that turns its records into the rows of tables.py. Pure; decides nothing.
 
 Strategy: every record goes through the rationalizer; then the verdict and the world as it stands tell what happened.
-Kept beside the world is only what the world forgets (tracks.py). Timestamps are put beside what happened and decide
+Kept beside the world is only what the world forgets (open_state.py). Timestamps are put beside what happened and decide
 nothing. The rows do not depend on where a reader paused.
 """
 
@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from msgspec.structs import astuple, replace
 
+from marshal_py.history.open_state import Claim, FreeSpan, GroupTrack, Open, Pause, SessionSpan, appeared, some_offset
 from marshal_py.history.tables import TABLES, DigestRow, LostRow, MoveRow, RaceRow, Row, StandingRow
 from marshal_py.history.timeline_rows import TimelineRows
-from marshal_py.history.tracks import Claim, Open, Pause, Span, Stay, Track, appeared, some_offset
 from marshal_py.protocol import rationalizer
 from marshal_py.protocol.advisory import UNCOMMITTED
 from marshal_py.protocol.identity import NONE, TopicPartition
@@ -52,7 +52,7 @@ class Timeline(TimelineRows):
         began at a time that nobody knows. Raises InvalidOption if a wanted table does not exist.
         """
         super().__init__(world, wanted, known)
-        self._tells: dict[type[Record], Callable[[Group, Track, int, int, Any], None]] = {
+        self._tells: dict[type[Record], Callable[[Group, GroupTrack, int, int, Any], None]] = {
             Heartbeat: self._heartbeat,
             Join: self._join,
             Leave: self._leave,
@@ -74,7 +74,7 @@ class Timeline(TimelineRows):
         self.open.time_ms = time_ms
         name, record = verdict.group, verdict.record
         if name:
-            track = self.open.tracks.get(name) or Track()
+            track = self.open.tracks.get(name) or GroupTrack()
             if self._tells_records:
                 self._tell_record(track, time_ms, verdict)
             if record is not None:
@@ -92,7 +92,7 @@ class Timeline(TimelineRows):
                     self._race(track, offset, time_ms, record, verdict)
             self.open.touched.add(name)
         elif self._tells_records:
-            self._tell_record(Track(), time_ms, verdict)
+            self._tell_record(GroupTrack(), time_ms, verdict)
         if offset % CHECKPOINT_OFFSETS == CHECKPOINT_OFFSETS - 1:
             self._checkpoint()
         return verdict
@@ -101,7 +101,7 @@ class Timeline(TimelineRows):
         """As `take`, and what is open at the end: without an end. The Timeline can still go on."""
         log, end = self.world.log, self.world.next_offset
         for name, group in sorted(self.world.groups.items()):
-            track = self.open.tracks.get(name) or Track()
+            track = self.open.tracks.get(name) or GroupTrack()
             lived_ms = track.presence.lived_by(self.open.time_ms or 0, track.pause is not None)
             for session, stay in track.stays.items():
                 if stay.alive:
@@ -140,14 +140,14 @@ class Timeline(TimelineRows):
                 self._tell(DigestRow(log, end, name, f"{group.digest():016x}", chain))
         return self.take()
 
-    def _hear(self, group: Group, track: Track, offset: int, record: Record) -> None:
+    def _hear(self, group: Group, track: GroupTrack, offset: int, record: Record) -> None:
         """Whose record it is lives. An Evict names another one's session."""
         session = offset if isinstance(record, Join) else getattr(record, "session", NONE)
         if session in group.sessions and not isinstance(record, Evict):
             lease_ms = EVICT_INTERVALS * group.sessions[session].join.interval_ms
             track.stays[session].until_ms = track.presence.extend(lease_ms)
 
-    def _race(self, track: Track, offset: int, time_ms: int, record: ClaimingPartition, verdict: Verdict) -> None:
+    def _race(self, track: GroupTrack, offset: int, time_ms: int, record: ClaimingPartition, verdict: Verdict) -> None:
         """A claim that came late. One that lost to its own session is a copy (F4.2); to a move, nobody's."""
         epoch, session, when = track.winners.get(record.topic, {}).get(record.partition, (NONE, NONE, None))
         if epoch != NONE and session != record.session and record.observed < epoch:
@@ -171,7 +171,7 @@ class Timeline(TimelineRows):
 
     # --- what accepted records did; `group` is as it stands after them
 
-    def _heartbeat(self, group: Group, track: Track, offset: int, time_ms: int, record: Heartbeat) -> None:
+    def _heartbeat(self, group: Group, track: GroupTrack, offset: int, time_ms: int, record: Heartbeat) -> None:
         if group.sessions[record.session].extended == offset:
             stay = track.stays[record.session]
             stay.sign_time_ms, stay.sign_lived_ms = time_ms, track.presence.lived_ms
@@ -181,22 +181,22 @@ class Timeline(TimelineRows):
                 if part is not None and part.owner == record.session and part.tp[1] >= 0:
                     self._tell_position(group, track, part, offset, time_ms, "heartbeat", part.owner, entry.epoch)
 
-    def _join(self, group: Group, track: Track, offset: int, time_ms: int, record: Join) -> None:
+    def _join(self, group: Group, track: GroupTrack, offset: int, time_ms: int, record: Join) -> None:
         before = track.stays.get(record.predecessor)
         if before is not None and before.alive:
             self._end(group, track, record.predecessor, offset, time_ms, "replaced")
-        track.stays[offset] = Stay(
+        track.stays[offset] = SessionSpan(
             record.client_id, record.member, record.mode, time_ms, time_ms, sign_lived_ms=track.presence.lived_ms
         )
 
-    def _leave(self, group: Group, track: Track, offset: int, time_ms: int, record: Leave) -> None:
+    def _leave(self, group: Group, track: GroupTrack, offset: int, time_ms: int, record: Leave) -> None:
         self._end(group, track, record.session, offset, time_ms, "leave")
 
-    def _evict(self, group: Group, track: Track, offset: int, time_ms: int, record: Evict) -> None:
+    def _evict(self, group: Group, track: GroupTrack, offset: int, time_ms: int, record: Evict) -> None:
         self._end(group, track, record.session, offset, time_ms, "evict", record.by)
 
     def _end(
-        self, group: Group, track: Track, session: int, offset: int, time_ms: int, ended: str, by: str = ""
+        self, group: Group, track: GroupTrack, session: int, offset: int, time_ms: int, ended: str, by: str = ""
     ) -> None:
         """F3.3."""
         stay = track.stays[session]
@@ -208,12 +208,12 @@ class Timeline(TimelineRows):
         if len(track.stays) > NAMES_MAX + len(group.sessions):
             del track.stays[next(known for known, kept in track.stays.items() if not kept.alive)]
 
-    def _free(self, group: Group, track: Track, epoch: int, offset: int, time_ms: int, ended: str) -> None:
+    def _free(self, group: Group, track: GroupTrack, epoch: int, offset: int, time_ms: int, ended: str) -> None:
         claim = track.claims[epoch]
         self._tell_claim(group, epoch, claim, offset, time_ms, ended)
         stay = track.stays[claim.session]
         part = group.partitions[TopicPartition(claim.topic, claim.partition)]
-        span = Span(
+        span = FreeSpan(
             offset,
             time_ms,
             ended,
@@ -228,7 +228,7 @@ class Timeline(TimelineRows):
         track.spans.setdefault(claim.topic, {})[claim.partition] = span
         del track.claims[epoch]
 
-    def _claim(self, group: Group, track: Track, offset: int, time_ms: int, record: ClaimingPartition) -> None:
+    def _claim(self, group: Group, track: GroupTrack, offset: int, time_ms: int, record: ClaimingPartition) -> None:
         topic, partition = record.topic, record.partition
         part = group.claims[offset]
         span = track.spans.get(topic, {}).pop(partition, None)
@@ -243,14 +243,14 @@ class Timeline(TimelineRows):
         if partition >= 0:
             self._tell_position(group, track, part, offset, time_ms, "claim", record.session, offset)
 
-    def _release(self, group: Group, track: Track, offset: int, time_ms: int, record: ReleasingPartition) -> None:
+    def _release(self, group: Group, track: GroupTrack, offset: int, time_ms: int, record: ReleasingPartition) -> None:
         claim = track.claims[record.epoch]
         self._free(group, track, record.epoch, offset, time_ms, "release")
         if claim.partition >= 0:
             part = group.partitions[TopicPartition(claim.topic, claim.partition)]
             self._tell_position(group, track, part, offset, time_ms, "release", record.session, record.epoch)
 
-    def _grant(self, group: Group, track: Track, offset: int, time_ms: int, record: ClaimingMessages) -> None:
+    def _grant(self, group: Group, track: GroupTrack, offset: int, time_ms: int, record: ClaimingMessages) -> None:
         client = track.client(record.session)
         for epoch, from_, start, _ in map(astuple, record.ranges):
             part = group.claims[epoch]
@@ -272,7 +272,7 @@ class Timeline(TimelineRows):
                 )
             self._tell_position(group, track, part, offset, time_ms, "grant", record.session, epoch)
 
-    def _seek(self, group: Group, track: Track, offset: int, time_ms: int, record: SeekingPartition) -> None:
+    def _seek(self, group: Group, track: GroupTrack, offset: int, time_ms: int, record: SeekingPartition) -> None:
         """F6.6: the same owner, under another epoch."""
         claim, part = track.claims.pop(record.epoch), group.claims[offset]
         self._tell_claim(group, record.epoch, claim, offset, time_ms, "seek")
@@ -281,7 +281,7 @@ class Timeline(TimelineRows):
         )
         self._tell_position(group, track, part, offset, time_ms, "seek", record.session, offset)
 
-    def _release_group(self, group: Group, track: Track, offset: int, time_ms: int, record: ReleaseGroup) -> None:
+    def _release_group(self, group: Group, track: GroupTrack, offset: int, time_ms: int, record: ReleaseGroup) -> None:
         pause = track.pause
         if record.duration_ms == 0:
             waited = pause is not None and record.token != pause.token
@@ -293,12 +293,12 @@ class Timeline(TimelineRows):
             pause.token = offset
             pause.duration_ms, pause.reason, pause.by = record.duration_ms, record.reason, record.by
 
-    def _end_pause(self, group: Group, track: Track, offset: int, time_ms: int, ended: str) -> None:
+    def _end_pause(self, group: Group, track: GroupTrack, offset: int, time_ms: int, ended: str) -> None:
         if track.pause is not None:
             self._tell_pause(group.name, track.pause, offset, time_ms, ended)
             track.pause = None
 
-    def _set_position(self, group: Group, track: Track, offset: int, time_ms: int, record: SetPosition) -> None:
+    def _set_position(self, group: Group, track: GroupTrack, offset: int, time_ms: int, record: SetPosition) -> None:
         for move in record.moves:
             part = group.partitions[TopicPartition(move.topic, move.partition)]
             span = track.spans[move.topic][move.partition]
@@ -321,7 +321,7 @@ class Timeline(TimelineRows):
         if record.resume:
             self._end_pause(group, track, offset, time_ms, "set_position")
 
-    def _topology(self, group: Group, track: Track, offset: int, time_ms: int, record: Topology) -> None:
+    def _topology(self, group: Group, track: GroupTrack, offset: int, time_ms: int, record: Topology) -> None:
         """Partitions that appear are free; those that a smaller count cuts off are nobody's business (F9.2)."""
         spans, lived_ms = track.spans.setdefault(record.topic, {}), track.presence.lived_ms
         for partition in [p for p in spans if p >= record.partitions]:
@@ -337,7 +337,7 @@ class Timeline(TimelineRows):
             if partition not in owned and partition not in spans:
                 spans[partition] = appeared(group, record.topic, partition, offset, time_ms, lived_ms)
 
-    def _group_config(self, group: Group, track: Track, offset: int, time_ms: int, record: GroupConfig) -> None:
+    def _group_config(self, group: Group, track: GroupTrack, offset: int, time_ms: int, record: GroupConfig) -> None:
         gone = [session for session, stay in track.stays.items() if stay.alive and session not in group.sessions]
         for session in gone:
             self._end(group, track, session, offset, time_ms, "mode")
@@ -359,7 +359,7 @@ class Timeline(TimelineRows):
                 }
         track.deleted = record.deleted
 
-    def _note(self, group: Group, track: Track, offset: int, time_ms: int, record: Note) -> None:
+    def _note(self, group: Group, track: GroupTrack, offset: int, time_ms: int, record: Note) -> None:
         if record.kind in LOST_NOTES and record.partition >= 0 and 0 <= record.from_ < record.to:
             session = some_offset(record.session)
             part = group.partitions.get(TopicPartition(record.topic, record.partition))

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Final
 
 from marshal_py.errors import InvalidOption
+from marshal_py.history.open_state import Claim, FreeSpan, GroupTrack, Open, Pause, SessionSpan, open_in, some_offset
 from marshal_py.history.tables import (
     TABLES,
     DigestRow,
@@ -17,7 +18,6 @@ from marshal_py.history.tables import (
     Row,
     SessionRow,
 )
-from marshal_py.history.tracks import Claim, Open, Pause, Span, Stay, Track, open_in, some_offset
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import (
     MODE_NAMES,
@@ -74,7 +74,7 @@ class TimelineRows:
         self._digested = set(self.open.touched)
         self.open.touched.clear()
 
-    def _tell_record(self, track: Track, time_ms: int, verdict: Verdict) -> None:
+    def _tell_record(self, track: GroupTrack, time_ms: int, verdict: Verdict) -> None:
         record, session, topic, partition, position = verdict.record, None, None, None, None
         client: str | None = None
         match record:
@@ -118,7 +118,14 @@ class TimelineRows:
         )
 
     def _tell_stay(
-        self, name: str, session: int, stay: Stay, offset: int | None, time_ms: int | None, ended: str | None, by: str
+        self,
+        name: str,
+        session: int,
+        stay: SessionSpan,
+        offset: int | None,
+        time_ms: int | None,
+        ended: str | None,
+        by: str,
     ) -> None:
         self._tell(
             SessionRow(
@@ -168,7 +175,7 @@ class TimelineRows:
         name: str,
         topic: str,
         partition: int,
-        span: Span,
+        span: FreeSpan,
         offset: int | None,
         time_ms: int | None,
         session: int | None,
@@ -221,7 +228,7 @@ class TimelineRows:
     def _tell_position(
         self,
         group: Group,
-        track: Track,
+        track: GroupTrack,
         part: Partition,
         offset: int,
         time_ms: int,

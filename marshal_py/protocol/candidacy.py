@@ -52,17 +52,17 @@ class Candidacy:
 
     def look(self, group: Group) -> None:
         """Computes anew what may have changed."""
-        watch, me = self.member.watch, self.member.session
-        waited_out = watch.waited_out(group)
+        detector, me = self.member.detector, self.member.session
+        waited_out = detector.waited_out(group)
         waited_out.discard(me)
         self.waited_out = frozenset(waited_out)
         now = (group.shape, self.waited_out, me)
         self.late = now != self._looked
         if not self.late:
             return  # nearly always; a config is part of the shape
-        counted_ms = watch.clock.counted_ms
+        counted_ms = detector.clock.counted_ms
         large = sum(topic.count for topic in group.topics.values()) + len(group.sessions) > LOOK_AT_ONCE
-        if large and me == self._looked[2] and counted_ms - self._looked_ms < watch.clock.step_ms_max:
+        if large and me == self._looked[2] and counted_ms - self._looked_ms < detector.clock.step_ms_max:
             return
         self._looked, self._looked_ms, self.late = now, counted_ms, False
         self.looks += 1
@@ -81,7 +81,7 @@ class Candidacy:
 
     def wait_ms(self) -> int | None:
         """Until the next look, if the world has changed since the last one."""
-        clock = self.member.watch.clock
+        clock = self.member.detector.clock
         return max(1, self._looked_ms + clock.step_ms_max - clock.counted_ms) if self.late else None
 
     def _target(self, group: Group, order: list[int]) -> Target:

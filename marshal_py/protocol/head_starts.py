@@ -27,13 +27,13 @@ class HeadStarts:
     def due(
         self,
         group: Group,
-        watch: FailureDetector,
+        detector: FailureDetector,
         looks: int,
         rank: Callable[[TopicPartition], int],
         topics: Container[str],
     ) -> dict[TopicPartition, int]:
         """Partitions, with their version, that may be tried now. `looks` grows when ranks may have changed."""
-        free, seen = watch.free(), (looks, watch.clock.floor_ms)
+        free, seen = detector.free(), (looks, detector.clock.floor_ms)
         changed = group.changed_since(self._shape) if seen == self._seen else None
         self._seen, self._shape = seen, group.shape
         if changed is None or any(isinstance(entry, Topic | Group) for entry in changed):
@@ -45,16 +45,16 @@ class HeadStarts:
         for tp in looked_at:
             self._due.pop(tp, None)
             if tp in free and tp.topic in topics:
-                self._wait(tp, watch, rank(tp) * self._third_ms)
-        while self._later and self._later[0][0] <= watch.clock.counted_ms:
+                self._wait(tp, detector, rank(tp) * self._third_ms)
+        while self._later and self._later[0][0] <= detector.clock.counted_ms:
             _, tp, version = heappop(self._later)
             if tp in free and free[tp][0] == version:
                 self._due[tp] = version
         return self._due
 
-    def _wait(self, tp: TopicPartition, watch: FailureDetector, wait_ms: int) -> None:
-        version, began = watch.free()[tp]
+    def _wait(self, tp: TopicPartition, detector: FailureDetector, wait_ms: int) -> None:
+        version, began = detector.free()[tp]
         if wait_ms:
-            heappush(self._later, (watch.clock.over_at(began, wait_ms), tp, version))
+            heappush(self._later, (detector.clock.over_at(began, wait_ms), tp, version))
         else:
             self._due[tp] = version

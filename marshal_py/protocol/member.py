@@ -57,12 +57,12 @@ class Member:
         self.options = options
         self.third_ms = options.interval_ms // HEARTBEATS_PER_INTERVAL
         self.liveness = Liveness(options.interval_ms, draw)
-        self.watch = FailureDetector(options.interval_ms)
+        self.detector = FailureDetector(options.interval_ms)
         self.topics = Topics(self)
         self.rebalancer = Rebalancer(self)
         self.reading = RecordHandler(self)
         self.divergence = DivergenceCheck(self)
-        self.idle = Quiescence(self)
+        self.quiescence = Quiescence(self)
         self.careful = PoisonGuard(self)
         self.releases = Releases(self)
         self.refusals = Refusals(self)
@@ -70,7 +70,7 @@ class Member:
         self.claims: dict[int, Claim] = {}  # by epoch; none of them GONE
         self.ended = False
         self.error: MarshalError | None = None
-        self.amo_dropped = 0
+        self.grants_dropped = 0
         self.late_acks = 0
         self.take_overs = 0  # claims of partitions whose owner was evicted
         self.round_trip_ms = NONE  # of the last own heartbeat that was read back
@@ -159,7 +159,7 @@ class Member:
         if self.session != NONE:
             self.orphaned_sessions[self.session] = -self.options.interval_ms
         self.session, self.join_sent = NONE, None
-        self.idle.end()
+        self.quiescence.end()
         self.liveness.end_session()
         out, self.out = self.out, Ready()
         return out
@@ -169,7 +169,7 @@ class Member:
         self.world = world
         world.watched.add(self.name)
         self.rebalancer, self.divergence, self.reading = Rebalancer(self), DivergenceCheck(self), RecordHandler(self)
-        self.watch = FailureDetector(self.options.interval_ms)
+        self.detector = FailureDetector(self.options.interval_ms)
         live = self.group.sessions if self.group is not None else {}
         self.orphaned_sessions = {ghost: sent_ms for ghost, sent_ms in self.orphaned_sessions.items() if ghost in live}
         self.request_tick()
@@ -200,7 +200,7 @@ class Member:
         if isinstance(claim.tracker, AtMostOnce):
             lost = claim.tracker.drop()
             if lost:
-                self.amo_dropped += lost
+                self.grants_dropped += lost
                 to = claim.tracker.delivered_to
                 self.note("amo_dropped", claim.tp, to - lost, to, epoch=claim.epoch)
 
@@ -252,7 +252,7 @@ class Member:
     def request_tick(self) -> None:
         """Something was read or wanted that a whole tick must look at, and soon."""
         self.stirred = True
-        self.idle.end()
+        self.quiescence.end()
 
     def retired(self) -> bool:
         """Whether a retiring member gains nothing by staying: it has nothing left, or nobody who fetches ahead."""
@@ -294,9 +294,9 @@ class Member:
             self.end(GroupDeleted(self.name) if group.deleted else GroupOpaque(self.name, group.opaque_at))
         if not self.ended:
             if group is not None:
-                self.watch.refresh(group, now, self.liveness.proven(now))
-                if self.idle.holds(now):
-                    self.deadline_ms = self.idle.tick(group, now, out)
+                self.detector.refresh(group, now, self.liveness.proven(now))
+                if self.quiescence.holds(now):
+                    self.deadline_ms = self.quiescence.tick(group, now, out)
                     self.out = Ready()
                     return out
                 if self.divergence.active:
@@ -312,14 +312,14 @@ class Member:
         out.ended = out.ended or self.ended
         out.error = self.error
         self.deadline_ms = min(self.liveness.deadline_ms(now), self._next_ms(group, now))
-        self.idle.begin(group, now)
+        self.quiescence.begin(group, now)
         return out
 
     def _next_ms(self, group: Group | None, now: Instant) -> int:
         if group is None:
             return now.mono_ms + self.third_ms
         wanted = (self.releases.next_ms(now), self.rebalancer.next_ms(now))
-        return min([self.watch.deadline_ms(now), *(ms for ms in wanted if ms is not None)])
+        return min([self.detector.deadline_ms(now), *(ms for ms in wanted if ms is not None)])
 
     def _leave_ghosts(self, now: Instant) -> None:
         """T14: a late Join of this client made a session that nobody uses."""
@@ -425,7 +425,7 @@ class Member:
     def _end_pause(self, group: Group, now: Instant) -> None:
         """T13: a pause that this client has waited out ends, in rank order."""
         need_ms = group.pause_duration_ms + self.rebalancer.rank(group) * self.third_ms
-        if self.watch.pause_waited_ms() < need_ms:
+        if self.detector.pause_waited_ms() < need_ms:
             return
         if self._pause_end_sent_ms is None or now.mono_ms - self._pause_end_sent_ms >= self.third_ms:
             self._pause_end_sent_ms = now.mono_ms
@@ -434,7 +434,7 @@ class Member:
                     group.pause_change,
                     NONE,
                     0,
-                    self.watch.pause_waited_ms(),
+                    self.detector.pause_waited_ms(),
                     reason="waited out",
                     by=self.options.client_id[:60],
                 )
@@ -457,7 +457,7 @@ class Member:
                 self._entries_first = at % len(claims)  # the rest goes first into the next one
                 break
             entries.append(entry)
-        pause = PauseWaited(group.pause_change, self.watch.pause_waited_ms()) if group.paused else None
+        pause = PauseWaited(group.pause_change, self.detector.pause_waited_ms()) if group.paused else None
         ready, digest = self.rebalancer.ready(group), self.world.checkpoints.get(self.name)
         sequence = self.liveness.new_sequence(now)
         self.out.send.append(Heartbeat(self.session, sequence, tuple(entries), ready, pause, digest))

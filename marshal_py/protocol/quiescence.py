@@ -56,7 +56,13 @@ class Quiescence:
     def holds(self, now: Instant) -> bool:
         """Whether it is still so: no wait is over, the user wants nothing, and by every clock the lease holds."""
         member = self.member
-        if now.mono_ms >= self._until_ms or member.watch.over() or member.urgent or member.leaving or member.retiring:
+        if (
+            now.mono_ms >= self._until_ms
+            or member.detector.over()
+            or member.urgent
+            or member.leaving
+            or member.retiring
+        ):
             return False
         return not member.divergence.accusations and member.liveness.lease.valid(now) and member.liveness.healthy(now)
 
@@ -65,4 +71,4 @@ class Quiescence:
         member = self.member
         member.rebalancer.idle(group, now, out)
         member.mirror(group, now)
-        return min(member.liveness.deadline_ms(now), member.watch.deadline_ms(now))
+        return min(member.liveness.deadline_ms(now), member.detector.deadline_ms(now))

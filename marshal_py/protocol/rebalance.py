@@ -179,7 +179,7 @@ class Rebalancer:
             del self._evicting[known]  # it is gone, or has shown a sign of life
         for sid in sorted(self.candidacy.waited_out):
             session = group.sessions[sid]
-            waited_ms = self.member.watch.session_waited_ms(sid)
+            waited_ms = self.member.detector.session_waited_ms(sid)
             need_ms = EVICT_INTERVALS * session.join.interval_ms
             if waited_ms < need_ms + self.candidacy.rank_over(session) * self.member.third_ms:
                 continue
@@ -205,7 +205,9 @@ class Rebalancer:
         """Claims what is free, or becomes free by an Evict of this very tick, when its head start allows (A2, A5)."""
         seen, topics = self.candidacy, self.member.options.topics
         self._drop_dead(group)
-        due = self._head_starts.due(group, self.member.watch, seen.looks, lambda tp: seen.rank_for(group, tp), topics)
+        due = self._head_starts.due(
+            group, self.member.detector, seen.looks, lambda tp: seen.rank_for(group, tp), topics
+        )
         wanted = list(due.items())
         for tp in seen.mine if evicted else ():
             known = group.partitions.get(tp)
@@ -264,7 +266,7 @@ class Rebalancer:
     def _ready_of(self, group: Group, sid: int) -> frozenset[int]:
         """What a session has noted as fetched ahead; nothing if it has been silent for an interval."""
         session = group.sessions.get(sid)
-        if session is None or self.member.watch.session_waited_ms(sid) >= session.join.interval_ms:
+        if session is None or self.member.detector.session_waited_ms(sid) >= session.join.interval_ms:
             return frozenset()
         return frozenset(session.ready)
 

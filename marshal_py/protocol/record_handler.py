@@ -128,13 +128,13 @@ class RecordHandler:
                 member.round_trip_ms = max(0, now.mono_ms - member.liveness.last_proof.mono_ms)
             return
         if extended:
-            member.watch.extended(record.session, verdict.offset, now)
+            member.detector.extended(record.session, verdict.offset, now)
         if not verdict.accepted:
             return
         if record.digest is not None:
             member.divergence.compare(record.session, record.digest, now)
         if record.pause is not None:
-            member.watch.credit_pause(record.pause.pause_change, record.pause.waited_ms)
+            member.detector.credit_pause(record.pause.pause_change, record.pause.waited_ms)
         # Somebody waits for a partition of ours, the pause may be over, or the worlds differ.
         if record.ready or record.pause is not None or member.divergence.accusations:
             member.request_tick()

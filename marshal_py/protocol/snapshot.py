@@ -1,7 +1,7 @@
 """Snapshots of a log: a world as canonical bytes, those bytes as Snapshot records, and back (PROTOCOL.md 15).
 
 Pure, like all of the heart: it judges bytes and joins records. Who writes a snapshot and who vouches for it is
-decided in snapshotter.py; how a reader finds one is client/opening.py's.
+decided in snapshotter.py; how a reader finds one is client/replay_start.py's.
 """
 
 from __future__ import annotations

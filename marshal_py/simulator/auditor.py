@@ -3,7 +3,7 @@
 It shares no code with what it judges: nothing of marshal_py.protocol, its own model of claims, grants and pauses. One
 pass folds the log (auditor_history.py), then each invariant is one function over what the pass found, named by its
 number. The same functions judge runs in virtual time and runs of real processes; what differs is the evidence that
-there is and the slack that clocks and scheduling need. Liveness (V1 to V7) is judged in auditor_progress.py.
+there is and the slack that clocks and scheduling need. Liveness (V1 to V7) is judged in auditor_liveness.py.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from marshal_py.simulator.auditor_evidence import Violation
 from marshal_py.simulator.auditor_history import History
-from marshal_py.simulator.auditor_progress import Demands, Departure
+from marshal_py.simulator.auditor_liveness import Demands, Departure
 
 
 def judge_stops(demands: Demands, history: History) -> list[Violation]:

@@ -21,18 +21,18 @@ from marshal_py.protocol.records import AT_LEAST_ONCE
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import World
 from marshal_py.simulator.auditor_evidence import Delivery
+from marshal_py.simulator.busy_loops import Wakes
 from marshal_py.simulator.clock import MachineClock
 from marshal_py.simulator.data import DataClient
 from marshal_py.simulator.feed import Feed, Flight
-from marshal_py.simulator.process import Process, Stage
+from marshal_py.simulator.process import Environment, Process
 from marshal_py.simulator.snapshots import Upkeep, fold_again
-from marshal_py.simulator.wakes import Wakes
 from marshal_py.transport.ports import Broken
 
 BUFFERED_MIN = 4  # fetch again when fewer wait
 
 
-class ClientStage(Stage, Protocol):
+class ClientEnvironment(Environment, Protocol):
     """What a client asks of the cluster beyond what any process does."""
 
     def handler_ms(self, place: TopicPartition) -> int: ...
@@ -51,18 +51,24 @@ class Client(Process):
     """A consumer process: one Member, one group."""
 
     def __init__(
-        self, stage: ClientStage, number: int, group: str, options: MemberOptions, clock: MachineClock, concurrency: int
+        self,
+        environment: ClientEnvironment,
+        number: int,
+        group: str,
+        options: MemberOptions,
+        clock: MachineClock,
+        concurrency: int,
     ) -> None:
-        super().__init__(stage, number, options.client_id, group, clock)
-        self.scene = stage
+        super().__init__(environment, number, options.client_id, group, clock)
+        self.context = environment
         self.options = options
         # At most once a handler that asks for more is done with what it had (AtMostOnce.returned): one at a time.
         self.concurrency = concurrency if options.mode == AT_LEAST_ONCE else 1
         self.member: Member | None = None
         self.feeds: dict[int, Feed] = {}
-        self.data = DataClient(stage, self, self)
-        self.counts: dict[str, int] = dict(stage.broker.counts)
-        self.upkeep: Upkeep | None = None  # of snapshots, in a run that has them
+        self.data = DataClient(environment, self, self)
+        self.counts: dict[str, int] = dict(environment.broker.counts)
+        self.maintenance: Upkeep | None = None  # of snapshots, in a run that has them
         self.away = False  # while the log's history is read anew (N11)
         self.twin_of = NONE
         self._ended_at = NONE  # the record at which its member ended
@@ -74,8 +80,8 @@ class Client(Process):
     # --- reading and acting
 
     def read(self, verdict: Verdict, now: Instant) -> None:
-        if self.upkeep is not None:
-            self.upkeep.folded(verdict, now.mono_ms)
+        if self.maintenance is not None:
+            self.maintenance.folded(verdict, now.mono_ms)
         if self.member is not None and not self.away:
             self.member.receive(verdict, now)
             if self.member.ended and self._ended_at == NONE:
@@ -87,7 +93,7 @@ class Client(Process):
         super().begin(world)
         if self.member is not None and not self.away:
             self.away = True
-            self.scene.restarted(self, read_to)
+            self.context.restarted(self, read_to)
             ready = self.member.detach()
             self._let_go(ready)
             self._execute((ready, 0))
@@ -100,16 +106,18 @@ class Client(Process):
 
     def read_to(self, upto: int) -> None:
         world = self.world
-        if self.scene.keeps_snapshots and (self.upkeep is None or self.upkeep.snapshotter.world is not world):
-            self.upkeep = Upkeep(self)  # before the first record of this world
+        if self.context.keeps_snapshots and (
+            self.maintenance is None or self.maintenance.snapshotter.world is not world
+        ):
+            self.maintenance = Upkeep(self)  # before the first record of this world
             if world.began_at:
-                self.stage.at(self.options.interval_ms, self, self.upkeep.check_start, world)
+                self.environment.at(self.options.interval_ms, self, self.maintenance.check_start, world)
         super().read_to(upto)
 
     def refuse(self, error: CoordinationError) -> None:
         if self.member is None:
             self.dead = True
-            self.scene.client_ended(self, error)
+            self.context.client_ended(self, error)
             return
         self.member.fail(error)
         self.act(None)
@@ -117,14 +125,14 @@ class Client(Process):
     def look(self, _: None) -> None:
         """As the loop does: a tick only if what was read asks for one; what waits for a grant asks for the next."""
         member = self.member
-        now = self.clock.read(self.stage.now_ms)
+        now = self.clock.read(self.environment.now_ms)
         if member is None or member.stirred or now.mono_ms >= member.deadline_ms:
             self.act(None)
         elif not self.dead:
             if self.options.mode == AT_LEAST_ONCE:
                 self._pump_blocked()
                 return
-            self.stage.events += 1
+            self.environment.events += 1
             ready = member.ask_grants(now)
             if not self.stall(self._execute, (ready, 0)):
                 self._execute((ready, 0))
@@ -136,20 +144,20 @@ class Client(Process):
         if self.member is None:
             if not self.opened():
                 return
-            self.member = Member(self.world, self.group, self.options, self.stage.rng.randbytes)
+            self.member = Member(self.world, self.group, self.options, self.environment.rng.randbytes)
             self.member.topics.counts.update(self.counts)
         if self.away:
             if not self.opened():
                 return
             self.member.attach(self.world)
             self.away = False
-        self.stage.events += 1
-        now = self.clock.read(self.stage.now_ms)
+        self.environment.events += 1
+        now = self.clock.read(self.environment.now_ms)
         ready = self.member.tick(now)
         if not self.options.deliver_late and any(advisory.kind == "fenced" for advisory in ready.advisories):
-            self.scene.fenced(self)
-        if self.upkeep is not None:
-            self.upkeep.tick(now)
+            self.context.fenced(self)
+        if self.maintenance is not None:
+            self.maintenance.tick(now)
         self._let_go(ready)
         if ready.send or ready.ended:
             if not self.stall(self._execute, (ready, 0)):
@@ -173,26 +181,26 @@ class Client(Process):
         self._after_sends(ready)
 
     def _after_sends(self, ready: Ready) -> None:
-        stage, member = self.scene, self.member
+        environment, member = self.context, self.member
         assert member is not None
         for advisory in ready.advisories:
-            stage.advised(advisory.kind)
+            environment.advised(advisory.kind)
         for claim in ready.revoking:
             if claim.reason == "hand-over":
-                stage.handing_over(self, claim.epoch)
+                environment.handing_over(self, claim.epoch)
         if ready.ended:
             self.dead = True
-            stage.client_ended(self, member.error)
+            environment.client_ended(self, member.error)
             return
         for claim in ready.claimed:
             if claim.phase is not ClaimPhase.GONE:
                 self._open(claim)
         for tp, _position in ready.start_prefetch:
-            stage.at(2 + stage.weather.read_ms(stage.rng), self, self._warmed, tp)
+            environment.at(2 + environment.network_faults.read_ms(environment.rng), self, self._warmed, tp)
         if ready.refold != NONE:
-            stage.at(stage.weather.read_ms(stage.rng), self, self._fold_again, ready.refold)
+            environment.at(environment.network_faults.read_ms(environment.rng), self, self._fold_again, ready.refold)
         for wanted in ready.resolve:
-            stage.at(1 + stage.weather.read_ms(stage.rng), self, self._resolved, wanted)
+            environment.at(1 + environment.network_faults.read_ms(environment.rng), self, self._resolved, wanted)
         self._pump_blocked()
         self._arm()
 
@@ -203,11 +211,11 @@ class Client(Process):
     def _arm(self) -> None:
         """One timer, moved lazily: it fires early at worst."""
         assert self.member is not None
-        due_ms = max(self.clock.true_ms(self.member.deadline_ms), self.stage.now_ms + 1)
+        due_ms = max(self.clock.true_ms(self.member.deadline_ms), self.environment.now_ms + 1)
         if self._armed_ms == NONE or due_ms < self._armed_ms:
             self._armed_ms = due_ms
             self._timer += 1
-            self.stage.at(due_ms - self.stage.now_ms, self, self._rang, self._timer)
+            self.environment.at(due_ms - self.environment.now_ms, self, self._rang, self._timer)
 
     def _rang(self, timer: int) -> None:
         if timer != self._timer or self.member is None:
@@ -216,7 +224,7 @@ class Client(Process):
         if self.now().mono_ms < self.member.deadline_ms:
             self._arm()
         else:
-            self._wakes.count(self.stage.now_ms)
+            self._wakes.count(self.environment.now_ms)
             if not self.stall(self.act, None):
                 self.act(None)
 
@@ -240,7 +248,7 @@ class Client(Process):
 
     def topic_grew(self, topic: str) -> None:
         """Metadata says so."""
-        self.counts[topic] = self.stage.broker.counts[topic]
+        self.counts[topic] = self.environment.broker.counts[topic]
         if self.member is not None:
             self.member.topics.learn(topic, self.counts[topic])
             self.act(None)
@@ -252,7 +260,7 @@ class Client(Process):
 
     def _resolved(self, wanted: Wanted) -> None:
         if self.member is not None:
-            start = self.scene.start_of(wanted.tp, wanted.earliest)
+            start = self.context.start_of(wanted.tp, wanted.earliest)
             self.member.rebalancer.start_resolved(wanted.tp, start, self.now())
             self.act(None)
 
@@ -278,7 +286,7 @@ class Client(Process):
         if feed is None or not self.data.assignments.current(tp, round_):
             return
         claim = feed.claim
-        claim.end_offset = self.stage.broker.ends[tp]
+        claim.end_offset = self.environment.broker.ends[tp]
         if isinstance(claim.tracker, AtLeastOnce):
             _, run = claim.tracker.admit(offsets)
             if run is not None:
@@ -311,22 +319,22 @@ class Client(Process):
 
     def _pump(self, feed: Feed) -> None:
         """Hands over what may be handed over."""
-        claim, stage, member = feed.claim, self.scene, self.member
+        claim, environment, member = feed.claim, self.context, self.member
         assert member is not None
         feed.blocked = False
         while len(feed.flying) < self.concurrency:
             offset = self._next_offset(feed)
             if offset == NONE:
                 break
-            if not member.may_deliver(claim.epoch, self.clock.read(stage.now_ms)):
+            if not member.may_deliver(claim.epoch, self.clock.read(environment.now_ms)):
                 feed.blocked = True
                 return
-            held_ms = stage.weather.gate_ms(stage.rng)
+            held_ms = environment.network_faults.gate_ms(environment.rng)
             if held_ms:
-                self.backlog.appendleft((self._call_late, (feed, offset, stage.now_ms)))
+                self.backlog.appendleft((self._call_late, (feed, offset, environment.now_ms)))
                 self.freeze(held_ms)
                 return
-            self._call(feed, offset, stage.now_ms)
+            self._call(feed, offset, environment.now_ms)
         if feed.waiting() < BUFFERED_MIN:
             self.data.poll(claim.tp)
 
@@ -352,7 +360,7 @@ class Client(Process):
 
     def _call(self, feed: Feed, offset: int, gate_ms: int) -> None:
         """The handler begins: from here on it is the user's."""
-        claim, stage, member = feed.claim, self.scene, self.member
+        claim, environment, member = feed.claim, self.context, self.member
         assert member is not None
         mono_ms = self.now().mono_ms
         run, index = None, 0
@@ -372,24 +380,24 @@ class Client(Process):
             offset,
             self.world.next_offset,
             gate_ms,
-            stage.now_ms,
+            environment.now_ms,
         )
-        stage.delivered(delivery)
-        self._fly(feed, Flight(delivery, run, index), stage.handler_ms(claim.tp))
+        environment.delivered(delivery)
+        self._fly(feed, Flight(delivery, run, index), environment.handler_ms(claim.tp))
 
     def _fly(self, feed: Feed, flight: Flight, duration_ms: int) -> None:
         self._flights += 1
         feed.flying[self._flights] = flight
-        self.stage.at(duration_ms, self, self._finished, (feed, self._flights))
+        self.environment.at(duration_ms, self, self._finished, (feed, self._flights))
 
     def _finished(self, state: tuple[Feed, int]) -> None:
         """The handler is done, and acknowledges."""
         feed, number = state
         flight = feed.flying.pop(number)
-        claim, member, now_ms = feed.claim, self.member, self.stage.now_ms
+        claim, member, now_ms = feed.claim, self.member, self.environment.now_ms
         assert member is not None
         flight.delivery.finish(now_ms)
-        self.stage.events += 1
+        self.environment.events += 1
         if flight.run is None:
             assert isinstance(claim.tracker, AtMostOnce)
             if not feed.flying:
@@ -405,21 +413,21 @@ class Client(Process):
 
     def clone(self, number: int, clock: MachineClock) -> Client:
         """The twin of this process: the same memory, other random bits (T18)."""
-        twin = Client(self.scene, number, self.group, self.options, clock, self.concurrency)
-        memo: dict[int, Any] = {id(self.stage.rng): self.stage.rng}
+        twin = Client(self.context, number, self.group, self.options, clock, self.concurrency)
+        memo: dict[int, Any] = {id(self.environment.rng): self.environment.rng}
         twin.away, twin.forked = self.away, self.forked
         twin.world, twin.log, twin.topic_id = deepcopy(self.world, memo), self.log, self.topic_id
         twin.member = deepcopy(self.member, memo)
         twin.data = self.data.copy(twin, twin, memo)
-        twin.upkeep = self.upkeep.copy(twin, memo) if self.upkeep is not None else None
+        twin.maintenance = self.maintenance.copy(twin, memo) if self.maintenance is not None else None
         twin.counts, twin.twin_of = dict(self.counts), self.number
         for epoch, feed in self.feeds.items():
             copied = feed.copy(memo)
             twin.feeds[epoch] = copied
             for flight in feed.flying.values():
                 born = flight.delivery.inherited_by(number)
-                self.scene.delivered(born)
+                self.context.delivered(born)
                 run = deepcopy(flight.run, memo)
-                twin._fly(copied, Flight(born, run, flight.place), self.scene.handler_ms(feed.claim.tp))
-            self.stage.at(0, twin, twin._pump, copied)
+                twin._fly(copied, Flight(born, run, flight.place), self.context.handler_ms(feed.claim.tp))
+            self.environment.at(0, twin, twin._pump, copied)
         return twin

@@ -2,7 +2,7 @@
 
 One heap of events, ordered by (time, number); all chance comes from one random.Random(seed), all times are whole ms,
 and no order depends on a set or on hash(). So the same seed gives the same run on every machine. What goes wrong when
-is decided in strikes.py; here is only what happens then.
+is decided in fault_injector.py; here is only what happens then.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, Genesis
 from marshal_py.protocol.routing import HASH_NAME
 from marshal_py.protocol.world import Group
-from marshal_py.simulator import heritage
+from marshal_py.simulator import dump_state
 from marshal_py.simulator.auditor_evidence import Client as AnyClient
 from marshal_py.simulator.auditor_evidence import Delivery, Evidence, Report, Stop
 from marshal_py.simulator.auditor_history import root_of
 from marshal_py.simulator.broker import MISSING, Broker
 from marshal_py.simulator.client import Client
 from marshal_py.simulator.clock import MachineClock
-from marshal_py.simulator.faults import BROKER_RATE_PPM_MAX, RATE_PPM_MAX, Weather
-from marshal_py.simulator.heritage import Heritage
+from marshal_py.simulator.dump_state import DumpState
+from marshal_py.simulator.faults import BROKER_RATE_PPM_MAX, RATE_PPM_MAX, NetworkFaults
 from marshal_py.simulator.oracle import route
 from marshal_py.simulator.process import Process, Step
 from marshal_py.simulator.query import Checkpoint, Query
@@ -61,7 +61,7 @@ class Cluster:
         self.now_ms = 0
         self.events = 0
         self.broker = Broker(scenario.logs)
-        self.weather = Weather(rng, scenario.kinds, scenario.interval_ms)
+        self.network_faults = NetworkFaults(rng, scenario.kinds, scenario.interval_ms)
         self.evidence = Evidence()
         self.clients: list[Client] = []
         self.processes: list[Process] = []  # everything that reads the log
@@ -87,7 +87,7 @@ class Cluster:
         self.broker.on_append = self._appended
         self._root: tuple[bytes, int] | None = None  # of a dump: its log 0 may begin behind it
         if scenario.dump:
-            self._inherit(heritage.read(scenario.dump, scenario.group))
+            self._inherit(dump_state.read(scenario.dump, scenario.group))
         for topic in sorted({topic for group in scenario.groups for topic in group.topics} - self.broker.counts.keys()):
             self.broker.add_partitions(topic, scenario.partitions)
         if "broker_clock" in scenario.kinds:
@@ -95,7 +95,7 @@ class Cluster:
                 clock.rate_ppm = int((rng.random() * 2 - 1) * BROKER_RATE_PPM_MAX)
         self.at(scenario.produce_gap_ms, None, self._produce)
 
-    def _inherit(self, past: Heritage) -> None:
+    def _inherit(self, past: DumpState) -> None:
         """The world goes on where a dump ends."""
         broker, self._root = self.broker, (past.root, past.partitions)
         for each in past.logs:

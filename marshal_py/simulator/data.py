@@ -11,7 +11,7 @@ from copy import deepcopy
 from typing import Any, Final, Protocol
 
 from marshal_py.protocol.identity import TopicPartition
-from marshal_py.simulator.process import Process, Stage
+from marshal_py.simulator.process import Environment, Process
 from marshal_py.transport.assignments import Assignments
 from marshal_py.transport.ports import Broken, OutOfRange
 
@@ -40,14 +40,14 @@ class Reader(Protocol):
 class DataClient:
     """Fetches for one consumer process. Everything happens through `Stage.at`, so that nothing does while it stops."""
 
-    def __init__(self, stage: Stage, who: Process, reader: Reader) -> None:
-        self.stage, self.who, self.reader = stage, who, reader
+    def __init__(self, environment: Environment, who: Process, reader: Reader) -> None:
+        self.environment, self.who, self.reader = environment, who, reader
         self.assignments = Assignments()
         self._asked: dict[TopicPartition, Asked] = {}
 
     def copy(self, twin: Process, reader: Reader, memo: dict[int, Any]) -> DataClient:
         """For a cloned machine: the same memory; the requests that were under way are the other's."""
-        other = DataClient(self.stage, twin, reader)
+        other = DataClient(self.environment, twin, reader)
         other.assignments = deepcopy(self.assignments, memo)
         return other
 
@@ -65,44 +65,51 @@ class DataClient:
         assignment = self.assignments.fetched.get(tp)
         if assignment is None or tp in self._asked:
             return
-        stage = self.stage
+        environment = self.environment
         asked = self._asked[tp] = Asked(tp, assignment.reached)
-        if stage.broker.ends[tp] != asked.position:
-            stage.at(stage.weather.read_ms(stage.rng), self.who, self._came, asked)
+        if environment.broker.ends[tp] != asked.position:
+            environment.at(environment.network_faults.read_ms(environment.rng), self.who, self._came, asked)
         else:
-            stage.broker.wait(tp, lambda: stage.at(stage.weather.read_ms(stage.rng), self.who, self._came, asked))
+            environment.broker.wait(
+                tp,
+                lambda: environment.at(
+                    environment.network_faults.read_ms(environment.rng), self.who, self._came, asked
+                ),
+            )
 
     def _tell(self) -> None:
         """As KafkaSource does before it polls."""
-        changes = self.assignments.take(self.stage.now_ms)
+        changes = self.assignments.take(self.environment.now_ms)
         for tp in changes.unassign:
             self._asked.pop(tp, None)
 
     def _came(self, asked: Asked) -> None:
-        stage, tp = self.stage, asked.tp
+        environment, tp = self.environment, asked.tp
         if self._asked.get(tp) is not asked:
             return  # it was told otherwise meanwhile
-        if stage.broker.reads_down_until_ms > stage.now_ms:
-            stage.broker.held.append(lambda: stage.at(stage.weather.read_ms(stage.rng), self.who, self._came, asked))
+        if environment.broker.reads_down_until_ms > environment.now_ms:
+            environment.broker.held.append(
+                lambda: environment.at(environment.network_faults.read_ms(environment.rng), self.who, self._came, asked)
+            )
             return
-        if stage.broker.fails_until_ms.get(tp, 0) > stage.now_ms:
-            self.assignments.fail(tp, "injected", stage.now_ms)
+        if environment.broker.fails_until_ms.get(tp, 0) > environment.now_ms:
+            self.assignments.fail(tp, "injected", environment.now_ms)
             self._judged(tp)
             return
-        if stage.broker.ends[tp] < asked.position:
+        if environment.broker.ends[tp] < asked.position:
             self._refused(asked)
             return
-        late_ms = stage.weather.refusal_ms(stage.rng)
+        late_ms = environment.network_faults.refusal_ms(environment.rng)
         if late_ms:  # fetches no more, and says so later
-            stage.weather.flying.append(lambda: stage.at(0, self.who, self._refused, asked))
-            stage.at(late_ms, self.who, self._refused, asked)
+            environment.network_faults.flying.append(lambda: environment.at(0, self.who, self._refused, asked))
+            environment.at(late_ms, self.who, self._refused, asked)
             return
         del self._asked[tp]
-        offsets = stage.broker.fetch(tp, asked.position, BATCH)
+        offsets = environment.broker.fetch(tp, asked.position, BATCH)
         if offsets:
             self.reader.fetched(tp, self.assignments.came(tp, offsets[-1] + 1), offsets)
         else:
-            self.assignments.quiet(stage.now_ms)
+            self.assignments.quiet(environment.now_ms)
             self.poll(tp)
 
     def _refused(self, asked: Asked) -> None:
@@ -110,26 +117,26 @@ class DataClient:
         if asked.refused:
             return  # it was told when everything healed
         asked.refused = True
-        self.assignments.refuse(asked.tp, asked.position, "", self.stage.now_ms)
+        self.assignments.refuse(asked.tp, asked.position, "", self.environment.now_ms)
         self._judged(asked.tp)
 
     def _judged(self, tp: TopicPartition) -> None:
         """As Station does with what the source could not fetch."""
-        stage = self.stage
+        environment = self.environment
         for refused in self.assignments.out_of_range():
-            stage.at(stage.weather.question_ms(stage.rng), self.who, self._placed, refused)
+            environment.at(environment.network_faults.question_ms(environment.rng), self.who, self._placed, refused)
         for broken in self.assignments.broken():
             self.reader.unreadable(broken)
         self._tell()
         due_ms = self.assignments.due_ms(tp)
         if due_ms is not None:
-            stage.at(max(1, due_ms - stage.now_ms), self.who, self.poll, tp)
+            environment.at(max(1, due_ms - environment.now_ms), self.who, self.poll, tp)
 
     def _placed(self, refused: OutOfRange) -> None:
         """D6, D12: what the cluster says of the partition by now."""
         if not self.assignments.current(refused.tp, refused.round):
             return
-        end = self.stage.broker.ends[refused.tp]
+        end = self.environment.broker.ends[refused.tp]
         if refused.position > end:
             self.reader.beyond(refused.tp, refused.position, end)
         else:

@@ -97,7 +97,7 @@ def spread(rng: Random, least: int, most: int) -> int:
     return min(most, low + int(rng.random() * low))
 
 
-class Weather:
+class NetworkFaults:
     """Delays and losses on the way to the broker and back, and stops inside a process's steps."""
 
     def __init__(self, rng: Random, kinds: frozenset[str], interval_ms: int) -> None:

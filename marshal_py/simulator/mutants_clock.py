@@ -94,7 +94,7 @@ def _claims_by_time(times: _Times) -> list[Patch]:
 
 
 def _stamp_ms(process: Process, offset: int) -> int:
-    return process.stage.broker.logs[process.log].stamps_ms[offset]
+    return process.environment.broker.logs[process.log].stamps_ms[offset]
 
 
 def x1() -> list[Patch]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 from zlib import crc32
 
-from marshal_py.admin.errand import Errand, Step
-from marshal_py.admin.hold import Hold, end_of
+from marshal_py.admin.operation import Operation, Step
+from marshal_py.admin.pause_lock import PauseLock, end_of
 from marshal_py.errors import CoordinationError, HistoryTruncated, TopicRecreated
 from marshal_py.protocol import rationalizer
 from marshal_py.protocol.identity import NONE, Instant
@@ -69,7 +69,7 @@ def x18() -> list[Patch]:
     current: list[int] = []
 
     def place(self: Process, root: Genesis) -> int:
-        return route(self.group, len(self.stage.broker.logs))
+        return route(self.group, len(self.environment.broker.logs))
 
     def judged(world: World, offset: int, value: bytes | None) -> Verdict:
         current[:] = [world.log]
@@ -106,22 +106,22 @@ def x41() -> list[Patch]:
 
 
 def x39() -> list[Patch]:
-    tick = Errand.tick
+    tick = Operation.tick
 
-    def unproven(self: Errand, now: Instant) -> Step:
+    def unproven(self: Operation, now: Instant) -> Step:
         vars(self.liveness)["proven"] = lambda now: True
         return tick(self, now)
 
-    return [(Errand, "tick", unproven)]
+    return [(Operation, "tick", unproven)]
 
 
 def x42() -> list[Patch]:
-    def finish(self: Hold, group: Group, now: Instant) -> bool:
+    def finish(self: PauseLock, group: Group, now: Instant) -> bool:
         """Is done as soon as the end is on its way."""
-        if any(record.duration_ms == 0 for record in self.errand.sent(ReleaseGroup)):
+        if any(record.duration_ms == 0 for record in self.operation.sent(ReleaseGroup)):
             return True
         token = group.pause_change if group.paused else NONE
-        self.errand.send(end_of(group, token, self.errand.scene.author.by), now)
+        self.operation.send(end_of(group, token, self.operation.context.author.by), now)
         return False
 
-    return [(Hold, "finish", finish)]
+    return [(PauseLock, "finish", finish)]

@@ -21,21 +21,21 @@ from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import World
 from marshal_py.simulator.broker import MISSING, Broker
 from marshal_py.simulator.clock import MachineClock
-from marshal_py.simulator.faults import Weather
+from marshal_py.simulator.faults import NetworkFaults
 from marshal_py.simulator.snapshots import base
 
 Step = Callable[[Any], None]
 GENESIS_MS = 5_000  # between two attempts to write a Genesis, as in client/loop.py
 
 
-class Stage(Protocol):
+class Environment(Protocol):
     """What a process knows of the cluster around it."""
 
     now_ms: int
     events: int
     rng: Random
     broker: Broker
-    weather: Weather
+    network_faults: NetworkFaults
 
     def at(self, delay_ms: int, who: Process | None, step: Step, argument: Any = None) -> None: ...
     def sent(self, who: Process, value: bytes) -> None: ...
@@ -58,8 +58,8 @@ class Flying:
 class Process:
     """A process with one World, one reader and one producer."""
 
-    def __init__(self, stage: Stage, number: int, name: str, group: str, clock: MachineClock) -> None:
-        self.stage = stage
+    def __init__(self, environment: Environment, number: int, name: str, group: str, clock: MachineClock) -> None:
+        self.environment = environment
         self.number = number
         self.name = name
         self.group = group
@@ -80,7 +80,7 @@ class Process:
         self._genesis_due_ms = 0
 
     def now(self) -> Instant:
-        return self.clock.read(self.stage.now_ms)
+        return self.clock.read(self.environment.now_ms)
 
     # --- stopped and started by the operating system
 
@@ -91,7 +91,7 @@ class Process:
         self.frozen = True
         self._thaw_number += 1
         self._sleeping_ms = duration_ms if asleep else 0
-        self.stage.at(duration_ms, None, self._thaw, self._thaw_number)
+        self.environment.at(duration_ms, None, self._thaw, self._thaw_number)
 
     def _thaw(self, number: int) -> None:
         if number == self._thaw_number and self.frozen:
@@ -107,7 +107,7 @@ class Process:
 
     def stall(self, step: Step, argument: Any) -> bool:
         """Maybe stops this process here, to go on with `step` later; True if it did."""
-        duration_ms = self.stage.weather.stall_ms(self.stage.rng)
+        duration_ms = self.environment.network_faults.stall_ms(self.environment.rng)
         if not duration_ms:
             return False
         self.backlog.appendleft((step, argument))
@@ -121,28 +121,32 @@ class Process:
         if self._fetching or self.dead:
             return
         self._fetching = True
-        self.stage.at(self.stage.weather.read_ms(self.stage.rng), self, self._arrived)
+        self.environment.at(self.environment.network_faults.read_ms(self.environment.rng), self, self._arrived)
 
     def _arrived(self, _: None) -> None:
         """Records arrive: perhaps not all that the log holds by now."""
-        stage = self.stage
-        if stage.broker.reads_down_until_ms > stage.now_ms or self.lagging:
-            stage.broker.held.append(lambda: stage.at(stage.weather.read_ms(stage.rng), self, self._arrived))
+        environment = self.environment
+        if environment.broker.reads_down_until_ms > environment.now_ms or self.lagging:
+            environment.broker.held.append(
+                lambda: environment.at(environment.network_faults.read_ms(environment.rng), self, self._arrived)
+            )
             return
         self._fetching = False
         if self.forked:
-            end = len(stage.broker.logs[self.log].values)
+            end = len(environment.broker.logs[self.log].values)
             self.log_failed(TopicRecreated(self.log, f"offset {self.world.next_offset}", f"another log, up to {end}"))
             return
-        if self.log >= len(stage.broker.logs):
+        if self.log >= len(environment.broker.logs):
             self.check_topic(None)  # fewer logs than the root says (L8)
             return
-        log = stage.broker.logs[self.log]
+        log = environment.broker.logs[self.log]
         end = len(log.values)
-        if self.world.next_offset < log.first or (self.world.next_offset == 0 and end and stage.begins_late(self)):
+        if self.world.next_offset < log.first or (
+            self.world.next_offset == 0 and end and environment.begins_late(self)
+        ):
             try:
-                at = end if log.first else int(stage.rng.random() * (end + 1))  # perhaps an older one
-                began = base(stage.broker, self.log, self.world.root, at)
+                at = end if log.first else int(environment.rng.random() * (end + 1))  # perhaps an older one
+                began = base(environment.broker, self.log, self.world.root, at)
             except CoordinationError as error:
                 self.log_failed(error)
                 return
@@ -150,7 +154,7 @@ class Process:
         if end < self.world.next_offset:
             self.check_topic(None)  # the log's end lies below what was read (L8)
             return
-        upto = stage.weather.cut(stage.rng, self.world.next_offset, end)
+        upto = environment.network_faults.cut(environment.rng, self.world.next_offset, end)
         if upto < end:
             self.wake_reader()
         if self.world.next_offset < upto:
@@ -160,12 +164,12 @@ class Process:
 
     def read_to(self, upto: int) -> None:
         """Folds the log up to `upto`, record by record, then acts."""
-        world, stage = self.world, self.stage
-        values = stage.broker.logs[self.log].values
+        world, environment = self.world, self.environment
+        values = environment.broker.logs[self.log].values
         first = world.next_offset
         if self.log == 0 and first == world.began_at:
-            self.topic_id = stage.broker.topic_id
-        now = self.clock.read(stage.now_ms)
+            self.topic_id = environment.broker.topic_id
+        now = self.clock.read(environment.now_ms)
         for offset in range(first, upto):
             value = values[offset]
             if value is MISSING:
@@ -176,11 +180,11 @@ class Process:
                 self.log_failed(error)
                 return
             if not world.next_offset & 15:
-                stage.digest(self)
+                environment.digest(self)
             self.read(verdict, now)
             if self.dead:
                 break
-        stage.folded(self, first, world.next_offset - first)
+        environment.folded(self, first, world.next_offset - first)
         if not self.dead and not self.stall(self.look, None):
             self.look(None)
 
@@ -202,23 +206,25 @@ class Process:
 
     def log_failed(self, error: CoordinationError) -> None:
         """The log cannot be folded any further."""
-        self.stage.stopped(self, error)
+        self.environment.stopped(self, error)
         self.refuse(error)
 
     def check_topic(self, _: None) -> None:
         """What client/loop.py asks Kafka for now and then: is it still the same topic?"""
-        if self.topic_id != self.stage.broker.topic_id:
-            self.log_failed(TopicRecreated(self.log, f"topic id {self.topic_id}", str(self.stage.broker.topic_id)))
+        if self.topic_id != self.environment.broker.topic_id:
+            self.log_failed(
+                TopicRecreated(self.log, f"topic id {self.topic_id}", str(self.environment.broker.topic_id))
+            )
 
     def refuse(self, error: CoordinationError) -> None:
         """Ends, naming the error."""
         raise NotImplementedError
 
-    # --- opening, as client/loop.py and admin/desk.py do
+    # --- opening, as client/loop.py and admin/runner.py do
 
     def opened(self) -> bool:
         """Whether the group's log is folded to its end, with the Genesis that counts; sees to it that it will be."""
-        world, broker = self.world, self.stage.broker
+        world, broker = self.world, self.environment.broker
         if self.log >= len(broker.logs):
             return False
         if world.next_offset < len(broker.logs[self.log].values):
@@ -239,12 +245,12 @@ class Process:
 
     def _write_genesis(self) -> None:
         """The own one, or in a log k > 0 a copy of the root; until one counts, whoever wrote it (L4, L5)."""
-        now_ms = self.stage.now_ms
+        now_ms = self.environment.now_ms
         if now_ms >= self._genesis_due_ms:
             self._genesis_due_ms = now_ms + GENESIS_MS
-            genesis = self.world.root or self.stage.new_genesis()
+            genesis = self.world.root or self.environment.new_genesis()
             self.post(codec.encode(genesis, "", genesis.incarnation))
-            self.stage.at(GENESIS_MS, self, self.act)
+            self.environment.at(GENESIS_MS, self, self.act)
 
     # --- writing
 
@@ -256,26 +262,28 @@ class Process:
 
     def post(self, value: bytes) -> None:
         """Hands a value to the producer, which keeps its order unless the weather does not."""
-        stage, weather = self.stage, self.stage.weather
-        stage.sent(self, value)
-        for delay_ms, in_order in weather.write_ms(stage.rng):
-            arrival_ms = stage.now_ms + delay_ms + self.uplink_ms
+        environment, network_faults = self.environment, self.environment.network_faults
+        environment.sent(self, value)
+        for delay_ms, in_order in network_faults.write_ms(environment.rng):
+            arrival_ms = environment.now_ms + delay_ms + self.uplink_ms
             if in_order:
                 arrival_ms = self._newest_arrival_ms = max(arrival_ms, self._newest_arrival_ms)
             flying = Flying(self.log, value)
-            if weather.stormy:
-                weather.flying.append(partial(self._append, flying))
-            stage.at(arrival_ms - stage.now_ms, None, self._append, flying)
+            if network_faults.stormy:
+                network_faults.flying.append(partial(self._append, flying))
+            environment.at(arrival_ms - environment.now_ms, None, self._append, flying)
 
     def _append(self, record: Flying) -> None:
-        stage = self.stage
-        if record.landed or record.log >= len(stage.broker.logs):
+        environment = self.environment
+        if record.landed or record.log >= len(environment.broker.logs):
             return  # healed, and so here already; or of a topic that is gone
-        if stage.broker.writes_down_until_ms <= stage.now_ms:
+        if environment.broker.writes_down_until_ms <= environment.now_ms:
             record.landed = True
-            stage.broker.append(record.log, record.value, stage.now_ms)
-        elif stage.weather.survives_outage(stage.rng):
-            stage.broker.held.append(lambda: stage.at(stage.weather.read_ms(stage.rng), None, self._append, record))
+            environment.broker.append(record.log, record.value, environment.now_ms)
+        elif environment.network_faults.survives_outage(environment.rng):
+            environment.broker.held.append(
+                lambda: environment.at(environment.network_faults.read_ms(environment.rng), None, self._append, record)
+            )
         else:
             record.landed = True
 

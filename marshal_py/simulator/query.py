@@ -21,7 +21,7 @@ from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.ready import MemberOptions, Ready
 from marshal_py.simulator.auditor_evidence import Delivery, Evidence
-from marshal_py.simulator.client import Client, ClientStage
+from marshal_py.simulator.client import Client, ClientEnvironment
 from marshal_py.simulator.clock import MachineClock
 from marshal_py.transport.ports import Bounds
 
@@ -56,7 +56,7 @@ class Checkpoint:
         return self.end(self.commits - 1)
 
 
-class QueryStage(ClientStage, Protocol):
+class QueryEnvironment(ClientEnvironment, Protocol):
     """What a query asks of the cluster beyond what any client does."""
 
     healed: bool
@@ -70,7 +70,7 @@ class Query(Client):
 
     def __init__(
         self,
-        stage: QueryStage,
+        environment: QueryEnvironment,
         number: int,
         group: str,
         options: MemberOptions,
@@ -79,22 +79,22 @@ class Query(Client):
         before: MicroBatches | None = None,
     ) -> None:
         """`before`: of the membership before, in the same process."""
-        super().__init__(stage, number, group, options, clock, 1)
-        self.query_stage = stage
+        super().__init__(environment, number, group, options, clock, 1)
+        self.query_environment = environment
         self.checkpoint = checkpoint
         self.killed = False  # Spark is gone too
         self.overdue = False
         self.before = before
         self._ranges: Ranges | None = None
         self._batches: MicroBatches | None = None
-        self._called_ms = clock.read(stage.now_ms).mono_ms
-        self._since_ms = stage.now_ms  # when what is waited for was first asked
+        self._called_ms = clock.read(environment.now_ms).mono_ms
+        self._since_ms = environment.now_ms  # when what is waited for was first asked
         self._trigger_ms = 0
         # Of the newest plan: when, how much of the log had been read, and as which instance.
         self._gate = (0, 0, b"")
         self._ask_ms = max(1, options.interval_ms // ASKS)
-        self._listens = stage.rng.random() < LISTENS
-        self._trigger_intervals = TRIGGER_INTERVALS[int(stage.rng.random() * len(TRIGGER_INTERVALS))]
+        self._listens = environment.rng.random() < LISTENS
+        self._trigger_intervals = TRIGGER_INTERVALS[int(environment.rng.random() * len(TRIGGER_INTERVALS))]
 
     # --- the member's side
 
@@ -142,24 +142,24 @@ class Query(Client):
 
     def start(self, _: None = None) -> None:
         super().start()
-        self.query_stage.evidence.queries.add(self.number)
+        self.query_environment.evidence.queries.add(self.number)
         replays = len(self.checkpoint.ends) > self.checkpoint.commits
         self._ask(self._partitions if replays else self._latest_offset)
 
     def _ask(self, step: Any, argument: Any = None) -> None:
         """The next of Spark's calls into this process: it waits while the process is stopped."""
-        rng = self.stage.rng
-        most_ms = CALL_MS if rng.random() > BUSY or self.query_stage.healed else self.options.interval_ms
+        rng = self.environment.rng
+        most_ms = CALL_MS if rng.random() > BUSY or self.query_environment.healed else self.options.interval_ms
         delay_ms = 1 + int(rng.random() * most_ms)
-        self._since_ms = self.stage.now_ms + delay_ms
-        self.stage.at(delay_ms, self, step, argument)
+        self._since_ms = self.environment.now_ms + delay_ms
+        self.environment.at(delay_ms, self, step, argument)
 
     def _again(self, step: Any, intervals: int) -> bool:
         """Asks again in a moment; False when that has gone on for too long."""
         self._called()
-        if self.stage.now_ms - self._since_ms >= intervals * self.options.interval_ms:
+        if self.environment.now_ms - self._since_ms >= intervals * self.options.interval_ms:
             return False
-        self.stage.at(self._ask_ms, self, step)
+        self.environment.at(self._ask_ms, self, step)
         return True
 
     def _called(self) -> None:
@@ -172,14 +172,14 @@ class Query(Client):
     def _latest_offset(self, _: None) -> None:
         self._called()
         if not self._joined():
-            self.stage.at(self._ask_ms, self, self._latest_offset)
+            self.environment.at(self._ask_ms, self, self._latest_offset)
             return
         if not self.ranges.settled() and self._again(self._latest_offset, SETTLE_INTERVALS):
             return
         now, start = self.now(), self.checkpoint.start
         self._committed(start)
         found = self._available()
-        rows_max = 10**9 if self.query_stage.healed else ROWS_MAX  # what has piled up must be read in time (V3)
+        rows_max = 10**9 if self.query_environment.healed else ROWS_MAX  # what has piled up must be read in time (V3)
         shares = share({tp: end - first for tp, (first, end) in found.items()}, rows_max)
         wanted = [self.ranges.range_of(tp, found[tp][0], found[tp][0] + count) for tp, count in shares.items()]
         self._pass_gate()
@@ -191,7 +191,7 @@ class Query(Client):
 
     def _available(self) -> dict[TopicPartition, tuple[int, int]]:
         """As Planner.plan: what each claim could plan now; a position beyond the end parks its partition (D6)."""
-        member, ranges, ends = self.member, self.ranges, self.stage.broker.ends
+        member, ranges, ends = self.member, self.ranges, self.environment.broker.ends
         assert member is not None
         bounds = {tp: Bounds(0, ends[tp]) for tp in ranges.lots}
         for tp, position, end in ranges.beyond(bounds):
@@ -201,7 +201,7 @@ class Query(Client):
 
     def _pass_gate(self) -> None:
         assert self.member is not None
-        self._gate = (self.stage.now_ms, self.world.next_offset, self.member.liveness.newest_instance)
+        self._gate = (self.environment.now_ms, self.world.next_offset, self.member.liveness.newest_instance)
 
     def _told(self, end: str) -> None:
         """By a listener. What this process does not have is nothing to it."""
@@ -225,7 +225,7 @@ class Query(Client):
         self.checkpoint.untold = []
         for delivery in untold:
             if positions.get(TopicPartition(delivery.topic, delivery.partition), 0) > delivery.offset:
-                delivery.end_ms = self.stage.now_ms
+                delivery.end_ms = self.environment.now_ms
             else:
                 self.checkpoint.untold.append(delivery)
         if moved:
@@ -240,7 +240,7 @@ class Query(Client):
         """And the commit of the batch before, which is the same call's first half."""
         if not self._joined():
             self._called()
-            self.stage.at(self._ask_ms, self, self._partitions)
+            self.environment.at(self._ask_ms, self, self._partitions)
             return
         self._called()
         checkpoint = self.checkpoint
@@ -264,15 +264,15 @@ class Query(Client):
     def _fail(self) -> None:
         """BatchUnclaimed: Spark ends the query, and its operator starts it again."""
         self.killed = self.dead = True
-        self.stage.at(self.options.interval_ms, None, self._revive)
+        self.environment.at(self.options.interval_ms, None, self._revive)
 
     def _run(self, end: End, taken: list[Taken]) -> None:
         """The tasks: every message that exists in the ranges."""
-        stage, (gate_ms, read_to, instance) = self.scene, self._gate
+        environment, (gate_ms, read_to, instance) = self.context, self._gate
         deliveries = []
         for one in taken:
             tp = one.range.tp
-            for offset in stage.broker.fetch(tp, one.range.start, one.range.to - one.range.start):
+            for offset in environment.broker.fetch(tp, one.range.start, one.range.to - one.range.start):
                 if offset < one.range.to:
                     deliveries.append(
                         Delivery(
@@ -285,50 +285,50 @@ class Query(Client):
                             offset,
                             read_to,
                             gate_ms,
-                            stage.now_ms,
+                            environment.now_ms,
                         )
                     )
         for delivery in deliveries:
-            stage.delivered(delivery)
+            environment.delivered(delivery)
         longest_ms = self.options.handler_timeout_ms + self.options.interval_ms  # one that hangs outlasts the timeout
-        duration_ms = sum(stage.handler_ms(one.range.tp) for one in taken)
-        duration_ms = min(longest_ms, duration_ms if self.query_stage.healed else duration_ms * ROWS_MAX // 2)
-        stage.at(1 + duration_ms, None, self._written, (key_of(end), deliveries))
+        duration_ms = sum(environment.handler_ms(one.range.tp) for one in taken)
+        duration_ms = min(longest_ms, duration_ms if self.query_environment.healed else duration_ms * ROWS_MAX // 2)
+        environment.at(1 + duration_ms, None, self._written, (key_of(end), deliveries))
 
     def _written(self, state: tuple[str, list[Delivery]]) -> None:
         """The sink has them. Executors do not stop when the source's process does, but they die with the driver."""
         if self.killed:
             return
         self.checkpoint.written[state[0]] = state[1]
-        self.stage.at(1, None, self._committed_by_spark)
+        self.environment.at(1, None, self._committed_by_spark)
 
     def _committed_by_spark(self, _: None) -> None:
         if not self.killed:
             self.checkpoint.commits += 1
             if self._listens:
-                rng = self.stage.rng
+                rng = self.environment.rng
                 most_ms = CALL_MS if rng.random() > LATE else 2 * self.options.interval_ms
                 end = self.checkpoint.ends[self.checkpoint.commits - 1]
-                self.stage.at(1 + int(rng.random() * most_ms), self, self._told, end)
+                self.environment.at(1 + int(rng.random() * most_ms), self, self._told, end)
             self._next_trigger()
 
     def _next_trigger(self) -> None:
-        self._trigger_ms = self.stage.now_ms + int(self._trigger_intervals * self.options.interval_ms)
-        self.stage.at(self._ask_ms, None, self._trigger)
+        self._trigger_ms = self.environment.now_ms + int(self._trigger_intervals * self.options.interval_ms)
+        self.environment.at(self._ask_ms, None, self._trigger)
 
     def _trigger(self, _: None) -> None:
         if self.killed:
             return
-        if self.stage.now_ms < self._trigger_ms and not self.query_stage.healed:
-            left_ms = self._trigger_ms - self.stage.now_ms
-            self.stage.at(min(left_ms, self.options.interval_ms), None, self._trigger)
+        if self.environment.now_ms < self._trigger_ms and not self.query_environment.healed:
+            left_ms = self._trigger_ms - self.environment.now_ms
+            self.environment.at(min(left_ms, self.options.interval_ms), None, self._trigger)
             return
         if self.dead and self.overdue:
             self._revive(None)
         elif self.overdue:
-            self.stage.at(self._ask_ms, None, self._trigger)  # its member is on its way out
+            self.environment.at(self._ask_ms, None, self._trigger)  # its member is on its way out
         else:
             self._ask(self._latest_offset)
 
     def _revive(self, _: None) -> None:
-        self.query_stage.revive(self)
+        self.query_environment.revive(self)

@@ -14,12 +14,12 @@ from typing import Final, NamedTuple
 from marshal_py.simulator.auditor import Judgement, judge
 from marshal_py.simulator.auditor_evidence import Evidence, Violation
 from marshal_py.simulator.auditor_history import History
-from marshal_py.simulator.auditor_progress import Demands, Departure, judge_progress
+from marshal_py.simulator.auditor_liveness import Demands, Departure, judge_progress
 from marshal_py.simulator.auditor_stops import judge_stops
+from marshal_py.simulator.busy_loops import BusyLoop
 from marshal_py.simulator.cluster import Cluster
+from marshal_py.simulator.fault_injector import FaultInjector
 from marshal_py.simulator.scenario import Options, Scenario, draw
-from marshal_py.simulator.strikes import Striker
-from marshal_py.simulator.wakes import BusyLoop
 
 SETTLE_INTERVALS: Final = 8  # after the heal: the longest silence of a client that revives (4), an eviction, a pause
 # After such a departure. A slow client comes last: named as an heir it would keep others waiting.
@@ -88,14 +88,14 @@ class Result(NamedTuple):
 
 
 def simulate(
-    seed: int, options: Options | None = None, stage: Callable[[Scenario, Random], Cluster] = Cluster
+    seed: int, options: Options | None = None, environment: Callable[[Scenario, Random], Cluster] = Cluster
 ) -> Result:
     """Runs one seed. The same seed and options give the same Result on every machine; a `stage` may only watch."""
     options = options or Options()
     rng = Random(seed if not options.salt else f"{seed} {options.salt}")
     scenario = draw(rng, options)
-    cluster = stage(scenario, rng)
-    striker = Striker(cluster)
+    cluster = environment(scenario, rng)
+    striker = FaultInjector(cluster)
     striker.begin()
     crashed: list[Violation] = []
     demands: Demands | None = None
@@ -124,7 +124,7 @@ def simulate(
         takeovers,
         handovers,
         sum(map(_deliveries, evidence)),
-        cluster.weather.faults + sum(striker.strikes.values()),
+        cluster.network_faults.faults + sum(striker.strikes.values()),
         cluster.events,
         cluster.now_ms / 3_600_000,
         cluster.trace_hash(),
@@ -144,7 +144,7 @@ def _asked_of(judgement: Judgement, demands: Demands, cluster: Cluster) -> Deman
     return demands._replace(topics=topics)
 
 
-def _run(cluster: Cluster, striker: Striker) -> Demands | None:
+def _run(cluster: Cluster, striker: FaultInjector) -> Demands | None:
     scenario, interval_ms = cluster.scenario, cluster.scenario.interval_ms
     if scenario.until_ms is not None and scenario.until_ms < scenario.safety_ms:
         cluster.run_until(scenario.until_ms)

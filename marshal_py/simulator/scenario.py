@@ -9,9 +9,9 @@ from random import Random
 from typing import Final, NamedTuple
 
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE
-from marshal_py.simulator import heritage
+from marshal_py.simulator import dump_state
+from marshal_py.simulator.dump_state import DumpState
 from marshal_py.simulator.faults import draw_kinds, spread
-from marshal_py.simulator.heritage import Heritage
 
 INTERVALS_MS: Final = (1_000, 2_000, 2_000, 5_000, 10_000, 60_000)
 # The faulty part of a run. Short ones are cheap, so that there are many; an admin's pause needs a long one.
@@ -45,7 +45,7 @@ class Options(NamedTuple):
     salt: int = 0  # another course of all chance
     skip: frozenset[int] = frozenset()  # strikes that do not happen, by their number
     until_ms: int | None = None  # the run ends here, and no progress is demanded
-    # What the run begins with (heritage.py):
+    # What the run begins with (dump_state.py):
     dump: str = ""  # a file
     group: str = ""  # of it, this group alone
 
@@ -130,10 +130,10 @@ def draw(rng: Random, options: Options) -> Scenario:
         until_ms=options.until_ms,
         queries=options.queries,
     )
-    return _heir(scenario, options, heritage.read(options.dump, options.group)) if options.dump else scenario
+    return _heir(scenario, options, dump_state.read(options.dump, options.group)) if options.dump else scenario
 
 
-def _heir(scenario: Scenario, options: Options, past: Heritage) -> Scenario:
+def _heir(scenario: Scenario, options: Options, past: DumpState) -> Scenario:
     """The same run in the world that a dump leaves: its groups, topics and logs, at a pace that outlives its dead."""
     interval_ms = max(scenario.interval_ms, past.interval_ms)
     groups = tuple(GroupPlan(group.name, group.mode, group.topics, scenario.groups[0].policy) for group in past.groups)

@@ -35,12 +35,12 @@ class Schedule(NamedTuple):
     violates: str = ""  # the invariant; empty: none
 
 
-def run(schedule: Schedule, stage: Callable[[Scenario, Random], Cluster] = Cluster) -> Result:
+def run(schedule: Schedule, environment: Callable[[Scenario, Random], Cluster] = Cluster) -> Result:
     """The run, with the planted bug in it if the schedule names one."""
     if schedule.mutant is None:
-        return simulate(schedule.seed, schedule.options, stage)
+        return simulate(schedule.seed, schedule.options, environment)
     with switched_on(in_both_folds(schedule.mutant)):
-        return simulate(schedule.seed, schedule.options, stage)
+        return simulate(schedule.seed, schedule.options, environment)
 
 
 def of_seed(seed: int, mutant: str | None) -> Schedule:

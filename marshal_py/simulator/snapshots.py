@@ -1,7 +1,7 @@
 """Snapshots in the simulated cluster: where a reader begins, one client's keeper, its audits, truncation behind two.
 
-What client/opening.py and client/upkeep.py do on a real log, in virtual time and without threads. The decisions are the
-keeper's (marshal_py.protocol.snapshotter).
+What client/replay_start.py and client/log_maintenance.py do on a real log, in virtual time and without threads. The
+decisions are the keeper's (marshal_py.protocol.snapshotter).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from marshal_py.client import opening
+from marshal_py.client import replay_start
 from marshal_py.errors import CoordinationError, HistoryTruncated, SnapshotRefused
 from marshal_py.protocol import codec, snapshot
 from marshal_py.protocol.identity import NONE, Instant
@@ -33,7 +33,7 @@ EVERY_RECORDS_MOST: Final = 256
 
 
 class _Reading:
-    """The log as opening.py reads it."""
+    """The log as replay_start.py reads it."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -44,7 +44,7 @@ class _Reading:
 
 
 def reading(broker: Broker) -> CoordinationLog:
-    return cast(CoordinationLog, _Reading(broker))  # opening.py only reads
+    return cast(CoordinationLog, _Reading(broker))  # replay_start.py only reads
 
 
 def bounds(broker: Broker, number: int) -> Bounds:
@@ -54,15 +54,15 @@ def bounds(broker: Broker, number: int) -> Bounds:
 
 def base(broker: Broker, number: int, root: Genesis | None, at: int) -> World:
     """Where a reader begins that would begin at or below `at` (N9, N10). Raises CoordinationError."""
-    return opening.base_of(reading(broker), number, root, bounds(broker, number), at)
+    return replay_start.base_of(reading(broker), number, root, bounds(broker, number), at)
 
 
 def fold_again(process: Process, at: int, group: str = "") -> World | None:
     """N6, G6: the log folded once more up to `at`, from the newest confirmed point; None if that cannot be done now."""
-    broker = process.stage.broker
+    broker = process.environment.broker
     try:
         began = base(broker, process.log, process.world.root, at - CHECKPOINT_OFFSETS)
-        return opening.refold(reading(broker), began, at, group)
+        return replay_start.refold(reading(broker), began, at, group)
     except HistoryTruncated:
         return None
     except CoordinationError as error:
@@ -75,7 +75,7 @@ class Upkeep:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        rng = client.stage.rng
+        rng = client.environment.rng
         every = EVERY_RECORDS_LEAST + int(rng.random() * (EVERY_RECORDS_MOST - EVERY_RECORDS_LEAST))
         self.snapshotter = Snapshotter(client.world, every, rng.randbytes)
         self._truncate_due_ms = 0
@@ -99,13 +99,15 @@ class Upkeep:
             assert world.genesis is not None
             client.post(codec.encode(record, group, world.genesis.incarnation, world.writes_version(group)))
         if tasks.audit is not None:
-            client.stage.at(client.stage.weather.read_ms(client.stage.rng), client, self._audit, tasks.audit)
+            client.environment.at(
+                client.environment.network_faults.read_ms(client.environment.rng), client, self._audit, tasks.audit
+            )
         if tasks.doubtful is not None:
-            client.scene.advised("snapshot_refused")
+            client.context.advised("snapshot_refused")
         if snapshotter.confirmed_at != NONE and now_ms >= self._truncate_due_ms:
             self._truncate_due_ms = now_ms + TRUNCATE_INTERVALS * member.options.interval_ms
-            if snapshotter.leads(live) and client.topic_id == client.stage.broker.topic_id:  # N12
-                log = client.stage.broker.logs[client.log]
+            if snapshotter.leads(live) and client.topic_id == client.environment.broker.topic_id:  # N12
+                log = client.environment.broker.logs[client.log]
                 log.first = max(log.first, snapshotter.deletable())
 
     def _send(self, records: list[Snapshot]) -> None:
@@ -128,11 +130,11 @@ class Upkeep:
     def check_start(self, began: World) -> None:
         """N9: the older of the two newest confirmed snapshots folds to the one that this reader began with."""
         client, at = self.client, began.began_at
-        broker, number = client.stage.broker, client.log
+        broker, number = client.environment.broker, client.log
         if client.world is not began or began.genesis is None or number >= len(broker.logs):
             return
         limits = bounds(broker, number)
-        store = opening.find(reading(broker), number, limits, began.genesis.incarnation, 2)
+        store = replay_start.find(reading(broker), number, limits, began.genesis.incarnation, 2)
         kept = store.confirmed(limits.first)
         older = next((stored for stored in kept if stored.at < at), None)
         here = next((stored for stored in kept if stored.at == at), None)
@@ -140,7 +142,7 @@ class Upkeep:
         if world is None or older is None or here is None:
             return
         try:
-            again = opening.refold(reading(broker), world, at)
+            again = replay_start.refold(reading(broker), world, at)
         except HistoryTruncated:
             return
         except CoordinationError as error:

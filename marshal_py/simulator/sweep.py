@@ -272,21 +272,21 @@ class Told(NamedTuple):
 
 def tell(seed: int, mutant: str | None = None) -> Told:
     """The same as `run_one`, told."""
-    return _told(lambda stage: _run(seed, mutant, stage))
+    return _told(lambda environment: _run(seed, mutant, environment))
 
 
 def tell_schedule(schedule: Schedule) -> Told:
-    return _told(lambda stage: run_schedule(schedule, stage))
+    return _told(lambda environment: run_schedule(schedule, environment))
 
 
 def _told(run: Callable[[Callable[[Scenario, Random], Cluster]], Result]) -> Told:
     stages: list[_Watched] = []
 
-    def stage(scenario: Scenario, rng: Random) -> Cluster:
+    def environment(scenario: Scenario, rng: Random) -> Cluster:
         stages.append(_Watched(scenario, rng))
         return stages[0]
 
-    result = run(stage)
+    result = run(environment)
     (cluster,) = stages
     logs = cluster.past + cluster.close()
     records = [
@@ -296,11 +296,11 @@ def _told(run: Callable[[Callable[[Scenario, Random], Cluster]], Result]) -> Tol
     return Told(result, sorted(moments, key=lambda moment: moment.ms), logs)
 
 
-def _run(seed: int, mutant: str | None, stage: Callable[[Scenario, Random], Cluster]) -> Result:
+def _run(seed: int, mutant: str | None, environment: Callable[[Scenario, Random], Cluster]) -> Result:
     if mutant is None:
-        return simulate(seed, stage=stage)
+        return simulate(seed, environment=environment)
     with switched_on(in_both_folds(mutant)):
-        return simulate(seed, MUTANTS[mutant].bias, stage)
+        return simulate(seed, MUTANTS[mutant].bias, environment)
 
 
 def violated_anyway(seed: int, mutant: str) -> tuple[Violation, ...]:

@@ -17,8 +17,8 @@ from pyspark.sql import Window, functions
 from marshal_py.client.options import COORDINATION_TOPIC
 from marshal_py.errors import InvalidOption, LogGap, TopicRecreated
 from marshal_py.protocol.records import Genesis
+from marshal_py.spark.log_sources import TopicSource, root_of
 from marshal_py.spark.options import as_options
-from marshal_py.spark.origins import TopicOrigin, root_of
 from marshal_py.spark.replays import find_root
 from marshal_py.transport.ports import Bounds
 
@@ -47,7 +47,7 @@ def archive(
     InvalidOption, CoordinationError, ClusterUnreachable.
     """
     settings = {"bootstrap.servers": servers} if isinstance(servers, str) else dict(servers)
-    origin = TopicOrigin({"log_level": 0, **settings}, coordination_topic)
+    origin = TopicSource({"log_level": 0, **settings}, coordination_topic)
     held = read_archive(spark, path)
     root = root_of(origin)
     if root is None:

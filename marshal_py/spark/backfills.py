@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from marshal_py.client import starts
+from marshal_py.client import start_positions
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.client.options import check_topics
 from marshal_py.errors import InvalidOption, TopicMissing
@@ -23,7 +23,7 @@ from marshal_py.spark.options import OPTIONS as STREAM_OPTIONS
 from marshal_py.spark.options import READ_TIMEOUT_S, check_names, kafka_options, min_partitions, number
 from marshal_py.spark.reading import RangePartition, read_ranges
 from marshal_py.spark.tasks import Piece, tasks_of
-from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.kafka import KafkaTransport
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,10 +81,10 @@ class BackfillOptions:
         columns = columns_of(options["columns"]) if "columns" in options else _COLUMNS
         if "token" in columns and "columns" in given:
             raise InvalidOption("columns", options["columns"], "a batch read has no claims: its rows have no token")
-        start, until = options.get("start", starts.EARLIEST), options.get("until", starts.LATEST)
+        start, until = options.get("start", start_positions.EARLIEST), options.get("until", start_positions.LATEST)
         topics = check_topics([topic.strip() for topic in options["topics"].split(",") if topic.strip()])
         for name, text in (("start", start), ("until", until)):
-            starts.parse_fixed(text, name)
+            start_positions.parse_fixed(text, name)
         return cls(
             topics=topics,
             start=start,
@@ -106,7 +106,7 @@ class BackfillReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Raises TopicMissing, InvalidOption, PositionOutOfRange, ClusterUnreachable, AccessDenied."""
         options = self.options
-        admin = KafkaDoor(options.kafka, options.connect_timeout_s).admin()
+        admin = KafkaTransport(options.kafka, options.connect_timeout_s).admin()
         try:
             pieces = self._pieces(admin)
         finally:
@@ -120,12 +120,12 @@ class BackfillReader(DataSourceReader):
         options = self.options
         committed = options.kafka.get("isolation.level", "read_committed") == "read_committed"
         tps = self._partitions(admin)
-        begins = starts.offsets(options.start, "start", tps, admin, committed=committed)
-        ends = starts.offsets(options.until, "until", tps, admin, committed=committed)
-        until = starts.parse(options.until, "until")
+        begins = start_positions.offsets(options.start, "start", tps, admin, committed=committed)
+        ends = start_positions.offsets(options.until, "until", tps, admin, committed=committed)
+        until = start_positions.parse(options.until, "until")
         for tp in tps:
             end = until.named.get(tp, until.rest)
-            if begins[tp] > ends[tp] and end is not None and end.kind != starts.LATEST:
+            if begins[tp] > ends[tp] and end is not None and end.kind != start_positions.LATEST:
                 raise InvalidOption(
                     "until",
                     options.until,
@@ -144,7 +144,7 @@ class BackfillReader(DataSourceReader):
             counts[topic] = count
         everything = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
         for name, text in (("start", options.start), ("until", options.until)):
-            named = starts.parse(text, name).named
+            named = start_positions.parse(text, name).named
             if unknown := sorted(named.keys() - set(everything)):
                 raise InvalidOption(name, text, f"{unknown[0]} is no partition of {', '.join(options.topics)}")
             if named:

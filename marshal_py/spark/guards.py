@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TypeVa
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.errors import InvalidOption, LedgerMoved, PartitionError, WriteFenced
 from marshal_py.protocol.identity import Token, TopicPartition
-from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.kafka import KafkaTransport
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -144,7 +144,7 @@ class TopicIds:
 
     def ask(self) -> dict[str, str]:
         """The id of each topic as of now; "" where the cluster has none to tell. Raises ClusterUnreachable."""
-        with closing(KafkaDoor(self._servers, CONNECT_TIMEOUT_S).admin()) as admin:
+        with closing(KafkaTransport(self._servers, CONNECT_TIMEOUT_S).admin()) as admin:
             found = {topic: admin.describe_topic(topic) for topic in self._topics}
         return {topic: "" if info is None else info.topic_id for topic, info in found.items()}
 

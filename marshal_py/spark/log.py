@@ -25,8 +25,8 @@ from marshal_py.protocol.identity import check_id
 from marshal_py.protocol.records import Genesis
 from marshal_py.protocol.routing import route
 from marshal_py.spark import columns
-from marshal_py.spark.beginnings import beginning
-from marshal_py.spark.origins import origin_of, root_of
+from marshal_py.spark.log_sources import origin_of, root_of
+from marshal_py.spark.replay_starts import beginning
 from marshal_py.transport.ports import Bounds
 
 STATE_TABLES: Final = tuple(name for name in TABLES if name != "records")

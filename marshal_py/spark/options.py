@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from marshal_py.client import starts
+from marshal_py.client import start_positions
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.client.options import COORDINATION_TOPIC, ConsumerOptions, check_pattern, check_topics
 from marshal_py.errors import InvalidOption
@@ -14,7 +14,7 @@ from marshal_py.protocol.identity import check_id
 from marshal_py.spark.aliases import from_java, translated
 from marshal_py.spark.messages import columns_of
 from marshal_py.transport import settings
-from marshal_py.transport.soundness import COORDINATION_PARTITIONS
+from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS
 
 MAX_ROWS: Final = 1_000_000  # a batch of a few seconds: in at-least-once mode a crash makes it twice
 MAX_DELAY_S: Final = 900.0  # as in Spark's own source
@@ -98,7 +98,7 @@ class StreamOptions:
         start = ConsumerOptions(**consumer).start
         if pattern is None:
             topics = check_topics([topic.strip() for topic in options["topics"].split(",") if topic.strip()])
-            starts.check_topics(start, topics)
+            start_positions.check_topics(start, topics)
         else:
             topics = ()
             check_pattern(pattern)

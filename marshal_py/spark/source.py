@@ -51,7 +51,7 @@ TOPICS_LOOK_S: Final = 30.0  # between two looks for topics that match a pattern
 RELEASE_S: Final = 2.0  # what stop() may take; Spark kills the process some time after it asked
 
 
-class Life:
+class QueryMember:
     """One membership of a query's process: joined when made, until it is closed or falls silent for too long."""
 
     def __init__(self, options: StreamOptions, before: MicroBatches | None = None) -> None:
@@ -198,7 +198,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: StreamOptions) -> None:
         self.options = options
-        self._life: Life | None = None
+        self._life: QueryMember | None = None
         self._before: MicroBatches | None = None
         self._bounded = False  # availableNow
         self._targets: dict[TopicPartition, int] | None = None
@@ -206,7 +206,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __getstate__(self) -> dict[str, Any]:
         return {"options": self.options, "_life": None, "_before": None, "_bounded": False, "_targets": None}
 
-    def _alive(self) -> Life:
+    def _alive(self) -> QueryMember:
         """The life of this process; a new one after a silence that ended the last."""
         if self._life is not None:
             try:
@@ -216,10 +216,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._end_life()
         if self._life is None:
             _stop_on_sigterm()
-            self._life = Life(self.options, self._before)
+            self._life = QueryMember(self.options, self._before)
         return self._life
 
-    def _renewed(self) -> Life:
+    def _renewed(self) -> QueryMember:
         """A life with the topics of now, for those of a membership stay as they are. Nothing is in flight."""
         self._end_life()
         life = self._alive()

@@ -18,8 +18,8 @@ from pyspark.sql import functions
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 
 from marshal_py.errors import GroupOpaque, InvalidOption, LogGap, MissingSpark
+from marshal_py.history.open_state import Open
 from marshal_py.history.timeline import Timeline
-from marshal_py.history.tracks import Open
 from marshal_py.protocol import rationalizer, snapshot
 from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.records import Genesis

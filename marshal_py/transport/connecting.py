@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient
 
 from marshal_py.errors import ClusterUnreachable, TlsMismatch
 from marshal_py.transport import settings
-from marshal_py.transport.trouble import Trouble
+from marshal_py.transport.connection_errors import ConnectionErrors
 
 log = logging.getLogger("marshal_py")
 
@@ -63,7 +63,7 @@ def metadata(client: Any, topic: str | None, timeout_s: float, between: Callable
 
 def cluster_id(given: settings.Settings, client_id: str, timeout_s: float) -> str | None:
     """The cluster's id, by its metadata. Raises ClusterUnreachable, AuthenticationFailed, TlsMismatch."""
-    trouble, servers = Trouble(given), str(given["bootstrap.servers"])
+    trouble, servers = ConnectionErrors(given), str(given["bootstrap.servers"])
     client: AdminClient = settings.made(
         AdminClient,
         {**settings.admin(given, client_id), "error_cb": trouble.heard, "logger": trouble, "log_level": LOG_INFO},

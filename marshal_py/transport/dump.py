@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from marshal_py.errors import DumpDamaged
 from marshal_py.protocol.identity import TopicPartition
-from marshal_py.transport.memory import MemoryBroker, MemoryDoor, MemoryMessage
+from marshal_py.transport.memory import MemoryBroker, MemoryMessage, MemoryTransport
 from marshal_py.transport.ports import LogRecord
 
 T = TypeVar("T")
@@ -227,7 +227,7 @@ class Reader:
             raise self._damage("something follows its end mark")
 
 
-def memory_door(path: Path) -> tuple[Header, MemoryDoor]:
+def memory_door(path: Path) -> tuple[Header, MemoryTransport]:
     """A cluster in memory that holds a dump's logs, for tools that read a log. Raises DumpDamaged."""
     broker = MemoryBroker()
     with Reader(path) as reader:
@@ -242,4 +242,4 @@ def memory_door(path: Path) -> tuple[Header, MemoryDoor]:
                     header.topic, record.log, record.offset, record.key, record.value, None, record.timestamp_ms
                 )
             )
-    return header, broker.door()
+    return header, broker.transport()

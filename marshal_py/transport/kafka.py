@@ -31,13 +31,13 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport import settings
-from marshal_py.transport.asking import asker, list_bounds
 from marshal_py.transport.connecting import cluster_id, metadata
+from marshal_py.transport.connection_errors import READ, WRITE, ConnectionErrors, apart, called_here, principal_of
 from marshal_py.transport.embedded import FETCH_WAIT_MS, is_embedded
 from marshal_py.transport.kafka_admin import KafkaAdmin
 from marshal_py.transport.kafka_source import KafkaSource
 from marshal_py.transport.ports import Bounds, LogRecord
-from marshal_py.transport.trouble import READ, WRITE, Trouble, apart, called_here, principal_of
+from marshal_py.transport.requests import asker, list_bounds
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class KafkaLog:
         self._given = given
         self._servers = str(given["bootstrap.servers"])
         self.produce_errors = 0
-        self._trouble = Trouble(given)
+        self._trouble = ConnectionErrors(given)
         self._too_large_bytes = 0  # the smallest record that the cluster did not take for its size
         self._followed: dict[int, int] = {}  # log -> next offset
         self._to_follow: dict[int, int] = {}  # asked for; the thread that polls tells the client
@@ -314,7 +314,7 @@ class _Named(Struct):
 _name_of: Final = msgspec.json.Decoder(_Named)
 
 
-class KafkaDoor:
+class KafkaTransport:
     """Door into a Kafka cluster, the embedded broker included."""
 
     def __init__(

@@ -41,9 +41,11 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport import embedded, settings
-from marshal_py.transport.asking import (
+from marshal_py.transport.connecting import metadata
+from marshal_py.transport.ports import CAPABILITIES, Bounds, TopicInfo
+from marshal_py.transport.requests import (
     LIST_TIMEOUT_S_MIN,
-    Asker,
+    Requester,
     answer_of,
     asker,
     code_of,
@@ -52,9 +54,7 @@ from marshal_py.transport.asking import (
     list_offsets,
     text_of,
 )
-from marshal_py.transport.connecting import metadata
-from marshal_py.transport.ports import CAPABILITIES, Bounds, TopicInfo
-from marshal_py.transport.soundness import COORDINATION_PARTITIONS, SAFE_BROKERS, new_settings, wrong_settings
+from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS, SAFE_BROKERS, new_settings, wrong_settings
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ class KafkaAdmin:
         self._embedded = is_embedded
         self.capabilities = embedded.CAPABILITIES if is_embedded else CAPABILITIES
         self._client = asker(given, client_id)
-        self._replaced: list[tuple[float, Asker]] = []  # at most one per COORDINATOR_TIMEOUT_S, for `timeout_s`
+        self._replaced: list[tuple[float, Requester]] = []  # at most one per COORDINATOR_TIMEOUT_S, for `timeout_s`
         self._servers = str(given["bootstrap.servers"])
 
     def _ask(self, what: str, question: Callable[[], T], right: tuple[str, str] = ("Describe", "")) -> T:
@@ -130,7 +130,7 @@ class KafkaAdmin:
                 time.sleep(COORDINATOR_PAUSE_S)
         raise late
 
-    def _replace(self, client: Asker) -> None:
+    def _replace(self, client: Requester) -> None:
         """Others may wait for an answer from it, which would end with it: it goes when their time is up."""
         if self._client is client:
             now_s = time.monotonic()

@@ -24,7 +24,7 @@ from marshal_py.errors import (
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.assignments import Assignments
 from marshal_py.transport.ports import CAPABILITIES, Bounds, Broken, Chunk, LogRecord, OutOfRange, RawMessage, TopicInfo
-from marshal_py.transport.soundness import FOREVER, check_sound
+from marshal_py.transport.topic_checks import FOREVER, check_sound
 
 READ_MAX: Final = 10_000  # records taken at once, as the Kafka transport does
 
@@ -147,8 +147,8 @@ class MemoryBroker:
         at = offset - self.base.get(tp, 0)
         return self.topics[tp.topic][tp.partition][at : at + limit]
 
-    def door(self) -> MemoryDoor:
-        return MemoryDoor(self)
+    def transport(self) -> MemoryTransport:
+        return MemoryTransport(self)
 
 
 class MemoryLog:
@@ -389,7 +389,7 @@ class MemoryAdmin:
         pass
 
 
-class MemoryDoor:
+class MemoryTransport:
     """Door into a MemoryBroker."""
 
     name = "memory"

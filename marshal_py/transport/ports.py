@@ -225,7 +225,7 @@ class ClusterAdmin(Protocol):
     def close(self) -> None: ...
 
 
-class Door(Protocol):
+class Transport(Protocol):
     """A way into a cluster: makes the three ports. `name` says which, for people."""
 
     name: str

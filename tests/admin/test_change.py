@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from marshal_py.admin import outlook
+from marshal_py.admin import impact
 from marshal_py.admin.author import BY_BYTES_MAX, Author
 from marshal_py.admin.change import ConfigPlan, ShrinkPlan, settings_of
-from marshal_py.admin.errand import Scene
-from marshal_py.admin.ledger import Ledger
+from marshal_py.admin.operation import GroupContext
 from marshal_py.admin.pause import PausePlan, ResumePlan
+from marshal_py.admin.pause_history import PauseHistory
 from marshal_py.admin.position import PositionPlan
 from marshal_py.admin.sessions import EvictPlan, RemovePlan, StepDownPlan
 from marshal_py.errors import (
@@ -36,15 +36,15 @@ from marshal_py.protocol.records import (
     SetPosition,
     Topology,
 )
-from tests.admin.theatre import NEVER, Tool, finish, hire, play_copies
-from tests.support.stage import GROUP, INTERVAL_MS, TOPIC, Client, Stage, tp
+from tests.admin.virtual_admin import NEVER, Tool, finish, play_copies, start_worker
+from tests.support.virtual_cluster import GROUP, INTERVAL_MS, TOPIC, Client, VirtualCluster, tp
 
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
 PAUSE_MS = 9_000
 
 
 def change(
-    stage: Stage,
+    cluster: VirtualCluster,
     name: str = "tool",
     who: str = "alice@desk",
     crash_after: int = NEVER,
@@ -56,9 +56,9 @@ def change(
     patience_ms: int | None = None,
     **wanted: str,
 ) -> Tool:
-    def make(scene: Scene) -> ConfigPlan:
+    def make(context: GroupContext) -> ConfigPlan:
         return ConfigPlan(
-            scene,
+            context,
             wanted,
             create=create,
             reason=reason,
@@ -68,27 +68,27 @@ def change(
             patience_ms=patience_ms,
         )
 
-    return hire(stage, make, name, who, crash_after=crash_after)
+    return start_worker(cluster, make, name, who, crash_after=crash_after)
 
 
-def shrink(stage: Stage, partitions: int, crash_after: int = NEVER, topic: str = TOPIC) -> Tool:
-    return hire(
-        stage, lambda scene: ShrinkPlan(scene, topic, partitions, duration_ms=PAUSE_MS), crash_after=crash_after
+def shrink(cluster: VirtualCluster, partitions: int, crash_after: int = NEVER, topic: str = TOPIC) -> Tool:
+    return start_worker(
+        cluster, lambda context: ShrinkPlan(context, topic, partitions, duration_ms=PAUSE_MS), crash_after=crash_after
     )
 
 
-def company(partitions: int = 4, handling: bool = False, **options: Any) -> tuple[Stage, list[Client]]:
-    stage = Stage(partitions=partitions, **options)
-    team = stage.team("a", "b")
+def company(partitions: int = 4, handling: bool = False, **options: Any) -> tuple[VirtualCluster, list[Client]]:
+    cluster = VirtualCluster(partitions=partitions, **options)
+    team = cluster.team("a", "b")
     if handling:
         for client in team:
             for claim in client.member.claims.values():
                 client.deliver(claim, 0)
-    return stage, team
+    return cluster, team
 
 
-def configs(stage: Stage) -> list[GroupConfig]:
-    return [record for verdict, record in stage.records(GroupConfig) if verdict.accepted]
+def configs(cluster: VirtualCluster) -> list[GroupConfig]:
+    return [record for verdict, record in cluster.records(GroupConfig) if verdict.accepted]
 
 
 # --- settings
@@ -96,34 +96,37 @@ def configs(stage: Stage) -> list[GroupConfig]:
 
 def test_what_is_not_named_stays() -> None:
     """M13: also what this release cannot set: another one may obey it."""
-    stage, _ = company()
-    stage.must(GroupConfig(-1, policy="balanced", max_members=7, members=("m",), mappings=(Mapping("m", (1, 2)),)))
-    tool = finish(stage, change(stage, policy="greedy"))
-    assert tool.errand.error is None
-    finish(stage, change(stage, "identity", on_topic_recreated="earliest"))
-    now = configs(stage)[-1]
+    cluster, _ = company()
+    cluster.must(GroupConfig(-1, policy="balanced", max_members=7, members=("m",), mappings=(Mapping("m", (1, 2)),)))
+    tool = finish(cluster, change(cluster, policy="greedy"))
+    assert tool.operation.error is None
+    finish(cluster, change(cluster, "identity", on_topic_recreated="earliest"))
+    now = configs(cluster)[-1]
     assert (now.policy, now.max_members, now.members) == ("greedy", 7, ("m",))
     assert now.mappings == (Mapping("m", (1, 2)),)
-    finish(stage, change(stage, "own", policy="own"))
-    assert settings_of(stage.group) == {"delivery": "at_least_once", "policy": None, "on_topic_recreated": "earliest"}
-    assert len(stage.owners()) == 4
-    assert not list(stage.records(ReleaseGroup)), "no pause is needed for that"
-    assert play_copies(stage, tool) == []
+    finish(cluster, change(cluster, "own", policy="own"))
+    assert settings_of(cluster.group) == {"delivery": "at_least_once", "policy": None, "on_topic_recreated": "earliest"}
+    assert len(cluster.owners()) == 4
+    assert not list(cluster.records(ReleaseGroup)), "no pause is needed for that"
+    assert play_copies(cluster, tool) == []
 
 
 def test_who_was_faster_is_named_and_nothing_changes() -> None:
     """M13: two admins that saw the same settings: one change counts, the other tool says whose."""
-    stage, _ = company()
-    first, second = change(stage, "first", policy="greedy"), change(stage, "second", "bob@office", policy="balanced")
+    cluster, _ = company()
+    first, second = (
+        change(cluster, "first", policy="greedy"),
+        change(cluster, "second", "bob@office", policy="balanced"),
+    )
     first.write_ms = 40
-    finish(stage, second)
-    finish(stage, first)
-    assert second.errand.error is None
-    error = first.errand.error
+    finish(cluster, second)
+    finish(cluster, first)
+    assert second.operation.error is None
+    error = first.operation.error
     assert isinstance(error, SettingsChanged)
     assert error.by.startswith("bob@office")
-    assert [config.policy for config in configs(stage)] == ["balanced"]
-    assert play_copies(stage, first) == []
+    assert [config.policy for config in configs(cluster)] == ["balanced"]
+    assert play_copies(cluster, first) == []
 
 
 @pytest.mark.parametrize(
@@ -135,47 +138,47 @@ def test_who_was_faster_is_named_and_nothing_changes() -> None:
     ],
 )
 def test_what_nobody_obeys_is_refused(wanted: dict[str, str], rule: str) -> None:
-    stage, _ = company()
+    cluster, _ = company()
     with pytest.raises(InvalidOption, match=rule):
-        change(stage, **wanted)
+        change(cluster, **wanted)
 
 
 def test_a_group_is_created_before_its_first_consumer() -> None:
     """F10.3: by its settings, compare-and-set on nothing; its members then follow them."""
-    stage = Stage(partitions=4)
+    cluster = VirtualCluster(partitions=4)
     with pytest.raises(GroupMissing, match="never been used"):
-        change(stage, policy="greedy")
-    tool = finish(stage, change(stage, create=True, delivery="at_most_once", policy="greedy"))
-    assert tool.errand.error is None
-    assert settings_of(stage.group) == {"delivery": "at_most_once", "policy": "greedy", "on_topic_recreated": None}
+        change(cluster, policy="greedy")
+    tool = finish(cluster, change(cluster, create=True, delivery="at_most_once", policy="greedy"))
+    assert tool.operation.error is None
+    assert settings_of(cluster.group) == {"delivery": "at_most_once", "policy": "greedy", "on_topic_recreated": None}
     with pytest.raises(GroupExists):
-        change(stage, create=True)
-    late = stage.add("late")
-    stage.run(3 * I)
+        change(cluster, create=True)
+    late = cluster.add("late")
+    cluster.run(3 * I)
     assert isinstance(late.member.error, ModeMismatch)
-    stage.add("fine", mode=AT_MOST_ONCE)
-    stage.run(3 * I)
-    assert len(stage.owners()) == 4
+    cluster.add("fine", mode=AT_MOST_ONCE)
+    cluster.run(3 * I)
+    assert len(cluster.owners()) == 4
 
 
 def test_a_deleted_group_is_revived_and_starts_from_nothing() -> None:
     """F9.5: its consumers were ended; new ones begin without its old mode, positions and settings."""
-    stage, (a, b) = company()
-    stage.must(GroupConfig(-1, policy="greedy", max_members=3))
+    cluster, (a, b) = company()
+    cluster.must(GroupConfig(-1, policy="greedy", max_members=3))
     for client in (a, b):
-        stage.kill(client)
-    stage.run(I)
-    assert finish(stage, hire(stage, RemovePlan, "rm")).errand.error is None
+        cluster.kill(client)
+    cluster.run(I)
+    assert finish(cluster, start_worker(cluster, RemovePlan, "rm")).operation.error is None
     with pytest.raises(GroupDeleted):
-        change(stage, policy="balanced")
-    tool = finish(stage, change(stage, "create", create=True))
-    assert tool.errand.error is None
-    assert not stage.group.deleted
-    assert (configs(stage)[-1].policy, configs(stage)[-1].max_members) == ("", 0)
-    stage.add("c", mode=AT_MOST_ONCE)
-    stage.run(3 * I)
-    assert stage.owners() == {number: "c" for number in range(4)}
-    assert play_copies(stage, tool) == []
+        change(cluster, policy="balanced")
+    tool = finish(cluster, change(cluster, "create", create=True))
+    assert tool.operation.error is None
+    assert not cluster.group.deleted
+    assert (configs(cluster)[-1].policy, configs(cluster)[-1].max_members) == ("", 0)
+    cluster.add("c", mode=AT_MOST_ONCE)
+    cluster.run(3 * I)
+    assert cluster.owners() == {number: "c" for number in range(4)}
+    assert play_copies(cluster, tool) == []
 
 
 # --- another mode
@@ -183,30 +186,30 @@ def test_a_deleted_group_is_revived_and_starts_from_nothing() -> None:
 
 def test_another_delivery_is_a_pause_and_the_end_of_all_sessions() -> None:
     """M14: by F9.6; positions stay, generations grow, and the group runs when the tool says that it changed."""
-    stage, (a, b) = company(handling=True)
-    positions = [stage.partition(number).position for number in range(4)]
-    tool = finish(stage, change(stage, delivery="at_most_once"))
-    assert tool.errand.error is None
+    cluster, (a, b) = company(handling=True)
+    positions = [cluster.partition(number).position for number in range(4)]
+    tool = finish(cluster, change(cluster, delivery="at_most_once"))
+    assert tool.operation.error is None
     assert tool.kinds[-1] == "changed"
-    assert not stage.group.paused
-    assert not stage.group.sessions
-    assert stage.group.mode == AT_MOST_ONCE
-    assert [stage.partition(number).generation for number in range(4)] == [1] * 4
-    stage.run(2 * I)
+    assert not cluster.group.paused
+    assert not cluster.group.sessions
+    assert cluster.group.mode == AT_MOST_ONCE
+    assert [cluster.partition(number).generation for number in range(4)] == [1] * 4
+    cluster.run(2 * I)
     assert {type(a.member.error), type(b.member.error)} == {ModeMismatch}
-    stage.add("c", mode=AT_MOST_ONCE)
-    stage.run(3 * I)
-    assert len(stage.owners()) == 4
-    assert [stage.partition(number).position for number in range(4)] == positions
-    assert play_copies(stage, tool) == []
+    cluster.add("c", mode=AT_MOST_ONCE)
+    cluster.run(3 * I)
+    assert len(cluster.owners()) == 4
+    assert [cluster.partition(number).position for number in range(4)] == positions
+    assert play_copies(cluster, tool) == []
 
 
 def test_the_same_delivery_needs_no_pause() -> None:
-    stage, _ = company()
-    finish(stage, change(stage, delivery="at_least_once"))
-    assert configs(stage)[-1].mode == AT_LEAST_ONCE
-    assert len(stage.group.sessions) == 2
-    assert not list(stage.records(ReleaseGroup))
+    cluster, _ = company()
+    finish(cluster, change(cluster, delivery="at_least_once"))
+    assert configs(cluster)[-1].mode == AT_LEAST_ONCE
+    assert len(cluster.group.sessions) == 2
+    assert not list(cluster.records(ReleaseGroup))
 
 
 @pytest.mark.parametrize("records", range(6))
@@ -214,32 +217,32 @@ def test_the_same_delivery_needs_no_pause() -> None:
 @pytest.mark.parametrize("written", [True, False])
 def test_a_tool_that_dies_at_any_step_changes_all_or_nothing(records: int, kind: str, written: bool) -> None:
     """M14: whatever its last record was, and whether it was written; whoever consumes next ends its pause."""
-    stage, _ = company(handling=True)
+    cluster, _ = company(handling=True)
     if kind == "mode":
-        tool = change(stage, delivery="at_most_once", crash_after=records + 1, duration_ms=PAUSE_MS)
+        tool = change(cluster, delivery="at_most_once", crash_after=records + 1, duration_ms=PAUSE_MS)
     else:
-        tool = shrink(stage, 2, crash_after=records + 1)
+        tool = shrink(cluster, 2, crash_after=records + 1)
     if not written:
-        stage.run_until(lambda: not tool.alive or tool.errand.ended)
-        stage._flying = [flight for flight in stage._flying if flight[2] is not tool]
-    stage.run(PAUSE_MS + 4 * I)
-    changed = all_or_nothing(stage, kind)
-    stage.add("late", mode=stage.group.mode)
-    stage.run(PAUSE_MS + 4 * I)
-    assert not stage.group.paused
-    play_copies(stage, tool)
-    stage.run(PAUSE_MS + 4 * I)  # a copy of its pause may begin it anew
-    assert all_or_nothing(stage, kind) == changed
-    assert not stage.group.paused
+        cluster.run_until(lambda: not tool.alive or tool.operation.ended)
+        cluster._flying = [flight for flight in cluster._flying if flight[2] is not tool]
+    cluster.run(PAUSE_MS + 4 * I)
+    changed = all_or_nothing(cluster, kind)
+    cluster.add("late", mode=cluster.group.mode)
+    cluster.run(PAUSE_MS + 4 * I)
+    assert not cluster.group.paused
+    play_copies(cluster, tool)
+    cluster.run(PAUSE_MS + 4 * I)  # a copy of its pause may begin it anew
+    assert all_or_nothing(cluster, kind) == changed
+    assert not cluster.group.paused
 
 
-def all_or_nothing(stage: Stage, kind: str) -> bool:
+def all_or_nothing(cluster: VirtualCluster, kind: str) -> bool:
     if kind == "mode":
-        modes = {stage.group.mode} | {session.join.mode for session in stage.group.sessions.values()}
+        modes = {cluster.group.mode} | {session.join.mode for session in cluster.group.sessions.values()}
         assert len(modes) == 1
-        return stage.group.mode == AT_MOST_ONCE
-    forgotten = [stage.partition(number).position < 0 for number in range(4)]
-    shrunk = bool([1 for verdict, record in stage.records(Topology) if verdict.accepted and record.partitions == 2])
+        return cluster.group.mode == AT_MOST_ONCE
+    forgotten = [cluster.partition(number).position < 0 for number in range(4)]
+    shrunk = bool([1 for verdict, record in cluster.records(Topology) if verdict.accepted and record.partitions == 2])
     assert forgotten[:2] == [False, False]
     assert shrunk or not any(forgotten)
     return shrunk
@@ -249,95 +252,100 @@ def all_or_nothing(stage: Stage, kind: str) -> bool:
 @pytest.mark.parametrize("kind", ["mode", "shrink", "policy"])
 def test_what_a_tool_says_when_it_gives_up_stays_true(after_ms: int, kind: str) -> None:
     """M14: interrupted at every ms. A change without a pause says when its record may still land."""
-    stage, _ = company(handling=after_ms > 1_000)
+    cluster, _ = company(handling=after_ms > 1_000)
     if kind == "shrink":
-        tool = shrink(stage, 2)
+        tool = shrink(cluster, 2)
     else:
-        tool = change(stage, **({"delivery": "at_most_once"} if kind == "mode" else {"policy": "greedy"}))
-    stage.run(after_ms)
-    if tool.errand.ended:
+        tool = change(cluster, **({"delivery": "at_most_once"} if kind == "mode" else {"policy": "greedy"}))
+    cluster.run(after_ms)
+    if tool.operation.ended:
         return
     tool.give_up()
-    finish(stage, tool)
-    error = tool.errand.error
-    changed = tool.errand.changed_at >= 0  # type: ignore[attr-defined]
+    finish(cluster, tool)
+    error = tool.operation.error
+    changed = tool.operation.changed_at >= 0  # type: ignore[attr-defined]
     assert (error is None) == changed
-    assert not stage.group.paused
+    assert not cluster.group.paused
     pending = isinstance(error, AdminGaveUp) and error.pending
     assert not pending or kind == "policy"
-    stage.run(100)
-    landed = play_copies(stage, tool)
+    cluster.run(100)
+    landed = play_copies(cluster, tool)
     if error is not None and not pending:
         assert not any(name in ("GroupConfig", "Topology") for name in landed)
         assert not [
             r
-            for v, r in [*stage.records(GroupConfig), *stage.records(Topology)]
-            if v.accepted and tool.errand.scene.author.wrote(r.by)
+            for v, r in [*cluster.records(GroupConfig), *cluster.records(Topology)]
+            if v.accepted and tool.operation.context.author.wrote(r.by)
         ]
-    assert not stage.group.paused
+    assert not cluster.group.paused
 
 
 def test_an_interrupted_change_says_what_may_still_happen() -> None:
     """Planted both ways: before the record was sent, and after."""
     said = set()
     for after_ms in range(0, 8):
-        stage, _ = company()
-        tool = change(stage, policy="greedy")
+        cluster, _ = company()
+        tool = change(cluster, policy="greedy")
         tool.write_ms = 30
         if after_ms:
-            stage.run(after_ms)
+            cluster.run(after_ms)
         tool.give_up()
-        finish(stage, tool)
-        assert isinstance(tool.errand.error, AdminGaveUp)
-        said.add(str(tool.errand.error).rpartition("; ")[2])
+        finish(cluster, tool)
+        assert isinstance(tool.operation.error, AdminGaveUp)
+        said.add(str(tool.operation.error).rpartition("; ")[2])
     assert said == {"it may still happen, and to try again is safe", "nothing of it will happen"}
 
 
 def test_a_foreign_pause_is_respected() -> None:
     """M14: as M2: a change that needs a pause is refused in another admin's, with its name."""
-    stage, _ = company()
-    finish(stage, hire(stage, lambda scene: PausePlan(scene, reason="mine", duration_ms=60_000), "bob", "bob@office"))
-    refused = finish(stage, change(stage, delivery="at_most_once"))
-    assert isinstance(refused.errand.error, AdminBusy)
-    assert stage.group.mode == AT_LEAST_ONCE
-    assert stage.group.paused
-    taken = finish(stage, change(stage, "taken", delivery="at_most_once", take_over=True))
-    assert taken.errand.error is None
-    assert not stage.group.paused
+    cluster, _ = company()
+    finish(
+        cluster,
+        start_worker(
+            cluster, lambda context: PausePlan(context, reason="mine", duration_ms=60_000), "bob", "bob@office"
+        ),
+    )
+    refused = finish(cluster, change(cluster, delivery="at_most_once"))
+    assert isinstance(refused.operation.error, AdminBusy)
+    assert cluster.group.mode == AT_LEAST_ONCE
+    assert cluster.group.paused
+    taken = finish(cluster, change(cluster, "taken", delivery="at_most_once", take_over=True))
+    assert taken.operation.error is None
+    assert not cluster.group.paused
 
 
 @pytest.mark.parametrize("kind", ["delivery", "shrink"])
 def test_a_change_in_an_adopted_pause_leaves_it_in_place(kind: str) -> None:
     """M14, M2: it needs the pause's token, and ends nothing."""
-    stage, _ = company()
-    finish(stage, hire(stage, lambda scene: PausePlan(scene, duration_ms=600_000), "pauser"))
-    token = stage.group.pause_change
+    cluster, _ = company()
+    finish(cluster, start_worker(cluster, lambda context: PausePlan(context, duration_ms=600_000), "pauser"))
+    token = cluster.group.pause_change
 
     def run(name: str, **options: Any) -> Tool:
         if kind == "delivery":
-            return change(stage, name, delivery="at_most_once", **options)
-        return hire(stage, lambda scene: ShrinkPlan(scene, TOPIC, 2, **options), name)
+            return change(cluster, name, delivery="at_most_once", **options)
+        return start_worker(cluster, lambda context: ShrinkPlan(context, TOPIC, 2, **options), name)
 
-    refused = finish(stage, run("unasked"))
-    assert isinstance(refused.errand.error, AdminBusy)
-    tool = finish(stage, run("asked", adopt=True))
-    assert tool.errand.error is None
-    assert (stage.group.paused, stage.group.pause_change) == (True, token)
+    refused = finish(cluster, run("unasked"))
+    assert isinstance(refused.operation.error, AdminBusy)
+    tool = finish(cluster, run("asked", adopt=True))
+    assert tool.operation.error is None
+    assert (cluster.group.paused, cluster.group.pause_change) == (True, token)
     assert not any(isinstance(record, ReleaseGroup) for record in tool.records)
-    assert play_copies(stage, tool) == []
+    assert play_copies(cluster, tool) == []
 
 
 def test_a_change_in_an_adopted_pause_that_is_interrupted_says_what_may_come() -> None:
     """M14: nothing of it ends that pause, so a record on its way may still be accepted."""
-    stage, _ = company()
-    finish(stage, hire(stage, lambda scene: PausePlan(scene, duration_ms=600_000), "pauser"))
-    tool = change(stage, delivery="at_most_once", adopt=True)
-    stage.run_until(lambda: any(isinstance(record, GroupConfig) for record in tool.records))
+    cluster, _ = company()
+    finish(cluster, start_worker(cluster, lambda context: PausePlan(context, duration_ms=600_000), "pauser"))
+    tool = change(cluster, delivery="at_most_once", adopt=True)
+    cluster.run_until(lambda: any(isinstance(record, GroupConfig) for record in tool.records))
     tool.cut()
     tool.give_up()
-    finish(stage, tool)
-    assert isinstance(tool.errand.error, AdminGaveUp)
-    assert "may still happen" in str(tool.errand.error)
+    finish(cluster, tool)
+    assert isinstance(tool.operation.error, AdminGaveUp)
+    assert "may still happen" in str(tool.operation.error)
 
 
 # --- a topic that became smaller
@@ -345,40 +353,40 @@ def test_a_change_in_an_adopted_pause_that_is_interrupted_says_what_may_come() -
 
 def test_a_topic_shrinks_and_forgets_the_positions_beyond() -> None:
     """M14: by F9.2; the partitions that stay keep position and generation, and their consumers go on."""
-    stage, (a, b) = company(handling=True)
+    cluster, (a, b) = company(handling=True)
     for client in (a, b):
         client.member.topics.counts[TOPIC] = 2  # what Kafka says by now
-    tool = finish(stage, shrink(stage, 2))
-    assert tool.errand.error is None
-    assert stage.group.topics[TOPIC].count == 2
-    assert [stage.partition(number).position for number in (2, 3)] == [-1, -1]
-    assert [stage.partition(number).generation for number in range(4)] == [0, 0, 1, 1]
-    stage.run(3 * I)
-    assert set(stage.owners()) == {0, 1}
-    assert not stage.group.paused
-    assert play_copies(stage, tool) == []
+    tool = finish(cluster, shrink(cluster, 2))
+    assert tool.operation.error is None
+    assert cluster.group.topics[TOPIC].count == 2
+    assert [cluster.partition(number).position for number in (2, 3)] == [-1, -1]
+    assert [cluster.partition(number).generation for number in range(4)] == [0, 0, 1, 1]
+    cluster.run(3 * I)
+    assert set(cluster.owners()) == {0, 1}
+    assert not cluster.group.paused
+    assert play_copies(cluster, tool) == []
 
 
 def test_a_shrink_that_is_none_is_refused_before_the_pause() -> None:
-    stage, _ = company()
+    cluster, _ = company()
     for partitions in (0, 4, 5):
         with pytest.raises(InvalidOption, match="1 to 3"):
-            shrink(stage, partitions)
+            shrink(cluster, partitions)
     with pytest.raises(GroupMissing, match="never consumed topic 'other'"):
-        shrink(stage, 1, topic="other")
-    assert not list(stage.records(ReleaseGroup))
+        shrink(cluster, 1, topic="other")
+    assert not list(cluster.records(ReleaseGroup))
 
 
 def test_a_topic_that_grew_meanwhile_is_not_shrunk() -> None:
     """M13: what the user saw is what is changed, or nothing is."""
-    stage, _ = company(handling=True)
-    tool = shrink(stage, 2)
-    stage.run_until(lambda: stage.group.paused)
-    stage.must(Topology(TOPIC, 6, stage.group.topics[TOPIC].offset))
-    finish(stage, tool)
-    assert isinstance(tool.errand.error, SettingsChanged)
-    assert stage.group.topics[TOPIC].count == 6
-    assert not stage.group.paused
+    cluster, _ = company(handling=True)
+    tool = shrink(cluster, 2)
+    cluster.run_until(lambda: cluster.group.paused)
+    cluster.must(Topology(TOPIC, 6, cluster.group.topics[TOPIC].offset))
+    finish(cluster, tool)
+    assert isinstance(tool.operation.error, SettingsChanged)
+    assert cluster.group.topics[TOPIC].count == 6
+    assert not cluster.group.paused
 
 
 # --- who and why
@@ -386,28 +394,28 @@ def test_a_topic_that_grew_meanwhile_is_not_shrunk() -> None:
 
 def test_every_record_of_a_tool_says_who_and_why() -> None:
     """M1: user, host, tool, run; the reason in its own field, or after a colon; cut where a record has no more room."""
-    stage, (a, _) = company()
+    cluster, (a, _) = company()
     why = "disk is slow"
     plans: list[Any] = [
-        lambda scene: StepDownPlan(scene, a.session, why),
-        lambda scene: PositionPlan(scene, [tp(0)], reason=why),
-        lambda scene: PausePlan(scene, reason=why),
-        lambda scene: ResumePlan(scene, reason=why),
-        lambda scene: ConfigPlan(scene, {"delivery": "at_most_once"}, reason=why),
-        lambda scene: ShrinkPlan(scene, TOPIC, 2, reason=why),
-        lambda scene: RemovePlan(scene, why),
+        lambda context: StepDownPlan(context, a.session, why),
+        lambda context: PositionPlan(context, [tp(0)], reason=why),
+        lambda context: PausePlan(context, reason=why),
+        lambda context: ResumePlan(context, reason=why),
+        lambda context: ConfigPlan(context, {"delivery": "at_most_once"}, reason=why),
+        lambda context: ShrinkPlan(context, TOPIC, 2, reason=why),
+        lambda context: RemovePlan(context, why),
     ]
     kinds = set()
-    deserted = Stage(partitions=1)
+    deserted = VirtualCluster(partitions=1)
     (dead,) = deserted.team("dead")
     deserted.kill(dead)
     deserted.run(I)
-    tools = [finish(deserted, hire(deserted, lambda scene: EvictPlan(scene, {dead.session}, why)))]
+    tools = [finish(deserted, start_worker(deserted, lambda context: EvictPlan(context, {dead.session}, why)))]
     for number, make in enumerate(plans):
-        tools.append(finish(stage, hire(stage, make, f"run {number}", aims={tp(0): 5})))
+        tools.append(finish(cluster, start_worker(cluster, make, f"run {number}", aims={tp(0): 5})))
     for tool in tools:
-        assert tool.errand.error is None, tool.errand.error
-        who = tool.errand.scene.author.by
+        assert tool.operation.error is None, tool.operation.error
+        who = tool.operation.context.author.by
         assert who.startswith("alice@desk test 1 run ")
         for record in tool.records:
             by, reason = getattr(record, "by", ""), getattr(record, "reason", None)
@@ -420,32 +428,34 @@ def test_every_record_of_a_tool_says_who_and_why() -> None:
     assert author.wrote(author.signed("ü" * BY_BYTES_MAX))
     assert not author.wrote(Author.of("u", "h", "t", b"1235").signed("x"))
     with pytest.raises(InvalidOption, match="255 bytes"):
-        hire(stage, lambda scene: PausePlan(scene, reason="x" * 256))
+        start_worker(cluster, lambda context: PausePlan(context, reason="x" * 256))
 
 
 # --- what would be
 
 
-def scene_of(client: Client) -> Scene:
-    return Scene(client.world, GROUP, Ledger(GROUP), Author.of("alice", "desk", "test", b"1234"), client.rng.randbytes)
+def scene_of(client: Client) -> GroupContext:
+    return GroupContext(
+        client.world, GROUP, PauseHistory(GROUP), Author.of("alice", "desk", "test", b"1234"), client.rng.randbytes
+    )
 
 
 def test_an_outlook_is_what_then_happens_and_writes_nothing() -> None:
     """M12: by the fold itself; the digest of the world that was looked at stays."""
-    stage, (a, b) = company()
-    stage.run(I)
-    scene, digest, values = scene_of(a), a.group.digest(), len(stage.values)
+    cluster, (a, b) = company()
+    cluster.run(I)
+    context, digest, values = scene_of(a), a.group.digest(), len(cluster.values)
     looks = {
-        "pause": outlook.of_pause(scene, a.now),
-        "resume": outlook.of_resume(scene, a.now),
-        "evict": outlook.of_eviction(scene, b.session),
-        "step down": outlook.of_step_down(scene, b.session),
-        "delete": outlook.of_deletion(scene),
-        "policy": outlook.of_settings(scene, {"policy": "greedy"}, False),
-        "mode": outlook.of_settings(scene, {"delivery": "at_most_once"}, False),
-        "shrink": outlook.of_shrink(scene, TOPIC, 2),
+        "pause": impact.of_pause(context, a.now),
+        "resume": impact.of_resume(context, a.now),
+        "evict": impact.of_eviction(context, b.session),
+        "step down": impact.of_step_down(context, b.session),
+        "delete": impact.of_deletion(context),
+        "policy": impact.of_settings(context, {"policy": "greedy"}, False),
+        "mode": impact.of_settings(context, {"delivery": "at_most_once"}, False),
+        "shrink": impact.of_shrink(context, TOPIC, 2),
     }
-    assert (a.group.digest(), len(stage.values)) == (digest, values)
+    assert (a.group.digest(), len(cluster.values)) == (digest, values)
     a.world.check()
     assert len(looks["pause"].releases) == len(looks["mode"].releases) == 4
     assert set(looks["shrink"].releases) == {"orders:2", "orders:3"}
@@ -456,14 +466,19 @@ def test_an_outlook_is_what_then_happens_and_writes_nothing() -> None:
     assert looks["mode"].settings == {"delivery": {"from": "at_least_once", "to": "at_most_once"}}
     assert looks["shrink"].settings == {"orders:2": {"from": 0, "to": None}, "orders:3": {"from": 0, "to": None}}
     assert len(looks["delete"].settings) == 4
-    finish(stage, change(stage, policy="greedy"))
-    assert settings_of(stage.group)["policy"] == "greedy"
+    finish(cluster, change(cluster, policy="greedy"))
+    assert settings_of(cluster.group)["policy"] == "greedy"
     with pytest.raises(GroupExists):
-        outlook.of_settings(scene_of(a), {}, True)
-    finish(stage, hire(stage, lambda scene: PausePlan(scene, reason="mine", duration_ms=60_000), "bob", "bob@office"))
-    stage.run(10)
-    for refused in (outlook.of_pause, outlook.of_resume):
+        impact.of_settings(scene_of(a), {}, True)
+    finish(
+        cluster,
+        start_worker(
+            cluster, lambda context: PausePlan(context, reason="mine", duration_ms=60_000), "bob", "bob@office"
+        ),
+    )
+    cluster.run(10)
+    for refused in (impact.of_pause, impact.of_resume):
         with pytest.raises(AdminBusy):
             refused(scene_of(a), a.now)
         assert refused(scene_of(a), a.now, take_over=True).does
-    assert not list(stage.records(SetPosition))
+    assert not list(cluster.records(SetPosition))

@@ -21,8 +21,8 @@ from confluent_kafka import Producer
 
 import marshal_py
 from marshal_py.admin.author import Author
-from marshal_py.admin.errand import Progress
 from marshal_py.admin.group import Group
+from marshal_py.admin.operation import Progress
 from marshal_py.cli import explain, groups, members, position, release
 from marshal_py.errors import (
     AdminBusy,
@@ -36,7 +36,7 @@ from marshal_py.errors import (
     UnsupportedPlatform,
 )
 from marshal_py.transport.embedded import Broker
-from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.memory import MemoryBroker
 from tests.cli.shell import DEADLINE_S, Shell, wait_until
 
@@ -50,7 +50,7 @@ class Worker:
 
     def __init__(
         self,
-        door: Any,
+        transport: Any,
         name: str,
         group: str,
         topic: str,
@@ -60,15 +60,15 @@ class Worker:
     ) -> None:
         self.error: BaseException | None = None
         self.consumer: marshal_py.Consumer | None = None
-        self._arguments = (door, name, group, topic, seen, lost, options)
+        self._arguments = (transport, name, group, topic, seen, lost, options)
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
 
     def _run(self) -> None:
-        door, name, group, topic, seen, lost, options = self._arguments
+        transport, name, group, topic, seen, lost, options = self._arguments
         try:
             with (
-                marshal_py.connect(door, client_id=name) as marshal,
+                marshal_py.connect(transport, client_id=name) as marshal,
                 marshal.consumer(
                     group,
                     [topic],
@@ -92,12 +92,12 @@ class Worker:
 
 
 class Scene:
-    def __init__(self, door: Any, topic: str, **options: Any) -> None:
+    def __init__(self, transport: Any, topic: str, **options: Any) -> None:
         self.group, self.topic = f"g-{uuid.uuid4().hex[:8]}", topic
         self.seen: Counter[tuple[int, int]] = Counter()
         self.lost: list[str] = []
         self.workers = [
-            Worker(door, f"{self.group}-{n}", self.group, topic, self.seen, self.lost, **options) for n in "ab"
+            Worker(transport, f"{self.group}-{n}", self.group, topic, self.seen, self.lost, **options) for n in "ab"
         ]
 
     def await_total(self, count: int) -> None:
@@ -130,50 +130,50 @@ def shell(broker: Broker) -> Shell:
 
 
 @contextmanager
-def at_work(door: Any, **options: Any) -> Iterator[Scene]:
+def at_work(transport: Any, **options: Any) -> Iterator[Scene]:
     """Two consumers that have seen everything and own everything."""
-    scene = Scene(door, "orders", **options)
+    context = Scene(transport, "orders", **options)
     try:
-        scene.await_total(PARTITIONS * EACH)
-        yield scene
+        context.await_total(PARTITIONS * EACH)
+        yield context
     finally:
-        scene.stop()
+        context.stop()
 
 
 def front(servers: dict[str, Any], group: str, user: str = "alice") -> Group:
     author = Author.of(user, "desk", "test", uuid.uuid4().bytes[:4])
-    return Group(KafkaDoor(servers, DEADLINE_S), group, "__marshal", author=author)
+    return Group(KafkaTransport(servers, DEADLINE_S), group, "__marshal", author=author)
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
 def test_a_live_group_is_moved_and_sees_everything_again(servers: dict[str, Any], delivery: str) -> None:
-    with at_work(servers, delivery=delivery) as scene, marshal_py.connect(servers) as marshal:
-        group = marshal_py.group(marshal, scene.group)
+    with at_work(servers, delivery=delivery) as context, marshal_py.connect(servers) as marshal:
+        group = marshal_py.group(marshal, context.group)
         told: list[Progress] = []
         moved = group.set_position("orders", "earliest", watcher=told.append)
         assert [(row.partition, row.target) for row in moved.rows] == [(p, 0) for p in range(PARTITIONS)]
-        assert {row.owner for row in moved.rows} <= {f"{scene.group}-a", f"{scene.group}-b"}
+        assert {row.owner for row in moved.rows} <= {f"{context.group}-a", f"{context.group}-b"}
         assert told[-1].kind == "moved"
-        scene.await_total(2 * PARTITIONS * EACH)
-        assert set(scene.seen.values()) == {2}
-        assert scene.lost.count("paused") == PARTITIONS
+        context.await_total(2 * PARTITIONS * EACH)
+        assert set(context.seen.values()) == {2}
+        assert context.lost.count("paused") == PARTITIONS
         assert len(group.members()) == 2, "they stayed"
         shifted = group.set_position(["orders:1"], shift_by=-5)
         assert [(row.position, row.target, row.repeated) for row in shifted.rows] == [(EACH, EACH - 5, 5)]
-        scene.await_total(2 * PARTITIONS * EACH + 5)
-        assert all(worker.error is None for worker in scene.workers)
+        context.await_total(2 * PARTITIONS * EACH + 5)
+        assert all(worker.error is None for worker in context.workers)
 
 
 def test_a_pause_and_its_rights(servers: dict[str, Any]) -> None:
-    with at_work(servers) as scene:
-        alice, bob = front(servers, scene.group), front(servers, scene.group, "bob")
+    with at_work(servers) as context:
+        alice, bob = front(servers, context.group), front(servers, context.group, "bob")
         paused = alice.pause(60, "lunch")
         assert len(paused.released) == PARTITIONS
         assert alice.info()["owned"] == 0
         for refused in (bob.resume, bob.pause, lambda: bob.set_position("orders", 0)):
             with pytest.raises(AdminBusy, match=r"alice@desk test run \w+ \(lunch\), about \d+ s left"):
                 refused()  # type: ignore[operator]
-        another = front(servers, scene.group)
+        another = front(servers, context.group)
         with pytest.raises(AdminBusy, match="another run of yours"):
             another.set_position("orders", 0)
         assert "--adopt" in another.set_position("orders", 0, dry_run=True).refused
@@ -182,12 +182,12 @@ def test_a_pause_and_its_rights(servers: dict[str, Any]) -> None:
         assert again.token == paused.token
         assert bob.resume(token=again.token)
         assert not bob.resume()
-        scene.await_total(2 * PARTITIONS * EACH)
+        context.await_total(2 * PARTITIONS * EACH)
 
 
 def test_what_is_refused_writes_nothing(servers: dict[str, Any]) -> None:
-    with at_work(servers) as scene:
-        group = front(servers, scene.group)
+    with at_work(servers) as context:
+        group = front(servers, context.group)
         before = group.info()
         with pytest.raises(PositionOutOfRange, match=f"valid are 0 to {EACH}"):
             group.set_position("orders", EACH + 1)
@@ -210,37 +210,37 @@ def test_what_is_refused_writes_nothing(servers: dict[str, Any]) -> None:
 
 
 def test_a_group_that_was_deleted_ends_its_past_and_its_consumers(servers: dict[str, Any]) -> None:
-    with at_work(servers) as scene:
+    with at_work(servers) as context:
         pass
-    group = front(servers, scene.group)
+    group = front(servers, context.group)
     assert group.positions()
     assert group.delete()
     assert not group.delete()
     assert group.positions() == {}
     with pytest.raises(GroupDeleted), marshal_py.connect(servers) as marshal:
-        marshal.consumer(scene.group, ["orders"])
+        marshal.consumer(context.group, ["orders"])
 
 
 def test_a_forced_deletion_ends_consumers_at_work(servers: dict[str, Any], shell: Shell) -> None:
-    with at_work(servers) as scene:
-        refused = shell.run("groups", "rm", scene.group, "--yes")
+    with at_work(servers) as context:
+        refused = shell.run("groups", "rm", context.group, "--yes")
         assert refused.exit_code == 1
         assert "a group with live members is not deleted" in refused.output
-        done = shell.run("groups", "rm", scene.group, "--force", "--yes", "--json")
+        done = shell.run("groups", "rm", context.group, "--force", "--yes", "--json")
         assert done.exit_code == 0, done.output
-        assert json.loads(done.stdout.splitlines()[-1]) == {"group": scene.group, "deleted": True}
-        wait_until(lambda: all(worker.error is not None for worker in scene.workers), "the ends of all consumers")
-        assert {type(worker.error) for worker in scene.workers} <= {ModeMismatch, GroupDeleted}
-    assert front(servers, scene.group).positions() == {}
+        assert json.loads(done.stdout.splitlines()[-1]) == {"group": context.group, "deleted": True}
+        wait_until(lambda: all(worker.error is not None for worker in context.workers), "the ends of all consumers")
+        assert {type(worker.error) for worker in context.workers} <= {ModeMismatch, GroupDeleted}
+    assert front(servers, context.group).positions() == {}
 
 
 def test_a_group_or_a_topic_that_is_not_there(servers: dict[str, Any]) -> None:
     with pytest.raises(GroupMissing, match="has never been used"):
         front(servers, "nobody").info()
     with pytest.raises(CoordinationTopicMissing, match="an admin creates nothing"):
-        Group(KafkaDoor(servers, DEADLINE_S), "g", "elsewhere").pause()
+        Group(KafkaTransport(servers, DEADLINE_S), "g", "elsewhere").pause()
     with pytest.raises(GroupMissing, match="no consumer has run with topic 'bare'"):
-        Group(KafkaDoor(servers, DEADLINE_S), "g", "bare").pause()
+        Group(KafkaTransport(servers, DEADLINE_S), "g", "bare").pause()
 
 
 def test_the_same_over_the_memory_transport() -> None:
@@ -248,20 +248,20 @@ def test_the_same_over_the_memory_transport() -> None:
     broker.create_topic("orders", PARTITIONS)
     for number in range(PARTITIONS * EACH):
         broker.produce("orders", number % PARTITIONS, b"x", timestamp_ms=1_000 * number)
-    with at_work(broker.door()) as scene, marshal_py.connect(broker.door()) as marshal:
-        group = marshal_py.group(marshal, scene.group)
+    with at_work(broker.transport()) as context, marshal_py.connect(broker.transport()) as marshal:
+        group = marshal_py.group(marshal, context.group)
         when = "1970-01-01T00:00:40Z"
         moved = group.set_position("orders", when)
         assert [row.target for row in moved.rows] == [10] * PARTITIONS
-        scene.await_total(PARTITIONS * (EACH + EACH - 10))
+        context.await_total(PARTITIONS * (EACH + EACH - 10))
 
 
 # --- the commands
 
 
 def test_the_commands_do_what_they_say(servers: dict[str, Any], shell: Shell, tmp_path: Path) -> None:
-    with at_work(servers) as scene:
-        group = scene.group
+    with at_work(servers) as context:
+        group = context.group
         preview = shell.run("set-position", group, "orders", "--to", "latest-5", "--dry-run")
         assert preview.exit_code == 0
         assert "orders:3" in preview.stdout
@@ -270,7 +270,7 @@ def test_the_commands_do_what_they_say(servers: dict[str, Any], shell: Shell, tm
         moved = shell.json("set-position", group, "orders", "--to", "earliest", "--adopt", "--yes")
         assert shell.json("resume", group)["resumed"]
         assert moved["outcome"] == "moved"
-        scene.await_total(2 * PARTITIONS * EACH)
+        context.await_total(2 * PARTITIONS * EACH)
         story = shell.json("explain", group, "orders:0")
         (record,) = [one for one in story["records"] if one["type"] == "SetPosition"]
         assert record["offset"] == moved["offset"]
@@ -285,7 +285,7 @@ def test_the_commands_do_what_they_say(servers: dict[str, Any], shell: Shell, tm
         file.write_text("orders,0,3\norders,2,4\n", encoding="utf-8")
         rows = shell.json("set-position", group, "--to", str(file), "--yes")["partitions"]
         assert [(row["partition"], row["target"]) for row in rows] == [(0, 3), (2, 4)]
-        scene.await_total(2 * PARTITIONS * EACH + (EACH - 3) + (EACH - 4))
+        context.await_total(2 * PARTITIONS * EACH + (EACH - 3) + (EACH - 4))
 
         assert {m["client_id"] for m in shell.json("members", "ls", group)} == {f"{group}-a", f"{group}-b"}
         assert shell.json("members", "step-down", group, f"{group}-a")["mark"] > 0
@@ -303,8 +303,8 @@ def test_the_commands_do_what_they_say(servers: dict[str, Any], shell: Shell, tm
 
 
 def test_a_refusal_is_one_line_and_exit_code_1(servers: dict[str, Any], shell: Shell) -> None:
-    with at_work(servers) as scene:
-        group = scene.group
+    with at_work(servers) as context:
+        group = context.group
         front(servers, group, "bob").pause(60, "mine")
         busy = shell.run("set-position", group, "orders", "--to", "0", "--yes", "--json")
         assert busy.exit_code == 1
@@ -356,8 +356,8 @@ def test_wrong_usage_is_exit_code_2(shell: Shell, arguments: tuple[str, ...]) ->
 
 
 def test_a_destructive_command_asks(servers: dict[str, Any], shell: Shell) -> None:
-    with at_work(servers) as scene:
-        group = scene.group
+    with at_work(servers) as context:
+        group = context.group
         for arguments in (
             ("release", group),
             ("set-position", group, "orders", "--to", "0"),
@@ -396,14 +396,14 @@ EXAMPLES = [
 
 
 def test_every_example_of_a_help_text_runs(servers: dict[str, Any], shell: Shell) -> None:
-    with at_work(servers) as scene:
+    with at_work(servers) as context:
         for example in EXAMPLES:
             words = shlex.split(example.splitlines()[-1])[1:]
-            names = {"billing": scene.group, "worker-1": f"{scene.group}-a"}
+            names = {"billing": context.group, "worker-1": f"{context.group}-a"}
             done = shell.run(*[names.get(word, word) for word in words])
             assert done.exit_code == 0, (words, done.output)
     rm = shlex.split(groups.RM_EXAMPLE.splitlines()[-1])[1:]
-    assert shell.run(*[scene.group if word == "billing" else word for word in rm]).exit_code == 0
+    assert shell.run(*[context.group if word == "billing" else word for word in rm]).exit_code == 0
     for example in [*EXAMPLES, groups.RM_EXAMPLE, members.EVICT_EXAMPLE]:
         words = example.splitlines()[-1].split()[1:]
         command = words[:2] if words[0] in ("groups", "members") else words[:1]
@@ -411,13 +411,13 @@ def test_every_example_of_a_help_text_runs(servers: dict[str, Any], shell: Shell
 
 
 def test_a_held_pause_ends_with_ctrl_c(servers: dict[str, Any], shell: Shell) -> None:
-    with at_work(servers) as scene:
-        holder = shell.start("release", scene.group, "--hold", "--yes", "--json")
+    with at_work(servers) as context:
+        holder = shell.start("release", context.group, "--hold", "--yes", "--json")
         assert holder.stdout is not None
         assert json.loads(holder.stdout.readline())["event"] == "drained"
-        assert shell.json("groups", "info", scene.group)["pause"] is not None
+        assert shell.json("groups", "info", context.group)["pause"] is not None
         holder.send_signal(signal.SIGINT)
         out, trouble = holder.communicate(timeout=DEADLINE_S)
         assert holder.returncode == 0, trouble
         assert json.loads(out)["held"] is True
-        assert shell.json("groups", "info", scene.group)["pause"] is None
+        assert shell.json("groups", "info", context.group)["pause"] is None

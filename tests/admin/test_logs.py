@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from marshal_py.admin.logs import LogDesk, Logs
+from marshal_py.admin.logs import LogConnection, Logs
 from marshal_py.errors import (
     CoordinationTopicMissing,
     GroupOpaque,
@@ -22,7 +22,7 @@ from marshal_py.protocol.records import Join
 from tests.client.test_bad_logs import ends_with
 from tests.client.test_snapshots import IN, folded, lived, pad, root_of, write_snapshot
 from tests.support import wire
-from tests.support.fronts import LOG, LOGS, MemoryGround, collect, joined, owns, places, until
+from tests.support.client_fixtures import LOG, LOGS, MemoryGround, collect, joined, owns, places, until
 
 
 @pytest.fixture
@@ -52,11 +52,11 @@ def test_a_snapshot_where_nobody_lives(memory: MemoryGround, logs: Logs, number:
     pad(memory, number, 20)
     memory.put(LOG, number, b"garbage behind the checkpoint")
     at = end(memory, number) // 16 * 16
-    written = logs.desk(number).write(5.0)
+    written = logs.runner(number).write(5.0)
     assert written is not None
     assert (written.at, written.self_audit) == (at, True)
     assert written.state_bytes > 50
-    again = logs.desk(number)
+    again = logs.runner(number)
     assert again.look()[:5] == (number, 0, end(memory, number), at, -1)
     assert again.look().sessions == ()
 
@@ -64,10 +64,10 @@ def test_a_snapshot_where_nobody_lives(memory: MemoryGround, logs: Logs, number:
 def test_written_once(memory: MemoryGround, logs: Logs) -> None:
     lived(memory, 1)
     at = write_snapshot(memory, 1)
-    desk = logs.desk(1)
-    assert desk.wanted == at
+    runner = logs.runner(1)
+    assert runner.wanted == at
     before = end(memory, 1)
-    found = desk.write(5.0)
+    found = runner.write(5.0)
     assert found is not None
     assert (found.at, found.state_bytes) == (at, 0)
     assert end(memory, 1) == before
@@ -77,7 +77,7 @@ def test_too_short(memory: MemoryGround, logs: Logs) -> None:
     with memory.connect():
         pass
     assert logs.numbers(None) == list(range(LOGS))
-    assert logs.desk(0).write(5.0) is None
+    assert logs.runner(0).write(5.0) is None
     assert end(memory, 0) == 1
 
 
@@ -87,11 +87,11 @@ def test_live_consumers_confirm_it(memory: MemoryGround, logs: Logs, number: int
     with memory.connect("a") as marshal, joined(marshal, IN[number], [topic]) as consumer:
         until(owns(consumer, 0), "the partition is ours")
         pad(memory, number, 20)
-        desk = logs.desk(number)
-        written = desk.write(20.0)
+        runner = logs.runner(number)
+        written = runner.write(20.0)
         assert written is not None
         assert not written.self_audit
-        assert desk.look().sessions == ("a",)
+        assert runner.look().sessions == ("a",)
 
 
 def test_who_lives_by_the_log_alone_does_not_confirm(memory: MemoryGround, logs: Logs) -> None:
@@ -101,7 +101,7 @@ def test_who_lives_by_the_log_alone_does_not_confirm(memory: MemoryGround, logs:
     memory.put(LOG, 1, codec.encode(Join("dead", b"d" * 16, 1, 1_000, ("t",)), IN[1], root.incarnation))
     pad(memory, 1, 16)
     with pytest.raises(SnapshotNotConfirmed, match="dead") as raised:
-        logs.desk(1).write(0.2)
+        logs.runner(1).write(0.2)
     assert raised.value.sessions == ("dead",)
 
 
@@ -112,7 +112,7 @@ def test_an_opaque_group(memory: MemoryGround, logs: Logs) -> None:
     pad(memory, 1)
     before = end(memory, 1)
     with pytest.raises(GroupOpaque):
-        logs.desk(1).write(1.0)
+        logs.runner(1).write(1.0)
     assert end(memory, 1) == before
 
 
@@ -120,9 +120,9 @@ def test_deletion_behind_two_snapshots(memory: MemoryGround, logs: Logs, number:
     """N12: to the older of the two, no further than the margin, and the log can be read on."""
     topic = lived(memory, number)
     older = write_snapshot(memory, number)
-    assert logs.limit(logs.desk(number).look(), 0.0) == 0, "there is one only"
+    assert logs.limit(logs.runner(number).look(), 0.0) == 0, "there is one only"
     write_snapshot(memory, number)
-    kept = logs.desk(number).look()
+    kept = logs.runner(number).look()
     assert (kept.older, kept.deletable) == (older, older)
     assert logs.limit(kept, 0.0) == older
     assert logs.limit(kept, 10**10) == 0, "all of it is younger"
@@ -207,5 +207,5 @@ def test_not_even_a_root_is_left(memory: MemoryGround) -> None:
 
 def test_a_desk_folds_what_a_consumer_folds(memory: MemoryGround, logs: Logs) -> None:
     lived(memory, 1)
-    desk: LogDesk = logs.desk(1)
-    assert desk.world.chain == folded(memory, 1).chain
+    runner: LogConnection = logs.runner(1)
+    assert runner.world.chain == folded(memory, 1).chain

@@ -7,11 +7,11 @@ import json
 import pytest
 
 from marshal_py.admin import overview
-from marshal_py.admin.anew import Anew
-from marshal_py.history.velocity import Velocity
+from marshal_py.admin.recreated_topics import RecreatedTopic
+from marshal_py.history.consumption_rate import ConsumptionRate
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import ClaimState, Heartbeat, ReleasingPartition
-from tests.support.logbook import TOPIC, Logbook
+from tests.support.differential_log import TOPIC, DifferentialLog
 
 ONE, TWO = TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)
 
@@ -34,14 +34,14 @@ def test_the_words_of_the_seed(age_s: float | None, word: str) -> None:
 
 
 @pytest.fixture
-def book() -> Logbook:
-    book = Logbook()
+def book() -> DifferentialLog:
+    book = DifferentialLog()
     session, epoch = book.owner()
     book.must(Heartbeat(session, 1, (ClaimState(epoch, 130, in_flight=2),)))
     return book
 
 
-def test_the_state_of_a_group(book: Logbook) -> None:
+def test_the_state_of_a_group(book: DifferentialLog) -> None:
     (session,) = book.group.sessions
     found = overview.state(book.group, 3, {session: 10_000}, {ONE: 150, TWO: 7}, 11_500.0)
     json.dumps(found)
@@ -54,12 +54,12 @@ def test_the_state_of_a_group(book: Logbook) -> None:
     assert len(found["partitions"]) == 4
 
 
-def test_a_session_whose_last_sign_lies_before_the_log(book: Logbook) -> None:
+def test_a_session_whose_last_sign_lies_before_the_log(book: DifferentialLog) -> None:
     (shown,) = overview.state(book.group, 0, {}, {}, 5.0)["sessions"]
     assert (shown["state"], shown["last_extended_s"]) == ("unknown", None)
 
 
-def test_what_is_not_consumed_is_listed_by_topic_and_reason(book: Logbook) -> None:
+def test_what_is_not_consumed_is_listed_by_topic_and_reason(book: DifferentialLog) -> None:
     """Also a topic that was made anew and that nobody has parked yet."""
     assert overview.stopped(book.group, {}, {}) == []
     session = next(iter(book.group.sessions))
@@ -67,20 +67,20 @@ def test_what_is_not_consumed_is_listed_by_topic_and_reason(book: Logbook) -> No
     (one,) = overview.stopped(book.group, {}, {})
     assert (one.topic, one.reason, one.partitions, one.parked) == (TOPIC, "Newer", (0,), True)
     assert overview.notices([one]) == [f"1 partitions of '{TOPIC}' are parked (Newer): {one.error}"]
-    (one,) = overview.stopped(book.group, {TOPIC: Anew(TOPIC, "old", "new", 2, 1)}, {})
+    (one,) = overview.stopped(book.group, {TOPIC: RecreatedTopic(TOPIC, "old", "new", 2, 1)}, {})
     assert (one.reason, one.partitions, one.parked) == ("DataTopicRecreated", (0, 1, 2, 3), False)
     assert "its id was old, now it is new" in str(one.error)
 
 
-def test_lag_and_the_time_that_it_takes(book: Logbook) -> None:
-    class Steady(Velocity):
+def test_lag_and_the_time_that_it_takes(book: DifferentialLog) -> None:
+    class Steady(ConsumptionRate):
         def per_second(self, group: str, tp: TopicPartition, now_ms: int) -> float:
             return 4.0 if tp == ONE else 0.0
 
     found = overview.lag(book.group, {ONE: 150}, Steady(), 0)
     assert (found["lag"], found["per_second"], found["time_s"]) == (20, 4.0, 5.0)
     assert [row["time_s"] for row in found["partitions"]] == [5.0, None, None, None]
-    still = overview.lag(book.group, {ONE: 150}, Velocity(), 0)
+    still = overview.lag(book.group, {ONE: 150}, ConsumptionRate(), 0)
     assert (still["lag"], still["time_s"]) == (20, None)
-    done = overview.lag(book.group, {ONE: 130}, Velocity(), 0)
+    done = overview.lag(book.group, {ONE: 130}, ConsumptionRate(), 0)
     assert (done["lag"], done["time_s"]) == (0, 0.0)

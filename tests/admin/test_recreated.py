@@ -10,35 +10,35 @@ from typing import Any
 
 import pytest
 
-from marshal_py.admin.anew import Anew, find_anew
 from marshal_py.admin.author import Author
-from marshal_py.admin.errand import Scene
-from marshal_py.admin.ledger import Ledger
+from marshal_py.admin.operation import GroupContext
+from marshal_py.admin.pause_history import PauseHistory
 from marshal_py.admin.position import MOVED, NOT_MOVED, PositionPlan
-from marshal_py.admin.preview import preview
+from marshal_py.admin.position_preview import preview
+from marshal_py.admin.recreated_topics import RecreatedTopic, find_recreated
 from marshal_py.errors import GroupMissing, PositionNotMoved
 from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.parking import RECREATED
 from marshal_py.protocol.records import GroupConfig, Record, ReleaseGroup, SetPosition, Topology
 from marshal_py.transport.ports import TopicInfo
-from tests.admin.theatre import NEVER, Tool, finish, hire, play_copies
-from tests.support.stage import GROUP, INTERVAL_MS, TOPIC, WRITE_MS, Client, Stage, tp
+from tests.admin.virtual_admin import NEVER, Tool, finish, play_copies, start_worker
+from tests.support.virtual_cluster import GROUP, INTERVAL_MS, TOPIC, WRITE_MS, Client, VirtualCluster, tp
 
 OLD, NEW = "old-id", "new-id"
 
 
-def company(config: str = "", parked: bool = True, partitions: int = 2) -> tuple[Stage, list[Client]]:
+def company(config: str = "", parked: bool = True, partitions: int = 2) -> tuple[VirtualCluster, list[Client]]:
     """Two consumers whose topic, of 3 partitions, was made anew with `partitions`; they have let it go, or not yet."""
-    stage = Stage(partitions=3)
-    team = stage.team("a", "b")
+    cluster = VirtualCluster(partitions=3)
+    team = cluster.team("a", "b")
     tell(team, 3, OLD)
-    stage.run_until(lambda: all(client.group.topics[TOPIC].id == OLD for client in team))
+    cluster.run_until(lambda: all(client.group.topics[TOPIC].id == OLD for client in team))
     if config:
-        stage.must(GroupConfig(stage.group.config_offset, on_topic_recreated=config))
+        cluster.must(GroupConfig(cluster.group.config_offset, on_topic_recreated=config))
     if parked:
         tell(team, partitions, NEW)
-        stage.run_until(lambda: all(stage.partition(number).parked == RECREATED for number in range(3)))
-    return stage, team
+        cluster.run_until(lambda: all(cluster.partition(number).parked == RECREATED for number in range(3)))
+    return cluster, team
 
 
 def tell(team: list[Client], partitions: int, topic_id: str) -> None:
@@ -48,7 +48,7 @@ def tell(team: list[Client], partitions: int, topic_id: str) -> None:
 
 
 def move(
-    stage: Stage,
+    cluster: VirtualCluster,
     name: str = "tool",
     aims: dict[int, int] | None = None,
     partitions: int = 2,
@@ -58,17 +58,17 @@ def move(
 ) -> Tool:
     wanted = {tp(number): position for number, position in (aims or {0: 5, 1: 7}).items()}
 
-    def make(scene: Scene) -> PositionPlan:
-        assert scene.group is not None
-        anew = find_anew(scene.group, {TOPIC: TopicInfo(partitions, topic_id)})
-        return PositionPlan(scene, list(wanted), anew=anew, **options)
+    def make(context: GroupContext) -> PositionPlan:
+        assert context.group is not None
+        anew = find_recreated(context.group, {TOPIC: TopicInfo(partitions, topic_id)})
+        return PositionPlan(context, list(wanted), anew=anew, **options)
 
-    return hire(stage, make, name, "alice@desk", wanted, crash_after)
+    return start_worker(cluster, make, name, "alice@desk", wanted, crash_after)
 
 
 def plan_of(tool: Tool) -> PositionPlan:
-    assert isinstance(tool.errand, PositionPlan)
-    return tool.errand
+    assert isinstance(tool.operation, PositionPlan)
+    return tool.operation
 
 
 def kinds(tool: Tool) -> list[type[Record]]:
@@ -79,24 +79,24 @@ def kinds(tool: Tool) -> list[type[Record]]:
 @pytest.mark.parametrize("parked", [True, False], ids=["parked", "unnoticed"])
 def test_the_new_topic_is_accepted_in_the_pause_before_the_move(config: str, parked: bool) -> None:
     """M16: in the pause and with its token, once all partitions of the topic are free, also those that do not move."""
-    stage, team = company("" if parked and config == "earliest" else config, parked)
-    generations = [stage.partition(number).generation for number in range(3)]
-    tool = finish(stage, move(stage, aims={0: 5}))
+    cluster, team = company("" if parked and config == "earliest" else config, parked)
+    generations = [cluster.partition(number).generation for number in range(3)]
+    tool = finish(cluster, move(cluster, aims={0: 5}))
     assert plan_of(tool).error is None
     assert plan_of(tool).outcome == MOVED
     assert kinds(tool) == [ReleaseGroup, Topology, SetPosition]
-    topic = stage.group.topics[TOPIC]
+    topic = cluster.group.topics[TOPIC]
     assert (topic.id, topic.count, topic.first_count) == (NEW, 2, 0)
-    ((_, accepted),) = [(v, r) for v, r in stage.records(Topology) if v.accepted and r.topic_id == NEW]
+    ((_, accepted),) = [(v, r) for v, r in cluster.records(Topology) if v.accepted and r.topic_id == NEW]
     assert accepted.token != NONE
     assert plan_of(tool).before == {tp(0): NONE}, "what was before is of another topic"
-    assert (stage.partition(0).position, stage.partition(0).parked) == (5, "")
-    assert [stage.partition(number).generation - generations[number] for number in (0, 1, 2)] == [2, 1, 1]
-    assert stage.partition(2).position == NONE
+    assert (cluster.partition(0).position, cluster.partition(0).parked) == (5, "")
+    assert [cluster.partition(number).generation - generations[number] for number in (0, 1, 2)] == [2, 1, 1]
+    assert cluster.partition(2).position == NONE
     tell(team, 2, NEW)
-    stage.run_until(lambda: set(stage.owners()) == {0, 1})
-    assert stage.partition(1).parked == ""
-    assert play_copies(stage, tool) == []
+    cluster.run_until(lambda: set(cluster.owners()) == {0, 1})
+    assert cluster.partition(1).parked == ""
+    assert play_copies(cluster, tool) == []
     assert tool.kinds[-2:] == ["moving", "moved"]
     assert "accepted" in tool.kinds
 
@@ -105,33 +105,33 @@ def test_the_new_topic_is_accepted_in_the_pause_before_the_move(config: str, par
 @pytest.mark.parametrize("records", [1, 2, 3])
 def test_a_run_that_is_killed_between_the_records_is_mended_by_the_next(config: str, records: int) -> None:
     """M16: after the pause, after the new topic was accepted, after the move itself."""
-    stage, team = company(config)
-    finish_or_die(stage, move(stage, "killed", crash_after=records))
-    accepted = stage.group.topics[TOPIC].id == NEW
+    cluster, team = company(config)
+    finish_or_die(cluster, move(cluster, "killed", crash_after=records))
+    accepted = cluster.group.topics[TOPIC].id == NEW
     assert accepted == (records > 1)
     if accepted and records == 2:
-        assert {stage.partition(number).position for number in range(3)} == {NONE}
-    again = finish(stage, move(stage, "again", take_over=True))
+        assert {cluster.partition(number).position for number in range(3)} == {NONE}
+    again = finish(cluster, move(cluster, "again", take_over=True))
     assert plan_of(again).outcome == MOVED
     assert (Topology in kinds(again)) == (not accepted)
-    assert [stage.partition(number).position for number in (0, 1)] == [5, 7]
+    assert [cluster.partition(number).position for number in (0, 1)] == [5, 7]
     tell(team, 2, NEW)
-    stage.run_until(lambda: set(stage.owners()) == {0, 1})
+    cluster.run_until(lambda: set(cluster.owners()) == {0, 1})
 
 
-def finish_or_die(stage: Stage, tool: Tool) -> None:
-    stage.run_until(lambda: not tool.alive)
-    stage.run(2 * INTERVAL_MS)
+def finish_or_die(cluster: VirtualCluster, tool: Tool) -> None:
+    cluster.run_until(lambda: not tool.alive)
+    cluster.run(2 * INTERVAL_MS)
 
 
 @pytest.mark.parametrize("config", ["", "fail"])
 def test_a_run_that_gives_up_in_between_says_what_is_true_of_the_topic(config: str) -> None:
     """M16, M7: nothing moved, but the positions of the old topic are forgotten."""
-    stage, team = company(config)
-    tool = move(stage)
-    stage.run_until(lambda: plan_of(tool).accepted)
+    cluster, team = company(config)
+    tool = move(cluster)
+    cluster.run_until(lambda: plan_of(tool).accepted)
     tool.give_up()
-    finish(stage, tool)
+    finish(cluster, tool)
     plan = plan_of(tool)
     assert plan.outcome == NOT_MOVED
     assert isinstance(plan.error, PositionNotMoved)
@@ -139,101 +139,105 @@ def test_a_run_that_gives_up_in_between_says_what_is_true_of_the_topic(config: s
         f"no position of group {GROUP!r} moved: it was interrupted; topic {TOPIC!r} is the new "
         "one for the group now, and its partitions start at their beginnings"
     )
-    assert not stage.group.paused
-    assert play_copies(stage, tool) == []
+    assert not cluster.group.paused
+    assert play_copies(cluster, tool) == []
     tell(team, 2, NEW)
-    stage.run_until(lambda: set(stage.owners()) == {0, 1})
+    cluster.run_until(lambda: set(cluster.owners()) == {0, 1})
 
 
 @pytest.mark.parametrize(("config", "may"), [("", True), ("fail", False)])
 def test_a_record_that_was_not_read_is_named_if_it_may_still_be_accepted(config: str, may: bool) -> None:
     """M16: where the config says `fail` it dies with the pause (F9.10); else a late copy does what the user wanted."""
-    stage, _ = company(config)
-    tool = move(stage)
-    stage.run_until(
+    cluster, _ = company(config)
+    tool = move(cluster)
+    cluster.run_until(
         lambda: (
             any(isinstance(record, SetPosition | Topology) for record in tool.records)
-            or (stage.group.paused and not stage.owners())
+            or (cluster.group.paused and not cluster.owners())
         )
     )
     tool.hold_writes()
-    stage.run_until(lambda: any(isinstance(record, Topology) for record in tool.records))
-    stage.run(2 * WRITE_MS)
+    cluster.run_until(lambda: any(isinstance(record, Topology) for record in tool.records))
+    cluster.run(2 * WRITE_MS)
     tool.release_writes(lose=True)
     tool.give_up()
-    finish(stage, tool)
+    finish(cluster, tool)
     plan = plan_of(tool)
     assert plan.outcome == NOT_MOVED
     assert (f"the new topic {TOPIC!r} may still be accepted" in str(plan.error)) == may
-    assert ("Topology" in play_copies(stage, tool)) == may
+    assert ("Topology" in play_copies(cluster, tool)) == may
 
 
 def test_a_topic_that_is_made_anew_once_more_meanwhile() -> None:
     """M13, M16: somebody else has accepted a third topic; positions of the second one are not set in it."""
-    stage, _ = company("fail")
-    first = move(stage, "first")
-    stage.run_until(lambda: stage.group.paused)
+    cluster, _ = company("fail")
+    first = move(cluster, "first")
+    cluster.run_until(lambda: cluster.group.paused)
     first.suspend()
-    other = finish(stage, move(stage, "other", topic_id="third-id", take_over=True))
+    other = finish(cluster, move(cluster, "other", topic_id="third-id", take_over=True))
     assert plan_of(other).outcome == MOVED
     first.resume()
-    finish(stage, first)
+    finish(cluster, first)
     assert plan_of(first).outcome == NOT_MOVED
-    assert stage.group.topics[TOPIC].id == "third-id"
+    assert cluster.group.topics[TOPIC].id == "third-id"
 
 
 def test_a_consumer_may_accept_it_first() -> None:
     """D10, M16: then the move sends no Topology."""
-    stage, _ = company()
-    anew = find_anew(stage.group, {TOPIC: TopicInfo(2, NEW)})
-    stage.must(Topology(TOPIC, 2, stage.group.topology_offset(TOPIC), topic_id=NEW))
+    cluster, _ = company()
+    anew = find_recreated(cluster.group, {TOPIC: TopicInfo(2, NEW)})
+    cluster.must(Topology(TOPIC, 2, cluster.group.topology_offset(TOPIC), topic_id=NEW))
     wanted = {tp(0): 1, tp(1): 2}
-    tool = finish(stage, hire(stage, lambda scene: PositionPlan(scene, list(wanted), anew=anew), aims=wanted))
+    tool = finish(
+        cluster, start_worker(cluster, lambda context: PositionPlan(context, list(wanted), anew=anew), aims=wanted)
+    )
     assert plan_of(tool).outcome == MOVED
     assert kinds(tool) == [ReleaseGroup, SetPosition]
 
 
 def test_partitions_are_those_of_the_new_topic() -> None:
     """M3: one that only the old topic had is refused before the pause; one that only the new one has is not."""
-    stage, _ = company(partitions=2)
+    cluster, _ = company(partitions=2)
     with pytest.raises(GroupMissing, match="knows 2 partitions"):
-        move(stage, aims={2: 0})
-    stage, team = company(partitions=5)
-    tool = finish(stage, move(stage, aims={number: 0 for number in range(5)}, partitions=5))
+        move(cluster, aims={2: 0})
+    cluster, team = company(partitions=5)
+    tool = finish(cluster, move(cluster, aims={number: 0 for number in range(5)}, partitions=5))
     assert plan_of(tool).outcome == MOVED
     tell(team, 5, NEW)
-    stage.run_until(lambda: len(stage.owners()) == 5)
+    cluster.run_until(lambda: len(cluster.owners()) == 5)
 
 
 def test_the_dry_run_shows_it_and_writes_nothing() -> None:
     """M12: by the fold itself, on a copy."""
-    stage, (a, _) = company("fail")
-    scene = Scene(a.world, GROUP, Ledger(GROUP), Author.of("alice", "desk", "test", b"1234"), a.rng.randbytes)
-    digest, values = a.group.digest(), len(stage.values)
-    anew = find_anew(a.group, {TOPIC: TopicInfo(2, NEW)})
-    assert anew == {TOPIC: Anew(TOPIC, OLD, NEW, 2, 3)}
-    rows = preview(scene, {tp(0): 4, tp(1): 0}, anew)
+    cluster, (a, _) = company("fail")
+    context = GroupContext(
+        a.world, GROUP, PauseHistory(GROUP), Author.of("alice", "desk", "test", b"1234"), a.rng.randbytes
+    )
+    digest, values = a.group.digest(), len(cluster.values)
+    anew = find_recreated(a.group, {TOPIC: TopicInfo(2, NEW)})
+    assert anew == {TOPIC: RecreatedTopic(TOPIC, OLD, NEW, 2, 3)}
+    rows = preview(context, {tp(0): 4, tp(1): 0}, anew)
     assert [(row.partition, row.position, row.target, row.skipped, row.repeated) for row in rows] == [
         (0, NONE, 4, 0, 0),
         (1, NONE, 0, 0, 0),
     ]
-    assert (a.group.digest(), len(stage.values)) == (digest, values)
+    assert (a.group.digest(), len(cluster.values)) == (digest, values)
     with pytest.raises(PositionNotMoved, match="topology"):
-        preview(scene, {tp(2): 0}, anew)
+        preview(context, {tp(2): 0}, anew)
 
 
 def test_what_the_cluster_says_of_topics() -> None:
     """D10: where an id is not known, or the topic is unknown to the group, nobody can say."""
-    stage, _ = company(parked=False)
-    assert find_anew(stage.group, {TOPIC: TopicInfo(3, OLD), "other": TopicInfo(1, NEW)}) == {}
-    assert find_anew(stage.group, {TOPIC: TopicInfo(3, "")}) == {}
+    cluster, _ = company(parked=False)
+    assert find_recreated(cluster.group, {TOPIC: TopicInfo(3, OLD), "other": TopicInfo(1, NEW)}) == {}
+    assert find_recreated(cluster.group, {TOPIC: TopicInfo(3, "")}) == {}
 
 
 def test_a_broker_that_is_behind_does_not_bring_the_old_topic_back() -> None:
     """D10: no id is ever given twice, so what the log has replaced is gone for good."""
-    stage, team = company()
-    finish(stage, move(stage))
+    cluster, team = company()
+    finish(cluster, move(cluster))
     tell(team, 3, OLD)
-    stage.run(3 * INTERVAL_MS)
-    assert [stage.partition(number).parked for number in range(3)] == ["", "", ""]
-    assert stage.group.topics[TOPIC].id == NEW
+    cluster.run(3 * INTERVAL_MS)
+    assert [cluster.partition(number).parked for number in range(3)] == ["", "", ""]
+    assert cluster.group.topics[TOPIC].id == NEW

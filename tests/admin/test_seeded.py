@@ -9,12 +9,12 @@ import random
 
 import pytest
 
-from marshal_py.admin.errand import Scene
+from marshal_py.admin.operation import GroupContext
 from marshal_py.admin.position import MOVED, NOT_MOVED, UNKNOWN, PositionPlan
 from marshal_py.errors import PositionUnknown
 from marshal_py.protocol.records import SetPosition
-from tests.admin.theatre import Tool, hire, play_copies
-from tests.support.stage import INTERVAL_MS, Stage, tp
+from tests.admin.virtual_admin import Tool, play_copies, start_worker
+from tests.support.virtual_cluster import INTERVAL_MS, VirtualCluster, tp
 
 PEOPLE = ("alice@desk", "alice@desk", "bob@office")
 PAUSE_MS = 9_000
@@ -23,10 +23,10 @@ SLICE_MS = 20
 OUTCOMES: set[str] = set()
 
 
-def start(stage: Stage, number: int, chance: random.Random) -> Tool:
-    def make(scene: Scene) -> PositionPlan:
+def start(cluster: VirtualCluster, number: int, chance: random.Random) -> Tool:
+    def make(context: GroupContext) -> PositionPlan:
         return PositionPlan(
-            scene,
+            context,
             [tp(0), tp(1)],
             duration_ms=PAUSE_MS,
             take_over=chance.random() < 0.4,
@@ -36,8 +36,8 @@ def start(stage: Stage, number: int, chance: random.Random) -> Tool:
         )
 
     aims = {tp(0): 1_000 + number, tp(1): 2_000 + number}
-    tool = hire(
-        stage,
+    tool = start_worker(
+        cluster,
         make,
         f"tool {number}",
         chance.choice(PEOPLE),
@@ -48,7 +48,7 @@ def start(stage: Stage, number: int, chance: random.Random) -> Tool:
     return tool
 
 
-def disturb(stage: Stage, tools: list[Tool], chance: random.Random) -> None:
+def disturb(cluster: VirtualCluster, tools: list[Tool], chance: random.Random) -> None:
     tool = chance.choice(tools)
     match chance.choice(["give up", "hold writes", "cut", "heal", "copy", "nothing", "nothing"]):
         case "give up" if tool.alive and chance.random() < 0.4:
@@ -61,16 +61,16 @@ def disturb(stage: Stage, tools: list[Tool], chance: random.Random) -> None:
             tool.reads_held = False
             tool.release_writes(lose=chance.random() < 0.5)
         case "copy" if tool.records:
-            stage.inject(chance.choice(tool.records))
+            cluster.inject(chance.choice(tool.records))
         case _:
             pass
 
 
-def advance(stage: Stage, tools: list[Tool], for_ms: int) -> None:
+def advance(cluster: VirtualCluster, tools: list[Tool], for_ms: int) -> None:
     """Time goes on. Every third tool is timid: it gives up when its move is on its way, which is the worst moment."""
-    until_ms = stage.now_ms + for_ms
-    while stage.now_ms < until_ms:
-        stage.run(min(SLICE_MS, until_ms - stage.now_ms))
+    until_ms = cluster.now_ms + for_ms
+    while cluster.now_ms < until_ms:
+        cluster.run(min(SLICE_MS, until_ms - cluster.now_ms))
         for tool in tools[::3]:
             if tool.alive and any(isinstance(record, SetPosition) for record in tool.records):
                 tool.give_up()
@@ -78,7 +78,7 @@ def advance(stage: Stage, tools: list[Tool], for_ms: int) -> None:
 
 def said(tool: Tool) -> str:
     """Its last word when it ended."""
-    match tool.errand.error:
+    match tool.operation.error:
         case None:
             return MOVED
         case PositionUnknown():
@@ -87,47 +87,47 @@ def said(tool: Tool) -> str:
             return NOT_MOVED
 
 
-def moves_by(stage: Stage, tool: Tool) -> int:
-    by = tool.errand.scene.author.by
-    return sum(verdict.accepted and record.by == by for verdict, record in stage.records(SetPosition))
+def moves_by(cluster: VirtualCluster, tool: Tool) -> int:
+    by = tool.operation.context.author.by
+    return sum(verdict.accepted and record.by == by for verdict, record in cluster.records(SetPosition))
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_every_admin_tells_the_truth(seed: int) -> None:
     """M6, M7, M8: whatever it said is what the log says, also after late copies of everything that anybody sent."""
     chance = random.Random(seed)
-    stage = Stage(partitions=3)
-    team = stage.team("a", "b")
+    cluster = VirtualCluster(partitions=3)
+    team = cluster.team("a", "b")
     for client in team:
         for claim in client.member.claims.values():
             if chance.random() < 0.5:
                 client.deliver(claim, 0)
     tools: list[Tool] = []
     for number in range(chance.choice([1, 2, 3])):
-        tools.append(start(stage, number, chance))
+        tools.append(start(cluster, number, chance))
         for _ in range(chance.randint(1, 12)):
-            advance(stage, tools, chance.choice([1, 5, 30, 400, 2_500]))
-            disturb(stage, tools, chance)
+            advance(cluster, tools, chance.choice([1, 5, 30, 400, 2_500]))
+            disturb(cluster, tools, chance)
     for tool in tools:
         tool.reads_held = False
         tool.release_writes()
-    advance(stage, tools, 60_000)
+    advance(cluster, tools, 60_000)
     for tool in tools:
-        play_copies(stage, tool)
-        stage.run(PAUSE_MS + 4 * INTERVAL_MS)
+        play_copies(cluster, tool)
+        cluster.run(PAUSE_MS + 4 * INTERVAL_MS)
     for tool in tools:
-        assert tool.errand.ended or not tool.alive, "it ends in bounded time"
-        landed = moves_by(stage, tool)
+        assert tool.operation.ended or not tool.alive, "it ends in bounded time"
+        landed = moves_by(cluster, tool)
         assert landed <= 1, "one move, once"
-        if tool.errand.ended:
+        if tool.operation.ended:
             outcome = said(tool)
             OUTCOMES.add(outcome)
             assert outcome != MOVED or landed == 1
             assert outcome != NOT_MOVED or landed == 0
-    assert not stage.group.paused, "whoever died, the members end its pause"
-    assert len(stage.owners()) == 3
+    assert not cluster.group.paused, "whoever died, the members end its pause"
+    assert len(cluster.owners()) == 3
     pairs = {(1_000 + n, 2_000 + n) for n in range(3)} | {(0, 0)}
-    assert (stage.partition(0).position, stage.partition(1).position) in pairs, "all or nothing"
+    assert (cluster.partition(0).position, cluster.partition(1).position) in pairs, "all or nothing"
 
 
 def test_the_seeds_reach_the_outcomes() -> None:

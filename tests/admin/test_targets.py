@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from marshal_py.admin.author import Author
-from marshal_py.admin.ledger import Ledger
+from marshal_py.admin.pause_history import PauseHistory
 from marshal_py.admin.targets import Facts, Target, parse, parse_table, print_table, resolve, shift
 from marshal_py.cli.operate import seconds
 from marshal_py.errors import InvalidOption, PositionOutOfRange
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import ReleaseGroup
-from tests.support.logbook import GROUP, Logbook
+from tests.support.differential_log import GROUP, DifferentialLog
 
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
 FACTS = Facts({A: 50, B: NONE}, {A: 10, B: 0}, {A: 100, B: 0}, {A: 44}, {A: 60})
@@ -119,15 +119,15 @@ def test_an_author_fits_into_a_record() -> None:
 
 def test_the_ledger_knows_the_running_pause() -> None:
     """M2: who, why, how long yet; and whether waiting or a will ended the last one."""
-    book, ledger = Logbook(), Ledger(GROUP)
+    book, ledger = DifferentialLog(), PauseHistory(GROUP)
 
     def say(record: ReleaseGroup) -> int:
         offset = book.must(record)
         return offset
 
-    def look() -> Ledger:
-        found = Ledger(GROUP)
-        fresh = Logbook(start=False)
+    def look() -> PauseHistory:
+        found = PauseHistory(GROUP)
+        fresh = DifferentialLog(start=False)
         for value in book.values:
             found.read(fresh.put(value))
         return found

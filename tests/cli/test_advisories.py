@@ -11,7 +11,7 @@ import pytest
 from marshal_py.admin.group import Group
 from marshal_py.client.marshal import connect
 from marshal_py.protocol.advisory import Advisory
-from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.kafka import KafkaTransport
 from tests.cli.shell import DEADLINE_S, Shell
 
 
@@ -55,7 +55,7 @@ def test_a_dump_tells_the_same(shell: Shell, billing: str, tmp_path: Path) -> No
 
 
 def test_the_python_api_tells_the_same(shell: Shell, billing: str) -> None:
-    group = Group(KafkaDoor(shell.servers, DEADLINE_S), billing, "__marshal")
+    group = Group(KafkaTransport(shell.servers, DEADLINE_S), billing, "__marshal")
     assert [one.log_offset for one in group.advisories()] == [one["log_offset"] for one in told(shell, billing)]
 
 

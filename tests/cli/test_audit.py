@@ -40,7 +40,7 @@ from marshal_py.protocol.records import (
 )
 from marshal_py.protocol.routing import route
 from marshal_py.transport.embedded import Broker
-from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.ports import CoordinationLog
 from tests.cli.shell import DEADLINE_S, Shell, wait_until
 
@@ -83,7 +83,7 @@ def marshal(broker: Broker) -> Iterator[Marshal]:
 
 @pytest.fixture(scope="module")
 def writer(broker: Broker) -> Iterator[CoordinationLog]:
-    log = door(Shell(broker.bootstrap_servers)).log("__marshal", "audit")
+    log = transport(Shell(broker.bootstrap_servers)).log("__marshal", "audit")
     yield log
     log.close(0.0)
 
@@ -93,8 +93,8 @@ def shell(broker: Broker) -> Shell:
     return Shell(broker.bootstrap_servers)
 
 
-def door(shell: Shell) -> KafkaDoor:
-    return KafkaDoor({"bootstrap.servers": shell.servers, "log_level": 0}, DEADLINE_S)
+def transport(shell: Shell) -> KafkaTransport:
+    return KafkaTransport({"bootstrap.servers": shell.servers, "log_level": 0}, DEADLINE_S)
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def grow(shell: Shell, writer: CoordinationLog, marshal: Marshal, group: str) ->
 
 
 def judged(shell: Shell, group: str) -> list[Judged]:
-    with Observer(door(shell), "__marshal") as observer:
+    with Observer(transport(shell), "__marshal") as observer:
         return [one for one in observer.read(group) if one.verdict.group == group]
 
 
@@ -308,7 +308,7 @@ def test_a_pause_says_whose_it_is(shell: Shell, group: str) -> None:
         assert f"s left, token {token}" in told
     other = Author("somebody@else", "run")
     with pytest.raises(AdminBusy) as caught:
-        Group(door(shell), group, "__marshal", author=other).resume()
+        Group(transport(shell), group, "__marshal", author=other).resume()
     for word in (author, WHY, "s left", f"--token {token}", "--take-over"):
         assert word in str(caught.value)
     assert shell.run("resume", group).exit_code == 0

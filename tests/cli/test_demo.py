@@ -16,7 +16,7 @@ import pytest
 from marshal_py.cli.demo.journal import Claimed, Delivered, Entry, Journal, JournalReader, Lost, Started, Written
 from marshal_py.cli.demo.judge import Judgement, Milestones, judge, sentence
 from marshal_py.cli.demo.orders import order, sound
-from marshal_py.cli.demo.tally import Tally
+from marshal_py.cli.demo.totals import Totals
 from tests.cli.shell import DEADLINE_S, MODULE, REPOSITORY, Shell, wait_until
 
 KEYS = [
@@ -101,8 +101,8 @@ def is_running(pid: int) -> bool:
 # --- the judge
 
 
-def tally_of(*entries: tuple[str, Entry]) -> Tally:
-    tally = Tally(2)
+def tally_of(*entries: tuple[str, Entry]) -> Totals:
+    tally = Totals(2)
     for worker, entry in entries:
         tally.add(worker, entry)
     return tally

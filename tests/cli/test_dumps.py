@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from marshal_py.client import evidence
+from marshal_py.client import divergence_report
 from marshal_py.client.marshal import connect
 from marshal_py.client.observer import Observer
 from marshal_py.errors import Diverged
@@ -22,7 +22,7 @@ from marshal_py.transport.dump import Reader, Writer, memory_door
 from marshal_py.transport.ports import LogRecord
 from tests.cli.shell import Shell, wait_until
 from tests.support import dumps
-from tests.support.logbook import INCARNATION, Logbook
+from tests.support.differential_log import INCARNATION, DifferentialLog
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +114,8 @@ def test_forms_that_contradict_are_wrong_usage(shell: Shell, arguments: list[str
 
 
 def test_what_a_broken_consumer_held_is_compared_with_the_log(billing: str, dumped: Path, tmp_path: Path) -> None:
-    header, door = memory_door(dumped)
-    with Observer(door, header.topic) as observer:
+    header, transport = memory_door(dumped)
+    with Observer(transport, header.topic) as observer:
         observer.fold(billing)
         (world,) = [world for world in observer.worlds.values() if billing in world.groups]
     group = world.groups[billing]
@@ -124,7 +124,7 @@ def test_what_a_broken_consumer_held_is_compared_with_the_log(billing: str, dump
         name=billing, world=world, group=group, session=7, options=SimpleNamespace(client_id="broken-one")
     )
     error = Diverged(billing, world.log, 16, 1, 2, "planted")
-    kept = evidence.keep(cast(Member, broken), error, str(tmp_path), "lib", 5)
+    kept = divergence_report.keep(cast(Member, broken), error, str(tmp_path), "lib", 5)
     where = ("--state", kept, "--dump", str(dumped))
     found = Shell("").json("diff", billing, *where)
     assert (found["client_id"], found["first_difference"], found["left_out"]) == ("broken-one", 16, 0)
@@ -221,7 +221,7 @@ def test_the_doctor_names_silent_sessions_of_a_dump(tmp_path: Path, dumped: Path
     sound = Shell("").json(*doctor, str(dumped))
     assert [check["name"] for check in sound["checks"]] == ["root", "content", "growth", "clocks", "versions", "groups"]
     assert sound["ok"]
-    log = Logbook()
+    log = DifferentialLog()
     orphan = log.must(log.new_join("killed"), "other")
     session = log.join("alive")
     while log.world.next_offset % 16:

@@ -11,8 +11,8 @@ import pytest
 
 from marshal_py.client.marshal import connect
 from marshal_py.transport.embedded import Broker
-from marshal_py.transport.kafka import KafkaDoor
-from marshal_py.transport.sink import KafkaSink
+from marshal_py.transport.kafka import KafkaTransport
+from marshal_py.transport.producer import KafkaProducer
 from tests.cli.shell import DEADLINE_S, MODULE, Shell
 
 # All that a message can be: no value, an empty one, text, bytes that are not utf-8, newlines, headers that repeat.
@@ -29,7 +29,7 @@ MESSAGES: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
     with Broker(topics={"__marshal": 2, "binary": 1, "copy": 1, "text": 1}) as running:
-        sink = KafkaSink(KafkaDoor(running.bootstrap_servers, DEADLINE_S))
+        sink = KafkaProducer(KafkaTransport(running.bootstrap_servers, DEADLINE_S))
         for key, value, headers in MESSAGES:
             sink.write("binary", value, key, headers)
         sink.flush(DEADLINE_S)

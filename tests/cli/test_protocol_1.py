@@ -17,7 +17,7 @@ import marshal_py
 from marshal_py.errors import ProtocolOutdated
 from marshal_py.transport.dump import Reader
 from marshal_py.transport.embedded import Broker
-from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.kafka import KafkaTransport
 from tests.cli.shell import DEADLINE_S, Shell
 
 DUMP = Path(__file__).resolve().parents[1] / "fixtures" / "protocol_1.dump"
@@ -94,13 +94,13 @@ def test_a_dump_is_refused(arguments: tuple[str, ...]) -> None:
 def test_a_dump_is_not_loaded(old: Shell) -> None:
     """L6: nobody could read the topic that it would become."""
     refused(old.run("log", "load", str(DUMP), "--coordination-topic", "__restored"))
-    assert KafkaDoor(old.servers, DEADLINE_S).admin().partition_count("__restored") is None
+    assert KafkaTransport(old.servers, DEADLINE_S).admin().partition_count("__restored") is None
 
 
 @pytest.mark.parametrize("arguments", [*LOOKS.values(), *LIVE.values()], ids=[*LOOKS, *LIVE])
 def test_a_log_is_refused(old: Shell, arguments: tuple[str, ...]) -> None:
     """L6; `log dump` too: who wants to keep the log takes the release that wrote it, which can read it."""
-    ends = KafkaDoor(old.servers, DEADLINE_S).log("__marshal", "onlooker")
+    ends = KafkaTransport(old.servers, DEADLINE_S).log("__marshal", "onlooker")
     try:
         before = [ends.bounds(number, DEADLINE_S) for number in (0, 1)]
         refused(old.run(*arguments))

@@ -24,7 +24,7 @@ from marshal_py.simulator.run import simulate as run_seed
 from marshal_py.simulator.schedule import Schedule, text_of
 from tests.cli.shell import DEADLINE_S, REPOSITORY, Shell
 from tests.support import dumps
-from tests.support.logbook import Logbook
+from tests.support.differential_log import DifferentialLog
 
 SEEDS = 6  # not void: their take-overs are asserted below
 QUICK = "X9"  # a mutant that few schedules show
@@ -296,7 +296,7 @@ def test_a_violation_from_a_dump_is_shrunk_and_kept_with_it(dump: Path, tmp_path
 
 
 def test_a_broken_promise_in_a_dump_is_1_and_nothing_goes_on(tmp_path: Path) -> None:
-    book = Logbook()
+    book = DifferentialLog()
     session, epoch = book.owner()
     for number in range(30):
         lie = Checkpoint(16, 1, 2, FOLD_VERSION) if number == 20 else None

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.fronts import EmbeddedGround, Ground, MemoryGround, grounds
+from tests.support.client_fixtures import EmbeddedGround, MemoryGround, TestCluster, grounds
 
 
 @pytest.fixture(params=["memory", "embedded"])
-def ground(request: pytest.FixtureRequest) -> Iterator[Ground]:
+def ground(request: pytest.FixtureRequest) -> Iterator[TestCluster]:
     yield from grounds(request.param)
 
 

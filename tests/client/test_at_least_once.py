@@ -9,11 +9,11 @@ import pytest
 
 from marshal_py import Consumer
 from marshal_py.protocol.records import Note, ReleasingPartition
-from tests.support.fronts import (
+from tests.support.client_fixtures import (
     INTERVAL_S,
-    Ground,
-    Keeper,
+    BackgroundConsumer,
     MemoryGround,
+    TestCluster,
     collect,
     joined,
     owns,
@@ -23,7 +23,7 @@ from tests.support.fronts import (
 )
 
 
-def test_acks_in_any_order_move_the_position_to_the_lowest_unfinished(ground: Ground) -> None:
+def test_acks_in_any_order_move_the_position_to_the_lowest_unfinished(ground: TestCluster) -> None:
     topic = ground.topic()
     ground.fill(topic, 0, 5)
     with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
@@ -35,7 +35,7 @@ def test_acks_in_any_order_move_the_position_to_the_lowest_unfinished(ground: Gr
 
 @pytest.mark.parametrize("known_end", [2, -1, 10])
 def test_what_is_finished_above_the_position_is_skipped_however_old_the_known_end_is(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch, known_end: int
+    ground: TestCluster, monkeypatch: pytest.MonkeyPatch, known_end: int
 ) -> None:
     """D1: a partition that was fetched ahead and held back knows an end from before the owner went on."""
     topic, group = ground.topic(), ground.group()
@@ -45,13 +45,13 @@ def test_what_is_finished_above_the_position_is_skipped_however_old_the_known_en
             for message in collect(consumer, 10, ack=False)[1:]:
                 message.ack()
         second = marshal.consumer(group, [topic], heartbeat_interval_s=INTERVAL_S)
-        monkeypatch.setattr(second._station.source, "end_offset", lambda tp: known_end)
+        monkeypatch.setattr(second._driver.source, "end_offset", lambda tp: known_end)
         with second:
             assert [message.offset for message in collect(second, 1)] == [0]
             assert second.next(expires_s=0.5) is None, "the others were finished"
 
 
-def test_an_ack_from_another_thread_counts(ground: Ground) -> None:
+def test_an_ack_from_another_thread_counts(ground: TestCluster) -> None:
     topic = ground.topic()
     ground.fill(topic, 0, 3)
     with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
@@ -67,7 +67,7 @@ def test_an_ack_from_another_thread_counts(ground: Ground) -> None:
         assert positions(consumer) == {0: 3}
 
 
-def test_an_ack_twice_is_an_ack_once(ground: Ground) -> None:
+def test_an_ack_twice_is_an_ack_once(ground: TestCluster) -> None:
     topic = ground.topic()
     ground.fill(topic, 0, 3)
     with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
@@ -78,7 +78,7 @@ def test_an_ack_twice_is_an_ack_once(ground: Ground) -> None:
         assert consumer.cached_info().late_acks == 0
 
 
-def test_an_ack_after_the_claim_is_lost_is_late(ground: Ground) -> None:
+def test_an_ack_after_the_claim_is_lost_is_late(ground: TestCluster) -> None:
     topic = ground.topic()
     ground.fill(topic, 0, 2)
     group = ground.group()
@@ -94,7 +94,7 @@ def test_an_ack_after_the_claim_is_lost_is_late(ground: Ground) -> None:
             assert places(collect(successor, 2)) == [(0, 0), (0, 1)]
 
 
-def test_what_was_not_acked_comes_again_after_stop(ground: Ground) -> None:
+def test_what_was_not_acked_comes_again_after_stop(ground: TestCluster) -> None:
     topic = ground.topic()
     ground.fill(topic, 0, 6)
     group = ground.group()
@@ -110,7 +110,7 @@ def test_what_was_not_acked_comes_again_after_stop(ground: Ground) -> None:
             assert [m.delivery_count for m in again] == [2, 2, 1]
 
 
-def test_a_redelivery_that_the_log_knows_of_is_counted(ground: Ground) -> None:
+def test_a_redelivery_that_the_log_knows_of_is_counted(ground: TestCluster) -> None:
     topic = ground.topic()
     ground.fill(topic, 0, 1)
     group = ground.group()
@@ -118,18 +118,18 @@ def test_a_redelivery_that_the_log_knows_of_is_counted(ground: Ground) -> None:
         with joined(marshal, group, [topic]) as consumer:
             collect(consumer, 1, ack=False)
             consumer.flush()
-            station = consumer._station
-            until(lambda: _in_flight(station) == [1], "a heartbeat that tells of the message in flight")
+            driver = consumer._driver
+            until(lambda: _in_flight(driver) == [1], "a heartbeat that tells of the message in flight")
         with joined(marshal, group, [topic]) as successor:
             assert collect(successor, 1)[0].delivery_count == 2
 
 
-def _in_flight(station: object) -> list[int]:
-    group = station.member.group  # type: ignore[attr-defined]
+def _in_flight(driver: object) -> list[int]:
+    group = driver.member.group  # type: ignore[attr-defined]
     return [partition.in_flight for partition in group.partitions.values()]
 
 
-def test_a_handler_that_raises_ends_the_block_and_its_message_comes_again(ground: Ground) -> None:
+def test_a_handler_that_raises_ends_the_block_and_its_message_comes_again(ground: TestCluster) -> None:
     topic = ground.topic()
     ground.fill(topic, 0, 5)
     group = ground.group()
@@ -151,7 +151,7 @@ def _fail_at(consumer: Consumer, offset: int) -> None:
             message.ack()
 
 
-def test_a_handler_that_hangs_loses_its_partition_and_no_other(ground: Ground) -> None:
+def test_a_handler_that_hangs_loses_its_partition_and_no_other(ground: TestCluster) -> None:
     """D4: the heartbeat of a process that lives must not keep the partition of a handler that hangs."""
     topic = ground.topic()
     ground.fill(topic, 0, 3)
@@ -179,7 +179,7 @@ def test_a_handler_at_work_does_not_keep_the_partition_of_a_hung_one(memory: Mem
     memory.fill(topic, 0, 2)
     with memory.connect() as marshal, joined(marshal, group, [topic], handler_timeout_s=1.0) as consumer:
         batch = consumer.fetch(2, expires_s=5.0)
-        messages, clock = list(batch), consumer._station.loop.clock
+        messages, clock = list(batch), consumer._driver.loop.clock
         assert len(messages) == 2
         began = clock.now().mono_ms
 
@@ -203,19 +203,19 @@ def test_a_handler_that_says_it_is_at_work_keeps_its_partition(memory: MemoryGro
     group = memory.group()
     with memory.connect() as marshal, joined(marshal, group, [topic], handler_timeout_s=1.0) as consumer:
         message = collect(consumer, 1, ack=False)[0]
-        station = consumer._station
-        began = station.loop.clock.now().mono_ms
+        driver = consumer._driver
+        began = driver.loop.clock.now().mono_ms
 
         def worked_for_longer() -> bool:
             message.in_progress()
-            return station.loop.clock.now().mono_ms - began > 2_500
+            return driver.loop.clock.now().mono_ms - began > 2_500
 
         until(worked_for_longer, "two and a half times the handler timeout")
         assert message.ack() is True
         assert owns(consumer, 0)()
 
 
-def test_two_members_split_and_nothing_is_lost_or_skipped(ground: Ground) -> None:
+def test_two_members_split_and_nothing_is_lost_or_skipped(ground: TestCluster) -> None:
     """A hand-over between live members: every offset is delivered, acked ones are not delivered again."""
     topic = ground.topic(4)
     for partition in range(4):
@@ -225,9 +225,9 @@ def test_two_members_split_and_nothing_is_lost_or_skipped(ground: Ground) -> Non
         first, second = (stack.enter_context(ground.connect()) for _ in range(2))
         one = stack.enter_context(joined(first, group, [topic]))
         seen = places(collect(one, 40))
-        with Keeper(one) as keeper:
+        with BackgroundConsumer(one) as keeper:
             two = stack.enter_context(joined(second, group, [topic]))
-            with Keeper(two) as other:
+            with BackgroundConsumer(two) as other:
                 until(lambda: len(one.claims()) == len(two.claims()) == 2, "two partitions each")
                 for partition in range(4):
                     ground.fill(topic, partition, 5, first=10)

@@ -9,12 +9,21 @@ import pytest
 
 from marshal_py.errors import ModeMismatch
 from marshal_py.protocol.records import Evict
-from tests.support.fronts import EmbeddedGround, Ground, Hand, collect, joined, owns, places, until
+from tests.support.client_fixtures import (
+    ConsumerProcess,
+    EmbeddedGround,
+    TestCluster,
+    collect,
+    joined,
+    owns,
+    places,
+    until,
+)
 
 AMO = "at_most_once"
 
 
-def test_everything_is_delivered_under_grants_and_once(ground: Ground) -> None:
+def test_everything_is_delivered_under_grants_and_once(ground: TestCluster) -> None:
     topic = ground.topic(2)
     ground.fill(topic, 0, 30)
     ground.fill(topic, 1, 30)
@@ -26,13 +35,13 @@ def test_everything_is_delivered_under_grants_and_once(ground: Ground) -> None:
             if len(seen) == 60:
                 break
         assert sorted(seen) == [(p, o) for p in (0, 1) for o in range(30)]
-        assert consumer.cached_info().amo_dropped == 0
+        assert consumer.cached_info().grants_dropped == 0
     grants = ground.granted(group)
     assert sum(grant.to - grant.start for grant in grants) == 60
     assert max(grant.to - grant.start for grant in grants) == 7
 
 
-def test_fetch_and_next_bring_the_same(ground: Ground) -> None:
+def test_fetch_and_next_bring_the_same(ground: TestCluster) -> None:
     topic = ground.topic()
     ground.fill(topic, 0, 20)
     with ground.connect() as marshal, joined(marshal, ground.group(), [topic], delivery=AMO) as consumer:
@@ -43,7 +52,7 @@ def test_fetch_and_next_bring_the_same(ground: Ground) -> None:
         assert [first.offset, *(m.offset for m in collect(consumer, 19))] == list(range(20))
 
 
-def test_a_fetch_that_is_larger_than_the_grants_does_not_wait_in_vain(ground: Ground) -> None:
+def test_a_fetch_that_is_larger_than_the_grants_does_not_wait_in_vain(ground: TestCluster) -> None:
     """Two ranges are granted ahead; a batch of more can never come together."""
     topic = ground.topic()
     ground.fill(topic, 0, 60)
@@ -59,7 +68,7 @@ def test_a_fetch_that_is_larger_than_the_grants_does_not_wait_in_vain(ground: Gr
         assert seen == list(range(len(seen)))
 
 
-def test_what_stop_dropped_is_counted_and_never_delivered(ground: Ground) -> None:
+def test_what_stop_dropped_is_counted_and_never_delivered(ground: TestCluster) -> None:
     topic = ground.topic()
     ground.fill(topic, 0, 20)
     group = ground.group()
@@ -67,7 +76,7 @@ def test_what_stop_dropped_is_counted_and_never_delivered(ground: Ground) -> Non
         consumer = joined(marshal, group, [topic], delivery=AMO)
         seen = [m.offset for m in collect(consumer, 3)]
         consumer.stop()
-        dropped = consumer.cached_info().amo_dropped
+        dropped = consumer.cached_info().grants_dropped
         ranges = [(event.offset, event.to) for event in consumer.events() if event.kind == "amo_dropped"]
         assert sum(to - from_ for from_, to in ranges) == dropped
         ground.fill(topic, 0, 5, first=20)
@@ -76,7 +85,7 @@ def test_what_stop_dropped_is_counted_and_never_delivered(ground: Ground) -> Non
         assert seen + [o for from_, to in ranges for o in range(from_, to)] + rest == list(range(25))
 
 
-def test_drain_hands_over_what_is_buffered(ground: Ground) -> None:
+def test_drain_hands_over_what_is_buffered(ground: TestCluster) -> None:
     topic = ground.topic()
     ground.fill(topic, 0, 30)
     group = ground.group()
@@ -88,13 +97,13 @@ def test_drain_hands_over_what_is_buffered(ground: Ground) -> None:
             if len(seen) == 2:
                 consumer.drain(30)
         assert consumer.closed
-        assert consumer.cached_info().amo_dropped == 0
+        assert consumer.cached_info().grants_dropped == 0
         with joined(marshal, group, [topic], delivery=AMO) as successor:
             rest = [m.offset for m in collect(successor, 30 - len(seen))] if len(seen) < 30 else []
         assert seen + rest == list(range(30))
 
 
-def test_a_group_has_one_mode(ground: Ground) -> None:
+def test_a_group_has_one_mode(ground: TestCluster) -> None:
     topic = ground.topic()
     group = ground.group()
     with ground.connect() as marshal, joined(marshal, group, [topic]):
@@ -111,7 +120,7 @@ def test_no_offset_twice_when_the_process_is_killed(embedded: EmbeddedGround) ->
     group = embedded.group()
     for partition in (0, 1):
         embedded.fill(topic, partition, 50)
-    with Hand(embedded.target, group, topic, "--delivery", AMO) as hand:
+    with ConsumerProcess(embedded.target, group, topic, "--delivery", AMO) as hand:
         hand.wait_for("message", 20)
         hand.signal(signal.SIGKILL)
         hand.wait()

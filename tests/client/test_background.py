@@ -19,7 +19,17 @@ from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import Evict
 from marshal_py.protocol.routing import route
 from marshal_py.transport.ports import Bounds
-from tests.support.fronts import DEADLINE_S, LOGS, Ground, MemoryGround, collect, joined, owns, places, until
+from tests.support.client_fixtures import (
+    DEADLINE_S,
+    LOGS,
+    MemoryGround,
+    TestCluster,
+    collect,
+    joined,
+    owns,
+    places,
+    until,
+)
 
 
 def heartbeats(marshal: Marshal) -> int:
@@ -29,7 +39,7 @@ def heartbeats(marshal: Marshal) -> int:
 # --- callbacks
 
 
-def test_a_slow_callback_fences_nobody(ground: Ground) -> None:
+def test_a_slow_callback_fences_nobody(ground: TestCluster) -> None:
     """One that does not return: its own consumer and another one of the Marshal go on heartbeating and delivering."""
     topic, slow, other = ground.topic(), ground.group(), ground.group()
     ground.fill(topic, 0, 3)

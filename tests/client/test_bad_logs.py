@@ -24,13 +24,13 @@ from marshal_py.protocol import codec
 from marshal_py.protocol.records import GroupConfig
 from marshal_py.protocol.routing import route
 from tests.support import wire
-from tests.support.fronts import (
+from tests.support.client_fixtures import (
     DEADLINE_S,
     LOG,
     LOGS,
     EmbeddedGround,
-    Ground,
     MemoryGround,
+    TestCluster,
     collect,
     joined,
     owns,
@@ -56,7 +56,7 @@ def ends_with(consumer: Consumer, kind: type[MarshalError]) -> MarshalError:
         assert time.monotonic() < deadline, f"no {kind.__name__}"
 
 
-def test_garbage_changes_nothing(ground: Ground) -> None:
+def test_garbage_changes_nothing(ground: TestCluster) -> None:
     topic = ground.topic()
     group = IN[1]
     with ground.connect() as marshal:
@@ -92,7 +92,7 @@ def test_garbage_changes_nothing(ground: Ground) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_newer_record_makes_the_group_opaque_and_no_other(ground: Ground, number: int) -> None:
+def test_a_newer_record_makes_the_group_opaque_and_no_other(ground: TestCluster, number: int) -> None:
     topic = ground.topic()
     group, neighbour = IN[number], f"{IN[number]}-"
     while route(neighbour, LOGS) != number:
@@ -110,7 +110,7 @@ def test_a_newer_record_makes_the_group_opaque_and_no_other(ground: Ground, numb
             joined(marshal, group, [topic])
 
 
-def test_a_newer_envelope_stops_the_log(ground: Ground) -> None:
+def test_a_newer_envelope_stops_the_log(ground: TestCluster) -> None:
     topic = ground.topic()
     with ground.connect() as marshal:
         one, other = joined(marshal, IN[1], [topic]), joined(marshal, IN[0], [topic])
@@ -190,7 +190,7 @@ def test_another_incarnation_in_front_of_a_reader_that_knows_one(memory: MemoryG
             assert later.root.incarnation != marshal.root.incarnation
 
 
-def test_truncated_history_at_the_start(ground: Ground) -> None:
+def test_truncated_history_at_the_start(ground: TestCluster) -> None:
     topic = ground.topic()
     with ground.connect() as marshal, joined(marshal, IN[0], [topic]):
         pass
@@ -200,7 +200,7 @@ def test_truncated_history_at_the_start(ground: Ground) -> None:
     assert (raised.value.log, raised.value.first_offset) == (0, 2)
 
 
-def test_truncated_history_in_a_log_that_is_opened_later(ground: Ground) -> None:
+def test_truncated_history_in_a_log_that_is_opened_later(ground: TestCluster) -> None:
     """N10: without a snapshot; the other logs are not touched."""
     topic = ground.topic()
     with ground.connect() as marshal:

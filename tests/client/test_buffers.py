@@ -9,10 +9,10 @@ from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.embedded import Broker
-from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.kafka_source import KafkaSource
 from marshal_py.transport.memory import MemoryMessage
-from marshal_py.transport.sink import KafkaSink
+from marshal_py.transport.producer import KafkaProducer
 
 DEADLINE_S = 30.0
 TP = TopicPartition("orders", 0)
@@ -42,14 +42,14 @@ def test_what_was_fetched_ahead_below_the_claim_is_not_handed_over(came_before: 
 def test_messages_keep_their_topic_when_the_other_topic_goes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """A release of one topic's last partition between fetching and sorting must not rename what was fetched."""
     with Broker(topics={"apples": 1, "pears": 1}) as broker:
-        door = KafkaDoor(broker.bootstrap_servers, DEADLINE_S)
-        sink = KafkaSink(door)
+        transport = KafkaTransport(broker.bootstrap_servers, DEADLINE_S)
+        sink = KafkaProducer(transport)
         for topic in ("apples", "pears"):
             for number in range(20):
                 sink.write(topic, f"{topic} {number}".encode(), partition=0)
         sink.flush(DEADLINE_S)
         sink.close()
-        source = door.source("g", "c", {})
+        source = transport.source("g", "c", {})
         source.learn(["apples", "pears"])
         source.assign({TopicPartition("apples", 0): 0, TopicPartition("pears", 0): 0})
         plain = KafkaSource._consume

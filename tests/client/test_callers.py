@@ -21,7 +21,7 @@ from marshal_py.errors import (
     UsedAfterFork,
 )
 from marshal_py.transport.memory import MemoryBroker
-from tests.support.fronts import EmbeddedGround, Ground, MemoryGround, collect, joined, places, until
+from tests.support.client_fixtures import EmbeddedGround, MemoryGround, TestCluster, collect, joined, places, until
 
 WRONG_IDS: list[Any] = ["", "a\0b", "x" * 256, "ä" * 128, 5, None, b"bytes", "\ud800"]
 ODD_IDS = [
@@ -55,12 +55,12 @@ def test_a_group_needs_a_name(marshal: Marshal, wrong: Any) -> None:
 @pytest.mark.parametrize("wrong", [w for w in WRONG_IDS if w is not None], ids=repr)
 def test_a_client_needs_a_name(wrong: Any) -> None:
     with pytest.raises(InvalidName, match="client_id"):
-        marshal_py.connect(MemoryBroker().door(), client_id=wrong)
+        marshal_py.connect(MemoryBroker().transport(), client_id=wrong)
 
 
 def test_without_a_client_id_one_is_drawn() -> None:
     broker = MemoryBroker()
-    with marshal_py.connect(broker.door()) as one, marshal_py.connect(broker.door()) as two:
+    with marshal_py.connect(broker.transport()) as one, marshal_py.connect(broker.transport()) as two:
         assert one.client_id != two.client_id
         assert str(os.getpid()) in one.client_id
 
@@ -80,7 +80,7 @@ def test_a_topic_is_named_as_kafka_names_it(marshal: Marshal, wrong: Any) -> Non
 @pytest.mark.parametrize("wrong", ["", "a/b"], ids=repr)
 def test_so_is_the_coordination_topic(wrong: str) -> None:
     with pytest.raises(InvalidName, match="topic"):
-        marshal_py.connect(MemoryBroker().door(), coordination_topic=wrong)
+        marshal_py.connect(MemoryBroker().transport(), coordination_topic=wrong)
 
 
 @pytest.mark.parametrize("wrong", ["t", [], ()], ids=repr)
@@ -104,7 +104,7 @@ def test_odd_names_work_on_a_broker(embedded: EmbeddedGround) -> None:
         _works(embedded, odd)
 
 
-def _works(ground: Ground, odd: str) -> None:
+def _works(ground: TestCluster, odd: str) -> None:
     topic = ground.topic()
     ground.fill(topic, 0, 3)
     tp = TopicPartition(topic, 0)
@@ -140,7 +140,7 @@ def test_options_have_bounds(marshal: Marshal, option: str, wrong: Any) -> None:
         marshal.consumer("g", ["t"], **{option: wrong})
     assert raised.value.option == option
     assert isinstance(raised.value, CallerError)
-    assert marshal._loop.stations == []
+    assert marshal._loop.drivers == []
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_a_misspelt_setting_is_named_alone(embedded: EmbeddedGround) -> None:
 )
 def test_options_of_connect(option: str, wrong: Any) -> None:
     with pytest.raises(InvalidOption) as raised:
-        marshal_py.connect(MemoryBroker().door(), **{option: wrong})
+        marshal_py.connect(MemoryBroker().transport(), **{option: wrong})
     assert raised.value.option == option
 
 
@@ -244,15 +244,15 @@ def test_a_python_without_its_gil_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     """The gate before a delivery relies on an order of two threads' stores and loads that is not promised there."""
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
     with pytest.raises(UnsupportedPlatform, match="PYTHON_GIL=1"):
-        marshal_py.connect(MemoryBroker().door())
+        marshal_py.connect(MemoryBroker().transport())
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
-    marshal_py.connect(MemoryBroker().door()).close()
+    marshal_py.connect(MemoryBroker().transport()).close()
 
 
 # --- threads
 
 
-def test_two_threads_in_one_consumer(ground: Ground) -> None:
+def test_two_threads_in_one_consumer(ground: TestCluster) -> None:
     topic = ground.topic()
     with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
         inside = threading.Event()
@@ -315,7 +315,7 @@ def _fetch_for_ever(consumer: marshal_py.Consumer, ended: list[BaseException]) -
         ended.append(error)
 
 
-def test_stop_from_another_thread_ends_a_waiting_fetch(ground: Ground) -> None:
+def test_stop_from_another_thread_ends_a_waiting_fetch(ground: TestCluster) -> None:
     """librdkafka would free its client under the thread that waits in it."""
     topic = ground.topic()
     for _ in range(5):
@@ -335,7 +335,7 @@ def test_stop_from_another_thread_ends_a_waiting_fetch(ground: Ground) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_fork_is_told_to_connect_again(ground: Ground) -> None:
+def test_a_fork_is_told_to_connect_again(ground: TestCluster) -> None:
     topic = ground.topic()
     with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
         verbs: list[Any] = [

@@ -18,10 +18,10 @@ from confluent_kafka import KafkaError
 import marshal_py
 from marshal_py.errors import AccessDenied, AuthenticationFailed, ClusterUnreachable, HistoryTruncated, TlsMismatch
 from marshal_py.protocol.records import Evict
-from marshal_py.transport import kafka, trouble
+from marshal_py.transport import connection_errors, kafka
 from marshal_py.transport.memory import MemoryMessage
 from marshal_py.transport.ports import Bounds
-from tests.support.fronts import DEADLINE_S, LOG, EmbeddedGround, collect, joined, places, until
+from tests.support.client_fixtures import DEADLINE_S, LOG, EmbeddedGround, collect, joined, places, until
 
 LONG_S = 10 * DEADLINE_S  # of a connect that must not wait for it
 HANDSHAKE_FAILURE = bytes.fromhex("15030300020228")  # a TLS alert, as a listener of another version sends it
@@ -198,10 +198,10 @@ def test_a_refused_read_passes_and_a_lasting_one_is_named(
     embedded: EmbeddedGround, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """librdkafka tells it once per assignment, so it is made to tell it again."""
-    monkeypatch.setattr(trouble, "REFUSED_S", 0.2)
-    monkeypatch.setattr(trouble, "REFUSED_NEW_S", 0.2)
+    monkeypatch.setattr(connection_errors, "REFUSED_S", 0.2)
+    monkeypatch.setattr(connection_errors, "REFUSED_NEW_S", 0.2)
     monkeypatch.setattr(kafka, "DENIED_AGAIN_S", 0.1)
-    log, reader = kafka.KafkaDoor(embedded.target, DEADLINE_S).log(LOG, "reader"), Refusing()
+    log, reader = kafka.KafkaTransport(embedded.target, DEADLINE_S).log(LOG, "reader"), Refusing()
     real, log._consumer = log._consumer, reader  # type: ignore[assignment]
     log._followed[0] = 0
     log.follow(0, 0)
@@ -233,7 +233,7 @@ def test_questions_about_a_refused_position_do_not_hold_up_the_loop(
     """A followed log was deleted above what was read, and the cluster takes its time to say from where on it is there:
     other logs are read meanwhile.
     """
-    log = kafka.KafkaDoor(embedded.target, DEADLINE_S).log(LOG, "reader")
+    log = kafka.KafkaTransport(embedded.target, DEADLINE_S).log(LOG, "reader")
     for number in range(5):
         embedded.put(LOG, 0, b"%d" % number)
     embedded.truncate(LOG, 0, 4)

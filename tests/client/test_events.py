@@ -8,7 +8,7 @@ import pytest
 
 from marshal_py.admin.group import Group
 from marshal_py.protocol.advisory import LOCAL, Advisory
-from tests.support.fronts import LOG, Ground, MemoryGround, collect, joined, owns, until
+from tests.support.client_fixtures import LOG, MemoryGround, TestCluster, collect, joined, owns, until
 
 
 def place(event: Advisory) -> tuple[object, ...]:
@@ -27,11 +27,11 @@ def place(event: Advisory) -> tuple[object, ...]:
     )
 
 
-def test_events_stand_in_the_log(ground: Ground) -> None:
+def test_events_stand_in_the_log(ground: TestCluster) -> None:
     topic, group = ground.topic(2), ground.group()
     ground.fill(topic, 0, 3)
     with ground.connect("one") as marshal:
-        admin = Group(marshal.door, group, LOG)
+        admin = Group(marshal.transport, group, LOG)
         consumer = joined(marshal, group, [topic])
         until(owns(consumer, 0, 1), "both partitions are claimed")
         collect(consumer, 3)

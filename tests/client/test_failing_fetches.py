@@ -9,7 +9,7 @@ from marshal_py import TopicPartition
 from marshal_py.protocol.records import ReleasingPartition
 from marshal_py.transport.assignments import FAILURES_MAX, RETRY_MS_MAX
 from marshal_py.transport.memory import MemorySource
-from tests.support.fronts import EmbeddedGround, Keeper, MemoryGround, joined, until
+from tests.support.client_fixtures import BackgroundConsumer, EmbeddedGround, MemoryGround, joined, until
 
 UNKNOWN, CORRUPT_MESSAGE = -1, 2  # UNKNOWN_SERVER_ERROR and CORRUPT_MESSAGE of the protocol of Kafka
 
@@ -20,7 +20,7 @@ def test_one_failed_fetch_does_not_end_the_reading(embedded: EmbeddedGround, cod
     with embedded.connect() as marshal, joined(marshal, embedded.group(), [topic]) as consumer:
         for partition in (0, 1):
             embedded.fill(topic, partition, 3)
-        with Keeper(consumer) as keeper:
+        with BackgroundConsumer(consumer) as keeper:
             until(lambda: len(keeper.seen) == 6, "what was there")
             embedded.broker.fail_requests("Fetch", *[code] * 8)
             for partition in (0, 1):
@@ -35,12 +35,12 @@ def test_a_partition_whose_fetches_go_on_failing_goes_to_another(memory: MemoryG
     tp = TopicPartition(topic, 0)
     with memory.connect("a") as first, memory.connect("b") as second:
         consumers = [joined(marshal, group, [topic]) for marshal in (first, second)]
-        keepers = [Keeper(consumer) for consumer in consumers]
+        keepers = [BackgroundConsumer(consumer) for consumer in consumers]
         until(lambda: all(len(consumer.claims()) == 1 for consumer in consumers), "one partition each")
         memory.fill(topic, 0, 3)
         until(lambda: sum(len(keeper.seen) for keeper in keepers) == 3, "what was there")
         owner, other = consumers if tp in consumers[0].claims() else reversed(consumers)
-        source = owner._station.source
+        source = owner._driver.source
         assert isinstance(source, MemorySource)
         with memory.broker.changed:
             for number in range(FAILURES_MAX):

@@ -9,10 +9,10 @@ import pytest
 from marshal_py import Consumer
 from marshal_py.client.buffers import message_bytes
 from marshal_py.errors import ConsumerClosed, InvalidOption
-from tests.support.fronts import Ground, MemoryGround, collect, joined, owns, places, positions, until
+from tests.support.client_fixtures import MemoryGround, TestCluster, collect, joined, owns, places, positions, until
 
 
-def test_iteration_hands_over_everything_in_order(ground: Ground) -> None:
+def test_iteration_hands_over_everything_in_order(ground: TestCluster) -> None:
     topic = ground.topic(2)
     ground.fill(topic, 0, 20)
     ground.fill(topic, 1, 20)
@@ -28,7 +28,7 @@ def test_iteration_hands_over_everything_in_order(ground: Ground) -> None:
             assert [m.value for m in seen if m.partition == partition] == [b"%d" % i for i in range(20)]
 
 
-def test_leaving_the_iteration_leaves_the_consumer_running(ground: Ground) -> None:
+def test_leaving_the_iteration_leaves_the_consumer_running(ground: TestCluster) -> None:
     topic = ground.topic()
     ground.fill(topic, 0, 3)
     with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
@@ -43,7 +43,7 @@ def test_leaving_the_iteration_leaves_the_consumer_running(ground: Ground) -> No
         assert not consumer.closed
 
 
-def test_fetch_ends_by_count(ground: Ground) -> None:
+def test_fetch_ends_by_count(ground: TestCluster) -> None:
     topic = ground.topic()
     ground.fill(topic, 0, 10)
     with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
@@ -53,7 +53,7 @@ def test_fetch_ends_by_count(ground: Ground) -> None:
         assert len(consumer.fetch(6, expires_s=30)) == 6
 
 
-def test_fetch_ends_by_bytes_but_brings_at_least_one(ground: Ground) -> None:
+def test_fetch_ends_by_bytes_but_brings_at_least_one(ground: TestCluster) -> None:
     topic = ground.topic()
     for _ in range(10):
         ground.put(topic, 0, b"x" * 100)
@@ -84,7 +84,7 @@ def test_the_size_of_a_message_counts_all_its_parts(memory: MemoryGround) -> Non
         assert message_bytes(part.raw[0]) == 5 + 3 + (4 + 2) + 4 + len(topic)
 
 
-def test_fetch_with_no_expiry_takes_what_is_there(ground: Ground) -> None:
+def test_fetch_with_no_expiry_takes_what_is_there(ground: TestCluster) -> None:
     topic = ground.topic()
     with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
         assert len(consumer.fetch(10, expires_s=0)) == 0
@@ -94,7 +94,7 @@ def test_fetch_with_no_expiry_takes_what_is_there(ground: Ground) -> None:
         assert places(got) == [(0, 0), (0, 1), (0, 2)]
 
 
-def test_fetch_that_expires_brings_what_came(ground: Ground) -> None:
+def test_fetch_that_expires_brings_what_came(ground: TestCluster) -> None:
     topic = ground.topic()
     ground.fill(topic, 0, 2)
     with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
@@ -103,7 +103,7 @@ def test_fetch_that_expires_brings_what_came(ground: Ground) -> None:
         assert len(consumer.fetch(10, expires_s=0.05)) == 0
 
 
-def test_next(ground: Ground) -> None:
+def test_next(ground: TestCluster) -> None:
     topic = ground.topic()
     ground.fill(topic, 0, 2)
     with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
@@ -115,7 +115,7 @@ def test_next(ground: Ground) -> None:
         assert consumer.next(expires_s=0) is None
 
 
-def test_a_fetch_inside_the_iteration_takes_no_message_twice(ground: Ground) -> None:
+def test_a_fetch_inside_the_iteration_takes_no_message_twice(ground: TestCluster) -> None:
     topic = ground.topic()
     ground.fill(topic, 0, 9)
     with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
@@ -139,7 +139,7 @@ def test_fetch_refuses_what_cannot_be(memory: MemoryGround, wrong: dict[str, int
         consumer.fetch(**wrong)  # type: ignore[arg-type]
 
 
-def test_a_message_has_all_its_parts(ground: Ground) -> None:
+def test_a_message_has_all_its_parts(ground: TestCluster) -> None:
     topic = ground.topic()
     ground.put(topic, 0, b"value", b"key", [("a", b"1"), ("a", b"2")])
     ground.put(topic, 0, None, b"key")
@@ -209,7 +209,7 @@ def test_the_attributes_of_a_message_are_read_only(memory: MemoryGround) -> None
             message.value = b"8"  # type: ignore[misc]
 
 
-def test_pause_and_resume_here_keep_the_claim(ground: Ground) -> None:
+def test_pause_and_resume_here_keep_the_claim(ground: TestCluster) -> None:
     topic = ground.topic(2)
     with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
         until(owns(consumer, 0, 1), "both partitions are ours")
@@ -224,7 +224,7 @@ def test_pause_and_resume_here_keep_the_claim(ground: Ground) -> None:
         assert places(collect(consumer, 5)) == [(0, i) for i in range(5)]
 
 
-def test_pause_of_what_is_buffered_hands_nothing_over(ground: Ground) -> None:
+def test_pause_of_what_is_buffered_hands_nothing_over(ground: TestCluster) -> None:
     topic = ground.topic()
     ground.fill(topic, 0, 5)
     with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
@@ -235,7 +235,7 @@ def test_pause_of_what_is_buffered_hands_nothing_over(ground: Ground) -> None:
         assert places(collect(consumer, 4)) == [(0, i) for i in range(1, 5)]
 
 
-def test_a_partition_may_be_paused_before_it_is_ours(ground: Ground) -> None:
+def test_a_partition_may_be_paused_before_it_is_ours(ground: TestCluster) -> None:
     topic = ground.topic()
     ground.fill(topic, 0, 2)
     group = ground.group()
@@ -247,7 +247,7 @@ def test_a_partition_may_be_paused_before_it_is_ours(ground: Ground) -> None:
         assert places(collect(consumer, 2)) == [(0, 0), (0, 1)]
 
 
-def test_fetching_stops_at_the_bound_of_unacked_messages_and_goes_on(ground: Ground) -> None:
+def test_fetching_stops_at_the_bound_of_unacked_messages_and_goes_on(ground: TestCluster) -> None:
     """D1: with the bound at one, every message waits for the ack of the one before."""
     topic = ground.topic()
     ground.fill(topic, 0, 6)
@@ -274,7 +274,7 @@ def test_acks_of_another_thread_let_a_waiting_fetch_go_on(memory: MemoryGround) 
         assert places(consumer.fetch(2, expires_s=30)) == [(0, 2), (0, 3)]
 
 
-def test_info_is_asked_and_cached_info_is_not(ground: Ground) -> None:
+def test_info_is_asked_and_cached_info_is_not(ground: TestCluster) -> None:
     topic = ground.topic(2)
     ground.fill(topic, 0, 5)
     group = ground.group()
@@ -292,7 +292,7 @@ def test_info_is_asked_and_cached_info_is_not(ground: Ground) -> None:
         until(lambda: consumer.cached_info().lag == 2, "two messages behind the end")
 
 
-def test_events_come_once(ground: Ground) -> None:
+def test_events_come_once(ground: TestCluster) -> None:
     topic = ground.topic()
     with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
         until(owns(consumer, 0), "the partition is ours")
@@ -301,7 +301,7 @@ def test_events_come_once(ground: Ground) -> None:
         assert [event.kind for event in consumer.events()] == []
 
 
-def test_flush_returns_when_the_log_has_the_positions(ground: Ground) -> None:
+def test_flush_returns_when_the_log_has_the_positions(ground: TestCluster) -> None:
     topic = ground.topic()
     ground.fill(topic, 0, 7)
     group = ground.group()
@@ -309,11 +309,11 @@ def test_flush_returns_when_the_log_has_the_positions(ground: Ground) -> None:
         collect(consumer, 7)
         consumer.flush()
         assert positions(consumer) == {0: 7}
-        partition = marshal._loop.worlds[consumer._station.log].groups[group].partitions
+        partition = marshal._loop.worlds[consumer._driver.log].groups[group].partitions
         assert [p.position for p in partition.values()] == [7]
 
 
-def test_a_closed_consumer_says_so(ground: Ground) -> None:
+def test_a_closed_consumer_says_so(ground: TestCluster) -> None:
     topic = ground.topic()
     with ground.connect() as marshal:
         consumer: Consumer = joined(marshal, ground.group(), [topic])

@@ -18,7 +18,16 @@ from marshal_py import Consumer, Message
 from marshal_py.errors import GroupDeleted
 from marshal_py.protocol.delivery import OffsetRun
 from marshal_py.protocol.records import Leave
-from tests.support.fronts import DEADLINE_S, Ground, Keeper, MemoryGround, collect, joined, owns, until
+from tests.support.client_fixtures import (
+    DEADLINE_S,
+    BackgroundConsumer,
+    MemoryGround,
+    TestCluster,
+    collect,
+    joined,
+    owns,
+    until,
+)
 
 INTERRUPTS = 200  # one in four hit the instruction between a lock and its `try`
 
@@ -74,7 +83,7 @@ def test_an_interrupted_fetch_leaves_the_consumer_to_the_next(memory: MemoryGrou
         for number in range(INTERRUPTS):
             interrupt(1e-6 * (1 + number), lambda: consumer.fetch(1, expires_s=0))
         assert (consumer._user, consumer._inside) == (None, None)
-        with Keeper(consumer):
+        with BackgroundConsumer(consumer):
             until(lambda: consumer._user is not None, "another thread fetches")
 
 
@@ -84,7 +93,9 @@ def fetches(consumer: Consumer) -> Iterator[Message]:
 
 
 @pytest.mark.parametrize("taking", [fetches, iter], ids=["fetch", "iteration"])
-def test_what_an_interrupted_fetch_had_in_hand_is_not_lost(ground: Ground, taking: Callable[[Consumer], Any]) -> None:
+def test_what_an_interrupted_fetch_had_in_hand_is_not_lost(
+    ground: TestCluster, taking: Callable[[Consumer], Any]
+) -> None:
     """A notebook's user presses ctrl-C and goes on. What librdkafka had given out was skipped, and acks went astray."""
     topic, group, count = ground.topic(), ground.group(), 20_000
     ground.fill(topic, 0, count)
@@ -165,7 +176,7 @@ INSIDE_STOP = {
     "as it begins to leave": lambda consumer: (consumer._member, "leave"),
     "while it leaves": lambda consumer: (consumer._loop, "kick"),
     "while it waits to have left": lambda consumer: (consumer._loop.changed, "wait"),
-    "before the source is closed": lambda consumer: (consumer._station.source, "close"),
+    "before the source is closed": lambda consumer: (consumer._driver.source, "close"),
 }
 
 
@@ -185,8 +196,8 @@ def test_an_interrupted_stop_is_ended_by_the_next(
             {"stop": consumer.stop, "drain": consumer.drain, "close": marshal.close}[verb]()
         {"stop": consumer.stop, "drain": consumer.stop, "close": marshal.close}[verb]()
     assert [record.session for record in memory.accepted(group, Leave)] != []
-    assert marshal._loop.stations == []
-    assert consumer._station.source._closed  # type: ignore[union-attr]
+    assert marshal._loop.drivers == []
+    assert consumer._driver.source._closed  # type: ignore[union-attr]
     marshal.close()
     assert not marshal._loop._thread.is_alive()
 
@@ -199,7 +210,7 @@ def test_close_stops_the_other_consumers_too(
     topic, groups = memory.topic(), [memory.group(), memory.group()]
     marshal = memory.connect()
     first, second = (joined(marshal, group, [topic]) for group in groups)
-    Once(monkeypatch, first._station.source, "close", error)
+    Once(monkeypatch, first._driver.source, "close", error)
     with pytest.raises(type(error)):
         marshal.close()
     if isinstance(error, RuntimeError):
@@ -208,7 +219,7 @@ def test_close_stops_the_other_consumers_too(
     assert not marshal._loop._thread.is_alive()
     assert [len(memory.accepted(group, Leave)) for group in groups] == [1, 1]
     assert second.closed
-    assert all(consumer._station.source._closed for consumer in (first, second))  # type: ignore[union-attr]
+    assert all(consumer._driver.source._closed for consumer in (first, second))  # type: ignore[union-attr]
 
 
 def test_a_marshal_forgets_the_consumers_that_have_ended(memory: MemoryGround) -> None:
@@ -222,7 +233,7 @@ def test_a_marshal_forgets_the_consumers_that_have_ended(memory: MemoryGround) -
         failed = joined(marshal, memory.group(), [topic])
         with marshal._loop.outbox, marshal._loop.lock:
             failed._member.fail(GroupDeleted(failed.group))
-            marshal._loop.kick(failed._station)
+            marshal._loop.kick(failed._driver)
         with pytest.raises(GroupDeleted):
             failed.fetch(1)
         gone.append(weakref.ref(failed))

@@ -11,12 +11,12 @@ import pytest
 from marshal_py import ClaimInfo, TopicPartition
 from marshal_py.errors import ConsumerClosed, DuplicateClientId
 from marshal_py.protocol.records import ClaimingPartition, Evict, Join, Leave, ReleasingPartition, StepDown
-from tests.support.fronts import (
+from tests.support.client_fixtures import (
+    BackgroundConsumer,
+    ConsumerProcess,
     EmbeddedGround,
-    Ground,
-    Hand,
-    Keeper,
     MemoryGround,
+    TestCluster,
     collect,
     joined,
     owns,
@@ -26,7 +26,7 @@ from tests.support.fronts import (
 )
 
 
-def test_stop_releases_at_the_positions_and_leaves(ground: Ground) -> None:
+def test_stop_releases_at_the_positions_and_leaves(ground: TestCluster) -> None:
     topic = ground.topic(2)
     group = ground.group()
     ground.fill(topic, 0, 3)
@@ -41,7 +41,7 @@ def test_stop_releases_at_the_positions_and_leaves(ground: Ground) -> None:
         assert ground.accepted(group, Evict) == []
 
 
-def test_close_of_the_marshal_stops_its_consumers(ground: Ground) -> None:
+def test_close_of_the_marshal_stops_its_consumers(ground: TestCluster) -> None:
     topic = ground.topic()
     groups = [ground.group(), ground.group()]
     with ground.connect() as marshal:
@@ -50,7 +50,7 @@ def test_close_of_the_marshal_stops_its_consumers(ground: Ground) -> None:
     assert [len(ground.accepted(group, Leave)) for group in groups] == [1, 1]
 
 
-def test_stop_inside_the_iteration_ends_it(ground: Ground) -> None:
+def test_stop_inside_the_iteration_ends_it(ground: TestCluster) -> None:
     topic = ground.topic()
     ground.fill(topic, 0, 5)
     with ground.connect() as marshal:
@@ -65,18 +65,18 @@ def test_stop_inside_the_iteration_ends_it(ground: Ground) -> None:
         assert consumer.closed
 
 
-def test_drain_inside_the_iteration_hands_over_what_is_buffered(ground: Ground) -> None:
+def test_drain_inside_the_iteration_hands_over_what_is_buffered(ground: TestCluster) -> None:
     topic = ground.topic()
     ground.fill(topic, 0, 10)
     group = ground.group()
     with ground.connect() as marshal:
         consumer = joined(marshal, group, [topic])
         first = collect(consumer, 1)
-        buffered = consumer._station.flow.deliverable()
+        buffered = consumer._driver.queue.deliverable()
         seen = []
         for message in consumer:
             if not seen:
-                buffered = consumer._station.flow.deliverable() + 1
+                buffered = consumer._driver.queue.deliverable() + 1
                 consumer.drain()
             seen.append(message.offset)
             message.ack()
@@ -87,7 +87,7 @@ def test_drain_inside_the_iteration_hands_over_what_is_buffered(ground: Ground) 
             consumer.fetch()
 
 
-def test_drain_outside_waits_for_the_acks(ground: Ground) -> None:
+def test_drain_outside_waits_for_the_acks(ground: TestCluster) -> None:
     topic = ground.topic()
     ground.fill(topic, 0, 3)
     group = ground.group()
@@ -101,7 +101,7 @@ def test_drain_outside_waits_for_the_acks(ground: Ground) -> None:
         assert [leave.reason for leave in ground.accepted(group, Leave)] == ["drained"]
 
 
-def test_drain_waits_no_longer_than_told(ground: Ground) -> None:
+def test_drain_waits_no_longer_than_told(ground: TestCluster) -> None:
     topic = ground.topic()
     ground.fill(topic, 0, 3)
     group = ground.group()
@@ -116,7 +116,7 @@ def test_drain_waits_no_longer_than_told(ground: Ground) -> None:
 # --- sharing
 
 
-def test_two_consumers_of_one_marshal_share(ground: Ground) -> None:
+def test_two_consumers_of_one_marshal_share(ground: TestCluster) -> None:
     topic = ground.topic(4)
     group = ground.group()
     with ground.connect() as marshal, joined(marshal, group, [topic]) as one, joined(marshal, group, [topic]) as two:
@@ -124,7 +124,7 @@ def test_two_consumers_of_one_marshal_share(ground: Ground) -> None:
         assert one.claims().keys().isdisjoint(two.claims())
 
 
-def test_two_marshals_share_and_the_first_takes_back(ground: Ground) -> None:
+def test_two_marshals_share_and_the_first_takes_back(ground: TestCluster) -> None:
     topic = ground.topic(4)
     group = ground.group()
     with ground.connect() as marshal, ground.connect() as other, joined(marshal, group, [topic]) as one:
@@ -136,12 +136,12 @@ def test_two_marshals_share_and_the_first_takes_back(ground: Ground) -> None:
         assert ground.accepted(group, Evict) == []
 
 
-def test_a_requested_stop_hands_over_before_it_ends(ground: Ground) -> None:
+def test_a_requested_stop_hands_over_before_it_ends(ground: TestCluster) -> None:
     topic = ground.topic(4)
     group = ground.group()
     with ground.connect("a") as first, ground.connect("b") as second:
         staying = joined(first, group, [topic])
-        keeper = Keeper(staying)
+        keeper = BackgroundConsumer(staying)
         with joined(second, group, [topic]) as leaving:
             until(lambda: len(leaving.claims()) == 2, "its share")
             for partition in range(4):
@@ -160,7 +160,7 @@ def test_a_requested_stop_hands_over_before_it_ends(ground: Ground) -> None:
     assert len(ground.accepted(group, StepDown)) == 1
 
 
-def test_a_second_request_to_stop_ends_at_once(ground: Ground) -> None:
+def test_a_second_request_to_stop_ends_at_once(ground: TestCluster) -> None:
     topic = ground.topic(2)
     group = ground.group()
     with ground.connect("a") as first, ground.connect("b") as second:
@@ -175,7 +175,7 @@ def test_a_second_request_to_stop_ends_at_once(ground: Ground) -> None:
     assert ground.accepted(group, StepDown) == []
 
 
-def test_max_claims_leaves_the_rest_to_others(ground: Ground) -> None:
+def test_max_claims_leaves_the_rest_to_others(ground: TestCluster) -> None:
     topic = ground.topic(3)
     group = ground.group()
     with ground.connect() as marshal, joined(marshal, group, [topic], max_claims=1) as one:
@@ -185,7 +185,7 @@ def test_max_claims_leaves_the_rest_to_others(ground: Ground) -> None:
             assert len(one.claims()) == 1
 
 
-def test_members_of_different_topics_do_not_mix(ground: Ground) -> None:
+def test_members_of_different_topics_do_not_mix(ground: TestCluster) -> None:
     one_topic, two_topic = ground.topic(), ground.topic()
     group = ground.group()
     with (
@@ -200,7 +200,7 @@ def test_members_of_different_topics_do_not_mix(ground: Ground) -> None:
 # --- callbacks
 
 
-def test_callbacks_tell_what_came_and_why_it_went(ground: Ground) -> None:
+def test_callbacks_tell_what_came_and_why_it_went(ground: TestCluster) -> None:
     topic = ground.topic(2)
     group = ground.group()
     told: list[tuple[str, int, str]] = []
@@ -221,7 +221,7 @@ def test_callbacks_tell_what_came_and_why_it_went(ground: Ground) -> None:
             until(lambda: told[-1][2] == "stopped", "the stop")
 
 
-def test_a_busy_batch_is_told_that_its_partition_is_to_go(ground: Ground) -> None:
+def test_a_busy_batch_is_told_that_its_partition_is_to_go(ground: TestCluster) -> None:
     """The joiner does not wait for `handler_timeout_s`: the handler acks what it has done, and the partition goes."""
     topic, group = ground.topic(2), ground.group()
     for partition in (0, 1):
@@ -251,7 +251,7 @@ def test_a_busy_batch_is_told_that_its_partition_is_to_go(ground: Ground) -> Non
             assert len(told) == 1
 
 
-def test_a_handler_that_hears_nothing_loses_its_partition_when_its_time_is_over(ground: Ground) -> None:
+def test_a_handler_that_hears_nothing_loses_its_partition_when_its_time_is_over(ground: TestCluster) -> None:
     """A3: what it holds comes again, what it has acked does not."""
     topic, group = ground.topic(2), ground.group()
     for partition in (0, 1):
@@ -272,7 +272,7 @@ def test_a_handler_that_hears_nothing_loses_its_partition_when_its_time_is_over(
             assert [message.ack() for message in late] == [False]
 
 
-def test_a_callback_that_raises_harms_nobody(ground: Ground) -> None:
+def test_a_callback_that_raises_harms_nobody(ground: TestCluster) -> None:
     topic = ground.topic()
     ground.fill(topic, 0, 2)
 
@@ -286,7 +286,7 @@ def test_a_callback_that_raises_harms_nobody(ground: Ground) -> None:
             assert len(collect(consumer, 2)) == 2
 
 
-def test_a_callback_may_look_at_the_consumer(ground: Ground) -> None:
+def test_a_callback_may_look_at_the_consumer(ground: TestCluster) -> None:
     topic = ground.topic()
     seen: list[dict[int, int]] = []
     with ground.connect() as marshal:
@@ -325,7 +325,7 @@ def test_sigterm_releases_at_once(embedded: EmbeddedGround) -> None:
     topic = embedded.topic(2)
     group = embedded.group()
     embedded.fill(topic, 0, 3)
-    with Hand(embedded.target, group, topic) as hand, embedded.connect() as marshal:
+    with ConsumerProcess(embedded.target, group, topic) as hand, embedded.connect() as marshal:
         hand.wait_for("message", 3)
         hand.wait_for("claim", 2)
         hand.signal(signal.SIGTERM)
@@ -344,7 +344,7 @@ def test_an_interpreter_that_ends_without_stop_releases(embedded: EmbeddedGround
     topic = embedded.topic()
     group = embedded.group()
     embedded.fill(topic, 0, 5)
-    with Hand(embedded.target, group, topic, "--exit-after", "3") as hand:
+    with ConsumerProcess(embedded.target, group, topic, "--exit-after", "3") as hand:
         assert hand.wait() == 0
         assert len(hand.said("message")) == 3
     assert [r.position for r in embedded.accepted(group, ReleasingPartition)] == [3]
@@ -355,7 +355,7 @@ def test_a_killed_process_is_waited_out_and_its_unacked_come_again(embedded: Emb
     topic = embedded.topic()
     group = embedded.group()
     embedded.fill(topic, 0, 5)
-    with Hand(embedded.target, group, topic, "--hold") as hand, embedded.connect() as marshal:
+    with ConsumerProcess(embedded.target, group, topic, "--hold") as hand, embedded.connect() as marshal:
         hand.wait_for("message", 5)
         hand.signal(signal.SIGKILL)
         hand.wait()
@@ -369,7 +369,7 @@ def test_a_process_that_sleeps_past_its_lease_delivers_nothing_old_and_comes_bac
     """SIGSTOP, eviction, SIGCONT: no delivery under the old token after the heir's first; then it joins again."""
     topic = embedded.topic()
     group = embedded.group()
-    with Hand(embedded.target, group, topic) as hand, embedded.connect() as marshal:
+    with ConsumerProcess(embedded.target, group, topic) as hand, embedded.connect() as marshal:
         embedded.fill(topic, 0, 1)
         old = hand.wait_for("message")[0]["epoch"]
         first_session = hand.wait_for("joined")[0]["session"]
@@ -381,7 +381,7 @@ def test_a_process_that_sleeps_past_its_lease_delivers_nothing_old_and_comes_bac
         hand.signal(signal.SIGCONT)
         until(lambda: len(embedded.accepted(group, Join)) == 3, "it joins again by itself")
         assert hand.wait_for("lost")[0]["reason"] == "session ended"
-        with Keeper(successor):
+        with BackgroundConsumer(successor):
             embedded.fill(topic, 0, 5, first=21)
         successor.stop()
         embedded.fill(topic, 0, 3, first=26)
@@ -402,7 +402,7 @@ def test_many_starts_and_stops_leave_nobody_behind(memory: MemoryGround) -> None
         for _ in range(10):
             with joined(marshal, group, [topic]) as consumer:
                 until(owns(consumer, 0, 1), "both partitions")
-        world = marshal._loop.worlds[consumer._station.log]
+        world = marshal._loop.worlds[consumer._driver.log]
         assert world.groups[group].sessions == {}
-        assert marshal._loop.stations == []
+        assert marshal._loop.drivers == []
         assert memory.accepted(group, Evict) == []

@@ -14,7 +14,7 @@ from marshal_py.client.marshal import Marshal
 from marshal_py.client.metrics import ConsumerMetrics
 from marshal_py.errors import InvalidOption, UnsupportedPlatform
 from marshal_py.metrics import Collector, Metrics, serve
-from tests.support.fronts import LOG, EmbeddedGround, Ground, MemoryGround, collect, joined, owns, until
+from tests.support.client_fixtures import LOG, EmbeddedGround, MemoryGround, TestCluster, collect, joined, owns, until
 
 
 def only(marshal: Marshal) -> ConsumerMetrics:
@@ -22,7 +22,7 @@ def only(marshal: Marshal) -> ConsumerMetrics:
     return found
 
 
-def test_the_figures_of_a_consumer(ground: Ground) -> None:
+def test_the_figures_of_a_consumer(ground: TestCluster) -> None:
     topic, group = ground.topic(2), ground.group()
     ground.fill(topic, 0, 10)
     with ground.connect("one") as marshal:
@@ -52,7 +52,7 @@ def test_the_figures_of_a_consumer(ground: Ground) -> None:
         assert marshal.metrics().consumers == []
 
 
-def test_messages_one_by_one_are_counted(ground: Ground) -> None:
+def test_messages_one_by_one_are_counted(ground: TestCluster) -> None:
     topic, group = ground.topic(), ground.group()
     ground.fill(topic, 0, 7)
     for delivery in ("at_least_once", "at_most_once"):
@@ -78,7 +78,7 @@ def test_unfinished_messages_of_a_lost_claim_are_not_acked(memory: MemoryGround)
         messages[0].ack()
         consumer.pause([(topic, 0)])
         assert (only(marshal).messages_acked, only(marshal).in_flight) == (1, 5)
-        assert Group(other.door, group, LOG).pause(5.0).token >= 0
+        assert Group(other.transport, group, LOG).pause(5.0).token >= 0
         until(lambda: only(marshal).claims_ended == 2, "this client has read what the tool has read")
         found = only(marshal)
         assert (found.in_flight, found.messages_acked) == (0, 1)

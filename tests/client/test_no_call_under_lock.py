@@ -20,7 +20,7 @@ import pytest
 from marshal_py import Consumer, TopicPartition
 from marshal_py.client import loop
 from marshal_py.transport import kafka, kafka_admin, kafka_source
-from tests.support.fronts import DEADLINE_S, ROOT, EmbeddedGround, Keeper, joined, owns, until
+from tests.support.client_fixtures import DEADLINE_S, ROOT, BackgroundConsumer, EmbeddedGround, joined, owns, until
 
 CLIENTS = {"Consumer": (kafka, kafka_source, kafka_admin), "Producer": (kafka,), "AdminClient": (kafka_admin,)}
 
@@ -127,7 +127,7 @@ def test_a_look_inside_a_callback_of_the_data_client_comes_back(embedded: Embedd
         settings = {"statistics.interval.ms": 20, "stats_cb": stats}
         consumer = joined(marshal, embedded.group(), [topic], settings=settings)
         consumers.append(consumer)
-        with Keeper(consumer) as keeper:
+        with BackgroundConsumer(consumer) as keeper:
             until(lambda: looked.count(2) > 20, "it looked again and again")
             assert keeper.error is None
 
@@ -142,7 +142,7 @@ def test_a_source_that_is_closed_inside_its_own_callback(embedded: EmbeddedGroun
         sources[0].close()
 
     topic = embedded.topic()
-    source = kafka.KafkaDoor(embedded.target, DEADLINE_S).source(
+    source = kafka.KafkaTransport(embedded.target, DEADLINE_S).source(
         "g", "c", {"statistics.interval.ms": 20, "stats_cb": stats}
     )
     sources.append(source)
@@ -158,7 +158,7 @@ def test_who_assigns_does_not_wait_for_a_poll(embedded: EmbeddedGround) -> None:
     topic = embedded.topic(2)
     embedded.fill(topic, 1, 3)
     one, two = TopicPartition(topic, 0), TopicPartition(topic, 1)
-    source = kafka.KafkaDoor(embedded.target, DEADLINE_S).source("g", "c", {})
+    source = kafka.KafkaTransport(embedded.target, DEADLINE_S).source("g", "c", {})
     source.learn([topic])
     entered, leave = threading.Event(), threading.Event()
 
@@ -197,14 +197,14 @@ def test_no_client_is_called_under_the_lock(
     options = {"delivery": delivery, "unacked_max": 10}
     with embedded.connect("a", statistics_interval_ms=100) as first:
         one = joined(first, group, [topic], **options)
-        with Keeper(one) as keeper:
+        with BackgroundConsumer(one) as keeper:
             until(lambda: len(keeper.seen) >= 55, "all that is there was read")
             one.pause([TopicPartition(topic, 0)])
             until(lambda: "pause" in watch.calls, "the client was told")
             one.resume([TopicPartition(topic, 0)])
             with embedded.connect("b") as second:
                 other = joined(second, group, [topic], **options)
-                with Keeper(other) as more:
+                with BackgroundConsumer(other) as more:
                     until(lambda: len(other.claims()) == 1, "the late joiner has its share")
                     for partition in range(3):
                         embedded.fill(topic, partition, 20, first=20)

@@ -12,43 +12,43 @@ from marshal_py.errors import CoordinationTopicMissing
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import Genesis, Heartbeat, Join, Leave
 from marshal_py.protocol.routing import route
-from marshal_py.transport.memory import MemoryBroker, MemoryDoor
+from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 
 TOPIC = "__marshal"
 
 
 @pytest.fixture
-def door() -> MemoryDoor:
+def transport() -> MemoryTransport:
     broker = MemoryBroker()
     broker.create_topic("orders", 3)
-    return MemoryDoor(broker)
+    return MemoryTransport(broker)
 
 
 @pytest.fixture
-def worked(door: MemoryDoor) -> MemoryDoor:
+def worked(transport: MemoryTransport) -> MemoryTransport:
     """Two groups, in different logs, have come and gone."""
     assert route("billing", 16) != route("audit", 16)
     for group in ("billing", "audit"):
-        with connect(door, client_id=f"{group}-1") as marshal, marshal.consumer(group, ["orders"]):
+        with connect(transport, client_id=f"{group}-1") as marshal, marshal.consumer(group, ["orders"]):
             pass
-    return door
+    return transport
 
 
-def test_a_missing_topic_is_named_and_not_created(door: MemoryDoor) -> None:
+def test_a_missing_topic_is_named_and_not_created(transport: MemoryTransport) -> None:
     for _ in range(2):
         with pytest.raises(CoordinationTopicMissing, match="looking creates nothing"):
-            Observer(door, TOPIC)
+            Observer(transport, TOPIC)
 
 
-def test_an_empty_topic_has_no_root(door: MemoryDoor) -> None:
-    door.broker.create_topic(TOPIC, 16)
-    with Observer(door, TOPIC) as observer:
+def test_an_empty_topic_has_no_root(transport: MemoryTransport) -> None:
+    transport.broker.create_topic(TOPIC, 16)
+    with Observer(transport, TOPIC) as observer:
         assert observer.root is None
         assert list(observer.read()) == []
         assert observer.logs_of("billing") == []
 
 
-def test_a_group_is_read_alone_or_with_all(worked: MemoryDoor) -> None:
+def test_a_group_is_read_alone_or_with_all(worked: MemoryTransport) -> None:
     with Observer(worked, TOPIC) as observer:
         records = list(observer.read("billing"))
         assert {judged.record.log for judged in records} == {route("billing", 16)}
@@ -62,7 +62,7 @@ def test_a_group_is_read_alone_or_with_all(worked: MemoryDoor) -> None:
         assert [group.name for _, group in observer.groups()] == ["audit", "billing"]
 
 
-def test_a_second_read_goes_on(worked: MemoryDoor) -> None:
+def test_a_second_read_goes_on(worked: MemoryTransport) -> None:
     with Observer(worked, TOPIC) as observer:
         first = list(observer.read())
         assert list(observer.read()) == []
@@ -74,7 +74,7 @@ def test_a_second_read_goes_on(worked: MemoryDoor) -> None:
         assert {judged.record for judged in first}.isdisjoint(judged.record for judged in second)
 
 
-def test_following_shows_what_comes(worked: MemoryDoor) -> None:
+def test_following_shows_what_comes(worked: MemoryTransport) -> None:
     with Observer(worked, TOPIC) as observer:
         news = observer.follow("billing")
         while next(news) is not None:
@@ -91,7 +91,7 @@ def next_join(news: Iterator[Judged | None]) -> Join:
     raise AssertionError("the stream has no end")
 
 
-def test_the_age_of_a_session_is_that_of_its_last_extension(worked: MemoryDoor) -> None:
+def test_the_age_of_a_session_is_that_of_its_last_extension(worked: MemoryTransport) -> None:
     with (
         connect(worked, client_id="live") as marshal,
         marshal.consumer("billing", ["orders"]) as consumer,
@@ -108,13 +108,13 @@ def test_the_age_of_a_session_is_that_of_its_last_extension(worked: MemoryDoor) 
         assert observer.extended_ms[route("billing", 16), session] == stamps[session]
 
 
-def test_ends_of_partitions_that_are_gone_are_left_out(worked: MemoryDoor) -> None:
+def test_ends_of_partitions_that_are_gone_are_left_out(worked: MemoryTransport) -> None:
     with Observer(worked, TOPIC) as observer:
         asked = [TopicPartition("orders", 0), TopicPartition("orders", 9), TopicPartition("gone", 0)]
         assert observer.ends(asked) == {TopicPartition("orders", 0): 0}
 
 
-def test_looking_writes_nothing(worked: MemoryDoor) -> None:
+def test_looking_writes_nothing(worked: MemoryTransport) -> None:
     with Observer(worked, TOPIC) as observer:
         before = observer.bounds(range(16))
         observer.fold()

@@ -12,9 +12,20 @@ from marshal_py.errors import AccessDenied, ClusterUnreachable, CoordinationTopi
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import Evict, Leave
 from marshal_py.protocol.routing import route
-from marshal_py.transport import trouble
-from marshal_py.transport.kafka import KafkaDoor
-from tests.support.fronts import LOG, LOGS, EmbeddedGround, Keeper, MemoryGround, collect, joined, owns, places, until
+from marshal_py.transport import connection_errors
+from marshal_py.transport.kafka import KafkaTransport
+from tests.support.client_fixtures import (
+    LOG,
+    LOGS,
+    BackgroundConsumer,
+    EmbeddedGround,
+    MemoryGround,
+    collect,
+    joined,
+    owns,
+    places,
+    until,
+)
 
 IMPATIENT = {"reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 100}
 
@@ -85,7 +96,7 @@ def test_away_in_the_middle_costs_no_claim_and_loses_nothing(embedded: EmbeddedG
 def test_questions_to_a_group_survive_an_outage(embedded: EmbeddedGround) -> None:
     """Those that got no answer do not end the process when the broker is back, and the next ones are answered."""
     place = TopicPartition(embedded.topic(), 0)
-    admin = KafkaDoor({"bootstrap.servers": embedded.target, **IMPATIENT}, 1.0).admin()
+    admin = KafkaTransport({"bootstrap.servers": embedded.target, **IMPATIENT}, 1.0).admin()
     assert admin.commit("g", {place: 3}) == ""
     embedded.broker.broker_down()
     until(lambda: admin.commit("g", {place: 4}) == "no answer in time", "one has waited for the broker in vain")
@@ -111,7 +122,7 @@ def test_two_members_survive_an_outage_without_evicting_each_other(embedded: Emb
         joined(other, group, [topic]) as two,
     ):
         until(lambda: len(one.claims()) == len(two.claims()) == 2, "two partitions each")
-        with Keeper(one) as first, Keeper(two) as second:
+        with BackgroundConsumer(one) as first, BackgroundConsumer(two) as second:
             for partition in range(4):
                 embedded.fill(topic, partition, 5)
             embedded.broker.broker_down()
@@ -208,7 +219,7 @@ def test_a_record_that_the_broker_finds_too_large_is_named(embedded: EmbeddedGro
 
 
 def test_a_client_that_may_not_write_is_told(embedded: EmbeddedGround, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trouble, "REFUSED_S", 2.0)
+    monkeypatch.setattr(connection_errors, "REFUSED_S", 2.0)
     topic = embedded.topic()
     with embedded.connect() as marshal:
         embedded.broker.fail_requests("Produce", *[29] * 100)

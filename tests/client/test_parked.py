@@ -12,7 +12,7 @@ from marshal_py.admin import overview
 from marshal_py.errors import PartitionError
 from marshal_py.protocol.records import ReleasingPartition
 from marshal_py.transport.memory import MemorySource
-from tests.support.fronts import Ground, Keeper, MemoryGround, collect, joined, places, until
+from tests.support.client_fixtures import BackgroundConsumer, MemoryGround, TestCluster, collect, joined, places, until
 
 PARTITIONS, CONSUMERS, MESSAGES, POSITION = 6, 3, 5, 50
 BEYOND, TRUNCATED = "PositionBeyondEnd", "PartitionTruncated"
@@ -23,7 +23,7 @@ def alarms(consumer: Consumer, kept: list[marshal_py.Advisory]) -> list[marshal_
     return kept
 
 
-def test_one_partition_beyond_its_end_stops_nobody(ground: Ground) -> None:
+def test_one_partition_beyond_its_end_stops_nobody(ground: TestCluster) -> None:
     """D6, F6.4: each consumer in turn claimed it, raised an error, ended and left it to the next one."""
     topic, group = ground.topic(PARTITIONS), ground.group()
     for partition in range(PARTITIONS):
@@ -35,7 +35,7 @@ def test_one_partition_beyond_its_end_stops_nobody(ground: Ground) -> None:
         starts = {TopicPartition(topic, number): 0 for number in range(1, PARTITIONS)} | {stuck: POSITION}
         assert marshals[0]._loop.admin.commit(group, starts) == ""
         consumers = [stack.enter_context(joined(marshal, group, [topic], start="committed")) for marshal in marshals]
-        keepers = [stack.enter_context(Keeper(consumer)) for consumer in consumers]
+        keepers = [stack.enter_context(BackgroundConsumer(consumer)) for consumer in consumers]
 
         def seen() -> set[tuple[int, int]]:
             return {place for keeper in keepers for place in places(keeper.seen)}
@@ -78,12 +78,12 @@ def test_who_has_nothing_but_parked_partitions_says_so(memory: MemoryGround) -> 
     memory.fill(topic, 0, MESSAGES)
     with memory.connect("c") as marshal:
         marshal._loop.admin.commit(group, {TopicPartition(topic, 0): POSITION})
-        with joined(marshal, group, [topic], start="committed") as consumer, Keeper(consumer) as keeper:
+        with joined(marshal, group, [topic], start="committed") as consumer, BackgroundConsumer(consumer) as keeper:
             waiting_for = until(lambda: consumer.cached_info().waiting_for, "it says why it has nothing to do")
             assert waiting_for.startswith(f"an admin: all of its 1 partitions are parked: {BEYOND}")
             assert consumer.cached_info().lag == -1
             assert keeper.error is None
-        state = marshal._loop.worlds[consumer._station.log].groups[group]
+        state = marshal._loop.worlds[consumer._driver.log].groups[group]
         ends = {TopicPartition(topic, 0): MESSAGES}
         (row,) = overview.state(state, 0, {}, ends, 0.0)["partitions"]
         assert (row["parked"], row["position"], row["end"], row["lag"]) == (BEYOND, POSITION, MESSAGES, None)
@@ -100,11 +100,11 @@ def test_a_partition_that_lost_what_was_read_is_parked(memory: MemoryGround, del
     events: list[marshal_py.Advisory] = []
     with memory.connect("c") as marshal, joined(marshal, group, [topic], delivery=delivery) as consumer:
         collect(consumer, 2 * MESSAGES)
-        with Keeper(consumer) as keeper:
-            station = consumer._station
-            assert isinstance(station.source, MemorySource)
+        with BackgroundConsumer(consumer) as keeper:
+            driver = consumer._driver
+            assert isinstance(driver.source, MemorySource)
             with memory.broker.lock:
-                station.source._assignments.refuse(TopicPartition(topic, 0), MESSAGES, "truncation detected", 0)
+                driver.source._assignments.refuse(TopicPartition(topic, 0), MESSAGES, "truncation detected", 0)
             until(lambda: alarms(consumer, events), "it is parked")
             assert events[0].text.startswith(f"{TRUNCATED}: ")
             assert "(truncation detected)" in events[0].text
@@ -121,7 +121,7 @@ def test_a_partition_that_lost_what_was_read_is_parked(memory: MemoryGround, del
 
 def refuse(consumer: Consumer, tp: TopicPartition) -> None:
     """As a source tells of a topic that this client may not read."""
-    source = consumer._station.source
+    source = consumer._driver.source
     assert isinstance(source, MemorySource)
     until(lambda: source.fetching(tp), "it is assigned")
     with consumer._loop.lock, source.broker.changed:
@@ -138,7 +138,7 @@ def test_a_refused_partition_stops_nobody_and_who_may_read_nothing_is_told(memor
     with memory.connect("c") as marshal, joined(marshal, group, [topic, other]) as consumer:
         collect(consumer, 1)
         until(lambda: len(consumer.claims()) == 2, "both are its own")
-        with Keeper(consumer) as keeper:
+        with BackgroundConsumer(consumer) as keeper:
             for _ in range(2):
                 until(lambda: TopicPartition(topic, 0) in consumer.claims(), "it is tried, and once more")
                 refuse(consumer, TopicPartition(topic, 0))
@@ -149,7 +149,7 @@ def test_a_refused_partition_stops_nobody_and_who_may_read_nothing_is_told(memor
             memory.fill(other, 0, 3, first=1)
             until(lambda: len(keeper.seen) == 3, "the other one goes on")
             assert keeper.error is None
-            state = marshal._loop.worlds[consumer._station.log].groups[group]
+            state = marshal._loop.worlds[consumer._driver.log].groups[group]
             rows = overview.state(state, 0, {}, {TopicPartition(topic, 0): 7}, 0.0)["partitions"]
             assert {row["lag"] for row in rows if row["topic"] == topic} == {7}, "the position is as good as ever"
             refuse(consumer, TopicPartition(other, 0))

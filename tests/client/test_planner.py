@@ -12,11 +12,11 @@ from marshal_py.errors import BatchNotCommitted, BatchOverdue, ClaimLost, Consum
 from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import ClaimingMessages, Note
-from tests.support.fronts import (
+from tests.support.client_fixtures import (
     INTERVAL_S,
     EmbeddedGround,
-    Ground,
     MemoryGround,
+    TestCluster,
     collect,
     joined,
     owns,
@@ -38,7 +38,7 @@ def planning(consumer: Consumer) -> Planner:
     return planner
 
 
-def test_batches_take_turns_and_positions_follow_commits(ground: Ground) -> None:
+def test_batches_take_turns_and_positions_follow_commits(ground: TestCluster) -> None:
     """D9: a range is finished as a whole."""
     topic = ground.topic(2)
     ground.fill(topic, 0, 50)
@@ -61,7 +61,7 @@ def test_batches_take_turns_and_positions_follow_commits(ground: Ground) -> None
             assert places(collect(successor, 35))[0] == (0, 15)
 
 
-def test_no_data_makes_an_empty_batch(ground: Ground) -> None:
+def test_no_data_makes_an_empty_batch(ground: TestCluster) -> None:
     topic = ground.topic()
     with ground.connect() as marshal, joined(marshal, ground.group(), [topic], start_fallback="earliest") as consumer:
         planner = planning(consumer)
@@ -73,7 +73,7 @@ def test_no_data_makes_an_empty_batch(ground: Ground) -> None:
         assert until(lambda: consumer.cached_info().lag == 0, "the lag is known without fetching")
 
 
-def test_what_was_fetched_before_is_planned_again(ground: Ground) -> None:
+def test_what_was_fetched_before_is_planned_again(ground: TestCluster) -> None:
     """Handed over and not acked it stays in flight; only what nobody holds is planned."""
     topic = ground.topic()
     ground.fill(topic, 0, 30)
@@ -127,7 +127,7 @@ def test_a_claim_lost_before_the_commit_is_named(memory: MemoryGround) -> None:
             assert len(collect(successor, 10)) == 10
 
 
-def test_in_a_pause_the_batch_is_let_go_after_an_interval(ground: Ground) -> None:
+def test_in_a_pause_the_batch_is_let_go_after_an_interval(ground: TestCluster) -> None:
     """T12: a batch cannot hold a pause open; its commit says so, and the ranges come again."""
     topic = ground.topic()
     ground.fill(topic, 0, 8)
@@ -171,7 +171,7 @@ def test_without_a_lease_nothing_is_handed_over(embedded: EmbeddedGround) -> Non
         embedded.broker.broker_up()
 
 
-def test_a_lost_range_is_noted_and_passed(ground: Ground) -> None:
+def test_a_lost_range_is_noted_and_passed(ground: TestCluster) -> None:
     """D6: below the beginning."""
     topic = ground.topic()
     ground.fill(topic, 0, 40)
@@ -240,7 +240,7 @@ def test_a_silent_user_loses_the_consumer(memory: MemoryGround) -> None:
                 planner.batch(10)
 
 
-def test_at_most_once_a_batch_is_granted_before_it_is_there(ground: Ground) -> None:
+def test_at_most_once_a_batch_is_granted_before_it_is_there(ground: TestCluster) -> None:
     topic = ground.topic(2)
     ground.fill(topic, 0, 30)
     ground.fill(topic, 1, 30)
@@ -284,7 +284,7 @@ def test_a_plan_ends_where_it_is_told_to(memory: MemoryGround) -> None:
         assert [(one.partition, one.start, one.to) for one in found] == [(1, 0, 7)]
 
 
-def test_a_member_that_joins_waits_for_its_share(ground: Ground) -> None:
+def test_a_member_that_joins_waits_for_its_share(ground: TestCluster) -> None:
     """Settled means that no live member is about to hand something over."""
     topic = ground.topic(4)
     group = ground.group()
@@ -346,7 +346,7 @@ def test_a_tracker_takes_back_what_was_not_done() -> None:
     assert tracker.forget_undelivered() == tracker.position() == 12
 
 
-def test_what_an_earlier_owner_finished_is_planned_around(ground: Ground) -> None:
+def test_what_an_earlier_owner_finished_is_planned_around(ground: TestCluster) -> None:
     """D1: a range of offsets never holds messages that were finished before, wherever the plans begin and end."""
     topic = ground.topic()
     ground.fill(topic, 0, 40)
@@ -369,7 +369,7 @@ def test_what_an_earlier_owner_finished_is_planned_around(ground: Ground) -> Non
             until(lambda: positions(consumer) == {0: 40}, "all is finished")
 
 
-def test_what_an_earlier_owner_finished_is_not_fetched_again(ground: Ground) -> None:
+def test_what_an_earlier_owner_finished_is_not_fetched_again(ground: TestCluster) -> None:
     """D1: also where the messages come in several pieces."""
     topic = ground.topic()
     ground.fill(topic, 0, 60)

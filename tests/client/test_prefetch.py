@@ -10,15 +10,15 @@ import pytest
 from marshal_py import Consumer, Message
 from marshal_py.client import prefetch
 from marshal_py.client.buffers import MERGED_MAX, SAMPLED_EACH, Buffer
-from marshal_py.client.flow import WARM_MESSAGES_MAX
+from marshal_py.client.delivery_queue import WARM_MESSAGES_MAX
+from marshal_py.client.handling_rate import HandlingRate
 from marshal_py.client.options import PREFETCH_BYTES
-from marshal_py.client.pace import Pace
 from marshal_py.client.prefetch import BUFFERED_MESSAGES_MAX, LOOK_MS, SLOW_PER_S, Prefetch
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.transport import settings
 from marshal_py.transport.memory import MemoryMessage
-from tests.support.fronts import collect, joined, owns, places, until
+from tests.support.client_fixtures import collect, joined, owns, places, until
 from tests.support.one_queue import BLOCK, OneQueueGround, OneQueueSource
 
 PARTITIONS = 12
@@ -34,7 +34,7 @@ def ground() -> OneQueueGround:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every handler counts as slow, and a look is due at every step: what time decides is decided."""
-    monkeypatch.setattr(Pace, "slower_than", lambda self, per_second: True)
+    monkeypatch.setattr(HandlingRate, "slower_than", lambda self, per_second: True)
     monkeypatch.setattr(prefetch, "LOOK_MS", 0)
 
 
@@ -71,7 +71,7 @@ def handled_until_all(messages: Iterator[Message], partitions: set[int]) -> int:
 
 
 def source_of(consumer: Consumer) -> OneQueueSource:
-    source = consumer._station.source
+    source = consumer._driver.source
     assert isinstance(source, OneQueueSource)
     return source
 
@@ -230,14 +230,16 @@ def test_nothing_is_fetched_while_the_gate_is_shut(ground: OneQueueGround, deliv
         open_again = shut()
         reader = Reader(consumer, way)
         try:
-            flow, source = consumer._flow, source_of(consumer)
-            until(lambda: flow.buffers and all(b.held_back for b in flow.buffers.values()), "nothing is fetched")
+            queue, source = consumer._flow, source_of(consumer)
+            until(lambda: queue.buffers and all(b.held_back for b in queue.buffers.values()), "nothing is fetched")
             before, polls = source.handed_out, source.polls
             until(lambda: source.polls > polls + 5, "it still looks")
             assert source.handed_out == before <= 3 * 2_000
             with marshal._loop.lock:
-                flow.start_prefetch(TopicPartition(other, 0), 5)
-            until(lambda: flow.buffers[TopicPartition(other, 0)].held_back, "it is fetched ahead, as much as is useful")
+                queue.start_prefetch(TopicPartition(other, 0), 5)
+            until(
+                lambda: queue.buffers[TopicPartition(other, 0)].held_back, "it is fetched ahead, as much as is useful"
+            )
             assert source.handed_out - before >= WARM_MESSAGES_MAX
             assert reader.got == []
             open_again()
@@ -354,7 +356,7 @@ def test_keys_count_and_a_tombstone_has_no_value() -> None:
 
 
 def test_who_handles_fast_is_not_slow_and_who_is_not_known_neither() -> None:
-    pace, prefetch_ = Pace(), Prefetch(1_000, 100)
+    pace, prefetch_ = HandlingRate(), Prefetch(1_000, 100)
     assert not prefetch_.due(pace, 10_000)
     pace.handed_over(0, 10_000)
     pace.returned(100_000, 11_000)  # 100,000 in a second

@@ -13,7 +13,7 @@ from marshal_py.client import loop
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.records import GroupConfig, ReleasingPartition, Topology
 from marshal_py.transport.ports import OutOfRange
-from tests.support.fronts import Keeper, MemoryGround, collect, joined, until
+from tests.support.client_fixtures import BackgroundConsumer, MemoryGround, collect, joined, until
 
 REASON = "DataTopicRecreated"
 
@@ -48,7 +48,7 @@ def test_a_running_consumer_parks_it_and_goes_on_with_the_rest(memory: MemoryGro
     with memory.connect("c") as marshal, joined(marshal, group, [topic, other]) as consumer:
         first = collect(consumer, 20)
         consumer.flush()
-        with Keeper(consumer) as keeper:
+        with BackgroundConsumer(consumer) as keeper:
             make_anew(memory, topic, 2, messages)
             until(lambda: told(consumer, events).count("parked") == 2, "both are parked")
             noticed = len(keeper.seen)
@@ -93,7 +93,11 @@ def test_a_consumer_that_starts_parks_it_before_it_delivers_anything(memory: Mem
         collect(consumer, 20)
     make_anew(memory, topic, partitions, 40)
     events: list[marshal_py.Advisory] = []
-    with memory.connect("b") as marshal, joined(marshal, group, [topic]) as consumer, Keeper(consumer) as keeper:
+    with (
+        memory.connect("b") as marshal,
+        joined(marshal, group, [topic]) as consumer,
+        BackgroundConsumer(consumer) as keeper,
+    ):
         until(lambda: told(consumer, events).count("parked") == 2, "both are parked")
         waiting_for = until(lambda: consumer.cached_info().waiting_for, "it says why it has nothing to do")
         assert REASON in waiting_for
@@ -125,7 +129,7 @@ def test_a_group_may_want_it_done_by_itself(
             marshal_py.group(marshal, group).set_config(on_topic_recreated=config)
         collect(consumer, 20)
         consumer.flush()
-        with Keeper(consumer) as keeper:
+        with BackgroundConsumer(consumer) as keeper:
             make_anew(memory, topic, partitions, 30)
             if goes_on:
                 wanted = {(p, b"new %d" % n) for p in range(partitions) for n in range(30)}
@@ -162,7 +166,7 @@ def test_a_topic_that_is_deleted_while_it_is_consumed(memory: MemoryGround) -> N
     events: list[marshal_py.Advisory] = []
     with memory.connect() as marshal, joined(marshal, group, [topic, other]) as consumer:
         collect(consumer, 5)
-        with Keeper(consumer) as keeper:
+        with BackgroundConsumer(consumer) as keeper:
             memory.broker.delete_topic(topic)
             until(lambda: "topic_missing" in told(consumer, events), "it is told")
             info = consumer.cached_info()
@@ -187,11 +191,11 @@ def test_a_refusal_of_the_old_topics_position_that_comes_late(memory: MemoryGrou
         collect(consumer, 3)
         tp = TopicPartition(topic, 0)
         with marshal._loop.lock:
-            consumer._station.unplaced[tp] = OutOfRange(tp, 100, consumer._station.source.round(tp) - 1)
-        consumer._station._place()
+            consumer._driver.unplaced[tp] = OutOfRange(tp, 100, consumer._driver.source.round(tp) - 1)
+        consumer._driver._place()
         memory.fill(topic, 0, 2)
         collect(consumer, 2)
-        assert not consumer._station.unplaced
+        assert not consumer._driver.unplaced
 
 
 def test_from_no_id_to_an_id_takes_no_pause(memory: MemoryGround) -> None:
@@ -221,7 +225,7 @@ def test_a_partition_that_somebody_parked_for_another_reason(memory: MemoryGroun
             (claim,) = consumer._member.claims.values()
             claim.parking = "SomethingNew"
             claim.stop("parked", 0)
-            marshal._loop.kick(consumer._station)
+            marshal._loop.kick(consumer._driver)
         waiting_for = until(lambda: consumer.cached_info().waiting_for, "it says why it has nothing to do")
         assert "SomethingNew" in waiting_for
         assert f"marshal set-position {group} {topic}:0 --to POSITION" in waiting_for

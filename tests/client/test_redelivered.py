@@ -9,7 +9,7 @@ from marshal_py.protocol import rationalizer
 from marshal_py.protocol.records import Genesis
 from marshal_py.protocol.routing import route
 from marshal_py.protocol.world import World
-from tests.support.fronts import MemoryGround, collect, joined, owns, places, until
+from tests.support.client_fixtures import MemoryGround, collect, joined, owns, places, until
 
 
 def test_a_release_tells_what_comes_again(memory: MemoryGround) -> None:

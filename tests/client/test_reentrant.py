@@ -13,7 +13,7 @@ import pytest
 
 from marshal_py import Consumer, Marshal
 from marshal_py.errors import ReentrantCall
-from tests.support.fronts import MemoryGround, collect, joined, owns, places, until
+from tests.support.client_fixtures import MemoryGround, collect, joined, owns, places, until
 
 TAKING = ("fetch", "next", "iteration", "flush", "plan_ranges")
 WAITING = ("stop", "drain", "info", "close", "consumer")
@@ -103,7 +103,7 @@ def test_a_callback_of_the_data_client_may_look_and_not_fetch(
         until(owns(consumer, 0), "the partition")
         calls = verbs(marshal, consumer, topic)
         names = (*TAKING, *LOOKING, "info", *ANYWHERE[1:])
-        inside = Inside(monkeypatch, consumer._station.source, "poll", *(calls[name] for name in names))
+        inside = Inside(monkeypatch, consumer._driver.source, "poll", *(calls[name] for name in names))
         memory.fill(topic, 0, 2)
         if outer == "fetch":
             assert places(collect(consumer, 2)) == [(0, 0), (0, 1)]
@@ -135,6 +135,6 @@ def test_a_stop_may_be_requested_anywhere(memory: MemoryGround, monkeypatch: pyt
     topic = memory.topic()
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
         until(owns(consumer, 0), "the partition")
-        Inside(monkeypatch, consumer._station.source, "poll", consumer.request_stop)
+        Inside(monkeypatch, consumer._driver.source, "poll", consumer.request_stop)
         assert not consumer.fetch(1, expires_s=40)
         assert consumer.stopping

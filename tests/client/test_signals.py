@@ -13,7 +13,7 @@ import pytest
 from marshal_py import Consumer, stop_on_signals
 from marshal_py.client.signals import SignalHandlers
 from marshal_py.errors import InvalidOption
-from tests.support.fronts import DEADLINE_S, MemoryGround, joined
+from tests.support.client_fixtures import DEADLINE_S, MemoryGround, joined
 
 SIGNALS = (signal.SIGUSR1, signal.SIGINT)
 

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from marshal_py.client import evidence, loop, opening, upkeep
-from marshal_py.client import policy as policies
+from marshal_py.client import divergence_report, log_maintenance, loop, replay_start
+from marshal_py.client import retention as policies
 from marshal_py.errors import (
     Diverged,
     HistoryRestarted,
@@ -31,12 +31,12 @@ from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import World
 from marshal_py.transport.ports import TopicInfo
 from tests.client.test_bad_logs import ends_with
-from tests.support.fronts import (
+from tests.support.client_fixtures import (
     DEADLINE_S,
     LOG,
     LOGS,
+    ConsumerProcess,
     EmbeddedGround,
-    Hand,
     MemoryGround,
     collect,
     joined,
@@ -124,14 +124,14 @@ def test_start_after_truncation(memory: MemoryGround, number: int) -> None:
 
 def test_a_long_log_begins_at_its_snapshot(memory: MemoryGround, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """N9: also where nothing was deleted; and if there is no sound one, at offset 0."""
-    monkeypatch.setattr(opening, "COLD_FOLD_RECORDS", 0)
+    monkeypatch.setattr(replay_start, "COLD_FOLD_RECORDS", 0)
     topic = lived(memory, number)
     root = root_of(memory)
     write_snapshot(memory, number, confirm=False)
     with memory.connect() as marshal, joined(marshal, IN[number], [topic]):
         assert marshal._loop.worlds[number].began_at == 0
     at = write_snapshot(memory, number)
-    pad(memory, number, 3 * opening.WINDOW_RECORDS)
+    pad(memory, number, 3 * replay_start.WINDOW_RECORDS)
     unsound = Snapshot(root, WRITER, at + 16, 0, 1, 1, 1, b"nothing")
     for record in (unsound, snapshot.witness(root, WITNESS, at + 16, 1, 1)):
         memory.put(LOG, number, codec.encode(record, "", root.incarnation))
@@ -150,7 +150,7 @@ def test_truncated_while_it_is_looked_at(memory: MemoryGround, number: int) -> N
     """N9: records go between the look at the log's bounds and the reading: it looks again."""
     lived(memory, number)
     write_snapshot(memory, number)
-    pad(memory, number, 2 * opening.WINDOW_RECORDS)
+    pad(memory, number, 2 * replay_start.WINDOW_RECORDS)
     at = write_snapshot(memory, number)
     tp = TopicPartition(LOG, number)
     memory.truncate(LOG, number, 3)
@@ -158,15 +158,15 @@ def test_truncated_while_it_is_looked_at(memory: MemoryGround, number: int) -> N
     stale = memory.broker.bounds(tp)
     memory.truncate(LOG, number, at)
     root = None if number == 0 else root_of(memory)
-    assert opening.open_world(log, number, root, stale).began_at == at
+    assert replay_start.open_world(log, number, root, stale).began_at == at
     memory.truncate(LOG, number, stale.end)
     with pytest.raises(HistoryTruncated):
-        opening.open_world(log, number, root, stale)
+        replay_start.open_world(log, number, root, stale)
 
 
 def test_a_snapshot_of_another_incarnation(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
     """N4: in a whole log the Genesis tells what the log is; an old client's snapshot is garbage."""
-    monkeypatch.setattr(opening, "COLD_FOLD_RECORDS", 0)
+    monkeypatch.setattr(replay_start, "COLD_FOLD_RECORDS", 0)
     topic = lived(memory, 0)
     root = root_of(memory)
     at = pad(memory, 0)
@@ -184,7 +184,7 @@ def test_a_snapshot_of_another_incarnation(memory: MemoryGround, monkeypatch: py
 
 def test_a_wrong_snapshot_is_found_out(memory: MemoryGround, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """N9: the older one folds to another state than the newer one holds: the reader fences."""
-    monkeypatch.setattr(upkeep, "CHECK_AFTER_MS", 100)
+    monkeypatch.setattr(log_maintenance, "CHECK_AFTER_MS", 100)
     topic = lived(memory, number)
     older = write_snapshot(memory, number)
 
@@ -208,7 +208,7 @@ def test_a_gap_that_only_a_second_look_meets(
     memory: MemoryGround, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L8, N9: the log was compacted between the two newest snapshots; a start behind them would not notice."""
-    monkeypatch.setattr(upkeep, "CHECK_AFTER_MS", 100)
+    monkeypatch.setattr(log_maintenance, "CHECK_AFTER_MS", 100)
     topic = lived(memory, number)
     older = write_snapshot(memory, number)
     newer = write_snapshot(memory, number)
@@ -244,7 +244,7 @@ def test_truncated_while_running(memory: MemoryGround, number: int) -> None:
     with memory.connect() as marshal, joined(marshal, IN[number], [topic]) as consumer:
         assert len(collect(consumer, 3)) == 3
         consumer.flush()
-        old = consumer._station.member.session
+        old = consumer._driver.member.session
         with memory.broker.lock:  # nobody reads meanwhile
             at = write_snapshot(memory, number)
             memory.truncate(LOG, number, at + 2)
@@ -252,8 +252,8 @@ def test_truncated_while_running(memory: MemoryGround, number: int) -> None:
         until(lambda: marshal._loop.worlds[number].began_at == at, "the state comes from the snapshot")
         memory.fill(topic, 0, 2, first=3)
         assert places(collect(consumer, 2)) == [(0, 3), (0, 4)]
-        assert consumer._station.member.session not in (old, -1)
-        reasons = [event.text for event in consumer._station.events if event.kind == "lost"]
+        assert consumer._driver.member.session not in (old, -1)
+        reasons = [event.text for event in consumer._driver.events if event.kind == "lost"]
         assert reasons == ["history truncated"]
     left = [verdict.record for verdict in folded_verdicts(memory, number, at) if isinstance(verdict.record, Leave)]
     assert left[0].session == old
@@ -273,8 +273,8 @@ def test_the_consumers_keep_their_log_short(memory: MemoryGround, monkeypatch: p
     """N8, N12: they write snapshots, vouch for them, and delete what lies behind two."""
     monkeypatch.setattr(snapshotter, "STAGGER_RECORDS", 16)
     monkeypatch.setattr(snapshotter, "RETRY_RECORDS", 64)
-    monkeypatch.setattr(upkeep, "TRUNCATE_EVERY_MS", 50)
-    monkeypatch.setattr(upkeep, "TRUNCATE_RECORDS_MIN", 16)
+    monkeypatch.setattr(log_maintenance, "TRUNCATE_EVERY_MS", 50)
+    monkeypatch.setattr(log_maintenance, "TRUNCATE_RECORDS_MIN", 16)
     topic = memory.topic(2)
     tp = TopicPartition(LOG, 1)
     options = {"snapshot_every_records": 64, "history_kept_s": 0.0}
@@ -290,9 +290,9 @@ def test_the_consumers_keep_their_log_short(memory: MemoryGround, monkeypatch: p
         assert not b.closed
         found = [codec.open_snapshot(value) for value in memory.log_values(1)]
         records = [record for record in found if record is not None]
-        instances = {loop.upkeep.keepers[1].instance for loop in (one._loop, two._loop)}
+        instances = {loop.maintenance.keepers[1].instance for loop in (one._loop, two._loop)}
         assert {record.instance for record in records} == instances
-        confirmed = one._loop.upkeep.keepers[1].store.confirmed()
+        confirmed = one._loop.maintenance.keepers[1].store.confirmed()
         assert not confirmed[0].self_audit
         assert memory.broker.bounds(tp).first <= confirmed[1].at
     memory.fill(topic, 0, 1)
@@ -305,8 +305,8 @@ def test_a_dead_group_does_not_stop_truncation(memory: MemoryGround, monkeypatch
     confirm snapshots and delete records again."""
     monkeypatch.setattr(snapshotter, "STAGGER_RECORDS", 16)
     monkeypatch.setattr(snapshotter, "RETRY_RECORDS", 64)
-    monkeypatch.setattr(upkeep, "TRUNCATE_EVERY_MS", 50)
-    monkeypatch.setattr(upkeep, "TRUNCATE_RECORDS_MIN", 16)
+    monkeypatch.setattr(log_maintenance, "TRUNCATE_EVERY_MS", 50)
+    monkeypatch.setattr(log_maintenance, "TRUNCATE_RECORDS_MIN", 16)
     topic, tp = lived(memory, 1), TopicPartition(LOG, 1)
     orphan = memory.broker.bounds(tp).end
     join = Join("killed", b"k" * 16, 1, 1_000, (topic,))
@@ -327,7 +327,7 @@ def test_a_dead_group_does_not_stop_truncation(memory: MemoryGround, monkeypatch
 def test_a_killed_process_does_not_stop_snapshots(embedded: EmbeddedGround) -> None:
     """N14, N6: kill -9 of a group's only consumer; the only one of another group evicts it, and is alone again."""
     topic = embedded.topic()
-    with Hand(embedded.target, IN[1], topic, "--client-id", "killed") as killed:
+    with ConsumerProcess(embedded.target, IN[1], topic, "--client-id", "killed") as killed:
         orphan = killed.wait_for("joined")[0]["session"]
         killed.signal(signal.SIGKILL)
         killed.wait()
@@ -337,7 +337,7 @@ def test_a_killed_process_does_not_stop_snapshots(embedded: EmbeddedGround) -> N
         def confirmed() -> bool:
             for _ in range(16):
                 embedded.put(LOG, 1, filler)
-            return one._loop.upkeep.keepers[1].confirmed_at > 0
+            return one._loop.maintenance.keepers[1].confirmed_at > 0
 
         until(confirmed, "a snapshot is confirmed")
     (evicted,) = embedded.accepted(IN[1], Evict)
@@ -348,26 +348,26 @@ def test_alone_it_audits_itself(memory: MemoryGround, number: int) -> None:
     """N6: one client in the log: a second fold of re-read bytes."""
     topic = memory.topic()
     with memory.connect("a", snapshot_every_records=64) as one, joined(one, IN[number], [topic]):
-        kept = one._loop.upkeep.keepers[number]
+        kept = one._loop.maintenance.keepers[number]
         until(lambda: pad(memory, number, 16) and kept.confirmed_at > 0, "confirmed")
         assert kept.store.confirmed()[0].self_audit
 
 
 def test_without_the_right_to_delete(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
     """N12: snapshots are written, deletion is left to an admin, one advisory says so."""
-    monkeypatch.setattr(upkeep, "TRUNCATE_EVERY_MS", 10)
-    monkeypatch.setattr(upkeep, "TRUNCATE_RECORDS_MIN", 16)
+    monkeypatch.setattr(log_maintenance, "TRUNCATE_EVERY_MS", 10)
+    monkeypatch.setattr(log_maintenance, "TRUNCATE_RECORDS_MIN", 16)
     memory.broker.may_delete = False
     topic = memory.topic()
     tp = TopicPartition(LOG, 1)
     with memory.connect("a", snapshot_every_records=64, history_kept_s=0.0) as one, joined(one, IN[1], [topic]) as a:
 
         def refused() -> list[Any]:
-            return [event for event in a._station.events if event.kind == "truncation_refused"]
+            return [event for event in a._driver.events if event.kind == "truncation_refused"]
 
         until(lambda: pad(memory, 1, 16) and refused(), "it was refused")
         end = memory.broker.bounds(tp).end
-        kept = one._loop.upkeep.keepers[1]
+        kept = one._loop.maintenance.keepers[1]
         until(lambda: pad(memory, 1, 16) and kept.confirmed_at > end, "snapshots go on")
         assert len(refused()) == 1
         assert memory.broker.bounds(tp).first == 0
@@ -376,8 +376,8 @@ def test_without_the_right_to_delete(memory: MemoryGround, monkeypatch: pytest.M
 
 def test_young_history_stays(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
     """N12: what is younger than the margin is not deleted, however many snapshots lie before it."""
-    monkeypatch.setattr(upkeep, "TRUNCATE_EVERY_MS", 10)
-    monkeypatch.setattr(upkeep, "TRUNCATE_RECORDS_MIN", 1)
+    monkeypatch.setattr(log_maintenance, "TRUNCATE_EVERY_MS", 10)
+    monkeypatch.setattr(log_maintenance, "TRUNCATE_RECORDS_MIN", 1)
     deleted: list[int] = []
     topic = memory.topic()
     monkeypatch.setattr(memory.broker, "delete_records", lambda tp, before: deleted.append(before))
@@ -391,7 +391,7 @@ def test_young_history_stays(memory: MemoryGround, monkeypatch: pytest.MonkeyPat
     )
     tp = TopicPartition(LOG, 1)
     with memory.connect("a", snapshot_every_records=64, history_kept_s=3_600.0) as one, joined(one, IN[1], [topic]):
-        kept = one._loop.upkeep.keepers[1]
+        kept = one._loop.maintenance.keepers[1]
         until(lambda: pad(memory, 1, 16) and len(kept.store.confirmed()) == 2, "two are confirmed")
         until(lambda: pad(memory, 1, 16) and kept.deletable() > 100, "the session has shown that it read on")
         end = memory.broker.bounds(tp).end
@@ -402,8 +402,8 @@ def test_young_history_stays(memory: MemoryGround, monkeypatch: pytest.MonkeyPat
 
 def test_a_topic_made_anew_is_not_truncated(memory: MemoryGround, monkeypatch: pytest.MonkeyPatch) -> None:
     """N12: the look before a deletion finds another topic, and ends the client before anything is lost."""
-    monkeypatch.setattr(upkeep, "TRUNCATE_EVERY_MS", 10)
-    monkeypatch.setattr(upkeep, "TRUNCATE_RECORDS_MIN", 1)
+    monkeypatch.setattr(log_maintenance, "TRUNCATE_EVERY_MS", 10)
+    monkeypatch.setattr(log_maintenance, "TRUNCATE_RECORDS_MIN", 1)
     monkeypatch.setattr(loop, "METADATA_S", 3_600.0)
     topic = memory.topic()
     with (
@@ -458,14 +458,14 @@ def test_a_broken_fold_among_three(memory: MemoryGround, monkeypatch: pytest.Mon
         (kept,) = tmp_path.iterdir()
         assert error.evidence == str(kept)
         assert str(kept) in str(error)
-        assert [event.text for event in consumers[1]._station.events if event.kind == "state_kept"] == [str(kept)]
-        held = evidence.read(kept, IN[1])
+        assert [event.text for event in consumers[1]._driver.events if event.kind == "state_kept"] == [str(kept)]
+        held = divergence_report.read(kept, IN[1])
         assert (held["client_id"], held["log"], held["first_difference"]) == ("b", 1, error.offset)
         log = states.plain(folded(memory, 1, held["at_offset"] + 1).groups[IN[1]], 100)
         assert list(states.differences(held["state"], log)) == [(f"partition {topic}:0", "generation", 1, 0)]
         until(lambda: sorted(len(consumers[at].claims()) for at in (0, 2)) == [1, 2], "the others take over")
         for at in (0, 2):
-            events = [event for event in consumers[at]._station.events if event.kind == "diverged"]
+            events = [event for event in consumers[at]._driver.events if event.kind == "diverged"]
             assert all(event.text.startswith("b ") for event in events)
             assert not consumers[at].closed
     finally:

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 
 from marshal_py.client.stalls import RECENT_MS, STALL_MS_MIN, Stalls
-from tests.support.fronts import INTERVAL_S, MemoryGround, joined, owns, until
+from tests.support.client_fixtures import INTERVAL_S, MemoryGround, joined, owns, until
 
 
 def test_what_is_waited_for_is_no_stall() -> None:

@@ -28,12 +28,12 @@ from marshal_py.protocol.records import (
     Topology,
 )
 from marshal_py.protocol.world import World
-from tests.support.logbook import GROUP, INTERVAL_MS, TOPIC, Logbook
+from tests.support.differential_log import GROUP, INTERVAL_MS, TOPIC, DifferentialLog
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "advisories.md"
 
 
-def told(book: Logbook, start: int = 0) -> list[Advisory]:
+def told(book: DifferentialLog, start: int = 0) -> list[Advisory]:
     """All that a reader hears who begins with the record at `start`."""
     world = World()
     for offset in range(start):
@@ -45,13 +45,13 @@ def told(book: Logbook, start: int = 0) -> list[Advisory]:
     return found
 
 
-def lines(book: Logbook, start: int = 0) -> list[str]:
+def lines(book: DifferentialLog, start: int = 0) -> list[str]:
     return [in_words(advisory) for advisory in told(book, start)]
 
 
-def full_book() -> Logbook:
+def full_book() -> DifferentialLog:
     """A life of a group in which nearly every kind happens."""
-    book = Logbook()
+    book = DifferentialLog()
     session, epoch = book.owner()
     book.must(Heartbeat(session, 1, (ClaimState(epoch, 120),)))
     other = book.join("other")
@@ -108,7 +108,7 @@ def test_every_advisory_says_which_record_told_it() -> None:
         assert advisory.kind in KINDS
         assert (advisory.group, advisory.log) == (GROUP, 0)
         assert advisory.time_ms == 1_000 * advisory.log_offset
-        alone = Logbook(start=False)
+        alone = DifferentialLog(start=False)
         for value in book.values[: advisory.log_offset + 1]:
             alone.put(value)
         assert told(alone)[-1].log_offset == advisory.log_offset
@@ -143,7 +143,7 @@ def test_what_was_refused_tells_nothing() -> None:
 
 
 def test_skipped_offsets_of_at_most_once() -> None:
-    book = Logbook()
+    book = DifferentialLog()
     session, epoch = book.owner(AT_MOST_ONCE)
     other = book.claim(session, 1, 0)
     ranges = (MessageRange(epoch, 100, 104, 110), MessageRange(other, 1, 2, 9), MessageRange(other, 0, 3, 9))
@@ -156,7 +156,7 @@ def test_skipped_offsets_of_at_most_once() -> None:
 
 
 def test_a_seek_and_a_parked_partition() -> None:
-    book = Logbook()
+    book = DifferentialLog()
     session, epoch = book.owner()
     at = book.must(SeekingPartition(session, epoch, 50))
     book.must(ReleasingPartition(session, at, 60, parked="DataTopicRecreated"))
@@ -168,7 +168,7 @@ def test_a_seek_and_a_parked_partition() -> None:
 
 
 def test_the_end_of_sessions_by_a_change_of_mode() -> None:
-    book = Logbook()
+    book = DifferentialLog()
     book.join("idle")
     token = book.pause()
     book.must(GroupConfig(-1, token, mode=AT_MOST_ONCE, by="ops"))
@@ -176,7 +176,7 @@ def test_the_end_of_sessions_by_a_change_of_mode() -> None:
 
 
 def test_a_deleted_group_is_not_paused_any_more() -> None:
-    book = Logbook()
+    book = DifferentialLog()
     book.must(Leave(book.join(), ""))
     book.pause()
     book.delete()

@@ -11,7 +11,7 @@ from marshal_py.history.explain import Cut, Difference, Explanation, diff, expla
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import ClaimingPartition, ClaimState, Heartbeat, Leave, Move, SetPosition
 from marshal_py.protocol.world import World
-from tests.support.logbook import GROUP, TOPIC, Logbook
+from tests.support.differential_log import GROUP, TOPIC, DifferentialLog
 
 ONE = TopicPartition(TOPIC, 0)
 
@@ -22,23 +22,23 @@ class Raw(NamedTuple):
     timestamp_ms: int
 
 
-def raw(book: Logbook) -> list[Raw]:
+def raw(book: DifferentialLog) -> list[Raw]:
     """The log, a record per second."""
     return [Raw(offset, value, 1_000 * offset) for offset, value in enumerate(book.values)]
 
 
-def story(book: Logbook, cut: Cut = Cut(), tp: TopicPartition = ONE, lines_max: int = 20) -> Explanation:  # noqa: B008
+def story(book: DifferentialLog, cut: Cut = Cut(), tp: TopicPartition = ONE, lines_max: int = 20) -> Explanation:  # noqa: B008
     return explain(World(), raw(book), GROUP, tp, cut, lines_max)
 
 
-def change(book: Logbook, a: Cut, b: Cut) -> Difference:
+def change(book: DifferentialLog, a: Cut, b: Cut) -> Difference:
     return diff(World(), raw(book), GROUP, a, b)
 
 
 @pytest.fixture
-def book() -> Logbook:
+def book() -> DifferentialLog:
     """An owner, progress, a pause, a move, another owner."""
-    book = Logbook()
+    book = DifferentialLog()
     session, epoch = book.owner()
     for number in range(30):
         book.must(Heartbeat(session, number, (ClaimState(epoch, 101 + number),)))
@@ -51,7 +51,7 @@ def book() -> Logbook:
     return book
 
 
-def test_the_end_of_the_story(book: Logbook) -> None:
+def test_the_end_of_the_story(book: DifferentialLog) -> None:
     found = story(book)
     assert found.at_offset == book.last
     assert found.at_ms == 1_000 * book.last
@@ -74,10 +74,10 @@ def test_the_end_of_the_story(book: Logbook) -> None:
     json.dumps([line.verdict for line in found.lines])
 
 
-def test_every_cut_tells_what_the_fold_held_there(book: Logbook) -> None:
+def test_every_cut_tells_what_the_fold_held_there(book: DifferentialLog) -> None:
     """As of each offset, and as of each time: the same standing as a reader's who stopped there."""
     for offset in range(len(book.values)):
-        part = Logbook(start=False)
+        part = DifferentialLog(start=False)
         for value in book.values[: offset + 1]:
             part.put(value)
         group = part.world.groups.get(GROUP)
@@ -90,7 +90,7 @@ def test_every_cut_tells_what_the_fold_held_there(book: Logbook) -> None:
             assert found.paused == (group is not None and group.paused)
 
 
-def test_what_was_refused_belongs_to_the_story(book: Logbook) -> None:
+def test_what_was_refused_belongs_to_the_story(book: DifferentialLog) -> None:
     session = book.join("late")
     book.refuses(ClaimingPartition(session, TOPIC, 0, -1, 0), "held")
     line = story(book).lines[-1]
@@ -98,7 +98,7 @@ def test_what_was_refused_belongs_to_the_story(book: Logbook) -> None:
     assert "somebody owns it" in line.text
 
 
-def test_other_partitions_and_groups_do_not(book: Logbook) -> None:
+def test_other_partitions_and_groups_do_not(book: DifferentialLog) -> None:
     before = story(book).lines
     book.join("elsewhere")
     book.claim(book.join("other"), 1)
@@ -107,7 +107,7 @@ def test_other_partitions_and_groups_do_not(book: Logbook) -> None:
     assert story(book, tp=TopicPartition("nothing", 5)).standing.version == NONE
 
 
-def test_a_long_story_keeps_the_move_it_rests_on(book: Logbook) -> None:
+def test_a_long_story_keeps_the_move_it_rests_on(book: DifferentialLog) -> None:
     for _ in range(30):
         session = book.join("again")
         book.refuses(ClaimingPartition(session, TOPIC, 0, -1, 0), "held")
@@ -117,7 +117,7 @@ def test_a_long_story_keeps_the_move_it_rests_on(book: Logbook) -> None:
     assert [line.verdict["type"] for line in found.lines].count("SetPosition") == 1
 
 
-def test_a_difference(book: Logbook) -> None:
+def test_a_difference(book: DifferentialLog) -> None:
     found = change(book, Cut(4), Cut())
     assert (found.from_offset, found.to_offset) == (4, book.last)
     assert [name for _, name in found.joined] == ["d"]
@@ -130,7 +130,7 @@ def test_a_difference(book: Logbook) -> None:
     assert [line.verdict["type"] for line in found.notable] == ["ReleaseGroup", "SetPosition"]
 
 
-def test_a_difference_of_settings(book: Logbook) -> None:
+def test_a_difference_of_settings(book: DifferentialLog) -> None:
     pause = next(line.offset for line in story(book).lines if line.verdict["type"] == "ReleaseGroup")
     assert change(book, Cut(pause - 1), Cut(pause)).settings == {"paused": (False, True)}
     nothing = change(book, Cut(), Cut())

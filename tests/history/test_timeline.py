@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from marshal_py.errors import InvalidOption, LogGap
+from marshal_py.history.open_state import Open
 from marshal_py.history.tables import TABLES, Row
 from marshal_py.history.timeline import Timeline
-from marshal_py.history.tracks import Open
 from marshal_py.protocol import codec
 from marshal_py.protocol.rationalizer import apply
 from marshal_py.protocol.records import (
@@ -36,7 +36,7 @@ from marshal_py.protocol.records import (
 )
 from marshal_py.protocol.world import World
 from tests.support import hostile
-from tests.support.logbook import GROUP, INCARNATION, INTERVAL_MS, TOPIC, Logbook
+from tests.support.differential_log import GROUP, INCARNATION, INTERVAL_MS, TOPIC, DifferentialLog
 
 SEEDS = 40
 RECORDS = 250
@@ -57,7 +57,7 @@ def time_of(offset: int) -> int:
 
 def drawn_log(seed: int, records: int = RECORDS) -> list[bytes | None]:
     """Records that fit the world so far, of two groups, some garbage among them."""
-    rng, book = Random(seed), Logbook(exhaustive=False)
+    rng, book = Random(seed), DifferentialLog(exhaustive=False)
     for _ in range(records):
         name = rng.choice(hostile.GROUPS[:2])
         record = hostile.plausible(rng, book.world, name)
@@ -158,7 +158,7 @@ def test_the_logs_reach_every_table_and_every_cause() -> None:
 def test_digests_are_the_oracles(seed: int) -> None:
     """G1-G3: at every checkpoint, by the second fold."""
     values = drawn_log(seed)
-    book = Logbook(start=False, exhaustive=False)
+    book = DifferentialLog(start=False, exhaustive=False)
     told = {(row.offset, row.group): row for row in fold(values)["digests"]}
     for offset, value in enumerate(values, 1):
         book.put(value)
@@ -215,7 +215,7 @@ def times(row: Row) -> tuple[int | None, ...]:
 
 
 def test_a_take_over_and_a_race() -> None:
-    book = Logbook()
+    book = DifferentialLog()
     first = book.join("a")
     second, third = book.join("b"), book.join("c")
     topology = book.topology(1)
@@ -267,7 +267,7 @@ def told_at(values: Iterable[bytes | None], seconds: dict[int, float]) -> Tables
 
 def test_time_in_which_nobody_lived_is_nobodys_gap() -> None:
     """Who stops releases first and leaves then: between the two a member lives, and afterwards none."""
-    book = Logbook()
+    book = DifferentialLog()
     first = book.join("a")
     book.topology(1)
     epoch = book.claim(first)
@@ -282,7 +282,7 @@ def test_time_in_which_nobody_lived_is_nobodys_gap() -> None:
 
 def test_a_take_over_counts_while_somebody_lived_to_take_over() -> None:
     """The dead owner counts as long as others would wait for it; then nobody, until its heir joins."""
-    book = Logbook()
+    book = DifferentialLog()
     first = book.join("a")
     book.topology(1)
     epoch = book.claim(first)
@@ -333,7 +333,7 @@ def test_the_time_in_which_members_lived_agrees_with_a_count(seed: int) -> None:
 
 
 def test_pauses_moves_and_lost_ranges() -> None:
-    book = Logbook()
+    book = DifferentialLog()
     session, epoch = book.owner(AT_MOST_ONCE)
     ranges = (MessageRange(epoch, 1, 2, 3), MessageRange(epoch, 100, 104, 110))  # the first is refused
     book.must(ClaimingMessages(session, ranges))
@@ -363,7 +363,7 @@ def test_pauses_moves_and_lost_ranges() -> None:
 
 def test_what_is_given_back() -> None:
     """F6.3: the positions that the log held, one after the other; a Release that was refused ends no interval."""
-    book = Logbook()
+    book = DifferentialLog()
     session, epoch = book.owner(AT_MOST_ONCE)
     book.must(ClaimingMessages(session, (MessageRange(epoch, 100, 100, 150),)))
     book.refuses(ReleasingPartition(session, epoch, -1, observed=100, give=100), "observed")
@@ -376,7 +376,7 @@ def test_what_is_given_back() -> None:
 
 def test_a_seek_is_an_interval_of_its_own() -> None:
     """F6.6: the owner stays, under another epoch and in a new generation; nobody was without an owner."""
-    book = Logbook()
+    book = DifferentialLog()
     session, epoch = book.owner()
     book.must(Heartbeat(session, 1, (ClaimState(epoch, 130),)))
     at = book.must(SeekingPartition(session, epoch, 50))
@@ -391,7 +391,7 @@ def test_a_seek_is_an_interval_of_its_own() -> None:
 
 def test_a_topic_that_was_made_anew() -> None:
     """F9.10: a later move begins at no position, for the old one was of another topic."""
-    book = Logbook()
+    book = DifferentialLog()
     session = book.join()
     at = book.must(Topology(TOPIC, 2, -1, topic_id="one"))
     book.release(session, book.claim(session), 130)
@@ -422,7 +422,7 @@ def test_a_gap_in_the_log_is_no_row_but_an_error() -> None:
 
 
 def test_a_join_that_was_refused_is_nobodys_session() -> None:
-    book = Logbook()
+    book = DifferentialLog()
     join = Join("a", bytes(16), 1, INTERVAL_MS, (TOPIC,))
     book.must(join)
     book.refuses(join, "instance")

@@ -18,7 +18,7 @@ from marshal_py.simulator.auditor_evidence import Report
 from marshal_py.simulator.oracle import Oracle
 from marshal_py.simulator.oracle_snapshot import FOLD_VERSION
 from tests.support import wire
-from tests.support.evidence import NEVER, Delivery, Diary, Evidence, Failure, Fault, Life, Record
+from tests.support.evidence import NEVER, Delivery, Evidence, Failure, Fault, JournalReader, Life, Record
 from tests.support.journal import Journal, Tail
 from tests.support.judge import Judgement, judge
 
@@ -639,7 +639,7 @@ def test_a_journal_is_read_back_without_its_torn_line(tmp_path: Path) -> None:
     journal.write("end", **{**place, "o": [2]})
     with path.open("ab") as file:
         file.write(b'{"e":"end","ns"')
-    tail, diary = Tail(path), Diary(Evidence())
+    tail, diary = Tail(path), JournalReader(Evidence())
     diary.take("w", tail.read())
     first, second = diary.evidence.deliveries
     assert (first.offset, first.gate_ns, first.end_ns) == (1, 5, NEVER)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.kafka import Cluster, brokers_seen_by, wait_until
-from tests.support.troupe import MakeTroupe, Troupe
+from tests.support.process_scenario import MakeTroupe, ProcessScenario
 
 HEAL_TIMEOUT_S = 30.0  # A broker that comes back is listed after a second or two.
 
@@ -37,11 +37,11 @@ def _whole_again(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def troupe(tmp_path: Path) -> Iterator[MakeTroupe]:
+def scenario(tmp_path: Path) -> Iterator[MakeTroupe]:
     """Makes troupes and ends what is left of them after the test."""
     with contextlib.ExitStack() as stack:
 
-        def make(cluster: Cluster, topics: list[str], **settings: Any) -> Troupe:
-            return stack.enter_context(Troupe(cluster.bootstrap, tmp_path, topics, **settings))
+        def make(cluster: Cluster, topics: list[str], **settings: Any) -> ProcessScenario:
+            return stack.enter_context(ProcessScenario(cluster.bootstrap, tmp_path, topics, **settings))
 
         yield make

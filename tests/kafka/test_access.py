@@ -1,5 +1,5 @@
 """The least rights that each kind of client needs, on a Kafka with an authorizer: with exactly these it works, without
-any one of them it says which is missing (docs/access.md; marshal_py/admin/rights.py).
+any one of them it says which is missing (docs/access.md; marshal_py/admin/permissions.py).
 
 One guarded broker for all. Every test has users of its own, so that no right of one helps the other.
 """
@@ -21,10 +21,10 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 from typer.testing import CliRunner, Result
 
 import marshal_py
-from marshal_py.admin import rights
+from marshal_py.admin import permissions
 from marshal_py.admin.group import Group
 from marshal_py.cli import app
-from marshal_py.client import upkeep
+from marshal_py.client import log_maintenance
 from marshal_py.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -38,7 +38,7 @@ from marshal_py.protocol import codec, snapshotter
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import Note
 from marshal_py.protocol.routing import route
-from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.kafka import KafkaTransport
 from tests.support.kafka import GuardedCluster, start_guarded, wait_until
 
 DEADLINE_S = 60.0
@@ -74,16 +74,16 @@ class Person:
         self.file = path / f"{name}.properties"
         self.file.write_text("".join(f"{key}={value}\n" for key, value in cluster.settings(name).items()))
 
-    def grant(self, *granted: rights.Right) -> None:
+    def grant(self, *granted: permissions.Right) -> None:
         bindings = [_binding(self.name, right, operation) for right in granted for operation in right.operations]
         for future in self.root.create_acls(bindings).values():
             future.result(DEADLINE_S)
 
-    def may(self, *granted: rights.Right) -> Person:
+    def may(self, *granted: permissions.Right) -> Person:
         """Waits until the broker would let it."""
         self.grant(*granted)
-        admin = KafkaDoor(self.settings, DEADLINE_S).admin()
-        wait_until(lambda: not rights.missing(granted, admin.allowed), DEADLINE_S, f"the rights of {self.name}")
+        admin = KafkaTransport(self.settings, DEADLINE_S).admin()
+        wait_until(lambda: not permissions.missing(granted, admin.allowed), DEADLINE_S, f"the rights of {self.name}")
         admin.close()
         return self
 
@@ -96,7 +96,7 @@ class Person:
         return json.loads(done.stdout.splitlines()[-1])
 
 
-def _binding(name: str, right: rights.Right, operation: str) -> Any:
+def _binding(name: str, right: permissions.Right, operation: str) -> Any:
     from confluent_kafka import admin
 
     words = "".join(f"_{letter}" if letter.isupper() else letter for letter in operation).lstrip("_").upper()
@@ -146,7 +146,7 @@ def test_asking_makes_no_topic(guarded: GuardedCluster, root: AdminClient, group
     with marshal_py.connect(given, coordination_topic=log, coordination_partitions=3) as marshal:
         with pytest.raises(TopicMissing):
             marshal.consumer(group, [f"missing-{group}"])
-        admin = marshal.door.admin()
+        admin = marshal.transport.admin()
         assert (admin.partition_count(log), admin.settings(log)["retention.ms"]) == (3, "-1")
         with contextlib.suppress(MarshalError):
             admin.settings(f"missing-{group}")
@@ -217,7 +217,7 @@ def consume(settings: dict[str, Any], group: str, topic: str) -> int:
 
 def test_a_consumer_works_with_the_least(person: Callable[[], Person], orders: str, group: str) -> None:
     """Without the right to create or delete anything."""
-    needed = rights.rights_of(rights.CONSUMER, "__marshal", [group], [orders])
+    needed = permissions.rights_of(permissions.CONSUMER, "__marshal", [group], [orders])
     who = person().may(*needed)
     assert consume(who.settings, group, orders) == MESSAGES
     found = who.json("doctor", group, "--as", "consumer")
@@ -233,17 +233,17 @@ def test_none_of_a_consumers_rights_is_too_many(
 ) -> None:
     """Each one left out: the consumer ends with an error that names it, and so does the doctor."""
     every = [
-        rights.Right(one.kind, one.name, (operation,))
-        for one in rights.rights_of(rights.CONSUMER, "__marshal", [group], [orders])
+        permissions.Right(one.kind, one.name, (operation,))
+        for one in permissions.rights_of(permissions.CONSUMER, "__marshal", [group], [orders])
         for operation in one.operations
     ]
     assert len(every) == 5
     left_out = every[lacking]
     who = person().may(*(one for one in every if one != left_out))
     if left_out.kind == "topic" and left_out.operations == ("Read",) and left_out.name == orders:
-        who.may(rights.Right("topic", orders, ("Describe",)))  # else it could not even see the topic
+        who.may(permissions.Right("topic", orders, ("Describe",)))  # else it could not even see the topic
     if left_out.kind == "topic" and left_out.name == "__marshal" and left_out.operations != ("DescribeConfigs",):
-        who.may(rights.Right("topic", "__marshal", ("Describe",)))
+        who.may(permissions.Right("topic", "__marshal", ("Describe",)))
     with pytest.raises(MarshalError) as failed:
         consume(who.settings, group, orders)
     if left_out.name == orders:
@@ -282,7 +282,7 @@ def test_an_observer_looks_and_changes_nothing(
     person: Callable[[], Person], guarded: GuardedCluster, orders: str, group: str
 ) -> None:
     consume({"bootstrap.servers": guarded.bootstrap, **QUIET}, group, orders)
-    who = person().may(*rights.rights_of(rights.OBSERVER, "__marshal", [group], [orders]))
+    who = person().may(*permissions.rights_of(permissions.OBSERVER, "__marshal", [group], [orders]))
     assert who.json("doctor", group, "--as", "observer")["ok"]
     (state,) = who.json("state", group)["groups"]
     assert [one["lag"] for one in state["partitions"]] == [0] * PARTITIONS
@@ -301,7 +301,7 @@ def test_an_admin_works_with_the_least(
 ) -> None:
     """It needs no right to read what the group reads."""
     consume({"bootstrap.servers": guarded.bootstrap, **QUIET}, group, orders)
-    who = person().may(*rights.rights_of(rights.ADMIN, "__marshal", [group], [orders]))
+    who = person().may(*permissions.rights_of(permissions.ADMIN, "__marshal", [group], [orders]))
     assert who.json("doctor", group, "--as", "admin")["ok"]
     assert who.json("release", group, asks=True)["token"] >= 0
     assert who.json("set-position", group, orders, "--to", "earliest", "--adopt", asks=True)["outcome"] == "moved"
@@ -314,11 +314,11 @@ def test_who_may_not_delete_leaves_that_to_an_admin(
     person: Callable[[], Person], guarded: GuardedCluster, orders: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """N12: a consumer with the least rights writes snapshots; Kafka refuses it the deletion; one advisory says so."""
-    monkeypatch.setattr(upkeep, "TRUNCATE_EVERY_MS", 50)
-    monkeypatch.setattr(upkeep, "TRUNCATE_RECORDS_MIN", 16)
+    monkeypatch.setattr(log_maintenance, "TRUNCATE_EVERY_MS", 50)
+    monkeypatch.setattr(log_maintenance, "TRUNCATE_RECORDS_MIN", 16)
     monkeypatch.setattr(snapshotter, "STAGGER_RECORDS", 16)
-    who = person().may(*rights.rights_of(rights.CONSUMER, "__marshal", [group], [orders]))
-    chief = person().may(*rights.rights_of(rights.ADMIN, "__marshal", [group], [orders]))
+    who = person().may(*permissions.rights_of(permissions.CONSUMER, "__marshal", [group], [orders]))
+    chief = person().may(*permissions.rights_of(permissions.ADMIN, "__marshal", [group], [orders]))
     options = {"snapshot_every_records": 64, "history_kept_s": 0.0, "timeout_s": DEADLINE_S}
     producer = Producer({"bootstrap.servers": guarded.bootstrap, **QUIET})
     with (
@@ -327,7 +327,7 @@ def test_who_may_not_delete_leaves_that_to_an_admin(
     ):
         log = TopicPartition("__marshal", route(group, marshal.root.partitions))
         value = codec.encode(Note(-1, "filler"), group, marshal.root.incarnation)
-        kept = marshal._loop.upkeep.keepers[log.partition]
+        kept = marshal._loop.maintenance.keepers[log.partition]
 
         def grow() -> bool:
             for _ in range(16):
@@ -335,7 +335,7 @@ def test_who_may_not_delete_leaves_that_to_an_admin(
             return producer.flush(DEADLINE_S) == 0
 
         def refused() -> list[Any]:
-            return [event for event in consumer._station.events if event.kind == "truncation_refused"]
+            return [event for event in consumer._driver.events if event.kind == "truncation_refused"]
 
         wait_until(lambda: grow() and bool(refused()), DEADLINE_S, "Kafka refuses the deletion")
         at = kept.confirmed_at
@@ -363,7 +363,7 @@ def test_who_may_not_delete_leaves_that_to_an_admin(
 def test_the_coordination_topic_is_made_by_who_may(person: Callable[[], Person], orders: str, group: str) -> None:
     """Who may not is told the command, or the right: whatever comes first."""
     who, told = person(), []
-    who.grant(rights.Right("topic", "__other", ("Describe",)))
+    who.grant(permissions.Right("topic", "__other", ("Describe",)))
 
     def connects() -> bool:
         try:
@@ -375,7 +375,7 @@ def test_the_coordination_topic_is_made_by_who_may(person: Callable[[], Person],
 
     wait_until(lambda: not connects() and isinstance(told[-1], CoordinationTopicMissing), DEADLINE_S, "it may look")
     assert "--create --topic __other" in str(told[-1])
-    who.grant(rights.Right("topic", "__other", ("Read", "Write", "DescribeConfigs", "Create")))
+    who.grant(permissions.Right("topic", "__other", ("Read", "Write", "DescribeConfigs", "Create")))
     wait_until(connects, DEADLINE_S, "it may create")
     assert who.json("groups", "ls", "--coordination-topic", "__other") == []
 
@@ -385,8 +385,8 @@ def test_a_group_that_its_admin_may_not_ask_for(
 ) -> None:
     """Committed offsets need a right on the group; the other targets do not."""
     consume({"bootstrap.servers": guarded.bootstrap, **QUIET}, group, orders)
-    who = person().may(*rights.rights_of(rights.ADMIN, "__marshal", [], [orders]))
-    where = Group(KafkaDoor(who.settings, DEADLINE_S), group, "__marshal")
+    who = person().may(*permissions.rights_of(permissions.ADMIN, "__marshal", [], [orders]))
+    where = Group(KafkaTransport(who.settings, DEADLINE_S), group, "__marshal")
     with pytest.raises(AccessDenied, match=f"Describe group '{group}'"):
         where.set_position(orders, "committed")
     assert where.set_position(orders, "earliest").offset > 0

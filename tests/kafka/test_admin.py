@@ -27,7 +27,7 @@ from confluent_kafka import Producer
 
 from marshal_py.client.observer import Judged, Observer
 from marshal_py.protocol.records import ReleaseGroup, SetPosition
-from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.kafka import KafkaTransport
 from tests.support.kafka import Cluster, TopicFactory, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,7 +140,7 @@ class Scene:
         wait_until(lambda: self.workers.lacking(times, messages) == 0, DEADLINE_S, f"everything seen {times} times")
 
     def judged(self) -> list[Judged]:
-        with Observer(KafkaDoor(self.cluster.bootstrap, DEADLINE_S), "__marshal") as observer:
+        with Observer(KafkaTransport(self.cluster.bootstrap, DEADLINE_S), "__marshal") as observer:
             return [one for one in observer.read(self.group) if one.verdict.group == self.group]
 
     def positions(self) -> dict[int, int]:
@@ -173,37 +173,37 @@ def at_work(cluster: Cluster, topic: str, count: int = 3) -> Iterator[Scene]:
 
 
 @pytest.fixture
-def scene(kafka: Cluster, topic: TopicFactory) -> Iterator[Scene]:
+def context(kafka: Cluster, topic: TopicFactory) -> Iterator[Scene]:
     """Three consumers that have seen everything once and let go of nothing."""
-    with at_work(kafka, topic(PARTITIONS)) as scene:
-        scene.await_seen(1)
-        scene.await_owned()
-        yield scene
+    with at_work(kafka, topic(PARTITIONS)) as context:
+        context.await_seen(1)
+        context.await_owned()
+        yield context
 
 
-def test_release_then_set_position_then_everything_is_seen_again(scene: Scene) -> None:
+def test_release_then_set_position_then_everything_is_seen_again(context: Scene) -> None:
     """The acceptance of the issue, with the pause adopted, and the log telling who did it."""
-    shell, group = scene.shell, scene.group
+    shell, group = context.shell, context.group
     released = shell.json("release", group, "--for", "60s", "--reason", "acceptance", "--yes")
     assert len(released["released"]) == PARTITIONS
     assert shell.json("groups", "info", group)["pause"]["token"] == released["token"]
-    refused = shell.run("set-position", group, scene.topic, "--to", "earliest", "--yes")
+    refused = shell.run("set-position", group, context.topic, "--to", "earliest", "--yes")
     assert refused.returncode == 1
     assert "(acceptance)" in refused.stderr
     assert "--adopt" in refused.stderr
-    moved = shell.json("set-position", group, scene.topic, "--to", "earliest", "--adopt", "--yes")
+    moved = shell.json("set-position", group, context.topic, "--to", "earliest", "--adopt", "--yes")
     assert (moved["outcome"], moved["token"]) == ("moved", released["token"])
     assert shell.json("groups", "info", group)["pause"]["token"] == released["token"]
     assert shell.json("resume", group)["resumed"] is True
     assert [(p["position"], p["target"], p["repeated"]) for p in moved["partitions"]] == [(100, 0, 100)] * 3
-    scene.await_seen(2)
-    told = shell.json("explain", group, f"{scene.topic}:0")
+    context.await_seen(2)
+    told = shell.json("explain", group, f"{context.topic}:0")
     # A tool that stands still for a third of an interval sends its record again, and the copy is refused.
     (record,) = [one for one in told["records"] if one["type"] == "SetPosition" and one["verdict"] == "accepted"]
     assert record["offset"] == moved["offset"]
     assert " run " in record["fields"]["by"]
     assert not told["paused"]
-    before = shell.json("explain", group, f"{scene.topic}:0", "--offset", str(moved["offset"] - 1))
+    before = shell.json("explain", group, f"{context.topic}:0", "--offset", str(moved["offset"] - 1))
     assert before["paused"]
     assert before["owner"] is None
     assert before["position"] == 100
@@ -212,24 +212,24 @@ def test_release_then_set_position_then_everything_is_seen_again(scene: Scene) -
     assert "paused" not in between["settings"], "the move left the pause in place"
 
 
-def test_a_pause_stops_everybody_and_resume_lets_them_go_on(scene: Scene) -> None:
-    shell, group = scene.shell, scene.group
+def test_a_pause_stops_everybody_and_resume_lets_them_go_on(context: Scene) -> None:
+    shell, group = context.shell, context.group
     token = shell.json("release", group, "--for", "10m", "--yes")["token"]
-    produce(scene.cluster, scene.topic, 30)
+    produce(context.cluster, context.topic, 30)
     refused = shell.run("resume", group, "--token", str(token + 1))
     assert refused.returncode == 1
     assert len(refused.stderr.splitlines()) == 1
     assert "is paused by" in refused.stderr
     assert shell.json("groups", "info", group)["owned"] == 0
-    assert scene.workers.total() == MESSAGES, "nobody owns anything, so nobody reads"
+    assert context.workers.total() == MESSAGES, "nobody owns anything, so nobody reads"
     assert shell.json("resume", group)["resumed"] is True
     assert shell.json("resume", group)["resumed"] is False
-    scene.await_seen(1, MESSAGES + 30)
+    context.await_seen(1, MESSAGES + 30)
 
 
-def test_targets_that_need_the_cluster(scene: Scene, tmp_path: Path) -> None:
+def test_targets_that_need_the_cluster(context: Scene, tmp_path: Path) -> None:
     """By time, by what Kafka's own tools committed, by file, relative to the end; and what lies outside is refused."""
-    shell, group, topic = scene.shell, scene.group, scene.topic
+    shell, group, topic = context.shell, context.group, context.topic
 
     def targets(*arguments: str) -> list[int]:
         found = shell.json("set-position", group, *arguments, "--dry-run")
@@ -249,7 +249,7 @@ def test_targets_that_need_the_cluster(scene: Scene, tmp_path: Path) -> None:
         refused = shell.run("set-position", group, topic, *arguments, "--yes")
         assert refused.returncode == 1
         assert "valid are 0 to 100" in refused.stderr
-    assert not [one for one in scene.judged() if isinstance(one.verdict.record, ReleaseGroup)], "before any pause"
+    assert not [one for one in context.judged() if isinstance(one.verdict.record, ReleaseGroup)], "before any pause"
 
     def committed() -> bool:
         found = shell.run("set-position", group, topic, "--to", "committed", "--dry-run", "--json")
@@ -260,8 +260,8 @@ def test_targets_that_need_the_cluster(scene: Scene, tmp_path: Path) -> None:
     assert [row["target"] for row in moved["partitions"]] == [95] * 3
 
 
-def test_members_step_down_and_groups_go(scene: Scene) -> None:
-    shell, group = scene.shell, scene.group
+def test_members_step_down_and_groups_go(context: Scene) -> None:
+    shell, group = context.shell, context.group
     members = shell.json("members", "ls", group)
     assert {member["client_id"] for member in members} == {"worker-0", "worker-1", "worker-2"}
     assert group in {one["group"] for one in shell.json("groups", "ls")}
@@ -270,7 +270,7 @@ def test_members_step_down_and_groups_go(scene: Scene) -> None:
     for refused in (shell.run("evict", group, "worker-0", "--yes"), shell.run("groups", "rm", group, "--yes")):
         assert refused.returncode == 1
         assert "gave signs of life" in refused.stderr
-    frozen = scene.workers.processes[2]
+    frozen = context.workers.processes[2]
     frozen.send_signal(signal.SIGSTOP)
     try:
         session = next(m["session"] for m in members if m["client_id"] == "worker-2")
@@ -279,27 +279,27 @@ def test_members_step_down_and_groups_go(scene: Scene) -> None:
         assert session not in {member["session"] for member in shell.json("members", "ls", group)}
     finally:
         frozen.send_signal(signal.SIGCONT)
-    scene.workers.stop()
+    context.workers.stop()
     assert shell.json("groups", "rm", group, "--yes")["deleted"] is True
     assert group not in {one["group"] for one in shell.json("groups", "ls")}
 
 
-def test_a_killed_admin_leaves_positions_untouched(scene: Scene) -> None:
+def test_a_killed_admin_leaves_positions_untouched(context: Scene) -> None:
     """Killed in its pause. The members end it and go on where they were."""
-    shell, group = scene.shell, scene.group
-    was = scene.positions()
+    shell, group = context.shell, context.group
+    was = context.positions()
     tool = shell.start("release", group, "--for", "3s", "--hold", "--yes", "--json", stdout=subprocess.PIPE)
     assert tool.stdout is not None
     assert json.loads(tool.stdout.readline())["event"] == "drained"
     tool.kill()
     tool.wait(DEADLINE_S)
     tool.stdout.close()
-    produce(scene.cluster, scene.topic, 30)
-    scene.await_seen(1, MESSAGES + 30)
-    now = scene.positions()
+    produce(context.cluster, context.topic, 30)
+    context.await_seen(1, MESSAGES + 30)
+    now = context.positions()
     assert all(now[partition] >= was[partition] for partition in was)
-    assert not [one for one in scene.judged() if isinstance(one.verdict.record, SetPosition)]
-    assert max(scene.workers.seen.values()) == 1
+    assert not [one for one in context.judged() if isinstance(one.verdict.record, SetPosition)]
+    assert max(context.workers.seen.values()) == 1
 
 
 class Load:
@@ -344,45 +344,47 @@ class Run:
 def test_positions_move_under_load_while_admins_are_killed_at_random_steps(kafka: Cluster, topic: TopicFactory) -> None:
     """S12 on Kafka: each run moved everything or nothing; who said so told the truth; no message is lost beyond it."""
     chance = random.Random(20)
-    with at_work(kafka, topic(PARTITIONS), count=2) as scene:
-        scene.await_seen(1)
-        scene.await_owned()
-        load = Load(kafka, scene.topic)
+    with at_work(kafka, topic(PARTITIONS), count=2) as context:
+        context.await_seen(1)
+        context.await_owned()
+        load = Load(kafka, context.topic)
         try:
-            runs = [one_run(scene, number, chance) for number in range(RUNS)]
-            final = scene.shell.json("set-position", scene.group, scene.topic, "--to", "0", "--take-over", "--yes")
+            runs = [one_run(context, number, chance) for number in range(RUNS)]
+            final = context.shell.json(
+                "set-position", context.group, context.topic, "--to", "0", "--take-over", "--yes"
+            )
             assert final["outcome"] == "moved"
         finally:
             sent = load.stop()
         per = (MESSAGES + sent) // PARTITIONS
 
         def all_read() -> bool:
-            return all(position == per for position in scene.positions().values())
+            return all(position == per for position in context.positions().values())
 
         wait_until(all_read, DEADLINE_S, "the group has read everything")
-        judge(scene, runs, final["offset"], per)
+        judge(context, runs, final["offset"], per)
 
 
 STEPS = [*((how, number) for how in ("write", "written") for number in (1, 2)), *(("tick", n) for n in range(2, 9))]
 
 
-def one_run(scene: Scene, number: int, chance: random.Random) -> Run:
+def one_run(context: Scene, number: int, chance: random.Random) -> Run:
     """A move to a position that no other run names. It kills itself at a step that is drawn; one in six may live."""
-    move = ("set-position", scene.group, scene.topic, "--to", str(number + 1), "--take-over", "--yes", "--json")
+    move = ("set-position", context.group, context.topic, "--to", str(number + 1), "--take-over", "--yes", "--json")
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     if number % 6 == 5:
-        run = Run(number + 1, scene.shell.start(*move, **streams))
+        run = Run(number + 1, context.shell.start(*move, **streams))
     else:
         how, step = chance.choice(STEPS)
-        run = Run(number + 1, scene.shell.start(how, str(step), *move, module=DEADLY, **streams))
+        run = Run(number + 1, context.shell.start(how, str(step), *move, module=DEADLY, **streams))
     run.end()
     assert run.said == "moved" or number % 6 != 5
     return run
 
 
-def judge(scene: Scene, runs: list[Run], last: int, per: int) -> None:
+def judge(context: Scene, runs: list[Run], last: int, per: int) -> None:
     moves: dict[int, list[Judged]] = {}
-    for one in scene.judged():
+    for one in context.judged():
         record = one.verdict.record
         if isinstance(record, SetPosition):
             assert {move.partition for move in record.moves} == set(range(PARTITIONS)), "all of it in one record"
@@ -398,5 +400,5 @@ def judge(scene: Scene, runs: list[Run], last: int, per: int) -> None:
     landed_dead = [run for run in killed if run.target in moves]
     assert 0 < len(landed_dead) < len(killed), "killed both before and after the move"
     everything = {(partition, offset) for partition in range(PARTITIONS) for offset in range(per)}
-    assert everything <= set(scene.workers.seen), "every message was delivered, since the last move went to 0"
+    assert everything <= set(context.workers.seen), "every message was delivered, since the last move went to 0"
     assert moves[0][-1].record.offset == last

@@ -1,6 +1,7 @@
 """At least once on a real Kafka: little is repeated after a kill -9, nothing after a take-back; deliveries are counted.
 
-The consumers are processes of tests/support/user.py: one never acks a message and acks all behind it, one dies of a
+The consumers are processes of tests/support/failing_handler.py: one never acks a message and acks all behind it, one
+dies of a
 message. What is repeated is held against what the log was told and what the journals say was acked, never against time.
 """
 
@@ -14,49 +15,49 @@ import pytest
 from marshal_py.protocol import progress
 from marshal_py.protocol.progress import Range
 from marshal_py.simulator.oracle import Oracle, Partition
+from tests.support.failing_handler import POISONED
 from tests.support.journal import Tail
 from tests.support.judge import NS, STAMP_MS
 from tests.support.kafka import Cluster, TopicFactory
-from tests.support.troupe import DEADLINE_S, MakeTroupe, Troupe
-from tests.support.user import POISONED
+from tests.support.process_scenario import DEADLINE_S, MakeTroupe, ProcessScenario
 
-USER = "tests.support.user"
+USER = "tests.support.failing_handler"
 QUICK = {"module": USER, "style": "single", "handler_ms": [0]}
 
 pytestmark = pytest.mark.timeout(4 * DEADLINE_S)
 
 
-def troupe_with(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe, messages: int) -> Troupe:
+def troupe_with(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe, messages: int) -> ProcessScenario:
     """One partition with so many messages, and nobody who reads it yet."""
-    run = troupe(kafka, [topic(1)], coordination_partitions=1)
+    run = scenario(kafka, [topic(1)], coordination_partitions=1)
     run.produce(per_second=100_000, count=messages)
     run.wait(lambda: sum(map(len, run.evidence.topics.values())) == messages, "the messages are there")
     return run
 
 
-def lines_of(run: Troupe, kind: str) -> list[dict[str, Any]]:
+def lines_of(run: ProcessScenario, kind: str) -> list[dict[str, Any]]:
     """What all processes wrote down, in the order of time."""
     tails = [Tail(actor.tail.path) for actor in run.actors.values()]
     return sorted((line for tail in tails for line in tail.read() if line["e"] == kind), key=lambda line: line["ns"])
 
 
-def partition(run: Troupe) -> Partition | None:
+def partition(run: ProcessScenario) -> Partition | None:
     """The only one, by the log as far as it was read."""
     group = run.world()
     return next(iter(list(group.partitions.values())), None) if group is not None else None
 
 
-def known(run: Troupe) -> list[Range]:
+def known(run: ProcessScenario) -> list[Range]:
     """What the log tells above the position."""
     found = partition(run)
     return progress.decode(found.position, found.progress) if found is not None else []
 
 
-def finished_above(run: Troupe) -> int:
+def finished_above(run: ProcessScenario) -> int:
     return sum(to - start for start, to, times in known(run) if not times)
 
 
-def times_told(run: Troupe, offset: int) -> int:
+def times_told(run: ProcessScenario, offset: int) -> int:
     """How often the log counts this message as delivered."""
     found = partition(run)
     if found is None:
@@ -66,22 +67,22 @@ def times_told(run: Troupe, offset: int) -> int:
 
 
 def test_a_kill_behind_a_long_message_repeats_what_an_interval_did(
-    kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe
+    kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe
 ) -> None:
     """Ten thousand messages are finished above one that is not: they stay finished."""
     held, above = 100, 10_000
-    run = troupe_with(kafka, topic, troupe, above + 200)
+    run = troupe_with(kafka, topic, scenario, above + 200)
     run.produce("producer that goes on", per_second=500)
-    run.hire("killed", **QUICK, held=held)
+    run.start_worker("killed", **QUICK, held=held)
     run.wait(lambda: finished_above(run) >= above, "a heartbeat has told of ten thousand finished messages")
     run.await_begun(100)
     run.kill("killed")
-    run.hire("successor", **QUICK)
+    run.start_worker("successor", **QUICK)
     run.await_begun(300, "successor")
     finish(run, takeovers=1)
 
     killed = f"killed-{run.actors['killed'].process.pid}"
-    successor = f"heir-{run.actors['successor'].process.pid}"
+    successor = f"successor-{run.actors['successor'].process.pid}"
     before = {d.offset: d for d in run.evidence.deliveries if d.client == killed}
     again = {d.offset for d in run.evidence.deliveries if d.client == successor} & before.keys()
     told, sends = last_word(run, killed)
@@ -96,7 +97,7 @@ def test_a_kill_behind_a_long_message_repeats_what_an_interval_did(
     print(f"{len(before)} deliveries before, {len(told)} told as finished above, {len(again)} delivered again")
 
 
-def last_word(run: Troupe, client: str) -> tuple[set[int], list[int]]:
+def last_word(run: ProcessScenario, client: str) -> tuple[set[int], list[int]]:
     """What the last accepted heartbeat of a client told as finished above the position; when each was sent."""
     oracle, told, sends = Oracle(), set[int](), []
     for record in run.recorder.logs[0]:
@@ -113,19 +114,19 @@ def last_word(run: Troupe, client: str) -> tuple[set[int], list[int]]:
     return told, sends
 
 
-def finish(run: Troupe, **wanted: int) -> None:
+def finish(run: ProcessScenario, **wanted: int) -> None:
     judgement = run.finish(**wanted)
     print(judgement)
     assert judgement.ok, str(judgement)
 
 
 def test_a_message_that_is_never_acked_brings_no_other_one_back(
-    kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe
+    kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe
 ) -> None:
     """D4: the partition is taken back again and again; what was acked above the message does not come again."""
     held, messages, rounds = 20, 200, 4
-    run = troupe_with(kafka, topic, troupe, messages)
-    run.hire("forgetful", **QUICK, held=held, options={"handler_timeout_s": 1.0})
+    run = troupe_with(kafka, topic, scenario, messages)
+    run.start_worker("forgetful", **QUICK, held=held, options={"handler_timeout_s": 1.0})
     run.wait(lambda: len(numbers(run, held)) >= rounds, f"{rounds} deliveries of the message")
     run.term("forgetful")
     assert run.await_gone("forgetful") == 0
@@ -138,7 +139,7 @@ def test_a_message_that_is_never_acked_brings_no_other_one_back(
     print(f"{begun.total()} deliveries of {messages} messages, {late.total()} late acks")
 
 
-def numbers(run: Troupe, offset: int) -> list[int]:
+def numbers(run: ProcessScenario, offset: int) -> list[int]:
     """The numbers of all deliveries of this message, as handlers saw them."""
     return [line["n"] for line in lines_of(run, "begin") if offset in line["o"]]
 
@@ -148,9 +149,9 @@ CRASHES = 5
 CRASHER = {**QUICK, "client": "crasher", "options": {"fast_reclaim": True}}
 
 
-def crashed(run: Troupe, **settings: Any) -> None:
+def crashed(run: ProcessScenario, **settings: Any) -> None:
     """Runs until it dies of its message."""
-    actor = run.hire("crasher", **{**CRASHER, **settings})
+    actor = run.start_worker("crasher", **{**CRASHER, **settings})
     if settings.get("poison_waits"):
         number = len(numbers(run, settings["poison"])) + 1
         run.wait(lambda: len(numbers(run, settings["poison"])) == number, f"delivery {number}")
@@ -160,18 +161,18 @@ def crashed(run: Troupe, **settings: Any) -> None:
     assert actor.process.returncode == POISONED, run.describe()
 
 
-def recovered(run: Troupe, style: str) -> None:
+def recovered(run: ProcessScenario, style: str) -> None:
     """The sixth one handles everything."""
-    run.hire("crasher", **{**CRASHER, "style": style})
+    run.start_worker("crasher", **{**CRASHER, "style": style})
     run.wait(run.all_done, "everything is handled")
 
 
 @pytest.mark.parametrize("style", ["single", "batch"])
 def test_five_crashes_on_the_message_at_the_position_are_counted_one_by_one(
-    kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe, style: str
+    kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe, style: str
 ) -> None:
     """D11, F4.5: the claim alone counts them, for the process dies at once, before any heartbeat."""
-    run = troupe_with(kafka, topic, troupe, 60)
+    run = troupe_with(kafka, topic, scenario, 60)
     for _ in range(CRASHES):
         crashed(run, style=style, poison=0)
     recovered(run, style)
@@ -180,11 +181,11 @@ def test_five_crashes_on_the_message_at_the_position_are_counted_one_by_one(
 
 @pytest.mark.parametrize("style", ["single", "batch"])
 def test_five_crashes_on_a_message_in_the_middle_are_counted_one_by_one(
-    kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe, style: str
+    kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe, style: str
 ) -> None:
     """D11: each process dies when the log was told of the delivery; in a batch, of those behind it as well."""
     poison, messages = 25, 60
-    run = troupe_with(kafka, topic, troupe, messages)
+    run = troupe_with(kafka, topic, scenario, messages)
     for _ in range(CRASHES):
         crashed(run, style=style, poison=poison, poison_waits=True)
     recovered(run, style)
@@ -194,11 +195,11 @@ def test_five_crashes_on_a_message_in_the_middle_are_counted_one_by_one(
 
 
 def test_crashes_before_the_log_was_told_never_lower_a_count(
-    kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe
+    kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe
 ) -> None:
     """D11: in the middle of a batch that dies at once nothing is sure, but the count neither falls nor exceeds."""
     poison = 25
-    run = troupe_with(kafka, topic, troupe, 60)
+    run = troupe_with(kafka, topic, scenario, 60)
     for _ in range(CRASHES):
         crashed(run, style="batch", poison=poison)
     recovered(run, "batch")
@@ -210,11 +211,11 @@ def test_crashes_before_the_log_was_told_never_lower_a_count(
 
 @pytest.mark.parametrize("style", ["single", "batch"])
 def test_a_message_that_kills_every_owner_at_once_comes_to_be_counted(
-    kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe, style: str
+    kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe, style: str
 ) -> None:
     """D11: the messages before it were finished, and nobody lived to tell; so they are told of one by one."""
     poison, lives = 25, 0
-    run = troupe_with(kafka, topic, troupe, 60)
+    run = troupe_with(kafka, topic, scenario, 60)
     while max(numbers(run, poison), default=0) < 6:
         crashed(run, style=style, poison=poison)
         lives += 1

@@ -1,6 +1,7 @@
 """At most once on a real Kafka: whoever stops in the documented way, or lets go, loses nothing and doubles nothing.
 
-The consumers are processes of tests/support/user.py. They handle some messages at once, so that the library asks for
+The consumers are processes of tests/support/failing_handler.py. They handle some messages at once, so that the
+library asks for
 large grants, and take 10 ms for each from then on: what was granted and cannot be handled must come back. The last one
 reads the rest. Judged are each offset of the topic, and the run as a whole by the judge of tests/support/judge.py.
 """
@@ -21,7 +22,7 @@ from marshal_py.simulator.oracle import Oracle, Verdict
 from tests.support.evidence import Record
 from tests.support.journal import Tail
 from tests.support.kafka import Cluster, TopicFactory
-from tests.support.troupe import DEADLINE_S, ROOT, MakeTroupe, Troupe
+from tests.support.process_scenario import DEADLINE_S, ROOT, MakeTroupe, ProcessScenario
 
 PARTITIONS = 3
 OPEN = 50
@@ -29,26 +30,26 @@ BACKLOG = 2_400
 QUICK = 300
 # A second's work is a hundred messages in the end, and thousands were granted; of all partitions, for all are fetched.
 SLOW = {"handler_ms": [10], "quick": QUICK, "options": {"prefetch_messages": BACKLOG}}
-USER = "tests.support.user"
+USER = "tests.support.failing_handler"
 THIRD_NS = 300_000_000  # of the interval of a second, less what may lie between the look at the clock and the send
 
 pytestmark = pytest.mark.timeout(4 * DEADLINE_S)
 
 
-def begun(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe, partitions: int = PARTITIONS) -> Troupe:
+def begun(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe, partitions: int = PARTITIONS) -> ProcessScenario:
     """A topic with a backlog, and nobody who reads it yet."""
-    run = troupe(kafka, [topic(partitions)], delivery="at_most_once", coordination_partitions=1, style="single")
+    run = scenario(kafka, [topic(partitions)], delivery="at_most_once", coordination_partitions=1, style="single")
     run.produce(per_second=100_000, count=BACKLOG)
     run.wait(lambda: sum(map(len, run.evidence.topics.values())) == BACKLOG, "the backlog is there")
     return run
 
 
-def hired(run: Troupe, name: str, **settings: Any) -> None:
-    run.hire(name, USER, **settings)
+def hired(run: ProcessScenario, name: str, **settings: Any) -> None:
+    run.start_worker(name, USER, **settings)
     run.await_joined(name)
 
 
-def await_grants(run: Troupe, places: int = 1) -> None:
+def await_grants(run: ProcessScenario, places: int = 1) -> None:
     """Waits until the handlers are slow and the log has granted much more than they were given, in so many partitions.
 
     They need half a second for that: who lets go within it has something to give back.
@@ -62,7 +63,7 @@ def await_grants(run: Troupe, places: int = 1) -> None:
     run.wait(lambda: run.begun() > QUICK and sum(there >= OPEN for there in open_grants()) >= places, "grants are open")
 
 
-def accepted(run: Troupe, kind: str) -> Iterator[tuple[Record, Verdict]]:
+def accepted(run: ProcessScenario, kind: str) -> Iterator[tuple[Record, Verdict]]:
     """The accepted records of a kind, by the oracle."""
     oracle = Oracle()
     for record in list(run.recorder.logs[0]):
@@ -71,13 +72,13 @@ def accepted(run: Troupe, kind: str) -> Iterator[tuple[Record, Verdict]]:
             yield record, verdict
 
 
-def given_back(run: Troupe) -> int:
+def given_back(run: ProcessScenario) -> int:
     """Offsets that were granted, not handed over and given back with a Release (F6.3)."""
     releases = [verdict.record.fields for _, verdict in accepted(run, "ReleasingPartition") if verdict.record]
     return sum(fields["observed"] - fields["give"] for fields in releases if fields["observed"] >= 0)
 
 
-def each_once(run: Troupe) -> None:
+def each_once(run: ProcessScenario) -> None:
     """Every message of the topic was handed over exactly once; nobody dropped anything."""
     judgement = run.finish()
     print(judgement)
@@ -90,7 +91,7 @@ def each_once(run: Troupe) -> None:
     assert run.evidence.failures == []
 
 
-def rest(run: Troupe) -> None:
+def rest(run: ProcessScenario) -> None:
     """Another consumer reads what is left."""
     hired(run, "rest", handler_ms=[0])
     run.wait(lambda: run.begun() >= BACKLOG, "everything is handed over")
@@ -98,8 +99,8 @@ def rest(run: Troupe) -> None:
 
 
 @pytest.mark.parametrize("style", ["single", "batch"])
-def test_sigterm_loses_nothing(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe, style: str) -> None:
-    run = begun(kafka, topic, troupe)
+def test_sigterm_loses_nothing(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe, style: str) -> None:
+    run = begun(kafka, topic, scenario)
     hired(run, "stopped", style=style, **SLOW)
     await_grants(run)
     run.term("stopped")
@@ -111,10 +112,10 @@ def test_sigterm_loses_nothing(kafka: Cluster, topic: TopicFactory, troupe: Make
 
 
 def test_two_consumers_that_are_stopped_one_behind_the_other_lose_nothing(
-    kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe
+    kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe
 ) -> None:
     """The second one gets the first one's partitions while it is asked to stop itself."""
-    run = begun(kafka, topic, troupe)
+    run = begun(kafka, topic, scenario)
     hired(run, "first", **SLOW)
     hired(run, "second", **SLOW)
     run.await_begun(20, "second")
@@ -129,20 +130,20 @@ def test_two_consumers_that_are_stopped_one_behind_the_other_lose_nothing(
 
 @pytest.mark.parametrize("leaves_by", ["block", "drain"])
 def test_the_end_of_the_block_and_drain_lose_nothing(
-    kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe, leaves_by: str
+    kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe, leaves_by: str
 ) -> None:
-    run = begun(kafka, topic, troupe)
+    run = begun(kafka, topic, scenario)
     # `drain` hands over what was fetched: with the prefetch of a thousand that is ten seconds of such handlers.
     fetched = {"options": {"prefetch_messages": 200}} if leaves_by == "drain" else {}
-    run.hire("leaver", USER, leaves_after=QUICK + 20, leaves_by=leaves_by, **{**SLOW, **fetched})
+    run.start_worker("leaver", USER, leaves_after=QUICK + 20, leaves_by=leaves_by, **{**SLOW, **fetched})
     assert run.await_gone("leaver") == 0
     run.scan()
     assert run.begun() < BACKLOG
     rest(run)
 
 
-def test_a_planned_move_loses_nothing(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
-    run = begun(kafka, topic, troupe)
+def test_a_planned_move_loses_nothing(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) -> None:
+    run = begun(kafka, topic, scenario)
     # In batches it fetches ahead, and so has grants of every partition, whichever is to move.
     hired(run, "owner", **SLOW, style="batch", batch_max=10)
     await_grants(run, PARTITIONS)
@@ -155,8 +156,8 @@ def test_a_planned_move_loses_nothing(kafka: Cluster, topic: TopicFactory, troup
     assert given_back(run) > 0
 
 
-def test_a_pause_in_the_middle_loses_nothing(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
-    run = begun(kafka, topic, troupe)
+def test_a_pause_in_the_middle_loses_nothing(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) -> None:
+    run = begun(kafka, topic, scenario)
     hired(run, "paused", **SLOW)
     await_grants(run)
     marshal(run, "release", run.group, "--for", "10m", "--yes")
@@ -168,7 +169,7 @@ def test_a_pause_in_the_middle_loses_nothing(kafka: Cluster, topic: TopicFactory
     assert given_back(run) > 0
 
 
-def marshal(run: Troupe, *arguments: str) -> None:
+def marshal(run: ProcessScenario, *arguments: str) -> None:
     """The command, as a person runs it."""
     where = ("--bootstrap-servers", run.bootstrap, "--coordination-topic", run.coordination_topic)
     done = subprocess.run(
@@ -184,9 +185,9 @@ def marshal(run: Troupe, *arguments: str) -> None:
     run.wait(run.recorder.read_to_the_end(), "the recorder has read what the command wrote")
 
 
-def test_one_grant_record_per_session_is_under_way(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
+def test_one_grant_record_per_session_is_under_way(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) -> None:
     """T17, D2: a flood over twelve partitions, then a trickle of 300 messages a second, and never a record too many."""
-    run = begun(kafka, topic, troupe, partitions=12)
+    run = begun(kafka, topic, scenario, partitions=12)
     hired(run, "reader", handler_ms=[0], watch_grants=True)
     run.wait(lambda: run.begun() == BACKLOG, "the flood is over")
     run.produce("producer of a trickle", per_second=300, count=900)

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 
 from bench.__main__ import NAMES, machine, measure, versions
-from bench.stand import Result, Stand, Work, cell_text, percentile, ratio, show, spread
+from bench.environment import BenchEnvironment, Result, Work, cell_text, percentile, ratio, show, spread
 from tests.support.kafka import Cluster
 
 ROOT = Path(__file__).parents[2]
-HELPERS = {"__init__", "__main__", "stand", "contestant", "feeder", "crew", "moves"}
+HELPERS = {"__init__", "__main__", "environment", "group_member", "load_generator", "group_load", "moves"}
 
 
 @pytest.fixture(scope="module")
-def stand(kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Stand:
-    return Stand(kafka.bootstrap, kafka.description, tmp_path_factory.mktemp("bench"))
+def environment(kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> BenchEnvironment:
+    return BenchEnvironment(kafka.bootstrap, kafka.description, tmp_path_factory.mktemp("bench"))
 
 
 def column(result: Result, name: str) -> list[Any]:
@@ -37,10 +37,12 @@ def test_each_benchmark_is_in_the_list() -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_tiny_run_gives_a_whole_result(stand: Stand, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tiny_run_gives_a_whole_result(
+    environment: BenchEnvironment, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     module = importlib.import_module(f"bench.{name}")
     assert module.__doc__.partition("\n")[0].endswith("?"), "a benchmark's first line is its question"
-    result: Result = module.run(stand, tiny=True)
+    result: Result = module.run(environment, tiny=True)
     assert result.name == name
     assert result.rows
     for row in result.rows:
@@ -175,20 +177,22 @@ def count(cell: str) -> int:
     return int(cell.partition(" ")[0].replace(",", ""))
 
 
-def test_a_benchmark_that_fails_does_not_hide_the_others(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(stand: Stand, tiny: bool) -> Result:
+def test_a_benchmark_that_fails_does_not_hide_the_others(
+    environment: BenchEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(environment: BenchEnvironment, tiny: bool) -> Result:
         raise RuntimeError("planted")
 
     monkeypatch.setattr("bench.claims.run", fail)
-    monkeypatch.setattr("bench.fold.run", lambda stand, tiny: Result("fold", ["a"], [[1]], []))
-    results, failed = measure(stand, ["claims", "fold"], tiny=True)
+    monkeypatch.setattr("bench.fold.run", lambda environment, tiny: Result("fold", ["a"], [[1]], []))
+    results, failed = measure(environment, ["claims", "fold"], tiny=True)
     assert failed == ["claims"]
     assert [result["name"] for result in results] == ["fold"]
 
 
-def test_machine_and_versions_are_named(stand: Stand) -> None:
+def test_machine_and_versions_are_named(environment: BenchEnvironment) -> None:
     assert {"date", "cores", "processor"} <= set(machine())
-    assert {"marshal_py", "Python", "confluent-kafka", "librdkafka", "Kafka", "aiokafka"} <= set(versions(stand))
+    assert {"marshal_py", "Python", "confluent-kafka", "librdkafka", "Kafka", "aiokafka"} <= set(versions(environment))
 
 
 def test_statistics() -> None:

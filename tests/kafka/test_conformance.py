@@ -34,7 +34,7 @@ from marshal_py.errors import (
     TopicRecreated,
     WrongTopicSetting,
 )
-from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.kafka import KafkaTransport
 from tests.support import conformance
 from tests.support.conformance import DEADLINE_S, KafkaRig, Rig, until
 from tests.support.kafka import Cluster, start_cluster
@@ -151,13 +151,13 @@ class TestCannotCreate(conformance.CannotCreatePromises):
             ]
             for future in admin.create_acls(rules).values():
                 future.result(DEADLINE_S)
-            self.refuses_with_the_command_that_mends_it(KafkaDoor(cluster.bootstrap, DEADLINE_S), "__marshal")
+            self.refuses_with_the_command_that_mends_it(KafkaTransport(cluster.bootstrap, DEADLINE_S), "__marshal")
 
 
 def test_three_brokers_must_be_safe_ones(kafka3: Cluster) -> None:
     """L1: with three brokers the topic is made safe, and one that is not is refused by the setting's name."""
     rig = ApacheRig(kafka3.bootstrap)
-    admin = rig.door().admin()
+    admin = rig.transport().admin()
     made = f"made-{uuid.uuid4().hex[:12]}"
     assert admin.prepare_coordination(made, 2) == 2
     settings = admin.settings(made)

@@ -16,7 +16,7 @@ from marshal_py.errors import TopicRecreated
 from tests.client.test_bad_logs import ends_with
 from tests.kafka.test_snapshots import GROUP, Ledger
 from tests.support.brokers import JvmNodes
-from tests.support.fronts import collect, joined, places, until
+from tests.support.client_fixtures import collect, joined, places, until
 from tests.support.kafka import Cluster
 
 LOST_RECORDS = 8

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 from marshal_py import TopicPartition
 from tests.kafka.test_recreated import DEADLINE_S, Scene
-from tests.support.fronts import Keeper, joined
+from tests.support.client_fixtures import BackgroundConsumer, joined
 from tests.support.kafka import Cluster, TopicFactory, wait_until
 
 PARTITIONS, CONSUMERS, MESSAGES, POSITION = 6, 3, 10, 1_031
@@ -18,29 +18,30 @@ REASON = "PositionBeyondEnd"
 
 def test_three_consumers_outlive_a_partition_beyond_its_end(kafka: Cluster, topic: TopicFactory) -> None:
     """D6, F6.4: all of them were dead within 14 s, and `state`, `lag` and `doctor` said that all was well."""
-    scene = Scene(kafka, topic(PARTITIONS))
-    written = scene.fill(scene.topic, PARTITIONS, MESSAGES, "first")
-    starts = {TopicPartition(scene.topic, number): 0 for number in range(1, PARTITIONS)}
+    context = Scene(kafka, topic(PARTITIONS))
+    written = context.fill(context.topic, PARTITIONS, MESSAGES, "first")
+    starts = {TopicPartition(context.topic, number): 0 for number in range(1, PARTITIONS)}
     with ExitStack() as stack:
-        marshals = [stack.enter_context(scene.connect()) for _ in range(CONSUMERS)]
-        marshals[0]._loop.admin.commit(scene.group, starts | {TopicPartition(scene.topic, 0): POSITION})
+        marshals = [stack.enter_context(context.connect()) for _ in range(CONSUMERS)]
+        marshals[0]._loop.admin.commit(context.group, starts | {TopicPartition(context.topic, 0): POSITION})
         consumers = [
-            stack.enter_context(joined(marshal, scene.group, [scene.topic], start="committed")) for marshal in marshals
+            stack.enter_context(joined(marshal, context.group, [context.topic], start="committed"))
+            for marshal in marshals
         ]
-        keepers = [stack.enter_context(Keeper(consumer)) for consumer in consumers]
+        keepers = [stack.enter_context(BackgroundConsumer(consumer)) for consumer in consumers]
 
         def seen() -> set[tuple[int, bytes]]:
-            return {place for keeper in keepers for place in scene.seen(keeper)}
+            return {place for keeper in keepers for place in context.seen(keeper)}
 
         def rest(wanted: set[tuple[int, bytes]]) -> set[tuple[int, bytes]]:
             return {place for place in wanted if place[0]}
 
-        wait_until(lambda: any("parked" in scene.told(consumer) for consumer in consumers), DEADLINE_S, "it is told")
+        wait_until(lambda: any("parked" in context.told(consumer) for consumer in consumers), DEADLINE_S, "it is told")
         wait_until(lambda: seen() == rest(written), DEADLINE_S, "five partitions are read")
-        (told,) = [event for event in scene.events if event.kind == "parked"]
+        (told,) = [event for event in context.events if event.kind == "parked"]
         assert told.text.startswith(f"{REASON}: ")
 
-        (state,) = scene.json("state", scene.group)["groups"]
+        (state,) = context.json("state", context.group)["groups"]
         row = state["partitions"][0]
         assert (row["parked"], row["owner"], row["position"], row["end"], row["lag"]) == (
             REASON,
@@ -51,18 +52,20 @@ def test_three_consumers_outlive_a_partition_beyond_its_end(kafka: Cluster, topi
         )
         (notice,) = state["notices"]
         assert f"position {POSITION}, end {MESSAGES}" in notice
-        lag = scene.json("lag", scene.group)
+        lag = context.json("lag", context.group)
         assert (lag["unknown"], lag["parked"], lag["notices"]) == (1, 1, [notice])
-        checks = {check["name"]: check for check in scene.json("doctor")["checks"] if scene.group in check["found"]}
-        assert f"1 partitions of '{scene.topic}' are parked ({REASON})" in checks["parked partitions"]["found"]
-        assert REASON in scene.run("advisories", scene.group, "--kind", "alarming").stdout
-        assert f"position {POSITION}, end {MESSAGES}" in scene.run("explain", scene.group, f"{scene.topic}:0").stdout
+        checks = {check["name"]: check for check in context.json("doctor")["checks"] if context.group in check["found"]}
+        assert f"1 partitions of '{context.topic}' are parked ({REASON})" in checks["parked partitions"]["found"]
+        assert REASON in context.run("advisories", context.group, "--kind", "alarming").stdout
+        assert (
+            f"position {POSITION}, end {MESSAGES}" in context.run("explain", context.group, f"{context.topic}:0").stdout
+        )
         assert {one.parked for marshal in marshals for one in marshal.metrics().consumers} == {1}
 
-        more = scene.fill(scene.topic, PARTITIONS, POSITION, "second")
+        more = context.fill(context.topic, PARTITIONS, POSITION, "second")
         wait_until(lambda: seen() == rest(written | more), DEADLINE_S, "it does not come back by growing")
-        done = scene.json("set-position", scene.group, f"{scene.topic}:0", "--to", "earliest", "--yes")
+        done = context.json("set-position", context.group, f"{context.topic}:0", "--to", "earliest", "--yes")
         assert done["outcome"] == "moved"
         wait_until(lambda: seen() == written | more, DEADLINE_S, "nothing is missing once an admin has said so")
         assert [keeper.error for keeper in keepers] == [None] * CONSUMERS
-        assert scene.json("state", scene.group)["groups"][0]["notices"] == []
+        assert context.json("state", context.group)["groups"][0]["notices"] == []

@@ -21,8 +21,8 @@ from marshal_py.simulator.oracle import Oracle
 from tests.support.evidence import Record
 from tests.support.judge import Judgement
 from tests.support.kafka import Cluster, TopicFactory, wait_until
+from tests.support.process_scenario import DEADLINE_S, MakeTroupe, ProcessScenario
 from tests.support.recorder import bounds, delete_records, plain_consumer
-from tests.support.troupe import DEADLINE_S, MakeTroupe, Troupe
 
 ADMIN_TIMEOUT_S = 30.0
 MIXED_TIMEOUT_S = 400.0  # pytest's own limit for the long run; a machine with other work needs a multiple of its time
@@ -38,25 +38,25 @@ def passed(judgement: Judgement) -> None:
     assert judgement.ok, str(judgement)
 
 
-def opened(troupe: Troupe, workers: int, partitions: int, **settings: Any) -> list[str]:
+def opened(scenario: ProcessScenario, workers: int, partitions: int, **settings: Any) -> list[str]:
     """A producer and workers, all partitions owned, messages flowing."""
     producing = {key: settings.pop(key) for key in ("per_second",) if key in settings}
-    troupe.produce(**producing)
-    names = troupe.cast(workers, **settings)
-    troupe.wait(lambda: troupe.all_owned(partitions), "every partition has an owner")
-    troupe.await_begun(100)
+    scenario.produce(**producing)
+    names = scenario.start_workers(workers, **settings)
+    scenario.wait(lambda: scenario.all_owned(partitions), "every partition has an owner")
+    scenario.await_begun(100)
     return names
 
 
-def ended(troupe: Troupe, session: int) -> bool:
-    group = troupe.world()
+def ended(scenario: ProcessScenario, session: int) -> bool:
+    group = scenario.world()
     return group is not None and session not in group.sessions
 
 
-def holder(troupe: Troupe, names: list[str]) -> str:
+def holder(scenario: ProcessScenario, names: list[str]) -> str:
     """The worker that owns most."""
-    owned = list(troupe.owned().values())
-    return max(names, key=lambda name: owned.count(troupe.actors[name].client))
+    owned = list(scenario.owned().values())
+    return max(names, key=lambda name: owned.count(scenario.actors[name].client))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -64,22 +64,22 @@ def holder(troupe: Troupe, names: list[str]) -> str:
 
 
 @pytest.mark.parametrize("style", ["single", "batch"])
-def test_kill_9(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe, style: str) -> None:
-    run = troupe(kafka, [topic(6)], style=style)
+def test_kill_9(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe, style: str) -> None:
+    run = scenario(kafka, [topic(6)], style=style)
     names = opened(run, 3, 6)
     victim = holder(run, names)
     session = run.session_of(victim)
     run.kill(victim)
     run.wait(lambda: ended(run, session) and run.all_owned(6), "the survivors own what the dead one had")
     run.await_begun(200)
-    run.hire(victim)
+    run.start_worker(victim)
     run.await_joined(victim)
     run.await_begun(50, victim)
     passed(run.finish(takeovers=1, deliveries=300))
 
 
-def test_sigstop_past_the_lease_and_sigcont(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
-    run = troupe(kafka, [topic(6)])
+def test_sigstop_past_the_lease_and_sigcont(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) -> None:
+    run = scenario(kafka, [topic(6)])
     names = opened(run, 3, 6)
     for victim in names[:2]:
         session = run.session_of(victim)
@@ -92,8 +92,8 @@ def test_sigstop_past_the_lease_and_sigcont(kafka: Cluster, topic: TopicFactory,
     passed(run.finish(takeovers=2, deliveries=300))
 
 
-def test_sigterm(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
-    run = troupe(kafka, [topic(6)])
+def test_sigterm(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) -> None:
+    run = scenario(kafka, [topic(6)])
     names = opened(run, 3, 6)
     for victim in names[:2]:
         run.term(victim)
@@ -111,8 +111,8 @@ def test_sigterm(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> Non
 
 
 @pytest.mark.node_control
-def test_the_only_broker_dies_and_comes_back(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
-    run = troupe(kafka, [topic(4)])
+def test_the_only_broker_dies_and_comes_back(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) -> None:
+    run = scenario(kafka, [topic(4)])
     opened(run, 3, 4)
     run.fault("broker_kill", "1")
     try:
@@ -126,8 +126,8 @@ def test_the_only_broker_dies_and_comes_back(kafka: Cluster, topic: TopicFactory
 
 
 @pytest.mark.node_control
-def test_the_leader_of_the_groups_log_dies(kafka3: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
-    run = troupe(kafka3, [topic(4, cluster=kafka3)])
+def test_the_leader_of_the_groups_log_dies(kafka3: Cluster, topic: TopicFactory, scenario: MakeTroupe) -> None:
+    run = scenario(kafka3, [topic(4, cluster=kafka3)])
     opened(run, 3, 4)
     for _ in range(2):
         log = run.recorder.log_of(run.group)
@@ -151,9 +151,9 @@ def test_the_leader_of_the_groups_log_dies(kafka3: Cluster, topic: TopicFactory,
 
 
 def test_the_coordination_topic_is_deleted_and_recreated(
-    kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe
+    kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe
 ) -> None:
-    run = troupe(kafka, [topic(4)])
+    run = scenario(kafka, [topic(4)])
     names = opened(run, 2, 4)
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     admin.delete_topics([run.coordination_topic])[run.coordination_topic].result(ADMIN_TIMEOUT_S)
@@ -208,9 +208,9 @@ def accepted_in(cluster: Cluster, topic: str) -> list[str]:
     return found
 
 
-def test_topics_grow(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
+def test_topics_grow(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) -> None:
     data = topic(2)
-    run = troupe(kafka, [data])
+    run = scenario(kafka, [data])
     opened(run, 3, 2)
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     growth = [NewPartitions(data, 5), NewPartitions(run.coordination_topic, 7)]
@@ -218,17 +218,17 @@ def test_topics_grow(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) ->
         future.result(ADMIN_TIMEOUT_S)
     run.wait(lambda: len(run.evidence.topics) == 5, "the producer writes to the new partitions")
     run.wait(lambda: run.all_owned(5), "the new partitions have owners")
-    run.hire("late")
+    run.start_worker("late")
     run.await_joined("late")
     run.await_begun(300)
     passed(run.finish(deliveries=500))
 
 
-def test_records_are_deleted_under_a_slow_consumer(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
+def test_records_are_deleted_under_a_slow_consumer(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) -> None:
     data = topic(1)
-    run = troupe(kafka, [data], style="single", handler_ms=[20], fails=0.0)
+    run = scenario(kafka, [data], style="single", handler_ms=[20], fails=0.0)
     # It may hold fifty messages; so it must fetch again, from an offset that is gone by then.
-    run.hire("slow", options={"unacked_max": 50, "prefetch_messages": 20})
+    run.start_worker("slow", options={"unacked_max": 50, "prefetch_messages": 20})
     run.await_joined("slow")
     run.produce(per_second=2_000, count=1_500)
     run.wait(lambda: len(run.evidence.topics.get((data, 0), ())) == 1_500, "everything is produced")
@@ -245,11 +245,11 @@ def test_records_are_deleted_under_a_slow_consumer(kafka: Cluster, topic: TopicF
 # What befalls the log
 
 
-def test_garbage_and_replayed_records(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
+def test_garbage_and_replayed_records(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) -> None:
     seed = secrets.randbelow(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    run = troupe(kafka, [topic(4)])
+    run = scenario(kafka, [topic(4)])
     names = opened(run, 3, 4)
     victim = holder(run, names)
     session = run.session_of(victim)
@@ -263,7 +263,7 @@ def test_garbage_and_replayed_records(kafka: Cluster, topic: TopicFactory, troup
         write_raw(run, kafka, values, chance)
         run.await_begun(50)
     run.wait(lambda: ended(run, session), "the dead one is evicted, however often its heartbeats came again")
-    run.hire(victim)
+    run.start_worker(victim)
     run.await_joined(victim)
     run.await_begun(100)
     judgement = run.finish(takeovers=1, deliveries=500)
@@ -291,7 +291,7 @@ def forged(chance: random.Random, old: list[bytes]) -> bytes | None:
             return value
 
 
-def write_raw(run: Troupe, cluster: Cluster, values: list[bytes | None], chance: random.Random) -> None:
+def write_raw(run: ProcessScenario, cluster: Cluster, values: list[bytes | None], chance: random.Random) -> None:
     """Writes to all logs of the coordination topic and notes where it landed, before anybody is judged by it."""
     producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all"})
 
@@ -312,13 +312,13 @@ def write_raw(run: Troupe, cluster: Cluster, values: list[bytes | None], chance:
 
 @pytest.mark.parametrize("written", [True, False], ids=["in the log", "on its way"])
 def test_at_most_once_killed_between_the_grant_and_its_reading(
-    kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe, written: bool
+    kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe, written: bool
 ) -> None:
-    run = troupe(kafka, [topic(4)], delivery="at_most_once", options={"grant_messages": 40})
+    run = scenario(kafka, [topic(4)], delivery="at_most_once", options={"grant_messages": 40})
     run.produce(per_second=600)
     for number in range(3):
         name = f"w{number}"
-        run.hire(name, die_at_grant=0 if number == 0 else 5 * number, die_after_write=written)
+        run.start_worker(name, die_at_grant=0 if number == 0 else 5 * number, die_after_write=written)
         run.await_joined(name)
     for name in ("w1", "w2"):
         run.wait(lambda name=name: not run.actors[name].running, f"{name} has died with its grant")
@@ -329,18 +329,18 @@ def test_at_most_once_killed_between_the_grant_and_its_reading(
     passed(run.finish(takeovers=2, deliveries=300))
 
 
-def test_at_most_once_killed_at_random(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
+def test_at_most_once_killed_at_random(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) -> None:
     seed = secrets.randbelow(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    run = troupe(kafka, [topic(6)], delivery="at_most_once", seed=seed % 1_000)
+    run = scenario(kafka, [topic(6)], delivery="at_most_once", seed=seed % 1_000)
     names = opened(run, 3, 6, per_second=600)
     for _ in range(4):
         victim = chance.choice(names)
         session = run.session_of(victim)
         run.await_begun(chance.randrange(1, 80), victim)
         run.kill(victim)
-        run.hire(victim)
+        run.start_worker(victim)
         run.await_joined(victim)
         run.wait(lambda session=session: ended(run, session), "the dead one is evicted")
     passed(run.finish(takeovers=4, deliveries=1_000))
@@ -351,12 +351,12 @@ def test_at_most_once_killed_at_random(kafka: Cluster, topic: TopicFactory, trou
 
 
 @pytest.mark.timeout(MIXED_TIMEOUT_S)
-def test_a_mixed_run(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) -> None:
+def test_a_mixed_run(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) -> None:
     """Kills, stops, restarts and clean ends from a seed, until there is enough to judge."""
     seed = secrets.randbelow(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    run = troupe(kafka, [topic(10), topic(2)], seed=seed % 1_000)
+    run = scenario(kafka, [topic(10), topic(2)], seed=seed % 1_000)
     names = opened(run, 5, 12, per_second=400)
     taken = 0
     while taken < MIXED_TAKEOVERS or run.begun() < MIXED_DELIVERIES:
@@ -369,11 +369,11 @@ def test_a_mixed_run(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) ->
             case "kill":
                 run.kill(victim)
                 if chance.random() < 0.5:
-                    run.hire(victim)
+                    run.start_worker(victim)
                 run.wait(lambda session=session: ended(run, session), f"{victim} is evicted")
                 taken += held
                 if not run.actors[victim].running:
-                    run.hire(victim)
+                    run.start_worker(victim)
                 run.await_joined(victim)
             case "stop":
                 run.stop(victim)
@@ -387,6 +387,6 @@ def test_a_mixed_run(kafka: Cluster, topic: TopicFactory, troupe: MakeTroupe) ->
             case "term":
                 run.term(victim)
                 assert run.await_gone(victim) == 0
-                run.hire(victim)
+                run.start_worker(victim)
                 run.await_joined(victim)
     passed(run.finish(takeovers=20, deliveries=1_000))

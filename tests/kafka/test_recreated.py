@@ -27,7 +27,7 @@ import marshal_py
 from marshal_py import Consumer, Marshal, TopicPartition
 from marshal_py.client import loop
 from marshal_py.protocol.identity import NONE
-from tests.support.fronts import Keeper, collect, joined
+from tests.support.client_fixtures import BackgroundConsumer, collect, joined
 from tests.support.kafka import Cluster, TopicFactory, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,10 +102,10 @@ class Scene:
     def await_told(self, consumer: Consumer, kind: str, count: int = 1) -> None:
         wait_until(lambda: self.told(consumer).count(kind) == count, DEADLINE_S, f"{count} times {kind}")
 
-    def seen(self, keeper: Keeper, since: int = 0) -> set[tuple[int, bytes]]:
+    def seen(self, keeper: BackgroundConsumer, since: int = 0) -> set[tuple[int, bytes]]:
         return {(m.partition, m.value) for m in keeper.seen[since:] if m.topic == self.topic}
 
-    def await_all(self, keeper: Keeper, wanted: set[tuple[int, bytes]], since: int = 0) -> None:
+    def await_all(self, keeper: BackgroundConsumer, wanted: set[tuple[int, bytes]], since: int = 0) -> None:
         wait_until(lambda: wanted <= self.seen(keeper, since), DEADLINE_S, "every message of the new topic")
         assert keeper.error is None
 
@@ -137,89 +137,89 @@ class Scene:
 
 
 @pytest.fixture
-def scene(kafka: Cluster, topic: TopicFactory) -> Scene:
+def context(kafka: Cluster, topic: TopicFactory) -> Scene:
     return Scene(kafka, topic(PARTITIONS))
 
 
 @shapes
 @sizes
 @pytest.mark.usefixtures("_look_often")
-def test_made_anew_while_the_consumers_stand_still(scene: Scene, partitions: int, messages: int) -> None:
+def test_made_anew_while_the_consumers_stand_still(context: Scene, partitions: int, messages: int) -> None:
     """D10: at a join, before anything of it is claimed; the case that lost 1,000 messages of 4,000 without a word."""
-    with scene.connect() as marshal, joined(marshal, scene.group, [scene.topic]) as consumer:
-        scene.begin(consumer)
-    wanted = scene.make_anew(partitions, messages)
+    with context.connect() as marshal, joined(marshal, context.group, [context.topic]) as consumer:
+        context.begin(consumer)
+    wanted = context.make_anew(partitions, messages)
     with (
-        scene.connect() as marshal,
-        joined(marshal, scene.group, [scene.topic]) as consumer,
-        Keeper(consumer) as keeper,
+        context.connect() as marshal,
+        joined(marshal, context.group, [context.topic]) as consumer,
+        BackgroundConsumer(consumer) as keeper,
     ):
-        scene.await_told(consumer, "parked", PARTITIONS)
+        context.await_told(consumer, "parked", PARTITIONS)
         wait_until(lambda: REASON in consumer.cached_info().waiting_for, DEADLINE_S, "it says what it waits for")
         assert keeper.seen == []
-        scene.adopt(partitions)
-        scene.await_all(keeper, wanted)
+        context.adopt(partitions)
+        context.await_all(keeper, wanted)
         assert len(keeper.seen) == len(wanted), "each once"
 
 
 @shapes
 @sizes
 @pytest.mark.usefixtures("_look_often")
-def test_made_anew_while_they_run(scene: Scene, topic: TopicFactory, partitions: int, messages: int) -> None:
+def test_made_anew_while_they_run(context: Scene, topic: TopicFactory, partitions: int, messages: int) -> None:
     """D10: at the next look at the metadata, or when the broker refuses the position, what comes first."""
     other = topic(1)
-    with scene.connect() as marshal, joined(marshal, scene.group, [scene.topic, other]) as consumer:
-        scene.begin(consumer)
-        with Keeper(consumer) as keeper:
-            wanted = scene.make_anew(partitions, messages)
-            scene.await_told(consumer, "parked", PARTITIONS)
+    with context.connect() as marshal, joined(marshal, context.group, [context.topic, other]) as consumer:
+        context.begin(consumer)
+        with BackgroundConsumer(consumer) as keeper:
+            wanted = context.make_anew(partitions, messages)
+            context.await_told(consumer, "parked", PARTITIONS)
             noticed = len(keeper.seen)
-            more = scene.fill(scene.topic, partitions, 10, "later")
-            scene.fill(other, 1, 20, "other")
+            more = context.fill(context.topic, partitions, 10, "later")
+            context.fill(other, 1, 20, "other")
             wait_until(lambda: sum(m.topic == other for m in list(keeper.seen)) == 20, DEADLINE_S, "the rest goes on")
             assert {m.topic for m in keeper.seen[noticed:]} == {other}
             assert keeper.error is None
-            scene.adopt(partitions)
-            scene.await_all(keeper, wanted | more, noticed)
+            context.adopt(partitions)
+            context.await_all(keeper, wanted | more, noticed)
 
 
 @shapes
 @sizes
 @pytest.mark.parametrize("running", [True, False], ids=["running", "stopped"])
 @pytest.mark.usefixtures("_look_often")
-def test_a_group_that_wants_it_goes_on_by_itself(scene: Scene, partitions: int, messages: int, running: bool) -> None:
+def test_a_group_that_wants_it_goes_on_by_itself(context: Scene, partitions: int, messages: int, running: bool) -> None:
     """D10: by the config of the group in one half of the cases, by the consumer's option in the other."""
     by_config = messages == 30
     options = {} if by_config else {"on_topic_recreated": "earliest"}
-    with scene.connect() as marshal:
-        consumer = joined(marshal, scene.group, [scene.topic], **options)
-        scene.begin(consumer)
+    with context.connect() as marshal:
+        consumer = joined(marshal, context.group, [context.topic], **options)
+        context.begin(consumer)
         if by_config:
-            done = scene.json("groups", "update", scene.group, "--on-topic-recreated", "earliest", "--yes")
+            done = context.json("groups", "update", context.group, "--on-topic-recreated", "earliest", "--yes")
             assert done["changed"] == {"on_topic_recreated": "earliest"}
         if running:
-            with Keeper(consumer) as keeper:
-                wanted = scene.make_anew(partitions, messages)
-                scene.await_all(keeper, wanted)
+            with BackgroundConsumer(consumer) as keeper:
+                wanted = context.make_anew(partitions, messages)
+                context.await_all(keeper, wanted)
             return
         consumer.stop()
-        wanted = scene.make_anew(partitions, messages)
-        with joined(marshal, scene.group, [scene.topic], **options) as again, Keeper(again) as keeper:
-            scene.await_all(keeper, wanted)
+        wanted = context.make_anew(partitions, messages)
+        with joined(marshal, context.group, [context.topic], **options) as again, BackgroundConsumer(again) as keeper:
+            context.await_all(keeper, wanted)
             assert len(keeper.seen) == len(wanted), "each once"
 
 
 @pytest.mark.usefixtures("_look_often")
-def test_two_consumers_and_at_most_once(scene: Scene) -> None:
+def test_two_consumers_and_at_most_once(context: Scene) -> None:
     """No offset of the new topic is delivered twice in its generation (S2)."""
     options = {"delivery": "at_most_once", "on_topic_recreated": "earliest"}
-    with scene.connect() as one, scene.connect() as two:
-        scene.fill(scene.topic, PARTITIONS, OLD_MESSAGES, "old")
+    with context.connect() as one, context.connect() as two:
+        context.fill(context.topic, PARTITIONS, OLD_MESSAGES, "old")
         with (
-            joined(one, scene.group, [scene.topic], **options) as first,
-            joined(two, scene.group, [scene.topic], **options) as second,
-            Keeper(first, ack=False) as left,
-            Keeper(second, ack=False) as right,
+            joined(one, context.group, [context.topic], **options) as first,
+            joined(two, context.group, [context.topic], **options) as second,
+            BackgroundConsumer(first, ack=False) as left,
+            BackgroundConsumer(second, ack=False) as right,
         ):
 
             def seen(word: bytes) -> list[tuple[int, int]]:
@@ -228,37 +228,37 @@ def test_two_consumers_and_at_most_once(scene: Scene) -> None:
 
             wait_until(lambda: len(seen(b"old")) == PARTITIONS * OLD_MESSAGES, DEADLINE_S, "the old topic is read")
             before = len(left.seen) + len(right.seen)
-            wanted = scene.make_anew(PARTITIONS, 300)
-            group = marshal_py.group(one, scene.group)
-            wait_until(lambda: scene.seen(left) | scene.seen(right) >= wanted, DEADLINE_S, "the new topic is read")
+            wanted = context.make_anew(PARTITIONS, 300)
+            group = marshal_py.group(one, context.group)
+            wait_until(lambda: context.seen(left) | context.seen(right) >= wanted, DEADLINE_S, "the new topic is read")
             assert before == PARTITIONS * OLD_MESSAGES
             assert (left.error, right.error) == (None, None)
             assert {row["parked"] for row in group.info()["positions"]} == {None}
 
 
 @pytest.mark.usefixtures("_look_often")
-def test_deleted_while_it_is_consumed(scene: Scene, topic: TopicFactory) -> None:
+def test_deleted_while_it_is_consumed(context: Scene, topic: TopicFactory) -> None:
     other = topic(1)
-    with scene.connect() as marshal, joined(marshal, scene.group, [scene.topic, other]) as consumer:
-        scene.begin(consumer)
-        with Keeper(consumer) as keeper:
-            scene.delete()
-            scene.await_told(consumer, "topic_missing")
+    with context.connect() as marshal, joined(marshal, context.group, [context.topic, other]) as consumer:
+        context.begin(consumer)
+        with BackgroundConsumer(consumer) as keeper:
+            context.delete()
+            context.await_told(consumer, "topic_missing")
             info = consumer.cached_info()
-            assert scene.topic in info.waiting_for
+            assert context.topic in info.waiting_for
             assert info.lag == -1
-            assert {tp.topic: claim.lag for tp, claim in info.claims.items()}[scene.topic] == -1
-            lag = scene.json("lag", scene.group)
-            assert {row["topic"]: row["lag"] for row in lag["partitions"]}[scene.topic] is None
-            scene.fill(other, 1, 20, "other")
+            assert {tp.topic: claim.lag for tp, claim in info.claims.items()}[context.topic] == -1
+            lag = context.json("lag", context.group)
+            assert {row["topic"]: row["lag"] for row in lag["partitions"]}[context.topic] is None
+            context.fill(other, 1, 20, "other")
             wait_until(lambda: sum(m.topic == other for m in list(keeper.seen)) == 20, DEADLINE_S, "the rest goes on")
-            scene.create(PARTITIONS)
-            scene.await_told(consumer, "topic_found")
-            scene.await_told(consumer, "parked", PARTITIONS)
-            wanted = scene.fill(scene.topic, PARTITIONS, 30, "new")
-            scene.adopt(PARTITIONS)
-            scene.await_all(keeper, wanted)
-        assert scene.told(consumer).count("topic_missing") == 1
+            context.create(PARTITIONS)
+            context.await_told(consumer, "topic_found")
+            context.await_told(consumer, "parked", PARTITIONS)
+            wanted = context.fill(context.topic, PARTITIONS, 30, "new")
+            context.adopt(PARTITIONS)
+            context.await_all(keeper, wanted)
+        assert context.told(consumer).count("topic_missing") == 1
 
 
 # --- as an operator sees it: processes, the usual ten seconds between two looks, every command
@@ -267,11 +267,11 @@ def test_deleted_while_it_is_consumed(scene: Scene, topic: TopicFactory) -> None
 class Workers:
     """`marshal consume` processes; keeps what they print."""
 
-    def __init__(self, scene: Scene, count: int) -> None:
+    def __init__(self, context: Scene, count: int) -> None:
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
-            "MARSHAL_BOOTSTRAP_SERVERS": scene.cluster.bootstrap,
+            "MARSHAL_BOOTSTRAP_SERVERS": context.cluster.bootstrap,
             "PYTHONUNBUFFERED": "1",
         }
         self.seen: list[tuple[int, bytes]] = []
@@ -280,9 +280,9 @@ class Workers:
                 [
                     *MODULE,
                     "consume",
-                    scene.topic,
+                    context.topic,
                     "--group",
-                    scene.group,
+                    context.group,
                     "--start",
                     "earliest",
                     "--heartbeat-interval",
@@ -319,92 +319,92 @@ class Workers:
 
 
 @contextmanager
-def at_work(scene: Scene, count: int) -> Iterator[Workers]:
-    workers = Workers(scene, count)
+def at_work(context: Scene, count: int) -> Iterator[Workers]:
+    workers = Workers(context, count)
     try:
         yield workers
     finally:
         workers.stop()
 
 
-def test_what_an_operator_sees_and_does(scene: Scene) -> None:
+def test_what_an_operator_sees_and_does(context: Scene) -> None:
     """`state`, `lag`, `doctor`, `groups` and `explain` name it; one command goes on."""
-    old = scene.fill(scene.topic, PARTITIONS, OLD_MESSAGES, "old")
-    command = f"marshal set-position {scene.group} {scene.topic} --to earliest"
-    with at_work(scene, 2) as workers:
+    old = context.fill(context.topic, PARTITIONS, OLD_MESSAGES, "old")
+    command = f"marshal set-position {context.group} {context.topic} --to earliest"
+    with at_work(context, 2) as workers:
         wait_until(lambda: old <= set(workers.seen), DEADLINE_S, "the old topic is read")
-        wanted = scene.make_anew(3, 400)
+        wanted = context.make_anew(3, 400)
 
         def parked() -> bool:
-            rows = scene.json("state", scene.group)["groups"][0]["partitions"]
+            rows = context.json("state", context.group)["groups"][0]["partitions"]
             return [row["parked"] for row in rows] == [REASON] * PARTITIONS
 
         wait_until(parked, DEADLINE_S, "both are parked")
-        (state,) = scene.json("state", scene.group)["groups"]
+        (state,) = context.json("state", context.group)["groups"]
         assert all((row["owner"], row["lag"], row["end"]) == (None, None, 400) for row in state["partitions"])
         (notice,) = state["notices"]
         assert command in notice
         assert "its id was" in notice
-        assert REASON in scene.run("state", scene.group).stdout
-        lag = scene.json("lag", scene.group)
+        assert REASON in context.run("state", context.group).stdout
+        lag = context.json("lag", context.group)
         assert (lag["lag"], lag["unknown"], lag["parked"]) == (None, PARTITIONS, PARTITIONS)
-        words = scene.run("lag", scene.group).stdout
+        words = context.run("lag", context.group).stdout
         assert f"lag - and what {PARTITIONS} partitions have, which is not known, 2 partitions parked" in words
         doctor = {
             (check["name"], check["level"]): check
-            for check in scene.json("doctor")["checks"]
-            if scene.group in check["found"]
+            for check in context.json("doctor")["checks"]
+            if context.group in check["found"]
         }
         assert command in doctor["parked partitions", "warn"]["advice"]
         assert "smaller topic" not in {name for name, _ in doctor}
-        (listed,) = [one for one in scene.json("groups", "ls") if one["group"] == scene.group]
+        (listed,) = [one for one in context.json("groups", "ls") if one["group"] == context.group]
         assert listed["parked"] == PARTITIONS
-        assert f"(parked: {REASON})" in scene.run("groups", "info", scene.group).stdout
-        story = scene.run("explain", scene.group, f"{scene.topic}:0").stdout
+        assert f"(parked: {REASON})" in context.run("groups", "info", context.group).stdout
+        story = context.run("explain", context.group, f"{context.topic}:0").stdout
         assert f"parked: {REASON}" in story
         assert f"it is parked: {REASON}" in story
-        advisories = scene.run("advisories", scene.group, "--kind", "parked").stdout
+        advisories = context.run("advisories", context.group, "--kind", "parked").stdout
         assert advisories.count(REASON) >= PARTITIONS
-        refused = scene.run("groups", "shrink", scene.group, scene.topic, "--partitions", "1", "--yes")
+        refused = context.run("groups", "shrink", context.group, context.topic, "--partitions", "1", "--yes")
         assert refused.returncode == 1
         assert command in refused.stderr
 
         noticed = len(workers.seen)
-        dry = scene.json("set-position", scene.group, scene.topic, "--to", "earliest", "--dry-run")
+        dry = context.json("set-position", context.group, context.topic, "--to", "earliest", "--dry-run")
         assert dry["recreated"][0]["forgotten"] == PARTITIONS
         assert [(row["partition"], row["position"], row["target"]) for row in dry["partitions"]] == [
             (number, None, 0) for number in range(3)
         ]
         assert (
             "was made anew"
-            in scene.run("set-position", scene.group, scene.topic, "--to", "earliest", "--dry-run").stdout
+            in context.run("set-position", context.group, context.topic, "--to", "earliest", "--dry-run").stdout
         )
         assert len(workers.seen) == noticed, "nothing of it is delivered"
-        scene.adopt(3)
+        context.adopt(3)
         wait_until(lambda: wanted <= set(workers.seen[noticed:]), DEADLINE_S, "every message of the new topic")
-        after = scene.json("state", scene.group)["groups"][0]
+        after = context.json("state", context.group)["groups"][0]
         assert after["notices"] == []
         assert {row["parked"] for row in after["partitions"]} == {None}
-        assert "made anew" in scene.run("advisories", scene.group, "--kind", "topology").stdout
+        assert "made anew" in context.run("advisories", context.group, "--kind", "topology").stdout
 
 
-def test_a_move_to_the_new_end_skips_what_is_there(scene: Scene) -> None:
+def test_a_move_to_the_new_end_skips_what_is_there(context: Scene) -> None:
     """Targets are those of the new topic; a shift and Kafka's committed offsets are of the old one, and refused."""
-    with scene.connect() as marshal, joined(marshal, scene.group, [scene.topic]) as consumer:
-        scene.begin(consumer)
-    scene.make_anew(PARTITIONS, 30)
+    with context.connect() as marshal, joined(marshal, context.group, [context.topic]) as consumer:
+        context.begin(consumer)
+    context.make_anew(PARTITIONS, 30)
     for target in (("--shift-by", "0"), ("--to", "committed")):
-        refused = scene.run("set-position", scene.group, scene.topic, *target, "--dry-run")
+        refused = context.run("set-position", context.group, context.topic, *target, "--dry-run")
         assert refused.returncode == 1
-        assert f"marshal set-position {scene.group} {scene.topic} --to earliest" in refused.stderr
-    beyond = scene.run("set-position", scene.group, scene.topic, "--to", str(OLD_MESSAGES), "--yes")
+        assert f"marshal set-position {context.group} {context.topic} --to earliest" in refused.stderr
+    beyond = context.run("set-position", context.group, context.topic, "--to", str(OLD_MESSAGES), "--yes")
     assert beyond.returncode == 1
     assert "valid are 0 to 30" in beyond.stderr
-    one = scene.json("set-position", scene.group, f"{scene.topic}:0", "--to", "latest", "--yes")
+    one = context.json("set-position", context.group, f"{context.topic}:0", "--to", "latest", "--yes")
     assert one["outcome"] == "moved"
-    with scene.connect() as marshal, joined(marshal, scene.group, [scene.topic]) as consumer:
+    with context.connect() as marshal, joined(marshal, context.group, [context.topic]) as consumer:
         found = collect(consumer, 30)
         assert {message.partition for message in found} == {1}, "the one that was not named starts at its beginning"
         positions = {tp: claim.position for tp, claim in consumer.claims().items()}
-    assert positions[TopicPartition(scene.topic, 0)] == 30
+    assert positions[TopicPartition(context.topic, 0)] == 30
     assert NONE not in positions.values()

@@ -24,7 +24,7 @@ from marshal_py.admin.author import Author
 from marshal_py.admin.group import Group
 from marshal_py.cli import app
 from marshal_py.errors import KafkaGroupIsLive, ModeMismatch
-from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.kafka import KafkaTransport
 from tests.support.kafka import Cluster, TopicFactory, wait_until
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -79,12 +79,12 @@ class Scene:
         wanted = [(partition, offset) for partition in range(PARTITIONS) for offset in range(beyond, self.produced)]
         wait_until(lambda: all(self.seen[one] >= times for one in wanted), DEADLINE_S, f"all seen {times} times")
 
-    def door(self) -> KafkaDoor:
-        return KafkaDoor({"bootstrap.servers": self.cluster.bootstrap, "log_level": 0}, DEADLINE_S)
+    def transport(self) -> KafkaTransport:
+        return KafkaTransport({"bootstrap.servers": self.cluster.bootstrap, "log_level": 0}, DEADLINE_S)
 
     def front(self, user: str) -> Group:
         author = Author.of(user, "office", "test", uuid.uuid4().bytes[:4])
-        return Group(self.door(), self.group, self.log, author=author)
+        return Group(self.transport(), self.group, self.log, author=author)
 
     def words(self, line: str) -> list[str]:
         """A line of a document, with our names for its names."""
@@ -123,8 +123,8 @@ class Scene:
 class Worker:
     """A consumer in a thread that counts what it handles."""
 
-    def __init__(self, scene: Scene, client_id: str, options: dict[str, Any]) -> None:
-        self.scene, self.client_id, self.options = scene, client_id, options
+    def __init__(self, context: Scene, client_id: str, options: dict[str, Any]) -> None:
+        self.context, self.client_id, self.options = context, client_id, options
         self.error: BaseException | None = None
         self.over, self.joined = threading.Event(), threading.Event()
         self.thread = threading.Thread(target=self._run)
@@ -132,23 +132,23 @@ class Worker:
         wait_until(lambda: self.joined.is_set() or self.error is not None, DEADLINE_S, f"{client_id} joins")
 
     def _run(self) -> None:
-        scene = self.scene
+        context = self.context
         options = {"start_fallback": "earliest", "heartbeat_interval_s": INTERVAL_S, **self.options}
         try:
             with (
                 marshal_py.connect(
-                    {"bootstrap.servers": scene.cluster.bootstrap, "log_level": 0},
+                    {"bootstrap.servers": context.cluster.bootstrap, "log_level": 0},
                     client_id=self.client_id,
-                    coordination_topic=scene.log,
+                    coordination_topic=context.log,
                     coordination_partitions=2,
                 ) as marshal,
-                marshal.consumer(scene.group, [scene.topic], **options) as consumer,
+                marshal.consumer(context.group, [context.topic], **options) as consumer,
             ):
                 self.joined.set()
                 while not self.over.is_set():
                     message = consumer.next(expires_s=0.1)
                     if message is not None:
-                        scene.seen[message.partition, message.offset] += 1
+                        context.seen[message.partition, message.offset] += 1
                         message.ack()
         except marshal_py.MarshalError as error:
             self.error = error
@@ -159,7 +159,7 @@ class Worker:
 
 
 @pytest.fixture
-def scene(kafka: Cluster, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+def context(kafka: Cluster, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     monkeypatch.chdir(tmp_path)
     found = Scene(kafka, topic(PARTITIONS), tmp_path)
     try:
@@ -179,84 +179,84 @@ def test_the_documents_have_their_commands() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_operations_guide(scene: Scene) -> None:
+def test_the_operations_guide(context: Scene) -> None:
     """From a rewind to the deletion, one after the other, as somebody would who has a very bad day."""
     sections = dict(OPERATIONS)
-    scene.start("worker-1")
-    doomed = Process(scene, "worker-2")
+    context.start("worker-1")
+    doomed = Process(context, "worker-2")
     try:
-        wait_until(lambda: len(scene.front("me").members()) == 2, DEADLINE_S, "worker-2 joins")
-        scene.await_seen(1)
-        scene.follow(sections.pop("Operating live groups: runbooks"))
+        wait_until(lambda: len(context.front("me").members()) == 2, DEADLINE_S, "worker-2 joins")
+        context.await_seen(1)
+        context.follow(sections.pop("Operating live groups: runbooks"))
 
-        told = scene.follow(sections.pop("Rewind a live group"), {"marshal groups info": lambda: caught_up(scene)})
+        told = context.follow(sections.pop("Rewind a live group"), {"marshal groups info": lambda: caught_up(context)})
         assert "SetPosition" in "".join(told.values()) or "positions move" in "".join(told.values())
-        before = (scene.folder / "before.csv").read_text(encoding="utf-8").splitlines()
-        assert before == [f"{scene.topic},{partition},{EACH}" for partition in range(PARTITIONS)]
+        before = (context.folder / "before.csv").read_text(encoding="utf-8").splitlines()
+        assert before == [f"{context.topic},{partition},{EACH}" for partition in range(PARTITIONS)]
 
-        scene.follow(
+        context.follow(
             sections.pop("A stuck partition"),
-            {"marshal evict": doomed.kill, "marshal set-position billing orders:1": lambda: leave_five(scene)},
+            {"marshal evict": doomed.kill, "marshal set-position billing orders:1": lambda: leave_five(context)},
         )
     finally:
         doomed.kill()
-    scene.start("worker-1")
+    context.start("worker-1")
     skipped = (1, EACH)
-    wanted = {(partition, offset) for partition in range(PARTITIONS) for offset in range(EACH, scene.produced)}
-    wait_until(lambda: wanted - {skipped} <= set(scene.seen), DEADLINE_S, "the rest is handled")
-    assert skipped not in scene.seen, "it was stepped over"
-    scene.follow(sections.pop("A parked partition"))
+    wanted = {(partition, offset) for partition in range(PARTITIONS) for offset in range(EACH, context.produced)}
+    wait_until(lambda: wanted - {skipped} <= set(context.seen), DEADLINE_S, "the rest is handled")
+    assert skipped not in context.seen, "it was stepped over"
+    context.follow(sections.pop("A parked partition"))
 
-    told = scene.follow(sections.pop("A lost admin"), {"marshal groups info": lambda: lose_an_admin(scene)})
+    told = context.follow(sections.pop("A lost admin"), {"marshal groups info": lambda: lose_an_admin(context)})
     assert "bob@office" in told["marshal resume billing --dry-run --take-over"]
-    assert scene.front("me").info()["pause"] is None
+    assert context.front("me").info()["pause"] is None
 
-    scene.follow(sections.pop("A full disk"))
-    scene.follow(sections.pop("An unclean leader election"), {"marshal set-position": lambda: await_mirror(scene)})
-    assert (scene.folder / "incident.dump").stat().st_size > 0
-    told = scene.follow(sections.pop("Upgrading the library in a running group"))
+    context.follow(sections.pop("A full disk"))
+    context.follow(sections.pop("An unclean leader election"), {"marshal set-position": lambda: await_mirror(context)})
+    assert (context.folder / "incident.dump").stat().st_size > 0
+    told = context.follow(sections.pop("Upgrading the library in a running group"))
     assert marshal_py.__version__ in told["marshal members ls billing"]
 
-    worker = scene.workers[-1]
-    scene.follow(sections.pop("Changing how a group delivers"))
+    worker = context.workers[-1]
+    context.follow(sections.pop("Changing how a group delivers"))
     wait_until(lambda: worker.error is not None, DEADLINE_S, "its consumer ends")
     assert isinstance(worker.error, ModeMismatch)
-    scene.follow(sections.pop("A topic that was deleted and made anew"))
-    scene.stop()
-    scene.follow(sections.pop("Deleting a group"))
-    assert scene.front("me").positions() == {}
-    scene.follow(sections.pop("Truncated history"))
+    context.follow(sections.pop("A topic that was deleted and made anew"))
+    context.stop()
+    context.follow(sections.pop("Deleting a group"))
+    assert context.front("me").positions() == {}
+    context.follow(sections.pop("Truncated history"))
     assert sections == {}, "a section that no test runs"
 
 
-def caught_up(scene: Scene) -> None:
+def caught_up(context: Scene) -> None:
     """Everything was handled a second time, and the log says so."""
-    scene.await_seen(2)
-    wait_until(lambda: set(scene.front("me").positions().values()) == {EACH}, DEADLINE_S, "the positions are written")
+    context.await_seen(2)
+    wait_until(lambda: set(context.front("me").positions().values()) == {EACH}, DEADLINE_S, "the positions are written")
 
 
-def leave_five(scene: Scene) -> None:
+def leave_five(context: Scene) -> None:
     """Messages in each partition that nobody has handled yet."""
-    scene.stop()
-    scene.produce(5)
+    context.stop()
+    context.produce(5)
 
 
-def lose_an_admin(scene: Scene) -> None:
-    scene.front("bob").pause(600, "gone home")
+def lose_an_admin(context: Scene) -> None:
+    context.front("bob").pause(600, "gone home")
 
 
 class Process:
     """A consumer in a process of its own, which can be killed; what it prints is counted."""
 
-    def __init__(self, scene: Scene, client_id: str) -> None:
+    def __init__(self, context: Scene, client_id: str) -> None:
         command = [
             sys.executable,
             "-m",
             "marshal_py.cli",
             "consume",
-            scene.topic,
+            context.topic,
             "--group",
-            scene.group,
+            context.group,
             "--json",
             "--client-id",
             client_id,
@@ -265,11 +265,11 @@ class Process:
             "--start",
             "earliest",
             "--coordination-topic",
-            scene.log,
+            context.log,
             "--bootstrap-servers",
-            scene.cluster.bootstrap,
+            context.cluster.bootstrap,
         ]
-        self.scene = scene
+        self.context = context
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=DOCS.parent
         )
@@ -280,7 +280,7 @@ class Process:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             message = json.loads(line)
-            self.scene.seen[message["partition"], message["offset"]] += 1
+            self.context.seen[message["partition"], message["offset"]] += 1
 
     def kill(self) -> None:
         self.process.kill()
@@ -290,11 +290,11 @@ class Process:
         self.process.stdout.close()
 
 
-def await_mirror(scene: Scene) -> None:
+def await_mirror(context: Scene) -> None:
     """Until Kafka's committed offsets are the group's positions."""
-    admin, front = scene.door().admin(), scene.front("me")
+    admin, front = context.transport().admin(), context.front("me")
     positions = front.positions()
-    wait_until(lambda: admin.committed(scene.group, list(positions)) == front.positions(), DEADLINE_S, "the mirror")
+    wait_until(lambda: admin.committed(context.group, list(positions)) == front.positions(), DEADLINE_S, "the mirror")
     admin.close()
 
 
@@ -304,17 +304,17 @@ def await_mirror(scene: Scene) -> None:
 class Ordinary:
     """An ordinary consumer of Kafka's own, that commits what it has handled."""
 
-    def __init__(self, scene: Scene) -> None:
-        self.scene = scene
+    def __init__(self, context: Scene) -> None:
+        self.context = context
         self.consumer = Consumer(
             {
-                "bootstrap.servers": scene.cluster.bootstrap,
-                "group.id": scene.group,
+                "bootstrap.servers": context.cluster.bootstrap,
+                "group.id": context.group,
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
             }
         )
-        self.consumer.subscribe([scene.topic])
+        self.consumer.subscribe([context.topic])
 
     def handle(self, count: int, commits: bool = True) -> None:
         handled = 0
@@ -326,7 +326,7 @@ class Ordinary:
                 partition, offset = message.partition(), message.offset()
                 assert partition is not None
                 assert offset is not None
-                self.scene.seen[partition, offset] += 1
+                self.context.seen[partition, offset] += 1
                 handled += 1
             if handled == count and commits:
                 self.consumer.commit(asynchronous=False)
@@ -344,48 +344,48 @@ class Ordinary:
 
 
 @pytest.mark.timeout(300)
-def test_a_group_moves_to_marshal_and_back_and_loses_nothing(scene: Scene) -> None:
+def test_a_group_moves_to_marshal_and_back_and_loses_nothing(context: Scene) -> None:
     """The runbook, to and fro and to again. Twice handled is only what an ordinary consumer did not commit."""
     to, back = blocks("migration.md")["To Marshal"], blocks("migration.md")["Back"]
     *back, again = back
     assert "create" in again
     uncommitted, total = 4, 0
 
-    ordinary = Ordinary(scene)
+    ordinary = Ordinary(context)
     ordinary.handle(20)
     ordinary.handle(uncommitted, commits=False)  # and then it stops as if it had crashed
-    early = scene.start("too-early")
+    early = context.start("too-early")
     early.stop()
     assert isinstance(early.error, KafkaGroupIsLive), "it would join beside a live ordinary consumer"
-    assert scene.run(to[0]).exit_code == 0
+    assert context.run(to[0]).exit_code == 0
     ordinary.close()
 
-    worker = scene.start("worker-1")
-    scene.await_seen(1)
-    told = scene.follow(to[1:])
-    assert all(f"{scene.topic}:{partition}" in told["marshal groups info billing"] for partition in range(PARTITIONS))
+    worker = context.start("worker-1")
+    context.await_seen(1)
+    told = context.follow(to[1:])
+    assert all(f"{context.topic}:{partition}" in told["marshal groups info billing"] for partition in range(PARTITIONS))
     total = EACH * PARTITIONS
-    assert scene.seen.total() == total + uncommitted
-    assert max(scene.seen.values()) <= 2
+    assert context.seen.total() == total + uncommitted
+    assert max(context.seen.values()) <= 2
 
     released, mirrored, removed = back
-    scene.follow([released])
-    scene.produce(5)
-    await_mirror(scene)
-    assert "skipped" in scene.follow([mirrored])[mirrored]
-    scene.stop()
-    scene.follow([removed])
-    ordinary = Ordinary(scene)
+    context.follow([released])
+    context.produce(5)
+    await_mirror(context)
+    assert "skipped" in context.follow([mirrored])[mirrored]
+    context.stop()
+    context.follow([removed])
+    ordinary = Ordinary(context)
     ordinary.handle(5 * PARTITIONS)
     ordinary.handle_nothing_more()
     ordinary.close()
-    assert scene.seen.total() == total + uncommitted + 5 * PARTITIONS, "the ordinary one began where Marshal ended"
+    assert context.seen.total() == total + uncommitted + 5 * PARTITIONS, "the ordinary one began where Marshal ended"
 
-    scene.produce(5)
-    scene.follow([again])
-    worker = scene.start("worker-2")
-    scene.await_seen(1)
+    context.produce(5)
+    context.follow([again])
+    worker = context.start("worker-2")
+    context.await_seen(1)
     worker.stop()
     assert worker.error is None
-    assert scene.seen.total() == total + uncommitted + 10 * PARTITIONS, "and Marshal where the ordinary one had ended"
-    assert sum(count - 1 for count in scene.seen.values()) == uncommitted
+    assert context.seen.total() == total + uncommitted + 10 * PARTITIONS, "and Marshal where the ordinary one had ended"
+    assert sum(count - 1 for count in context.seen.values()) == uncommitted

@@ -16,17 +16,17 @@ import pytest
 from confluent_kafka import Producer
 
 import marshal_py
-from marshal_py.client import upkeep
+from marshal_py.client import log_maintenance
 from marshal_py.errors import HistoryRestarted, HistoryTruncated
 from marshal_py.protocol import codec, snapshotter
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import Move, Note, Record, ReleaseGroup, SetPosition, Topology
 from marshal_py.protocol.snapshot import CHUNK_BYTES
-from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.kafka_admin import KafkaAdmin
 from marshal_py.transport.ports import Bounds
 from tests.client.test_bad_logs import ends_with
-from tests.support.fronts import collect, joined, places, until
+from tests.support.client_fixtures import collect, joined, places, until
 from tests.support.kafka import Cluster, TopicFactory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ class Ledger:
         self.servers = cluster.bootstrap
         self.name = f"marshal-{uuid.uuid4().hex[:8]}"
         self.log = TopicPartition(self.name, 0)
-        self.admin: KafkaAdmin = KafkaDoor(self.servers, DEADLINE_S).admin()
+        self.admin: KafkaAdmin = KafkaTransport(self.servers, DEADLINE_S).admin()
         self._producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 0})
         with self.connect() as marshal:
             self.incarnation = marshal.root.incarnation
@@ -112,9 +112,9 @@ def test_a_running_group_keeps_its_log_short(
     """N8, N9, N12: records are deleted under it, it goes on, and who comes later begins at a snapshot."""
     monkeypatch.setattr(snapshotter, "STAGGER_RECORDS", 64)
     monkeypatch.setattr(snapshotter, "RETRY_RECORDS", 256)
-    monkeypatch.setattr(upkeep, "TRUNCATE_EVERY_MS", 200)
-    monkeypatch.setattr(upkeep, "TRUNCATE_RECORDS_MIN", 16)
-    monkeypatch.setattr(upkeep, "CHECK_AFTER_MS", 0)
+    monkeypatch.setattr(log_maintenance, "TRUNCATE_EVERY_MS", 200)
+    monkeypatch.setattr(log_maintenance, "TRUNCATE_RECORDS_MIN", 16)
+    monkeypatch.setattr(log_maintenance, "CHECK_AFTER_MS", 0)
     data = topic(2)
     options = {"snapshot_every_records": 256, "history_kept_s": 0.0}
     with (
@@ -158,8 +158,8 @@ def test_by_hand_under_a_running_consumer(ledger: Ledger, topic: TopicFactory) -
         at = first["snapshot"]
 
         def shown() -> bool:  # its heartbeats say that it has read so far
-            kept = marshal._loop.upkeep.keepers[0]
-            return kept.reported.get(consumer._station.member.session, 0) >= at
+            kept = marshal._loop.maintenance.keepers[0]
+            return kept.reported.get(consumer._driver.member.session, 0) >= at
 
         until(shown, "its heartbeat has shown a newer checkpoint")
         (dry,) = ledger.json("snapshot", "--truncate", "--keep", "0s", "--dry-run")
@@ -250,8 +250,8 @@ def test_a_reader_that_falls_behind_its_log_begins_anew(ledger: Ledger, topic: T
             ledger.grow(200)
             (first,) = ledger.json("snapshot")
             ledger.grow(100)
-            kept = marshal._loop.upkeep.keepers[0]
-            until(lambda: kept.reported.get(other._station.member.session, 0) >= first["snapshot"], "it has read on")
+            kept = marshal._loop.maintenance.keepers[0]
+            until(lambda: kept.reported.get(other._driver.member.session, 0) >= first["snapshot"], "it has read on")
             (second,) = ledger.json("snapshot", "--truncate", "--keep", "0s", "--yes")
             assert second["deleted_before"] == first["snapshot"] == ledger.bounds().first
             os.kill(slow.pid, signal.SIGCONT)

@@ -21,7 +21,7 @@ from marshal_py.protocol.member import Member
 from marshal_py.protocol.records import Leave, Topology
 from marshal_py.protocol.world import Group
 from tests.properties.test_targets import COUNTS, worlds
-from tests.support.logbook import INTERVAL_MS, TOPIC, Logbook
+from tests.support.differential_log import INTERVAL_MS, TOPIC, DifferentialLog
 
 THIRD_MS = INTERVAL_MS // 3
 SEEDS = st.integers(0, 2**32)
@@ -29,9 +29,9 @@ SEEDS = st.integers(0, 2**32)
 
 def candidacy(group: Group, me: int, out: set[int], policy: str) -> Candidacy:
     """As a member that has waited out these sessions sees it."""
-    watch = SimpleNamespace(waited_out=lambda group: set(out), clock=SimpleNamespace(counted_ms=0, step_ms_max=1))
+    detector = SimpleNamespace(waited_out=lambda group: set(out), clock=SimpleNamespace(counted_ms=0, step_ms_max=1))
     options = SimpleNamespace(policy=policy, topics=group.sessions[me].join.topics)
-    found = Candidacy(cast(Member, SimpleNamespace(session=me, watch=watch, options=options)))
+    found = Candidacy(cast(Member, SimpleNamespace(session=me, detector=detector, options=options)))
     found.look(group)
     return found
 
@@ -88,7 +88,7 @@ def at(ms: int) -> Instant:
     return Instant(ms, ms, ms)
 
 
-def history(book: Logbook, chance: Random) -> Callable[[], Any]:
+def history(book: DifferentialLog, chance: Random) -> Callable[[], Any]:
     """Something that happens to the group, at each call."""
     sessions = [book.join() for _ in range(3)]
     book.topology(6)
@@ -118,31 +118,37 @@ def test_what_is_free_is_followed_change_by_change(kept: int, seed: int) -> None
     chance = Random(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worlds_module, "CHANGES_KEPT", kept)
-        book = Logbook()
-        happens, watch, ms = history(book, chance), FailureDetector(INTERVAL_MS), 0
+        book = DifferentialLog()
+        happens, detector, ms = history(book, chance), FailureDetector(INTERVAL_MS), 0
         since: dict[TopicPartition, tuple[int, int]] = {}
         for _ in range(10):
             ms += chance.choice([0, 10, 50])
             for _ in range(chance.choice([0, 1, 1, 5])):
                 happens()
-            watch.refresh(book.group, at(ms), True)
+            detector.refresh(book.group, at(ms), True)
             anew = FailureDetector(INTERVAL_MS)
             anew.refresh(book.group, at(ms), True)
             free = {tp: version for tp, (version, _) in anew.free().items()}
             since = {
                 tp: since[tp]
                 if since.get(tp, (NONE,))[0] == version and tp in since
-                else (version, watch.clock.counted_ms)
+                else (version, detector.clock.counted_ms)
                 for tp, version in free.items()
             }
-            assert watch.free() == since
+            assert detector.free() == since
 
 
 @given(SEEDS)
 def test_a_partition_is_tried_when_its_wait_is_over(seed: int) -> None:
     """A2, T3: after rank thirds of own waiting, which unproven steps begin anew; at the same tick as by plain looks."""
-    chance, book = Random(seed), Logbook()
-    happens, watch, starts, ms, looks = history(book, chance), FailureDetector(INTERVAL_MS), HeadStarts(THIRD_MS), 0, 0
+    chance, book = Random(seed), DifferentialLog()
+    happens, detector, starts, ms, looks = (
+        history(book, chance),
+        FailureDetector(INTERVAL_MS),
+        HeadStarts(THIRD_MS),
+        0,
+        0,
+    )
     ranks = {number: chance.randrange(3) for number in range(20)}
 
     def rank(tp: TopicPartition) -> int:
@@ -155,8 +161,8 @@ def test_a_partition_is_tried_when_its_wait_is_over(seed: int) -> None:
         if chance.random() < 0.1:
             looks += 1
             ranks.update({number: chance.randrange(3) for number in range(20)})
-        watch.refresh(book.group, at(ms), chance.random() < 0.98)
+        detector.refresh(book.group, at(ms), chance.random() < 0.98)
         if chance.random() < 0.9:  # a member that may not act does not look
-            due = starts.due(book.group, watch, looks, rank, (TOPIC,))
-            over = {tp for tp in watch.free() if watch.free_waited_ms(tp) >= ranks[tp.partition] * THIRD_MS}
-            assert due == {tp: watch.free()[tp][0] for tp in over}
+            due = starts.due(book.group, detector, looks, rank, (TOPIC,))
+            over = {tp for tp in detector.free() if detector.free_waited_ms(tp) >= ranks[tp.partition] * THIRD_MS}
+            assert due == {tp: detector.free()[tp][0] for tp in over}

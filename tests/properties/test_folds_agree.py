@@ -34,8 +34,8 @@ from marshal_py.protocol.records import (
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import World
 from tests.support import hostile, wire
-from tests.support.flood import flood
-from tests.support.logbook import INCARNATION, Logbook, Opened, digest_from_nothing, genesis
+from tests.support.differential_log import INCARNATION, DifferentialLog, Opened, digest_from_nothing, genesis
+from tests.support.hostile_records import flood
 
 STEPS = st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(1, 12)), max_size=30)
 PARTITIONS = st.sampled_from((1, 1, 1, 2))  # two logs: some groups are misrouted then
@@ -54,8 +54,8 @@ def drawn(steps: Steps) -> Iterator[Random]:
         yield from (rng for _ in range(count))
 
 
-def plausible_log(steps: Steps, partitions: int = 1) -> Logbook:
-    log = Logbook(partitions)
+def plausible_log(steps: Steps, partitions: int = 1) -> DifferentialLog:
+    log = DifferentialLog(partitions)
     for rng in drawn(steps):
         name = rng.choice(hostile.GROUPS[:2])
         log.fold(codec.encode(hostile.plausible(rng, log.world, name), name, INCARNATION))
@@ -77,7 +77,7 @@ def test_logs_that_fit_reach_everywhere() -> None:
     seen: Counter[str] = Counter()
     for seed in range(60):
         rng = Random(seed)
-        log = Logbook()
+        log = DifferentialLog()
         for _ in range(100):
             name = hostile.GROUPS[0]
             record = hostile.plausible(rng, log.world, name)
@@ -96,7 +96,7 @@ def test_logs_that_fit_do_what_protocol_2_allows() -> None:
     seen: Counter[str] = Counter()
     for seed in range(60):
         rng = Random(seed)
-        log = Logbook(exhaustive=False)
+        log = DifferentialLog(exhaustive=False)
         name = hostile.GROUPS[0]
         for _ in range(100):
             group = log.world.groups.get(name)
@@ -158,7 +158,7 @@ def test_on_logs_out_of_order(steps: Steps, rng: Random) -> None:
             values.insert(rng.randrange(len(values) + 1), values.pop(rng.randrange(len(values))))
     if rng.random() < 0.3:
         rng.shuffle(values)
-    log = Logbook()
+    log = DifferentialLog()
     for value in values:
         log.fold(value)
 
@@ -168,7 +168,7 @@ def test_on_logs_out_of_order(steps: Steps, rng: Random) -> None:
 TWICE = (Join, Heartbeat, StepDown, Note)
 
 
-def end_and_revive(log: Logbook, name: str) -> None:
+def end_and_revive(log: DifferentialLog, name: str) -> None:
     """Every session leaves, the group is deleted and, at once, revived."""
     revived = False
     while not revived:
@@ -180,7 +180,7 @@ def end_and_revive(log: Logbook, name: str) -> None:
 @given(STEPS, st.randoms(use_true_random=False))
 def test_on_groups_that_end_and_begin_anew(steps: Steps, rng: Random) -> None:
     """F9.5: deletions, revivals, and late copies of what was written before; generations never come again."""
-    log = Logbook()
+    log = DifferentialLog()
     name = hostile.GROUPS[0]
     generations: dict[tuple[str, int], int] = {}
     for draw in drawn(steps):
@@ -201,7 +201,7 @@ def test_on_groups_that_end_and_begin_anew(steps: Steps, rng: Random) -> None:
 def test_a_log_read_twice(steps: Steps) -> None:
     """A log twice more behind itself (L9): what was accepted is not accepted again, where that would matter."""
     source = plausible_log(steps)
-    log = Logbook()
+    log = DifferentialLog()
     accepted: set[tuple[bytes, int]] = set()
     for value in source.values[1:] * 3:
         assert value is not None
@@ -217,7 +217,7 @@ def test_a_log_read_twice(steps: Steps) -> None:
 @given(STEPS, PARTITIONS, st.integers(0, 2))
 def test_on_hostile_logs(steps: Steps, partitions: int, start: int) -> None:
     """E6: any bytes: nothing but the named errors is raised, and a rejected or ignored record changes no group."""
-    log = Logbook(start=False) if start == 0 else Logbook(partitions)
+    log = DifferentialLog(start=False) if start == 0 else DifferentialLog(partitions)
     for rng in drawn(steps):
         log.fold(hostile.hostile(rng, log.world, log.values))
         if log.world.genesis is None and rng.random() < 0.2:
@@ -227,7 +227,7 @@ def test_on_hostile_logs(steps: Steps, partitions: int, start: int) -> None:
 @given(STEPS)
 def test_on_hostile_further_logs(steps: Steps) -> None:
     """L4: in a log k > 0 with a root."""
-    log = Logbook(log=1, root=genesis(2), start=False)
+    log = DifferentialLog(log=1, root=genesis(2), start=False)
     for rng in drawn(steps):
         log.fold(hostile.hostile(rng, log.world, log.values))
         if log.world.genesis is None and rng.random() < 0.3:
@@ -241,7 +241,7 @@ def replay(values: list[bytes | None], world: World) -> tuple[World, list[Verdic
 @given(STEPS, st.lists(st.integers(0, 99), max_size=6))
 def test_any_chunking_and_any_restart(steps: Steps, cuts: list[int]) -> None:
     """G3: same log, same world: read in pieces with digests taken between them, or from the start at any point."""
-    log = Logbook()
+    log = DifferentialLog()
     for rng in drawn(steps):
         log.fold(hostile.hostile(rng, log.world, log.values))
     values = log.values
@@ -275,7 +275,7 @@ JUNK = st.recursive(
 @given(st.integers(0, 16), st.lists(JUNK, max_size=20), st.binary(max_size=8))
 def test_on_any_messagepack(number: int, elements: list[object], tail: bytes) -> None:
     """E6: a body of any shape under any type; what one fold decodes the other decodes, to the same values."""
-    log = Logbook()
+    log = DifferentialLog()
     for body in ([number, *elements], elements):
         log.put(wire.envelope("billing", number, wire.pack(body)))
     log.put(wire.envelope("other", number % 16, wire.pack([number, *elements]) + tail))
@@ -297,7 +297,7 @@ def test_decoding_raises_nothing(seed: int, data: bytes, kind: int) -> None:
 def test_what_is_written_is_read(seed: int) -> None:
     """E7: encode, open and decode give the record back, and MessagePack in other forms the same record."""
     rng = Random(seed)
-    log = Logbook()
+    log = DifferentialLog()
     for _ in range(rng.randrange(12)):
         log.fold(codec.encode(hostile.plausible(rng, log.world, "g"), "g", INCARNATION))
     record = hostile.plausible(rng, log.world, "g")
@@ -313,7 +313,7 @@ def test_what_is_written_is_read(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", BULK_SEEDS)
 def test_a_flood_of_hostile_records(seed: int) -> None:
-    """E1, E6: a hundred thousand in all, through the codec and both folds. `make prove` goes on with other seeds."""
+    """E1, E6: a hundred thousand in all, through the codec and both folds. `make soak` goes on with other seeds."""
     seen = flood(seed, BULK_RECORDS)
     print(f"seed {seed}:", ", ".join(f"{reason} {count}" for reason, count in seen.most_common()))
     assert seen.total() == BULK_RECORDS

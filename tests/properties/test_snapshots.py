@@ -21,7 +21,7 @@ from marshal_py.simulator.oracle import Oracle, OracleStop
 from marshal_py.simulator.oracle_snapshot import Snapshots
 from marshal_py.simulator.oracle_wire import decode_record
 from tests.support import hostile
-from tests.support.logbook import INCARNATION, OTHER_INCARNATION, Logbook, genesis
+from tests.support.differential_log import INCARNATION, OTHER_INCARNATION, DifferentialLog, genesis
 
 STEPS = st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(1, 12)), min_size=4, max_size=30)
 
@@ -73,7 +73,7 @@ def loaded(values: list[bytes], log: int, root: bytes | None, at: int) -> tuple[
     return world, oracle
 
 
-def go_on(log: Logbook, world: World, oracle: Oracle, first: int) -> None:
+def go_on(log: DifferentialLog, world: World, oracle: Oracle, first: int) -> None:
     """The rest of the log, under the verdicts and digests of the folds that began at 0."""
     for offset in range(first, log.world.next_offset):
         value = log.values[offset]
@@ -89,7 +89,7 @@ def go_on(log: Logbook, world: World, oracle: Oracle, first: int) -> None:
         assert world.groups[name].digest() == group.digest() == oracle.state_digest(name)
 
 
-def round_trip(log: Logbook, number: int, root: bytes | None, rng: Random) -> int:
+def round_trip(log: DifferentialLog, number: int, root: bytes | None, rng: Random) -> int:
     """Every checkpoint of the log as a beginning; how many there were."""
     opened = None if root is None else codec.open_envelope(root, -1)
     root_genesis = None if opened is None else opened[5]
@@ -110,7 +110,7 @@ def round_trip(log: Logbook, number: int, root: bytes | None, rng: Random) -> in
 @given(STEPS, st.randoms(use_true_random=False))
 def test_round_trip_on_logs_that_fit(steps: list[tuple[int, int]], rng: Random) -> None:
     """N9: what members and admins write, cut at every checkpoint."""
-    log = Logbook(exhaustive=False)
+    log = DifferentialLog(exhaustive=False)
     for seed, count in steps:
         for _ in range(count):
             name = hostile.GROUPS[seed % 2]
@@ -122,7 +122,11 @@ def test_round_trip_on_logs_that_fit(steps: list[tuple[int, int]], rng: Random) 
 def test_round_trip_on_hostile_logs(steps: list[tuple[int, int]], rng: Random, further: bool) -> None:
     """N9: and whatever else may stand there; in log 0 and in a further one."""
     root = genesis(2) if further else None
-    log = Logbook(log=1, root=root, start=False, exhaustive=False) if further else Logbook(exhaustive=False)
+    log = (
+        DifferentialLog(log=1, root=root, start=False, exhaustive=False)
+        if further
+        else DifferentialLog(exhaustive=False)
+    )
     if further:
         log.put(root)
     for seed, count in steps:
@@ -137,7 +141,7 @@ def test_the_properties_see_snapshots() -> None:
     done, seen = 0, set()
     for seed in range(12):
         rng = Random(seed)
-        log = Logbook(exhaustive=False)
+        log = DifferentialLog(exhaustive=False)
         for _ in range(120):
             name = hostile.GROUPS[0]
             log.fold(codec.encode(hostile.plausible(rng, log.world, name), name, INCARNATION))
@@ -153,7 +157,7 @@ def test_the_properties_see_snapshots() -> None:
 
 def test_a_founding_snapshot_stops_both() -> None:
     """N13: an oracle that began before it stops; one that began there reads on."""
-    log = Logbook()
+    log = DifferentialLog()
     while log.world.next_offset < 32:
         log.put(None)
     assert isinstance(log.world.genesis, Genesis)

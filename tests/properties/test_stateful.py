@@ -31,7 +31,7 @@ from marshal_py.protocol.world import CHECKPOINT_OFFSETS, World
 from marshal_py.simulator.mutants import MUTANTS, switched_on
 from marshal_py.simulator.oracle import Oracle
 from tests.support import hostile
-from tests.support.logbook import INCARNATION, Logbook, digest_from_nothing
+from tests.support.differential_log import INCARNATION, DifferentialLog, digest_from_nothing
 
 SEEDS = st.integers(0, 2**32 - 1)
 READERS_MAX = 4  # each folds every record: more would only be slower
@@ -99,7 +99,7 @@ class LogLife(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.log = Logbook()
+        self.log = DifferentialLog()
         self.owners = Owners()
         self.taken: list[Digests] = [digests_of(World()), digests_of(self.log.world)]  # by number of records
         self.readers: list[World] = []

@@ -35,7 +35,7 @@ from marshal_py.protocol.records import (
 from marshal_py.protocol.routing import HASH_NAME
 from marshal_py.protocol.verdict import Outcome
 from tests.support import wire
-from tests.support.logbook import GROUP, INCARNATION, NEVER, PAUSE_MS, Logbook, genesis
+from tests.support.differential_log import GROUP, INCARNATION, NEVER, PAUSE_MS, DifferentialLog, genesis
 
 
 def moves(*listed: tuple[int, int, int], topic: str = "t") -> tuple[Move, ...]:
@@ -48,7 +48,7 @@ def moves(*listed: tuple[int, int, int], topic: str = "t") -> tuple[Move, ...]:
 
 def test_pause_that_saw_another_change() -> None:
     """F7.1: `observed`, before the token is looked at."""
-    log = Logbook()
+    log = DifferentialLog()
     log.refuses(ReleaseGroup(0, -1, PAUSE_MS), "observed")
     assert GROUP not in log.world.groups
     token = log.pause()
@@ -59,7 +59,7 @@ def test_pause_that_saw_another_change() -> None:
 
 def test_a_running_pause() -> None:
     """F7.2: `paused` unless not paused, or the token, or duration 0 and waited as long as the running pause lasts."""
-    log = Logbook()
+    log = DifferentialLog()
     token = log.must(ReleaseGroup(-1, NEVER, PAUSE_MS))
     for other in (-1, token - 1, token + 1):
         log.refuses(ReleaseGroup(token, other, 0, PAUSE_MS - 1), "paused")
@@ -76,7 +76,7 @@ def test_a_running_pause() -> None:
 
 def test_every_change_of_a_pause_is_a_new_token() -> None:
     """F7.3: renewing, taking over and ending kill the old token; 0 on a running group kills what is in flight."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     first = log.pause()
     assert (log.group.pause_change, log.group.pause_duration_ms, log.group.paused) == (first, PAUSE_MS, True)
@@ -106,7 +106,7 @@ def test_every_change_of_a_pause_is_a_new_token() -> None:
 
 def test_set_position_that_may_not_be() -> None:
     """F8.1: `paused`, `token`, `empty`, `repeats`: each beats all that come after it."""
-    log = Logbook()
+    log = DifferentialLog()
     log.owner()
     log.refuses(SetPosition(0, ()), "paused")
     token = log.pause()
@@ -121,7 +121,7 @@ def test_set_position_that_may_not_be() -> None:
 
 def test_set_position_moves_all_or_nothing() -> None:
     """F8.2: `observed` for all, then `topology` for all, then `held` for all; one bad move stops the others."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     token = log.pause()
     good, held, outside, unseen = (1, -1, 7), (0, epoch, 7), (4, -1, 7), (2, 0, 7)
@@ -138,7 +138,7 @@ def test_set_position_moves_all_or_nothing() -> None:
 
 def test_set_position_accepted() -> None:
     """F8.3: position, a new generation, version this offset; last owner and successor stay, the pause too."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     log.must(Heartbeat(session, 0, (ClaimState(epoch, 200, 1, 2, 3, b"p"),)))
     version = log.must(ReleasingPartition(session, epoch, -1, 9, parked="why"))
@@ -154,7 +154,7 @@ def test_set_position_accepted() -> None:
 
 def test_set_position_that_resumes() -> None:
     """F8.4: the pause ends and this offset becomes `pause_change`."""
-    log = Logbook()
+    log = DifferentialLog()
     log.topology()
     token = log.pause()
     log.refuses(SetPosition(token, (), True), "empty")
@@ -166,7 +166,7 @@ def test_set_position_that_resumes() -> None:
 
 def test_which_rejections_of_set_position_are_final() -> None:
     """F8.5: `held` is not: when the owner's session ends, a copy is accepted. `token` and `observed` are."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     token = log.pause()
     held = SetPosition(token, moves((0, epoch, 7)))
@@ -196,7 +196,7 @@ def test_which_rejections_of_set_position_are_final() -> None:
 
 def test_config_that_saw_another() -> None:
     """F9.4: `observed`, before anything else that it says; a rejected one does not count as the last."""
-    log = Logbook()
+    log = DifferentialLog()
     log.join()
     log.refuses(GroupConfig(0, deleted=True), "observed")
     first = log.must(GroupConfig(-1, policy="greedy"))
@@ -209,7 +209,7 @@ def test_config_that_saw_another() -> None:
 
 def test_changing_the_mode() -> None:
     """F9.6: `token`, `held`; then every session ends, partitions >= 0 get a new generation, the mode is the new one."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     other = log.join("d")
     whole = log.claim(other, -1)
@@ -231,7 +231,7 @@ def test_changing_the_mode() -> None:
 
 def test_a_mode_that_changes_nothing() -> None:
     """F9.6: the group's own mode needs no pause; a group without a mode just takes the one that is named."""
-    log = Logbook()
+    log = DifferentialLog()
     first = log.must(GroupConfig(-1, -1, 2))
     assert log.group.mode == 2
     session = log.join(mode=2)
@@ -243,7 +243,7 @@ def test_a_mode_that_changes_nothing() -> None:
 
 def test_config_clears_marks() -> None:
     """F9.7: every one of them; a rejected config clears none."""
-    log = Logbook()
+    log = DifferentialLog()
     sessions = [log.join(name) for name in "cde"]
     marks = {session: log.must(StepDown(session, -1)) for session in sessions[:2]}
     log.refuses(GroupConfig(5), "observed")
@@ -255,7 +255,7 @@ def test_config_clears_marks() -> None:
 
 def test_step_down() -> None:
     """F9.8: `session`, `observed`; accepted, the mark becomes this offset."""
-    log = Logbook()
+    log = DifferentialLog()
     session = log.join()
     log.refuses(StepDown(NEVER, 0), "session")
     log.refuses(StepDown(session, 0), "observed")
@@ -269,7 +269,7 @@ def test_step_down() -> None:
 
 def test_order_of_candidates() -> None:
     """F9.9: (marked or not, mark, priority, rank, session); a marked one is last, never absent; marks own nothing."""
-    log = Logbook()
+    log = DifferentialLog()
     plain = log.join("a", priority=1)
     ranked = log.join("b", priority=0, rank=2)
     late = log.join("c", priority=0, rank=2)
@@ -298,7 +298,7 @@ def test_order_of_candidates() -> None:
 
 def test_what_changes_nothing() -> None:
     """F10.1: a Note and a Snapshot are accepted and change nothing; rejected and ignored records change no group."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     before = log.digest()
     log.must(Note(session, "rebalance", "t", 0, 1, 2, "text"))
@@ -332,7 +332,7 @@ EVERY_TYPE: tuple[Record, ...] = (
 @pytest.mark.parametrize("record", EVERY_TYPE, ids=lambda record: type(record).__name__)
 def test_one_verdict_for_every_record(record: Record) -> None:
     """F10.2: accepted without a reason, or rejected or ignored with one; for any record in any state."""
-    log = Logbook()
+    log = DifferentialLog()
     log.owner()
     for value in (codec.encode(record, GROUP, INCARNATION), codec.encode(record, "another", INCARNATION), b""):
         verdict = log.put(value)
@@ -344,7 +344,7 @@ def test_one_verdict_for_every_record(record: Record) -> None:
 @pytest.mark.parametrize("record", EVERY_TYPE, ids=lambda record: type(record).__name__)
 def test_a_group_without_an_accepted_record(record: Record) -> None:
     """F10.3: has no state; a rejected record does not create one, nor does a Note (F10.1)."""
-    log = Logbook()
+    log = DifferentialLog()
     accepted = log.say(record) == "accepted"
     assert accepted == isinstance(record, Join | ReleaseGroup | Topology | GroupConfig | Note)
     assert (GROUP in log.world.groups) == (accepted and not isinstance(record, Note))

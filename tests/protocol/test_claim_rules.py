@@ -22,14 +22,14 @@ from marshal_py.protocol.records import (
     SetPosition,
     Topology,
 )
-from tests.support.logbook import GROUP, NEVER, PAUSE_MS, Logbook
+from tests.support.differential_log import GROUP, NEVER, PAUSE_MS, DifferentialLog
 
 # --- rule 4, ClaimingPartition
 
 
 def test_claim_that_may_not_be() -> None:
     """F4.1: `session`, `paused`, `topology` in this order; a topic asks for the topic only, the pin for nothing."""
-    log = Logbook()
+    log = DifferentialLog()
     session = log.join()
     log.refuses(ClaimingPartition(session, "t", 0, -1, 5), "topology")
     log.refuses(ClaimingPartition(session, "t", -1, -1), "topology")
@@ -47,7 +47,7 @@ def test_claim_that_may_not_be() -> None:
 
 def test_the_pin_asks_for_nothing() -> None:
     """F4.1: it can be claimed in a group without any topology."""
-    log = Logbook()
+    log = DifferentialLog()
     session = log.join()
     pin = log.must(ClaimingPartition(session, "", -1, -1))
     assert log.state(-1, "") == {"owner": session, "epoch": pin, "version": pin}
@@ -56,7 +56,7 @@ def test_the_pin_asks_for_nothing() -> None:
 
 def test_claim_of_an_owned_partition() -> None:
     """F4.2: `held`, before the version is looked at; the live owner's own claim changes nothing."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     other = log.join("d")
     before = log.state()
@@ -68,7 +68,7 @@ def test_claim_of_an_owned_partition() -> None:
 
 def test_claim_of_another_version() -> None:
     """F4.3: `observed`, before the start is looked at; a version is a claim, a release or a move."""
-    log = Logbook()
+    log = DifferentialLog()
     session = log.join()
     log.topology()
     log.refuses(ClaimingPartition(session, "t", 0, 0), "observed")
@@ -81,7 +81,7 @@ def test_claim_of_another_version() -> None:
 
 def test_start_of_a_claim() -> None:
     """F4.4: needed and used without a position on a partition >= 0; with one it is not read."""
-    log = Logbook()
+    log = DifferentialLog()
     session = log.join()
     log.topology()
     log.refuses(ClaimingPartition(session, "t", 0, -1), "start")
@@ -101,7 +101,7 @@ def test_start_of_a_claim() -> None:
 
 def test_claim_accepted() -> None:
     """F4.5: owner the session, epoch and version this offset, successor none, and what began is the position."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner(mode=2)
     assert log.state() == {"owner": session, "epoch": epoch, "version": epoch, "position": 100, "began": 100}
     log.release(session, epoch, successor=session)
@@ -113,7 +113,7 @@ def test_claim_accepted() -> None:
 
 def test_a_claim_counts_a_delivery_at_least_once() -> None:
     """F4.5: attempts + 1, for the owner may die from here on; never in an at-most-once group, nor of a whole topic."""
-    log = Logbook()
+    log = DifferentialLog()
     first, epoch = log.owner()
     assert (log.partition().attempts, log.partition().began) == (1, 100)
     log.must(Heartbeat(first, 0, (ClaimState(epoch, 150, attempts=4),)))
@@ -129,7 +129,7 @@ def test_a_claim_counts_a_delivery_at_least_once() -> None:
     for topic in ("t", ""):
         log.claim(second, -1, topic=topic)
         assert (log.partition(-1, topic).attempts, log.partition(-1, topic).began) == (0, -1)
-    once = Logbook()
+    once = DifferentialLog()
     session, epoch = once.owner(mode=2)
     once.release(session, epoch)
     once.claim(session)
@@ -138,7 +138,7 @@ def test_a_claim_counts_a_delivery_at_least_once() -> None:
 
 def test_attempts_are_bounded() -> None:
     """F4.5: at most 2^53, so that every later heartbeat and snapshot can say it."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     log.must(ReleasingPartition(session, epoch, 100, attempts=2**53))
     log.claim(session)
@@ -147,7 +147,7 @@ def test_attempts_are_bounded() -> None:
 
 def test_claim_of_a_parked_partition() -> None:
     """F4.2: `parked`, before the version is looked at and whoever asks; of the others of its topic nothing is said."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     log.must(ReleasingPartition(session, epoch, 100, parked="why"))
     other = log.join("d")
@@ -167,7 +167,7 @@ def test_claim_of_a_parked_partition() -> None:
 
 def test_a_rejected_claim_never_wins() -> None:
     """F4.6: a copy of it does not win when the partition is free again; nor does one that was early."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     other = log.join("d")
     lost, guess = ClaimingPartition(other, "t", 0, -1, 5), ClaimingPartition(other, "t", 1, NEVER, 5)
@@ -185,7 +185,7 @@ def test_a_rejected_claim_never_wins() -> None:
 
 def test_a_rejected_claim_leaves_no_trace() -> None:
     """F4.6: when what stood in its way is gone, the partition is free. Only a copy may be accepted then (T17)."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     other = log.join("d")
     early = ClaimingPartition(other, "t", 0, epoch)
@@ -206,7 +206,7 @@ def test_a_rejected_claim_leaves_no_trace() -> None:
 
 def test_release_that_may_not_be() -> None:
     """F6.1: `session`, then `claim`; a pause does not matter."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     other = log.join("d")
     log.pause()
@@ -221,7 +221,7 @@ def test_release_that_may_not_be() -> None:
 @pytest.mark.parametrize(("given", "position"), [(120, 120), (100, 100), (90, 100), (-1, 100)])
 def test_release_at_least_once(given: int, position: int) -> None:
     """F6.2: at least the position: position, attempts, in flight and progress become the record's; lag stays."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     log.must(Heartbeat(session, 0, (ClaimState(epoch, 100, 1, 2, 3, b"p"),)))
     # Without `observed` and with it: nothing is given back at least once.
@@ -240,7 +240,7 @@ def test_release_at_least_once(given: int, position: int) -> None:
 
 def test_release_accepted() -> None:
     """F6.4: owner, epoch and what began none, last owner, successor, version; parked for the reason that it names."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     version = log.must(ReleasingPartition(session, epoch, 130, 9, parked="DataTopicRecreated"))
     assert log.state() == {
@@ -263,7 +263,7 @@ def test_release_accepted() -> None:
 
 def test_release_of_a_whole_topic_and_of_the_pin() -> None:
     """F6.2, F6.4: there is no position on these, and nothing is given back."""
-    log = Logbook()
+    log = DifferentialLog()
     session, _ = log.owner()
     for topic in ("t", ""):
         epoch = log.claim(session, -1, topic=topic)
@@ -274,7 +274,7 @@ def test_release_of_a_whole_topic_and_of_the_pin() -> None:
 @pytest.mark.parametrize("ended_by", ["SetPosition", "Topology", "GroupConfig"])
 def test_what_ends_that_a_partition_is_parked(ended_by: str) -> None:
     """F6.5: a new generation alone: a move, another id, another mode; no time, no session, no pause, no growth."""
-    log = Logbook()
+    log = DifferentialLog()
     session = log.join()
     log.must(Topology("t", 4, -1, topic_id="one"))
     log.must(ReleasingPartition(session, log.claim(session), 120, attempts=2, progress=b"p", parked="why"))
@@ -299,7 +299,7 @@ def test_what_ends_that_a_partition_is_parked(ended_by: str) -> None:
 
 def test_names_of_the_group() -> None:
     """F10.1: what one group says changes no other, although all stand in one log."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     for record in (Leave(session), ReleasingPartition(session, epoch, 500), Heartbeat(session, 0)):
         log.refuses(record, "session", "other")

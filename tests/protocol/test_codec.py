@@ -45,7 +45,7 @@ from marshal_py.protocol.records import (
 )
 from marshal_py.simulator import oracle_wire
 from tests.support import wire
-from tests.support.logbook import INCARNATION, OTHER_INCARNATION, Logbook, Opened, fields_of
+from tests.support.differential_log import INCARNATION, OTHER_INCARNATION, DifferentialLog, Opened, fields_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROTOCOL = (REPOSITORY / "PROTOCOL.md").read_text(encoding="utf-8")
@@ -108,7 +108,7 @@ def test_the_worked_example() -> None:
     assert value == codec.encode(EXAMPLE, "billing", bytes(range(16)))
     assert decoded(value) == EXAMPLE
     assert progress.decode(1_000, EXAMPLE.claims[0].progress) == [(1_002, 1_005, 0)]
-    log = Logbook()
+    log = DifferentialLog()
     verdict = log.put(value)
     assert (verdict.group, verdict.reason, verdict.record) == ("billing", "session", EXAMPLE)
 

@@ -21,7 +21,7 @@ from marshal_py.protocol.records import (
     StepDown,
     Topology,
 )
-from tests.support.logbook import PAUSE_MS, Logbook
+from tests.support.differential_log import PAUSE_MS, DifferentialLog
 
 
 def test_late_copies_are_harmless() -> None:
@@ -30,7 +30,7 @@ def test_late_copies_are_harmless() -> None:
     Two kinds of copies are accepted. A Join begins a session that owns nothing, and whoever reads it as his ends it
     (T14). A Note changes nothing.
     """
-    log = Logbook()
+    log = DifferentialLog()
     first = log.last + 1
     session, epoch = log.owner()
     log.must(Heartbeat(session, 0, (ClaimState(epoch, 150),), (3,)))
@@ -64,7 +64,7 @@ def test_late_copies_are_harmless() -> None:
 
 def test_copies_right_behind_the_original() -> None:
     """F10.1: each record of a session's life twice; only those that set what is set already are accepted again."""
-    log = Logbook()
+    log = DifferentialLog()
     join = log.new_join(mode=2)
     session = log.must(join)
     log.refuses(join, "instance")

@@ -25,7 +25,7 @@ from marshal_py.protocol.records import (
 )
 from marshal_py.protocol.world import CHECKPOINT_OFFSETS, FOLD_VERSION
 from tests.support import wire
-from tests.support.logbook import GROUP, INCARNATION, NEVER, Logbook, genesis
+from tests.support.differential_log import GROUP, INCARNATION, NEVER, DifferentialLog, genesis
 
 
 def word(data: bytes) -> int:
@@ -40,7 +40,7 @@ def note(group: str = GROUP) -> bytes:
 def test_checkpoints() -> None:
     """G1: every 16 offsets, of the state after all offsets below."""
     assert CHECKPOINT_OFFSETS == 16
-    book = Logbook()
+    book = DifferentialLog()
     book.world.watched.add(GROUP)
     session = book.join()
     while book.world.next_offset < 40:
@@ -56,7 +56,7 @@ def test_checkpoints() -> None:
 
 def test_chain_digest() -> None:
     """G2: 0 at 0; then H(chain before, N, and of 16 values the length and the value; FF FF FF FF for null)."""
-    book = Logbook(start=False)
+    book = DifferentialLog(start=False)
     values: list[bytes | None] = [None, b"", b"junk", genesis(), None, genesis(3)]
     values += [note(f"group-{number}") for number in range(42)]
     chain = 0
@@ -73,7 +73,7 @@ def test_chain_digest() -> None:
 
 def test_state_digest() -> None:
     """G3: the sum of H over the packed entries, bodies as they stand in the log; packed by hand here."""
-    book = Logbook()
+    book = DifferentialLog()
     # An array header and integers that our encoder would not write: the digest takes the bytes as they are.
     body = b"\xdc\x00\x06\x01\xa1c\xc4\x10" + bytes(16) + b"\xcc\x01\xcd\x03\xe8\x91\xa1t"
     assert book.put(wire.envelope(GROUP, 1, body)).accepted
@@ -99,7 +99,7 @@ def test_state_digest() -> None:
     ]
     assert book.digest() == sum(map(word, entries)) % 2**64
     # Without config and ready list there stands 0; the opaque offset counts.
-    young = Logbook()
+    young = DifferentialLog()
     body = codec.encode(join := young.new_join(), GROUP, INCARNATION)[14 + len(GROUP) :]
     session = young.must(join)
     young.put(wire.envelope(GROUP, 16, b""))
@@ -109,7 +109,7 @@ def test_state_digest() -> None:
     ]
     assert young.digest() == sum(map(word, entries)) % 2**64
     # A topic whose id is not known, a deleted group, and the generation of a partition that is named after it.
-    gone = Logbook()
+    gone = DifferentialLog()
     gone.topology()
     deletion = gone.delete()
     body = codec.encode(GroupConfig(-1, deleted=True), GROUP, INCARNATION)[14 + len(GROUP) :]
@@ -131,7 +131,7 @@ def test_state_digest() -> None:
 def test_the_digest_in_a_heartbeat() -> None:
     """G4: state and chain of the newest checkpoint, with the fold version; the fold itself does not judge it."""
     assert FOLD_VERSION == 2
-    book = Logbook()
+    book = DifferentialLog()
     book.world.watched.add(GROUP)
     session = book.join()
     while not book.world.checkpoints:
@@ -154,7 +154,7 @@ def test_tokens() -> None:
     for text in ("", "00", zero[:-1], zero + "0", zero.replace("-", "_"), "g" * 32 + "-" + "0" * 16):
         with pytest.raises(InvalidName):
             Token.parse(text)
-    book = Logbook()
+    book = DifferentialLog()
     session, first = book.owner()
     book.release(session, first)
     assert Token(INCARNATION, book.claim(session)) > Token(INCARNATION, first)
@@ -162,7 +162,7 @@ def test_tokens() -> None:
 
 def test_config_is_hashed_as_it_stands() -> None:
     """G3: H(config body): the same settings in other bytes are another digest."""
-    short, long = Logbook(), Logbook()
+    short, long = DifferentialLog(), DifferentialLog()
     assert short.put(codec.encode(GroupConfig(-1), GROUP, INCARNATION)).accepted
     assert long.put(wire.record(GROUP, 11, -1, -1, 0)).accepted
     assert short.group.config == long.group.config

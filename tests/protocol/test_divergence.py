@@ -13,7 +13,7 @@ from marshal_py.protocol.rationalizer import apply
 from marshal_py.protocol.records import Checkpoint, ClaimingPartition, GroupConfig, Heartbeat, Note
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import FOLD_VERSION, World
-from tests.support.stage import GROUP, INTERVAL_MS, READ_MS, THIRD_MS, WRITE_MS, Client, Stage, tp
+from tests.support.virtual_cluster import GROUP, INTERVAL_MS, READ_MS, THIRD_MS, WRITE_MS, Client, VirtualCluster, tp
 
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
 TRIP = WRITE_MS + READ_MS
@@ -28,31 +28,31 @@ def forgets(world: World, verdict: Verdict) -> None:
         group.dirty.add(partition)
 
 
-def plant(stage: Stage, client: Client, always: bool) -> tuple[int, int]:
+def plant(cluster: VirtualCluster, client: Client, always: bool) -> tuple[int, int]:
     """Breaks a client's fold, and lets the log show it: the first differing checkpoint, and when it was reached."""
     client.warp, client.warps_again = forgets, always
-    stage.broken.add(client.name)
-    offset = stage.must(GroupConfig(stage.group.config_offset))
+    cluster.broken.add(client.name)
+    offset = cluster.must(GroupConfig(cluster.group.config_offset))
     checkpoint = offset // 16 * 16 + 16
-    while len(stage.values) < checkpoint:
-        stage.inject(Note(-1, "filler"))
-    return checkpoint, stage.now_ms
+    while len(cluster.values) < checkpoint:
+        cluster.inject(Note(-1, "filler"))
+    return checkpoint, cluster.now_ms
 
 
-def release_one(stage: Stage, client: Client) -> int:
+def release_one(cluster: VirtualCluster, client: Client) -> int:
     """One partition of a client becomes free, for whoever still claims."""
     claim = next(iter(client.member.claims.values()))
-    claim.stop("test", stage.now_ms)
+    claim.stop("test", cluster.now_ms)
     return claim.tp.partition
 
 
 @pytest.mark.parametrize("always", [False, True])
 def test_only_the_broken_one_of_three_stops(always: bool) -> None:
     """G7, G8: noticed within a checkpoint and a heartbeat, named with the first differing offset; the others go on."""
-    stage = Stage()
-    a, b, c = stage.team("a", "b", "c")
-    checkpoint, planted_ms = plant(stage, b, always)
-    stage.run_until(lambda: b.member.ended, 3 * I)
+    cluster = VirtualCluster()
+    a, b, c = cluster.team("a", "b", "c")
+    checkpoint, planted_ms = plant(cluster, b, always)
+    cluster.run_until(lambda: b.member.ended, 3 * I)
     for other in (a, c):
         first_ms, told = other.told("diverged")[0]
         assert (told.offset, told.text.split()[0]) == (checkpoint, "b")
@@ -62,29 +62,29 @@ def test_only_the_broken_one_of_three_stops(always: bool) -> None:
     assert b.member.error.held != b.member.error.again
     assert ("nobody to its own" in str(b.member.error)) == always
     assert not b.member.claims
-    stage.run(6 * I)
-    assert set(stage.owners().values()) == {"a", "c"}
-    assert len(stage.owners()) == 12, "what the broken one held is claimed by the others"
+    cluster.run(6 * I)
+    assert set(cluster.owners().values()) == {"a", "c"}
+    assert len(cluster.owners()) == 12, "what the broken one held is claimed by the others"
     for other in (a, c):
         assert not other.member.ended
         assert not other.member.divergence.active
-    kinds = [record.kind for _, record in stage.records(Note) if record.kind == "diverged"]
+    kinds = [record.kind for _, record in cluster.records(Note) if record.kind == "diverged"]
     assert len(kinds) >= 2, "it stands in the log"
 
 
 def test_two_who_differ_keep_what_they_own_and_claim_nothing() -> None:
     """G6, G8: neither can know who is broken; when the accuser's session ends, the other claims again."""
-    stage = Stage()
-    a, b = stage.team("a", "b")
-    plant(stage, b, always=True)
-    stage.run(2 * I)
+    cluster = VirtualCluster()
+    a, b = cluster.team("a", "b")
+    plant(cluster, b, always=True)
+    cluster.run(2 * I)
     assert a.member.divergence.active
     assert b.member.divergence.active
     owned = {name: set(client.owned) for name, client in (("a", a), ("b", b))}
     assert all(client.may(claim) for client in (a, b) for claim in client.member.claims.values())
-    joined = stage.now_ms
-    release_one(stage, a)
-    stage.run(4 * I)
+    joined = cluster.now_ms
+    release_one(cluster, a)
+    cluster.run(4 * I)
     assert not a.sends(ClaimingPartition, joined)
     assert not b.sends(ClaimingPartition, joined)
     assert len(a.owned) == len(owned["a"]) - 1
@@ -93,49 +93,49 @@ def test_two_who_differ_keep_what_they_own_and_claim_nothing() -> None:
         times = [at for at, _ in client.refolds]
         assert len(times) >= 2
         assert all(later - earlier >= I for earlier, later in pairwise(times)), "once an interval"
-    stage.kill(b)
-    stage.run(4 * I)
+    cluster.kill(b)
+    cluster.run(4 * I)
     assert not a.member.divergence.active
     assert len(a.owned) == 12
 
 
 def test_another_one_who_agrees_settles_it() -> None:
     """G8: and the odd one is not listened to again."""
-    stage = Stage()
-    a, b, c = stage.team("a", "b", "c")
-    plant(stage, b, always=True)
-    stage.run_until(lambda: a.member.divergence.active, I)
-    stage.run_until(lambda: not a.member.divergence.active, I)
+    cluster = VirtualCluster()
+    a, b, c = cluster.team("a", "b", "c")
+    plant(cluster, b, always=True)
+    cluster.run_until(lambda: a.member.divergence.active, I)
+    cluster.run_until(lambda: not a.member.divergence.active, I)
     told = len(a.told("diverged"))
-    stage.run(I // 2)
+    cluster.run(I // 2)
     assert len(a.told("diverged")) == told
     assert not c.member.ended
 
 
 def test_the_longest_names_fit() -> None:
     """G6: the Note that names the other one is within its bounds, whatever that one is called."""
-    stage = Stage()
+    cluster = VirtualCluster()
     long = "\U0001f600" * 63 + "abc"  # 255 bytes
-    a, b = stage.team("a", long)
-    plant(stage, b, always=True)
-    stage.run_until(lambda: a.told("diverged"), I)
-    stage.run(I)
+    a, b = cluster.team("a", long)
+    plant(cluster, b, always=True)
+    cluster.run_until(lambda: a.told("diverged"), I)
+    cluster.run(I)
     assert not a.member.ended
-    assert any(record.text.startswith("\U0001f600") for _, record in stage.records(Note) if record.kind == "diverged")
+    assert any(record.text.startswith("\U0001f600") for _, record in cluster.records(Note) if record.kind == "diverged")
 
 
 def test_nothing_is_claimed_and_nothing_granted_meanwhile() -> None:
     """G6: neither partitions nor messages, while the second fold is awaited."""
-    stage = Stage(mode=2)
-    a, b = stage.team("a", "b")
+    cluster = VirtualCluster(mode=2)
+    a, b = cluster.team("a", "b")
     claim = next(iter(a.member.claims.values()))
-    plant(stage, b, always=True)
+    plant(cluster, b, always=True)
     a.fold_again = lambda at: None  # type: ignore[method-assign]  # the bytes cannot be read now
-    stage.run_until(lambda: a.member.divergence.active, I)
+    cluster.run_until(lambda: a.member.divergence.active, I)
     assert isinstance(claim.tracker, AtMostOnce)
     claim.offer = (claim.tracker.delivered_to, claim.tracker.delivered_to + 5)
     assert not a.member.ask_grants(a.now).send
-    stage.run(2 * I)
+    cluster.run(2 * I)
     assert not a.member.divergence.confirmed
     assert len(a.refolds) >= 2, "asked again"
     assert not a.member.ended
@@ -143,8 +143,8 @@ def test_nothing_is_claimed_and_nothing_granted_meanwhile() -> None:
 
 def test_what_is_compared() -> None:
     """G5: digests of this fold version, of checkpoints that are still known, of other client ids."""
-    stage = Stage()
-    a, b = stage.team("a", "b")
+    cluster = VirtualCluster()
+    a, b = cluster.team("a", "b")
     world, divergence = a.member.world, a.member.divergence
     at = world.chain_at
     held = world.digests_at(GROUP, at)
@@ -167,15 +167,15 @@ def test_what_is_compared() -> None:
 
 def test_only_so_many_checkpoints_are_kept() -> None:
     """G5: the last 4,096."""
-    stage = Stage()
-    a, _ = stage.team("a", "b")
+    cluster = VirtualCluster()
+    a, _ = cluster.team("a", "b")
     first = a.world.chain_at
     session = a.session
-    while stage.world.next_offset < first + 16 * 4_096 + 16:
-        stage.inject(Heartbeat(session, 1))
+    while cluster.world.next_offset < first + 16 * 4_096 + 16:
+        cluster.inject(Heartbeat(session, 1))
     world = World()
     world.watched.add(GROUP)
-    for offset, value in enumerate(stage.values):
+    for offset, value in enumerate(cluster.values):
         apply(world, offset, value)
     assert world.digests_at(GROUP, first) is None
     known = world.digests_at(GROUP, world.chain_at - 16 * 4_095)
@@ -191,26 +191,28 @@ def test_one_broken_client_does_not_make_all_fold_again() -> None:
 
     Its heartbeat comes last here, so everybody has.
     """
-    stage = Stage()
-    *others, f = stage.team("a", "b", "c", "d", "e", "f")
+    cluster = VirtualCluster()
+    *others, f = cluster.team("a", "b", "c", "d", "e", "f")
     assert f.session == 6
-    plant(stage, f, False)
-    stage.run_until(lambda: f.member.ended, 3 * I)
+    plant(cluster, f, False)
+    cluster.run_until(lambda: f.member.ended, 3 * I)
     assert isinstance(f.member.error, Diverged)
     assert f.refolds
     assert not [client.name for client in others if client.refolds or client.told("diverged")]
-    stage.run(4 * I)
-    assert {record.session for _, record in stage.records(Note) if record.kind == "diverged"} == {6}, "its own word"
+    cluster.run(4 * I)
+    assert {record.session for _, record in cluster.records(Note) if record.kind == "diverged"} == {6}, "its own word"
     assert all(len(client.owned) >= 2 for client in others), "they took over what it had"
 
 
 def test_two_must_have_agreed_at_that_checkpoint() -> None:
     """G6: agreement before it, of one client alone, or of the accuser's own client id, settles nothing."""
     for digests in ([("b", 0), ("c", 0)], [("b", 16)], [("b", 16), ("d", 16)]):
-        stage = Stage()
-        a, *_ = team = stage.team("a", "b", "c", "d")
+        cluster = VirtualCluster()
+        a, *_ = team = cluster.team("a", "b", "c", "d")
         names = {client.name: client.session for client in team}
-        at = stage.world.checkpoints[GROUP].at if GROUP in stage.world.checkpoints else a.world.checkpoints[GROUP].at
+        at = (
+            cluster.world.checkpoints[GROUP].at if GROUP in cluster.world.checkpoints else a.world.checkpoints[GROUP].at
+        )
         divergence, digest = a.member.divergence, a.world.checkpoints[GROUP]
         divergence._agreed.clear()
         for name, ahead in digests:

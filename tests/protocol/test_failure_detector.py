@@ -5,7 +5,7 @@ from __future__ import annotations
 from marshal_py.protocol.failure_detector import FailureDetector
 from marshal_py.protocol.identity import Instant, TopicPartition
 from marshal_py.protocol.records import Heartbeat, ReleaseGroup
-from tests.support.logbook import INTERVAL_MS, PAUSE_MS, TOPIC, Logbook
+from tests.support.differential_log import INTERVAL_MS, PAUSE_MS, TOPIC, DifferentialLog
 
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
 STEP = I // 10
@@ -15,160 +15,160 @@ def at(ms: int) -> Instant:
     return Instant(ms, ms, ms)
 
 
-def wait(watch: FailureDetector, book: Logbook, start: int, stop: int, *, proven: bool = True) -> None:
+def wait(detector: FailureDetector, book: DifferentialLog, start: int, stop: int, *, proven: bool = True) -> None:
     """Looks at the world every step until `stop`."""
     for ms in [*range(start + STEP, stop, STEP), stop]:
-        watch.refresh(book.group, at(ms), proven)
+        detector.refresh(book.group, at(ms), proven)
 
 
 def test_a_wait_begins_when_the_value_was_first_held() -> None:
     """T1: age in the log does not count; an extension begins a new wait, a heartbeat that extends nothing does not."""
-    book = Logbook()
+    book = DifferentialLog()
     session = book.join()
     for number in range(5):
         book.must(Heartbeat(session, number))
-    watch = FailureDetector(I)
-    assert watch.session_waited_ms(session) == 0
-    watch.refresh(book.group, at(9_000), True)
-    assert watch.session_waited_ms(session) == 0, "it was silent before, but not before these eyes"
-    wait(watch, book, 9_000, 9_500)
-    assert watch.session_waited_ms(session) == 499
+    detector = FailureDetector(I)
+    assert detector.session_waited_ms(session) == 0
+    detector.refresh(book.group, at(9_000), True)
+    assert detector.session_waited_ms(session) == 0, "it was silent before, but not before these eyes"
+    wait(detector, book, 9_000, 9_500)
+    assert detector.session_waited_ms(session) == 499
     book.must(Heartbeat(session, 9))
-    watch.refresh(book.group, at(9_500), True)
-    assert watch.session_waited_ms(session) == 0
+    detector.refresh(book.group, at(9_500), True)
+    assert detector.session_waited_ms(session) == 0
     book.topology()
     book.claim(session)
     book.pause()
-    wait(watch, book, 9_500, 9_900)
+    wait(detector, book, 9_500, 9_900)
     book.must(Heartbeat(session, 10))  # an owner's in a pause: it does not extend
-    wait(watch, book, 9_900, 10_000)
-    assert watch.session_waited_ms(session) == 499
+    wait(detector, book, 9_900, 10_000)
+    assert detector.session_waited_ms(session) == 499
 
 
 def test_waited_out_is_twice_the_sessions_own_interval() -> None:
     """T4: to the ms, by the interval that its Join named; the waiter's own does not matter."""
-    book = Logbook()
+    book = DifferentialLog()
     session = book.join()
-    watch = FailureDetector(600_000)
-    watch.refresh(book.group, at(0), True)
-    wait(watch, book, 0, 2 * I)
-    assert watch.session_waited_ms(session) == 2 * I - 1
-    assert watch.waited_out(book.group) == set()
-    watch.refresh(book.group, at(2 * I + 1), True)
-    assert watch.waited_out(book.group) == {session}
+    detector = FailureDetector(600_000)
+    detector.refresh(book.group, at(0), True)
+    wait(detector, book, 0, 2 * I)
+    assert detector.session_waited_ms(session) == 2 * I - 1
+    assert detector.waited_out(book.group) == set()
+    detector.refresh(book.group, at(2 * I + 1), True)
+    assert detector.waited_out(book.group) == {session}
     book.must(Heartbeat(session, 1))
-    watch.refresh(book.group, at(2 * I + 2), True)
-    assert watch.waited_out(book.group) == set()
+    detector.refresh(book.group, at(2 * I + 2), True)
+    assert detector.waited_out(book.group) == set()
 
 
 def test_all_waits_start_anew_after_an_unproven_step() -> None:
     """T3: for sessions, the pause and free partitions."""
     for paused in (False, True):
-        book = Logbook()
+        book = DifferentialLog()
         session = book.join()
         book.topology(1)
         if paused:
             book.pause()
-        watch = FailureDetector(I)
+        detector = FailureDetector(I)
 
-        def waited_ms(watch: FailureDetector = watch, session: int = session, paused: bool = paused) -> set[int]:
-            other = watch.pause_waited_ms() if paused else watch.free_waited_ms(TopicPartition(TOPIC, 0))
-            return {watch.session_waited_ms(session), other}
+        def waited_ms(detector: FailureDetector = detector, session: int = session, paused: bool = paused) -> set[int]:
+            other = detector.pause_waited_ms() if paused else detector.free_waited_ms(TopicPartition(TOPIC, 0))
+            return {detector.session_waited_ms(session), other}
 
-        watch.refresh(book.group, at(0), True)
-        wait(watch, book, 0, 1_900)
+        detector.refresh(book.group, at(0), True)
+        wait(detector, book, 0, 1_900)
         assert waited_ms() == {1_899}
-        watch.refresh(book.group, at(1_950), False)
+        detector.refresh(book.group, at(1_950), False)
         assert waited_ms() == {0}
-        wait(watch, book, 1_950, 2_150)
+        wait(detector, book, 1_950, 2_150)
         assert waited_ms() == {199}
 
 
 def test_a_sleep_counts_as_one_step() -> None:
     """T2: an hour without a look is a tenth of the interval."""
-    book = Logbook()
+    book = DifferentialLog()
     session = book.join()
-    watch = FailureDetector(I)
-    watch.refresh(book.group, at(0), True)
-    watch.refresh(book.group, at(3_600_000), True)
-    assert watch.session_waited_ms(session) == STEP - 1
-    assert watch.deadline_ms(at(7)) <= 7 + STEP, "so it asks to be woken for every step"
+    detector = FailureDetector(I)
+    detector.refresh(book.group, at(0), True)
+    detector.refresh(book.group, at(3_600_000), True)
+    assert detector.session_waited_ms(session) == STEP - 1
+    assert detector.deadline_ms(at(7)) <= 7 + STEP, "so it asks to be woken for every step"
 
 
 def test_a_wait_on_the_pause_may_start_from_what_others_waited() -> None:
     """T5: the greatest that is read, for the same pause_change only, and it goes on from there."""
-    book = Logbook()
+    book = DifferentialLog()
     session = book.join()
     token = book.pause()
-    watch = FailureDetector(I)
-    watch.credit_pause(token, 4_000)
-    assert watch.pause_waited_ms() == 0, "it does not hold that pause yet"
-    watch.refresh(book.group, at(0), True)
-    watch.credit_pause(token - 1, 4_000)
-    watch.credit_pause(token + 1, 4_000)
-    assert watch.pause_waited_ms() == 0
-    watch.credit_pause(token, 3_000)
-    assert watch.pause_waited_ms() == 3_000
-    watch.credit_pause(token, 2_000)
-    assert watch.pause_waited_ms() == 3_000, "the greatest counts"
-    wait(watch, book, 0, 500)
-    assert watch.pause_waited_ms() == 3_499
-    assert watch.session_waited_ms(session) == 499, "other waits get no credit"
+    detector = FailureDetector(I)
+    detector.credit_pause(token, 4_000)
+    assert detector.pause_waited_ms() == 0, "it does not hold that pause yet"
+    detector.refresh(book.group, at(0), True)
+    detector.credit_pause(token - 1, 4_000)
+    detector.credit_pause(token + 1, 4_000)
+    assert detector.pause_waited_ms() == 0
+    detector.credit_pause(token, 3_000)
+    assert detector.pause_waited_ms() == 3_000
+    detector.credit_pause(token, 2_000)
+    assert detector.pause_waited_ms() == 3_000, "the greatest counts"
+    wait(detector, book, 0, 500)
+    assert detector.pause_waited_ms() == 3_499
+    assert detector.session_waited_ms(session) == 499, "other waits get no credit"
     renewed = book.must(ReleaseGroup(token, token, PAUSE_MS))
-    watch.refresh(book.group, at(500), True)
-    assert watch.pause_waited_ms() == 0, "a renewed pause is another one"
-    watch.credit_pause(token, 4_000)
-    assert watch.pause_waited_ms() == 0
-    watch.credit_pause(renewed, 1_000)
-    assert watch.pause_waited_ms() == 1_000
+    detector.refresh(book.group, at(500), True)
+    assert detector.pause_waited_ms() == 0, "a renewed pause is another one"
+    detector.credit_pause(token, 4_000)
+    assert detector.pause_waited_ms() == 0
+    detector.credit_pause(renewed, 1_000)
+    assert detector.pause_waited_ms() == 1_000
 
 
 def test_a_head_start_counts_from_the_version() -> None:
     """T1, A2: a partition that was taken and freed again begins a new wait; one that others only looked at does not."""
-    book = Logbook()
+    book = DifferentialLog()
     session = book.join()
     book.topology(2)
-    watch = FailureDetector(I)
-    watch.refresh(book.group, at(0), True)
-    assert set(watch.free()) == {TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)}
-    wait(watch, book, 0, 300)
+    detector = FailureDetector(I)
+    detector.refresh(book.group, at(0), True)
+    assert set(detector.free()) == {TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)}
+    wait(detector, book, 0, 300)
     epoch = book.claim(session)
-    watch.refresh(book.group, at(300), True)
-    assert set(watch.free()) == {TopicPartition(TOPIC, 1)}
+    detector.refresh(book.group, at(300), True)
+    assert set(detector.free()) == {TopicPartition(TOPIC, 1)}
     book.release(session, epoch)
-    watch.refresh(book.group, at(310), True)
-    assert watch.free_waited_ms(TopicPartition(TOPIC, 0)) == 0
-    assert watch.free_waited_ms(TopicPartition(TOPIC, 1)) == 309
+    detector.refresh(book.group, at(310), True)
+    assert detector.free_waited_ms(TopicPartition(TOPIC, 0)) == 0
+    assert detector.free_waited_ms(TopicPartition(TOPIC, 1)) == 309
 
 
 def test_a_head_start_counts_from_the_end_of_a_pause() -> None:
     """A2: in a pause nothing may be claimed. If its waits counted, all members would claim everything when it ends."""
-    book = Logbook()
+    book = DifferentialLog()
     session = book.join()
     book.topology(2)
     epoch = book.claim(session)
-    watch = FailureDetector(I)
-    watch.refresh(book.group, at(0), True)
-    wait(watch, book, 0, 500)
+    detector = FailureDetector(I)
+    detector.refresh(book.group, at(0), True)
+    wait(detector, book, 0, 500)
     token = book.pause()
     book.release(session, epoch)
-    wait(watch, book, 500, 3_000)
-    assert watch.free() == {}
+    wait(detector, book, 500, 3_000)
+    assert detector.free() == {}
     book.must(ReleaseGroup(token, token, 0))
-    watch.refresh(book.group, at(3_100), True)
-    assert set(watch.free()) == {TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)}
-    assert watch.free_waited_ms(TopicPartition(TOPIC, 0)) == watch.free_waited_ms(TopicPartition(TOPIC, 1)) == 0
+    detector.refresh(book.group, at(3_100), True)
+    assert set(detector.free()) == {TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)}
+    assert detector.free_waited_ms(TopicPartition(TOPIC, 0)) == detector.free_waited_ms(TopicPartition(TOPIC, 1)) == 0
 
 
 def test_what_ended_is_forgotten() -> None:
     """T1: a session that is gone is not waited on, and no memory stays."""
-    book = Logbook()
+    book = DifferentialLog()
     first, second = book.join(), book.join()
-    watch = FailureDetector(I)
-    watch.refresh(book.group, at(0), True)
-    wait(watch, book, 0, 500)
+    detector = FailureDetector(I)
+    detector.refresh(book.group, at(0), True)
+    wait(detector, book, 0, 500)
     book.new_join()
     book.must(book.new_join(predecessor=first))
-    watch.refresh(book.group, at(500), True)
-    assert watch.session_waited_ms(first) == 0
-    assert watch.session_waited_ms(second) == 499
+    detector.refresh(book.group, at(500), True)
+    assert detector.session_waited_ms(first) == 0
+    assert detector.session_waited_ms(second) == 499

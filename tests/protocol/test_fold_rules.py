@@ -27,7 +27,7 @@ from marshal_py.protocol.records import (
     StepDown,
     Topology,
 )
-from tests.support.logbook import INTERVAL_MS, NEVER, Logbook
+from tests.support.differential_log import INTERVAL_MS, NEVER, DifferentialLog
 
 ONCE_EACH: tuple[Record, ...] = (
     Join("c", bytes(16), 1, INTERVAL_MS, ()),
@@ -50,7 +50,7 @@ ONCE_EACH: tuple[Record, ...] = (
 
 def test_a_deleted_group() -> None:
     """F0: everything but a GroupConfig and a Note is rejected, before the type's own rule is looked at."""
-    log = Logbook()
+    log = DifferentialLog()
     gone = log.delete()
     for record in ONCE_EACH:
         log.refuses(record, "deleted")
@@ -67,7 +67,7 @@ def test_a_deleted_group() -> None:
 
 def test_join_of_a_live_instance() -> None:
     """F1.1: a live session with the same instance_id; first of all reasons. Once it has ended, the id is free."""
-    log = Logbook()
+    log = DifferentialLog()
     first = log.new_join("c")
     session = log.must(first)
     log.refuses(first, "instance")
@@ -80,7 +80,7 @@ def test_join_of_a_live_instance() -> None:
 
 def test_join_of_another_mode() -> None:
     """F1.2: before the predecessor is looked at."""
-    log = Logbook()
+    log = DifferentialLog()
     session = log.join(mode=1)
     log.refuses(log.new_join("d", 2, predecessor=session), "mode")
     log.refuses(log.new_join("c", 2), "mode")
@@ -89,7 +89,7 @@ def test_join_of_another_mode() -> None:
 
 def test_join_that_names_another_clients_session() -> None:
     """F1.3: only a live one counts."""
-    log = Logbook()
+    log = DifferentialLog()
     session = log.join("c")
     late = log.new_join("d", predecessor=session)
     log.refuses(late, "predecessor")
@@ -100,7 +100,7 @@ def test_join_that_names_another_clients_session() -> None:
 
 def test_join_begins_a_session() -> None:
     """F1.4: id and `extended` are its offset."""
-    log = Logbook()
+    log = DifferentialLog()
     log.put(None)
     session = log.join("c", rank=3)
     assert session == 2
@@ -111,7 +111,7 @@ def test_join_begins_a_session() -> None:
 
 def test_join_ends_its_predecessor() -> None:
     """F1.5: a live predecessor of the same client_id ends first, its claims with it; a dead one is ignored."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     successor = log.join("c", predecessor=session)
     assert list(log.group.sessions) == [successor]
@@ -128,7 +128,7 @@ def test_join_ends_its_predecessor() -> None:
 
 def test_mode_of_a_group() -> None:
     """F1.6: the last GroupConfig that names one, else the first accepted Join, for ever, also without a session."""
-    log = Logbook()
+    log = DifferentialLog()
     log.refuses(Leave(1), "session")
     session = log.join(mode=2)
     assert log.group.mode == 2
@@ -149,7 +149,7 @@ def test_mode_of_a_group() -> None:
 
 def test_heartbeat_of_a_dead_session() -> None:
     """F2.1: rejected if the session is not live, whatever else it says; otherwise accepted."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     log.refuses(Heartbeat(NEVER, 0, (ClaimState(epoch, 500),)), "session")
     log.must(Heartbeat(session, 0))
@@ -160,7 +160,7 @@ def test_heartbeat_of_a_dead_session() -> None:
 
 def test_heartbeat_extends() -> None:
     """F2.2: unless the group is paused and the session holds a partition >= 0; a topic and the pin do not count."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     whole, idle = log.join("d"), log.join("e")
     log.claim(whole, -1)
@@ -184,7 +184,7 @@ def test_heartbeat_extends() -> None:
 
 def test_heartbeat_moves_positions_at_least_once() -> None:
     """F2.3: at least the position: position, figures and progress are set; a smaller one changes nothing."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     second = log.claim(session, 1, 7)
     log.must(Heartbeat(session, 0, (ClaimState(epoch, 110, 1, 2, 3, b"p"), ClaimState(second, 8))))
@@ -203,7 +203,7 @@ def test_heartbeat_moves_positions_at_least_once() -> None:
 
 def test_heartbeat_sets_figures_only_at_most_once() -> None:
     """F2.3: lag and in flight in an at-most-once group, also with a smaller or greater position; nothing else."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner(mode=2)
     for position in (50, 100, 200):
         log.must(Heartbeat(session, 0, (ClaimState(epoch, position, position, 5, 6, b"p"),)))
@@ -220,7 +220,7 @@ def test_heartbeat_sets_figures_only_at_most_once() -> None:
 
 def test_heartbeat_with_other_epochs() -> None:
     """F2.4: an epoch of another session, a dead one, one that never was, a whole topic and the pin are no-ops."""
-    log = Logbook()
+    log = DifferentialLog()
     session, dead = log.owner()
     log.release(session, dead)
     epoch = log.claim(session)
@@ -238,7 +238,7 @@ def test_heartbeat_with_other_epochs() -> None:
 
 def test_heartbeat_notes_what_is_ready() -> None:
     """F2.5: list and idle time become the heartbeat's, also the empty one; what it names is not looked at."""
-    log = Logbook()
+    log = DifferentialLog()
     session = log.join()
     log.must(Heartbeat(session, 0, (), (NEVER, 3, 3), idle_ms=77))
     assert (log.session(session).ready, log.session(session).idle_ms) == ((NEVER, 3, 3), 77)
@@ -253,7 +253,7 @@ def test_heartbeat_notes_what_is_ready() -> None:
 
 def test_leave() -> None:
     """F3.1: rejected if the session is not live; otherwise it ends, never to live again."""
-    log = Logbook()
+    log = DifferentialLog()
     session = log.join()
     log.refuses(Leave(NEVER), "session")
     log.must(Leave(session, "done"))
@@ -264,7 +264,7 @@ def test_leave() -> None:
 
 def test_evict() -> None:
     """F3.2: `session`, `observed`, `waited` in this order; anybody may send it; sessions without claims go too."""
-    log = Logbook()
+    log = DifferentialLog()
     session = log.join()
     twice = 2 * INTERVAL_MS
     log.refuses(Evict(NEVER, NEVER, 0), "session")
@@ -285,7 +285,7 @@ def test_evict() -> None:
 @pytest.mark.parametrize("ended_by", ["Leave", "Evict", "Join"])
 def test_the_end_of_a_session(ended_by: str) -> None:
     """F3.3: its claims are free, what began none, last owner the session, successor none; all else stays."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     other = log.join("d")
     kept = log.claim(other, 1)

@@ -22,7 +22,7 @@ from marshal_py.protocol.records import (
     SeekingPartition,
     SetPosition,
 )
-from tests.support.logbook import GROUP, INCARNATION, NEVER, Logbook
+from tests.support.differential_log import GROUP, INCARNATION, NEVER, DifferentialLog
 
 
 def ask(session: int, *ranges: tuple[int, int, int, int], nonce: int = 0) -> ClaimingMessages:
@@ -30,7 +30,7 @@ def ask(session: int, *ranges: tuple[int, int, int, int], nonce: int = 0) -> Cla
     return ClaimingMessages(session, tuple(MessageRange(*wanted) for wanted in ranges), nonce)
 
 
-def granted(log: Logbook, record: ClaimingMessages) -> tuple[int, ...]:
+def granted(log: DifferentialLog, record: ClaimingMessages) -> tuple[int, ...]:
     """Which of its ranges are granted; the record is accepted."""
     verdict = log.put(codec.encode(record, GROUP, INCARNATION))
     assert verdict.accepted, verdict.reason
@@ -46,7 +46,7 @@ def give(session: int, epoch: int, observed: int, back_to: int, **fields: object
 
 def test_grant_that_may_not_be() -> None:
     """F5.1: `session`, `mode`, `paused` for the record, then `claim`, `from`, `range`: each beats all that follow."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner(mode=2)
     other = log.join("d", 2)
     whole, pin = log.claim(session, -1), log.claim(session, -1, topic="")
@@ -70,7 +70,7 @@ def test_grant_that_may_not_be() -> None:
 
 def test_no_grant_at_least_once() -> None:
     """F5.1: `mode` comes before `paused` and before any range is looked at."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner(mode=1)
     for _ in range(2):
         for of in (NEVER, epoch):
@@ -81,7 +81,7 @@ def test_no_grant_at_least_once() -> None:
 
 def test_ranges_are_judged_one_by_one() -> None:
     """F5.1: some may be refused while others are granted, each as of the ranges before it."""
-    log = Logbook()
+    log = DifferentialLog()
     session, first = log.owner(mode=2)
     second, third = log.claim(session, 1, 7), log.claim(session, 2, 0)
     wanted = ask(
@@ -105,7 +105,7 @@ def test_ranges_are_judged_one_by_one() -> None:
 
 def test_a_claim_of_somebody_else_among_the_ranges() -> None:
     """F5.1: only that one is refused."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner(mode=2)
     other = log.join("d", 2)
     theirs = log.claim(other, 1, 0)
@@ -115,7 +115,7 @@ def test_a_claim_of_somebody_else_among_the_ranges() -> None:
 
 def test_grant_accepted() -> None:
     """F5.2: position = `to`; [from, start) is skipped; good once, and good although the claim is lost then."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner(mode=2)
     other = log.join("d", 2)
     log.must(Heartbeat(session, 0, (ClaimState(epoch, 0, 1, 2),)))
@@ -136,7 +136,7 @@ def test_grant_accepted() -> None:
 
 def test_a_copy_grants_nothing_twice() -> None:
     """F5.2: also of a record that was granted in part, and of one whose refused range fits by now."""
-    log = Logbook()
+    log = DifferentialLog()
     session, first = log.owner(mode=2)
     second = log.claim(session, 1, 0)
     both = ask(session, (first, 100, 100, 110), (second, 5, 5, 9), nonce=7)
@@ -154,7 +154,7 @@ def test_a_copy_grants_nothing_twice() -> None:
 
 def test_a_release_gives_back() -> None:
     """F6.3: position = `give`; the next owner is granted again what the release gave back, and nothing below it."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner(mode=2)
     log.must(ask(session, (epoch, 100, 100, 150)))
     version = log.must(give(session, epoch, 150, 120, reason="hand-over", in_flight=4, attempts=9, progress=b"p"))
@@ -171,7 +171,7 @@ def test_a_release_gives_back() -> None:
 )
 def test_what_may_be_given_back(back_to: int, reason: str) -> None:
     """F6.3: from where the claim began to the position, both included; a rejection leaves the claim alive."""
-    log = Logbook()
+    log = DifferentialLog()
     session = log.join(mode=2)
     log.topology()
     epoch = log.claim(session, 0, 70)
@@ -190,7 +190,7 @@ def test_what_may_be_given_back(back_to: int, reason: str) -> None:
 
 def test_a_release_that_saw_another_position() -> None:
     """F6.3: `observed`, before `range`; it is not final: the same record with the position of then is accepted."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner(mode=2)
     late = give(session, epoch, 150, 120)
     log.refuses(late, "observed")
@@ -205,7 +205,7 @@ def test_a_release_that_saw_another_position() -> None:
 
 def test_a_copy_of_a_release_gives_nothing_back() -> None:
     """F6.3: the epoch is over; what the next owner was granted stays granted."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner(mode=2)
     log.must(ask(session, (epoch, 100, 100, 150)))
     release = give(session, epoch, 150, 120)
@@ -222,7 +222,7 @@ def test_a_copy_of_a_release_gives_nothing_back() -> None:
 
 def test_a_release_that_gives_nothing_back() -> None:
     """F6.3: without `observed` the position stays, whatever `give` says; in flight is the record's in both cases."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner(mode=2)
     log.must(Heartbeat(session, 0, (ClaimState(epoch, 0, 1, 2),)))
     log.must(ask(session, (epoch, 100, 100, 150)))
@@ -235,7 +235,7 @@ def test_a_release_that_gives_nothing_back() -> None:
 
 def test_a_pause_does_not_keep_anybody_from_giving_back() -> None:
     """F6.1, F6.3: a pause does not matter; after it the admin sees what was given back."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner(mode=2)
     log.must(ask(session, (epoch, 100, 100, 150)))
     token = log.pause()
@@ -249,7 +249,7 @@ def test_a_pause_does_not_keep_anybody_from_giving_back() -> None:
 
 def test_seek_that_may_not_be() -> None:
     """F6.6: `session`, `claim`, `mode`, `paused` in this order; a whole topic and the pin have no position."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     other = log.join("d")
     whole, pin = log.claim(session, -1), log.claim(session, -1, topic="")
@@ -260,7 +260,7 @@ def test_seek_that_may_not_be() -> None:
     log.pause()
     log.refuses(SeekingPartition(session, NEVER, 5), "claim")
     log.refuses(SeekingPartition(session, epoch, 5), "paused")
-    once = Logbook()
+    once = DifferentialLog()
     session, epoch = once.owner(mode=2)
     once.refuses(SeekingPartition(session, NEVER, 5), "claim")
     once.refuses(SeekingPartition(session, epoch, 5), "mode")
@@ -271,7 +271,7 @@ def test_seek_that_may_not_be() -> None:
 @pytest.mark.parametrize("to", [5, 100, 130, 10**6])
 def test_seek_accepted(to: int) -> None:
     """F6.6: a new generation at the given position, attempts 1, under a new epoch; the owner stays."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     log.must(Heartbeat(session, 0, (ClaimState(epoch, 130, 1, 2, 3, b"p"),)))
     at = log.must(SeekingPartition(session, epoch, to))
@@ -294,7 +294,7 @@ def test_seek_accepted(to: int) -> None:
 
 def test_nothing_old_undoes_a_seek() -> None:
     """F6.6: the old epoch is over: neither a heartbeat nor a release of it counts, and a copy seeks no second time."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     beat = Heartbeat(session, 0, (ClaimState(epoch, 130),))
     log.must(beat)
@@ -318,7 +318,7 @@ def test_nothing_old_undoes_a_seek() -> None:
 
 def test_a_move_and_a_change_of_mode_know_the_version_of_a_seek() -> None:
     """F6.6: the version is the seek's offset, so what named the claim's version comes too late."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     at = log.must(SeekingPartition(session, epoch, 50))
     log.must(Leave(session))

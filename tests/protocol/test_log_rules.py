@@ -18,7 +18,7 @@ from marshal_py.protocol.records import Checkpoint, ClaimState, Genesis, Heartbe
 from marshal_py.protocol.routing import HASH_NAME, route
 from marshal_py.protocol.verdict import Outcome
 from tests.support import wire
-from tests.support.logbook import GROUP, INCARNATION, NEVER, OTHER_INCARNATION, Logbook, genesis
+from tests.support.differential_log import GROUP, INCARNATION, NEVER, OTHER_INCARNATION, DifferentialLog, genesis
 
 LEAVE, NOTE = 3, 13
 
@@ -41,14 +41,14 @@ def test_which_log() -> None:
     assert route(high, 7) == (mmh3.hash(high.encode(), seed=0) + 2**32) % 7
     # In every log the root's count decides.
     for log in range(4):
-        book = Logbook(log=log, root=genesis(4), start=False)
+        book = DifferentialLog(log=log, root=genesis(4), start=False)
         book.put(genesis(4))
         assert (book.put(note()).reason == "misrouted") == (route(GROUP, 4) != log)
 
 
 def test_the_root() -> None:
     """L3: the first valid Genesis; it names incarnation, partition count, hash and protocol version."""
-    book = Logbook(start=False)
+    book = DifferentialLog(start=False)
     broken = genesis(7)[:-1] + b"\x03"
     assert [book.put(value).reason for value in (None, b"Mr", broken, note())] == ["garbage"] * 4
     assert book.put(genesis(16)).record == Genesis(INCARNATION, 16, "murmur3-x86-32", 2)
@@ -60,7 +60,7 @@ def test_the_root() -> None:
 def test_the_genesis_of_a_further_log() -> None:
     """L4: the first whose fields equal the root's; what stands before it is part of the chain digest only."""
     log = route(GROUP, 16)
-    book = Logbook(log=log, root=genesis(16), start=False)
+    book = DifferentialLog(log=log, root=genesis(16), start=False)
     others = (genesis(8), genesis(16, OTHER_INCARNATION), genesis(16, hash="md5"), genesis(16, protocol=1))
     assert [book.put(value).reason for value in others] == ["genesis"] * 4
     for value in (note(), note(incarnation=OTHER_INCARNATION), codec.encode(snapshot(), "", INCARNATION)):
@@ -70,7 +70,7 @@ def test_the_genesis_of_a_further_log() -> None:
     assert book.put(note()).accepted
     for _ in range(7):
         book.put(None)
-    without = Logbook(log=log, root=genesis(16), start=False)
+    without = DifferentialLog(log=log, root=genesis(16), start=False)
     for value in (None, *book.values[1:16]):
         without.put(value)
     assert (book.world.chain_at, without.world.chain_at) == (16, 16)
@@ -79,7 +79,7 @@ def test_the_genesis_of_a_further_log() -> None:
 
 def test_a_further_genesis() -> None:
     """L5: is ignored, whatever it says; losing the race to write one is no error."""
-    book = Logbook()
+    book = DifferentialLog()
     for value in (
         genesis(),
         genesis(5),
@@ -94,12 +94,12 @@ def test_a_further_genesis() -> None:
 
 def test_a_root_that_is_refused() -> None:
     """L6: another incarnation than the known one, an unknown hash, another protocol; nothing is consumed."""
-    book = Logbook(start=False, expected=OTHER_INCARNATION)
+    book = DifferentialLog(start=False, expected=OTHER_INCARNATION)
     error = book.stops(genesis())
     assert isinstance(error, TopicRecreated)
     assert (error.known, error.found) == (OTHER_INCARNATION.hex(), INCARNATION.hex())
     assert book.put(genesis(incarnation=OTHER_INCARNATION)).accepted
-    fresh = Logbook(start=False)
+    fresh = DifferentialLog(start=False)
     for value, what in ((genesis(hash="md5"), "hash"), (genesis(protocol=3), "protocol version")):
         for _ in range(2):
             error = fresh.stops(value)
@@ -111,23 +111,23 @@ def test_a_root_that_is_refused() -> None:
 
 def test_a_root_of_protocol_1() -> None:
     """L6: refused by a name of its own, with what to do; whoever knows another incarnation hears of that first."""
-    fresh = Logbook(start=False)
+    fresh = DifferentialLog(start=False)
     error = fresh.stops(genesis(protocol=1))
     assert isinstance(error, ProtocolOutdated)
     assert (error.log, error.protocol, error.known) == (0, 1, 2)
     assert "marshal log dump" in str(error)
     assert isinstance(fresh.stops(genesis(protocol=1, hash="md5")), ProtocolUnknown)
     assert (fresh.world.next_offset, fresh.world.genesis) == (0, None)
-    known = Logbook(start=False, expected=OTHER_INCARNATION)
+    known = DifferentialLog(start=False, expected=OTHER_INCARNATION)
     assert isinstance(known.stops(genesis(protocol=1)), TopicRecreated)
     assert isinstance(known.stops(genesis(protocol=1, incarnation=OTHER_INCARNATION)), ProtocolOutdated)
     # Behind a root that counts it is only one more Genesis (L5).
-    assert Logbook().put(genesis(protocol=1)).reason == "genesis"
+    assert DifferentialLog().put(genesis(protocol=1)).reason == "genesis"
 
 
 def test_a_gap() -> None:
     """L8: the reader stops and names the error, also when an offset comes again; the next right one goes on."""
-    book = Logbook()
+    book = DifferentialLog()
     for offset in (0, 2, NEVER):
         error = book.stops(note(), offset)
         assert isinstance(error, LogGap)
@@ -155,7 +155,7 @@ def test_garbage() -> None:
         wire.envelope(GROUP, NOTE, body, incarnation=OTHER_INCARNATION),
         *(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :] for at in range(len(good))),
     ]
-    book = Logbook()
+    book = DifferentialLog()
     before = book.world.next_offset
     for value in bad:
         verdict = book.put(value)
@@ -163,7 +163,7 @@ def test_garbage() -> None:
     assert book.world.counters["garbage"] == len(bad)
     assert book.world.next_offset == before + len(bad)
     assert book.put(good).accepted
-    young = Logbook(start=False)
+    young = DifferentialLog(start=False)
     for value in (
         good,
         codec.encode(snapshot(), "", INCARNATION),
@@ -179,7 +179,7 @@ def snapshot(incarnation: bytes = INCARNATION) -> Snapshot:
 
 def test_records_of_the_log() -> None:
     """E2: Genesis and Snapshot alone have an empty group id and are never misrouted; under a group id: `malformed`."""
-    book = Logbook(16)
+    book = DifferentialLog(16)
     for value in (
         wire.record("", NOTE, -1, "k"),
         wire.envelope("", 15, wire.pack([15, 1, 2, 3])),
@@ -197,7 +197,7 @@ def test_records_of_the_log() -> None:
     assert book.put(genesis(16)).reason == "genesis"
     for type_number, record in ((0, Genesis(INCARNATION, 1, HASH_NAME, 2)), (14, snapshot())):
         log_record = codec.encode(record, "", INCARNATION)
-        verdict = Logbook().put(wire.envelope(GROUP, type_number, log_record[14:]))
+        verdict = DifferentialLog().put(wire.envelope(GROUP, type_number, log_record[14:]))
         assert (verdict.outcome, verdict.reason, verdict.group) == (Outcome.REJECTED, "malformed", GROUP)
 
 
@@ -223,7 +223,7 @@ def test_a_snapshot_of_a_twin() -> None:
     """E2: an incarnation is another although its CRC is the same; a Snapshot that names it is garbage."""
     twin = with_the_same_crc(INCARNATION)
     assert twin != INCARNATION
-    book = Logbook()
+    book = DifferentialLog()
     value = codec.encode(snapshot(twin), "", twin)
     assert value[7:11] == codec.encode(snapshot(twin), "", INCARNATION)[7:11]
     assert book.put(value).reason == "garbage"
@@ -232,7 +232,7 @@ def test_a_snapshot_of_a_twin() -> None:
 
 def test_another_envelope_version() -> None:
     """E3: after the CRC, before the routing: the whole log stops. Of another incarnation it does not."""
-    book = Logbook(16)
+    book = DifferentialLog(16)
     body = wire.pack([NOTE, -1, "k"])
     for version in (0, 2, 255):
         assert book.put(wire.envelope(GROUP, NOTE, body, version=version, incarnation=OTHER_INCARNATION)).reason == (
@@ -254,23 +254,23 @@ def test_another_version_of_a_log_record() -> None:
         versions = {"version": version, "record_version": record_version}
         of_own = wire.envelope("", 0, own, **versions)
         of_other = wire.envelope("", 0, other, incarnation=OTHER_INCARNATION, **versions)
-        young = Logbook(start=False)
+        young = DifferentialLog(start=False)
         for value in (of_own, of_other):
             assert isinstance(young.stops(value), EnvelopeUnknown)
         # None is held, and yet: a Snapshot before the Genesis is garbage (E1).
         assert young.put(wire.snapshot(**versions)).reason == "garbage"
         # In a further log the root's is held from the start.
-        for book in (Logbook(), Logbook(log=1, root=genesis(16), start=False)):
+        for book in (DifferentialLog(), DifferentialLog(log=1, root=genesis(16), start=False)):
             assert isinstance(book.stops(of_own), EnvelopeUnknown)
             assert book.put(of_other).reason == "genesis"
             assert book.put(wire.snapshot(OTHER_INCARNATION, **versions)).reason == "garbage"
-        assert isinstance(Logbook().stops(wire.snapshot(**versions)), EnvelopeUnknown)
+        assert isinstance(DifferentialLog().stops(wire.snapshot(**versions)), EnvelopeUnknown)
 
 
 def test_a_log_record_has_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """E3: whatever version of a group's records a library reads and writes, that of Genesis and Snapshot stays 1."""
     monkeypatch.setattr(rationalizer, "RECORD_VERSION", 2)
-    book = Logbook(start=False)
+    book = DifferentialLog(start=False)
     value = codec.encode(Genesis(INCARNATION, 1, HASH_NAME, 2), "", INCARNATION, 2)
     assert value == genesis()
     assert apply(book.world, 0, value).accepted
@@ -280,7 +280,7 @@ def test_a_log_record_has_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_misrouted() -> None:
     """E4: ignored, before version, type and body are looked at; no state comes of it."""
-    book = Logbook(16)
+    book = DifferentialLog(16)
     for value in (note(), wire.envelope(GROUP, 99, b"?", record_version=9), wire.envelope(GROUP, 0, b"?")):
         verdict = book.put(value)
         assert (verdict.outcome, verdict.reason, verdict.group) == (Outcome.IGNORED, "misrouted", GROUP)
@@ -299,7 +299,7 @@ def test_misrouted() -> None:
 )
 def test_opaque(newer: bytes) -> None:
     """E5: this record and every later one of the group is ignored; other groups go on; version 0 is malformed."""
-    book = Logbook()
+    book = DifferentialLog()
     session = book.join()
     assert book.put(wire.record(GROUP, LEAVE, session, record_version=0)).reason == "malformed"
     before = book.digest()
@@ -318,11 +318,11 @@ def test_opaque(newer: bytes) -> None:
     assert (book.digest(), book.group.opaque_at) == (opaque, at)
     assert book.say(Note(-1, "k"), "other") == "accepted"
     # A group of which nothing was accepted yet has a state from there.
-    fresh = Logbook()
+    fresh = DifferentialLog()
     fresh.put(newer)
     assert fresh.group.opaque_at == fresh.last
     # Also a deleted one (F0 comes after).
-    gone = Logbook()
+    gone = DifferentialLog()
     gone.delete()
     assert gone.put(newer).reason == "opaque"
 
@@ -334,7 +334,7 @@ def nested(depth: int, inner: bytes, shapes: bytes = b"\x91") -> wire.Raw:
 
 def test_malformed_bodies() -> None:
     """E6: does not decode, another type, something follows, out of bounds, other kinds of values; never clamped."""
-    book = Logbook()
+    book = DifferentialLog()
     session = book.join()
     raw = wire.Raw
     bad = [
@@ -406,12 +406,12 @@ def test_malformed_bodies() -> None:
 )
 def test_integers_of_any_width(form: bytes) -> None:
     """E6: in any MessagePack integer form, for the type as well as for a field; str and array in any form too."""
-    book = Logbook()
+    book = DifferentialLog()
     assert book.join() == 1
     kind = wire.Raw(form[:-1] + b"\x03")
     for array in (b"\x93", b"\xdc\x00\x03", b"\xdd\x00\x00\x00\x03"):
         for text in (b"\xa1x", b"\xd9\x01x", b"\xda\x00\x01x", b"\xdb\x00\x00\x00\x01x"):
-            fork = Logbook()
+            fork = DifferentialLog()
             assert fork.join() == 1
             assert fork.put(wire.envelope(GROUP, LEAVE, array + kind + form + text)).record == Leave(1, "x")
 
@@ -421,7 +421,7 @@ def test_integers_of_any_width(form: bytes) -> None:
 def test_the_limit_of_nesting(shapes: bytes, inner: bytes) -> None:
     """E6: 100 arrays or maps inside each other, the body's own among them, are read; 101 are malformed."""
     for containers, expected in ((99, "accepted"), (100, "accepted"), (101, "malformed"), (5_000, "malformed")):
-        book = Logbook()
+        book = DifferentialLog()
         book.join()
         body = wire.pack([LEAVE, 1, "", nested(containers - 1, inner, shapes)])
         assert (book.put(wire.envelope(GROUP, LEAVE, body)).reason or "accepted") == expected
@@ -433,7 +433,7 @@ def test_the_limit_of_nesting(shapes: bytes, inner: bytes) -> None:
 def test_an_empty_array_is_a_level(empty: bytes) -> None:
     """E6: an array or map without elements is one all the same."""
     for containers, expected in ((100, "accepted"), (101, "malformed")):
-        book = Logbook()
+        book = DifferentialLog()
         book.join()
         # Brothers do not add up, whatever they hold.
         body = wire.pack([LEAVE, 1, "", [[]] * 150, nested(containers - 2, empty), {}])
@@ -444,7 +444,7 @@ def test_unknown_and_missing_fields() -> None:
     """E7: elements after the last known field are ignored, nested too; missing trailing fields take their default."""
     raw = wire.Raw
     extra = (None, 1.5, {"a": [1]}, raw(b"\xd4\x01a"), raw(b"\xa1\xff"), raw(b"\xc7\x00\x05"), [[]], True, 2**64 - 1)
-    book = Logbook()
+    book = DifferentialLog()
     joined = book.put(wire.record(GROUP, 1, "c", bytes(16), 1, 1_000, ["t"]))
     assert joined.record == Join("c", bytes(16), 1, 1_000, ("t",))
     beat = book.put(
@@ -468,14 +468,14 @@ def test_versions_that_members_read() -> None:
     assert join.reads_version == codec.RECORD_VERSION == 1
     assert codec.encode(join, GROUP, INCARNATION)[12 + len(GROUP)] == 1
     assert codec.encode(join, GROUP, INCARNATION, 2)[12 + len(GROUP)] == 2
-    book = Logbook()
+    book = DifferentialLog()
     session = book.must(Join("c", bytes(16), 1, 1_000, (), reads_version=255))
     assert book.session(session).join.reads_version == 255
 
 
 def test_the_version_that_is_written() -> None:
     """E8: the lowest that the writer and all live sessions of the group read; each group for itself."""
-    book = Logbook()
+    book = DifferentialLog()
     assert [book.world.writes_version(GROUP, own) for own in (1, 2, 9)] == [1, 2, 9], "nobody is there yet"
     newer = book.join("a", reads_version=3)
     assert [book.group.writes_version(own) for own in (1, 2, 9)] == [1, 2, 3]

@@ -29,7 +29,18 @@ from marshal_py.protocol.records import (
     StepDown,
     Topology,
 )
-from tests.support.stage import INTERVAL_MS, READ_MS, THIRD_MS, TOPIC, WRITE_MS, Client, Stage, granted, take_all, tp
+from tests.support.virtual_cluster import (
+    INTERVAL_MS,
+    READ_MS,
+    THIRD_MS,
+    TOPIC,
+    WRITE_MS,
+    Client,
+    VirtualCluster,
+    granted,
+    take_all,
+    tp,
+)
 
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
 STEP = I // 10
@@ -42,61 +53,61 @@ TIMEOUT_MS = 10 * I
 
 def test_a_hand_over_redelivers_nothing() -> None:
     """A3, D1: the owner drains what is in its handlers, then releases at its position, naming who comes."""
-    stage = Stage(partitions=2)
-    (a,) = stage.team("a")
+    cluster = VirtualCluster(partitions=2)
+    (a,) = cluster.team("a")
     run = a.deliver(a.claim(1), 0, 1, 2, 3)
     run.finish_range(0, 2)
     moving = a.claim(1)
-    b = stage.add("b")
-    stage.run_until(lambda: b.prefetched)
+    b = cluster.add("b")
+    cluster.run_until(lambda: b.prefetched)
     assert b.prefetched[0] == (tp(1), 0), "it fetches ahead from the position that the log has"
     assert not b.sends(ClaimingPartition), "and claims nothing that is owned"
-    stage.run(I)
+    cluster.run(I)
     assert moving.phase is ClaimPhase.DRAINING
-    assert stage.owners() == {0: "a", 1: "a"}, "its handler is still at work, and has time"
+    assert cluster.owners() == {0: "a", 1: "a"}, "its handler is still at work, and has time"
     assert not a.may(moving), "what was not handed over stays for the heir"
     run.finish_range(2, 4)
-    a.due_ms = stage.now_ms
-    stage.run(TRIP)
+    a.due_ms = cluster.now_ms
+    cluster.run(TRIP)
     (release,) = [r for _, r in a.sends(ReleasingPartition)]
     assert (release.position, release.successor, release.reason) == (4, b.session, "hand-over")
-    stage.run(2 * TRIP)
+    cluster.run(2 * TRIP)
     assert b.claim(1).position() == 4
     assert b.may(b.claim(1))
 
 
 def test_only_what_moves_stops() -> None:
     """A4: during a hand-over every other partition goes on being delivered, under the same epoch."""
-    stage = Stage()
-    a, b = stage.team("a", "b")
+    cluster = VirtualCluster()
+    a, b = cluster.team("a", "b")
     kept = {claim.epoch: claim for client in (a, b) for claim in client.member.claims.values()}
     stopped: set[int] = set()
-    stage.add("c")
+    cluster.add("c")
     for _ in range(3 * I // 10):
-        stage.run(10)
+        cluster.run(10)
         for epoch, claim in kept.items():
             if not (a if epoch in a.member.claims else b).may(claim):
                 stopped.add(epoch)
     assert len(stopped) == 4
-    assert sorted(stage.owners().values()) == ["a"] * 4 + ["b"] * 4 + ["c"] * 4
-    assert len(list(stage.records(ReleasingPartition))) == 4
+    assert sorted(cluster.owners().values()) == ["a"] * 4 + ["b"] * 4 + ["c"] * 4
+    assert len(list(cluster.records(ReleasingPartition))) == 4
 
 
 def test_who_is_not_warm_gets_nothing() -> None:
     """A3: without the ready note the owner keeps and delivers."""
-    stage = Stage(partitions=2)
-    (a,) = stage.team("a")
-    b = stage.add("b")
+    cluster = VirtualCluster(partitions=2)
+    (a,) = cluster.team("a")
+    b = cluster.add("b")
     b.warms = False
-    stage.run(4 * I)
+    cluster.run(4 * I)
     assert b.prefetched
     assert all(beat.ready == () for _, beat in b.sends(Heartbeat))
-    assert stage.owners() == {0: "a", 1: "a"}
+    assert cluster.owners() == {0: "a", 1: "a"}
     assert all(a.may(claim) for claim in a.member.claims.values())
     b.member.rebalancer.prefetched(tp(1))
-    b.due_ms = stage.now_ms
-    stage.run(4 * TRIP)
-    assert stage.owners() == {0: "a", 1: "b"}, "the note does not wait for its third"
+    b.due_ms = cluster.now_ms
+    cluster.run(4 * TRIP)
+    assert cluster.owners() == {0: "a", 1: "b"}, "the note does not wait for its third"
     epochs = {epoch for _, beat in b.sends(Heartbeat) for epoch in beat.ready}
     assert epochs == {claim.epoch for _, claim, _ in a.lost}, "it named the claim's epoch"
 
@@ -104,70 +115,70 @@ def test_who_is_not_warm_gets_nothing() -> None:
 def test_nothing_is_fetched_ahead_in_vain() -> None:
     """A3, T10: who may try nothing now, in a pause or past its fence, stops fetching ahead, and begins again later."""
     for outage in (True, False):
-        stage = Stage(partitions=2)
-        (a,) = stage.team("a")
+        cluster = VirtualCluster(partitions=2)
+        (a,) = cluster.team("a")
         a.deliver(a.claim(1), 0)  # so that the hand-over takes its time
-        b = stage.add("b")
-        stage.run(THIRD_MS)
+        b = cluster.add("b")
+        cluster.run(THIRD_MS)
         assert [partition for partition, _ in b.prefetched] == [tp(1)]
         assert not b.cooled
         if outage:
             b.hold_writes()
-            stage.run(I + STEP)
+            cluster.run(I + STEP)
         else:
-            stage.must(ReleaseGroup(stage.group.pause_change, -1, 20 * I))
-            stage.run(TRIP)
+            cluster.must(ReleaseGroup(cluster.group.pause_change, -1, 20 * I))
+            cluster.run(TRIP)
         assert b.cooled == [tp(1)]
 
 
 def test_a_successor_that_fell_silent_gets_nothing() -> None:
     """A3: the owner hands over only to who spoke within one interval, and takes back when the successor is gone."""
-    stage = Stage(partitions=2)
-    (a,) = stage.team("a")
+    cluster = VirtualCluster(partitions=2)
+    (a,) = cluster.team("a")
     moving = a.claim(1)
     run = a.deliver(moving, 0)
-    b = stage.add("b")
-    stage.run_until(lambda: moving.phase is ClaimPhase.DRAINING)
-    stage.kill(b)
-    stage.run(2 * I + THIRD_MS)
+    b = cluster.add("b")
+    cluster.run_until(lambda: moving.phase is ClaimPhase.DRAINING)
+    cluster.kill(b)
+    cluster.run(2 * I + THIRD_MS)
     assert moving.phase is ClaimPhase.OPEN
     assert a.may(moving)
     run.finish(0)
-    stage.run(I)
-    assert not list(stage.records(ReleasingPartition))
+    cluster.run(I)
+    assert not list(cluster.records(ReleasingPartition))
 
 
 def test_greedy_takes_what_is_free_only() -> None:
     """A1: a newcomer gets nothing as long as all is owned; what becomes free is its."""
-    stage = Stage(partitions=4)
-    (a,) = stage.team("a", policy="greedy")
-    (b,) = stage.team("b", policy="greedy")
+    cluster = VirtualCluster(partitions=4)
+    (a,) = cluster.team("a", policy="greedy")
+    (b,) = cluster.team("b", policy="greedy")
     assert len(a.owned) == 4
     assert not b.prefetched
-    stage.must(Topology(TOPIC, 6, stage.group.topics[TOPIC].offset))
-    stage.run(I)
+    cluster.must(Topology(TOPIC, 6, cluster.group.topics[TOPIC].offset))
+    cluster.run(I)
     assert b.owned == {4, 5}
-    assert not list(stage.records(ReleasingPartition))
+    assert not list(cluster.records(ReleasingPartition))
 
 
 def test_the_group_may_name_the_policy() -> None:
     """A1: a policy in the GroupConfig counts for every member; an unknown one for none."""
-    stage = Stage(partitions=4)
-    stage.must(GroupConfig(-1, policy="greedy"))
-    (a,) = stage.team("a")
-    (b,) = stage.team("b")
+    cluster = VirtualCluster(partitions=4)
+    cluster.must(GroupConfig(-1, policy="greedy"))
+    (a,) = cluster.team("a")
+    (b,) = cluster.team("b")
     assert (len(a.owned), len(b.owned)) == (4, 0)
-    stage.must(GroupConfig(stage.group.config_offset, policy="of the future"))
-    stage.run(2 * I)
+    cluster.must(GroupConfig(cluster.group.config_offset, policy="of the future"))
+    cluster.run(2 * I)
     assert (len(a.owned), len(b.owned)) == (2, 2)
 
 
 def test_own_topics_and_claims_max() -> None:
     """A5: never another topic, never more than claims_max, also when partitions stay free."""
-    stage = Stage(partitions=4)
-    a = stage.add("a", topics=("x",), claims_max=2)
-    b = stage.add("b", topics=("y",))
-    stage.run(4 * I)
+    cluster = VirtualCluster(partitions=4)
+    a = cluster.add("a", topics=("x",), claims_max=2)
+    b = cluster.add("b", topics=("y",))
+    cluster.run(4 * I)
     assert {claim.tp.topic for claim in a.member.claims.values()} == {"x"}
     assert {claim.tp.topic for claim in b.member.claims.values()} == {"y"}
     assert (len(a.member.claims), len(b.member.claims)) == (2, 4)
@@ -176,20 +187,20 @@ def test_own_topics_and_claims_max() -> None:
 
 def test_a_claim_that_is_dead_does_not_count() -> None:
     """A5, T17: one that was lost on its way and can never win must not hold the place of another."""
-    stage = Stage(partitions=2)
-    a = stage.add("a", claims_max=1)
-    stage.run_until(lambda: a.sends(ClaimingPartition))
+    cluster = VirtualCluster(partitions=2)
+    a = cluster.add("a", claims_max=1)
+    cluster.run_until(lambda: a.sends(ClaimingPartition))
     a.hold_writes()
-    stage.run(2 * WRITE_MS)
+    cluster.run(2 * WRITE_MS)
     (wanted,) = {record.partition for _, record in a.sends(ClaimingPartition)}
     assert a.held_back
     a.release_writes(lose=True)
-    stage.run(READ_MS)
-    joined = stage.add("b", claims_max=1)
+    cluster.run(READ_MS)
+    joined = cluster.add("b", claims_max=1)
     # Somebody else's claim on the same partition comes first.
-    other = stage.must(join_like(joined))
-    stage.must(ClaimingPartition(other, TOPIC, wanted, -1, 0))
-    stage.run(2 * THIRD_MS)
+    other = cluster.must(join_like(joined))
+    cluster.must(ClaimingPartition(other, TOPIC, wanted, -1, 0))
+    cluster.run(2 * THIRD_MS)
     assert a.owned == {1 - wanted}
 
 
@@ -200,51 +211,51 @@ def join_like(client: Client) -> Join:
 
 def test_head_starts() -> None:
     """A2: the successor or target at once; then the former owner, then the rest, a third of an interval apart."""
-    stage = Stage(partitions=1)
-    (a,) = stage.team("a", policy="greedy", rank=5)  # the last in the order of F9.9
-    b, c = stage.team("b", "c", policy="greedy")
-    assert stage.owners() == {0: "a"}
+    cluster = VirtualCluster(partitions=1)
+    (a,) = cluster.team("a", policy="greedy", rank=5)  # the last in the order of F9.9
+    b, c = cluster.team("b", "c", policy="greedy")
+    assert cluster.owners() == {0: "a"}
     epoch = a.claim(0).epoch
     # An onlooker cannot release for a; a's own Release names c, who is cut off, and a itself is the former owner.
     c.hold_writes()
     a.claim(0).stop("test", 0, c.session)
-    a.due_ms = stage.now_ms
-    stage.run_until(lambda: not stage.owners())
-    assert stage.partition(0).successor == c.session
-    freed = stage.now_ms
-    stage.run_until(lambda: c.sends(ClaimingPartition))
-    assert stage.now_ms - freed <= READ_MS + 1, "rank 0 tries at once"
-    stage.run_until(lambda: stage.owners())
-    assert stage.owners() == {0: "a"}, "rank 1 is the former owner"
-    assert THIRD_MS <= stage.now_ms - freed <= THIRD_MS + STEP + TRIP
-    stage.run(READ_MS)
+    a.due_ms = cluster.now_ms
+    cluster.run_until(lambda: not cluster.owners())
+    assert cluster.partition(0).successor == c.session
+    freed = cluster.now_ms
+    cluster.run_until(lambda: c.sends(ClaimingPartition))
+    assert cluster.now_ms - freed <= READ_MS + 1, "rank 0 tries at once"
+    cluster.run_until(lambda: cluster.owners())
+    assert cluster.owners() == {0: "a"}, "rank 1 is the former owner"
+    assert THIRD_MS <= cluster.now_ms - freed <= THIRD_MS + STEP + TRIP
+    cluster.run(READ_MS)
     assert a.claim(0).epoch != epoch
     assert not b.sends(ClaimingPartition), "rank 2 left it alone"
 
 
 def test_step_down_hands_over() -> None:
     """A3, F9.9: a marked session gives its partitions to the others and takes them back when they are gone."""
-    stage = Stage(partitions=4)
-    a, b = stage.team("a", "b")
-    stage.must(StepDown(a.session, -1))
-    stage.run(I)
-    assert set(stage.owners().values()) == {"b"}
+    cluster = VirtualCluster(partitions=4)
+    a, b = cluster.team("a", "b")
+    cluster.must(StepDown(a.session, -1))
+    cluster.run(I)
+    assert set(cluster.owners().values()) == {"b"}
     b.member.leave(b.now, "bye", 0)
-    stage.run(I)
-    assert set(stage.owners().values()) == {"a"}, "last, but never absent"
+    cluster.run(I)
+    assert set(cluster.owners().values()) == {"a"}, "last, but never absent"
 
 
 def test_an_heir_is_named_with_sense() -> None:
     """A2, A5, F9.9: who leaves names neither a marked session nor one that is full."""
-    stage = Stage(partitions=3)
-    a, b, c, d = (stage.add("a"), stage.add("b", claims_max=1), stage.add("c"), stage.add("d"))
-    stage.run(3 * I)
-    stage.must(StepDown(d.session, -1))
-    stage.run(I)
+    cluster = VirtualCluster(partitions=3)
+    a, b, c, d = (cluster.add("a"), cluster.add("b", claims_max=1), cluster.add("c"), cluster.add("d"))
+    cluster.run(3 * I)
+    cluster.must(StepDown(d.session, -1))
+    cluster.run(I)
     assert a.owned
     assert len(b.owned) == 1
     a.member.leave(a.now, "bye", 0)
-    stage.run(I)
+    cluster.run(I)
     assert {r.successor for _, r in a.sends(ReleasingPartition) if r.reason == "bye"} == {c.session}
 
 
@@ -253,59 +264,59 @@ def test_an_heir_is_named_with_sense() -> None:
 
 def test_a_stuck_handler_loses_its_partition() -> None:
     """D4: released at its position and reported; the same member does not claim it again at once, another does."""
-    stage = Stage(partitions=2)
-    a, b = stage.team("a", "b", handler_timeout_ms=TIMEOUT_MS)
+    cluster = VirtualCluster(partitions=2)
+    a, b = cluster.team("a", "b", handler_timeout_ms=TIMEOUT_MS)
     claim = a.claim(0)
     other = b.claim(1)
     run = a.deliver(claim, 0, 1)
     run.finish(0)
-    begun = stage.now_ms
+    begun = cluster.now_ms
     for _ in range(9):  # the other one's handler reports that it is at work
-        b.due_ms = stage.now_ms
-        stage.run(I)
+        b.due_ms = cluster.now_ms
+        cluster.run(I)
         if other.tracker.runs:
             other.tracker.touch_all(b.now.mono_ms)
         else:
             b.deliver(other, 0)
     assert a.may(claim), "before its time nothing happens"
-    stage.run_until(lambda: claim.phase is not ClaimPhase.OPEN)
-    assert TIMEOUT_MS <= stage.now_ms - begun <= TIMEOUT_MS + STEP + 1_000
+    cluster.run_until(lambda: claim.phase is not ClaimPhase.OPEN)
+    assert TIMEOUT_MS <= cluster.now_ms - begun <= TIMEOUT_MS + STEP + 1_000
     (note,) = [r for _, r in a.sends(Note) if r.kind == "handler_stuck"]
     assert (note.topic, note.partition, note.from_) == (TOPIC, 0, 1)
     assert [advisory.offset for _, advisory in a.told("handler_stuck")] == [1]
-    stage.run(I)
-    assert stage.partition(0).position == 1
-    assert stage.owners() == {0: "b", 1: "b"}
+    cluster.run(I)
+    assert cluster.partition(0).position == 1
+    assert cluster.owners() == {0: "b", 1: "b"}
     assert a.alive, "only the partition, not the member"
     assert not b.told("handler_stuck")
-    stage.run(TIMEOUT_MS - 2 * I)
+    cluster.run(TIMEOUT_MS - 2 * I)
     assert 0 not in [r.partition for _, r in a.sends(ClaimingPartition, begun)]
-    stage.run(3 * I)
+    cluster.run(3 * I)
     assert len(a.owned) == 1, "it keeps its share of the rest"
 
 
 def test_alone_it_leaves_the_partition_free() -> None:
     """D4: nobody else is there; it is not taken back before the handler's time has passed once more."""
-    stage = Stage(partitions=1)
-    (a,) = stage.team("a", handler_timeout_ms=TIMEOUT_MS)
+    cluster = VirtualCluster(partitions=1)
+    (a,) = cluster.team("a", handler_timeout_ms=TIMEOUT_MS)
     a.deliver(a.claim(0), 0)
-    stage.run(TIMEOUT_MS + STEP)
-    assert not stage.owners()
-    stage.run(TIMEOUT_MS - I)
-    assert not stage.owners()
-    stage.run(2 * I)
-    assert stage.owners() == {0: "a"}
+    cluster.run(TIMEOUT_MS + STEP)
+    assert not cluster.owners()
+    cluster.run(TIMEOUT_MS - I)
+    assert not cluster.owners()
+    cluster.run(2 * I)
+    assert cluster.owners() == {0: "a"}
 
 
 def test_a_stuck_handler_is_not_waited_for_while_leaving() -> None:
     """D4: a long patience of leave() does not lengthen the handler's time."""
-    stage = Stage(partitions=1)
-    (a,) = stage.team("a", handler_timeout_ms=TIMEOUT_MS)
+    cluster = VirtualCluster(partitions=1)
+    (a,) = cluster.team("a", handler_timeout_ms=TIMEOUT_MS)
     a.deliver(a.claim(0), 0)
     a.member.leave(a.now, "bye", 100 * TIMEOUT_MS)
-    stage.run(TIMEOUT_MS - I)
+    cluster.run(TIMEOUT_MS - I)
     assert a.alive
-    stage.run(2 * I)
+    cluster.run(2 * I)
     assert not a.alive
     assert [r.kind for _, r in a.sends(Note)] == ["handler_stuck"]
 
@@ -315,41 +326,41 @@ def test_a_stuck_handler_is_not_waited_for_while_leaving() -> None:
 
 def test_where_a_partition_starts() -> None:
     """D5: the log's position; else the beginning if Topology added it; else what Kafka or the reset say."""
-    stage = Stage(partitions=2)
-    a = stage.add("a")
+    cluster = VirtualCluster(partitions=2)
+    a = cluster.add("a")
     a.starts = {tp(0): 500, tp(1): 600}
-    stage.run(2 * I)
+    cluster.run(2 * I)
     assert set(a.resolved) == {Wanted(tp(0), False), Wanted(tp(1), False)}
     assert {r.start for _, r in a.sends(ClaimingPartition)} == {500, 600}
-    assert stage.partition(0).position == a.claim(0).position() == 500
-    stage.must(Topology(TOPIC, 3, stage.group.topics[TOPIC].offset))
+    assert cluster.partition(0).position == a.claim(0).position() == 500
+    cluster.must(Topology(TOPIC, 3, cluster.group.topics[TOPIC].offset))
     a.resolved.clear()
-    stage.run(I)
+    cluster.run(I)
     assert set(a.resolved) == {Wanted(tp(2), True)}
     a.deliver(a.claim(0), 500).finish(0)
-    stage.run(I)
+    cluster.run(I)
     a.resolved.clear()
-    b = stage.add("b")
-    stage.run(2 * I)
+    b = cluster.add("b")
+    cluster.run(2 * I)
     assert not b.resolved, "the log has positions now"
     assert {r.start for _, r in b.sends(ClaimingPartition)} == {-1}
 
 
 def test_an_old_answer_is_asked_again() -> None:
     """D5: "latest" as of an hour ago would be a wrong start: it is looked up anew."""
-    stage = Stage(partitions=1)
-    a = stage.add("a")
+    cluster = VirtualCluster(partitions=1)
+    a = cluster.add("a")
     a.resolves = False
-    stage.run_until(lambda: a.resolved)
+    cluster.run_until(lambda: a.resolved)
     a.member.rebalancer.start_resolved(tp(0), 5, a.now)
     a.reads_held = True
-    a.due_ms = stage.now_ms + 2 * I  # its process is busy with something else
-    stage.run(2 * I - 1)
+    a.due_ms = cluster.now_ms + 2 * I  # its process is busy with something else
+    cluster.run(2 * I - 1)
     a.reads_held = False
     a.resolves = True
     a.starts = {tp(0): 9}
-    stage.run(3 * I)
-    assert {r.start for v, r in stage.records(ClaimingPartition) if v.accepted} == {9}
+    cluster.run(3 * I)
+    assert {r.start for v, r in cluster.records(ClaimingPartition) if v.accepted} == {9}
 
 
 # --- at most once
@@ -357,49 +368,49 @@ def test_an_old_answer_is_asked_again() -> None:
 
 def test_a_grant_is_read_before_anything_is_delivered() -> None:
     """D2: fetch, ask, read, deliver; the next range is asked for while one is handled; two grants ahead at most."""
-    stage = Stage(partitions=1, mode=AT_MOST_ONCE)
-    (a,) = stage.team("a")
+    cluster = VirtualCluster(partitions=1, mode=AT_MOST_ONCE)
+    (a,) = cluster.team("a")
     claim = a.claim(0)
     assert a.take(claim) is None
     claim.offer = (0, 5)
-    a.due_ms = stage.now_ms
-    stage.run(WRITE_MS)
-    assert stage.partition(0).position == 5, "it is granted"
+    a.due_ms = cluster.now_ms
+    cluster.run(WRITE_MS)
+    assert cluster.partition(0).position == 5, "it is granted"
     assert a.take(claim) is None, "but it was not read yet"
-    stage.run(READ_MS)
+    cluster.run(READ_MS)
     assert a.take(claim) == 0
-    granted(stage, a, claim, (5, 10))
-    granted(stage, a, claim, (10, 15))
+    granted(cluster, a, claim, (5, 10))
+    granted(cluster, a, claim, (10, 15))
     assert len(claim.tracker.grants) == 2
-    assert stage.partition(0).position == 10, "the third range waits"
+    assert cluster.partition(0).position == 10, "the third range waits"
     assert take_all(a, claim) == list(range(1, 10))
-    granted(stage, a, claim, (10, 15))
+    granted(cluster, a, claim, (10, 15))
     assert take_all(a, claim) == list(range(10, 15))
     asked = [(r.from_, r.start, r.to) for _, record in a.sends(ClaimingMessages) for r in record.ranges]
     assert asked == [(0, 0, 5), (5, 5, 10), (10, 10, 15)]
-    stage.run(3 * I)
+    cluster.run(3 * I)
     assert take_all(a, claim) == []
 
 
 @pytest.mark.parametrize("to", [7, 9])
 def test_a_grant_is_of_the_process_that_sent_it(to: int) -> None:
     """D2, T18: a copy grants nothing again, and one that a twin won is not delivered here, whatever its range."""
-    stage = Stage(partitions=1, mode=AT_MOST_ONCE)
-    (a,) = stage.team("a")
+    cluster = VirtualCluster(partitions=1, mode=AT_MOST_ONCE)
+    (a,) = cluster.team("a")
     claim = a.claim(0)
-    granted(stage, a, claim, (0, 5))
+    granted(cluster, a, claim, (0, 5))
     assert take_all(a, claim) == [0, 1, 2, 3, 4]
-    for verdict, _ in list(stage.records(ClaimingMessages)):
-        assert stage.replay(verdict.offset).reason == "from"
-    stage.run(TRIP)
+    for verdict, _ in list(cluster.records(ClaimingMessages)):
+        assert cluster.replay(verdict.offset).reason == "from"
+    cluster.run(TRIP)
     assert a.alive
     assert take_all(a, claim) == []
     # It asks for [5, 9); its twin's [5, 7), or the very same range with another nonce, comes first.
     claim.offer = (5, 9)
-    a.due_ms = stage.now_ms
-    stage.run(1)
-    stage.must(ClaimingMessages(a.session, (MessageRange(claim.epoch, 5, 5, to),), 12345))
-    stage.run(TRIP)
+    a.due_ms = cluster.now_ms
+    cluster.run(1)
+    cluster.must(ClaimingMessages(a.session, (MessageRange(claim.epoch, 5, 5, to),), 12345))
+    cluster.run(TRIP)
     assert isinstance(a.member.error, SessionCloned)
     assert a.take(claim) is None
 
@@ -407,85 +418,85 @@ def test_a_grant_is_of_the_process_that_sent_it(to: int) -> None:
 @pytest.mark.parametrize("late", [False, True])
 def test_past_the_fence_the_rest_is_dropped(late: bool) -> None:
     """D3: dropped, counted and told, unless the option says to deliver late; never before the lease is back."""
-    stage = Stage(partitions=1, mode=AT_MOST_ONCE)
-    (a,) = stage.team("a", deliver_late=late)
+    cluster = VirtualCluster(partitions=1, mode=AT_MOST_ONCE)
+    (a,) = cluster.team("a", deliver_late=late)
     claim = a.claim(0)
-    granted(stage, a, claim, (0, 10))
+    granted(cluster, a, claim, (0, 10))
     assert [a.take(claim), a.take(claim)] == [0, 1]
     a.hold_writes()
-    stage.run(I + STEP)
+    cluster.run(I + STEP)
     assert a.take(claim) is None, "D8 has no exception"
     a.release_writes()
-    stage.run(I)
+    cluster.run(I)
     assert a.may(claim)
     assert take_all(a, claim) == ([] if not late else list(range(2, 10)))
-    assert a.member.amo_dropped == (0 if late else 8)
+    assert a.member.grants_dropped == (0 if late else 8)
     drops = [(advisory.offset, advisory.to) for _, advisory in a.told("amo_dropped")]
     assert drops == ([] if late else [(2, 10)])
 
 
 def test_a_grant_that_comes_past_the_fence_is_dropped() -> None:
     """D3: it was asked for in time and read too late."""
-    stage = Stage(partitions=1, mode=AT_MOST_ONCE)
-    (a,) = stage.team("a")
+    cluster = VirtualCluster(partitions=1, mode=AT_MOST_ONCE)
+    (a,) = cluster.team("a")
     claim = a.claim(0)
     claim.offer = (0, 10)
-    a.due_ms = stage.now_ms
-    stage.run(1)
+    a.due_ms = cluster.now_ms
+    cluster.run(1)
     a.reads_held = True
-    stage.run(I + STEP)
+    cluster.run(I + STEP)
     a.reads_held = False
-    stage.run(READ_MS)
-    assert stage.partition(0).position == 10
-    assert a.member.amo_dropped == 10
-    stage.run(I)
+    cluster.run(READ_MS)
+    assert cluster.partition(0).position == 10
+    assert a.member.grants_dropped == 10
+    cluster.run(I)
     assert take_all(a, claim) == []
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_move_ends_what_was_granted(late: bool) -> None:
     """T12, D3: a pause gives back the rest; a SetPosition is a new generation, also with the option to deliver late."""
-    stage = Stage(partitions=1, mode=AT_MOST_ONCE)
-    (a,) = stage.team("a", deliver_late=late)
+    cluster = VirtualCluster(partitions=1, mode=AT_MOST_ONCE)
+    (a,) = cluster.team("a", deliver_late=late)
     claim = a.claim(0)
-    granted(stage, a, claim, (0, 10))
+    granted(cluster, a, claim, (0, 10))
     assert a.take(claim) == 0
     claim.tracker.returned()  # type: ignore[union-attr]
-    token = stage.must(ReleaseGroup(stage.group.pause_change, -1, 20 * I))
-    stage.run(TRIP)
+    token = cluster.must(ReleaseGroup(cluster.group.pause_change, -1, 20 * I))
+    cluster.run(TRIP)
     assert a.take(claim) is None
-    stage.run(I + TRIP)
-    assert not stage.owners()
-    assert stage.partition(0).position == 1, "what no handler saw is there for whoever comes next"
-    assert a.member.amo_dropped == 0
-    stage.must(SetPosition(token, ((TOPIC, 0, stage.partition(0).version, 3),), True))  # type: ignore[arg-type]
-    stage.run(I)
+    cluster.run(I + TRIP)
+    assert not cluster.owners()
+    assert cluster.partition(0).position == 1, "what no handler saw is there for whoever comes next"
+    assert a.member.grants_dropped == 0
+    cluster.must(SetPosition(token, ((TOPIC, 0, cluster.partition(0).version, 3),), True))  # type: ignore[arg-type]
+    cluster.run(I)
     again = a.claim(0)
     assert isinstance(again.tracker, AtMostOnce)
-    granted(stage, a, again, (3, 6))
+    granted(cluster, a, again, (3, 6))
     assert take_all(a, again) == [3, 4, 5], "a new generation, at the admin's word"
     assert again.generation == claim.generation + 1
 
 
 def test_at_most_once_survives_an_eviction() -> None:
     """D2, D3: the owner is stopped with half a grant; the heir begins behind it; nothing is delivered twice."""
-    stage = Stage(partitions=1, mode=AT_MOST_ONCE)
-    (a,) = stage.team("a")
+    cluster = VirtualCluster(partitions=1, mode=AT_MOST_ONCE)
+    (a,) = cluster.team("a")
     claim = a.claim(0)
-    granted(stage, a, claim, (0, 10))
+    granted(cluster, a, claim, (0, 10))
     taken = [a.take(claim), a.take(claim)]
-    b = stage.add("b")
-    stage.run(THIRD_MS)
+    b = cluster.add("b")
+    cluster.run(THIRD_MS)
     a.suspend()
-    stage.run(4 * I)
+    cluster.run(4 * I)
     successor = b.claim(0)
-    granted(stage, b, successor, (0, 20))
+    granted(cluster, b, successor, (0, 20))
     taken += take_all(b, successor)
     a.resume()
     assert a.take(claim) is None
-    stage.run(I)
+    cluster.run(I)
     assert taken == [0, 1, *range(10, 20)]
-    assert a.member.amo_dropped == 8
+    assert a.member.grants_dropped == 8
 
 
 # --- what goes to Kafka
@@ -493,43 +504,43 @@ def test_at_most_once_survives_an_eviction() -> None:
 
 def test_accepted_positions_are_mirrored() -> None:
     """D7: what the log has accepted and nothing else, when it changed, every few seconds and at the release."""
-    stage = Stage(partitions=1)
-    (a,) = stage.team("a")
-    stage.run(MIRROR_MS)
+    cluster = VirtualCluster(partitions=1)
+    (a,) = cluster.team("a")
+    cluster.run(MIRROR_MS)
     assert [what for _, what in a.mirrored] == [{tp(0): 0}]
     run = a.deliver(a.claim(0), *range(10))
     run.finish_range(0, 4)
     a.hold_writes()
-    stage.run(THIRD_MS + STEP)
+    cluster.run(THIRD_MS + STEP)
     a.release_writes(lose=True)
-    assert stage.partition(0).position == 0
+    assert cluster.partition(0).position == 0
     assert all(what == {tp(0): 0} for _, what in a.mirrored), "acked is not accepted"
-    stage.run(2 * MIRROR_MS)
+    cluster.run(2 * MIRROR_MS)
     assert [what for _, what in a.mirrored] == [{tp(0): 0}, {tp(0): 4}]
     assert all(later - earlier >= MIRROR_MS for (earlier, _), (later, _) in pairwise(a.mirrored))
     for index in range(4, 7):
         run.finish(index)
-        stage.run(THIRD_MS)
+        cluster.run(THIRD_MS)
     times = [at for at, _ in a.mirrored]
     assert all(later - earlier >= MIRROR_MS for earlier, later in pairwise(times)), "not at every heartbeat"
     a.member.leave(a.now, "bye", 0)
-    stage.run(THIRD_MS)
+    cluster.run(THIRD_MS)
     assert a.mirrored[-1][1] == {tp(0): 7}, "the released position, for whoever comes after Marshal"
 
 
 def test_an_evicted_owner_mirrors_nothing() -> None:
     """D7: the partition is another's now, and so is its committed offset."""
-    stage = Stage(partitions=1)
-    (a,) = stage.team("a")
+    cluster = VirtualCluster(partitions=1)
+    (a,) = cluster.team("a")
     a.deliver(a.claim(0), *range(10)).finish_range(0, 9)
-    b = stage.add("b")
+    b = cluster.add("b")
     a.cut()
-    stage.run(4 * I)
+    cluster.run(4 * I)
     count = len(a.mirrored)
-    assert stage.owners() == {0: "b"}
+    assert cluster.owners() == {0: "b"}
     b.deliver(b.claim(0), *range(10)).finish_range(0, 3)
     a.heal()
-    stage.run(2 * MIRROR_MS)
+    cluster.run(2 * MIRROR_MS)
     assert [what for _, what in a.mirrored[count:]] == []
     assert b.mirrored[-1][1] == {tp(0): 3}
 
@@ -539,8 +550,8 @@ def test_an_evicted_owner_mirrors_nothing() -> None:
 
 def test_the_gate() -> None:
     """D8: live session, own claim, valid lease, delivery not stopped, not paused: each alone shuts it."""
-    stage = Stage(partitions=2)
-    a, b = stage.team("a", "b")
+    cluster = VirtualCluster(partitions=2)
+    a, b = cluster.team("a", "b")
     claim = a.claim(0)
     assert a.may(claim)
     assert not a.member.may_deliver(b.claim(1).epoch, a.now), "another's claim"
@@ -550,10 +561,10 @@ def test_the_gate() -> None:
     assert not a.may(claim), "stopped"
     claim.reopen()
     assert a.may(claim)
-    stage.must(ReleaseGroup(stage.group.pause_change, -1, 5 * I))
+    cluster.must(ReleaseGroup(cluster.group.pause_change, -1, 5 * I))
     assert a.may(claim), "it cannot know before it has read"
     a.alive = False  # its driver does not tick: the gate needs no tick
-    stage.now_ms += READ_MS
+    cluster.now_ms += READ_MS
     assert a.read()
     assert claim.phase is ClaimPhase.OPEN
     assert not a.may(claim), "paused"
@@ -561,14 +572,14 @@ def test_the_gate() -> None:
 
 def test_the_gate_without_a_session() -> None:
     """D8: once the end of the session is folded, at the very record, nothing more is delivered."""
-    stage = Stage(partitions=1)
-    (a,) = stage.team("a")
+    cluster = VirtualCluster(partitions=1)
+    (a,) = cluster.team("a")
     claim = a.claim(0)
-    stage.inject(Leave(a.session))
-    stage.run(READ_MS - 1)
+    cluster.inject(Leave(a.session))
+    cluster.run(READ_MS - 1)
     assert a.may(claim)
     a.alive = False  # the driver does not tick any more: the gate needs no tick
-    stage.now_ms += 1
+    cluster.now_ms += 1
     assert a.read()
     assert not a.may(claim)
     assert claim.phase is ClaimPhase.GONE
@@ -577,33 +588,33 @@ def test_the_gate_without_a_session() -> None:
 @pytest.mark.parametrize("what", ["deleted", "mode", "opaque"])
 def test_endings_from_outside(what: str) -> None:
     """D8, F9.5, F9.6: a group that went away under its members ends them, with the error that says so."""
-    stage = Stage(partitions=2)
-    a, b = stage.team("a", "b")
+    cluster = VirtualCluster(partitions=2)
+    a, b = cluster.team("a", "b")
     error: type[MarshalError]
     if what == "opaque":
-        value = bytearray(stage.values[-1])
+        value = bytearray(cluster.values[-1])
         value[12 + value[11]] = 9  # a record version that nobody here knows
         head = crc32(bytes(range(16)))
         value[7:11] = crc32(bytes(value[11:]), crc32(bytes(value[:7]), head)).to_bytes(4, "big")
-        stage.append(bytes(value))
+        cluster.append(bytes(value))
         error = GroupOpaque
     else:
-        token = stage.must(ReleaseGroup(stage.group.pause_change, -1, 60 * I))
-        stage.run(I)
+        token = cluster.must(ReleaseGroup(cluster.group.pause_change, -1, 60 * I))
+        cluster.run(I)
         if what == "mode":
-            stage.must(GroupConfig(-1, token, AT_MOST_ONCE))
+            cluster.must(GroupConfig(-1, token, AT_MOST_ONCE))
             error = ModeMismatch
         else:
             for client in (a, b):
                 client.hold_writes()
-            stage.run(WRITE_MS)
-            for session in list(stage.group.sessions):
-                stage.must(Leave(session))
-            stage.must(GroupConfig(-1, deleted=True))
+            cluster.run(WRITE_MS)
+            for session in list(cluster.group.sessions):
+                cluster.must(Leave(session))
+            cluster.must(GroupConfig(-1, deleted=True))
             error = GroupDeleted
             for client in (a, b):
                 client.release_writes(lose=True)
-    stage.run(READ_MS)
+    cluster.run(READ_MS)
     for client in (a, b):
         assert not client.alive
         if what == "deleted":
@@ -611,6 +622,6 @@ def test_endings_from_outside(what: str) -> None:
         else:
             assert isinstance(client.member.error, error)
         assert not client.member.claims
-    late = stage.add("late", mode=AT_LEAST_ONCE)
-    stage.run(I)
+    late = cluster.add("late", mode=AT_LEAST_ONCE)
+    cluster.run(I)
     assert isinstance(late.member.error, error)

@@ -11,7 +11,7 @@ from marshal_py.protocol import liveness, record_handler, topics
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.records import Checkpoint, Evict, Heartbeat, Topology
 from marshal_py.protocol.world import FOLD_VERSION, World
-from tests.support.stage import GROUP, INTERVAL_MS, THIRD_MS, TOPIC, Stage
+from tests.support.virtual_cluster import GROUP, INTERVAL_MS, THIRD_MS, TOPIC, VirtualCluster
 
 KEPT = 4  # of what is kept by number alone
 ROUNDS = 8
@@ -34,24 +34,24 @@ def sizes(value: Any, path: str = "", seen: set[int] | None = None) -> dict[str,
     return found
 
 
-def live(stage: Stage, member: Member, number: int) -> None:
+def live(cluster: VirtualCluster, member: Member, number: int) -> None:
     """One round: a guest joins, is handed partitions, accuses, dies and is evicted; the member is evicted, too."""
-    guest = stage.add(f"guest {number}")
-    stage.run(2 * INTERVAL_MS)
+    guest = cluster.add(f"guest {number}")
+    cluster.run(2 * INTERVAL_MS)
     digest = guest.world.checkpoints[GROUP]
-    stage.must(
+    cluster.must(
         Heartbeat(
             guest.session, 2**62 + number, digest=Checkpoint(digest.at, digest.state ^ 1, digest.chain, FOLD_VERSION)
         )
     )
-    stage.kill(guest)
-    stage.must(Topology("gone", 1, stage.group.topology_offset("gone"), topic_id=f"id {number}"))
+    cluster.kill(guest)
+    cluster.must(Topology("gone", 1, cluster.group.topology_offset("gone"), topic_id=f"id {number}"))
     member.topics.learn("gone", 1, f"id {number}")
-    stage.run(4 * INTERVAL_MS)
-    extended = stage.group.sessions[member.session].extended
-    stage.must(Evict(member.session, extended, 2 * INTERVAL_MS))
-    stage.clients[:] = [client for client in stage.clients if client.runs]
-    stage.run(3 * INTERVAL_MS)
+    cluster.run(4 * INTERVAL_MS)
+    extended = cluster.group.sessions[member.session].extended
+    cluster.must(Evict(member.session, extended, 2 * INTERVAL_MS))
+    cluster.clients[:] = [client for client in cluster.clients if client.runs]
+    cluster.run(3 * INTERVAL_MS)
 
 
 def test_a_long_life_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,13 +61,13 @@ def test_a_long_life_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("marshal_py.protocol.rebalance.SENT_KEPT", KEPT)
     monkeypatch.setattr(record_handler, "EVICTED_KEPT", KEPT)
     monkeypatch.setattr(topics, "GONE_KEPT", KEPT)
-    stage = Stage()
-    a, _b = stage.team("a", "b")
+    cluster = VirtualCluster()
+    a, _b = cluster.team("a", "b")
     measured: list[dict[str, int]] = []
     for number in range(3 * ROUNDS):
-        live(stage, a.member, number)
+        live(cluster, a.member, number)
         if number + 1 in (ROUNDS, 3 * ROUNDS):
-            stage.run(THIRD_MS)
+            cluster.run(THIRD_MS)
             measured.append(sizes(a.member))
     early, late = measured
     assert early.keys() == late.keys()

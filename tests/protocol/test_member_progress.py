@@ -20,7 +20,17 @@ from marshal_py.protocol.records import (
     ReleasingPartition,
 )
 from marshal_py.protocol.world import World
-from tests.support.stage import GROUP, INCARNATION, INTERVAL_MS, READ_MS, THIRD_MS, WRITE_MS, Client, Stage, granted
+from tests.support.virtual_cluster import (
+    GROUP,
+    INCARNATION,
+    INTERVAL_MS,
+    READ_MS,
+    THIRD_MS,
+    WRITE_MS,
+    Client,
+    VirtualCluster,
+    granted,
+)
 
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
 STEP = I // 10
@@ -46,58 +56,62 @@ def beats(client: Client, since_ms: int) -> list[Heartbeat]:
 
 def test_heartbeats_carry_what_is_finished_although_the_position_stands_still() -> None:
     """T11: progress and figures differ from the folded world, so they are told, until the world knows them."""
-    stage = Stage(partitions=1)
-    (a,) = stage.team("a")
+    cluster = VirtualCluster(partitions=1)
+    (a,) = cluster.team("a")
     claim = a.claim(0)
     run = a.deliver(claim, *range(10))
-    stage.run(2 * THIRD_MS)
-    assert (stage.partition(0).in_flight, stage.partition(0).attempts, stage.partition(0).progress) == (10, 1, b"")
+    cluster.run(2 * THIRD_MS)
+    assert (cluster.partition(0).in_flight, cluster.partition(0).attempts, cluster.partition(0).progress) == (
+        10,
+        1,
+        b"",
+    )
     for index in (2, 3, 7):
         run.finish(index)
-    begun = stage.now_ms + 1
-    stage.run(2 * THIRD_MS)
+    begun = cluster.now_ms + 1
+    cluster.run(2 * THIRD_MS)
     entries = [beat.claims for beat in beats(a, begun) if beat.claims]
     told = progress.encode(0, [Range(2, 4, 0), Range(7, 8, 0)])
     assert entries == [(ClaimState(claim.epoch, 0, 0, 7, 1, told),)]
-    assert (stage.partition(0).position, stage.partition(0).progress) == (0, told)
+    assert (cluster.partition(0).position, cluster.partition(0).progress) == (0, told)
     claim.end_offset = 50
-    begun = stage.now_ms + 1
-    stage.run(2 * THIRD_MS)
+    begun = cluster.now_ms + 1
+    cluster.run(2 * THIRD_MS)
     assert [beat.claims for beat in beats(a, begun) if beat.claims] == [(ClaimState(claim.epoch, 0, 50, 7, 1, told),)]
 
 
 def test_heartbeats_of_in_flight_messages_at_most_once() -> None:
     """T11: figures are told in at-most-once groups too, also while the position stands still; nothing else is."""
-    stage = Stage(partitions=1, mode=AT_MOST_ONCE)
-    (a,) = stage.team("a")
+    cluster = VirtualCluster(partitions=1, mode=AT_MOST_ONCE)
+    (a,) = cluster.team("a")
     claim = a.claim(0)
-    granted(stage, a, claim, (0, 10))
-    begun = stage.now_ms + 1
-    stage.run(2 * THIRD_MS)
+    granted(cluster, a, claim, (0, 10))
+    begun = cluster.now_ms + 1
+    cluster.run(2 * THIRD_MS)
     assert all(beat.claims == () for beat in beats(a, begun))
     assert a.take(claim) == 0
     claim.end_offset = 30
-    begun = stage.now_ms + 1
-    stage.run(3 * THIRD_MS)
+    begun = cluster.now_ms + 1
+    cluster.run(3 * THIRD_MS)
     assert [beat.claims for beat in beats(a, begun) if beat.claims] == [(ClaimState(claim.epoch, 10, 29, 1),)]
-    assert (stage.partition(0).lag, stage.partition(0).in_flight, stage.partition(0).attempts) == (29, 1, 0)
+    assert (cluster.partition(0).lag, cluster.partition(0).in_flight, cluster.partition(0).attempts) == (29, 1, 0)
 
 
 def test_heartbeats_cost_what_they_did() -> None:
     """T11: nothing is told of progress while handlers finish in order: the bytes are those of the five figures."""
-    stage = Stage(partitions=1)
-    (a,) = stage.team("a")
+    cluster = VirtualCluster(partitions=1)
+    (a,) = cluster.team("a")
     claim = a.claim(0)
     run = a.deliver(claim, *range(100))
     for index in range(30):
         run.finish(index)
-        stage.run(STEP)
-    told = [(verdict, beat) for verdict, beat in stage.records(Heartbeat) if beat.claims]
+        cluster.run(STEP)
+    told = [(verdict, beat) for verdict, beat in cluster.records(Heartbeat) if beat.claims]
     assert len(told) > 5
     for verdict, beat in told:
         (entry,) = beat.claims
         assert entry.progress == b""
-        body = stage.values[verdict.offset][14 + len(GROUP) :]
+        body = cluster.values[verdict.offset][14 + len(GROUP) :]
         assert (
             bytes([0x95])
             + codec._ENCODER.encode([entry.epoch, entry.position, entry.lag, entry.in_flight, entry.attempts])[1:]
@@ -107,30 +121,30 @@ def test_heartbeats_cost_what_they_did() -> None:
 
 def test_the_next_owner_skips_what_is_finished() -> None:
     """D1: after an eviction, from the last heartbeat; it carries on what it skipped, and the one after it skips too."""
-    stage = Stage(partitions=1)
-    (a,) = stage.team("a")
+    cluster = VirtualCluster(partitions=1)
+    (a,) = cluster.team("a")
     run = a.deliver(a.claim(0), *range(10))
     for index in (0, 2, 3, 7):
         run.finish(index)
-    stage.run(THIRD_MS + TRIP)
-    b = stage.add("b")
-    stage.run(THIRD_MS)
-    stage.kill(a)
+    cluster.run(THIRD_MS + TRIP)
+    b = cluster.add("b")
+    cluster.run(THIRD_MS)
+    cluster.kill(a)
     run.finish(8)  # nobody was told
-    stage.run(3 * I)
+    cluster.run(3 * I)
     successor = b.claim(0)
     assert successor.position() == 1
     fresh, mine = admitted(b, successor, range(1, 12))
     assert fresh == [1, 4, 5, 6, 8, 9, 10, 11]
     assert [tracker(successor).delivery_count(offset) for offset in fresh] == [2, 2, 2, 2, 2, 2, 1, 1]
     mine.finish(1)
-    stage.run(2 * THIRD_MS)
-    known = stage.partition(0).progress
+    cluster.run(2 * THIRD_MS)
+    known = cluster.partition(0).progress
     assert [span for span in progress.decode(1, known) if not span.times] == [(2, 5, 0), (7, 8, 0)]
-    c = stage.add("c")
-    stage.run(THIRD_MS)
-    stage.kill(b)
-    stage.run(3 * I)
+    c = cluster.add("c")
+    cluster.run(THIRD_MS)
+    cluster.kill(b)
+    cluster.run(3 * I)
     fresh, _ = admitted(c, c.claim(0), range(1, 12))
     assert fresh == [1, 5, 6, 8, 9, 10, 11]
     counts = [tracker(c.claim(0)).delivery_count(offset) for offset in fresh]
@@ -140,22 +154,22 @@ def test_the_next_owner_skips_what_is_finished() -> None:
 @pytest.mark.parametrize("delivered", [True, False])
 def test_a_release_tells_how_often_the_message_was_delivered(delivered: bool) -> None:
     """D11, F6.2: exactly, where an owner that dies is taken to have delivered it."""
-    stage = Stage(partitions=1)
-    (a,) = stage.team("a")
+    cluster = VirtualCluster(partitions=1)
+    (a,) = cluster.team("a")
     claim = a.claim(0)
     if delivered:
         run = a.deliver(claim, 0, 1, 2, 3)
         run.finish(2)
-    assert stage.partition(0).attempts == 1
+    assert cluster.partition(0).attempts == 1
     a.member.leave(a.now, "bye", 0)
-    a.due_ms = stage.now_ms
-    stage.run(3 * TRIP)
+    a.due_ms = cluster.now_ms
+    cluster.run(3 * TRIP)
     (release,) = [r for _, r in a.sends(ReleasingPartition)]
     told = progress.encode(0, [Range(2, 3, 0)]) if delivered else b""
     assert (release.attempts, release.in_flight, release.progress) == (int(delivered), 3 * delivered, told)
-    b = stage.add("b")
-    stage.run(2 * I)
-    assert stage.partition(0).attempts == 1 + delivered
+    b = cluster.add("b")
+    cluster.run(2 * I)
+    assert cluster.partition(0).attempts == 1 + delivered
     fresh, _ = admitted(b, b.claim(0), range(4))
     assert fresh == ([0, 1, 3] if delivered else [0, 1, 2, 3])
     assert [tracker(b.claim(0)).delivery_count(offset) for offset in fresh] == [1 + delivered] * len(fresh)
@@ -163,28 +177,28 @@ def test_a_release_tells_how_often_the_message_was_delivered(delivered: bool) ->
 
 def test_a_message_on_which_every_owner_dies_is_counted_each_time() -> None:
     """D11: also if no owner lives long enough to send a heartbeat."""
-    stage = Stage(partitions=1)
+    cluster = VirtualCluster(partitions=1)
     for number in range(4):
-        client = stage.add(f"c{number}")
-        stage.run_until(lambda c=client: c.member.claims)
+        client = cluster.add(f"c{number}")
+        cluster.run_until(lambda c=client: c.member.claims)
         claim = client.claim(0)
         admitted(client, claim, range(3))
         assert tracker(claim).delivery_count(0) == number + 1
-        stage.kill(client)
+        cluster.kill(client)
 
 
 def test_a_pause_keeps_progress() -> None:
     """T12, D1: what was finished above the position of a release is not delivered again after the pause."""
-    stage = Stage(partitions=1)
-    (a,) = stage.team("a")
+    cluster = VirtualCluster(partitions=1)
+    (a,) = cluster.team("a")
     run = a.deliver(a.claim(0), *range(6))
     for index in (1, 2, 5):
         run.finish(index)
-    token = stage.must(ReleaseGroup(stage.group.pause_change, -1, 20 * I))
-    stage.run(I + 2 * TRIP)
-    assert not stage.owners()
-    stage.must(ReleaseGroup(token, token, 0))
-    stage.run(I)
+    token = cluster.must(ReleaseGroup(cluster.group.pause_change, -1, 20 * I))
+    cluster.run(I + 2 * TRIP)
+    assert not cluster.owners()
+    cluster.must(ReleaseGroup(token, token, 0))
+    cluster.run(I)
     fresh, _ = admitted(a, a.claim(0), range(6))
     assert fresh == [0, 3, 4]
     assert [tracker(a.claim(0)).delivery_count(offset) for offset in fresh] == [2, 2, 2]
@@ -195,14 +209,14 @@ def test_a_heartbeat_is_bounded_by_its_bytes(monkeypatch: pytest.MonkeyPatch) ->
     assert HEARTBEAT_BYTES == 800_000
     assert PROGRESS_BYTES_MAX == 512
     monkeypatch.setattr("marshal_py.protocol.member.HEARTBEAT_BYTES", 2_000)
-    stage = Stage(partitions=8)
-    (a,) = stage.team("a")
+    cluster = VirtualCluster(partitions=8)
+    (a,) = cluster.team("a")
     for claim in a.member.claims.values():
         run = a.deliver(claim, *range(400))
         for index in range(1, 400, 2):
             run.finish(index)
-    begun = stage.now_ms + 1
-    stage.run(3 * THIRD_MS)
+    begun = cluster.now_ms + 1
+    cluster.run(3 * THIRD_MS)
     told = [[entry.epoch for entry in beat.claims] for beat in beats(a, begun)]
     assert [len(epochs) for epochs in told] == [3, 3, 2]
     assert sorted(epoch for epochs in told for epoch in epochs) == sorted(a.member.claims)
@@ -221,11 +235,11 @@ def test_the_largest_heartbeat_is_one_that_may_be_written() -> None:
 # --- E8
 
 
-def versions(stage: Stage, since: int = 0) -> dict[str, set[int]]:
+def versions(cluster: VirtualCluster, since: int = 0) -> dict[str, set[int]]:
     """Kind of record -> the versions of those that stand in the log."""
     found: dict[str, set[int]] = {}
-    for verdict in stage.verdicts[since:]:
-        value = stage.values[verdict.offset]
+    for verdict in cluster.verdicts[since:]:
+        value = cluster.values[verdict.offset]
         if value[11]:
             found.setdefault(type(verdict.record).__name__, set()).add(value[12 + value[11]])
     return found
@@ -234,12 +248,12 @@ def versions(stage: Stage, since: int = 0) -> dict[str, set[int]]:
 def test_a_group_of_two_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     """E8: who reads a newer version writes the old one while somebody lives that reads no other, and then its own."""
     monkeypatch.setattr(rationalizer, "RECORD_VERSION", 2)
-    stage = Stage(partitions=4)
-    new = stage.add("new", reads_version=2)
-    stage.run(2 * I)
-    assert versions(stage)["Heartbeat"] == {2}
+    cluster = VirtualCluster(partitions=4)
+    new = cluster.add("new", reads_version=2)
+    cluster.run(2 * I)
+    assert versions(cluster)["Heartbeat"] == {2}
     assert {record.reads_version for _, record in new.sends(Join)} == {2}
-    mixed = Stage(partitions=4)
+    mixed = VirtualCluster(partitions=4)
     old = mixed.add("old", reads_version=1)
     mixed.run(THIRD_MS)
     new = mixed.add("new", reads_version=2)
@@ -267,12 +281,12 @@ def test_a_group_of_two_versions(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_whoever_reads_less_makes_the_others_write_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """E8: from the moment its Join is read; until then the group may be opaque to it."""
     monkeypatch.setattr(rationalizer, "RECORD_VERSION", 2)
-    stage = Stage(partitions=2)
-    new = stage.add("new", reads_version=2)
-    stage.run(2 * I)
-    old = stage.add("old", reads_version=1)
-    stage.run(THIRD_MS)
-    at = len(stage.values)
-    stage.run(2 * I)
-    assert all(found == {1} for found in versions(stage, at).values())
+    cluster = VirtualCluster(partitions=2)
+    new = cluster.add("new", reads_version=2)
+    cluster.run(2 * I)
+    old = cluster.add("old", reads_version=1)
+    cluster.run(THIRD_MS)
+    at = len(cluster.values)
+    cluster.run(2 * I)
+    assert all(found == {1} for found in versions(cluster, at).values())
     assert new.member.writes_version == old.member.writes_version == 1

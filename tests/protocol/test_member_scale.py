@@ -10,7 +10,7 @@ import pytest
 from marshal_py.protocol import candidacy, rebalance, releases
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.records import ClaimingPartition, Heartbeat, Join, Leave, ReleasingPartition
-from tests.support.stage import INTERVAL_MS, READ_MS, THIRD_MS, TOPIC, WRITE_MS, Stage
+from tests.support.virtual_cluster import INTERVAL_MS, READ_MS, THIRD_MS, TOPIC, WRITE_MS, VirtualCluster
 
 STEP_MS = INTERVAL_MS // 10
 AT_ONCE = 3
@@ -23,21 +23,21 @@ def test_a_burst_of_records_is_looked_at_once_in_a_step(monkeypatch: pytest.Monk
     What changes after a quiet time is looked at immediately.
     """
     monkeypatch.setattr(candidacy, "LOOK_AT_ONCE", 12)
-    stage = Stage()
-    a = stage.add("a")
+    cluster = VirtualCluster()
+    a = cluster.add("a")
     a.resolves = resolves
-    stage.run(3 * INTERVAL_MS)
+    cluster.run(3 * INTERVAL_MS)
     assert bool(a.owned) is resolves
     looks, seen = a.member.rebalancer.candidacy.looks, a.member.rebalancer.candidacy
-    stage.run(STEP_MS)
+    cluster.run(STEP_MS)
     for number in range(STEP_MS):
-        stage.must(Join(f"guest {number}", number.to_bytes(16, "big"), 1, INTERVAL_MS, (TOPIC,)))
-        stage.run(1)
+        cluster.must(Join(f"guest {number}", number.to_bytes(16, "big"), 1, INTERVAL_MS, (TOPIC,)))
+        cluster.run(1)
         if number == READ_MS + 1:
             assert seen.looks == looks + 1, "the first change after a quiet time"
             assert seen.late
     assert seen.looks <= looks + 2
-    stage.run(STEP_MS)
+    cluster.run(STEP_MS)
     assert not seen.late
     assert len(seen.order) == 1 + STEP_MS
 
@@ -45,14 +45,14 @@ def test_a_burst_of_records_is_looked_at_once_in_a_step(monkeypatch: pytest.Monk
 def test_a_large_group_comes_to_the_same_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A2, A3: members that look seldom share out evenly, take over from the dead and hand over to newcomers."""
     monkeypatch.setattr(candidacy, "LOOK_AT_ONCE", 0)
-    stage = Stage()
-    a, b, c = stage.team("a", "b", "c")
+    cluster = VirtualCluster()
+    a, b, c = cluster.team("a", "b", "c")
     assert [len(client.owned) for client in (a, b, c)] == [4, 4, 4]
-    stage.kill(b)
-    stage.run(4 * INTERVAL_MS)
+    cluster.kill(b)
+    cluster.run(4 * INTERVAL_MS)
     assert [len(client.owned) for client in (a, c)] == [6, 6]
-    d = stage.add("d")
-    stage.run(3 * INTERVAL_MS)
+    d = cluster.add("d")
+    cluster.run(3 * INTERVAL_MS)
     assert [len(client.owned) for client in (a, c, d)] == [4, 4, 4]
     assert not [claim for client in (a, c) for _, claim, reason in client.lost if reason != "hand-over"]
 
@@ -61,24 +61,24 @@ def test_many_claims_and_releases_are_spread_over_ticks(monkeypatch: pytest.Monk
     """A2: a tick sends but so many; the next one follows at once, and a heartbeat goes out with each that is due."""
     monkeypatch.setattr(rebalance, "SENT_AT_ONCE", AT_ONCE)
     monkeypatch.setattr(releases, "SENT_AT_ONCE", AT_ONCE)
-    stage = Stage()
-    a = stage.add("a")
-    stage.run_until(lambda: len(a.owned) == 12, INTERVAL_MS)
+    cluster = VirtualCluster()
+    a = cluster.add("a")
+    cluster.run_until(lambda: len(a.owned) == 12, INTERVAL_MS)
     times = [at for at, _ in a.sends(ClaimingPartition)]
     assert len(times) == 12
     assert max(times.count(at) for at in times) == AT_ONCE
     assert times[-1] - times[0] <= 12 // AT_ONCE
-    stage.run(INTERVAL_MS)
+    cluster.run(INTERVAL_MS)
     a.member.leave(a.now, "stopped", 0)
-    a.due_ms = stage.now_ms
-    stage.run(10 + WRITE_MS + READ_MS)
+    a.due_ms = cluster.now_ms
+    cluster.run(10 + WRITE_MS + READ_MS)
     times = [at for at, _ in a.sends(ReleasingPartition)]
     assert len(times) == 12
     assert max(times.count(at) for at in times) == AT_ONCE
     assert a.member.ended
-    assert [verdict.outcome for verdict, _ in stage.records(ReleasingPartition)] == [0] * 12
-    (left,) = [verdict.offset for verdict, _ in stage.records(Leave)]
-    assert left > max(verdict.offset for verdict, _ in stage.records(ReleasingPartition)), "the Leave follows them"
+    assert [verdict.outcome for verdict, _ in cluster.records(ReleasingPartition)] == [0] * 12
+    (left,) = [verdict.offset for verdict, _ in cluster.records(Leave)]
+    assert left > max(verdict.offset for verdict, _ in cluster.records(ReleasingPartition)), "the Leave follows them"
     beats = [at for at, _ in a.sends(Heartbeat)]
     assert max(after - before for before, after in pairwise(beats)) <= THIRD_MS
 
@@ -93,16 +93,16 @@ def test_reading_what_is_not_its_own_walks_through_no_claims() -> None:
             walked += 1
             return iter(super().values())
 
-    stage = Stage()
-    a, b = stage.team("a", "b")
+    cluster = VirtualCluster()
+    a, b = cluster.team("a", "b")
     a.member.claims = Counted(a.member.claims)
     claim = next(iter(b.member.claims.values()))
-    stage.must(ReleasingPartition(b.session, claim.epoch, 0))
+    cluster.must(ReleasingPartition(b.session, claim.epoch, 0))
     own = a.member.claims[next(iter(a.member.claims))]
     own.seal(ClaimPhase.RELEASING)
-    stage.must(ReleasingPartition(a.session, own.epoch, 0))
-    stage.must(Join("guest", bytes(16), 1, INTERVAL_MS, (TOPIC,)))
-    stage.now_ms += READ_MS
+    cluster.must(ReleasingPartition(a.session, own.epoch, 0))
+    cluster.must(Join("guest", bytes(16), 1, INTERVAL_MS, (TOPIC,)))
+    cluster.now_ms += READ_MS
     assert a.read()
     assert walked == 0
     assert own.phase is ClaimPhase.GONE

@@ -22,7 +22,7 @@ from marshal_py.protocol.records import (
     SetPosition,
     StepDown,
 )
-from tests.support.stage import INTERVAL_MS, READ_MS, THIRD_MS, TOPIC, WRITE_MS, Client, Stage, tp
+from tests.support.virtual_cluster import INTERVAL_MS, READ_MS, THIRD_MS, TOPIC, WRITE_MS, Client, VirtualCluster, tp
 
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
 STEP = I // 10
@@ -34,10 +34,10 @@ def last_sign(client: Client) -> int:
     return max(at for at, record in client.sent if isinstance(record, Heartbeat | Join))
 
 
-def pause(stage: Stage, duration_ms: int, token: int | None = None) -> int:
+def pause(cluster: VirtualCluster, duration_ms: int, token: int | None = None) -> int:
     """An admin begins or renews a pause; its token."""
-    change = stage.group.pause_change
-    return stage.must(ReleaseGroup(change, change if token is None else token, duration_ms))
+    change = cluster.group.pause_change
+    return cluster.must(ReleaseGroup(change, change if token is None else token, duration_ms))
 
 
 # --- the beginning
@@ -45,20 +45,20 @@ def pause(stage: Stage, duration_ms: int, token: int | None = None) -> int:
 
 def test_three_members_share_twelve_partitions() -> None:
     """T9, D8: all own four, all may deliver, all send a heartbeat every third and not more often."""
-    stage = Stage()
-    team = stage.team("a", "b", "c")
+    cluster = VirtualCluster()
+    team = cluster.team("a", "b", "c")
     assert sorted(map(len, (c.owned for c in team))) == [4, 4, 4]
-    assert set(stage.owners()) == set(range(12))
+    assert set(cluster.owners()) == set(range(12))
     for client in team:
         assert all(client.may(claim) for claim in client.member.claims.values())
         assert not client.told("fenced")
-        begun = stage.now_ms
-    stage.run(10 * I)
+        begun = cluster.now_ms
+    cluster.run(10 * I)
     for client in team:
         beats = [at for at, _ in client.sends(Heartbeat, begun)]
         assert len(beats) == pytest.approx(30, abs=1)
         assert all(THIRD_MS <= later - earlier <= THIRD_MS + STEP for earlier, later in pairwise(beats))
-    assert not list(stage.records(Evict))
+    assert not list(cluster.records(Evict))
 
 
 # --- waiting
@@ -66,22 +66,22 @@ def test_three_members_share_twelve_partitions() -> None:
 
 def test_an_eviction_after_two_intervals_and_not_earlier() -> None:
     """T1, T4: counted from the reading of the last extension; the first in rank sends, with the claims that follow."""
-    stage = Stage()
-    a, b, c = stage.team("a", "b", "c")
-    stage.kill(b)
+    cluster = VirtualCluster()
+    a, b, c = cluster.team("a", "b", "c")
+    cluster.kill(b)
     had = b.owned
     read_ms = last_sign(b) + TRIP
-    stage.run_until(lambda: list(stage.records(Evict)))
+    cluster.run_until(lambda: list(cluster.records(Evict)))
     ((at, evict),) = a.sends(Evict)
     assert not c.sends(Evict), "rank 1 leaves it to rank 0"
     assert 2 * I <= at - read_ms <= 2 * I + STEP
-    assert evict.observed == stage.verdicts[evict.observed].offset
+    assert evict.observed == cluster.verdicts[evict.observed].offset
     assert 2 * I <= evict.waited_ms <= at - read_ms, "never more than it really was"
     claims = {record.partition for when, record in a.sends(ClaimingPartition) if when == at}
     assert claims, "its own share goes into the same breath"
     assert claims < had
-    stage.run(I)
-    assert set(stage.owners()) == set(range(12))
+    cluster.run(I)
+    assert set(cluster.owners()) == set(range(12))
     assert {len(a.owned), len(c.owned)} == {6}
     takers = [record for at_, record in c.sends(ClaimingPartition, at)]
     assert {record.partition for record in takers} == had - claims
@@ -91,36 +91,36 @@ def test_an_eviction_after_two_intervals_and_not_earlier() -> None:
 
 def test_rank_orders_the_evictions() -> None:
     """T4, T13: rank k waits k thirds of an interval more; dead ones do not count."""
-    stage = Stage()
-    a, b, c, d = stage.team("a", "b", "c", "d")
+    cluster = VirtualCluster()
+    a, b, c, d = cluster.team("a", "b", "c", "d")
     for client in (a, c):
-        stage.kill(client)
+        cluster.kill(client)
     begun = max(last_sign(a), last_sign(c)) + TRIP
-    stage.run(2 * I + STEP)
+    cluster.run(2 * I + STEP)
     assert {record.session for _, record in b.sends(Evict)} == {a.session, c.session}, "b is the first that lives"
     assert not d.sends(Evict)
     assert all(at - begun <= 2 * I + STEP for at, _ in b.sends(Evict))
     # Who comes second, because the first can read and wait but its records are held, waits a third more.
-    stage = Stage()
-    a, b, c = stage.team("a", "b", "c")
-    stage.kill(c)
+    cluster = VirtualCluster()
+    a, b, c = cluster.team("a", "b", "c")
+    cluster.kill(c)
     read_ms = last_sign(c) + TRIP
     a.write_ms = 2_000  # proven still, but late
-    stage.run_until(lambda: b.sends(Evict))
-    assert stage.now_ms - read_ms >= 2 * I + THIRD_MS
-    assert stage.now_ms - read_ms <= 2 * I + THIRD_MS + STEP
-    assert a.sends(Evict)[0][0] < stage.now_ms
+    cluster.run_until(lambda: b.sends(Evict))
+    assert cluster.now_ms - read_ms >= 2 * I + THIRD_MS
+    assert cluster.now_ms - read_ms <= 2 * I + THIRD_MS + STEP
+    assert a.sends(Evict)[0][0] < cluster.now_ms
 
 
 def test_a_newcomer_keeps_nobody_waiting_however_high_its_rank() -> None:
     """T4: who joined after the last sign comes last; seed 1011594."""
-    stage = Stage()
-    a, b = stage.team("a", "b", priority=1)
-    stage.kill(b)
+    cluster = VirtualCluster()
+    a, b = cluster.team("a", "b", priority=1)
+    cluster.kill(b)
     read_ms = last_sign(b) + TRIP
-    stage.run(I)
-    newcomer = stage.add("c", priority=0)
-    stage.run_until(lambda: list(stage.records(Evict)))
+    cluster.run(I)
+    newcomer = cluster.add("c", priority=0)
+    cluster.run_until(lambda: list(cluster.records(Evict)))
     ((at, _),) = a.sends(Evict)
     assert candidates(a.member.group, set())[0] == newcomer.session
     assert at - read_ms <= 2 * I + STEP
@@ -128,127 +128,127 @@ def test_a_newcomer_keeps_nobody_waiting_however_high_its_rank() -> None:
 
 def test_a_dead_successor_costs_a_third() -> None:
     """A2: the named successor has the first third; when it does not come, the next one takes it."""
-    stage = Stage(partitions=1)
-    a, b, c = stage.team("a", "b", "c")
-    stage.kill(b)
+    cluster = VirtualCluster(partitions=1)
+    a, b, c = cluster.team("a", "b", "c")
+    cluster.kill(b)
     a.member.leave(a.now, "bye", 0)
-    stage.run_until(lambda: not a.alive)
-    assert stage.partition(0).successor == b.session
-    freed = stage.now_ms
-    stage.run_until(lambda: c.owned)
-    assert THIRD_MS <= stage.now_ms - freed <= THIRD_MS + STEP + 2 * TRIP
+    cluster.run_until(lambda: not a.alive)
+    assert cluster.partition(0).successor == b.session
+    freed = cluster.now_ms
+    cluster.run_until(lambda: c.owned)
+    assert THIRD_MS <= cluster.now_ms - freed <= THIRD_MS + STEP + 2 * TRIP
 
 
 def test_an_outage_of_all_writes_evicts_nobody() -> None:
     """T2, T3: for 60 s nobody's writes arrive: waits start anew, all stop delivering, and every claim survives."""
-    stage = Stage()
-    team = stage.team("a", "b", "c")
-    before = {number: stage.partition(number).epoch for number in range(12)}
+    cluster = VirtualCluster()
+    team = cluster.team("a", "b", "c")
+    before = {number: cluster.partition(number).epoch for number in range(12)}
     for client in team:
         client.hold_writes()
-    stage.run(I + THIRD_MS + STEP)
+    cluster.run(I + THIRD_MS + STEP)
     for client in team:
         assert client.told("fenced")
         assert not any(client.may(claim) for claim in client.member.claims.values())
-    stage.run(60_000)
+    cluster.run(60_000)
     for client in team:
         client.release_writes()
-    stage.run(2 * I)
-    assert not list(stage.records(Evict))
-    assert {number: stage.partition(number).epoch for number in range(12)} == before
+    cluster.run(2 * I)
+    assert not list(cluster.records(Evict))
+    assert {number: cluster.partition(number).epoch for number in range(12)} == before
     for client in team:
         assert len(client.told("joined")) == 1
         assert len(client.told("unfenced")) == 1, "not at its start, when it had not been told of a fence"
         assert client.member.liveness.healthy(client.now)
         assert all(client.may(claim) for claim in client.member.claims.values())
-    stage.run(4 * I)
-    assert not list(stage.records(Evict))
+    cluster.run(4 * I)
+    assert not list(cluster.records(Evict))
 
 
 def test_an_outage_that_ends_for_one_after_the_other_evicts_nobody_at_once() -> None:
     """T3: the first that writes again counts from there, so the rest has two intervals to come back."""
-    stage = Stage()
-    a, b, c = stage.team("a", "b", "c")
+    cluster = VirtualCluster()
+    a, b, c = cluster.team("a", "b", "c")
     for client in (a, b, c):
         client.hold_writes()
-    stage.run(30_000)
+    cluster.run(30_000)
     a.release_writes()
-    stage.run(2 * I - STEP)
+    cluster.run(2 * I - STEP)
     assert not a.sends(Evict)
     b.release_writes()
     c.release_writes()
-    stage.run(3 * I)
-    assert not list(stage.records(Evict))
+    cluster.run(3 * I)
+    assert not list(cluster.records(Evict))
 
 
 def test_who_writes_and_does_not_read_dies() -> None:
     """T10: it stops its heartbeats after an interval without reading one, and is evicted; it cannot revive itself."""
-    stage = Stage()
-    _a, b, _c = stage.team("a", "b", "c")
+    cluster = VirtualCluster()
+    _a, b, _c = cluster.team("a", "b", "c")
     b.reads_held = True
     session = b.session
-    begun = stage.now_ms
-    stage.run(I + 2 * THIRD_MS)
+    begun = cluster.now_ms
+    cluster.run(I + 2 * THIRD_MS)
     beats = len(b.sends(Heartbeat))
     assert b.sends(Heartbeat)[-1][0] <= begun + I + THIRD_MS
-    stage.run(3 * I)
+    cluster.run(3 * I)
     assert len(b.sends(Heartbeat)) == beats
     assert [note for _, note in b.sends(Note) if note.kind == "probe"]
-    assert [record.session for _, record in stage.records(Evict)] == [session]
+    assert [record.session for _, record in cluster.records(Evict)] == [session]
     assert not any(b.may(claim) for claim in b.member.claims.values())
-    assert set(stage.owners().values()) == {"a", "c"}
+    assert set(cluster.owners().values()) == {"a", "c"}
     b.reads_held = False
-    stage.run(2 * I)
+    cluster.run(2 * I)
     assert b.session != session, "it begins again as a new session"
     assert len(b.told("joined")) == 2
     assert len(b.told("evicted")) == 1
-    assert set(stage.owners().values()) == {"a", "b", "c"}
+    assert set(cluster.owners().values()) == {"a", "b", "c"}
 
 
 def test_who_is_too_slow_does_not_revive_for_ever() -> None:
     """T10: a client whose records come back only after more than an interval is evicted (X40)."""
-    stage = Stage()
-    _a, b, _c = stage.team("a", "b", "c")
+    cluster = VirtualCluster()
+    _a, b, _c = cluster.team("a", "b", "c")
     b.read_ms = I + THIRD_MS
     session = b.session
-    stage.run(8 * I)
-    assert session in {record.session for verdict, record in stage.records(Evict) if verdict.accepted}
+    cluster.run(8 * I)
+    assert session in {record.session for verdict, record in cluster.records(Evict) if verdict.accepted}
     revivals = [at for at, _ in b.sends(Heartbeat)][-6:]
-    assert "b" not in stage.owners().values()
+    assert "b" not in cluster.owners().values()
     assert revivals
 
 
 def test_a_short_outage_costs_no_claim() -> None:
     """T10: probe, read back, one heartbeat, a second; then it delivers again. In between it claims nothing."""
-    stage = Stage()
-    _a, b, _c = stage.team("a", "b", "c")
+    cluster = VirtualCluster()
+    _a, b, _c = cluster.team("a", "b", "c")
     epochs = {claim.epoch for claim in b.member.claims.values()}
     b.cut()
-    begun = stage.now_ms
-    stage.run(I + THIRD_MS)
+    begun = cluster.now_ms
+    cluster.run(I + THIRD_MS)
     assert b.told("fenced")
     assert not any(b.may(claim) for claim in b.member.claims.values())
     assert not b.sends(ClaimingPartition, begun)
     b.heal()
-    stage.run(THIRD_MS)
+    cluster.run(THIRD_MS)
     assert {claim.epoch for claim in b.member.claims.values()} == epochs
     assert all(b.may(claim) for claim in b.member.claims.values())
-    assert not list(stage.records(Evict))
+    assert not list(cluster.records(Evict))
 
 
 def test_who_is_not_healthy_claims_nothing() -> None:
     """T10: it reads that partitions became free, has not read its own signs back, and leaves them to others."""
-    stage = Stage()
-    a, b = stage.team("a", "b")
+    cluster = VirtualCluster()
+    a, b = cluster.team("a", "b")
     b.hold_writes()
-    stage.run(I + STEP)
-    begun = stage.now_ms
+    cluster.run(I + STEP)
+    begun = cluster.now_ms
     a.member.leave(a.now, "bye", 0)
-    stage.run(I)
+    cluster.run(I)
     assert len(b.group.claims) == len(b.owned) == 6, "it has read that"
     assert not b.sends(ClaimingPartition, begun)
     b.release_writes()
-    stage.run(I)
+    cluster.run(I)
     assert len(b.owned) == 12
 
 
@@ -257,47 +257,47 @@ def test_who_is_not_healthy_claims_nothing() -> None:
 
 def test_delivery_ends_one_interval_after_the_send() -> None:
     """T6, T8: counted from just before the send of the newest extension that was read, whatever is in flight."""
-    stage = Stage(partitions=1)
-    (a,) = stage.team("a")
-    stage.run_until(lambda: a.sends(Heartbeat)[-1][0] == stage.now_ms)
-    sent_ms = stage.now_ms
-    stage.run(TRIP)
+    cluster = VirtualCluster(partitions=1)
+    (a,) = cluster.team("a")
+    cluster.run_until(lambda: a.sends(Heartbeat)[-1][0] == cluster.now_ms)
+    sent_ms = cluster.now_ms
+    cluster.run(TRIP)
     a.reads_held = True
-    stage.run(sent_ms + I - stage.now_ms)
+    cluster.run(sent_ms + I - cluster.now_ms)
     assert a.may(a.claim(0))
-    stage.run(1)
+    cluster.run(1)
     assert not a.may(a.claim(0))
 
 
 @pytest.mark.parametrize("slept_ms", [I - 2 * TRIP, I + 1, 20 * I])
 def test_a_suspended_machine(slept_ms: int) -> None:
     """T7: mono stood still; boot and wall time went on, so it does not wake up as owner."""
-    stage = Stage()
-    _a, b = stage.team("a", "b")
-    stage.run_until(lambda: b.sends(Heartbeat)[-1][0] == stage.now_ms - TRIP)
+    cluster = VirtualCluster()
+    _a, b = cluster.team("a", "b")
+    cluster.run_until(lambda: b.sends(Heartbeat)[-1][0] == cluster.now_ms - TRIP)
     claim = min(b.member.claims.values(), key=lambda one: one.tp)
     assert b.may(claim)
     b.suspend()
-    stage.run(slept_ms)
+    cluster.run(slept_ms)
     b.resume()
     assert b.may(claim) == (slept_ms <= I - TRIP)
-    stage.run(3 * I)
-    assert set(stage.owners().values()) == {"a", "b"}
+    cluster.run(3 * I)
+    assert set(cluster.owners().values()) == {"a", "b"}
     if slept_ms > 2 * I:
         assert [advisory.kind for _, advisory in b.advisories].count("evicted") == 1
 
 
 def test_a_wall_clock_that_jumps_costs_delivery_and_no_claim() -> None:
     """T7: an hour forward fences until the next heartbeat is read; backward changes nothing."""
-    stage = Stage()
-    _a, b = stage.team("a", "b")
+    cluster = VirtualCluster()
+    _a, b = cluster.team("a", "b")
     epochs = {claim.epoch for claim in b.member.claims.values()}
     b.wall_skew_ms = -3_600_000
     assert all(b.may(claim) for claim in b.member.claims.values())
-    stage.run(I)
+    cluster.run(I)
     b.wall_skew_ms = 0
     assert not any(b.may(claim) for claim in b.member.claims.values())
-    stage.run(THIRD_MS)
+    cluster.run(THIRD_MS)
     assert all(b.may(claim) for claim in b.member.claims.values())
     assert {claim.epoch for claim in b.member.claims.values()} == epochs
 
@@ -307,23 +307,23 @@ def test_a_wall_clock_that_jumps_costs_delivery_and_no_claim() -> None:
 
 def test_an_entry_is_what_differs_from_the_folded_world() -> None:
     """T11: an acked position goes into heartbeats until it was read back, not only into the next one."""
-    stage = Stage(partitions=2)
-    (a,) = stage.team("a")
+    cluster = VirtualCluster(partitions=2)
+    (a,) = cluster.team("a")
     run = a.deliver(a.claim(0), 0, 1, 2)
     run.finish(0)
     a.hold_writes()
-    begun = stage.now_ms + 1
-    stage.run(2 * THIRD_MS + STEP)
+    begun = cluster.now_ms + 1
+    cluster.run(2 * THIRD_MS + STEP)
     beats = a.sends(Heartbeat, begun)
     assert len(beats) >= 2
     for _, beat in beats:
         (entry,) = beat.claims
         assert (entry.epoch, entry.position, entry.in_flight, entry.attempts) == (a.claim(0).epoch, 1, 2, 1)
     a.release_writes()
-    stage.run(TRIP)
-    assert stage.partition(0).position == 1
-    begun = stage.now_ms + 1
-    stage.run(2 * THIRD_MS)
+    cluster.run(TRIP)
+    assert cluster.partition(0).position == 1
+    begun = cluster.now_ms + 1
+    cluster.run(2 * THIRD_MS)
     assert all(beat.claims == () for _, beat in a.sends(Heartbeat, begun)), "the world knows it now"
 
 
@@ -331,15 +331,15 @@ def test_a_heartbeat_of_too_many_claims_goes_on_in_the_next(monkeypatch: pytest.
     """T11: no more than the limit in one; the rest follow in the next even while the first ones change again."""
     assert HEARTBEAT_ENTRIES_MAX == 10_000
     monkeypatch.setattr("marshal_py.protocol.member.HEARTBEAT_ENTRIES_MAX", 4)
-    stage = Stage(partitions=10)
-    (a,) = stage.team("a")
+    cluster = VirtualCluster(partitions=10)
+    (a,) = cluster.team("a")
     runs = {claim.epoch: a.deliver(claim, *range(50)) for claim in a.member.claims.values()}
-    begun = stage.now_ms + 1
+    begun = cluster.now_ms + 1
     seen: list[set[int]] = []
     for index in range(3):
         for run in runs.values():
             run.finish(index)
-        stage.run(THIRD_MS)
+        cluster.run(THIRD_MS)
         for _, beat in a.sends(Heartbeat, begun)[len(seen) :]:
             assert len(beat.claims) <= 4
             seen.append({entry.epoch for entry in beat.claims})
@@ -349,20 +349,20 @@ def test_a_heartbeat_of_too_many_claims_goes_on_in_the_next(monkeypatch: pytest.
 def test_a_ready_list_that_is_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """A3, F2.5: a heartbeat holds so many epochs at most; the lowest ones, so that it is the same list each time."""
     monkeypatch.setattr("marshal_py.protocol.rebalance.HEARTBEAT_ENTRIES_MAX", 4)
-    stage = Stage(partitions=20)
-    (a,) = stage.team("a")
+    cluster = VirtualCluster(partitions=20)
+    (a,) = cluster.team("a")
     runs = [a.deliver(claim, 0) for claim in a.member.claims.values()]  # so that no hand-over comes to its end
-    b = stage.add("b")
-    stage.run_until(lambda: len(b.prefetched) == 10)
-    begun = stage.now_ms + 1
-    stage.run(I)
+    b = cluster.add("b")
+    cluster.run_until(lambda: len(b.prefetched) == 10)
+    begun = cluster.now_ms + 1
+    cluster.run(I)
     moving = sorted(a.claim(place.partition).epoch for place, _ in b.prefetched)
     assert {beat.ready for _, beat in b.sends(Heartbeat, begun)} == {tuple(moving[:4])}
     for _ in range(4):
         for run in runs:
             run.finish(0)
-        a.due_ms = stage.now_ms
-        stage.run(I)
+        a.due_ms = cluster.now_ms
+        cluster.run(I)
     assert len(a.owned) == len(b.owned) == 10, "the others follow when the first have moved"
 
 
@@ -371,39 +371,39 @@ def test_a_ready_list_that_is_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_pause_is_drained_within_one_interval() -> None:
     """T12: delivery stops, all is released at its position, also what a hanging handler holds."""
-    stage = Stage(partitions=4)
-    a, b = stage.team("a", "b")
+    cluster = VirtualCluster(partitions=4)
+    a, b = cluster.team("a", "b")
     first, second = sorted(a.member.claims.values(), key=lambda one: one.tp)
     hung = a.deliver(first, 0, 1, 2)
     hung.finish(0)
-    begun = stage.now_ms
-    pause(stage, 20 * I)
-    stage.run(READ_MS)
+    begun = cluster.now_ms
+    pause(cluster, 20 * I)
+    cluster.run(READ_MS)
     assert not any(c.may(claim) for c in (a, b) for claim in c.member.claims.values())
-    stage.run(TRIP)
-    assert set(stage.owners()) == {first.tp.partition}, "what no handler holds is released at once"
+    cluster.run(TRIP)
+    assert set(cluster.owners()) == {first.tp.partition}, "what no handler holds is released at once"
     assert second.phase is ClaimPhase.GONE
-    stage.run_until(lambda: not stage.owners())
-    assert I <= stage.now_ms - begun <= I + 2 * TRIP
-    assert stage.partition(first.tp.partition).position == 1, "at the lowest unfinished offset"
-    assert [r.reason for _, r in stage.records(ReleasingPartition)] == ["paused"] * 4
+    cluster.run_until(lambda: not cluster.owners())
+    assert I <= cluster.now_ms - begun <= I + 2 * TRIP
+    assert cluster.partition(first.tp.partition).position == 1, "at the lowest unfinished offset"
+    assert [r.reason for _, r in cluster.records(ReleasingPartition)] == ["paused"] * 4
     hung.finish(1)
     assert a.member.ack_is_late(first)
     assert a.member.late_acks == 1
-    stage.run(5 * I)
-    assert not stage.owners(), "nobody claims in a pause"
-    assert not list(stage.records(Evict)), "nor is anybody evicted who lives"
+    cluster.run(5 * I)
+    assert not cluster.owners(), "nobody claims in a pause"
+    assert not list(cluster.records(Evict)), "nor is anybody evicted who lives"
 
 
 def test_what_extends_nothing_renews_no_lease() -> None:
     """T6, T9: an owner's heartbeat in a pause is accepted, keeps it healthy, and leaves its lease where it was."""
-    stage = Stage(partitions=1)
-    (a,) = stage.team("a")
+    cluster = VirtualCluster(partitions=1)
+    (a,) = cluster.team("a")
     a.deliver(a.claim(0), 0)
-    pause(stage, 20 * I)
-    begun = stage.now_ms
-    stage.run(I - STEP)
-    assert stage.owners() == {0: "a"}
+    pause(cluster, 20 * I)
+    begun = cluster.now_ms
+    cluster.run(I - STEP)
+    assert cluster.owners() == {0: "a"}
     assert len(a.sends(Heartbeat, begun + 1)) >= 2
     assert a.member.liveness.healthy(a.now)
     started = a.member.liveness.lease.started
@@ -415,104 +415,104 @@ def test_what_extends_nothing_renews_no_lease() -> None:
 
 def test_a_release_is_sent_again_until_it_is_read() -> None:
     """T12, T16: every third; and delivery under that epoch never resumes."""
-    stage = Stage(partitions=1)
-    (a,) = stage.team("a")
+    cluster = VirtualCluster(partitions=1)
+    (a,) = cluster.team("a")
     claim = a.claim(0)
-    pause(stage, 20 * I)
+    pause(cluster, 20 * I)
     a.hold_writes()
-    begun = stage.now_ms
-    stage.run(I)
+    begun = cluster.now_ms
+    cluster.run(I)
     again = a.sends(ReleasingPartition, begun)
     assert len(again) in (3, 4)
     assert len({record for _, record in again}) == 1
     a.release_writes(lose=True)
-    stage.run(2 * THIRD_MS)
-    assert not stage.owners()
+    cluster.run(2 * THIRD_MS)
+    assert not cluster.owners()
     count = len(a.sends(ReleasingPartition))
-    stage.run(I)
+    cluster.run(I)
     assert len(a.sends(ReleasingPartition)) == count
     assert not a.may(claim)
 
 
 def test_a_lapsed_owner_releases_too() -> None:
     """T12: it reads the pause late, has no lease, and lets go all the same."""
-    stage = Stage(partitions=2)
-    (a,) = stage.team("a")
+    cluster = VirtualCluster(partitions=2)
+    (a,) = cluster.team("a")
     a.cut()
-    stage.run(3 * I)
+    cluster.run(3 * I)
     assert a.member.liveness.lease.lapsed(a.now)
-    pause(stage, 20 * I)
-    stage.run(I)
-    assert len(stage.owners()) == 2
+    pause(cluster, 20 * I)
+    cluster.run(I)
+    assert len(cluster.owners()) == 2
     a.heal()
-    begun = stage.now_ms
-    stage.run_until(lambda: a.sends(ReleasingPartition, begun))
+    begun = cluster.now_ms
+    cluster.run_until(lambda: a.sends(ReleasingPartition, begun))
     assert a.member.liveness.lease.lapsed(a.now)
-    stage.run(TRIP)
-    assert not stage.owners()
+    cluster.run(TRIP)
+    assert not cluster.owners()
 
 
 def test_a_pause_that_nobody_ends_is_ended_by_rank() -> None:
     """T13: after its duration of own waiting by rank 0, by rank 1 a third later, and not earlier."""
     for dead in (0, 1):
-        stage = Stage()
-        team = stage.team("a", "b", "c")
-        pause(stage, 3 * I)
-        begun = stage.now_ms
-        stage.run(2 * I + THIRD_MS)
+        cluster = VirtualCluster()
+        team = cluster.team("a", "b", "c")
+        pause(cluster, 3 * I)
+        begun = cluster.now_ms
+        cluster.run(2 * I + THIRD_MS)
         for client in team[:dead]:
             client.hold_writes()  # it waits and sends, and nothing of it arrives
-        stage.run_until(lambda s=stage: not s.group.paused)
-        late = stage.now_ms - begun - 3 * I
+        cluster.run_until(lambda s=cluster: not s.group.paused)
+        late = cluster.now_ms - begun - 3 * I
         assert dead * THIRD_MS <= late <= dead * THIRD_MS + STEP + 2 * TRIP
-        (end,) = [r for v, r in stage.records(ReleaseGroup) if v.accepted and r.duration_ms == 0]
+        (end,) = [r for v, r in cluster.records(ReleaseGroup) if v.accepted and r.duration_ms == 0]
         assert end.by == team[dead].name
         assert end.token == -1
-        assert 3 * I <= end.waited_ms <= stage.now_ms - begun
+        assert 3 * I <= end.waited_ms <= cluster.now_ms - begun
 
 
 def test_after_a_pause_all_is_claimed_again() -> None:
     """T12, T13: from the positions that the admin set; with resume nobody needs to wait it out."""
-    stage = Stage()
-    team = stage.team("a", "b", "c")
-    token = pause(stage, 20 * I)
-    stage.run(I)
-    stage.must(SetPosition(token, ((TOPIC, 3, stage.partition(3).version, 77),), True))  # type: ignore[arg-type]
-    stage.run(I)
-    assert set(stage.owners()) == set(range(12))
+    cluster = VirtualCluster()
+    team = cluster.team("a", "b", "c")
+    token = pause(cluster, 20 * I)
+    cluster.run(I)
+    cluster.must(SetPosition(token, ((TOPIC, 3, cluster.partition(3).version, 77),), True))  # type: ignore[arg-type]
+    cluster.run(I)
+    assert set(cluster.owners()) == set(range(12))
     (claim,) = [c for client in team for c in client.member.claims.values() if c.tp == tp(3)]
     assert claim.position() == 77
     assert claim.generation == 1
-    assert not [r for v, r in stage.records(ReleaseGroup) if r.duration_ms == 0]
+    assert not [r for v, r in cluster.records(ReleaseGroup) if r.duration_ms == 0]
 
 
 def test_pause_credit() -> None:
     """T5: a newcomer goes on where others stood, if the pause is the same; a renewed pause begins anew."""
-    stage = Stage()
-    (a,) = stage.team("a")
-    token = pause(stage, 10 * I)
-    begun = stage.now_ms
-    stage.run(6 * I)
+    cluster = VirtualCluster()
+    (a,) = cluster.team("a")
+    token = pause(cluster, 10 * I)
+    begun = cluster.now_ms
+    cluster.run(6 * I)
     (beat,) = [beat for _, beat in a.sends(Heartbeat)][-1:]
     assert beat.pause is not None
     assert beat.pause.pause_change == token
-    assert 5 * I < beat.pause.waited_ms <= stage.now_ms - begun
-    b = stage.add("b")
-    stage.run(THIRD_MS + STEP)
-    stage.kill(a)
-    assert 5 * I < b.member.watch.pause_waited_ms() <= stage.now_ms - begun
-    stage.run_until(lambda: not stage.group.paused)
-    assert 10 * I <= stage.now_ms - begun <= 11 * I, "although nobody was there all the time"
-    stage = Stage()
-    (a,) = stage.team("a")
-    pause(stage, 10 * I)
-    stage.run(6 * I)
-    pause(stage, 10 * I)
-    begun = stage.now_ms
-    stage.run(STEP)
-    assert a.member.watch.pause_waited_ms() <= STEP
-    stage.run_until(lambda: not stage.group.paused)
-    assert stage.now_ms - begun >= 10 * I
+    assert 5 * I < beat.pause.waited_ms <= cluster.now_ms - begun
+    b = cluster.add("b")
+    cluster.run(THIRD_MS + STEP)
+    cluster.kill(a)
+    assert 5 * I < b.member.detector.pause_waited_ms() <= cluster.now_ms - begun
+    cluster.run_until(lambda: not cluster.group.paused)
+    assert 10 * I <= cluster.now_ms - begun <= 11 * I, "although nobody was there all the time"
+    cluster = VirtualCluster()
+    (a,) = cluster.team("a")
+    pause(cluster, 10 * I)
+    cluster.run(6 * I)
+    pause(cluster, 10 * I)
+    begun = cluster.now_ms
+    cluster.run(STEP)
+    assert a.member.detector.pause_waited_ms() <= STEP
+    cluster.run_until(lambda: not cluster.group.paused)
+    assert cluster.now_ms - begun >= 10 * I
 
 
 # --- sessions
@@ -520,73 +520,73 @@ def test_pause_credit() -> None:
 
 def test_every_join_has_an_instance_of_its_own_and_ghosts_are_left() -> None:
     """T14: Joins held up by an outage all arrive; the newest one's session is adopted, the others end with a Leave."""
-    stage = Stage()
-    a = stage.add("a")
+    cluster = VirtualCluster()
+    a = cluster.add("a")
     a.hold_writes()
-    stage.run(3 * I + STEP)
+    cluster.run(3 * I + STEP)
     joins = [record for _, record in a.sends(Join)]
     assert len(joins) == 4, "one per interval until one is read"
     assert len({join.instance_id for join in joins}) == 4
     a.release_writes()
-    stage.run(THIRD_MS)
-    (live,) = stage.group.sessions.values()
+    cluster.run(THIRD_MS)
+    (live,) = cluster.group.sessions.values()
     assert live.id == a.session
     assert live.join.instance_id == joins[-1].instance_id
     left = {record.session for _, record in a.sends(Leave)}
-    assert left == {v.offset for v, _ in stage.records(Join)} - {a.session}
+    assert left == {v.offset for v, _ in cluster.records(Join)} - {a.session}
     assert len(a.told("joined")) == 1
     assert not a.member.orphaned_sessions
 
 
 def test_a_ghost_that_comes_later_is_left_too() -> None:
     """T14: a copy of an older Join, accepted when the session is long another one."""
-    stage = Stage()
-    _a, b = stage.team("a", "b")
-    first = next(v.offset for v, r in stage.records(Join) if r.client_id == "b")
+    cluster = VirtualCluster()
+    _a, b = cluster.team("a", "b")
+    first = next(v.offset for v, r in cluster.records(Join) if r.client_id == "b")
     b.reads_held = True
-    stage.run(4 * I)
+    cluster.run(4 * I)
     b.reads_held = False
-    stage.run(I)
+    cluster.run(I)
     session = b.session
     assert session != first
-    ghost = stage.replay(first)
+    ghost = cluster.replay(first)
     assert ghost.accepted
-    stage.run(THIRD_MS)
-    assert ghost.offset not in stage.group.sessions
+    cluster.run(THIRD_MS)
+    assert ghost.offset not in cluster.group.sessions
     assert b.session == session
     assert b.alive
 
 
 def test_who_is_stopped_before_it_has_read_its_join_leaves_it() -> None:
     """T14: the Join is accepted after the stop; the session that it begins must not be left behind."""
-    stage = Stage()
-    a = stage.add("a")
-    stage.run(1)
+    cluster = VirtualCluster()
+    a = cluster.add("a")
+    cluster.run(1)
     assert len(a.sends(Join)) == 1
     a.member.leave(a.now, "changed my mind", 0)
     a.tick()
     assert a.alive
-    assert stage.run_until(lambda: not a.alive) <= 2 * TRIP, "as soon as it has read the Join and then its Leave"
+    assert cluster.run_until(lambda: not a.alive) <= 2 * TRIP, "as soon as it has read the Join and then its Leave"
     assert a.member.error is None
-    (joined,) = [verdict.offset for verdict, _ in stage.records(Join)]
+    (joined,) = [verdict.offset for verdict, _ in cluster.records(Join)]
     assert [record.session for _, record in a.sends(Leave)] == [joined]
-    assert not stage.group.sessions
+    assert not cluster.group.sessions
     assert not a.told("joined")
 
 
 def test_how_long_a_stop_waits_for_a_join() -> None:
     """T14: one interval since it was sent; not at all if none was."""
-    stage = Stage()
-    lost = stage.add("lost")
+    cluster = VirtualCluster()
+    lost = cluster.add("lost")
     lost.hold_writes()
-    stage.run(THIRD_MS)
+    cluster.run(THIRD_MS)
     lost.member.leave(lost.now, "", 0)
     (sent_ms,) = [at for at, _ in lost.sends(Join)]
-    stage.run_until(lambda: not lost.alive)
-    assert I <= stage.now_ms - sent_ms <= I + THIRD_MS
+    cluster.run_until(lambda: not lost.alive)
+    assert I <= cluster.now_ms - sent_ms <= I + THIRD_MS
     assert len(lost.sent) == 1, "nothing new is sent"
     lost.release_writes(lose=True)
-    late = stage.add("late")
+    late = cluster.add("late")
     late.member.leave(late.now, "", 0)
     assert late.tick().ended
     assert not late.sent, "it never joined"
@@ -594,39 +594,39 @@ def test_how_long_a_stop_waits_for_a_join() -> None:
 
 def test_leaving() -> None:
     """T16: no delivery after leave(), Releases before the Leave, at their positions, and the heirs come at once."""
-    stage = Stage()
-    _a, b, _c = stage.team("a", "b", "c")
+    cluster = VirtualCluster()
+    _a, b, _c = cluster.team("a", "b", "c")
     numbers = sorted(b.owned)
     hung, done = b.claim(numbers[0]), b.claim(numbers[1])
     b.deliver(hung, 0)
     b.deliver(done, 0, 1).finish_range(0, 2)
     b.member.leave(b.now, "deploy", I)
     assert not any(b.may(claim) for claim in b.member.claims.values()), "at once, before any tick"
-    begun = len(stage.values)
-    stage.run(THIRD_MS)
+    begun = len(cluster.values)
+    cluster.run(THIRD_MS)
     assert b.alive, "a handler is still at work"
-    stage.run_until(lambda: not b.alive)
+    cluster.run_until(lambda: not b.alive)
     assert b.member.error is None
-    records = [r for v, r in stage.records(object, begun) if isinstance(r, ReleasingPartition | Leave)]
+    records = [r for v, r in cluster.records(object, begun) if isinstance(r, ReleasingPartition | Leave)]
     assert [type(r).__name__ for r in records] == ["ReleasingPartition"] * 4 + ["Leave"]
     assert {r.reason for r in records} == {"deploy"}
-    assert stage.partition(numbers[0]).position == 0
-    assert stage.partition(numbers[1]).position == 2
-    left_ms = stage.now_ms
-    stage.run_until(lambda: set(stage.owners()) == set(range(12)))
-    assert stage.now_ms - left_ms < THIRD_MS
-    assert not [r for _, r in stage.records(Evict)]
+    assert cluster.partition(numbers[0]).position == 0
+    assert cluster.partition(numbers[1]).position == 2
+    left_ms = cluster.now_ms
+    cluster.run_until(lambda: set(cluster.owners()) == set(range(12)))
+    assert cluster.now_ms - left_ms < THIRD_MS
+    assert not [r for _, r in cluster.records(Evict)]
 
 
 def test_a_member_that_will_stop_hands_over_first() -> None:
     """A6: it marks itself once and delivers until an heir that has fetched ahead takes each partition."""
-    stage = Stage()
-    a, b, c = stage.team("a", "b", "c")
+    cluster = VirtualCluster()
+    a, b, c = cluster.team("a", "b", "c")
     had = set(b.owned)
     for successor in (a, c):
         successor.warms = False
     b.member.prepare_stop()
-    stage.run(THIRD_MS)
+    cluster.run(THIRD_MS)
     assert [r.session for _, r in b.sends(StepDown)] == [b.session]
     assert b.owned == had, "nobody has fetched ahead yet"
     assert all(b.may(claim) for claim in b.member.claims.values())
@@ -635,27 +635,27 @@ def test_a_member_that_will_stop_hands_over_first() -> None:
         successor.warms = True
         for partition, _ in successor.prefetched:
             successor.member.rebalancer.prefetched(partition)
-        successor.due_ms = stage.now_ms
-    stage.run_until(b.member.retired)
+        successor.due_ms = cluster.now_ms
+    cluster.run_until(b.member.retired)
     assert not b.owned
     released = [r for _, r in b.sends(ReleasingPartition)]
     assert {r.reason for r in released} == {"hand-over"}
     assert {r.successor for r in released} <= {a.session, c.session}
     assert len(b.sends(StepDown)) == 1
-    stage.run(3 * I)
+    cluster.run(3 * I)
     assert had <= a.owned | c.owned, "it takes nothing back while others are there"
 
 
 def test_who_is_not_relieved_need_not_wait() -> None:
     """A6: alone, among others that are marked, with a policy that moves nothing, or without claims, it may stop now."""
-    stage = Stage()
-    (a,) = stage.team("a")
+    cluster = VirtualCluster()
+    (a,) = cluster.team("a")
     a.member.prepare_stop()
     assert a.member.retired()
-    stage.run(THIRD_MS)
+    cluster.run(THIRD_MS)
     assert a.member.retired()
     assert not a.sends(StepDown)
-    two = Stage()
+    two = VirtualCluster()
     a, b = two.team("a", "b")
     for client in (a, b):
         client.member.prepare_stop()
@@ -664,7 +664,7 @@ def test_who_is_not_relieved_need_not_wait() -> None:
     two.run(3 * I)
     assert a.member.retired()
     assert b.member.retired()
-    greedy = Stage()
+    greedy = VirtualCluster()
     a, b = greedy.team("a", "b", policy="greedy")
     a.member.prepare_stop()
     assert a.member.retired()
@@ -672,33 +672,33 @@ def test_who_is_not_relieved_need_not_wait() -> None:
 
 def test_fast_reclaim() -> None:
     """T15, T18: opt-in; it names the session of its own client_id, whose owner ends and does not fight back."""
-    stage = Stage()
-    _a, old = stage.team("a", "b")
+    cluster = VirtualCluster()
+    _a, old = cluster.team("a", "b")
     had = old.owned
     session = old.session
-    new = stage.add("b", fast_reclaim=True)
-    stage.run(THIRD_MS)
+    new = cluster.add("b", fast_reclaim=True)
+    cluster.run(THIRD_MS)
     assert [record.predecessor for _, record in new.sends(Join)] == [session]
     assert isinstance(old.member.error, DuplicateClientId)
     assert not old.alive
     assert {reason for _, _, reason in old.lost} == {"session ended"}
-    stage.run(2 * I)
+    cluster.run(2 * I)
     assert len(new.owned) == len(had)
-    assert session not in stage.group.sessions
+    assert session not in cluster.group.sessions
     sent = len(old.sent)
-    stage.run(I)
+    cluster.run(I)
     assert len(old.sent) == sent
 
 
 def test_without_the_option_nobody_is_displaced() -> None:
     """T15: two clients of one name live side by side; only its own client_id is ever named."""
-    stage = Stage()
-    a, b = stage.team("a", "b")
-    second = stage.add("b")
-    other = stage.add("c", fast_reclaim=True)
-    stage.run(2 * I)
+    cluster = VirtualCluster()
+    a, b = cluster.team("a", "b")
+    second = cluster.add("b")
+    other = cluster.add("c", fast_reclaim=True)
+    cluster.run(2 * I)
     assert all(client.alive for client in (a, b, second, other))
-    assert {record.predecessor for _, record in stage.records(Join)} == {-1}
+    assert {record.predecessor for _, record in cluster.records(Join)} == {-1}
 
 
 # --- own records
@@ -707,102 +707,102 @@ def test_without_the_option_nobody_is_displaced() -> None:
 @pytest.mark.parametrize("kind", [Heartbeat, ClaimingPartition, ReleasingPartition, Join, Leave])
 def test_late_copies_of_own_records_are_no_clones(kind: type) -> None:
     """T18: every record of a living session once more, long afterwards: nobody ends."""
-    stage = Stage()
-    a, b = stage.team("a", "b")
-    c = stage.add("c")  # so that partitions were released and claimed anew
-    stage.run(2 * I)
+    cluster = VirtualCluster()
+    a, b = cluster.team("a", "b")
+    c = cluster.add("c")  # so that partitions were released and claimed anew
+    cluster.run(2 * I)
     if kind is Leave:
         c.member.leave(c.now, "bye", 0)
-        stage.run(I)
-    offsets = [v.offset for v, _ in stage.records(kind)]
+        cluster.run(I)
+    offsets = [v.offset for v, _ in cluster.records(kind)]
     assert offsets
-    owners = stage.owners()
+    owners = cluster.owners()
     for offset in offsets:
-        stage.replay(offset)
-    stage.run(I)
+        cluster.replay(offset)
+    cluster.run(I)
     assert a.alive
     assert b.alive
-    assert stage.owners() == owners
+    assert cluster.owners() == owners
 
 
 def test_a_twin_is_recognised_by_its_heartbeat() -> None:
     """T18: a machine that was copied while it ran: both have one session; both fence and end with SessionCloned."""
-    stage = Stage(twins=True)
-    a, b = stage.team("a", "b")
-    twin = stage.fork(b, "b2")
-    stage.run(THIRD_MS + STEP)
+    cluster = VirtualCluster(twins=True)
+    a, b = cluster.team("a", "b")
+    twin = cluster.fork(b, "b2")
+    cluster.run(THIRD_MS + STEP)
     for client in (b, twin):
         assert isinstance(client.member.error, SessionCloned)
         assert not client.alive
         assert not client.member.claims
-    stage.run(3 * I)
+    cluster.run(3 * I)
     assert a.alive
-    assert set(stage.owners().values()) == {"a"}
+    assert set(cluster.owners().values()) == {"a"}
 
 
 def test_any_record_of_a_twin_is_recognised() -> None:
     """T18: a claim, a release, a Leave, a heartbeat in the own session's name that was not sent here."""
     for kind in ("claim", "release", "leave", "heartbeat"):
-        stage = Stage()
-        a, b = stage.team("a", "b")
+        cluster = VirtualCluster()
+        a, b = cluster.team("a", "b")
         taken = min(a.owned)
         record = {
-            "claim": ClaimingPartition(b.session, TOPIC, taken, stage.partition(taken).version),
+            "claim": ClaimingPartition(b.session, TOPIC, taken, cluster.partition(taken).version),
             "release": ReleasingPartition(b.session, b.claim(min(b.owned)).epoch, 0),
             "leave": Leave(b.session),
             "heartbeat": Heartbeat(b.session, 1 << 60),
         }[kind]
-        stage.inject(record)
-        stage.run(READ_MS)
+        cluster.inject(record)
+        cluster.run(READ_MS)
         assert isinstance(b.member.error, SessionCloned), kind
         assert a.alive
 
 
 def test_somebody_elses_records_are_no_clones() -> None:
     """T18: only the own session counts: the same records for another session end nobody here."""
-    stage = Stage()
-    a, b = stage.team("a", "b")
-    stage.kill(a)
+    cluster = VirtualCluster()
+    a, b = cluster.team("a", "b")
+    cluster.kill(a)
     for record in (
         Heartbeat(a.session, 1 << 60),
         ReleasingPartition(a.session, a.claim(min(a.owned)).epoch, 0),
         ClaimingPartition(a.session, TOPIC, 3, 1),
         Leave(a.session),
     ):
-        stage.inject(record)
-        stage.run(READ_MS)
+        cluster.inject(record)
+        cluster.run(READ_MS)
     assert b.alive
 
 
 def test_fate_is_learnt_by_reading() -> None:
     """T17: one claim per (partition, observed) until it is read or a third has passed; an unread one is no claim."""
-    stage = Stage(partitions=1)
-    a = stage.add("a")
-    stage.run_until(lambda: a.resolved)
+    cluster = VirtualCluster(partitions=1)
+    a = cluster.add("a")
+    cluster.run_until(lambda: a.resolved)
     a.hold_writes()
-    begun = stage.now_ms
-    stage.run(2 * THIRD_MS)
+    begun = cluster.now_ms
+    cluster.run(2 * THIRD_MS)
     claims = a.sends(ClaimingPartition, begun)
     assert 2 <= len(claims) <= 3
     assert all(later - earlier >= THIRD_MS for (earlier, _), (later, _) in pairwise(claims))
     assert not a.member.claims
     a.release_writes()
-    stage.run(READ_MS)
-    assert list(a.member.claims) == [stage.partition(0).epoch], "the first that arrived"
-    stage.run(2 * I)
+    cluster.run(READ_MS)
+    assert list(a.member.claims) == [cluster.partition(0).epoch], "the first that arrived"
+    cluster.run(2 * I)
     assert a.alive, "and the others, rejected, were its own"
     assert len(a.sends(ClaimingPartition)) == len(claims)
 
 
 def test_a_late_claim_that_wins_after_leave_is_released() -> None:
     """T16, T17: a claim in flight may still be accepted; it is let go at once and never delivered."""
-    stage = Stage(partitions=1)
-    a = stage.add("a")
-    stage.run_until(lambda: a.sends(ClaimingPartition))
+    cluster = VirtualCluster(partitions=1)
+    a = cluster.add("a")
+    cluster.run_until(lambda: a.sends(ClaimingPartition))
     a.member.leave(a.now, "bye", 10 * I)
-    stage.run(I)
+    cluster.run(I)
     assert not a.alive
     assert a.member.error is None
     assert not a.claimed
-    assert not stage.owners()
-    assert not stage.group.sessions
+    assert not cluster.owners()
+    assert not cluster.group.sessions

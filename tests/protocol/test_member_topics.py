@@ -19,7 +19,16 @@ from marshal_py.protocol.records import (
     SetPosition,
     Topology,
 )
-from tests.support.stage import INTERVAL_MS, READ_MS, THIRD_MS, TOPIC, WRITE_MS, Client, Stage, granted
+from tests.support.virtual_cluster import (
+    INTERVAL_MS,
+    READ_MS,
+    THIRD_MS,
+    TOPIC,
+    WRITE_MS,
+    Client,
+    VirtualCluster,
+    granted,
+)
 
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
 STEP = I // 10
@@ -27,31 +36,33 @@ TRIP = WRITE_MS + READ_MS
 OTHER = "untouched"
 
 
-def team(*names: str, partitions: int = 4, mode: int = AT_LEAST_ONCE, **options: object) -> tuple[Stage, list[Client]]:
+def team(
+    *names: str, partitions: int = 4, mode: int = AT_LEAST_ONCE, **options: object
+) -> tuple[VirtualCluster, list[Client]]:
     """Members of two topics whose ids the cluster tells."""
-    stage = Stage(partitions=partitions, mode=mode)
+    cluster = VirtualCluster(partitions=partitions, mode=mode)
     clients = []
     for name in names:
-        client = stage.add(name, topics=(TOPIC, OTHER), counts={}, **options)
+        client = cluster.add(name, topics=(TOPIC, OTHER), counts={}, **options)
         learn(client, "one")
         client.member.topics.learn(OTHER, 2, "other")
         clients.append(client)
-    stage.run(3 * I)
-    return stage, clients
+    cluster.run(3 * I)
+    return cluster, clients
 
 
 def learn(client: Client, topic_id: str, count: int = 4) -> None:
     """It refreshes metadata."""
     client.member.topics.learn(TOPIC, count, topic_id)
-    client.due_ms = client.stage.now_ms
+    client.due_ms = client.cluster.now_ms
 
 
-def parked(stage: Stage) -> dict[int, str]:
-    return {p.tp.partition: p.parked for p in stage.group.partitions.values() if p.parked}
+def parked(cluster: VirtualCluster) -> dict[int, str]:
+    return {p.tp.partition: p.parked for p in cluster.group.partitions.values() if p.parked}
 
 
-def topic_of(stage: Stage) -> tuple[str, int, int]:
-    topic = stage.group.topics[TOPIC]
+def topic_of(cluster: VirtualCluster) -> tuple[str, int, int]:
+    topic = cluster.group.topics[TOPIC]
     return topic.id, topic.count, topic.first_count
 
 
@@ -61,9 +72,9 @@ def open_of(client: Client, topic: str) -> set[int]:
 
 def test_the_log_learns_the_ids() -> None:
     """D10, F9.1: with the first Topology, or later, where the cluster did not tell one before."""
-    stage, _ = team("a")
-    assert topic_of(stage) == ("one", 4, 4)
-    late = Stage(partitions=4)
+    cluster, _ = team("a")
+    assert topic_of(cluster) == ("one", 4, 4)
+    late = VirtualCluster(partitions=4)
     (b,) = late.team("b")
     assert topic_of(late) == ("", 4, 4)
     learn(b, "one")
@@ -78,71 +89,71 @@ def test_the_log_learns_the_ids() -> None:
 
 def test_an_owner_parks() -> None:
     """D10: it stops delivery at once and releases each partition parked; other topics go on under the same epochs."""
-    stage, (a, b) = team("a", "b")
+    cluster, (a, b) = team("a", "b")
     others = {claim.epoch for c in (a, b) for claim in c.member.claims.values() if claim.tp.topic == OTHER}
-    positions = {number: stage.partition(number).position for number in range(4)}
+    positions = {number: cluster.partition(number).position for number in range(4)}
     learn(a, "two")
     learn(b, "two")
     claims = [claim for c in (a, b) for claim in c.member.claims.values() if claim.tp.topic == TOPIC]
-    stage.run(1)
+    cluster.run(1)
     assert not any(c.may(claim) for c in (a, b) for claim in c.member.claims.values() if claim.tp.topic == TOPIC)
-    stage.run(2 * TRIP)
-    assert parked(stage) == dict.fromkeys(range(4), RECREATED)
-    assert {number: stage.partition(number).position for number in range(4)} == positions, "for somebody to look at"
-    stage.run(4 * I)
-    assert parked(stage) == dict.fromkeys(range(4), RECREATED)
-    assert not [r for _, r in stage.records(ClaimingPartition, stage.verdicts[-1].offset) if r.topic == TOPIC]
+    cluster.run(2 * TRIP)
+    assert parked(cluster) == dict.fromkeys(range(4), RECREATED)
+    assert {number: cluster.partition(number).position for number in range(4)} == positions, "for somebody to look at"
+    cluster.run(4 * I)
+    assert parked(cluster) == dict.fromkeys(range(4), RECREATED)
+    assert not [r for _, r in cluster.records(ClaimingPartition, cluster.verdicts[-1].offset) if r.topic == TOPIC]
     assert {claim.epoch for c in (a, b) for claim in c.member.claims.values()} == others
     assert all(c.may(claim) for c in (a, b) for claim in c.member.claims.values())
     told = [advisory.text for c in (a, b) for _, advisory in c.told("parked")]
     assert len(told) == 4
     assert all(text.startswith(RECREATED) and "marshal set-position" in text for text in told), "and what to do"
     assert len(claims) == 4
-    assert topic_of(stage) == ("one", 4, 4), "nobody accepts it unasked"
+    assert topic_of(cluster) == ("one", 4, 4), "nobody accepts it unasked"
 
 
 def test_an_owner_parks_what_its_handlers_still_hold() -> None:
     """D10, T12: after an interval at most; what is finished is told with it."""
-    stage, (a,) = team("a")
+    cluster, (a,) = team("a")
     run = a.deliver(a.claim(0), *range(4))
     run.finish(0)
     run.finish(2)
     learn(a, "two")
-    stage.run(THIRD_MS)
-    assert parked(stage) == dict.fromkeys((1, 2, 3), RECREATED)
-    stage.run(I)
-    assert parked(stage) == dict.fromkeys(range(4), RECREATED)
-    assert (stage.partition(0).position, stage.partition(0).progress) == (1, b"\x01\x01\x00")
+    cluster.run(THIRD_MS)
+    assert parked(cluster) == dict.fromkeys((1, 2, 3), RECREATED)
+    cluster.run(I)
+    assert parked(cluster) == dict.fromkeys(range(4), RECREATED)
+    assert (cluster.partition(0).position, cluster.partition(0).progress) == (1, b"\x01\x01\x00")
 
 
 def test_an_owner_parks_at_most_once() -> None:
     """D10, F6.3: it gives back what it was granted; nothing of the old topic is delivered any more."""
-    stage, (a,) = team("a", mode=AT_MOST_ONCE)
+    cluster, (a,) = team("a", mode=AT_MOST_ONCE)
     claim = a.claim(0)
-    granted(stage, a, claim, (0, 10))
+    granted(cluster, a, claim, (0, 10))
     assert a.take(claim) == 0
     claim.tracker.returned()  # type: ignore[union-attr]
     learn(a, "two")
-    stage.run(1)
+    cluster.run(1)
     assert a.take(claim) is None
-    stage.run(2 * TRIP)
-    assert (stage.partition(0).position, stage.partition(0).parked) == (1, RECREATED)
+    cluster.run(2 * TRIP)
+    assert (cluster.partition(0).position, cluster.partition(0).parked) == (1, RECREATED)
 
 
 def test_free_partitions_with_a_position_are_parked() -> None:
     """D10: claimed and released so; one that has none is left alone, for nothing is lost there."""
-    stage = Stage(partitions=4)
-    a = stage.add("a", topics=(TOPIC,), counts={}, claims_max=2)
+    cluster = VirtualCluster(partitions=4)
+    a = cluster.add("a", topics=(TOPIC,), counts={}, claims_max=2)
     learn(a, "one")
-    stage.run(3 * I)
+    cluster.run(3 * I)
     had = set(a.owned)
     a.member.leave(a.now, "bye", 0)
-    stage.run(I)
-    assert not stage.owners()
-    b = stage.add("b", topics=(TOPIC,), counts={})
+    cluster.run(I)
+    assert not cluster.owners()
+    b = cluster.add("b", topics=(TOPIC,), counts={})
     learn(b, "two")
-    stage.run(4 * I)
-    assert parked(stage) == dict.fromkeys(had, RECREATED)
+    cluster.run(4 * I)
+    assert parked(cluster) == dict.fromkeys(had, RECREATED)
     assert {record.partition for _, record in b.sends(ClaimingPartition)} == had
     assert {tuple(claim.tp) for _, claim in b.claimed} == set(), "the user never hears of a claim"
     assert {record.parked for _, record in b.sends(ReleasingPartition)} == {RECREATED}
@@ -152,136 +163,136 @@ def test_free_partitions_with_a_position_are_parked() -> None:
 @pytest.mark.parametrize("by_config", [True, False])
 def test_members_accept_the_new_topic_where_they_may(by_config: bool) -> None:
     """D10, F9.10: `earliest` in the config, or in the option where the config is silent: all begin at the beginning."""
-    stage, (a, b) = team("a", "b", on_topic_recreated="fail" if by_config else "earliest")
+    cluster, (a, b) = team("a", "b", on_topic_recreated="fail" if by_config else "earliest")
     if by_config:
-        stage.must(GroupConfig(-1, on_topic_recreated="earliest"))
-    before = stage.partition(0).generation
+        cluster.must(GroupConfig(-1, on_topic_recreated="earliest"))
+    before = cluster.partition(0).generation
     for client in (a, b):
         client.resolved.clear()
         client.starts = {TopicPartition(TOPIC, number): 77 for number in range(9)}
         learn(client, "two", 6)
-    stage.run(3 * I)
-    assert topic_of(stage) == ("two", 6, 0)
-    assert not parked(stage)
+    cluster.run(3 * I)
+    assert topic_of(cluster) == ("two", 6, 0)
+    assert not parked(cluster)
     assert open_of(a, TOPIC) | open_of(b, TOPIC) == set(range(6))
-    assert {stage.partition(number).generation for number in range(4)} == {before + 1}
+    assert {cluster.partition(number).generation for number in range(4)} == {before + 1}
     wanted = {wanted for c in (a, b) for wanted in c.resolved if wanted.tp.topic == TOPIC}
     assert wanted == {Wanted(TopicPartition(TOPIC, number), True) for number in range(6)}, "D5"
-    assert len([v for v, r in stage.records(Topology) if v.accepted and r.topic_id == "two"]) == 1
+    assert len([v for v, r in cluster.records(Topology) if v.accepted and r.topic_id == "two"]) == 1
 
 
 @pytest.mark.parametrize("said", ["fail", "latest of the future"])
 def test_the_config_goes_before_the_option(said: str) -> None:
     """D10: what the group says counts, also where a consumer's option says `earliest`."""
-    stage, (a,) = team("a", on_topic_recreated="earliest")
+    cluster, (a,) = team("a", on_topic_recreated="earliest")
     if said == "fail":
-        stage.must(GroupConfig(-1, on_topic_recreated="fail"))
+        cluster.must(GroupConfig(-1, on_topic_recreated="fail"))
     learn(a, "two")
-    stage.run(3 * I)
-    assert topic_of(stage)[0] == ("one" if said == "fail" else "two")
+    cluster.run(3 * I)
+    assert topic_of(cluster)[0] == ("one" if said == "fail" else "two")
 
 
 def test_the_first_in_rank_accepts() -> None:
     """D10: in rank order, a third of an interval apart, once all partitions of the topic are free."""
-    stage, (a, b) = team("a", "b", on_topic_recreated="earliest")
+    cluster, (a, b) = team("a", "b", on_topic_recreated="earliest")
     learn(a, "two")
-    stage.run(I)
+    cluster.run(I)
     mine = [record for _, record in a.sends(Topology) if record.topic_id == "two"]
     assert not mine, "the other one still owns some of it"
     learn(b, "two")
-    stage.run_until(lambda: topic_of(stage)[0] == "two")
+    cluster.run_until(lambda: topic_of(cluster)[0] == "two")
     assert len([record for _, record in a.sends(Topology) if record.topic_id == "two"]) == 1
     assert not [record for _, record in b.sends(Topology) if record.topic_id == "two"]
     # The first one hangs: the next does it a third later.
-    stage, (a, b) = team("a", "b", on_topic_recreated="earliest")
+    cluster, (a, b) = team("a", "b", on_topic_recreated="earliest")
     learn(a, "two")
     learn(b, "two")
-    stage.run(TRIP)
+    cluster.run(TRIP)
     a.hold_writes()
-    stage.run(I + STEP)
-    assert topic_of(stage)[0] == "two"
+    cluster.run(I + STEP)
+    assert topic_of(cluster)[0] == "two"
     assert [record for _, record in b.sends(Topology) if record.topic_id == "two"]
 
 
 def test_a_stale_id_does_not_park_again() -> None:
     """D10: who was told of the old topic, and reads that somebody accepted the new one, waits to be told again."""
-    stage, (a, b) = team("a", "b", on_topic_recreated="earliest")
+    cluster, (a, b) = team("a", "b", on_topic_recreated="earliest")
     learn(a, "two")
-    stage.run(THIRD_MS)
+    cluster.run(THIRD_MS)
     # b has not refreshed: it goes on, until its partitions are taken from it by an admin's pause.
-    token = stage.must(ReleaseGroup(stage.group.pause_change, -1, 20 * I))
-    stage.run(I)
-    at = stage.group.topics[TOPIC].offset
-    stage.must(Topology(TOPIC, 4, at, token, "an admin", "two"))
-    stage.must(ReleaseGroup(token, token, 0))
-    stage.run(3 * I)
+    token = cluster.must(ReleaseGroup(cluster.group.pause_change, -1, 20 * I))
+    cluster.run(I)
+    at = cluster.group.topics[TOPIC].offset
+    cluster.must(Topology(TOPIC, 4, at, token, "an admin", "two"))
+    cluster.must(ReleaseGroup(token, token, 0))
+    cluster.run(3 * I)
     assert TOPIC not in b.member.topics.ids
-    assert topic_of(stage) == ("two", 4, 0)
-    assert not parked(stage)
+    assert topic_of(cluster) == ("two", 4, 0)
+    assert not parked(cluster)
     assert open_of(a, TOPIC) | open_of(b, TOPIC) == set(range(4))
     released = [r for _, r in b.sends(ReleasingPartition)]
     assert not [r for r in released if r.parked]
     learn(b, "two")
-    stage.run(I)
-    assert not parked(stage)
+    cluster.run(I)
+    assert not parked(cluster)
     # What was accepted is the older one, for b knows better by now: then it parks.
     learn(b, "three")
-    stage.run(I)
-    assert parked(stage)
+    cluster.run(I)
+    assert parked(cluster)
 
 
 def test_a_start_that_was_looked_up_in_the_old_topic_is_not_used() -> None:
     """D5, D10: it is forgotten when another id is accepted, however fresh it is."""
-    stage, (a,) = team("a", on_topic_recreated="earliest")
+    cluster, (a,) = team("a", on_topic_recreated="earliest")
     a.resolves = False
     for number in range(4):
         a.member.rebalancer.start_resolved(TopicPartition(TOPIC, number), 500, a.now)
     learn(a, "two")
     a.resolves, a.starts = True, {}
-    stage.run(I)
-    assert topic_of(stage)[0] == "two"
-    assert {stage.partition(number).position for number in range(4)} == {0}
+    cluster.run(I)
+    assert topic_of(cluster)[0] == "two"
+    assert {cluster.partition(number).position for number in range(4)} == {0}
 
 
 def test_an_admin_moves_what_was_parked() -> None:
     """D10, F9.10, F6.5: the new id first, then the positions; then members claim, and nobody parks it again."""
-    stage, (a, b) = team("a", "b")
+    cluster, (a, b) = team("a", "b")
     learn(a, "two")
     learn(b, "two")
-    stage.run(I)
-    token = stage.must(ReleaseGroup(stage.group.pause_change, -1, 20 * I))
-    stage.run(TRIP)
-    stage.must(Topology(TOPIC, 4, stage.group.topics[TOPIC].offset, token, "tool", "two"))
-    moves = tuple(Move(TOPIC, number, stage.partition(number).version, 40 + number) for number in range(4))
-    stage.must(SetPosition(token, moves, True))
-    stage.run(3 * I)
-    assert not parked(stage)
+    cluster.run(I)
+    token = cluster.must(ReleaseGroup(cluster.group.pause_change, -1, 20 * I))
+    cluster.run(TRIP)
+    cluster.must(Topology(TOPIC, 4, cluster.group.topics[TOPIC].offset, token, "tool", "two"))
+    moves = tuple(Move(TOPIC, number, cluster.partition(number).version, 40 + number) for number in range(4))
+    cluster.must(SetPosition(token, moves, True))
+    cluster.run(3 * I)
+    assert not parked(cluster)
     assert open_of(a, TOPIC) | open_of(b, TOPIC) == set(range(4))
-    assert [stage.partition(number).position for number in range(4)] == [40, 41, 42, 43]
+    assert [cluster.partition(number).position for number in range(4)] == [40, 41, 42, 43]
     released = [r for c in (a, b) for _, r in c.sends(ReleasingPartition) if r.parked]
     assert len(released) == 4
 
 
 def test_what_is_parked_is_mirrored_no_more() -> None:
     """D7, D10: of a topic that was made anew the old position would be none."""
-    stage, (a,) = team("a")
+    cluster, (a,) = team("a")
     a.deliver(a.claim(0), *range(10)).finish_range(0, 10)
     a.mirrored.clear()
     learn(a, "two")
-    stage.run(3 * I)
-    assert stage.partition(0).position == 10
+    cluster.run(3 * I)
+    assert cluster.partition(0).position == 10
     assert all(tp.topic == OTHER for _, what in a.mirrored for tp in what)
 
 
 def test_a_member_leaves_with_parked_partitions() -> None:
     """D10, T16: the Release that parks is one like the others; the Leave follows."""
-    stage, (a,) = team("a")
+    cluster, (a,) = team("a")
     a.hold_writes()
     learn(a, "two")
-    stage.run(1)
+    cluster.run(1)
     a.member.leave(a.now, "bye", 0)
     a.release_writes()
-    stage.run(THIRD_MS)
+    cluster.run(THIRD_MS)
     assert not a.alive
-    assert stage.records(Leave)
-    assert parked(stage) == dict.fromkeys(range(4), RECREATED)
+    assert cluster.records(Leave)
+    assert parked(cluster) == dict.fromkeys(range(4), RECREATED)

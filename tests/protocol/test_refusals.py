@@ -7,7 +7,7 @@ import pytest
 from marshal_py.protocol.claim import ClaimPhase
 from marshal_py.protocol.parking import UNREADABLE
 from marshal_py.protocol.records import Move, Note, ReleaseGroup, ReleasingPartition, SetPosition
-from tests.support.stage import INTERVAL_MS, READ_MS, TOPIC, WRITE_MS, Client, Stage, tp
+from tests.support.virtual_cluster import INTERVAL_MS, READ_MS, TOPIC, WRITE_MS, Client, VirtualCluster, tp
 
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
 TRIP = WRITE_MS + READ_MS
@@ -16,15 +16,15 @@ SAID = "Broker: Topic authorization failed"
 
 def refuse(client: Client, number: int = 0) -> bool:
     nothing_left = client.member.refusals.give_up(tp(number), SAID, client.now)
-    client.due_ms = client.stage.now_ms
+    client.due_ms = client.cluster.now_ms
     return nothing_left
 
 
-def parked(stage: Stage) -> dict[int, str]:
-    return {p.tp.partition: p.parked for p in stage.group.partitions.values() if p.parked}
+def parked(cluster: VirtualCluster) -> dict[int, str]:
+    return {p.tp.partition: p.parked for p in cluster.group.partitions.values() if p.parked}
 
 
-def owner(stage: Stage, clients: list[Client]) -> Client:
+def owner(cluster: VirtualCluster, clients: list[Client]) -> Client:
     """Who delivers the first partition, as soon as somebody does."""
 
     def found() -> list[Client]:
@@ -35,75 +35,75 @@ def owner(stage: Stage, clients: list[Client]) -> Client:
             if claim.tp == tp(0) and claim.phase is ClaimPhase.OPEN
         ]
 
-    stage.run_until(found)
+    cluster.run_until(found)
     return found()[0]
 
 
 def test_who_is_alone_tries_twice_parks_it_and_goes_on_with_the_rest() -> None:
     """D13, F6.4: a right that is granted meanwhile asks for no admin. The way out is named."""
-    stage = Stage(partitions=2)
-    (a,) = stage.team("a")
+    cluster = VirtualCluster(partitions=2)
+    (a,) = cluster.team("a")
     assert not refuse(a)
-    stage.run(2 * TRIP)
-    assert parked(stage) == {}
-    assert stage.owners() == {1: "a"}
-    assert owner(stage, [a]) is a, "it comes back"
+    cluster.run(2 * TRIP)
+    assert parked(cluster) == {}
+    assert cluster.owners() == {1: "a"}
+    assert owner(cluster, [a]) is a, "it comes back"
     assert not refuse(a)
-    stage.run(2 * TRIP)
-    assert parked(stage) == {0: UNREADABLE}
+    cluster.run(2 * TRIP)
+    assert parked(cluster) == {0: UNREADABLE}
     (told,) = [advisory.text for _, advisory in a.told("parked")]
     assert f"({SAID})" in told
-    assert f"marshal set-position {stage.group.name} {TOPIC}:0 --shift-by 0" in told
+    assert f"marshal set-position {cluster.group.name} {TOPIC}:0 --shift-by 0" in told
     assert a.may(a.claim(1))
     assert refuse(a, 1), "a user with nothing left is told"
 
 
 def test_a_partition_that_one_may_not_read_is_anothers() -> None:
     """D13: it is parked when all have tried, by the first that tries again; each of them said so in the log."""
-    stage = Stage(partitions=3)
-    clients = stage.team("a", "b", "c")
+    cluster = VirtualCluster(partitions=3)
+    clients = cluster.team("a", "b", "c")
     tried = []
     for _ in range(4):
-        assert parked(stage) == {}
-        tried.append(owner(stage, clients))
+        assert parked(cluster) == {}
+        tried.append(owner(cluster, clients))
         refuse(tried[-1])
-    stage.run(2 * TRIP)
-    assert parked(stage) == {0: UNREADABLE}
+    cluster.run(2 * TRIP)
+    assert parked(cluster) == {0: UNREADABLE}
     assert len(set(tried[:3])) == 3
-    assert [(r.from_, r.text) for _, r in stage.records(Note) if r.kind == "unreadable"] == [(0, SAID)] * 3
-    reasons = [r.reason for _, r in stage.records(ReleasingPartition) if r.reason != "hand-over"]
+    assert [(r.from_, r.text) for _, r in cluster.records(Note) if r.kind == "unreadable"] == [(0, SAID)] * 3
+    reasons = [r.reason for _, r in cluster.records(ReleasingPartition) if r.reason != "hand-over"]
     assert reasons == ["unreadable"] * 3 + [SAID]
     assert all(client.may(claim) for client in clients for claim in client.member.claims.values())
 
 
 def test_one_that_can_read_it_keeps_it() -> None:
     """D13: and what was noted at another position says nothing."""
-    stage = Stage(partitions=1)
-    clients = stage.team("a", "b")
-    first = owner(stage, clients)
+    cluster = VirtualCluster(partitions=1)
+    clients = cluster.team("a", "b")
+    first = owner(cluster, clients)
     refuse(first)
-    second = owner(stage, clients)
+    second = owner(cluster, clients)
     assert second is not first
     second.deliver(second.claim(0), 0, 1).finish_range(0, 2)
     refuse(second)
-    stage.run(2 * TRIP)
-    assert parked(stage) == {}
-    assert stage.partition(0).position == 2
+    cluster.run(2 * TRIP)
+    assert parked(cluster) == {}
+    assert cluster.partition(0).position == 2
 
 
 @pytest.mark.parametrize("moved", [True, False])
 def test_once_an_admin_has_looked_everybody_may_try_again(moved: bool) -> None:
     """D13, F6.5: notes of before count no more."""
-    stage = Stage(partitions=1)
-    clients = stage.team("a", "b")
+    cluster = VirtualCluster(partitions=1)
+    clients = cluster.team("a", "b")
     for _ in clients:
-        refuse(owner(stage, clients))
-    owner(stage, clients)
+        refuse(owner(cluster, clients))
+    owner(cluster, clients)
     if moved:
-        token = stage.must(ReleaseGroup(-1, -1, 60_000))
-        stage.run_until(lambda: 0 not in stage.owners())
-        part = stage.partition(0)
-        stage.must(SetPosition(token, (Move(TOPIC, 0, part.version, part.position),), True))
-    refuse(owner(stage, clients))
-    stage.run(2 * TRIP)
-    assert parked(stage) == ({} if moved else {0: UNREADABLE})
+        token = cluster.must(ReleaseGroup(-1, -1, 60_000))
+        cluster.run_until(lambda: 0 not in cluster.owners())
+        part = cluster.partition(0)
+        cluster.must(SetPosition(token, (Move(TOPIC, 0, part.version, part.position),), True))
+    refuse(owner(cluster, clients))
+    cluster.run(2 * TRIP)
+    assert parked(cluster) == ({} if moved else {0: UNREADABLE})

@@ -14,7 +14,7 @@ from marshal_py.protocol.records import (
     ReleaseGroup,
     ReleasingPartition,
 )
-from tests.support.stage import INTERVAL_MS, READ_MS, WRITE_MS, Client, Stage, granted
+from tests.support.virtual_cluster import INTERVAL_MS, READ_MS, WRITE_MS, Client, VirtualCluster, granted
 
 I = INTERVAL_MS  # noqa: E741  the protocol calls an interval so
 TRIP = WRITE_MS + READ_MS
@@ -23,67 +23,67 @@ TRIP = WRITE_MS + READ_MS
 def park(client: Client, number: int, reason: str = BEYOND_END, detail: str = "position 9, end 3") -> None:
     claim = client.claim(number)
     client.member.releases.park(claim.epoch, reason, detail, client.now)
-    client.due_ms = client.stage.now_ms
+    client.due_ms = client.cluster.now_ms
 
 
-def parked(stage: Stage) -> dict[int, str]:
-    return {p.tp.partition: p.parked for p in stage.group.partitions.values() if p.parked}
+def parked(cluster: VirtualCluster) -> dict[int, str]:
+    return {p.tp.partition: p.parked for p in cluster.group.partitions.values() if p.parked}
 
 
 @pytest.mark.parametrize("mode", [AT_LEAST_ONCE, AT_MOST_ONCE])
 def test_a_partition_that_cannot_be_read_is_parked_alone(mode: int) -> None:
     """D6, F6.4: delivery stops at once; the others keep their epochs, and nobody claims the one."""
-    stage = Stage(partitions=4, mode=mode)
-    a, b = stage.team("a", "b")
+    cluster = VirtualCluster(partitions=4, mode=mode)
+    a, b = cluster.team("a", "b")
     owner, other = (a, b) if 0 in a.owned else (b, a)
     kept = {claim.epoch for c in (a, b) for claim in c.member.claims.values() if claim.tp.partition}
     claim = owner.claim(0)
     park(owner, 0)
     assert not owner.may(claim)
-    stage.run(2 * TRIP)
-    assert parked(stage) == {0: BEYOND_END}
+    cluster.run(2 * TRIP)
+    assert parked(cluster) == {0: BEYOND_END}
     (release,) = [record for _, record in owner.sends(ReleasingPartition) if record.parked]
     assert (release.parked, release.reason, release.successor) == (BEYOND_END, "position 9, end 3", -1)
     (told,) = [advisory.text for _, advisory in owner.told("parked")]
     assert "(position 9, end 3)" in told
-    end = stage.verdicts[-1].offset
-    stage.run(4 * I)
-    assert parked(stage) == {0: BEYOND_END}
-    assert not [r for _, r in stage.records(ClaimingPartition, end) if r.partition == 0]
+    end = cluster.verdicts[-1].offset
+    cluster.run(4 * I)
+    assert parked(cluster) == {0: BEYOND_END}
+    assert not [r for _, r in cluster.records(ClaimingPartition, end) if r.partition == 0]
     assert {claim.epoch for c in (a, b) for claim in c.member.claims.values()} == kept
     assert not other.told("parked")
 
 
 def test_it_waits_for_its_handlers_for_an_interval() -> None:
     """D6: what they finish until then is told with the Release; a second look at the same partition changes nothing."""
-    stage = Stage(partitions=1)
-    (a,) = stage.team("a")
+    cluster = VirtualCluster(partitions=1)
+    (a,) = cluster.team("a")
     run = a.deliver(a.claim(0), 0, 1, 2)
     park(a, 0, TRUNCATED, "cut at 1")
-    stage.run(I // 2)
-    assert parked(stage) == {}
+    cluster.run(I // 2)
+    assert parked(cluster) == {}
     run.finish(0)
     park(a, 0, BEYOND_END, "position 2, end 1")
-    stage.run(I // 2 + 2 * TRIP)
-    assert parked(stage) == {0: TRUNCATED}
-    assert stage.partition(0).position == 1
-    stage.run(I)
+    cluster.run(I // 2 + 2 * TRIP)
+    assert parked(cluster) == {0: TRUNCATED}
+    assert cluster.partition(0).position == 1
+    cluster.run(I)
     run.finish(1)
-    assert stage.partition(0).position == 1, "an ack that comes too late"
+    assert cluster.partition(0).position == 1, "an ack that comes too late"
 
 
 def test_a_claim_that_is_being_handed_over_is_parked_all_the_same() -> None:
     """D6, A3: and it does not open again when its successor goes."""
-    stage = Stage(partitions=1)
-    (a,) = stage.team("a")
+    cluster = VirtualCluster(partitions=1)
+    (a,) = cluster.team("a")
     a.deliver(a.claim(0), 0)
     claim = a.claim(0)
     claim.stop("hand-over", None, 999)
     park(a, 0)
-    stage.run(I // 2)
+    cluster.run(I // 2)
     assert not a.may(claim)
-    stage.run(I)
-    assert parked(stage) == {0: BEYOND_END}
+    cluster.run(I)
+    assert parked(cluster) == {0: BEYOND_END}
 
 
 # --- hand-overs have a bound
@@ -92,31 +92,31 @@ def test_a_claim_that_is_being_handed_over_is_parked_all_the_same() -> None:
 BOUND = 3 * I
 
 
-def handing_over(mode: int = AT_LEAST_ONCE) -> tuple[Stage, Client, Client, Claim]:
+def handing_over(mode: int = AT_LEAST_ONCE) -> tuple[VirtualCluster, Client, Client, Claim]:
     """An owner of two whose handler holds a message of the partition that is to go; up to the moment when it stops."""
-    stage = Stage(partitions=2, mode=mode)
-    (a,) = stage.team("a", hand_over_timeout_ms=BOUND)
+    cluster = VirtualCluster(partitions=2, mode=mode)
+    (a,) = cluster.team("a", hand_over_timeout_ms=BOUND)
     claim = a.claim(1)
     if mode == AT_LEAST_ONCE:
         a.deliver(claim, 0, 1, 2).finish(1)
     else:
-        granted(stage, a, claim, (0, 10))
+        granted(cluster, a, claim, (0, 10))
         assert a.take(claim) == 0
-    b = stage.add("b")
-    stage.run_until(lambda: claim.phase is ClaimPhase.DRAINING)
-    return stage, a, b, claim
+    b = cluster.add("b")
+    cluster.run_until(lambda: claim.phase is ClaimPhase.DRAINING)
+    return cluster, a, b, claim
 
 
 def test_a_busy_owner_keeps_its_successor_waiting_for_so_long_and_no_longer() -> None:
     """A3, D1: what its handler holds comes again there, what it has finished does not; its late ack counts nothing."""
-    stage, a, b, claim = handing_over()
+    cluster, a, b, claim = handing_over()
     run = claim.tracker.runs[0]  # type: ignore[union-attr]
-    since_ms = stage.now_ms
-    stage.run(BOUND - 2)
-    assert stage.owners() == {0: "a", 1: "a"}
-    stage.run(3 * TRIP)
-    assert stage.owners() == {0: "a", 1: "b"}
-    assert stage.now_ms - since_ms < BOUND + 3 * TRIP
+    since_ms = cluster.now_ms
+    cluster.run(BOUND - 2)
+    assert cluster.owners() == {0: "a", 1: "a"}
+    cluster.run(3 * TRIP)
+    assert cluster.owners() == {0: "a", 1: "b"}
+    assert cluster.now_ms - since_ms < BOUND + 3 * TRIP
     (release,) = [r for _, r in a.sends(ReleasingPartition)]
     assert (release.position, release.successor, release.reason, release.in_flight) == (0, b.session, "hand-over", 2)
     assert b.claim(1).position() == 0
@@ -124,16 +124,16 @@ def test_a_busy_owner_keeps_its_successor_waiting_for_so_long_and_no_longer() ->
     assert list(offsets) == [0, 2]
     assert a.member.ack_is_late(claim)
     run.finish(0)
-    stage.run(I)
-    assert stage.partition(1).position == 0
+    cluster.run(I)
+    assert cluster.partition(1).position == 0
     assert a.may(a.claim(0)), "the rest is delivered all the while"
 
 
 def test_a_busy_owner_hands_over_at_most_once() -> None:
     """A3, F6.3: what it has handed over is past, the rest of its grant is given back."""
-    stage, _, b, claim = handing_over(AT_MOST_ONCE)
-    stage.run(BOUND + 3 * TRIP)
-    assert stage.owners() == {0: "a", 1: "b"}
+    cluster, _, b, claim = handing_over(AT_MOST_ONCE)
+    cluster.run(BOUND + 3 * TRIP)
+    assert cluster.owners() == {0: "a", 1: "b"}
     assert b.claim(1).position() == 1
     assert claim.phase is ClaimPhase.GONE
 
@@ -141,38 +141,38 @@ def test_a_busy_owner_hands_over_at_most_once() -> None:
 @pytest.mark.parametrize("why", ["hand-over", "paused", "stopped", "handler stuck"])
 def test_the_user_is_told_once_that_a_claim_is_to_go(why: str) -> None:
     """A3: by an event before anything is released, with the reason."""
-    stage = Stage(partitions=1)
-    (a,) = stage.team("a", handler_timeout_ms=4 * I)
+    cluster = VirtualCluster(partitions=1)
+    (a,) = cluster.team("a", handler_timeout_ms=4 * I)
     a.deliver(a.claim(0), 0)
     match why:
         case "hand-over":
-            a.claim(0).stop(why, stage.now_ms + I, a.session)
+            a.claim(0).stop(why, cluster.now_ms + I, a.session)
         case "paused":
-            stage.must(ReleaseGroup(-1, -1, 60_000))
+            cluster.must(ReleaseGroup(-1, -1, 60_000))
         case "stopped":
             a.member.leave(a.now, why, 4 * I)
         case _:
-            stage.run(4 * I)
+            cluster.run(4 * I)
     a.member.request_tick()
-    a.due_ms = stage.now_ms
-    stage.run(TRIP)
+    a.due_ms = cluster.now_ms
+    cluster.run(TRIP)
     assert [advisory.text for _, advisory in a.told("revoking")] == [why]
     at_ms = a.told("revoking")[0][0]
     assert all(sent_ms >= at_ms for sent_ms, _ in (*a.sends(ReleasingPartition), *a.sends(Leave)))
-    stage.run(2 * I)
+    cluster.run(2 * I)
     assert len(a.told("revoking")) == 1
 
 
 def test_a_hand_over_that_is_called_off_may_be_told_again() -> None:
     """A3: the successor has gone before the Release; the claim delivers again, and is to go a second time."""
-    stage, a, b, claim = handing_over()
-    stage.kill(b)
-    stage.run(BOUND - I)
+    cluster, a, b, claim = handing_over()
+    cluster.kill(b)
+    cluster.run(BOUND - I)
     assert len(a.told("revoking")) == 1
-    stage.run_until(lambda: claim.phase is not ClaimPhase.DRAINING)
+    cluster.run_until(lambda: claim.phase is not ClaimPhase.DRAINING)
     if claim.phase is ClaimPhase.OPEN:
         assert a.may(claim)
         a.member.leave(a.now, "bye", 0)
-        a.due_ms = stage.now_ms
-        stage.run(TRIP)
+        a.due_ms = cluster.now_ms
+        cluster.run(TRIP)
         assert len(a.told("revoking")) == 3, "both claims, once each"

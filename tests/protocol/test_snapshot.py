@@ -29,23 +29,23 @@ from marshal_py.protocol.routing import HASH_NAME, route
 from marshal_py.protocol.snapshot import CHUNK_BYTES, SHELF_MAX, SnapshotStore, Stored
 from marshal_py.protocol.world import World, hash64
 from tests.support import hostile, wire
-from tests.support.logbook import GROUP, INCARNATION, OTHER_INCARNATION, TOPIC, Logbook, genesis
+from tests.support.differential_log import GROUP, INCARNATION, OTHER_INCARNATION, TOPIC, DifferentialLog, genesis
 
 GENESIS = Genesis(INCARNATION, 1, HASH_NAME, 2)
 ONE, TWO = b"1" * 16, b"2" * 16
 LATER = 10**6  # an offset beyond every checkpoint of these tests
 
 
-def filled(log: Logbook, group: str = GROUP) -> Logbook:
+def filled(log: DifferentialLog, group: str = GROUP) -> DifferentialLog:
     """Up to the next checkpoint."""
     while log.world.next_offset % 16:
         log.must(Note(-1, "filler"), group)
     return log
 
 
-def example() -> Logbook:
+def example() -> DifferentialLog:
     """A log at checkpoint 16 with everything that a state may hold."""
-    log = Logbook()
+    log = DifferentialLog()
     session, _ = log.owner()
     log.must(Heartbeat(session, 1, ready=(7, 8)))
     log.must(GroupConfig(-1, policy="greedy"))
@@ -74,7 +74,7 @@ def pieces(world: World, instance: bytes = ONE) -> list[Snapshot]:
 
 def test_the_state_is_what_the_text_says() -> None:
     """N2: one MessagePack value, written down here by hand."""
-    log = Logbook()
+    log = DifferentialLog()
     session = log.join()
     topology = log.must(Topology(TOPIC, 4, -1, topic_id="one"))
     epoch = log.claim(session)
@@ -113,7 +113,7 @@ def test_the_digest_of_a_log() -> None:
     """N3: the sum over the groups of H(5, name, digest of the group)."""
     log = example()
     log.must(log.new_join(), "other")
-    other = Logbook(1)
+    other = DifferentialLog(1)
     other.must(Note(-1, "k"))
     total = 0
     for name, group in log.world.groups.items():
@@ -140,9 +140,9 @@ def test_load_and_go_on() -> None:
     assert (world.chain, snapshot.state_of(world)) == (log.world.chain, snapshot.state_of(log.world))
 
 
-def rich() -> Logbook:
+def rich() -> DifferentialLog:
     """A log at a checkpoint in which every field of the state has something to say, and a group that was deleted."""
-    log = Logbook()
+    log = DifferentialLog()
     gone = log.delete()
     log.must(GroupConfig(gone, on_topic_recreated="earliest"))
     session = log.join()
@@ -384,8 +384,8 @@ def test_a_founding_snapshot_of_another_incarnation() -> None:
     log = example()
     for value in (chunk, vouched):
         assert isinstance(log.stops(value), HistoryRestarted)
-    assert Logbook(start=False).put(chunk).reason == "garbage"
-    further = Logbook(log=1, root=genesis(2), start=False)
+    assert DifferentialLog(start=False).put(chunk).reason == "garbage"
+    further = DifferentialLog(log=1, root=genesis(2), start=False)
     assert further.put(chunk).reason == "garbage", "of a checkpoint beyond its own offset (N1)"
     while further.world.next_offset < 16:
         further.put(None)
@@ -415,7 +415,7 @@ def test_looking_for_snapshots() -> None:
 
 def test_many_groups_of_two_logs() -> None:
     """N2: groups of other logs are no part of the state."""
-    log = Logbook(2)
+    log = DifferentialLog(2)
     names = [f"g{number}" for number in range(20)]
     for name in names:
         log.put(codec.encode(hostile.plausible(Random(1), log.world, name), name, INCARNATION))

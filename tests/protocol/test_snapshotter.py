@@ -23,7 +23,7 @@ from marshal_py.protocol.snapshotter import (
 )
 from marshal_py.protocol.world import World
 from tests.support import wire
-from tests.support.logbook import GROUP, INCARNATION, INTERVAL_MS, Logbook
+from tests.support.differential_log import GROUP, INCARNATION, INTERVAL_MS, DifferentialLog
 
 EVERY = 64
 
@@ -35,7 +35,7 @@ def at(ms: int) -> Instant:
 class Process:
     """One process: a world and a keeper of its own over the common log."""
 
-    def __init__(self, log: Logbook, client: str, interval_ms: int = INTERVAL_MS) -> None:
+    def __init__(self, log: DifferentialLog, client: str, interval_ms: int = INTERVAL_MS) -> None:
         self.log, self.client, self.interval_ms = log, client, interval_ms
         self.world = World()
         self.snapshotter = Snapshotter(self.world, EVERY, Random(client).randbytes)
@@ -66,12 +66,12 @@ class Process:
         self.proof_ms = self.now_ms
 
 
-def grow(log: Logbook, records: int) -> None:
+def grow(log: DifferentialLog, records: int) -> None:
     for _ in range(records):
         log.must(Note(-1, "k"))
 
 
-def due(log: Logbook, process: Process) -> list[Snapshot]:
+def due(log: DifferentialLog, process: Process) -> list[Snapshot]:
     """What the process sends when it ticks now, and once more behind the next checkpoint."""
     process.write(process.tick())
     grow(log, 16)
@@ -82,7 +82,7 @@ def due(log: Logbook, process: Process) -> list[Snapshot]:
 
 def test_the_first_in_rank_writes_and_another_vouches() -> None:
     """N6, N8: one snapshot, at a checkpoint, once so many lie behind; the second in rank vouches in its turn."""
-    log = Logbook(exhaustive=False)
+    log = DifferentialLog(exhaustive=False)
     one, two, three = Process(log, "one"), Process(log, "two"), Process(log, "three")
     grow(log, EVERY - log.world.next_offset - 1)
     assert not due(log, one), "not yet"
@@ -104,7 +104,7 @@ def test_the_first_in_rank_writes_and_another_vouches() -> None:
 
 def test_the_next_in_rank_writes_when_the_first_does_not() -> None:
     """N8: for each older live session it waits for so many records more."""
-    log = Logbook(exhaustive=False)
+    log = DifferentialLog(exhaustive=False)
     Process(log, "one")
     two = Process(log, "two")
     grow(log, EVERY)
@@ -117,7 +117,7 @@ def test_the_next_in_rank_writes_when_the_first_does_not() -> None:
 
 def test_a_snapshot_that_nobody_vouched_for() -> None:
     """N8: is followed by another one, not before so many records."""
-    log = Logbook(exhaustive=False)
+    log = DifferentialLog(exhaustive=False)
     one = Process(log, "one")
     Process(log, "two")
     grow(log, EVERY)
@@ -131,7 +131,7 @@ def test_a_snapshot_that_nobody_vouched_for() -> None:
 
 def test_without_a_session() -> None:
     """N8: a process that lives in no group of the log keeps nothing."""
-    log = Logbook(exhaustive=False)
+    log = DifferentialLog(exhaustive=False)
     one = Process(log, "one")
     grow(log, 2 * EVERY)
     one.read()
@@ -143,7 +143,7 @@ def test_without_a_session() -> None:
 
 def test_nobody_vouches_for_what_it_did_not_fold() -> None:
     """N6: another state or chain, or a checkpoint that this process did not fold; and nothing unsound."""
-    log = Logbook(exhaustive=False)
+    log = DifferentialLog(exhaustive=False)
     one, two = Process(log, "one"), Process(log, "two")
     grow(log, EVERY)
     (written,) = due(log, one)
@@ -171,7 +171,7 @@ def test_nobody_vouches_for_what_it_did_not_fold() -> None:
 
 def test_alone_in_the_log() -> None:
     """N6: it folds once more from re-read bytes, and vouches for its own snapshot if that gives the same."""
-    log = Logbook(exhaustive=False)
+    log = DifferentialLog(exhaustive=False)
     one = Process(log, "one")
     grow(log, EVERY)
     (written,) = due(log, one)
@@ -196,7 +196,7 @@ def test_alone_in_the_log() -> None:
 
 def test_not_alone_any_more() -> None:
     """N6: a session of another client lives somewhere in the log: no self audit."""
-    log = Logbook(exhaustive=False)
+    log = DifferentialLog(exhaustive=False)
     one = Process(log, "one")
     other = log.must(log.new_join("elsewhere"), "other")
     grow(log, EVERY)
@@ -208,7 +208,7 @@ def test_not_alone_any_more() -> None:
 
 def test_nobody_writes_while_a_group_is_opaque() -> None:
     """N7: nor vouches: the checkpoint's state is not known."""
-    log = Logbook(exhaustive=False)
+    log = DifferentialLog(exhaustive=False)
     one = Process(log, "one")
     log.put(wire.record("newer", 3, 0, record_version=2))
     grow(log, 2 * EVERY)
@@ -218,7 +218,7 @@ def test_nobody_writes_while_a_group_is_opaque() -> None:
 
 def test_a_snapshot_from_the_future_changes_nothing() -> None:
     """N1: it would be the newest one that was ever read, and no other would ever be due."""
-    log = Logbook(exhaustive=False)
+    log = DifferentialLog(exhaustive=False)
     one, two = Process(log, "one"), Process(log, "two")
     genesis = one.world.genesis
     assert genesis is not None
@@ -233,7 +233,7 @@ def test_a_snapshot_from_the_future_changes_nothing() -> None:
     assert one.snapshotter.confirmed_at == first
 
 
-def confirm(log: Logbook, writer: Process, other: Process, records: int = EVERY) -> int:
+def confirm(log: DifferentialLog, writer: Process, other: Process, records: int = EVERY) -> int:
     grow(log, records)
     (written,) = due(log, writer)
     other.write(other.tick(10 * STAGGER_MS))
@@ -243,14 +243,14 @@ def confirm(log: Logbook, writer: Process, other: Process, records: int = EVERY)
     return written.at
 
 
-def beat(log: Logbook, process: Process, at: int | None) -> None:
+def beat(log: DifferentialLog, process: Process, at: int | None) -> None:
     digest = None if at is None else Checkpoint(at, 1, 1, 1)
     log.must(Heartbeat(process.session, log.world.next_offset, digest=digest))
 
 
 def test_what_may_be_deleted() -> None:
     """N12: up to the older of the two newest confirmed ones, and no further than any live session has folded."""
-    log = Logbook(exhaustive=False)
+    log = DifferentialLog(exhaustive=False)
     one, two = Process(log, "one"), Process(log, "two")
     assert one.snapshotter.deletable() == 0
     first = confirm(log, one, two)
@@ -278,7 +278,7 @@ def test_what_may_be_deleted() -> None:
 
 def test_a_session_without_a_digest_counts_by_its_join() -> None:
     """N12: without one, its Join."""
-    log = Logbook(exhaustive=False)
+    log = DifferentialLog(exhaustive=False)
     silent = log.join("silent")
     one, two = Process(log, "one"), Process(log, "two")
     for _ in range(2):
@@ -291,7 +291,7 @@ def test_a_session_without_a_digest_counts_by_its_join() -> None:
 
 def test_digests_of_the_whole_state_step_by_step() -> None:
     """N3: kept from checkpoint to checkpoint, it is the one computed from nothing; few are kept."""
-    log = Logbook(exhaustive=False)
+    log = DifferentialLog(exhaustive=False)
     one = Process(log, "one")
     for number in range(40):
         log.must(log.new_join(f"c{number}"), f"group-{number % 5}")
@@ -313,7 +313,7 @@ Evicted = list[tuple[int, str, Evict]]  # by which process, in which group
 
 
 def live(
-    log: Logbook, processes: list[Process], for_ms: int, *others: int, write: bool = True, outage: bool = False
+    log: DifferentialLog, processes: list[Process], for_ms: int, *others: int, write: bool = True, outage: bool = False
 ) -> Evicted:
     """So many ms in the life of these processes, and of sessions in the group "other"; what they evict.
 
@@ -335,7 +335,7 @@ def live(
 
 def test_an_orphan_does_not_stop_truncation() -> None:
     """N14: a killed one, alone in its group, is waited out and evicted; then the log is kept short again."""
-    log = Logbook(exhaustive=False)
+    log = DifferentialLog(exhaustive=False)
     orphan = log.must(log.new_join("killed"), "other")
     one, two = Process(log, "one"), Process(log, "two")
     confirm(log, one, two, EVERY + STAGGER_RECORDS)
@@ -360,7 +360,7 @@ def test_an_orphan_does_not_stop_truncation() -> None:
 def test_a_live_session_of_another_group_is_never_evicted() -> None:
     """N14: not while it shows signs of life, and not by an outage, however long, whoever has the longer interval."""
     for own_ms, outage_ms in ((1_000, 1_000), (1_000, 30_000), (500, 1_000), (10_000, 9_000), (10_000, 11_000)):
-        log = Logbook(exhaustive=False)
+        log = DifferentialLog(exhaustive=False)
         other = log.must(log.new_join("elsewhere"), "other")
         one = Process(log, "one", own_ms)
         for _ in range(3):
@@ -374,7 +374,7 @@ def test_a_live_session_of_another_group_is_never_evicted() -> None:
 
 def test_who_has_stopped_waits_anew() -> None:
     """N14: a process that ran on after a stop has read nothing meanwhile; one long step counts as a tenth (T2)."""
-    log = Logbook(exhaustive=False)
+    log = DifferentialLog(exhaustive=False)
     log.must(log.new_join("killed"), "other")
     one = Process(log, "one")
     live(log, [one], INTERVAL_MS)
@@ -385,7 +385,7 @@ def test_who_has_stopped_waits_anew() -> None:
 
 def test_the_next_in_rank_evicts_when_the_first_does_not() -> None:
     """N14: a third of an interval later per client with an older session, as long as that one lives."""
-    log = Logbook(exhaustive=False)
+    log = DifferentialLog(exhaustive=False)
     log.must(log.new_join("killed"), "other")
     one, two = Process(log, "one"), Process(log, "two")
     found = live(log, [one, two], 3 * INTERVAL_MS, write=False)
@@ -393,7 +393,7 @@ def test_the_next_in_rank_evicts_when_the_first_does_not() -> None:
     assert 2 * INTERVAL_MS <= waited_ms[0] < 2 * INTERVAL_MS + THIRD_MS <= waited_ms[1] < 3 * INTERVAL_MS
     mine = [evict.waited_ms for who, _, evict in found if who == 0]
     assert len(mine) == 3, "again every third, as long as nothing of it is read (T17)"
-    log = Logbook(exhaustive=False)
+    log = DifferentialLog(exhaustive=False)
     log.must(log.new_join("killed"), "other")
     log.join("dead")
     two = Process(log, "two")
@@ -403,7 +403,7 @@ def test_the_next_in_rank_evicts_when_the_first_does_not() -> None:
 
 def test_whom_a_keeper_leaves_alone() -> None:
     """N14: its own groups, where its members wait, and opaque groups, where an Evict would be ignored."""
-    log = Logbook(exhaustive=False)
+    log = DifferentialLog(exhaustive=False)
     log.join("silent")
     log.must(log.new_join("newer"), "other")
     log.put(wire.record("other", 3, 0, record_version=2))
@@ -414,7 +414,7 @@ def test_whom_a_keeper_leaves_alone() -> None:
 
 def test_a_process_that_gets_another_interval_waits_anew() -> None:
     """N14: what was waited by a shorter interval was proven for a shorter time (T2)."""
-    log = Logbook(exhaustive=False)
+    log = DifferentialLog(exhaustive=False)
     log.must(log.new_join("killed"), "other")
     one = Process(log, "one")
     live(log, [one], 2 * INTERVAL_MS - STEP_MS)
@@ -426,7 +426,7 @@ def test_a_process_that_gets_another_interval_waits_anew() -> None:
 def test_a_dead_fleet_is_evicted_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """N14: so many at one look and no more; a look every tenth of an interval, however often there is a tick."""
     monkeypatch.setattr(orphans, "EVICTS_MAX", 3)
-    log = Logbook(exhaustive=False)
+    log = DifferentialLog(exhaustive=False)
     dead = [log.must(log.new_join(f"c{number}"), f"group-{number}") for number in range(7)]
     one = Process(log, "one")
     looks: list[int] = []

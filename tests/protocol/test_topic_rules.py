@@ -24,14 +24,14 @@ from marshal_py.protocol.records import (
     StepDown,
     Topology,
 )
-from tests.support.logbook import PAUSE_MS, Logbook
+from tests.support.differential_log import PAUSE_MS, DifferentialLog
 
 # --- counts
 
 
 def test_topology() -> None:
     """F9.1: `observed`, then `same`; a greater count is accepted, at any time and by anybody."""
-    log = Logbook()
+    log = DifferentialLog()
     log.refuses(Topology("t", 2, 0), "observed")
     first = log.must(Topology("t", 2, -1))
     log.refuses(Topology("t", 2, -1), "observed")
@@ -48,7 +48,7 @@ def test_topology() -> None:
 
 def test_topology_that_shrinks() -> None:
     """F9.2: a pause, its token, and free partitions; what is known beyond the count is forgotten, the rest stays."""
-    log = Logbook()
+    log = DifferentialLog()
     session = log.join()
     first = log.topology(6)
     low, high, whole = log.claim(session, 0), log.claim(session, 4), log.claim(session, -1)
@@ -77,7 +77,7 @@ def test_topology_that_shrinks() -> None:
 
 def test_first_count_of_a_topic() -> None:
     """F9.3: until another id is accepted, whatever else comes after; an id where none was known changes it not."""
-    log = Logbook()
+    log = DifferentialLog()
     offset = log.topology(2)
     offset = log.must(Topology("t", 4, offset))
     token = log.pause()
@@ -93,14 +93,14 @@ def test_first_count_of_a_topic() -> None:
 # --- ids
 
 
-def ids(log: Logbook) -> tuple[str, int, int]:
+def ids(log: DifferentialLog) -> tuple[str, int, int]:
     topic = log.group.topics["t"]
     return topic.id, topic.count, topic.first_count
 
 
 def test_an_id_that_was_not_known() -> None:
     """F9.1: is taken, also with the same count, at any time and by anybody; "" changes nothing."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     at = log.group.topics["t"].offset
     log.refuses(Topology("t", 4, at, topic_id=""), "same")
@@ -114,10 +114,10 @@ def test_an_id_that_was_not_known() -> None:
     at = log.must(Topology("t", 5, at))
     assert ids(log) == ("one", 5, 4)
     # With a smaller count it is no recreation: that needs what F9.2 needs.
-    other = Logbook()
+    other = DifferentialLog()
     other.topology(4)
     other.refuses(Topology("t", 3, other.last, topic_id="one"), "token")
-    both = Logbook()
+    both = DifferentialLog()
     both.must(Topology("t", 3, -1, topic_id="first"))
     assert ids(both) == ("first", 3, 3)
     log.must(Leave(session))
@@ -125,7 +125,7 @@ def test_an_id_that_was_not_known() -> None:
 
 def test_a_smaller_count_of_a_topic_without_a_known_id() -> None:
     """F9.2: an id that comes with a smaller count is taken together with it."""
-    log = Logbook()
+    log = DifferentialLog()
     session = log.join()
     at = log.topology(4)
     log.release(session, log.claim(session, 3), 100)
@@ -141,7 +141,7 @@ def test_another_id(count: int) -> None:
 
     F9.2 does not apply: no pause is needed where the config does not ask for one.
     """
-    log = Logbook()
+    log = DifferentialLog()
     session = log.join()
     at = log.must(Topology("t", 4, -1, topic_id="one"))
     log.topology(2, "u")
@@ -168,7 +168,7 @@ def test_another_id(count: int) -> None:
 def test_another_id_while_somebody_owns_it() -> None:
     """F9.10: `held` while any partition of the topic, or the topic itself, is owned; other topics and the pin are not
     asked. It is not final."""
-    log = Logbook()
+    log = DifferentialLog()
     session = log.join()
     at = log.must(Topology("t", 4, -1, topic_id="one"))
     log.topology(2, "u")
@@ -186,7 +186,7 @@ def test_another_id_while_somebody_owns_it() -> None:
 
 def test_another_id_where_the_config_says_fail() -> None:
     """F9.10: `token`, before `held`: a running pause and its token. Without the config, and with `earliest`, none."""
-    log = Logbook()
+    log = DifferentialLog()
     session = log.join()
     at = log.must(Topology("t", 4, -1, topic_id="one"))
     epoch = log.claim(session)
@@ -210,7 +210,7 @@ def test_another_id_where_the_config_says_fail() -> None:
 
 def test_deleting_a_group() -> None:
     """F9.5: `sessions`; its mode is not read; topics, partitions, mode and pause are gone, and `pause_change` moves."""
-    log = Logbook()
+    log = DifferentialLog()
     session, epoch = log.owner()
     log.must(Heartbeat(session, 0, (ClaimState(epoch, 120, 1, 2, 3),)))
     log.claim(session, -1)
@@ -237,7 +237,7 @@ def test_deleting_a_group() -> None:
 
 def test_a_revived_group_begins_anew() -> None:
     """F9.5: without a mode it takes the first Join's (F1.6); a pause is asked for with the offset of the deletion."""
-    log = Logbook()
+    log = DifferentialLog()
     token = log.pause()
     log.must(ReleaseGroup(token, token, 0))
     gone = log.delete()
@@ -252,7 +252,7 @@ def test_a_revived_group_begins_anew() -> None:
 
 def test_late_copies_behind_a_revival() -> None:
     """F9.5: a Topology that names no earlier one, and a ReleaseGroup, are of the group that was; so are all others."""
-    log = Logbook()
+    log = DifferentialLog()
     first = log.last + 1
     session, epoch = log.owner()
     log.must(Heartbeat(session, 0, (ClaimState(epoch, 150),)))
@@ -289,7 +289,7 @@ def test_late_copies_behind_a_revival() -> None:
 
 def test_generations_of_a_revived_group() -> None:
     """F9.5: greater than any that was, so at most once is not broken by records of the time before (D2)."""
-    log = Logbook()
+    log = DifferentialLog()
     greatest, gone = -1, -1
     for _ in range(3):
         session = log.join(mode=AT_MOST_ONCE)
@@ -312,7 +312,7 @@ def test_generations_of_a_revived_group() -> None:
 
 def test_deleted_groups_cost_a_snapshot_little() -> None:
     """F9.5: name, record and two offsets are left of each; nothing of their partitions, whatever they had."""
-    log = Logbook(exhaustive=False)
+    log = DifferentialLog(exhaustive=False)
     for number in range(200):
         name = f"group-{number}"
         log.must(Topology("t", 12, -1, topic_id="one"), name)

@@ -10,13 +10,13 @@ from typer.testing import CliRunner
 
 from marshal_py.cli import app
 from marshal_py.errors import InvalidOption
-from marshal_py.simulator.auditor_steps import Delivery, Facts, judge_advances, judge_delivery, judge_fold
+from marshal_py.simulator.exhaustive.bfs import Progress
+from marshal_py.simulator.exhaustive.canonical import shape
 from marshal_py.simulator.exhaustive.configurations import CONFIGURATIONS, QUICK
 from marshal_py.simulator.exhaustive.explore import STATES_MAX, explore, search
-from marshal_py.simulator.exhaustive.prologue import Prologue
 from marshal_py.simulator.exhaustive.search import Search
-from marshal_py.simulator.exhaustive.shape import shape
-from marshal_py.simulator.exhaustive.walk import Progress
+from marshal_py.simulator.exhaustive.setup_script import SetupScript
+from marshal_py.simulator.step_checker import Delivery, Facts, judge_advances, judge_delivery, judge_fold
 from tests.support import wire
 
 CLAIMS_LESS = frozenset({"revival"})  # worlds in whose bounds next to nothing is delivered
@@ -86,7 +86,7 @@ def test_what_is_searched_until_ctrl_c_is_reported(processes: int) -> None:
 def test_in_the_world_of_snapshots_somebody_loads_one() -> None:
     configuration = CONFIGURATIONS["snapshots"]
     made = Search(configuration)
-    script = Prologue(made)
+    script = SetupScript(made)
     configuration.prologue(script)
     script.wait(1, 0, 1)
     script.must("crash", 0)

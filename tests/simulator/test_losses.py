@@ -11,7 +11,7 @@ from marshal_py.protocol.member import Member
 from marshal_py.simulator import oracle
 from marshal_py.simulator.run import simulate
 from marshal_py.simulator.scenario import Options
-from tests.support.casebook import CLAIM, GRANT, GROUP, NOTE, RELEASE, Book
+from tests.support.handmade_evidence import CLAIM, GRANT, GROUP, NOTE, RELEASE, Book
 from tests.support.wire import record
 
 SEEDS = range(8)

@@ -9,7 +9,7 @@ import pytest
 
 from marshal_py.simulator import oracle
 from marshal_py.simulator.oracle import Group
-from tests.support.casebook import (
+from tests.support.handmade_evidence import (
     CLAIM,
     EVICT,
     GRANT,

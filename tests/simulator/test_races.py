@@ -9,7 +9,7 @@ import pytest
 
 from marshal_py.simulator import races, sweep
 from marshal_py.simulator.races import Task
-from tests.support import prove
+from tests.support import soak
 
 SEEDS = range(6)
 SWEPT = range(100, 200)
@@ -61,7 +61,7 @@ def test_the_tasks_are_every_seed_and_now_and_then_a_calm_one() -> None:
 
 @pytest.mark.timeout(600)
 def test_a_sweep_of_seeds_violates_nothing() -> None:
-    """Behind those of test_simulate.py, in two processes. More of them: `marshal simulate --seeds`, `make prove`."""
+    """Behind those of test_simulate.py, in two processes. More of them: `marshal simulate --seeds`, `make soak`."""
     found = sweep.total(sweep.sweep(SWEPT, 2))
     assert (found.violations, found.failing, found.void) == (0, [], False)
     assert found.seeds == len(SWEPT)
@@ -70,18 +70,18 @@ def test_a_sweep_of_seeds_violates_nothing() -> None:
 
 
 def test_a_long_proof_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Totals add up over runs of `make prove`; a seed that fails is named, and the exit code is 1."""
-    monkeypatch.setattr(prove, "SEEDS", 6)
+    """Totals add up over runs of `make soak`; a seed that fails is named, and the exit code is 1."""
+    monkeypatch.setattr(soak, "SEEDS", 6)
     arguments = ["--only", "seeds", "--seconds", "0", "--processes", "1", "--out", str(tmp_path / "proof.json")]
-    monkeypatch.setattr(prove, "WORK", {"seeds": prove.seeds})
+    monkeypatch.setattr(soak, "WORK", {"seeds": soak.seeds})
     for seconds in ("0.001", "0.001"):
-        assert prove.main([*arguments, "--seconds", seconds]) == 0
+        assert soak.main([*arguments, "--seconds", seconds]) == 0
     (found,) = json.loads((tmp_path / "proof.json").read_text(encoding="utf-8"))
     assert found["totals"]["seeds"] == 12
     assert found["totals"]["violations"] == 0
     assert found["totals"]["events"] == sweep.total(sweep.sweep(range(12), 1)).events
     planted = sweep.total(())._replace(seeds=6, failing=[13], violations=1, void=False)
     monkeypatch.setattr(sweep, "total", lambda results: planted if list(results) else None)
-    assert prove.main([*arguments, "--seconds", "0.001"]) == 1
+    assert soak.main([*arguments, "--seconds", "0.001"]) == 1
     (found,) = json.loads((tmp_path / "proof.json").read_text(encoding="utf-8"))
     assert found["failures"] == ["marshal simulate --seed 13"]

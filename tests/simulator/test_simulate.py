@@ -19,17 +19,30 @@ from marshal_py.protocol.records import Genesis, Note
 from marshal_py.protocol.routing import HASH_NAME
 from marshal_py.simulator.auditor import judge
 from marshal_py.simulator.auditor_evidence import Crash, Presence, Report, Stop
-from marshal_py.simulator.auditor_progress import Demands, Departure, judge_progress
+from marshal_py.simulator.auditor_liveness import Demands, Departure, judge_progress
 from marshal_py.simulator.faults import DAMAGE_KINDS, KINDS, STRIKE_KINDS
+from marshal_py.simulator.malformed_records import harmless
 from marshal_py.simulator.mutants import MUTANTS, NOT_YET, VAGUE, find, switched_on
 from marshal_py.simulator.oracle_snapshot import FOLD_VERSION, Snapshots
 from marshal_py.simulator.oracle_wire import decode_record
-from marshal_py.simulator.poison import harmless
 from marshal_py.simulator.process import Process
 from marshal_py.simulator.races import CALM
 from marshal_py.simulator.run import Result, simulate
 from marshal_py.simulator.scenario import Options
-from tests.support.casebook import CLAIM, GRANT, GROUP, HEARTBEAT, INTERVAL, JOIN, MOVE, NOTE, PAUSE, RELEASE, TWO, Book
+from tests.support.handmade_evidence import (
+    CLAIM,
+    GRANT,
+    GROUP,
+    HEARTBEAT,
+    INTERVAL,
+    JOIN,
+    MOVE,
+    NOTE,
+    PAUSE,
+    RELEASE,
+    TWO,
+    Book,
+)
 
 SEEDS = range(100)
 

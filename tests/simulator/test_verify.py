@@ -11,14 +11,16 @@ from marshal_py.protocol import codec, rationalizer, snapshot
 from marshal_py.protocol.records import Checkpoint, ClaimState, Genesis, Heartbeat, Leave
 from marshal_py.simulator.verify import Report, verify
 from marshal_py.transport.ports import LogRecord
-from tests.support.logbook import GROUP, INCARNATION, Logbook, genesis
+from tests.support.differential_log import GROUP, INCARNATION, DifferentialLog, genesis
 
 BEATS = 60
 
 
-def book_of(carry: Callable[[int, Checkpoint | None], Checkpoint | None] = lambda at, carried: carried) -> Logbook:
+def book_of(
+    carry: Callable[[int, Checkpoint | None], Checkpoint | None] = lambda at, carried: carried,
+) -> DifferentialLog:
     """An owner whose heartbeats carry digests, another group, garbage, an end."""
-    book = Logbook()
+    book = DifferentialLog()
     book.world.watched.add(GROUP)
     session, epoch = book.owner()
     other = book.must(book.new_join("o"), group="another")
@@ -66,9 +68,9 @@ def test_a_heartbeat_that_disagrees_is_named(field: str) -> None:
     assert difference.what.startswith(word)
 
 
-def heartbeat_number(book: Logbook, offset: int) -> int:
+def heartbeat_number(book: DifferentialLog, offset: int) -> int:
     """The number of the heartbeat at that offset of GROUP, -1 if it is another record."""
-    world = Logbook(start=False).world
+    world = DifferentialLog(start=False).world
     for at, value in enumerate(book.values[: offset + 1]):
         verdict = rationalizer.apply(world, at, value)
     record = verdict.record
@@ -135,7 +137,7 @@ def test_a_broken_rule_of_the_heart_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_logs_beside_the_first_are_judged_by_the_root() -> None:
     root = genesis(16)
-    opened = Logbook(16).world.genesis
+    opened = DifferentialLog(16).world.genesis
     assert isinstance(opened, Genesis)
     mixed = [LogRecord(0, 0, root, 0), LogRecord(5, 0, b"early", 0), LogRecord(5, 1, root, 0)]
     found = verify(mixed, opened, root)
@@ -148,7 +150,7 @@ def with_snapshots(*wrong: int) -> list[bytes | None]:
 
     The heartbeats carry digests, as in `book_of`.
     """
-    book = Logbook()
+    book = DifferentialLog()
     book.world.watched.add(GROUP)
     session, epoch = book.owner()
     done = 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.spark.place import Place
-from tests.support.fronts import until
+from tests.support.client_fixtures import until
 from tests.support.journal import Tail
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ from confluent_kafka.cimpl import TopicPartition as KafkaPartition
 import marshal_py
 from marshal_py import Consumer, Marshal
 from marshal_py.client.observer import Observer
-from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.kafka import KafkaTransport
 from tests.support.kafka import Cluster, TopicFactory
 
 INTERVAL_S = 1.0  # the shortest that is allowed: every take-over waits two of them
@@ -80,7 +80,7 @@ class Place:
         }
 
     def observe(self) -> Observer:
-        return Observer(KafkaDoor(self.bootstrap, 30.0), self.log)
+        return Observer(KafkaTransport(self.bootstrap, 30.0), self.log)
 
     def positions(self) -> dict[int, int]:
         """By partition, as the log has them."""

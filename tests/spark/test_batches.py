@@ -124,7 +124,7 @@ def test_spark_cannot_read_a_log_in_memory(spark: SparkSession) -> None:
     broker.create_topic("__marshal", 1)
     broker.create_topic("orders", 1)
     with (
-        marshal_py.connect(broker.door()) as marshal,
+        marshal_py.connect(broker.transport()) as marshal,
         marshal.consumer("g", ["orders"]) as consumer,
         pytest.raises(InvalidOption, match=r"bootstrap\.servers"),
     ):

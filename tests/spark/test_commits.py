@@ -16,7 +16,7 @@ import pytest
 from marshal_py.spark import QueryListener, commits
 from tests.spark.place import Place
 from tests.spark.test_source import Query
-from tests.support.fronts import until
+from tests.support.client_fixtures import until
 
 MakePlace = Callable[[int], Place]
 

@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, ConfigResource
 
 from marshal_py.spark import Ledger
-from marshal_py.transport.soundness import COORDINATION_PARTITIONS, FOREVER
+from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS, FOREVER
 from tests.spark.test_docs import PROGRAMS
 from tests.support.kafka import start_guarded
 

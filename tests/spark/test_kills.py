@@ -19,7 +19,7 @@ from marshal_py.protocol.advisory import UNCOMMITTED
 from marshal_py.protocol.records import Note
 from tests.spark.job import DEADLINE_S, ROOT, Job, Rows
 from tests.spark.place import INTERVAL_S, Place
-from tests.support.fronts import until
+from tests.support.client_fixtures import until
 
 MakePlace = Callable[[int], Place]
 BATCH = 120  # rows

@@ -20,11 +20,11 @@ from marshal_py.history.tables import TABLES
 from marshal_py.spark import archive, columns, read_archive, replay
 from marshal_py.spark.archives import Archived, write_archive
 from marshal_py.spark.log import STATE_TABLES
-from marshal_py.spark.origins import ArchiveOrigin
+from marshal_py.spark.log_sources import ArchiveSource
 from marshal_py.transport.dump import Header, Span, Writer
-from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.ports import LogRecord
-from marshal_py.transport.sink import KafkaSink
+from marshal_py.transport.producer import KafkaProducer
 from tests.spark.test_replay import bag
 from tests.support.kafka import Cluster, TopicFactory
 from tests.support.logs import BEGIN_MS, Raw, folded, groups_of, root, topic, with_snapshots
@@ -63,8 +63,8 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> str:
 def live(kafka: Cluster, topic: TopicFactory, dump: str) -> dict[str, str]:
     """Options of a topic that holds the same."""
     name = topic(PARTITIONS, config={"retention.ms": "-1"})  # L1; the records are old, and Kafka would delete them
-    door = KafkaDoor(kafka.bootstrap, DEADLINE_S)
-    sink = KafkaSink(door)
+    transport = KafkaTransport(kafka.bootstrap, DEADLINE_S)
+    sink = KafkaProducer(transport)
     for log, _, time_ms, key, value in ROWS:
         sink.write(name, value, key, partition=log, timestamp_ms=time_ms)
     sink.flush(DEADLINE_S)
@@ -114,7 +114,7 @@ def test_an_archive_that_grows(spark: SparkSession, live: dict[str, str], tmp_pa
     assert days == {"day=2025-11-21"}
     # As if the last run had been cut off: of log 1 a file is missing, of log 2 what stands in another is there twice.
     for file in (tmp_path / "archive" / "log=1").rglob("*.parquet"):
-        if ArchiveOrigin(path)._reach(str(file))[0] >= 100:
+        if ArchiveSource(path)._reach(str(file))[0] >= 100:
             file.unlink()
     (file,) = islice((tmp_path / "archive" / "log=2").rglob("*.parquet"), 1)
     shutil.copy(file, file.with_name("again-" + file.name))
@@ -154,7 +154,7 @@ def test_an_archive_with_a_hole_says_so(spark: SparkSession, tmp_path: Path) -> 
     path = str(tmp_path / "archive")
     write_archive(_raw(spark, [row for row in ROWS if row[0] > 0 or not 50 <= row[1] < 60]), path)
     with pytest.raises(LogGap, match="jumps from offset 50 to 60"):
-        list(ArchiveOrigin(path).read(0, 0, RECORDS))
+        list(ArchiveSource(path).read(0, 0, RECORDS))
     with pytest.raises(PySparkException, match="jumps from offset 50 to 60"):
         read(spark, "marshal-state", {"path": path})
 
@@ -177,7 +177,7 @@ def test_files_that_overlap_in_any_way_are_one_log(seed: int, tmp_path: Path) ->
     (tmp_path / "_SUCCESS").touch()
     (tmp_path / "log=0" / "_temporary").mkdir()
     (tmp_path / "log=0" / "_temporary" / "cut-off.parquet").touch()
-    origin = ArchiveOrigin(str(tmp_path))
+    origin = ArchiveSource(str(tmp_path))
     assert origin.spans() == {0: (0, RECORDS)}
     assert list(origin.read(0, 0, RECORDS)) == rows
     for first, end in ((0, 1), (17, 18), (40, 260), (RECORDS - 1, RECORDS)):
@@ -189,9 +189,9 @@ def test_a_folder_of_something_else_is_named(name: str, content: bytes, tmp_path
     (tmp_path / name).parent.mkdir()
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InvalidOption, match="path="):
-        ArchiveOrigin(str(tmp_path)).spans()
+        ArchiveSource(str(tmp_path)).spans()
     with pytest.raises(InvalidOption, match="path="):
-        ArchiveOrigin(str(tmp_path / "none")).spans()
+        ArchiveSource(str(tmp_path / "none")).spans()
 
 
 # --- what is asked

@@ -8,7 +8,7 @@ from marshal_py.protocol.advisory import UNCOMMITTED
 from marshal_py.protocol.records import Note
 from tests.spark.place import Place
 from tests.spark.test_source import Query
-from tests.support.fronts import Keeper, until
+from tests.support.client_fixtures import BackgroundConsumer, until
 
 MakePlace = Callable[[int], Place]
 
@@ -76,7 +76,11 @@ def test_at_most_once_a_loss_that_another_member_may_have_read_is_not_told(place
     query = Query(here, delivery="at_most_once")
     assert query.write_ahead()
     query.crash()
-    with here.connect() as marshal, here.consumer(marshal, delivery="at_most_once") as other, Keeper(other) as keeper:
+    with (
+        here.connect() as marshal,
+        here.consumer(marshal, delivery="at_most_once") as other,
+        BackgroundConsumer(other) as keeper,
+    ):
         until(lambda: len(keeper.seen) == 10, "another member has read it all")
     here.fill(5)
     query.settled()
@@ -93,7 +97,7 @@ def test_at_most_once_a_batch_that_outlives_a_membership_is_not_lost(place: Make
     rows = query.read()
     life = query.reader._life
     assert life is not None
-    until(lambda: life.consumer._station.ended, "the member has left")
+    until(lambda: life.consumer._driver.ended, "the member has left")
     query.finish(rows)
     here.fill(5)
     query.settled()

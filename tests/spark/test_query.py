@@ -16,7 +16,7 @@ import marshal_py
 from marshal_py.spark import QueryListener, prometheus_gauges
 from marshal_py.spark.listener import Progress
 from tests.spark.place import Place
-from tests.support.fronts import until
+from tests.support.client_fixtures import until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,10 +18,10 @@ from marshal_py.errors import ClusterUnreachable, InvalidName, InvalidOption, Ma
 from marshal_py.protocol.records import ClaimingMessages
 from marshal_py.spark import source
 from marshal_py.spark.options import StreamOptions
-from marshal_py.spark.source import Life, StreamReader
+from marshal_py.spark.source import QueryMember, StreamReader
 from pyspark_marshal import DefaultSource
 from tests.spark.place import Place
-from tests.support.fronts import Keeper, places, until
+from tests.support.client_fixtures import BackgroundConsumer, places, until
 
 MakePlace = Callable[[int], Place]
 Rows = list[tuple[int, int]]
@@ -47,7 +47,7 @@ class Query:
         self.current = json.dumps(self.reader.initialOffset())
 
     @property
-    def life(self) -> Life:
+    def life(self) -> QueryMember:
         """Of the reader, which is at work."""
         assert self.reader._life is not None
         return self.reader._life
@@ -55,7 +55,7 @@ class Query:
     def await_left(self) -> None:
         """Its member is overdue and leaves."""
         life = self.life
-        until(lambda: life.consumer._station.ended, "the member has left")
+        until(lambda: life.consumer._driver.ended, "the member has left")
 
     def crash(self) -> None:
         """The process is gone without a word: no stop, no heartbeat. (A thread cannot be killed: it is cut off.)"""
@@ -320,7 +320,7 @@ def test_a_claim_lost_in_the_middle_comes_again_elsewhere(place: MakePlace) -> N
     query.turn()
     query.write_ahead()
     rows = query.read()
-    with here.connect() as marshal, here.consumer(marshal) as consumer, Keeper(consumer) as keeper:
+    with here.connect() as marshal, here.consumer(marshal) as consumer, BackgroundConsumer(consumer) as keeper:
         query.finish(rows)
         until(lambda: (query.turn() or True) and len(consumer.claims()) == 2, "the consumer has its share")
         here.fill(25)

@@ -19,7 +19,7 @@ from marshal_py.spark.streams import PROVIDER, ROCKSDB, fold_more, read_state, w
 from tests.spark.test_log import dump, live
 from tests.spark.test_replay import bag
 from tests.support import wire
-from tests.support.logbook import genesis
+from tests.support.differential_log import genesis
 from tests.support.logs import Raw, folded, groups_of, root, topic
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import signal
 import sys
 from typing import Any
 
-from marshal_py.admin.desk import Desk
-from marshal_py.admin.errand import Errand
+from marshal_py.admin.operation import Operation
+from marshal_py.admin.runner import OperationRunner
 from marshal_py.cli import main
 from marshal_py.protocol.records import Note
 
@@ -27,22 +27,22 @@ def die() -> None:
 
 
 def die_at_tick(number: int) -> None:
-    tick, count = Errand.tick, 0
+    tick, count = Operation.tick, 0
 
-    def deadly(errand: Errand, now: Any) -> Any:
+    def deadly(operation: Operation, now: Any) -> Any:
         nonlocal count
         count += 1
         if count == number:
             die()
-        return tick(errand, now)
+        return tick(operation, now)
 
-    Errand.tick = deadly  # type: ignore[method-assign]
+    Operation.tick = deadly  # type: ignore[method-assign]
 
 
 def die_at_record(number: int, written: bool) -> None:
-    append, count = Desk._append, 0
+    append, count = OperationRunner._append, 0
 
-    def deadly(desk: Desk, record: Any) -> None:
+    def deadly(desk: OperationRunner, record: Any) -> None:
         nonlocal count
         append(desk, record)
         count += not isinstance(record, Note)
@@ -51,7 +51,7 @@ def die_at_record(number: int, written: bool) -> None:
                 desk._log._producer.flush(FLUSH_TIMEOUT_S)  # type: ignore[attr-defined]
             die()
 
-    Desk._append = deadly  # type: ignore[method-assign]
+    OperationRunner._append = deadly  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -20,17 +20,17 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from marshal_py.errors import CoordinationTopicMissing, HistoryTruncated, TopicRecreated, WrongTopicSetting
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.embedded import Broker
-from marshal_py.transport.kafka import KafkaDoor
-from marshal_py.transport.memory import MemoryBroker, MemoryDoor
+from marshal_py.transport.kafka import KafkaTransport
+from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 from marshal_py.transport.ports import (
     CAPABILITIES,
     Bounds,
     CoordinationLog,
     DataSource,
-    Door,
     LogRecord,
     OutOfRange,
     RawMessage,
+    Transport,
 )
 
 DEADLINE_S = 30.0  # far above any answer on one machine; only a broken promise waits so long
@@ -53,7 +53,7 @@ class Rig(Protocol):
     name: str
     lacks: frozenset[str]
 
-    def door(self) -> Door: ...
+    def transport(self) -> Transport: ...
     def topic(self, partitions: int = 1) -> str: ...
     def produce(self, topic: str, partition: int, values: Iterable[bytes]) -> None: ...
     def truncate(self, topic: str, partition: int, before: int) -> None: ...
@@ -74,8 +74,8 @@ class MemoryRig:
     def __init__(self) -> None:
         self.broker = MemoryBroker()
 
-    def door(self) -> MemoryDoor:
-        return self.broker.door()
+    def transport(self) -> MemoryTransport:
+        return self.broker.transport()
 
     def topic(self, partitions: int = 1) -> str:
         name = f"c-{uuid.uuid4().hex[:12]}"
@@ -121,8 +121,8 @@ class KafkaRig:
         self.bootstrap = bootstrap
         self._producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, "log_level": 0})
 
-    def door(self) -> KafkaDoor:
-        return KafkaDoor(self.bootstrap, DEADLINE_S)
+    def transport(self) -> KafkaTransport:
+        return KafkaTransport(self.bootstrap, DEADLINE_S)
 
     def topic(self, partitions: int = 1) -> str:
         raise NotImplementedError
@@ -241,13 +241,13 @@ class Suite:
 
     @pytest.fixture
     def log(self, rig: Rig, topic: str) -> Iterable[CoordinationLog]:
-        log = rig.door().log(topic, "writer")
+        log = rig.transport().log(topic, "writer")
         yield log
         log.close(0.0)
 
     @pytest.fixture
     def source(self, rig: Rig, topic: str) -> Iterable[DataSource]:
-        source = rig.door().source("group", "reader", {})
+        source = rig.transport().source("group", "reader", {})
         source.learn([topic])
         yield source
         source.close()
@@ -296,7 +296,7 @@ class LogPromises(Suite):
         for value in numbered(0, 20):
             log.append(0, b"g", value)
         read_log(log, 20)
-        late = rig.door().log(topic, "late")
+        late = rig.transport().log(topic, "late")
         late.follow(0, 0)
         assert [r.value for r in read_log(late, 20)] == numbered(0, 20)
         late.close(0.0)
@@ -309,7 +309,7 @@ class LogPromises(Suite):
         assert [(r.offset, r.value) for r in read_log(log, 3)] == [(7, b"7"), (8, b"8"), (9, b"9")]
 
     def test_two_writers_are_read_by_both_in_one_order(self, rig: Rig, topic: str, log: CoordinationLog) -> None:
-        other = rig.door().log(topic, "other")
+        other = rig.transport().log(topic, "other")
         for reader in (log, other):
             reader.follow(0, 0)
         for i in range(20):
@@ -520,47 +520,47 @@ class AdminPromises(Suite):
 
     def test_capabilities_are_named(self, rig: Rig) -> None:
         owners = {"truncate"} if rig.name == "embedded" else set()  # the owner can, a client cannot
-        assert rig.door().admin().capabilities == CAPABILITIES - rig.lacks - owners
-        assert rig.door().name == rig.name
+        assert rig.transport().admin().capabilities == CAPABILITIES - rig.lacks - owners
+        assert rig.transport().name == rig.name
 
     def test_topics_are_listed(self, rig: Rig, topic: str) -> None:
-        assert topic in rig.door().admin().topics()
+        assert topic in rig.transport().admin().topics()
 
     def test_partition_count(self, rig: Rig, topic: str) -> None:
-        admin = rig.door().admin()
+        admin = rig.transport().admin()
         assert admin.partition_count(topic) == 3
         assert admin.partition_count(f"missing-{uuid.uuid4().hex}") is None
 
     def test_asking_for_a_topic_does_not_create_it(self, rig: Rig) -> None:
         name = f"missing-{uuid.uuid4().hex}"
-        admin = rig.door().admin()
+        admin = rig.transport().admin()
         assert [admin.partition_count(name) for _ in range(3)] == [None, None, None]
 
     def test_bounds(self, rig: Rig, topic: str) -> None:
         rig.produce(topic, 1, numbered(0, 4))
         tps = [TopicPartition(topic, 0), TopicPartition(topic, 1)]
-        assert rig.door().admin().bounds(tps) == {tps[0]: Bounds(0, 0), tps[1]: Bounds(0, 4)}
+        assert rig.transport().admin().bounds(tps) == {tps[0]: Bounds(0, 0), tps[1]: Bounds(0, 4)}
 
     def test_what_is_committed_is_found_and_the_rest_left_out(self, rig: Rig, topic: str) -> None:
         group = f"g-{uuid.uuid4().hex}"
         tps = [TopicPartition(topic, partition) for partition in range(3)]
-        admin = rig.door().admin()
+        admin = rig.transport().admin()
         assert admin.committed(group, tps) == {}
         assert admin.commit(group, {tps[0]: 5, tps[2]: 0}) == ""
         assert admin.committed(group, tps) == {tps[0]: 5, tps[2]: 0}
-        assert rig.door().admin().committed(group, tps) == {tps[0]: 5, tps[2]: 0}
+        assert rig.transport().admin().committed(group, tps) == {tps[0]: 5, tps[2]: 0}
         assert admin.committed(f"other-{group}", tps) == {}
         admin.close()
 
     def test_a_group_that_nobody_uses_has_no_live_members(self, rig: Rig) -> None:
-        assert rig.door().admin().live_kafka_members(f"g-{uuid.uuid4().hex}") == 0
+        assert rig.transport().admin().live_kafka_members(f"g-{uuid.uuid4().hex}") == 0
 
     def test_a_coordination_topic_that_is_sound_is_taken(self, rig: Rig) -> None:
-        assert rig.door().admin().prepare_coordination(rig.topic(4), 16) == 4
+        assert rig.transport().admin().prepare_coordination(rig.topic(4), 16) == 4
 
     def test_one_look_gives_count_and_id(self, rig: Rig, topic: str) -> None:
         """F9.1, D10: both from one answer; a broker that has no ids says so by ""."""
-        admin = rig.door().admin()
+        admin = rig.transport().admin()
         found = admin.describe_topic(topic)
         assert found is not None
         assert found.partitions == 3
@@ -613,7 +613,7 @@ class GrowPromises(Suite):
     CAPABILITY = "grow"
 
     def test_growth_is_seen_and_the_new_partition_read(self, rig: Rig, topic: str, source: DataSource) -> None:
-        admin = rig.door().admin()
+        admin = rig.transport().admin()
         assert admin.partition_count(topic) == 3
         rig.grow(topic, 5)
         until(lambda: admin.partition_count(topic) == 5, "growth is seen")
@@ -641,19 +641,19 @@ class DescribePromises(Suite):
     def test_a_wrong_setting_is_named(self, rig: Rig, topic: str, setting: str, value: str, wanted: str) -> None:
         rig.configure(topic, {"retention.ms": "-1", "retention.bytes": "-1", setting: value})
         with pytest.raises(WrongTopicSetting) as raised:
-            rig.door().admin().prepare_coordination(topic, 3)
+            rig.transport().admin().prepare_coordination(topic, 3)
         error = raised.value
         assert (error.topic, error.setting, error.value, error.wanted) == (topic, setting, value, wanted)
         assert f"{setting}={wanted}" in error.command
 
     def test_settings_are_described(self, rig: Rig, topic: str) -> None:
         rig.configure(topic, {"retention.ms": "-1"})
-        assert rig.door().admin().settings(topic)["retention.ms"] == "-1"
+        assert rig.transport().admin().settings(topic)["retention.ms"] == "-1"
 
     def test_live_kafka_members_are_counted(self, rig: Rig, topic: str) -> None:
         """Groups are described by the same kind of request, which the embedded broker refuses."""
         group = f"g-{uuid.uuid4().hex}"
-        admin = rig.door().admin()
+        admin = rig.transport().admin()
         leave = rig.join_kafka_group(group, topic)
         assert admin.live_kafka_members(group) == 1
         assert admin.commit(group, {TopicPartition(topic, 0): 1}) != ""
@@ -667,7 +667,7 @@ class CreatePromises(Suite):
     CAPABILITY = "create_topic"
 
     def test_it_is_created_with_settings_that_keep_history(self, rig: Rig) -> None:
-        admin = rig.door().admin()
+        admin = rig.transport().admin()
         name = f"made-{uuid.uuid4().hex[:12]}"
         assert admin.prepare_coordination(name, 5) == 5
         settings = admin.settings(name)
@@ -676,7 +676,7 @@ class CreatePromises(Suite):
         assert admin.prepare_coordination(name, 16) == 5, "a topic that is there is taken as it is"
 
     def test_a_recreated_topic_has_another_id(self, rig: Rig, topic: str) -> None:
-        admin = rig.door().admin()
+        admin = rig.transport().admin()
         before = admin.describe_topic(topic)
         rig.recreate(topic, 5)
         after = until(lambda: admin.describe_topic(topic), "the topic is there again")
@@ -710,9 +710,9 @@ class LookupPromises(Suite):
 class CannotCreatePromises(Suite):
     """What a client is told that may not create the coordination topic."""
 
-    def refuses_with_the_command_that_mends_it(self, door: Door, name: str) -> None:
+    def refuses_with_the_command_that_mends_it(self, transport: Transport, name: str) -> None:
         with pytest.raises(CoordinationTopicMissing) as raised:
-            door.admin().prepare_coordination(name, 16)
+            transport.admin().prepare_coordination(name, 16)
         assert raised.value.topic == name
         assert name in raised.value.command
 

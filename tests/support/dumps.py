@@ -13,7 +13,7 @@ from marshal_py.simulator.run import simulate
 from marshal_py.simulator.scenario import Options, Scenario
 from marshal_py.transport.dump import Header, Span, Writer
 from marshal_py.transport.ports import LogRecord
-from tests.support.logbook import INCARNATION
+from tests.support.differential_log import INCARNATION
 
 BEGIN_MS = 1_763_700_000_000
 CALMLY = Options(

@@ -93,7 +93,7 @@ class Evidence:
     settled: dict[int, int] = field(default_factory=dict)  # log -> end when all had healed and all should be done
 
 
-class Diary:
+class JournalReader:
     """Turns lines of journals into evidence, one process at a time."""
 
     def __init__(self, evidence: Evidence) -> None:

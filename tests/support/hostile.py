@@ -41,7 +41,7 @@ from marshal_py.protocol.records import (
 )
 from marshal_py.protocol.world import Group, Partition, Session, World
 from tests.support import wire
-from tests.support.logbook import INCARNATION, OTHER_INCARNATION, genesis
+from tests.support.differential_log import INCARNATION, OTHER_INCARNATION, genesis
 
 GROUPS = ("billing", "g", "grüppe")
 TOPICS = ("t", "u")

@@ -33,7 +33,7 @@ from marshal_py.simulator.auditor_claims import TOKEN, tenure_of
 from marshal_py.simulator.auditor_evidence import Crash, Key, Presence, Slack, Stop, Violation
 from marshal_py.simulator.auditor_facts import Tenure
 from marshal_py.simulator.auditor_history import History, root_of
-from marshal_py.simulator.auditor_progress import (
+from marshal_py.simulator.auditor_liveness import (
     GONE,
     QUIET_INTERVALS,
     STARVED,

@@ -14,7 +14,7 @@ from marshal_py.protocol.records import Genesis
 from marshal_py.protocol.routing import HASH_NAME, route
 from marshal_py.protocol.world import World
 from tests.support import hostile
-from tests.support.logbook import INCARNATION, genesis
+from tests.support.differential_log import INCARNATION, genesis
 
 GROUPS_PER_LOG = 2
 BEGIN_MS = 1_763_700_000_000  # 2025-11-21 04:40 UTC

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from marshal_py.protocol.identity import TopicPartition
-from marshal_py.transport.memory import MemoryBroker, MemoryDoor, MemoryMessage, MemorySource
+from marshal_py.transport.memory import MemoryBroker, MemoryMessage, MemorySource, MemoryTransport
 from marshal_py.transport.ports import Chunk
-from tests.support.fronts import MemoryGround
+from tests.support.client_fixtures import MemoryGround
 
 BLOCK = 1_000  # messages of one partition that a fetch brings
 QUEUED = 2_000  # from so many on nothing more is fetched
@@ -56,7 +56,7 @@ class OneQueueSource(MemorySource):
             self._queue.extend((tp, round_, message) for message in found)
 
 
-class OneQueueDoor(MemoryDoor):
+class OneQueueDoor(MemoryTransport):
     def source(
         self, group: str, client_id: str, settings: Mapping[str, Any], queue_bytes: int | None = None
     ) -> OneQueueSource:

@@ -52,8 +52,8 @@ from marshal_py.protocol.world import Group, World
 from marshal_py.transport.dump import Header, Span, Writer
 from marshal_py.transport.ports import LogRecord
 from tests.support import checkpoints
+from tests.support.differential_log import INCARNATION, genesis
 from tests.support.hostile import hostile
-from tests.support.logbook import INCARNATION, genesis
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 DUMP, DIGESTS = FIXTURES / "protocol_2.dump", FIXTURES / "protocol_2.json"

@@ -84,12 +84,12 @@ class TestCannotCreate(conformance.CannotCreatePromises):
     def test_memory_without_the_right(self) -> None:
         rig = MemoryRig()
         rig.broker.may_create = False
-        self.refuses_with_the_command_that_mends_it(rig.door(), "absent")
+        self.refuses_with_the_command_that_mends_it(rig.transport(), "absent")
 
     def test_embedded(self) -> None:
         rig = EmbeddedRig()
         try:
-            self.refuses_with_the_command_that_mends_it(rig.door(), "absent")
+            self.refuses_with_the_command_that_mends_it(rig.transport(), "absent")
         finally:
             rig.close()
 
@@ -104,7 +104,7 @@ def test_three_brokers_must_be_safe_ones(setting: str, value: str) -> None:
     topic = rig.topic(1)
     rig.configure(topic, {setting: value})
     with pytest.raises(conformance.WrongTopicSetting) as raised:
-        rig.door().admin().prepare_coordination(topic, 1)
+        rig.transport().admin().prepare_coordination(topic, 1)
     assert (raised.value.setting, raised.value.value) == (setting, value)
 
 

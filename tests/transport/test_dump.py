@@ -133,9 +133,9 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 def test_a_dump_as_a_cluster(path: Path) -> None:
     """Offsets, times and keys are those of the dump; a log that was cut says so as a real one would."""
     path.write_bytes(written())
-    found, door = memory_door(path)
+    found, transport = memory_door(path)
     assert found == header()
-    admin, log = door.admin(), door.log("__marshal", "me")
+    admin, log = transport.admin(), transport.log("__marshal", "me")
     assert admin.partition_count("__marshal") == 3
     tps = [TopicPartition("__marshal", number) for number in range(3)]
     assert list(admin.bounds(tps).values()) == [Bounds(0, 2), Bounds(0, 0), Bounds(7, 10)]

@@ -20,7 +20,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, ResourceType
 
-from marshal_py import embedded as door
+from marshal_py import embedded as transport
 from marshal_py.errors import (
     ConsumerClosed,
     EmbeddedLogFull,
@@ -628,5 +628,5 @@ def test_a_call_that_an_older_library_lacks(monkeypatch: pytest.MonkeyPatch, own
 
 
 def test_the_public_door_shows_the_same_things() -> None:
-    for name in door.__all__:
-        assert getattr(door, name) is getattr(embedded, name)
+    for name in transport.__all__:
+        assert getattr(transport, name) is getattr(embedded, name)

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError
 
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.embedded import Broker
-from marshal_py.transport.kafka import KafkaDoor
+from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.kafka_source import KafkaSource
 from marshal_py.transport.ports import OutOfRange
 
@@ -39,7 +39,7 @@ class Refusal:
 @pytest.fixture
 def source() -> Iterator[KafkaSource]:
     with Broker(topics={"orders": 1}) as broker:
-        source = KafkaDoor(broker.bootstrap_servers, 10.0).source("group", "reader", {})
+        source = KafkaTransport(broker.bootstrap_servers, 10.0).source("group", "reader", {})
         yield source
         source.close()
 

@@ -61,7 +61,7 @@ def test_nobody_writes_before_the_genesis_was_read(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(MemoryLog, "poll", poll)
     monkeypatch.setattr(MemoryLog, "append", append)
-    with marshal_py.connect(broker.door(), coordination_partitions=4) as marshal:
+    with marshal_py.connect(broker.transport(), coordination_partitions=4) as marshal:
         marshal.consumer(group, ["orders"]).stop()
     assert wrote
     assert all(after for _, after in wrote)

@@ -17,8 +17,8 @@ import typer
 from marshal_py.cli import frame
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.transport.embedded import Broker
-from marshal_py.transport.kafka import KafkaDoor
-from marshal_py.transport.soundness import COORDINATION_PARTITIONS
+from marshal_py.transport.kafka import KafkaTransport
+from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS
 
 EXAMPLE: Final = frame.example("marshal demo --seconds 12 --delivery at_most_once")
 SECONDS_MIN: Final = 10.0  # shorter, and the killed consumer is not waited out before the fourth one joins
@@ -43,11 +43,11 @@ def demo(
     own, demo-orders-RANDOM, and leaves it there. Exit code 1 only if a promise was broken.
     """
     from marshal_py.cli.demo.judge import sentence
-    from marshal_py.cli.demo.stage import Plan, play
+    from marshal_py.cli.demo.scenario import Plan, play
     from marshal_py.cli.demo.view import make_view
 
     with _cluster(bootstrap_servers, command_config, coordination_topic) as (settings, topic, group):
-        admin = KafkaDoor(settings, CONNECT_TIMEOUT_S).admin()
+        admin = KafkaTransport(settings, CONNECT_TIMEOUT_S).admin()
         plan = Plan(
             settings=settings,
             topic=topic,
@@ -74,7 +74,7 @@ def demo(
 @contextmanager
 def _cluster(servers: str | None, config: Any, coordination_topic: str) -> Iterator[tuple[dict[str, Any], str, str]]:
     """Settings, topic and group: of the user's cluster, or of a broker that lives as long as the demo."""
-    from marshal_py.cli.demo.stage import PARTITIONS
+    from marshal_py.cli.demo.scenario import PARTITIONS
 
     if servers is None and config is None:
         topics = {EMBEDDED_TOPIC: PARTITIONS, coordination_topic: COORDINATION_PARTITIONS}
@@ -85,7 +85,7 @@ def _cluster(servers: str | None, config: Any, coordination_topic: str) -> Itera
     settings = frame.settings_of(servers, config)
     mark = secrets.token_hex(4)
     topic = f"{EMBEDDED_TOPIC}-{mark}"
-    admin = KafkaDoor(settings, CONNECT_TIMEOUT_S).admin()
+    admin = KafkaTransport(settings, CONNECT_TIMEOUT_S).admin()
     if "create_topic" not in admin.capabilities:
         raise frame.CommandFailed(
             "this is an embedded broker, where clients cannot create topics: leave out "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from marshal_py.cli.demo.tally import Tally
+from marshal_py.cli.demo.totals import Totals
 
 AT_MOST_ONCE = "at_most_once"
 
@@ -40,7 +40,7 @@ class Judgement(Struct, frozen=True, kw_only=True):
     ok: bool
 
 
-def judge(tally: Tally, ends: dict[int, int], marks: Milestones, delivery: str, seconds: float) -> Judgement:
+def judge(tally: Totals, ends: dict[int, int], marks: Milestones, delivery: str, seconds: float) -> Judgement:
     """`ends`: the topic's end offsets after the producer has ended; the topic was empty before."""
     produced = {(partition, offset) for partition, end in ends.items() for offset in range(end)} | tally.acknowledged
     handled = produced & tally.handled.keys()
@@ -65,7 +65,7 @@ def judge(tally: Tally, ends: dict[int, int], marks: Milestones, delivery: str, 
     )
 
 
-def _failover_s(tally: Tally, marks: Milestones) -> float | None:
+def _failover_s(tally: Totals, marks: Milestones) -> float | None:
     """The longest silence of a partition between the killed consumer's last delivery and its heir's first."""
     silences = []
     for handlings in tally.handlings.values():
@@ -79,13 +79,13 @@ def _failover_s(tally: Tally, marks: Milestones) -> float | None:
     return round(max(silences), 2) if silences else None
 
 
-def _join_gap_s(tally: Tally, marks: Milestones) -> float | None:
+def _join_gap_s(tally: Totals, marks: Milestones) -> float | None:
     """From the start of the joining process, its interpreter included, to its first delivery."""
     mine = [h.at for handlings in tally.handlings.values() for h in handlings if h.worker == marks.joiner]
     return round(min(mine) - marks.joiner_started_at, 2) if mine else None
 
 
-def _moved_on_join(tally: Tally, marks: Milestones) -> int:
+def _moved_on_join(tally: Totals, marks: Milestones) -> int:
     """Partitions of living consumers that had another owner when production ended. The dead one's moved anyway."""
     moved = 0
     for partition in range(tally.partitions):

@@ -15,15 +15,16 @@ from marshal_py.cli.demo.orders import order
 from marshal_py.cli.demo.process import Task, receive_task
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.errors import MarshalError
-from marshal_py.transport.kafka import KafkaDoor
-from marshal_py.transport.sink import KafkaSink
+from marshal_py.transport.kafka import KafkaTransport
+from marshal_py.transport.producer import KafkaProducer
 
 BEAT_S: Final = 0.02  # how even the pace is
 
 
 def produce(task: Task, journal: Journal, stop: threading.Event) -> None:
-    sink = KafkaSink(
-        KafkaDoor(task.settings, CONNECT_TIMEOUT_S), lambda tp, offset: journal.write(Written(tp.partition, offset))
+    sink = KafkaProducer(
+        KafkaTransport(task.settings, CONNECT_TIMEOUT_S),
+        lambda tp, offset: journal.write(Written(tp.partition, offset)),
     )
     began, sent = time.monotonic(), 0
     while not stop.wait(BEAT_S):

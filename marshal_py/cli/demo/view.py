@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from marshal_py.cli.demo.tally import Tally
+from marshal_py.cli.demo.totals import Totals
 
 EVENTS_SHOWN: Final = 8  # with twelve partitions this fits a terminal of 24 lines
 LINE_EVERY_S: Final = 2.0
@@ -29,11 +29,11 @@ class View(Protocol):
     def event(self, at_s: float, text: str) -> None:
         """Something happened, `at_s` seconds into the demo."""
 
-    def show(self, at_s: float, tally: Tally) -> None:
+    def show(self, at_s: float, tally: Totals) -> None:
         """How things stand."""
 
 
-def totals(tally: Tally) -> str:
+def totals(tally: Totals) -> str:
     shares = Counter(claim.worker for claim in tally.owners.values())
     owners = " ".join(f"{worker}:{count}" for worker, count in sorted(shares.items()))
     lag = sum(tally.lag(partition) for partition in range(tally.partitions))
@@ -58,7 +58,7 @@ class LinesView:
     def event(self, at_s: float, text: str) -> None:
         print(f"{at_s:5.1f} s  {text}", file=self._stream, flush=True)
 
-    def show(self, at_s: float, tally: Tally) -> None:
+    def show(self, at_s: float, tally: Totals) -> None:
         if at_s >= self._due_s:
             self._due_s = at_s + LINE_EVERY_S
             self.event(at_s, totals(tally))
@@ -85,7 +85,7 @@ class LiveView:
     def event(self, at_s: float, text: str) -> None:
         self._events.append(f"{at_s:5.1f} s  {text}")
 
-    def show(self, at_s: float, tally: Tally) -> None:
+    def show(self, at_s: float, tally: Totals) -> None:
         table = Table(box=None, pad_edge=False)
         for name in ("partition", "owner", "next", "end", "lag"):
             table.add_column(name, justify="left" if name == "owner" else "right")

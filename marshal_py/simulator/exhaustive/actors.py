@@ -13,8 +13,8 @@ from typing import Final
 from msgspec import Struct, field
 
 from marshal_py.admin.author import Author
-from marshal_py.admin.errand import Errand, Scene
-from marshal_py.admin.ledger import Ledger
+from marshal_py.admin.operation import GroupContext, Operation
+from marshal_py.admin.pause_history import PauseHistory
 from marshal_py.admin.position import PositionPlan
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce, OffsetRun
@@ -24,7 +24,7 @@ from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import Evict, Heartbeat, Record, ReleasingPartition
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import World
-from marshal_py.simulator.exhaustive.dice import Dice
+from marshal_py.simulator.exhaustive.deterministic_bytes import DeterministicBytes
 
 GROUP: Final = "g"
 TOPIC: Final = "t"
@@ -92,7 +92,7 @@ class Actor:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.dice = Dice(number)
+        self.dice = DeterministicBytes(number)
         self.read_ms: dict[int, int] = {}  # offset of an extension of a live session -> when it was read (S15)
         self.stirred = True  # something happened since the last tick
         self.over = False
@@ -170,24 +170,24 @@ class Consumer(Actor):
         self, number: int, options: MemberOptions, world: World, counts: dict[str, int], messages: int
     ) -> None:
         super().__init__(number)
-        self.mind = Member(world, GROUP, options, self.dice)
-        self.mind.topics.counts.update(counts)
+        self.member = Member(world, GROUP, options, self.dice)
+        self.member.topics.counts.update(counts)
         self.messages = messages
         self.feeds: dict[int, Feed] = {}
         self.busy: list[tuple[int, int, Feed | None]] = []  # epoch, offset, feed that takes the ack
 
     @property
     def deadline_ms(self) -> int:
-        return self.mind.deadline_ms
+        return self.member.deadline_ms
 
     def attach(self, world: World | None) -> None:
-        self.mind.world = world  # type: ignore[assignment]  # None only while it is put away
+        self.member.world = world  # type: ignore[assignment]  # None only while it is put away
 
     def receive(self, verdict: Verdict, now_ms: int) -> None:
-        self.mind.receive(verdict, instant(now_ms))
+        self.member.receive(verdict, instant(now_ms))
 
     def act(self, now_ms: int, effects: Effects) -> bool:
-        now, member = instant(now_ms), self.mind
+        now, member = instant(now_ms), self.member
         for feed in self.feeds.values():
             feed.offer(self.messages)
         ready = member.tick(now)
@@ -217,7 +217,7 @@ class Consumer(Actor):
 
     def _check_heartbeat(self, record: Heartbeat, effects: Effects) -> None:
         """S8, S9: what it says, or by silence leaves standing, is what its handlers have finished, no more, no less."""
-        group = self.mind.group
+        group = self.member.group
         if group is None:
             return
         named = {entry.epoch: entry.position for entry in record.claims}
@@ -254,7 +254,7 @@ class Consumer(Actor):
         tracker, offset = feed.claim.tracker, feed.next_offset()
         if not isinstance(tracker, AtLeastOnce) and not tracker.holds(offset):
             return
-        if not self.mind.may_deliver(epoch, instant(now_ms)):
+        if not self.member.may_deliver(epoch, instant(now_ms)):
             return
         if isinstance(tracker, AtLeastOnce):
             assert feed.run is not None
@@ -275,7 +275,7 @@ class Consumer(Actor):
         tracker = feed.claim.tracker
         if not isinstance(tracker, AtLeastOnce):
             tracker.returned()
-        elif not self.mind.ack_is_late(feed.claim):
+        elif not self.member.ack_is_late(feed.claim):
             assert feed.run is not None
             feed.run.finish(feed.run.offsets.index(offset))
             if offset == feed.low:
@@ -285,29 +285,31 @@ class Consumer(Actor):
 
     def leave(self, now_ms: int, effects: Effects) -> None:
         """The user stops the consumer and gives its handlers an interval."""
-        self.mind.leave(instant(now_ms), "stopped", INTERVAL_MS)
+        self.member.leave(instant(now_ms), "stopped", INTERVAL_MS)
         self.tick(now_ms, effects)
 
 
-class Clerk(Actor):
+class AdminActor(Actor):
     """An admin's run: one errand."""
 
     def __init__(
-        self, number: int, name: str, world: World, plan: type[Errand], aim: int, history: Iterable[Verdict]
+        self, number: int, name: str, world: World, plan: type[Operation], aim: int, history: Iterable[Verdict]
     ) -> None:
         """`history`: the verdicts on all that stands in the log."""
         super().__init__(number)
         author = Author.of(name, "host", "marshal", self.dice(4))
-        self.ledger = Ledger(GROUP)
+        self.ledger = PauseHistory(GROUP)
         for verdict in history:
             self.ledger.read(verdict)
         self.aim = aim
-        scene = Scene(world, GROUP, self.ledger, author, self.dice)
+        context = GroupContext(world, GROUP, self.ledger, author, self.dice)
         # A run that finds the pause of one that crashed takes it over: its person has read whose it is (M2).
         pause = self.ledger.running(world.groups[GROUP]) if GROUP in world.groups else None
         again = pause is not None and author.is_also(pause.by)
-        self.plan: Errand = (
-            PositionPlan(scene, [TopicPartition(TOPIC, 0)], take_over=again) if plan is PositionPlan else plan(scene)
+        self.plan: Operation = (
+            PositionPlan(context, [TopicPartition(TOPIC, 0)], take_over=again)
+            if plan is PositionPlan
+            else plan(context)
         )
 
     @property
@@ -315,7 +317,7 @@ class Clerk(Actor):
         return self.plan.deadline_ms
 
     def attach(self, world: World | None) -> None:
-        self.plan.scene = self.plan.scene._replace(world=world)  # type: ignore[arg-type]  # as above
+        self.plan.context = self.plan.context._replace(world=world)  # type: ignore[arg-type]  # as above
 
     def receive(self, verdict: Verdict, now_ms: int) -> None:
         self.ledger.read(verdict)
@@ -328,5 +330,5 @@ class Clerk(Actor):
             self.over = True
             self.said = self.plan.outcome if isinstance(self.plan, PositionPlan) else ""
         elif step.aim:
-            self.plan.aimed({TopicPartition(TOPIC, 0): self.aim})
+            self.plan.positions_resolved({TopicPartition(TOPIC, 0): self.aim})
         return step.aim

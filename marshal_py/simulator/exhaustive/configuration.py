@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from marshal_py.admin.errand import Errand
+from marshal_py.admin.operation import Operation
 from marshal_py.protocol.ready import MemberOptions
 from marshal_py.protocol.records import AT_LEAST_ONCE
 from marshal_py.simulator.exhaustive.actors import INTERVAL_MS, TOPIC
 
 if TYPE_CHECKING:
-    from marshal_py.simulator.exhaustive.prologue import Prologue
+    from marshal_py.simulator.exhaustive.setup_script import SetupScript
 
 HANDLER_TIMEOUT_MS: Final = 1_000 * INTERVAL_MS  # D4 and the bound of A3 take no part: a small world is over before
 
@@ -36,7 +36,7 @@ class Role(NamedTuple):
 
     name: str
     options: MemberOptions | None = None
-    plan: type[Errand] | None = None
+    plan: type[Operation] | None = None
     aim: int = 0  # an admin's wanted position
     after: int = -1  # may start only after this slot: the two are interchangeable, so the order is no loss
 
@@ -67,7 +67,7 @@ class Configuration(NamedTuple):
     name: str
     says: str
     roles: tuple[Role, ...]
-    prologue: Callable[[Prologue], None]
+    prologue: Callable[[SetupScript], None]
     bounds: Bounds
     partitions: int = 1
     messages: int = 2  # in each partition, from the beginning on

@@ -14,8 +14,8 @@ from marshal_py.protocol.records import AT_MOST_ONCE, GroupConfig, Heartbeat, Re
 from marshal_py.protocol.world import Group
 from marshal_py.simulator.exhaustive.actors import INTERVAL_MS
 from marshal_py.simulator.exhaustive.configuration import Bounds, Configuration, Role, consumer
-from marshal_py.simulator.exhaustive.prologue import Prologue
-from marshal_py.simulator.exhaustive.universe import newer
+from marshal_py.simulator.exhaustive.setup_script import SetupScript
+from marshal_py.simulator.exhaustive.state_store import newer
 
 A, B = Role("a", consumer("a")), Role("b", consumer("b"))
 ONCE_A, ONCE_B = Role("a", consumer("a", AT_MOST_ONCE)), Role("b", consumer("b", AT_MOST_ONCE))
@@ -27,23 +27,23 @@ SILENT_QUANTA: Final = 6  # of the seven in whose course a waiter evicts
 # --- how a world came to where its search begins
 
 
-def nobody(script: Prologue) -> None:
+def nobody(script: SetupScript) -> None:
     """Nothing but a Genesis."""
 
 
-def owner(script: Prologue) -> None:
+def owner(script: SetupScript) -> None:
     """The first one joined, wrote the topology and owns everything."""
     script.start(0)
     script.settle(0)
 
 
-def owner_and_waiter(script: Prologue) -> None:
+def owner_and_waiter(script: SetupScript) -> None:
     """And the second one joined."""
     script.start(0, 1)
     script.settle(0, 1)
 
 
-def owner_at_work(script: Prologue) -> None:
+def owner_at_work(script: SetupScript) -> None:
     """The owner's first message is behind it, and was reported."""
     owner(script)
     script.must("deliver", 0)
@@ -51,14 +51,14 @@ def owner_at_work(script: Prologue) -> None:
     script.wait(1, 0)
 
 
-def silent_owner(script: Prologue) -> None:
+def silent_owner(script: SetupScript) -> None:
     """The owner has a message in a handler and stands still; the other one waits, and has nearly waited enough."""
     owner_and_waiter(script)
     script.must("deliver", 0)
     script.wait(SILENT_QUANTA, 1)
 
 
-def dead_owner(script: Prologue) -> None:
+def dead_owner(script: SetupScript) -> None:
     """The same, but it crashed, and nothing of it is on its way."""
     owner_and_waiter(script)
     script.must("deliver", 0)
@@ -66,7 +66,7 @@ def dead_owner(script: Prologue) -> None:
     script.wait(SILENT_QUANTA, 1)
 
 
-def granted_ahead(script: Prologue) -> None:
+def granted_ahead(script: SetupScript) -> None:
     """At most once: the owner has handed one message over and holds the grant of another one; somebody waits."""
     owner_and_waiter(script)
     script.wait(1, 0, 1)
@@ -75,7 +75,7 @@ def granted_ahead(script: Prologue) -> None:
     script.settle(0, 1)
 
 
-def outage(script: Prologue) -> None:
+def outage(script: SetupScript) -> None:
     """Nobody could write for longer than an interval: both fell silent, and nothing of it came through."""
     owner_and_waiter(script)
     for _ in range(SILENT_QUANTA):
@@ -84,19 +84,19 @@ def outage(script: Prologue) -> None:
             pass
 
 
-def long_log(script: Prologue) -> None:
+def long_log(script: SetupScript) -> None:
     """The log is about to reach, or has just passed, a checkpoint at which a snapshot stands."""
     owner_and_waiter(script)
     script.wait(5, 0, 1)
 
 
-def both_own(script: Prologue) -> None:
+def both_own(script: SetupScript) -> None:
     """Two partitions, two owners."""
     owner_and_waiter(script)
     script.wait(1, 0, 1)
 
 
-def forked(script: Prologue) -> None:
+def forked(script: SetupScript) -> None:
     """The machine of a consumer that has joined, and has sent its first claim, is cloned."""
     script.must("start", 0)
     script.must("tick", 0)
@@ -106,13 +106,13 @@ def forked(script: Prologue) -> None:
     script.fork(0, 1)
 
 
-def stepped_down(script: Prologue) -> None:
+def stepped_down(script: SetupScript) -> None:
     """Somebody asks the owner to step down."""
     owner_and_waiter(script)
     script.plant(lambda group: [StepDown(min(group.sessions), -1, "", "anne")])
 
 
-def half_changed(script: Prologue) -> None:
+def half_changed(script: SetupScript) -> None:
     """A drained pause, in which a change of mode is on its way, and the end of the pause."""
     owner(script)
     script.plant(lambda group: [ReleaseGroup(-1, -1, 8 * INTERVAL_MS, by="anne")])
@@ -126,7 +126,7 @@ def half_changed(script: Prologue) -> None:
     script.plant(change)
 
 
-def abandoned_pause(script: Prologue) -> None:
+def abandoned_pause(script: SetupScript) -> None:
     """An admin paused the group and is gone; a renewal and a move of it are still on their way."""
     owner_and_waiter(script)
     script.plant(lambda group: [ReleaseGroup(-1, -1, PAUSE_MS, by="anne")])
@@ -136,7 +136,7 @@ def abandoned_pause(script: Prologue) -> None:
     script.plant(lambda group: [ReleaseGroup(group.pause_change, group.pause_change, PAUSE_MS, by="anne")])
 
 
-def stranger(script: Prologue) -> None:
+def stranger(script: SetupScript) -> None:
     """Garbage and a record of a newer version are on their way to the group of an owner at work."""
     owner_and_waiter(script)
     script.plant(lambda group: [b"garbage", newer(Heartbeat(min(group.sessions), 1))])

@@ -7,17 +7,17 @@ from functools import partial
 from typing import Final
 
 from marshal_py.errors import InvalidOption
-from marshal_py.simulator.exhaustive import crew
+from marshal_py.simulator.exhaustive import parallel
+from marshal_py.simulator.exhaustive.bfs import Progress, Report, walk
 from marshal_py.simulator.exhaustive.configuration import Configuration
 from marshal_py.simulator.exhaustive.configurations import CONFIGURATIONS
-from marshal_py.simulator.exhaustive.prologue import Prologue
 from marshal_py.simulator.exhaustive.search import Search
-from marshal_py.simulator.exhaustive.walk import Progress, Report, walk
+from marshal_py.simulator.exhaustive.setup_script import SetupScript
 from marshal_py.simulator.mutants import MUTANTS, switched_on
 
 STATES_MAX: Final = 30_000_000  # some 4 GB
 
-FailureDetector = Callable[[Progress], None]
+OnProgress = Callable[[Progress], None]
 # That the fold of a mutant comes to another world than the oracle's is only the beginning of what it breaks.
 TOLERATED: Final = frozenset({"S1"})
 
@@ -26,7 +26,7 @@ def explore(
     name: str,
     states_max: int = STATES_MAX,
     mutant: str | None = None,
-    watch: FailureDetector = lambda progress: None,
+    on_progress: OnProgress = lambda progress: None,
     processes: int = 1,
 ) -> Report:
     """Searches the configuration `name`. Raises InvalidOption for a name that there is not.
@@ -36,35 +36,35 @@ def explore(
     if name not in CONFIGURATIONS:
         raise InvalidOption("exhaustive", name, f"one of {', '.join(CONFIGURATIONS)}")
     if mutant is None:
-        return search(CONFIGURATIONS[name], states_max, watch, processes)
+        return search(CONFIGURATIONS[name], states_max, on_progress, processes)
     if mutant not in MUTANTS:
         raise InvalidOption("mutant", mutant, f"one of {', '.join(MUTANTS)}")
     with switched_on(MUTANTS[mutant]):
-        return search(CONFIGURATIONS[name], states_max, watch, 1, TOLERATED)
+        return search(CONFIGURATIONS[name], states_max, on_progress, 1, TOLERATED)
 
 
 def search(
     configuration: Configuration,
     states_max: int,
-    watch: FailureDetector,
+    on_progress: OnProgress,
     processes: int,
     tolerated: frozenset[str] = frozenset(),
 ) -> Report:
     """Searches this world. Ctrl-C ends it early, with a report of what was searched."""
     if processes > 1:
-        report = crew.walk(configuration.name, partial(_begun, configuration), processes, states_max, watch)
+        report = parallel.walk(configuration.name, partial(_begun, configuration), processes, states_max, on_progress)
         if report is not None:
             return report
     begun, script = _scripted(configuration, tolerated)
     if script.broken.keys() - tolerated:
         states_max = 0  # it is found already
-    report = walk(begun, script.begin(), states_max, watch)
+    report = walk(begun, script.begin(), states_max, on_progress)
     return report._replace(violations=(*script.broken.values(), *report.violations))
 
 
-def _scripted(configuration: Configuration, tolerated: frozenset[str]) -> tuple[Search, Prologue]:
+def _scripted(configuration: Configuration, tolerated: frozenset[str]) -> tuple[Search, SetupScript]:
     made = Search(configuration, tolerated)
-    script = Prologue(made)
+    script = SetupScript(made)
     configuration.prologue(script)
     return made, script
 

@@ -1,7 +1,7 @@
 """The steps: from one state of a small world to every state that may come next within the bounds, and what breaks.
 
-A state is the numbers of universe.py packed into one int: time, what was spent of the bounds, the journal of the
-handlers, the network, the log, and the condition of every process. Who walks from state to state is walk.py.
+A state is the numbers of state_store.py packed into one int: time, what was spent of the bounds, the journal of the
+handlers, the network, the log, and the condition of every process. Who walks from state to state is bfs.py.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Final
 
 from marshal_py.errors import GroupMissing
 from marshal_py.protocol.world import CHECKPOINT_OFFSETS
-from marshal_py.simulator.auditor_steps import judge_advances, judge_delivery
-from marshal_py.simulator.exhaustive.actors import ORIGIN_MS, TOPIC, Clerk, Consumer
+from marshal_py.simulator.exhaustive.actors import ORIGIN_MS, TOPIC, AdminActor, Consumer
 from marshal_py.simulator.exhaustive.configuration import SPENDINGS, UNBOUNDED, Bounds, Configuration
-from marshal_py.simulator.exhaustive.universe import ABSENT, GONE, Network, Outcome, Universe, moment_ms
+from marshal_py.simulator.exhaustive.state_store import ABSENT, GONE, Network, Outcome, StateStore, moment_ms
+from marshal_py.simulator.step_checker import judge_advances, judge_delivery
 
 # Bits of a packed state, from the lowest: more than fits into memory. With up to three processes a state takes 180 bits
 # at most, which are 48 bytes as an int; one bit more would be 64 bytes.
@@ -42,7 +42,7 @@ class Search:
         """`tolerated`: invariants whose violation is noted once, and the search goes on behind it."""
         self.configuration = configuration
         self.tolerated = tolerated
-        self.universe = Universe(len(configuration.roles))
+        self.universe = StateStore(len(configuration.roles))
         self._consumers = {slot for slot, role in enumerate(configuration.roles) if role.options is not None}
         self.bounds = UNBOUNDED
         self._caps: tuple[int, ...] = ()
@@ -246,14 +246,16 @@ class Search:
         loaded = (len(path) - 1) // CHECKPOINT_OFFSETS * CHECKPOINT_OFFSETS if configuration.snapshots else 0
         world, _ = universe.world(log, path[loaded])
         if role.options is not None:
-            actor: Consumer | Clerk = Consumer(
+            actor: Consumer | AdminActor = Consumer(
                 number, role.options, world, {TOPIC: configuration.partitions}, configuration.messages
             )
         else:
             assert role.plan is not None
             verdicts = [universe.world(further)[1] for further in path[1:]]
             try:
-                actor = Clerk(number, role.name, world, role.plan, role.aim, [v for v in verdicts if v is not None])
+                actor = AdminActor(
+                    number, role.name, world, role.plan, role.aim, [v for v in verdicts if v is not None]
+                )
             except GroupMissing:
                 return ABSENT
         actor.loaded = loaded

@@ -1,0 +1,260 @@
+"""What the benchmarks share: a cluster with topics, statistics, and how a result is shown and stored.
+
+    def run(stand: Stand, tiny: bool) -> Result
+
+A cell of a Result is a text, a number, None, or a `spread` (a dict of n, median, p99, low, high), which a table shows
+as "median (low – high)". Units stand in the column's name. `raw` goes to the JSON file only.
+
+Not allowed here: knowing any benchmark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import marshal_py
+from tests.support.kafka import start_cluster, wait_until
+
+ADMIN_TIMEOUT_S = 60.0  # 1,000 partitions take some seconds on one small broker.
+WARM_UP_TIMEOUT_S = 60.0  # The first group on a cluster waits 2 to 4 s for its coordinator's topic.
+FILL_TIMEOUT_S = 300.0
+FILL_POLL_EVERY = 10_000  # messages between two looks at acknowledgements: few enough for the producer's queue
+PIPE_WIDTH = 240  # columns of a table when nobody watches: a log file needs no wrapping
+# Only the least allowed values: a group that asks for nothing keeps Kafka's defaults (45 s and 5 s). With them
+# takeover.py can give a KIP-848 group the 6 s that classic groups may have anyway.
+BROKER_SETTINGS = {"group.consumer.min.session.timeout.ms": "6000", "group.consumer.min.heartbeat.interval.ms": "1000"}
+
+QUIET = {"log_level": 3}  # librdkafka's errors only: its information would stand between the tables
+
+Cell = Any  # str | int | float | None | the dict of `spread`
+
+
+@dataclass
+class Result:
+    """What one benchmark found out. Everything in it can be written as JSON."""
+
+    name: str
+    columns: list[str]
+    rows: list[list[Cell]]
+    notes: list[str]
+    raw: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class BenchEnvironment:
+    """A cluster to measure on, and a folder for logs. `shared` lets two benchmarks use one measurement."""
+
+    bootstrap: str
+    description: str
+    folder: Path
+    shared: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.admin = AdminClient({"bootstrap.servers": self.bootstrap, **QUIET})
+
+    def close(self) -> None:
+        del self.admin
+
+    def topic(self, partitions: int, config: Mapping[str, str] | None = None) -> str:
+        """A fresh topic; returns when each partition has a leader. Replication is the broker's default."""
+        name = f"bench-{uuid.uuid4().hex[:12]}"
+        new = NewTopic(name, num_partitions=partitions, config=dict(config or {}))
+        self.admin.create_topics([new], request_timeout=ADMIN_TIMEOUT_S)[name].result(ADMIN_TIMEOUT_S)
+
+        def usable() -> bool:
+            try:
+                found = self.admin.list_topics(name, timeout=ADMIN_TIMEOUT_S).topics[name].partitions.values()
+            except KafkaException:
+                return False
+            return sum(p.leader >= 0 and p.error is None for p in found) == partitions
+
+        wait_until(usable, ADMIN_TIMEOUT_S, f"topic {name} has {partitions} partitions with leaders")
+        return name
+
+    def drop(self, *topics: str) -> None:
+        """Removes topics, so that they cost the next benchmark nothing."""
+        for future in self.admin.delete_topics(list(topics), operation_timeout=ADMIN_TIMEOUT_S).values():
+            with contextlib.suppress(KafkaException):
+                future.result(ADMIN_TIMEOUT_S)
+
+    def coordination(self) -> str:
+        """A fresh coordination topic, made by the library itself as at its first use, ready for members."""
+        name = f"bench-marshal-{uuid.uuid4().hex[:12]}"
+        marshal_py.connect(self.bootstrap, coordination_topic=name).close()
+        return name
+
+    def group(self, hint: str) -> str:
+        return f"bench-{hint}-{uuid.uuid4().hex[:12]}"
+
+    def fill(self, topic: str, partitions: int, count: int, size_bytes: int = 100) -> None:
+        """Writes `count` messages in turn to all partitions, and returns when all are acknowledged."""
+        value = b"x" * size_bytes
+        refused: list[str] = []
+        settings = {
+            "bootstrap.servers": self.bootstrap,
+            "acks": "all",
+            "enable.idempotence": True,
+            "linger.ms": 20,
+            "queue.buffering.max.messages": 1_000_000,
+            "batch.num.messages": 100_000,
+            **QUIET,
+        }
+        producer = Producer(settings)
+
+        def told(error: object, _: object) -> None:
+            if error:
+                refused.append(str(error))
+
+        for number in range(count):
+            while True:
+                try:
+                    producer.produce(topic, value, partition=number % partitions, on_delivery=told)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+            if number % FILL_POLL_EVERY == 0:
+                producer.poll(0)
+        left = producer.flush(FILL_TIMEOUT_S)
+        if left or refused:
+            raise RuntimeError(f"{topic}: {left} messages without an answer, {len(refused)} refused: {refused[:1]}")
+
+    def say(self, text: str) -> None:
+        """Progress, for people who wait."""
+        print(f"  {time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+    def warm_up(self) -> None:
+        """Pays for the first consumer group and for the first idempotent producer here, not in a measurement."""
+        name = self.topic(1)
+        self.fill(name, 1, 1)
+        settings = {"bootstrap.servers": self.bootstrap, "group.id": name, "enable.auto.commit": False}
+        consumer = Consumer({**settings, **QUIET})
+        try:
+            consumer.subscribe([name])
+
+            def assigned() -> bool:
+                consumer.poll(0.1)
+                return bool(consumer.assignment())
+
+            wait_until(assigned, WARM_UP_TIMEOUT_S, "the first consumer group gets its partition")
+        finally:
+            consumer.close()
+        self.drop(name)
+
+
+@contextlib.contextmanager
+def open_stand(bootstrap: str | None = None) -> Iterator[BenchEnvironment]:
+    """On the cluster at `bootstrap` (or MARSHAL_TEST_BOOTSTRAP), else on one fresh node. Warmed up."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="marshal_bench_")))
+        if bootstrap:
+            description = f"external ({bootstrap})"
+        else:
+            own = "MARSHAL_TEST_BOOTSTRAP" not in os.environ
+            cluster = stack.enter_context(start_cluster(1, BROKER_SETTINGS if own else None))
+            bootstrap, description = cluster.bootstrap, cluster.description
+        environment = BenchEnvironment(bootstrap, description, folder)
+        # Before the cluster ends: a client that loses its broker complains.
+        stack.callback(environment.close)
+        environment.warm_up()
+        yield environment
+
+
+# --- statistics
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Nearest rank: the smallest value that at least `share` of all do not exceed. p99 of ten is the largest."""
+    ordered = sorted(values)
+    rank = -(-len(ordered) * share // 1)  # upwards
+    return ordered[max(0, int(rank) - 1)]
+
+
+def spread(values: Iterable[float], digits: int = 4) -> dict[str, float] | None:
+    """n, median, p99 and range; None of nothing."""
+    kept = [float(v) for v in values]
+    if not kept:
+        return None
+    named = {"median": statistics.median(kept), "p99": percentile(kept, 0.99), "low": min(kept), "high": max(kept)}
+    return {"n": len(kept), **{name: round(value, digits) for name, value in named.items()}}
+
+
+def ratio(values: Sequence[float], base: Sequence[float]) -> float | None:
+    """Median over median; None when one of them is nothing to divide by."""
+    if not values or not base or statistics.median(base) <= 0:
+        return None
+    return round(statistics.median(values) / statistics.median(base), 3)
+
+
+class Work:
+    """Evidence that something was read: how many messages, and the xor of what they were."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.xor = 0
+
+    def add(self, partition: int, offset: int) -> None:
+        self.count += 1
+        # Multiplied so that equal offsets of two partitions do not cancel each other.
+        self.xor ^= (partition + 1) * 0x9E3779B97F4A7C15 + offset * 0x2545F4914F6CDD1D & 0xFFFFFFFFFFFFFFFF
+
+    def __str__(self) -> str:
+        return f"{self.count:,} #{self.xor >> 32:08x}"
+
+
+# --- showing
+
+
+def number_text(value: float) -> str:
+    """Three or four digits that say something."""
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    if abs(value) >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if abs(value) >= 1 else f"{value:.3f}"
+
+
+def cell_text(cell: Cell) -> str:
+    if cell is None:
+        return "–"
+    if isinstance(cell, dict):
+        median, low, high = (number_text(cell[name]) for name in ("median", "low", "high"))
+        return median if cell["n"] == 1 else f"{median} ({low} – {high})"
+    return number_text(cell) if isinstance(cell, int | float) and not isinstance(cell, bool) else str(cell)
+
+
+def show(result: Result, title: str = "") -> None:
+    """Prints the result as a table with its notes."""
+    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+    # Text everywhere: brackets are no markup.
+    console.print(Text(f"{result.name}: {title}" if title else result.name, style="bold"))
+    table = Table()
+    for number, column in enumerate(result.columns):
+        table.add_column(Text(column), justify="left" if number == 0 else "right", overflow="fold")
+    for row in result.rows:
+        table.add_row(*(Text(cell_text(cell)) for cell in row))
+    console.print(table)
+    for note in result.notes:
+        console.print(f"  {note}", markup=False, highlight=False)
+    console.print()

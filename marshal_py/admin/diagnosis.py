@@ -1,0 +1,231 @@
+"""What the content of the logs says about the health of groups, clocks and versions. Pure; fed record by record.
+
+Each check is a line with a level, what was found and, if something is to be done, one line of advice. Nothing here
+decides anything about a group: timestamps are the writers' own words, and the fold does not read them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, Literal, NamedTuple
+
+from marshal_py.admin.overview import positions, stopped
+from marshal_py.admin.recreated_topics import find_recreated
+from marshal_py.protocol.identity import NONE
+from marshal_py.protocol.records import Join, Snapshot
+from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.world import Group
+from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo
+
+DAY_MS: Final = 86_400_000
+ORPHANED_MS: Final = 7 * DAY_MS  # as long as Kafka itself keeps the offsets of an empty group
+SILENT_INTERVALS: Final = 2  # T4, N14: then whoever lives in the log evicts the session, so perhaps nobody does
+SKEW_MS: Final = 2_000  # below that it may be the way of a record, and nobody plans by seconds
+SKEW_RECORDS: Final = 3  # of one client: a single late one was retried
+RECORDS_MANY: Final = 1_000_000  # folding them takes a joining consumer some seconds
+RECORD_BYTES: Final = 70  # what Kafka adds to a value, about: framing, key, timestamp
+NAMES_MAX: Final = 5  # of whatever a line lists
+
+Level = Literal["ok", "warn", "fail"]
+
+
+class Check(NamedTuple):
+    """One line. `advice` says what to do, "" if nothing is to be done."""
+
+    name: str
+    level: Level
+    found: str
+    advice: str = ""
+
+
+class Study:
+    """What is remembered of the records while they are folded."""
+
+    def __init__(self, now_ms: int) -> None:
+        self.now_ms = now_ms
+        self.last_ms: dict[str, int] = {}  # by group: the newest timestamp
+        self.day_bytes: dict[int, int] = defaultdict(int)  # by log: written within the last day
+        self.first_ms: dict[int, int] = {}  # by log: the oldest timestamp
+        self.snapshot_at: dict[int, int] = {}  # by log: offset of the newest snapshot record
+        self.behind_ms: dict[str, list[int]] = defaultdict(list)  # by client: how far behind others, per record
+        self.ahead_ms: dict[str, int] = {}  # by client: ahead of this machine
+        self._clients: dict[tuple[int, int], str] = {}
+        self._newest: dict[int, tuple[int, str]] = {}  # by log: the greatest timestamp so far, and whose it is
+
+    def read(self, record: LogRecord, verdict: Verdict) -> None:
+        log, at_ms = record.log, record.timestamp_ms
+        self.first_ms.setdefault(log, at_ms)
+        if at_ms >= self.now_ms - DAY_MS:
+            self.day_bytes[log] += len(record.value or b"") + RECORD_BYTES
+        if isinstance(verdict.record, Snapshot):
+            self.snapshot_at[log] = record.offset
+        if verdict.group:
+            self.last_ms[verdict.group] = max(at_ms, self.last_ms.get(verdict.group, 0))
+        client = self._client_of(record, verdict)
+        if client:
+            self._compare(client, log, at_ms)
+
+    def _client_of(self, record: LogRecord, verdict: Verdict) -> str:
+        if not verdict.accepted:
+            return ""
+        if isinstance(verdict.record, Join):
+            self._clients[record.log, record.offset] = verdict.record.client_id
+            return verdict.record.client_id
+        return self._clients.get((record.log, getattr(verdict.record, "session", NONE)), "")
+
+    def _compare(self, client: str, log: int, at_ms: int) -> None:
+        """A record stands behind another one and says that it was written earlier."""
+        newest_ms, whose = self._newest.get(log, (at_ms, client))
+        if whose != client:
+            self.behind_ms[client].append(newest_ms - at_ms)
+        if at_ms >= newest_ms:
+            self._newest[log] = (at_ms, client)
+        self.ahead_ms[client] = max(at_ms - self.now_ms, self.ahead_ms.get(client, 0))
+
+
+def of_clocks(study: Study) -> Check:
+    """Clocks of the machines that write, by the timestamps of their records."""
+    behind = {client: min(found) for client, found in study.behind_ms.items() if len(found) >= SKEW_RECORDS}
+    slow = {client: ms for client, ms in behind.items() if ms > SKEW_MS}
+    fast = {client: ms for client, ms in study.ahead_ms.items() if ms > SKEW_MS}
+    words = [f"{client!r} is at least {ms / 1000:.1f} s behind the others" for client, ms in sorted(slow.items())]
+    words += [f"{client!r} is {ms / 1000:.1f} s ahead of this machine" for client, ms in sorted(fast.items())]
+    if not words:
+        return Check("clocks", "ok", f"no writer is more than {SKEW_MS / 1000:g} s off")
+    return Check(
+        "clocks",
+        "warn",
+        _some(words),
+        "set the clocks there: ownership does not depend on them, times in "
+        "`marshal explain --at` and positions by time do",
+    )
+
+
+def of_versions(groups: Iterable[Group]) -> Check:
+    """Libraries of the live consumers, by their Joins."""
+    libraries: dict[str, set[str]] = defaultdict(set)
+    for group in groups:
+        for session in group.sessions.values():
+            libraries[session.join.library or "unnamed"].add(session.join.client_id)
+    if not libraries:
+        return Check("versions", "ok", "no consumer is live")
+    found = "; ".join(f"{library}: {len(clients)} consumers" for library, clients in sorted(libraries.items()))
+    if len(libraries) == 1:
+        return Check("versions", "ok", found)
+    fewest = min(libraries, key=lambda library: len(libraries[library]))
+    return Check(
+        "versions", "warn", found, f"harmless while you upgrade; {_some(sorted(libraries[fewest]))} still run {fewest}"
+    )
+
+
+def of_groups(
+    groups: Iterable[Group],
+    infos: Mapping[str, TopicInfo | None],
+    study: Study,
+    extended_ms: Mapping[tuple[str, int], int],
+) -> Iterator[Check]:
+    """Groups that nobody uses, sessions that nobody ends, parked partitions, positions of topics that are gone.
+
+    `infos`: what Kafka says of a topic, None if it is gone; a topic that may not be looked at is left out.
+    `extended_ms`: timestamp of the last sign of life, by group and session.
+    """
+    sound = True
+    for group in groups:
+        if group.deleted:
+            continue
+        for check in (
+            _orphan(group, study),
+            _silent(group, study, extended_ms),
+            *_parked(group, infos),
+            *_gone(group, infos),
+        ):
+            if check is not None:
+                sound = False
+                yield check
+    if sound:
+        yield Check("groups", "ok", "every group is used, and its topics are there")
+
+
+def _orphan(group: Group, study: Study) -> Check | None:
+    idle_ms = study.now_ms - study.last_ms.get(group.name, study.now_ms)
+    if group.sessions or idle_ms <= ORPHANED_MS:
+        return None
+    found = f"{group.name!r}: no consumer and no record for {idle_ms // DAY_MS} days; {len(positions(group))} positions"
+    return Check("orphaned group", "warn", found, f"marshal groups rm {group.name}, if nobody comes back")
+
+
+def _silent(group: Group, study: Study, extended_ms: Mapping[tuple[str, int], int]) -> Check | None:
+    """Timestamps are of the writers' clocks, "now" is of this machine's: what may be their difference is no silence."""
+    silent = {}
+    for session in group.sessions.values():
+        silent_ms = study.now_ms - extended_ms.get((group.name, session.id), study.now_ms)
+        if silent_ms > SILENT_INTERVALS * session.join.interval_ms + SKEW_MS:
+            silent[session.id] = (
+                f"session {session.id} of {session.join.client_id!r} for {silent_ms / 1000:.0f} s "
+                f"(its interval: {session.join.interval_ms / 1000:g} s)"
+            )
+    if not silent:
+        return None
+    found = f"{group.name!r}: no sign of life of {_some([words for _, words in sorted(silent.items())])}"
+    return Check(
+        "silent consumer",
+        "warn",
+        found,
+        "any running consumer of this log evicts them: start one of this "
+        f"group, or: marshal evict {group.name} {min(silent)}",
+    )
+
+
+def _parked(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Check]:
+    anew = find_recreated(group, {topic: info for topic, info in infos.items() if info is not None})
+    for one in stopped(group, anew, {}):
+        yield Check("parked partitions", "warn", f"{group.name!r}: {one}", str(one.error))
+
+
+def _gone(group: Group, infos: Mapping[str, TopicInfo | None]) -> Iterator[Check]:
+    for topic, known in sorted(group.topics.items()):
+        if topic not in infos:
+            continue
+        info = infos[topic]
+        if info is None:
+            kept = sum(tp.topic == topic for tp in positions(group))
+            yield Check(
+                "missing topic",
+                "warn",
+                f"{group.name!r} keeps {kept} positions of {topic!r}, which is gone",
+                f"if it comes back empty: marshal set-position {group.name} {topic} --to earliest",
+            )
+        elif info.partitions < known.count and not find_recreated(group, {topic: info}):
+            count = info.partitions
+            yield Check(
+                "smaller topic",
+                "warn",
+                f"{group.name!r} knows {known.count} partitions of {topic!r}, Kafka has {count}",
+                f"marshal groups shrink {group.name} {topic} --partitions {count}",
+            )
+
+
+def of_growth(study: Study, bounds: Mapping[int, Bounds]) -> Check:
+    """How much there is to fold for who joins, and how fast it becomes more."""
+    records = {log: at.end - max(at.first, study.snapshot_at.get(log, 0)) for log, at in bounds.items()}
+    longest = max(records, key=lambda log: records[log])
+    day_mb = sum(study.day_bytes.values()) / 1_000_000
+    found = (
+        f"{sum(records.values())} records since the last snapshots, {records[longest]} of them in log {longest}; "
+        f"{day_mb:.1f} MB within a day"
+    )
+    if records[longest] > RECORDS_MANY:
+        return Check(
+            "growth",
+            "warn",
+            found,
+            "a joining consumer reads its group's log from the last snapshot on: see "
+            "that snapshots are written and old records deleted",
+        )
+    return Check("growth", "ok", found)
+
+
+def _some(words: list[str]) -> str:
+    more = f" and {len(words) - NAMES_MAX} more" if len(words) > NAMES_MAX else ""
+    return ", ".join(words[:NAMES_MAX]) + more

@@ -1,0 +1,183 @@
+"""What an operation would do now, in sentences and numbers: shown before a question, and by `--dry-run`. Pure; writes
+nothing (PROTOCOL.md M12).
+
+Each function raises what the operation itself would raise before it writes. Moves of positions have tables of their own
+(position_preview.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from marshal_py.admin import overview
+from marshal_py.admin.change import (
+    base_of,
+    changes_mode,
+    check_group,
+    check_settings,
+    check_shrink,
+    held_beyond,
+    settings_of,
+    settle,
+)
+from marshal_py.admin.operation import GroupContext
+from marshal_py.admin.pause import name_of
+from marshal_py.admin.pause_lock import busy, is_named
+from marshal_py.admin.position_preview import drained, owners_of, rehearse, twin
+from marshal_py.admin.sessions import find_session
+from marshal_py.errors import GroupMissing, SettingsChanged
+from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.lease import EVICT_INTERVALS
+from marshal_py.protocol.records import Topology
+from marshal_py.protocol.world import Group
+
+
+class Impact(NamedTuple):
+    """`does`: sentences for people. `releases`: who would let go of what. `settings`: what changes, from and to."""
+
+    does: list[str]
+    releases: dict[str, str]
+    settings: dict[str, dict[str, Any]]
+
+
+def of_pause(
+    context: GroupContext, now: Instant, token: int | None = None, adopt: bool = False, take_over: bool = False
+) -> Impact:
+    """Raises AdminBusy."""
+    group = _there(context)
+    check_pause(context, now, token, adopt, take_over)
+    again = " It is paused already: this pause would replace that one." if group.paused else ""
+    does = (
+        f"group {group.name!r} would be paused; {len(group.sessions)} consumers would let go of {_owned(group)} "
+        "partitions."
+    )
+    return Impact([does + again], _releases(group), {})
+
+
+def of_resume(context: GroupContext, now: Instant, token: int | None = None, take_over: bool = False) -> Impact:
+    """Raises AdminBusy."""
+    group = _there(context)
+    if not group.paused:
+        return Impact([f"group {group.name!r} is not paused: nothing would be done."], {}, {})
+    check_pause(context, now, token, True, take_over)
+    pause = context.ledger.running(group)
+    by = f" of {pause.by}" if pause is not None and pause.by else ""
+    return Impact([f"the pause{by} would end; {len(group.sessions)} consumers would take partitions again."], {}, {})
+
+
+def of_eviction(context: GroupContext, session: int) -> Impact:
+    """Raises GroupMissing."""
+    find_session(context, session)
+    group = _there(context)
+    wait_s = EVICT_INTERVALS * group.sessions[session].join.interval_ms / 1000
+    does = [
+        f"{name_of(group, session)} would be watched for {wait_s:g} s; without a sign of life it would end and its "
+        f"{group.sessions[session].held} partitions would be free, otherwise nothing would be done."
+    ]
+    return Impact(does, _releases(group, session), {})
+
+
+def of_step_down(context: GroupContext, session: int) -> Impact:
+    """Raises GroupMissing."""
+    find_session(context, session)
+    group = _there(context)
+    does = [
+        f"{name_of(group, session)} would become the last candidate for everything; it would stay, and might hand "
+        "over what others shall have."
+    ]
+    return Impact(does, {}, {})
+
+
+def of_deletion(context: GroupContext, force: bool = False) -> Impact:
+    """Raises GroupMissing."""
+    group = _there(context)
+    if group.deleted:
+        return Impact([f"group {group.name!r} is deleted already: nothing would be done."], {}, {})
+    positions = overview.positions(group)
+    does = [
+        f"{len(positions)} positions of group {group.name!r} would be forgotten, and its consumers would end with "
+        "GroupDeleted until it is created again."
+    ]
+    if group.sessions:
+        names = ", ".join(name_of(group, session) for session in sorted(group.sessions))
+        does.append(
+            f"{names} would be paused and ended first, by a change of the group's delivery."
+            if force
+            else f"{names} must be silent for {EVICT_INTERVALS} intervals first, or nothing would be done."
+        )
+    settings = {str(tp): {"from": position, "to": None} for tp, position in sorted(positions.items())}
+    return Impact(does, {}, settings)
+
+
+def of_settings(context: GroupContext, wanted: Mapping[str, str], create: bool) -> Impact:
+    """By the fold itself. Raises GroupMissing, GroupExists, GroupDeleted, InvalidOption."""
+    check_group(context, create)
+    checked, group = check_settings(wanted), context.group
+    in_pause = changes_mode(group, checked)
+    before = settings_of(group)
+    observed = NONE if group is None else group.config_offset
+    world, token = twin(context.world, context.name), NONE
+    if in_pause:
+        token = drained(context, world).pause_change
+    if world.genesis is not None:  # else nobody used the log yet, and whatever comes first is accepted
+        verdict = rehearse(world, context.name, settle(base_of(group), checked, observed, token, context.author.by))
+        if not verdict.accepted:
+            raise SettingsChanged(context.name, f"something ({verdict.reason})", "somebody")
+    after = settings_of(world.groups.get(context.name))
+    changed = {name: {"from": before[name], "to": after[name]} for name in before if before[name] != after[name]}
+    words = [f"{name}: {change['from']} -> {change['to']}" for name, change in changed.items()]
+    does = [
+        f"group {context.name!r} would be {'created' if create else 'changed'}: "
+        f"{'; '.join(words) or 'nothing would change'}."
+    ]
+    if in_pause and group is not None:
+        does.append(
+            f"it would be paused for that, and its {len(group.sessions)} consumers would end with "
+            f"ModeMismatch: start them again with delivery={checked['delivery']!r}."
+        )
+    return Impact(does, _releases(group) if in_pause and group is not None else {}, changed)
+
+
+def of_shrink(context: GroupContext, topic: str, partitions: int) -> Impact:
+    """By the fold itself. Raises GroupMissing, InvalidOption."""
+    count, offset = check_shrink(context, topic, partitions)
+    group = _there(context)
+    lost = {
+        str(tp): {"from": position, "to": None}
+        for tp, position in sorted(overview.positions(group).items())
+        if tp.topic == topic and tp.partition >= partitions
+    }
+    world = twin(context.world, context.name)
+    verdict = rehearse(world, context.name, Topology(topic, partitions, offset, drained(context, world).pause_change))
+    if not verdict.accepted:
+        raise SettingsChanged(context.name, f"something ({verdict.reason})", "somebody")
+    does = [
+        f"{topic!r} would have {partitions} partitions in group {group.name!r} instead of {count}; {len(lost)} "
+        "positions would be forgotten; the group would be paused for that."
+    ]
+    held = held_beyond(group, topic, partitions)
+    return Impact(does, {str(tp): name_of(group, owner) for tp, owner in sorted(held.items())}, lost)
+
+
+def _there(context: GroupContext) -> Group:
+    if context.group is None:
+        raise GroupMissing(context.name, "has never been used: start a consumer once, or mend the name")
+    return context.group
+
+
+def check_pause(context: GroupContext, now: Instant, token: int | None, adopt: bool, take_over: bool) -> None:
+    """M2. Raises AdminBusy for a running pause that the operation may not work in, take or end."""
+    group = context.group
+    if group is not None and group.paused and not take_over and not is_named(context, group, token, adopt):
+        raise busy(context, group, now)
+
+
+def _owned(group: Group) -> int:
+    return sum(p.tp.partition >= 0 for p in group.claims.values())
+
+
+def _releases(group: Group, session: int = NONE) -> dict[str, str]:
+    owned: dict[TopicPartition, str] = owners_of(group)
+    keep = {p.tp for p in group.claims.values() if session in (NONE, p.owner)}
+    return {str(tp): owner for tp, owner in sorted(owned.items()) if tp in keep}

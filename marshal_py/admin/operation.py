@@ -1,0 +1,223 @@
+"""What every admin operation is: a reader without a session that sends, waits, evicts and gives up in bounded time.
+
+The driver folds each record into the world, then calls `receive`; calls `tick` when `deadline_ms` comes or something
+was received; sends what the Step says. An errand never learns of an acknowledgement: it learns by reading (T17), and
+while it does not read its record's fate it sends the record again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple, TypeVar
+
+from msgspec import Struct, field
+
+from marshal_py.admin.author import BY_BYTES_MAX, Author
+from marshal_py.admin.pause_history import PauseHistory
+from marshal_py.errors import AdminGaveUp, GroupDeleted, GroupOpaque, InvalidOption, MarshalError
+from marshal_py.protocol.advisory import PROBE
+from marshal_py.protocol.failure_detector import FailureDetector
+from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.lease import EVICT_INTERVALS
+from marshal_py.protocol.liveness import Liveness
+from marshal_py.protocol.records import Evict, Note, Record
+from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.world import Group, Session, World
+
+INTERVAL_MS: Final = 2_000  # of an admin's own waits (T2): the same as a consumer's default
+THIRD_MS: Final = INTERVAL_MS // 3  # between two probes, and before a record is sent again
+GRACE_INTERVALS: Final = 10  # of giving up: for the end of the own pause to be read (M9)
+PATIENCE_MS: Final = 60_000  # plus what waiting out the slowest session takes
+
+R = TypeVar("R")
+
+
+class Progress(NamedTuple):
+    """Something worth telling while an errand runs."""
+
+    kind: str  # asking, paused, renewed, released, evicted, moving, moved, ended, ...
+    text: str = ""
+    tp: TopicPartition | None = None
+    session: int = NONE
+    offset: int = NONE
+
+
+class Step(Struct):
+    """Duties of one tick."""
+
+    send: list[Record] = field(default_factory=list)  # to the group's log, in this order
+    events: list[Progress] = field(default_factory=list)
+    aim: bool = False  # look the wanted positions up, then call `aimed`
+    ended: bool = False
+
+
+class GroupContext(NamedTuple):
+    """What an errand works on: one group of a world that is folded to the log's end, and what is known beside it."""
+
+    world: World
+    name: str
+    ledger: PauseHistory
+    author: Author
+    draw: Callable[[int], bytes]  # random bytes from the edge
+
+    @property
+    def group(self) -> Group | None:
+        return self.world.groups.get(self.name)
+
+
+class Operation:
+    """One operation. Subclasses say what to do in `act` and what giving up takes in `close`."""
+
+    founds = False  # whether it begins or revives a group; then `act` sees an empty one where there is none (F10.3)
+
+    def __init__(self, context: GroupContext, patience_ms: int | None = None, reason: str = "") -> None:
+        """`reason`: in the user's words; every record of it carries them (M1). Raises InvalidOption if too long."""
+        if len(reason.encode()) > BY_BYTES_MAX:
+            raise InvalidOption("reason", reason, f"at most {BY_BYTES_MAX} bytes: it stands in the records")
+        self.context = context
+        self.reason = reason
+        self.liveness = Liveness(INTERVAL_MS, context.draw)
+        self.detector = FailureDetector(INTERVAL_MS)
+        self.step = Step()
+        self.ended = False
+        self.error: MarshalError | None = None
+        self.deadline_ms = 0
+        self.patience_ms = patience_ms if patience_ms is not None else patience_of(context.group)
+        self.giving_up: MarshalError | None = None
+        self.began: Instant | None = None
+        self._given_up_ms: int | None = None
+        self._sent_ms: dict[Record, int] = {}
+        self._probe_ms: int | None = None
+        self._silent: set[int] = set()  # told as waited out
+
+    # --- what subclasses say
+
+    def act(self, group: Group, now: Instant) -> None:
+        raise NotImplementedError
+
+    def late(self) -> MarshalError:
+        """The error of an errand whose patience is over."""
+        raise NotImplementedError
+
+    def close(self, group: Group, now: Instant) -> bool:
+        """Takes back what must not stay behind; True when nothing of this errand can still happen."""
+        return True
+
+    def may_land(self, group: Group) -> bool:
+        """Whether a record of it that was not read accepted can still be: what an interrupted user must know."""
+        return False
+
+    def unclosed(self, error: MarshalError) -> MarshalError:
+        """The error of an errand that could not even read its own end: what is true then."""
+        return error
+
+    def read(self, verdict: Verdict, now: Instant) -> None:
+        """A record of the group was folded."""
+
+    def waits(self) -> bool:
+        """Whether it may have to wait somebody out, so that its waits must be proven by probes (T2)."""
+        return True
+
+    def positions_resolved(self, positions: Mapping[TopicPartition, int]) -> None:
+        """The driver has looked up what Step.aim asked for."""
+
+    # --- driving
+
+    def receive(self, verdict: Verdict, now: Instant) -> None:
+        if self.ended or verdict.group != self.context.name or verdict.record is None:
+            return
+        if isinstance(verdict.record, Note) and verdict.record.kind == PROBE:
+            self.liveness.read_probe(verdict.record.text)
+        self.read(verdict, now)
+
+    def tick(self, now: Instant) -> Step:
+        """Everything that is due at `now`. Call again at `deadline_ms` (monotonic) at the latest."""
+        step, group = self.step, self.context.group
+        if group is None and self.founds:
+            group = Group(self.context.name)
+        if self.began is None:
+            self.began = now
+        if not self.ended and group is not None:
+            self.detector.refresh(group, now, self.liveness.proven(now))
+            if (group.deleted and not self.founds) or group.opaque_at != NONE:
+                self.give_up(GroupDeleted(group.name) if group.deleted else GroupOpaque(group.name, group.opaque_at))
+            elif now.mono_ms - self.began.mono_ms >= self.patience_ms:
+                self.give_up(self.late())
+            if self.giving_up is None and not self.ended:
+                self.act(group, now)
+            if self.giving_up is not None and not self.ended:
+                self._finish(group, now)
+        if not self.ended and self.waits() and (self._probe_ms is None or now.mono_ms - self._probe_ms >= THIRD_MS):
+            self._probe_ms = now.mono_ms
+            step.send.append(Note(NONE, PROBE, text=self.liveness.new_probe(now)))
+        step.ended = self.ended
+        self.step = Step()
+        self.deadline_ms = now.mono_ms + THIRD_MS if group is None else self.detector.deadline_ms(now)
+        return step
+
+    def give_up(self, error: MarshalError) -> None:
+        """Stops wanting it, and takes back what must not stay behind. The first reason counts."""
+        if self.giving_up is None and not self.ended:
+            self.giving_up = error
+
+    def _finish(self, group: Group, now: Instant) -> None:
+        error = self.giving_up
+        assert error is not None
+        if self._given_up_ms is None:
+            self._given_up_ms = now.mono_ms
+        if self.close(group, now):
+            if isinstance(error, AdminGaveUp) and not error.waited_s:
+                error = self.giving_up = AdminGaveUp(error.group, error.what, 0.0, pending=self.may_land(group))
+            self.end(error)
+        elif now.mono_ms - self._given_up_ms >= GRACE_INTERVALS * INTERVAL_MS:
+            self.end(self.unclosed(error))
+
+    def end(self, error: MarshalError | None = None) -> None:
+        self.ended, self.error = True, error
+
+    # --- what they share
+
+    def send(self, record: Record, now: Instant) -> None:
+        """Sends a record once, and the same one again whenever a third of an interval has passed without its fate."""
+        last = self._sent_ms.get(record)
+        if last is None or now.mono_ms - last >= THIRD_MS:
+            self._sent_ms[record] = now.mono_ms
+            self.step.send.append(record)
+
+    def sent(self, kind: type[R]) -> Iterator[R]:
+        """What was sent of this kind, each record once."""
+        return (record for record in self._sent_ms if isinstance(record, kind))
+
+    def tell(
+        self, kind: str, text: str = "", tp: TopicPartition | None = None, session: int = NONE, offset: int = NONE
+    ) -> None:
+        self.step.events.append(Progress(kind, text, tp, session, offset))
+
+    def wait_out(self, group: Group, sessions: set[int], now: Instant) -> None:
+        """Evicts those of these sessions that fell silent; only after this reader's own wait (T4, M4)."""
+        for session in sorted(sessions):
+            held = group.sessions[session]
+            waited_ms = self.detector.session_waited_ms(session)
+            if waited_ms >= EVICT_INTERVALS * held.join.interval_ms:
+                if session not in self._silent:
+                    self._silent.add(session)
+                    self.tell("evicting", held.join.client_id, session=session)
+                # The first wait that is long enough is named again in every copy: `send` knows the record by it.
+                self.send(self._eviction(held, waited_ms), now)
+
+    def _eviction(self, session: Session, waited_ms: int) -> Evict:
+        for record in self.sent(Evict):
+            if (record.session, record.observed) == (session.id, session.extended):
+                return record
+        return Evict(session.id, session.extended, waited_ms, self.context.author.signed(self.reason))
+
+
+def patience_of(group: Group | None) -> int:
+    """How long an operation may take: a minute, and time to wait out the slowest session, probes and ranks included."""
+    longest = max((s.join.interval_ms for s in group.sessions.values()), default=0) if group is not None else 0
+    return PATIENCE_MS + 2 * EVICT_INTERVALS * longest
+
+
+def holders(group: Group, tps: set[TopicPartition] | None = None) -> dict[TopicPartition, int]:
+    """Owners of partitions >= 0, of these or of all."""
+    return {p.tp: p.owner for p in group.claims.values() if p.tp.partition >= 0 and (tps is None or p.tp in tps)}

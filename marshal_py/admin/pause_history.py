@@ -1,0 +1,70 @@
+"""What an admin must know of a group beyond its world: whose the running pause is, and how it last ended.
+
+The fold keeps only what decides; these are words for people and the ground for M2. Pure; fed with every verdict.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from marshal_py.protocol.identity import NONE
+from marshal_py.protocol.records import GroupConfig, Heartbeat, ReleaseGroup, SetPosition
+from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.world import Group
+
+
+class Pause(NamedTuple):
+    """A pause as its record said. `expires_ms`: wall time of its author's clock, 0 if not said; for people."""
+
+    token: int
+    by: str
+    reason: str
+    duration_ms: int
+    expires_ms: int
+
+
+class PauseHistory:
+    """The pauses of one group."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.pause: Pause | None = None  # the newest, running or not
+        self.waited_ms = 0  # the greatest wait on it that a member's heartbeat named (T5)
+        self.ended_by = ""  # who ended it; "" while it runs
+        self.waited_out = False  # it was ended by waiting, not by anybody's will
+
+    def read(self, verdict: Verdict) -> None:
+        """A record was folded."""
+        if verdict.group != self.name or not verdict.accepted:
+            return
+        match verdict.record:
+            case ReleaseGroup() as record if record.duration_ms:
+                self.pause = Pause(
+                    verdict.offset, record.by, record.reason, record.duration_ms, record.msg_expire_time_ms
+                )
+                self.waited_ms, self.ended_by, self.waited_out = 0, "", False
+            case ReleaseGroup() as record:
+                self.ended_by, self.waited_out = record.by or "somebody", record.token == NONE
+            case SetPosition(resume=True) as record:
+                self.ended_by, self.waited_out = record.by or "somebody", False
+            case GroupConfig(deleted=True) as record:
+                self.ended_by, self.waited_out = record.by or "somebody", False
+            case Heartbeat() as record if record.pause is not None and self.pause is not None:
+                if record.pause.pause_change == self.pause.token:
+                    self.waited_ms = max(self.waited_ms, record.pause.waited_ms)
+            case _:
+                pass
+
+    def running(self, group: Group) -> Pause | None:
+        """The pause that the world is in."""
+        if group.paused and self.pause is not None and self.pause.token == group.pause_change:
+            return self.pause
+        return None
+
+    def left_s(self, wall_ms: int) -> float:
+        """How long the newest pause may still last, as far as anybody said; -1 if nobody did."""
+        if self.pause is None:
+            return -1
+        if self.pause.expires_ms:
+            return max(0, self.pause.expires_ms - wall_ms) / 1000
+        return max(0, self.pause.duration_ms - self.waited_ms) / 1000 if self.waited_ms else -1

@@ -1,0 +1,185 @@
+"""One admin's pause of a group: getting it, keeping it, and leaving nothing of it behind (PROTOCOL.md M1-M3, M9, M10).
+
+Strategy: whose pause it is stands in the log (`by` of the accepted ReleaseGroup), so a late copy, a lost answer and a
+second run of the same person need no thought of their own. `asked` remembers what a copy of ours may still do. A pause
+that is adopted stays its author's: nothing is written for it, so it lasts, is renewed and ends as its author said.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from marshal_py.admin.operation import GroupContext, Operation
+from marshal_py.errors import AdminBusy, InvalidOption, MarshalError, PauseOver, PositionNotMoved
+from marshal_py.protocol.identity import NONE, Instant
+from marshal_py.protocol.records import PAUSE_MS_MAX, ReleaseGroup
+from marshal_py.protocol.world import Group
+
+DEFAULT_MS: Final = 60_000  # plus twice the longest interval: enough to wait a dead owner out with room to spare
+RENEWALS_PER_DURATION: Final = 3  # two may be lost before members end the pause
+
+
+class PauseLock:
+    """The pause that an errand works in."""
+
+    def __init__(
+        self,
+        operation: Operation,
+        reason: str,
+        duration_ms: int | None,
+        token: int | None,
+        adopt: bool,
+        take_over: bool,
+        *,
+        renews: bool = False,
+    ) -> None:
+        """`duration_ms`: None means the default. `token`, or `adopt` for one of the same person, names a running pause
+        to work in (M2); where this run `renews` it, it becomes this run's. `take_over` takes anybody's.
+        """
+        if duration_ms is not None and not 0 < duration_ms <= PAUSE_MS_MAX:
+            raise InvalidOption("duration", f"{duration_ms / 1000:g} s", "more than 0, at most 24 h")
+        self.operation = operation
+        self.reason = reason
+        self.duration_ms = duration_ms if duration_ms is not None else default_ms(operation.context.group)
+        self.given_token = token
+        self.adopt, self.take_over, self.renews = adopt, take_over, renews
+        self.adopted: str | None = None  # `by` of the pause that it works in, if that is not its own
+        self.asked: set[int] = set()  # what our ReleaseGroups observed: a copy may pause a group that stands there
+        self.token = NONE  # of the pause that it works in, as last read
+        self._read_ms = 0
+
+    def mine(self, group: Group) -> bool:
+        """Whether the running pause is this run's (M1)."""
+        pause = self.operation.context.ledger.running(group)
+        return pause is not None and self.operation.context.author.wrote(pause.by)
+
+    def seize(self, group: Group, now: Instant) -> bool:
+        """Whether the group is in the pause to work in: an adopted one, or ours, asked for and renewed in time.
+
+        Gives up if there can be none.
+        """
+        if self.mine(group):
+            if self.token != group.pause_change:
+                self.operation.tell("paused" if self.token == NONE else "renewed", offset=group.pause_change)
+                self.token, self._read_ms = group.pause_change, now.mono_ms
+            self._renew(group, now)
+            return True
+        if self._adopts(group):
+            return True
+        refused = self._refusal(group, now)
+        if refused is not None:
+            self.operation.give_up(refused)
+        else:
+            self._ask(group, now)
+        return False
+
+    def _adopts(self, group: Group) -> bool:
+        """M2: whether the running pause is the one that it was told to work in, also once its author renewed it."""
+        context = self.operation.context
+        if not group.paused or self.renews:
+            return False
+        pause = context.ledger.running(group)
+        by = pause.by if pause is not None else ""
+        if self.adopted is None:
+            if self.token != NONE or not is_named(context, group, self.given_token, self.adopt):
+                return False
+            self.operation.tell("adopted", by, offset=group.pause_change)
+        elif by != self.adopted or (not by and self.token != group.pause_change):
+            return False
+        self.adopted, self.token = by, group.pause_change
+        return True
+
+    def _refusal(self, group: Group, now: Instant) -> MarshalError | None:
+        held_before = self.token != NONE
+        ledger = self.operation.context.ledger
+        named = self.adopt or self.given_token is not None
+        if not group.paused and not self.renews and (self.adopted is not None or (named and not held_before)):
+            return PauseOver(group.name, ledger.ended_by)
+        if held_before and not group.paused and not ledger.waited_out:
+            # M2: somebody wanted the group to run. To pause it again would be a quarrel.
+            return PositionNotMoved(group.name, f"the pause was ended by {ledger.ended_by or 'somebody'}")
+        if not group.paused or (not held_before and self._may_take(group)):
+            return None
+        return busy(self.operation.context, group, now)
+
+    def _may_take(self, group: Group) -> bool:
+        return self.take_over or (self.renews and is_named(self.operation.context, group, self.given_token, self.adopt))
+
+    def _ask(self, group: Group, now: Instant) -> None:
+        token = group.pause_change if group.paused else NONE
+        self._send(group, token, now)
+
+    def _renew(self, group: Group, now: Instant) -> None:
+        """M3. Also when a renewal is on its way already: it is then the same record, sent again until read."""
+        if group.pause_change in self.asked or (
+            now.mono_ms - self._read_ms >= self.duration_ms // RENEWALS_PER_DURATION
+        ):
+            self._send(group, group.pause_change, now)
+
+    def _send(self, group: Group, token: int, now: Instant) -> None:
+        self.asked.add(group.pause_change)
+        # Sent again it is the same record, its words included: one key for all copies.
+        expires_ms = now.wall_ms + self.duration_ms
+        last = next(
+            (
+                r
+                for r in self.operation.sent(ReleaseGroup)
+                if r.duration_ms and (r.observed, r.token) == (group.pause_change, token)
+            ),
+            None,
+        )
+        self.operation.send(
+            last
+            or ReleaseGroup(
+                group.pause_change,
+                token,
+                self.duration_ms,
+                0,
+                expires_ms,
+                self.reason,
+                self.operation.context.author.by,
+            ),
+            now,
+        )
+
+    def settled(self, group: Group) -> bool:
+        """Whether no ReleaseGroup of ours can still be accepted: then the token stays what it is (M10)."""
+        return group.pause_change not in self.asked
+
+    def finish(self, group: Group, now: Instant) -> bool:
+        """M9: ends our pause; True once it is read over and nothing of ours can pause the group again."""
+        if group.deleted or group.opaque_at != NONE:
+            return True  # the fold takes no ReleaseGroup there
+        if not self.mine(group) and self.settled(group):
+            return True
+        token = group.pause_change if group.paused else NONE
+        self.operation.send(end_of(group, token, self.operation.context.author.by, self.reason), now)
+        return False
+
+
+def end_of(group: Group, token: int, by: str, reason: str = "") -> ReleaseGroup:
+    """The record that ends the running pause; without one it kills a ReleaseGroup in flight (F7.3)."""
+    return ReleaseGroup(group.pause_change, token, 0, reason=reason, by=by)
+
+
+def is_named(context: GroupContext, group: Group, token: int | None, own: bool) -> bool:
+    """M2: whether the running pause is that of the token, or with `own` one of the same person's runs."""
+    if token is not None or not own:
+        return token == group.pause_change
+    pause = context.ledger.running(group)
+    return pause is not None and context.author.is_also(pause.by)
+
+
+def busy(context: GroupContext, group: Group, now: Instant) -> AdminBusy:
+    """Who holds the pause, why, and for how long yet."""
+    pause = context.ledger.running(group)
+    by, reason = (pause.by, pause.reason) if pause is not None else ("", "")
+    return AdminBusy(
+        group.name, by, reason, context.ledger.left_s(now.wall_ms), group.pause_change, own=context.author.is_also(by)
+    )
+
+
+def default_ms(group: Group | None) -> int:
+    """M3."""
+    longest = max((s.join.interval_ms for s in group.sessions.values()), default=0) if group is not None else 0
+    return min(DEFAULT_MS + 2 * longest, PAUSE_MS_MAX)

@@ -1,0 +1,122 @@
+"""What a move of positions aims at, as the cluster says: partitions, offsets, and topics that were made anew.
+
+Asks the cluster; writes nothing. Offsets are looked up anew for every aim: ends move while a group drains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from marshal_py.admin.recreated_topics import RecreatedTopic, check_topology, find_recreated
+from marshal_py.admin.runner import OperationRunner
+from marshal_py.admin.suggestions import instead
+from marshal_py.admin.targets import COMMITTED, SHIFT, TABLE, TIME, Facts, Target, resolve
+from marshal_py.errors import DataTopicRecreated, GroupMissing, InvalidOption, PositionNotMoved
+from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.world import Group
+from marshal_py.transport.ports import TopicInfo
+
+
+class PositionResolver:
+    """The partitions of one move, and where they shall go."""
+
+    def __init__(self, runner: OperationRunner, topics: str | Sequence[str | TopicPartition], target: Target) -> None:
+        """Raises InvalidOption, GroupMissing for what is not there, DataTopicRecreated for an aim that needs it."""
+        self._desk, self._target = runner, target
+        given = [topics] if isinstance(topics, str) else list(topics)
+        names = {one.topic if isinstance(one, TopicPartition) else one.partition(":")[0] for one in given}
+        names |= {tp.topic for tp, _ in target.table} if not given else set()
+        group = self._group()
+        self._infos = {name: self._look(name) for name in sorted(names) if name in group.topics}
+        self.anew: dict[str, RecreatedTopic] = find_recreated(group, self._infos)
+        self.tps = self._partitions(given)
+        check_topology(group, runner.context.name, self.tps, self.anew)
+        for topic, info in self._infos.items():
+            if any(tp.topic == topic and tp.partition >= info.partitions for tp in self.tps):
+                raise GroupMissing(
+                    runner.context.name,
+                    f"knows more partitions of {topic!r} than the {info.partitions} "
+                    f"that Kafka has: marshal groups shrink {runner.context.name} {topic} --partitions "
+                    f"{info.partitions}",
+                )
+        if target.kind in (SHIFT, COMMITTED):
+            for one in self.anew.values():  # both are positions of the topic that is gone
+                raise DataTopicRecreated(group.name, one.topic, self._first_of(one.topic), one.known, one.found)
+        # What the group itself commits while it lets go must not move the aim.
+        committed = target.kind == COMMITTED
+        self._committed = runner.admin.committed(runner.context.name, self.tps) if committed else {}
+
+    def _group(self) -> Group:
+        group = self._desk.context.group
+        assert group is not None  # Group.desk has looked
+        return group
+
+    def _look(self, topic: str) -> TopicInfo:
+        info = self._desk.admin.describe_topic(topic)
+        if info is None:
+            raise GroupMissing(self._desk.context.name, f"consumed {topic!r}, which does not exist any more")
+        return info
+
+    def _first_of(self, topic: str) -> int:
+        return min(tp.partition for tp in self.tps if tp.topic == topic)
+
+    def _partitions(self, given: Sequence[str | TopicPartition]) -> list[TopicPartition]:
+        """The partitions that are meant."""
+        group = self._group()
+        found: list[TopicPartition] = []
+        table = [tp for tp, _ in self._target.table]
+        for one in given:
+            if isinstance(one, TopicPartition):
+                found.append(one)
+                continue
+            topic, colon, number = one.rpartition(":")
+            if colon and number.isdigit():
+                found.append(TopicPartition(topic, int(number)))
+            elif self._target.kind == TABLE:
+                found += [tp for tp in table if tp.topic == one]
+            elif one in group.topics:
+                count = self.anew[one].partitions if one in self.anew else group.topics[one].count
+                found += [TopicPartition(one, partition) for partition in range(count)]
+            else:
+                raise GroupMissing(
+                    self._desk.context.name, f"has never consumed topic {one!r}{instead(one, group.topics)}"
+                )
+        if self._target.kind == TABLE:
+            found = found if given else table
+            missing = sorted(set(found) - set(table))
+            if missing:
+                raise InvalidOption("to", "the file", f"it does not name {missing[0]}")
+        if not found:
+            raise InvalidOption("topics", given, "name at least one topic")
+        return sorted(set(found))
+
+    def check(self) -> None:
+        """What can be refused is refused before anything is paused (M3). Raises as `resolve`.
+
+        A shift from an owned partition is judged once it is free: its owner is further than the log says.
+        """
+        owned = self._group().claims.values()
+        moving = {partition.tp for partition in owned} if self._target.kind == SHIFT else set()
+        self._resolve([tp for tp in self.tps if tp not in moving])
+
+    def positions(self) -> dict[TopicPartition, int]:
+        """Where the partitions shall go, as of now. Raises PositionNotMoved for a topic that is another one by now."""
+        for topic, before in self._infos.items():
+            if self._look(topic).topic_id != before.topic_id:
+                raise PositionNotMoved(self._desk.context.name, f"topic {topic!r} was made anew meanwhile: try again")
+        return self._resolve(self.tps)
+
+    def _resolve(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        if not tps:
+            return {}
+        admin, group = self._desk.admin, self._group()
+        bounds = admin.bounds(tps)
+        at_time = admin.offsets_at(tps, self._target.number) if self._target.kind == TIME else {}
+        facts = Facts(
+            {tp: group.partitions[tp].position if tp in group.partitions else NONE for tp in tps},
+            {tp: bounds[tp].first for tp in tps},
+            {tp: bounds[tp].end for tp in tps},
+            self._committed,
+            at_time,
+        )
+        return resolve(self._target, tps, facts)

@@ -1,0 +1,247 @@
+"""Drives one errand over a real log: reads, folds, steps, sends, looks positions up.
+
+Strategy: a connection of its own per operation, folded to the log's end before anything is judged or written (L7). It
+creates nothing, not the topic, not a group; only who creates a group begins its log. It makes no protocol decision.
+"""
+
+from __future__ import annotations
+
+import getpass
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from marshal_py.admin.author import RUN_BYTES, Author
+from marshal_py.admin.operation import GroupContext, Operation, Progress
+from marshal_py.admin.pause_history import PauseHistory
+from marshal_py.client import replay_start
+from marshal_py.client.marshal import VERSION
+from marshal_py.errors import (
+    AdminGaveUp,
+    ClusterUnreachable,
+    CoordinationTopicMissing,
+    GroupMissing,
+    MarshalError,
+    TopicRecreated,
+)
+from marshal_py.protocol import codec, rationalizer
+from marshal_py.protocol.identity import TopicPartition, check_id
+from marshal_py.protocol.records import Genesis, Record
+from marshal_py.protocol.routing import route
+from marshal_py.protocol.world import World
+from marshal_py.transport.clock import SystemClock
+from marshal_py.transport.ports import ClusterAdmin, LogRecord, Transport
+
+POLL_S_MAX: Final = 0.1  # a waiting desk looks up so often, for ctrl-C
+BEGIN_S: Final = 2.0  # before a Genesis that was not read is written again
+ABANDON_S: Final = 1.0  # a desk that is left alone looks up every POLL_S_MAX
+FLUSH_S: Final = 5.0  # what a desk that closes may wait for its last records
+
+Watcher = Callable[[Progress], None]
+Aim = Callable[[], Mapping[TopicPartition, int]]
+
+
+def author_here() -> Author:
+    """This run, named after the person and the machine."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container's user without a name
+        user = "unknown"
+    return Author.of(user, socket.gethostname(), VERSION, secrets.token_bytes(RUN_BYTES))
+
+
+class OperationRunner:
+    """A connection to one group's log. A context manager."""
+
+    def __init__(
+        self, transport: Transport, topic: str, group: str, timeout_s: float, author: Author | None = None
+    ) -> None:
+        """Folds the group's log to its end. Raises CoordinationTopicMissing, CoordinationError, ClusterUnreachable.
+
+        A group that has never been used is no error here: `scene.group` is None then.
+        """
+        check_id("group", group)
+        self.topic, self.timeout_s = topic, timeout_s
+        self.admin: ClusterAdmin = transport.admin()
+        self._clock = SystemClock()
+        self._number = 0
+        self._world = World()
+        self._ledger = PauseHistory(group)
+        self._name = group
+        self._interrupted = self._abandoned = False
+        try:
+            count = self.admin.partition_count(topic)
+            if count is None:
+                raise CoordinationTopicMissing(
+                    topic, "an admin creates nothing", "start a consumer, which creates it, or name the right topic"
+                )
+            self._log = transport.log(topic, f"admin-{transport.name}", writes=False)
+        except BaseException:
+            self.admin.close()
+            raise
+        try:
+            root = self._find_root(count)
+            self._number = route(group, root.partitions)
+            if self._number:  # log 0 comes along from here on and is left out
+                self._begin(root)
+            self._fold_to_end()
+        except BaseException:
+            self.close()
+            raise
+        self.context = GroupContext(self._world, group, self._ledger, author or author_here(), secrets.token_bytes)
+
+    def __enter__(self) -> OperationRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._log.close(FLUSH_S)
+        self.admin.close()
+
+    # --- reading
+
+    def _find_root(self, count: int) -> Genesis:
+        """L3. Log 0 is folded on from here if it is the group's; otherwise what comes of it is left out."""
+        end = self._begin(None)
+        deadline = time.monotonic() + self.timeout_s
+        while self._world.genesis is None and self._world.next_offset < end:
+            self._fold(self._poll(POLL_S_MAX, deadline, 0))
+        root = self._world.genesis
+        if root is None:
+            raise GroupMissing(self._name, f"has never been used: no consumer has run with topic {self.topic!r}")
+        if root.partitions > count:
+            raise TopicRecreated(0, f"{root.partitions} partitions", str(count))
+        return root
+
+    def _begin(self, root: Genesis | None) -> int:
+        """Follows the log from where reading has to begin (N9); where it ends."""
+        bounds = self._log.bounds(self._number, self.timeout_s)
+        self._world = replay_start.open_world(self._log, self._number, root, bounds)
+        self._log.follow(self._number, self._world.next_offset)
+        return bounds.end
+
+    def _fold_to_end(self) -> None:
+        end = self._log.bounds(self._number, self.timeout_s).end
+        deadline = time.monotonic() + self.timeout_s
+        while self._world.next_offset < end:
+            records = self._poll(POLL_S_MAX, deadline, self._number)
+            if records:
+                deadline = time.monotonic() + self.timeout_s
+            self._fold(records)
+
+    def _poll(self, wait_s: float, deadline: float, log: int) -> list[LogRecord]:
+        records = self._log.poll(wait_s)
+        if (refused := self._log.refused()) is not None:
+            raise refused
+        if not records and time.monotonic() >= deadline:
+            reason = self._log.waiting_for() or "no answer in time"
+            raise ClusterUnreachable("the cluster", f"the end of coordination partition {log}", reason)
+        return records
+
+    def _fold(self, records: list[LogRecord], operation: Operation | None = None) -> None:
+        """What has come of the group's log. Of log 0, on the way to the root, too."""
+        now = self._clock.now()
+        for record in records:
+            if record.log != self._number:
+                continue
+            verdict = rationalizer.apply(self._world, record.offset, record.value)
+            self._ledger.read(verdict)
+            if operation is not None:
+                operation.receive(verdict, now)
+
+    def begin(self) -> None:
+        """Begins the group's log if it has not begun: a copy of the root, which was read back (L4). Others may win."""
+        root = self._world.genesis or self._world.root
+        assert root is not None  # it was found when the desk was opened
+        deadline = time.monotonic() + self.timeout_s
+        while self._world.genesis is None:
+            self._log.append(self._number, b"", codec.encode(root, "", root.incarnation))
+            self._fold(self._poll(BEGIN_S, deadline, self._number))
+
+    def refresh(self) -> None:
+        """Folds what has come since."""
+        self._fold_to_end()
+
+    # --- driving
+
+    def run(self, operation: Operation, watcher: Watcher | None = None, aim: Aim | None = None) -> None:
+        """Until the errand ends; raises its error. Ctrl-C makes it give up in order, a second one leaves it.
+
+        It works in a thread of its own while the caller's waits: a KeyboardInterrupt comes between any two steps of
+        Python, and a record that was polled and not folded would be a gap.
+        """
+        failed: list[BaseException] = []
+        # Not by join(): one that is interrupted counts its thread as ended in Python 3.11, while it runs on.
+        done = threading.Event()
+        thread = threading.Thread(target=self._work, args=(operation, watcher, aim, failed, done), name="marshal-desk")
+        thread.daemon = True
+        thread.start()
+        while not done.is_set():
+            try:
+                done.wait()
+            except KeyboardInterrupt:
+                if self._interrupted:
+                    self._abandoned = True
+                    done.wait(ABANDON_S)
+                    raise
+                self._interrupted = True
+        if failed:
+            raise failed[0]
+        if operation.error is not None:
+            raise operation.error
+
+    def _work(
+        self,
+        operation: Operation,
+        watcher: Watcher | None,
+        aim: Aim | None,
+        failed: list[BaseException],
+        done: threading.Event,
+    ) -> None:
+        try:
+            while not operation.ended and not self._abandoned:
+                if self._interrupted:
+                    operation.give_up(AdminGaveUp(self._name, "the operation", 0.0))  # the first reason counts
+                self._turn(operation, watcher, aim)
+        except MarshalError as error:
+            operation.end(error)  # the log cannot be read on: what is true now, the errand knows (M8)
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            done.set()
+
+    def _turn(self, operation: Operation, watcher: Watcher | None, aim: Aim | None) -> None:
+        refused = self._log.refused()
+        if refused is not None:
+            raise refused
+        step = operation.tick(self._clock.now())
+        for record in step.send:
+            self._append(record)
+        for event in step.events:
+            if watcher is not None:
+                watcher(event)
+        if step.ended:
+            return
+        if step.aim and aim is not None:
+            self._aim(operation, aim)
+            return
+        left_s = (operation.deadline_ms - self._clock.now().mono_ms) / 1000
+        self._fold(self._log.poll(min(max(left_s, 0.0), POLL_S_MAX)), operation)
+
+    def _aim(self, operation: Operation, aim: Aim) -> None:
+        try:
+            operation.positions_resolved(aim())
+        except MarshalError as error:
+            operation.give_up(error)
+
+    def _append(self, record: Record) -> None:
+        genesis = self._world.genesis
+        if genesis is None:  # the group's log has not begun, so no group is in it
+            raise GroupMissing(self._name, "has never been used")
+        value = codec.encode(record, self._name, genesis.incarnation, self._world.writes_version(self._name))
+        self._log.append(self._number, self._name.encode(), value)

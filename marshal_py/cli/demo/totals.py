@@ -1,0 +1,68 @@
+"""What the journals say so far, added up: for the view while the demo runs, for the judge at its end. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import NamedTuple
+
+from marshal_py.cli.demo.journal import Claimed, Delivered, Entry, Lost, Written
+
+
+class Handling(NamedTuple):
+    """One delivery, as far as times and owners matter."""
+
+    at: float
+    worker: str
+    offset: int
+
+
+class Ownership(NamedTuple):
+    """A claim that a worker has read accepted. A greater epoch is a later claim."""
+
+    at: float
+    epoch: int
+    worker: str
+
+
+class Totals:
+    """Invariant: `handled` counts exactly the deliveries in `handlings`."""
+
+    def __init__(self, partitions: int) -> None:
+        self.partitions = partitions
+        self.acknowledged: set[tuple[int, int]] = set()
+        self.handled: Counter[tuple[int, int]] = Counter()
+        self.handlings: dict[int, list[Handling]] = defaultdict(list)
+        self.claims: dict[int, list[Ownership]] = defaultdict(list)
+        self.owners: dict[int, Ownership] = {}
+        self.next_offset: dict[int, int] = defaultdict(int)  # behind the highest offset that was handled
+        self.end: dict[int, int] = defaultdict(int)  # behind the highest offset that was acknowledged
+        self.unsound = 0
+
+    def add(self, worker: str, entry: Entry) -> None:
+        match entry:
+            case Delivered(at=at, partition=partition, offset=offset):
+                self.handled[partition, offset] += 1
+                self.handlings[partition].append(Handling(at, worker, offset))
+                self.next_offset[partition] = max(self.next_offset[partition], offset + 1)
+                self.unsound += not entry.sound
+            case Written(partition=partition, offset=offset):
+                self.acknowledged.add((partition, offset))
+                self.end[partition] = max(self.end[partition], offset + 1)
+            case Claimed(at=at, partition=partition, epoch=epoch):
+                claim = Ownership(at, epoch, worker)
+                self.claims[partition].append(claim)
+                if partition not in self.owners or self.owners[partition].epoch < epoch:
+                    self.owners[partition] = claim
+            case Lost(partition=partition):
+                if partition in self.owners and self.owners[partition].worker == worker:
+                    del self.owners[partition]
+            case _:
+                pass
+
+    def owner_at(self, partition: int, at: float) -> str:
+        """Who held the newest claim at a moment; "" if nobody had any."""
+        claims = [claim for claim in self.claims[partition] if claim.at <= at]
+        return max(claims, key=lambda claim: claim.epoch).worker if claims else ""
+
+    def lag(self, partition: int) -> int:
+        return max(0, self.end[partition] - self.next_offset[partition])

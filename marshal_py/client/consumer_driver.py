@@ -1,0 +1,473 @@
+"""One member at work: its source, its buffers, its user's callbacks. Executes a Ready; decides nothing.
+
+Owned by loop.py; everything here is called with the Marshal's lock held. The user's callbacks are only submitted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from msgspec import structs
+
+from marshal_py.client import divergence_report, start_positions
+from marshal_py.client.background_worker import Worker
+from marshal_py.client.delivery_queue import DeliveryQueue
+from marshal_py.client.event_log import EventLog
+from marshal_py.client.inherited import Inherited
+from marshal_py.client.metrics import Counters
+from marshal_py.client.options import ConsumerOptions
+from marshal_py.client.ranges import Ranges, UnfetchedSource
+from marshal_py.errors import (
+    AccessDenied,
+    BatchOverdue,
+    CallerError,
+    ClusterError,
+    Diverged,
+    MarshalError,
+    PartitionError,
+)
+from marshal_py.protocol import codec, parking
+from marshal_py.protocol.advisory import Advisory
+from marshal_py.protocol.claim import Claim, ClaimPhase
+from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.member import Member
+from marshal_py.protocol.ready import Ready, Wanted
+from marshal_py.protocol.world import World
+from marshal_py.transport.ports import DataSource, OutOfRange
+
+if TYPE_CHECKING:
+    from marshal_py.client.loop import Loop
+
+EVENTS_KEPT: Final = 10_000  # advisories that nobody has asked for; the oldest go first
+COOL_POLL_S: Final = 0.004  # while a partition is being fetched ahead: a hand-over waits for the first bytes
+
+
+class ConsumerDriver:
+    """The place of one Consumer in the loop."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        log: int,
+        member: Member,
+        source: DataSource,
+        options: ConsumerOptions,
+        incarnation: bytes,
+        new_topics: frozenset[str],
+    ) -> None:
+        """`new_topics`: those that begin at their beginnings (D5)."""
+        self.loop, self.log, self.member, self.options = loop, log, member, options
+        self.source: DataSource | UnfetchedSource = source
+        self.queue: DeliveryQueue | Ranges = DeliveryQueue(
+            member, source, options, loop.lock, incarnation, loop.clock.now
+        )
+        self.inherited = Inherited(self)
+        self.incarnation, self.new_topics = incarnation, new_topics
+        self.group_key = member.name.encode()
+        self.error: MarshalError | None = None  # raised to the user once, then kept as the reason of the end
+        self.troubles: deque[ClusterError] = deque()  # raised one by one; the consumer goes on
+        self.ended = False
+        self.away = False  # while the log's history is read anew (N11)
+        self.events: deque[Advisory] = deque(maxlen=EVENTS_KEPT)
+        self._event_log = EventLog()
+        self.cold: set[TopicPartition] = set()  # fetched ahead, nothing seen yet
+        self.unplaced: dict[TopicPartition, OutOfRange] = {}  # the cluster refused the position; asked until it answers
+        self.missing: set[str] = set()  # topics that the cluster said not to have, as of the last look
+        self._to_resolve: list[Wanted] = []
+        self._to_mirror: dict[TopicPartition, int] = {}
+        self._ends_due_ms = 0
+        self.mirror_refused = ""
+        self.tally = Counters()
+        self.worker = Worker(f"marshal-worker-{member.name}")
+        self._called_ms = 0  # of a consumer that plans ranges: when its user last called
+
+    def plan_ranges(self) -> Ranges:
+        """Stops fetching for good: from now on this consumer plans what others read."""
+        assert isinstance(self.queue, DeliveryQueue)  # a Consumer does it once
+        if self.options.hand_over_timeout_s is None:  # a range is long work, and whoever reads it elsewhere cannot stop
+            whole_ms = self.member.options.handler_timeout_ms
+            self.member.options = structs.replace(self.member.options, hand_over_timeout_ms=whole_ms)
+        source = UnfetchedSource(self.queue.source)
+        ranges = Ranges(self.member, self.incarnation)
+        ranges.adopt(self.member.claims.values())
+        ranges.prefetching.update(tp for tp, buffer in self.queue.buffers.items() if buffer.claim is None)
+        self.queue.drop([*self.queue.buffers])
+        self.inherited.drop([*self.member.claims.values()])
+        self.queue, self.source = ranges, source
+        self.called()
+        return ranges
+
+    def called(self) -> None:
+        """The user of a planning consumer is alive."""
+        self._called_ms = self.loop.clock.now().mono_ms
+
+    def close(self) -> None:
+        """It has ended: nothing is fetched any more, and what the worker still does is the last of it."""
+        self.source.close()
+        self.worker.end()
+
+    # --- one step
+
+    def step(self, now: Instant) -> None:
+        """Ticks the member and does what it says."""
+        if self.away and not self.member.ended:
+            return
+        self._look_at_source(now)
+        if isinstance(self.queue, Ranges):
+            self._look_at_user(now)
+        if self.queue.at_most_once:
+            self.queue.offer()
+        self.execute(self.member.tick(now), now)
+
+    def give_up(self, error: MarshalError) -> None:
+        """Ends the consumer with `error`; nothing more is sent."""
+        self.member.fail(error)
+        now = self.loop.clock.now()
+        self.execute(self.member.tick(now), now)
+
+    def ask_grants(self, now: Instant) -> None:
+        """Asks for the grants of what was fetched (D2), without the rest of a step."""
+        if not self.away and self.queue.offer():
+            self.execute(self.member.ask_grants(now), now)
+
+    def tell_careful(self) -> None:
+        """D11: sends a heartbeat at once if the next message of a careful claim waits for it."""
+        if self.member.careful.tell():
+            self.loop.kick(self)
+
+    def lose_history(self) -> None:
+        """N11: fences and drops the state; nothing happens until it is regained."""
+        self.away = True
+        self.execute(self.member.detach(), self.loop.clock.now())
+
+    def regain_history(self, world: World) -> None:
+        """`world`: loaded from a snapshot and folded to the log's end."""
+        self.member.attach(world)
+        self.away = False
+
+    def due(self, now: Instant) -> bool:
+        if self.away:
+            return False
+        return self.member.stirred or now.mono_ms >= self.member.deadline_ms or bool(self.cold)
+
+    def _look_at_source(self, now: Instant) -> None:
+        for tp in [tp for tp in self.cold if self.source.end_offset(tp) >= 0]:
+            self.cold.discard(tp)
+            self.member.rebalancer.prefetched(tp)
+        if now.mono_ms >= self._ends_due_ms:
+            self._ends_due_ms = now.mono_ms + self.member.third_ms
+            if isinstance(self.queue, Ranges) and self.queue.looked_at():
+                self.submit("the ends of partitions", self._look_at_ends)
+            for claim in self.member.claims.values():
+                claim.end_offset = self.end_offset(claim.tp)
+            self.inherited.look()
+            if self.unplaced:
+                self.submit("the bounds of partitions", self._place)
+        for refused in self.source.out_of_range():
+            self.unplaced[refused.tp] = refused
+            self.submit("the bounds of partitions", self._place)
+        for tp, reason, _, for_good in self.source.broken():
+            nothing_left = self.member.refusals.give_up(tp, reason, now)
+            if for_good and nothing_left:  # the user must know
+                self.troubles.append(PartitionError(tp.topic, tp.partition, reason))
+
+    def _look_at_user(self, now: Instant) -> None:
+        """D9 for a planning consumer: with no range in flight nothing but this call tells that somebody reads."""
+        timeout_s = self.options.handler_timeout_s
+        if now.mono_ms - self._called_ms >= timeout_s * 1000 and not self.member.leaving:
+            self.error = BatchOverdue(self.member.name, timeout_s)
+            self.member.leave(now, "no call within the handler timeout", 0)
+
+    # --- the duties, in the order of Ready
+
+    def execute(self, ready: Ready, now: Instant) -> None:
+        self.tally.count(ready)
+        if ready.lost or ready.stop_prefetch:
+            self.inherited.drop([claim for claim, _ in ready.lost])
+            gone = [claim.tp for claim, _ in ready.lost] + ready.stop_prefetch
+            self.queue.drop(gone)
+            self.cold.difference_update(gone)
+            for tp in gone:
+                self.unplaced.pop(tp, None)  # nobody waits for the answer any more
+        version = self.member.writes_version if ready.send else 0  # asks every session
+        for record in ready.send:
+            value = codec.encode(record, self.member.name, self.incarnation, version)
+            self.loop.outbox.put(self.log, self.group_key, (value,), self._refused)
+        if ready.claimed:
+            self.inherited.open([claim for claim in ready.claimed if claim.epoch in self.member.claims])
+        for tp, position in ready.start_prefetch:
+            self.queue.start_prefetch(tp, position)
+            self.cold.add(tp)
+        if ready.resolve:
+            self._to_resolve += ready.resolve
+            self.submit("where partitions begin", self._resolve)
+        if ready.mirror and self.options.mirror_offsets:
+            self._to_mirror |= ready.mirror
+            self.submit("the copy of positions", self._mirror)
+        if ready.refold != NONE:
+            self.loop.maintenance.refold(self, ready.refold)
+        self._tell(ready)
+        if ready.ended:
+            if isinstance(ready.error, Diverged):
+                self._keep_evidence(ready.error)
+            self.ended = True
+            self.error = ready.error or self.error
+        if self.ended or not ready.advisories:
+            self._event_log.flush()
+
+    def _refused(self, error: MarshalError) -> None:
+        """A record of this consumer can never be written."""
+        with self.loop.outbox, self.loop.lock:
+            self.member.fail(error)
+            self.loop.kick(self)
+
+    def _keep_evidence(self, error: Diverged) -> None:
+        """What this process held goes with it, unless it is written down now."""
+        member, now_ms = self.member, self.loop.clock.now().wall_ms
+        path = divergence_report.keep(
+            member, error, self.loop.maintenance.policy.evidence_dir, member.options.library, now_ms
+        )
+        if path:
+            error.keep(path)
+            self.tell(
+                Advisory(
+                    "state_kept",
+                    member.name,
+                    member.options.client_id,
+                    text=path,
+                    session=member.session,
+                    log=self.log,
+                    log_offset=error.offset,
+                )
+            )
+
+    def _tell(self, ready: Ready) -> None:
+        self.tell(*ready.advisories)
+        call = self.loop.callbacks.submit
+        if self.options.on_lost is not None:
+            for claim, reason in ready.lost:
+                call(self._call_lost(claim, reason))
+        if self.options.on_claim is not None:
+            for claim in ready.claimed:
+                call(self._call_claim(claim))
+        if (revoking := self.options.on_revoking) is not None:
+            for claim in ready.revoking:
+                call(partial(revoking, self.loop.claim_info(self, claim)))
+
+    def tell(self, *advisories: Advisory) -> None:
+        """To `Consumer.events` each, and to `logging` in as few lines as people need (docs/logging.md)."""
+        now_ms = self.loop.clock.now().wall_ms
+        told = [structs.replace(advisory, time_ms=now_ms) for advisory in advisories]
+        self.events += told
+        self._event_log.tell(told)
+
+    def _call_claim(self, claim: Claim) -> Callable[[], None]:
+        call, info = self.options.on_claim, self.loop.claim_info(self, claim)
+        assert call is not None
+        return lambda: call(info)
+
+    def _call_lost(self, claim: Claim, reason: str) -> Callable[[], None]:
+        call, info = self.options.on_lost, self.loop.claim_info(self, claim)
+        assert call is not None
+        return lambda: call(info, reason)
+
+    # --- on the worker thread, without the lock
+
+    def submit(self, what: str, task: Callable[[], None]) -> None:
+        """Runs `task` on the worker, once for all that gathers until then."""
+        self.worker.submit(f"group {self.member.name}: {what}", task)
+
+    def _resolve(self) -> None:
+        """D5: where partitions without a position in the log begin."""
+        with self.loop.lock:
+            wanted, self._to_resolve = self._to_resolve, []
+        if not wanted:
+            return
+        wanted = [Wanted(tp, earliest or tp.topic in self.new_topics) for tp, earliest in wanted]
+        try:
+            found = start_positions.resolve(
+                self.options.start, self.options.start_fallback, wanted, self.member.name, self.loop.admin
+            )
+        except AccessDenied as error:  # waiting would not mend it: the user must know
+            with self.loop.lock:
+                self.troubles.append(error)
+            return
+        except CallerError as error:  # nor would it mend an option: the others go on without this member
+            with self.loop.outbox, self.loop.lock:
+                self.error = self.error or error
+                self.member.leave(self.loop.clock.now(), "its start cannot be", 0)
+                self.loop.kick(self)
+            return
+        with self.loop.outbox, self.loop.lock:
+            now = self.loop.clock.now()
+            for tp, start in found.items():
+                self.member.rebalancer.start_resolved(tp, start, now)
+            self.step(now)
+
+    def _mirror(self) -> None:
+        """D7, best effort: the usual lag tools see the group."""
+        with self.loop.lock:
+            positions, self._to_mirror = self._to_mirror, {}
+        if not positions:
+            return
+        refused = self.loop.admin.commit(self.member.name, positions)
+        if refused and refused != self.mirror_refused and not {tp.topic for tp in positions} & self.missing:
+            with self.loop.outbox, self.loop.lock:
+                self.member.note("mirror_refused", text=refused)
+                now = self.loop.clock.now()
+                self.execute(self.member.tick(now), now)  # now: it may be the last copy of a consumer that has left
+        self.mirror_refused = refused
+
+    def _place(self) -> None:
+        """D6: the cluster does not have the position; below the beginning goes on there, beyond the end stops.
+
+        A topic that was made anew is the more likely reason, so its id is looked at first (D10). What cannot be
+        answered now is asked again later.
+        """
+        failed: ClusterError | None = None
+        with self.loop.lock:
+            unplaced = list(self.unplaced.values())
+        for refused in unplaced:
+            try:
+                self._look_at_topic(refused.tp.topic)
+                first, end = self.loop.admin.bounds([refused.tp])[refused.tp]
+            except ClusterError as error:
+                failed = error
+            else:
+                self._place_one(refused, first, end)
+        if failed is not None:
+            raise failed
+
+    def _place_one(self, refused: OutOfRange, first: int, end: int) -> None:
+        tp, position, round_, truncated = refused
+        with self.loop.outbox, self.loop.lock:
+            if self.unplaced.get(tp) is refused:
+                del self.unplaced[tp]
+            group = self.member.group
+            if tp not in self.queue.buffers or (group is not None and self.member.topics.unfit(group, tp)):
+                return
+            if self.source.round(tp) != round_:
+                return  # a later assignment: what was said of this one is not about it
+            if truncated:
+                self.park(tp, parking.TRUNCATED, truncated)
+            elif position < first:
+                self.member.note("offset_lost", tp, position, first)
+                self.queue.restart(tp, first)
+                self.step(self.loop.clock.now())
+            elif position > end:
+                self.park(tp, parking.BEYOND_END, parking.beyond_end(position, end))
+            else:
+                self.queue.restart(tp, position)
+
+    def park(self, tp: TopicPartition, reason: str, detail: str) -> None:
+        """D6: releases an own partition parked; the others go on. What is only fetched ahead, its owner judges."""
+        for claim in self.member.claims.values():
+            if claim.tp == tp:
+                self.member.releases.park(claim.epoch, reason, detail, self.loop.clock.now())
+        self.loop.kick(self)
+
+    def _look_at_ends(self) -> None:
+        """Ends of what a planning consumer holds: its lag, and proof that it is ready for a hand-over (A3)."""
+        assert isinstance(self.source, UnfetchedSource)
+        assert isinstance(self.queue, Ranges)
+        with self.loop.lock:
+            tps = self.queue.looked_at()
+        ends = {tp: bounds.end for tp, bounds in self.loop.admin.bounds(tps).items()} if tps else {}
+        with self.loop.lock:
+            self.source.ends.update(ends)
+
+    def look_at_topics(self) -> None:
+        """Has the worker ask the cluster about this consumer's topics."""
+        self.submit("the look at topics", self._refresh_topology)
+
+    def _refresh_topology(self) -> None:
+        """What Kafka says of the topics: growth becomes a Topology record (F9.1), another id parks (D10)."""
+        failed: ClusterError | None = None
+        for topic in self.member.options.topics:
+            try:
+                self._look_at_topic(topic)
+            except ClusterError as error:  # one that may not be looked at must not hide the others
+                failed = error
+        if failed is not None:
+            raise failed
+
+    def _look_at_topic(self, topic: str) -> None:
+        info = self.loop.admin.describe_topic(topic)
+        with self.loop.lock:
+            if info is None:
+                if topic not in self.missing:
+                    self.missing.add(topic)
+                    self._tell_topic("topic_missing", topic, "it was deleted; its partitions wait")
+                return
+            if topic in self.missing:
+                self.missing.discard(topic)
+                self._tell_topic("topic_found", topic, "")
+            changed = self.member.topics.learn(topic, info.partitions, info.topic_id)
+        if changed:
+            self.source.learn([topic])
+            self.loop.kick(self)
+
+    def _tell_topic(self, kind: str, topic: str, text: str) -> None:
+        self.tell(
+            Advisory(
+                kind,
+                self.member.name,
+                self.member.options.client_id,
+                topic,
+                text=text,
+                session=self.member.session,
+                log=self.log,
+            )
+        )
+
+    def waiting_for(self) -> str:
+        """Why this consumer has nothing to do although the connection is well, in words for people; "" if it has."""
+        if self.missing:
+            return f"topic {', '.join(sorted(self.missing))}, which the cluster does not have"
+        parked, group = self.parked(), self.member.group
+        if group is None or not parked:
+            return ""
+        whole = sum(group.topics[topic].count for topic in self.member.options.topics if topic in group.topics)
+        if len(parked) < whole:
+            return ""
+        tp, reason = min(parked.items())
+        return f"an admin: all of its {whole} partitions are parked: {parking.words(group.name, tp, reason)}"
+
+    def parked(self) -> dict[TopicPartition, str]:
+        """The partitions of this consumer's topics that nobody may claim, or nobody will, with the reason (F6.4)."""
+        group, found = self.member.group, {}
+        for topic in self.member.options.topics if group is not None else ():
+            assert group is not None
+            known = group.topics.get(topic)
+            for number in range(known.count if known is not None else 0):
+                tp = TopicPartition(topic, number)
+                reason = group.parked(tp) or self.member.topics.unfit(group, tp)
+                if reason:
+                    found[tp] = reason
+        return found
+
+    def end_offset(self, tp: TopicPartition) -> int:
+        """End of a partition as last seen; -1 if it is not known, as that of a topic that is gone."""
+        return -1 if tp.topic in self.missing else self.source.end_offset(tp)
+
+    def draining(self, claim: Claim) -> tuple[str, float]:
+        """Why the claim is to go, and for how many seconds it waits for its handlers; "" and -1 while it is not."""
+        if claim.phase is ClaimPhase.OPEN:
+            return "", -1.0
+        until_ms = claim.drain_until_ms
+        now_ms = self.loop.clock.now().mono_ms
+        return claim.reason, 0.0 if claim.sealed or until_ms is None else max(0.0, (until_ms - now_ms) / 1000)
+
+    def lag(self, claim: Claim) -> int:
+        """Messages behind the end; -1 if nobody knows: before the first look, or where the end lies below (D6)."""
+        return max(-1, self.end_offset(claim.tp) - self.position(claim))
+
+    def position(self, claim: Claim) -> int:
+        """The claim's position as this process knows it."""
+        own = claim.position()
+        group = self.member.group
+        folded = group.partitions[claim.tp].position if group is not None else NONE
+        return max(own, folded)

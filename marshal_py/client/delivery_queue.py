@@ -1,0 +1,451 @@
+"""Buffers between the data source and the user, and the gate before every delivery (PROTOCOL.md D1-D3, D8).
+
+One Flow per Consumer. Everything but `pull` is called with the Marshal's lock held: gate and delivery must be one step,
+else a Release could go out between them. (Reserved, in buffers.py, reaches the same without the lock and says how.)
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from marshal_py.client.acks import Delivered
+from marshal_py.client.buffers import Buffer, Reserved, fit, message_bytes
+from marshal_py.client.forks import ForkedLock, watch
+from marshal_py.client.handling_rate import HandlingRate
+from marshal_py.client.message import DecodedMessage, Message, Part
+from marshal_py.client.options import ConsumerOptions
+from marshal_py.client.prefetch import Prefetch, Room
+from marshal_py.protocol.claim import Claim, ClaimPhase
+from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, OffsetRun
+from marshal_py.protocol.identity import Instant, TopicPartition
+from marshal_py.protocol.member import Member
+from marshal_py.protocol.rebalance import GRANTS_AHEAD
+from marshal_py.transport.ports import Chunk, DataSource
+
+GATE_MS = 5  # all three clocks are read at least so often while messages are handed over one by one (T7)
+WARM_MESSAGES_MAX = 2_000  # fetched ahead of a hand-over; more would only fill memory
+
+
+class DeliveryQueue:
+    """All buffers of one Consumer."""
+
+    def __init__(
+        self,
+        member: Member,
+        source: DataSource,
+        options: ConsumerOptions,
+        lock: AbstractContextManager[object],
+        incarnation: bytes,
+        clock_now: Any,
+    ) -> None:
+        self.member, self.source, self.options, self.lock = member, source, options, lock
+        self.incarnation = incarnation
+        self.clock_now = clock_now
+        self.buffers: dict[TopicPartition, Buffer] = {}
+        self.user_paused: set[TopicPartition] = set()
+        self._order: deque[TopicPartition] = deque()  # whose turn it is
+        self.delivered = 0  # messages handed over
+        self.pace = HandlingRate()
+        self._taking: list[tuple[OffsetRun, int]] = []  # by the running fetch: of which run, and how much was before
+        self.pid = os.getpid()
+        watch(self)
+        self.prefetch = Prefetch(options.prefetch_bytes, options.prefetch_messages)
+        self._last: int | None = None  # of `delivered`, once it drains
+        self._gate_shut = False  # as the user's thread last found it: then nothing is fetched of what is ours
+        self.make: type[Message] = Message if options.value_deserializer is None else DecodedMessage
+        self.at_most_once = options.delivery == "at_most_once"
+
+    def forked(self) -> None:
+        """In a child nothing is handed over, and acks are refused (forks.py)."""
+        self.lock = ForkedLock("Message", self.pid)
+        for buffer in self.buffers.values():
+            buffer.paused_by_user = True  # ends a running iteration: it hands over without the lock
+
+    # --- what the loop tells
+
+    def start_prefetch(self, tp: TopicPartition, position: int) -> None:
+        """Fetch ahead without delivering (A3)."""
+        if tp not in self.buffers:
+            self.buffers[tp] = Buffer(tp, position)
+            self.source.assign({tp: position})
+
+    def open(self, claims: Iterable[Claim], positions: dict[TopicPartition, int]) -> None:
+        """Claims were read accepted: deliver from their positions."""
+        fresh: dict[TopicPartition, int] = {}
+        for claim in claims:
+            tp, position = claim.tp, positions[claim.tp]
+            buffer = self.buffers.get(tp)
+            start = (
+                None
+                if buffer is None
+                else ((buffer.fetched[0].messages[0].offset() or 0) if buffer.fetched else buffer.next_offset)
+            )
+            if buffer is None or start is None or start > position or not self.source.fetching(tp):
+                buffer = self.buffers[tp] = Buffer(tp, position)
+                fresh[tp] = position
+            buffer.open(claim, position)
+            buffer.next_offset = max(buffer.next_offset, position)
+            if tp in self.user_paused:
+                buffer.paused_by_user = True
+            elif buffer.held_back and tp not in fresh:
+                fresh[tp] = buffer.next_offset
+                buffer.held_back = False
+            self._order.append(tp)
+        if fresh:
+            self.source.assign(fresh)
+        for tp in self.user_paused & fresh.keys():
+            self._hold_back(self.buffers[tp])
+
+    def drop(self, tps: Iterable[TopicPartition]) -> None:
+        """Claims are gone, or nothing is fetched ahead any more."""
+        gone = [tp for tp in tps if self.buffers.pop(tp, None) is not None]
+        for tp in gone:
+            if tp in self._order:
+                self._order.remove(tp)
+        self.source.unassign(gone)
+
+    def restart(self, tp: TopicPartition, position: int) -> None:
+        """Fetch again from `position`: the old one is below the beginning (D6)."""
+        buffer = self.buffers.get(tp)
+        if buffer is not None:
+            buffer.next_offset = position
+            self.source.assign({tp: position})
+
+    def pause(self, tps: Iterable[TopicPartition]) -> None:
+        """Local pause by the user: the claims stay."""
+        for tp in tps:
+            self.user_paused.add(tp)
+            buffer = self.buffers.get(tp)
+            if buffer is not None:
+                buffer.paused_by_user = True
+                self._hold_back(buffer)
+
+    def resume(self, tps: Iterable[TopicPartition]) -> None:
+        for tp in tps:
+            self.user_paused.discard(tp)
+            buffer = self.buffers.get(tp)
+            if buffer is not None:
+                buffer.paused_by_user = False
+                self._let_go(buffer)
+
+    def _hold_back(self, buffer: Buffer) -> None:
+        if not buffer.held_back:
+            buffer.held_back = True
+            self.source.pause([buffer.tp])
+
+    def _let_go(self, buffer: Buffer) -> None:
+        if buffer.held_back and not buffer.paused_by_user:
+            buffer.held_back = False
+            self.source.resume({buffer.tp: buffer.next_offset})
+
+    # --- the user's side
+
+    def pull(self, timeout_s: float, max_messages: int) -> list[Chunk]:
+        """Waits for messages, at most `max_messages`, without the lock."""
+        return self.source.poll(timeout_s, max_messages)
+
+    def looks(self) -> bool:
+        """Whether it is time to read what the source has to its end: what comes first there must not keep others."""
+        return self.prefetch.due(self.pace, self.clock_now().mono_ms)
+
+    def piece(self) -> int:
+        """How many messages to take at once when looking."""
+        return self.prefetch.piece(len(self.buffers))
+
+    def add(self, chunks: Iterable[Chunk]) -> None:
+        """Sorts fetched messages into their buffers. What an older assignment fetched is not taken (rounds)."""
+        grown: list[Buffer] = []
+        for tp, round_, messages in chunks:
+            buffer = self.buffers.get(tp)
+            if buffer is None:
+                continue
+            if round_ != self.source.round(tp):
+                continue
+            if buffer.held_back:
+                continue  # fetched before the source was told; it will be fetched again
+            buffer.add(messages)
+            grown.append(buffer)
+        room = self._room()
+        for buffer in grown:
+            if self._at_bound(buffer) or (room is not None and room.full(buffer)):
+                self._hold_back(buffer)
+
+    def _room(self) -> Room | None:
+        """What each partition may have; None while not more is here than is taken from the source at once."""
+        if self.buffered() <= self.options.prefetch_messages:
+            return None
+        return self.prefetch.room(self.buffers.values())
+
+    def _at_bound(self, buffer: Buffer) -> bool:
+        """Whether what is fetched of it cannot be handed over soon, however much room there is."""
+        if buffer.claim is None:
+            return buffer.size >= WARM_MESSAGES_MAX
+        tracker = buffer.claim.tracker
+        return isinstance(tracker, AtLeastOnce) and tracker.tracked >= self.options.unacked_max
+
+    def wait_for_gate(self) -> None:
+        """Something is here and the gate is shut: nothing more is fetched until it opens, but for claims to come."""
+        self._gate_shut = True
+        for buffer in self.buffers.values():
+            if buffer.claim is not None:
+                self._hold_back(buffer)
+
+    def drain(self) -> None:
+        """From now on one piece is handed over and no more: behind a slow handler minutes of work may be buffered."""
+        self._last = self.delivered + self.options.prefetch_messages
+
+    def _left(self) -> int:
+        """How many messages may still be handed over."""
+        return sys.maxsize if self._last is None else self._last - self.delivered
+
+    def deliverable(self) -> int:
+        """Messages that could be handed over if the gate opened (in at-least-once mode: all of open claims)."""
+        total = 0
+        for buffer in self.buffers.values():
+            claim = buffer.claim
+            if claim is None or claim.phase is not ClaimPhase.OPEN or buffer.paused_by_user:
+                continue
+            if self.at_most_once:
+                assert isinstance(claim.tracker, AtMostOnce)
+                total += self._granted_count(buffer, claim.tracker)
+            else:
+                total += buffer.size
+        return total
+
+    def buffered(self) -> int:
+        """Messages that were fetched and not handed over."""
+        return sum([buffer.size for buffer in self.buffers.values() if buffer.fetched])
+
+    def suffices(self, max_messages: int, max_bytes: int | None) -> bool:
+        """Whether waiting cannot make a batch fuller: by count, by bytes, or because a partition is at its bound."""
+        there = size_bytes = 0
+        self.prefetch.wanted = max_messages
+        for buffer in self.buffers.values():
+            claim = buffer.claim
+            if claim is None or claim.phase is not ClaimPhase.OPEN or buffer.paused_by_user:
+                continue
+            tracker = claim.tracker
+            count, at_bound = buffer.size, buffer.held_back
+            if isinstance(tracker, AtMostOnce):
+                granted = self._granted_count(buffer, tracker)
+                at_bound = len(tracker.grants) >= GRANTS_AHEAD or (at_bound and granted == count)
+                count = granted
+            if count and (at_bound or self.member.careful.holds(claim)):
+                return True
+            there += count
+            if max_bytes is not None:
+                size_bytes += buffer.bytes_of(count, message_bytes)
+        return there >= max_messages or (max_bytes is not None and there > 0 and size_bytes >= max_bytes)
+
+    def take(self, max_messages: int, max_bytes: int | None, now: Instant) -> list[tuple[Part, Delivered]]:
+        """Hands over up to `max_messages`, at least one if there is one: of each partition an even share.
+
+        What some have less than their share is filled with what others have more. The next batch begins with the
+        partition after the last one of this batch.
+        """
+        parts: list[tuple[Part, Delivered]] = []
+        before, max_messages = self.delivered, min(max_messages, self._left())
+        filled = sum([bool(buffer.fetched) for buffer in self.buffers.values()])
+        share = -(-max_messages // max(1, filled))
+        left, left_bytes = self._take_round(parts, share, max_messages, max_bytes, now)
+        if share < max_messages:
+            self._take_round(parts, left, left, left_bytes, now)
+        if parts:
+            self.pace.handed_over(before, now.mono_ms)
+        return parts
+
+    def _take_round(
+        self, parts: list[tuple[Part, Delivered]], share: int, left: int, left_bytes: int | None, now: Instant
+    ) -> tuple[int, int | None]:
+        """Each partition once, at most `share` of it. Returns how many messages and bytes are left."""
+        for _ in range(len(self._order)):
+            if left <= 0 or (left_bytes is not None and left_bytes <= 0):
+                break
+            tp = self._order[0]
+            self._order.rotate(-1)
+            buffer = self.buffers[tp]
+            claim = buffer.claim
+            if claim is None or not buffer.fetched or buffer.paused_by_user:
+                continue
+            if not self.member.may_deliver(claim.epoch, now):
+                continue
+            careful = self.member.careful.holds(claim)  # D11: one by one
+            of_it = min(1 if careful else share, left)
+            while of_it > 0 and buffer.fetched:
+                part = self._take_part(buffer, claim, of_it, left_bytes, now, bool(parts))
+                if part is None:
+                    break
+                parts.append(part)
+                of_it -= len(part[0].raw)
+                left -= len(part[0].raw)
+                if left_bytes is not None:
+                    left_bytes -= sum(map(message_bytes, part[0].raw))
+        return left, left_bytes
+
+    def _take_part(
+        self, buffer: Buffer, claim: Claim, limit: int, limit_bytes: int | None, now: Instant, have_some: bool
+    ) -> tuple[Part, Delivered] | None:
+        head = buffer.fetched[0]
+        if isinstance(claim.tracker, AtMostOnce):
+            limit = min(limit, self._skip_to_grant(buffer, claim.tracker))
+            if not buffer.fetched:
+                return None
+            head = buffer.fetched[0]
+        count = min(limit, len(head.messages) - head.at)
+        if limit_bytes is not None:
+            count = fit(head.messages, head.at, count, limit_bytes, not have_some)
+        if count <= 0:
+            return None
+        whole = head.at == 0 and count == len(head.messages)
+        raw = head.messages if whole else head.messages[head.at : head.at + count]
+        first = 0
+        if head.run is not None:
+            self._taking.append((head.run, head.run.delivered))
+            first = head.run.deliver(count, now.mono_ms)
+        if isinstance(claim.tracker, AtMostOnce):
+            claim.tracker.deliver(raw[-1].offset() or 0, now.mono_ms, len(raw))
+        delivered = Delivered(self, claim, head.run)
+        self.delivered += count
+        head.at += count
+        if head.at == len(head.messages):
+            buffer.fetched.popleft()
+        return Part(raw, delivered, first), delivered
+
+    def begin(self) -> None:
+        """A fetch begins: what earlier ones took is the user's."""
+        self._taking.clear()
+
+    def take_back(self) -> None:
+        """An exception (ctrl-C) came into a fetch: nobody has what it has taken."""
+        while self._taking:
+            run, delivered = self._taking.pop()
+            run.delivered = delivered
+        self.fetch_again()
+
+    def fetch_again(self) -> None:
+        """All that is not handed over: what the source gave out may be lost on its way, or kept by half."""
+        again: dict[TopicPartition, int] = {}
+        for tp, buffer in self.buffers.items():
+            position = buffer.forget()
+            if self.source.round(tp):
+                again[tp] = buffer.next_offset = position
+                buffer.held_back = False
+        self.source.assign(again)
+        for tp in self.user_paused & again.keys():
+            self._hold_back(self.buffers[tp])
+
+    def reserve(self, now: Instant) -> Reserved | None:
+        """The next messages of one partition, for handing over one by one while the gate stays open."""
+        for _ in range(len(self._order)):
+            tp = self._order[0]
+            self._order.rotate(-1)
+            buffer = self.buffers[tp]
+            claim = buffer.claim
+            if claim is None or not buffer.fetched or buffer.paused_by_user:
+                continue
+            open_ms = self.member.open_ms(claim.epoch, now)
+            if open_ms <= 0:
+                continue
+            there = len(buffer.fetched[0].messages) - buffer.fetched[0].at
+            count = 1 if self.member.careful.holds(claim) else there
+            if isinstance(claim.tracker, AtMostOnce):
+                count = self._skip_to_grant(buffer, claim.tracker)
+            count = min(count, self._left())
+            if count > 0:
+                self.pace.handed_over(self.delivered, now.mono_ms)
+                head = buffer.fetched[0]
+                until_ms = now.boot_ms + min(open_ms, GATE_MS)
+                return Reserved(buffer, head, Delivered(self, claim, head.run), count, until_ms, now.mono_ms)
+        return None
+
+    # --- at-most-once mode
+
+    def _skip_to_grant(self, buffer: Buffer, tracker: AtMostOnce) -> int:
+        """Drops what no grant will cover any more; returns how many messages of the head the grant covers."""
+        while buffer.fetched:
+            head = buffer.fetched[0]
+            while head.at < len(head.messages) and (head.messages[head.at].offset() or 0) < tracker.delivered_to:
+                head.at += 1
+            if head.at == len(head.messages):
+                buffer.fetched.popleft()
+                continue
+            if not tracker.holds(head.messages[head.at].offset() or 0):
+                return 0
+            return head.below(tracker.grants[0].to) - head.at
+        return 0
+
+    def _granted_count(self, buffer: Buffer, tracker: AtMostOnce) -> int:
+        if not buffer.fetched or not tracker.grants:
+            return 0
+        to = tracker.granted_to()
+        return sum(part.below(to) - part.at for part in buffer.fetched)
+
+    def offer(self) -> bool:
+        """Tells the member what could be granted next (D2). True if there is something to ask for."""
+        something = False
+        waiting = sum(buffer.claim is not None and bool(buffer.fetched) for buffer in self.buffers.values())
+        each = max(1, min(self.options.grant_messages, self.pace.per_second() // max(1, waiting)))
+        for buffer in self.buffers.values():
+            claim = buffer.claim
+            if claim is None or not isinstance(claim.tracker, AtMostOnce) or claim.phase is not ClaimPhase.OPEN:
+                continue
+            if self._left() <= 0:
+                claim.offer = None
+                continue
+            claim.tracker.holds(claim.tracker.delivered_to)  # drops grants that are used up
+            if claim.tracker.asked is not None or len(claim.tracker.grants) >= GRANTS_AHEAD:
+                continue  # its offer stands: a look at the buffer is not free
+            claim.offer = self._ungranted(buffer, claim.tracker, each)
+            something = something or claim.offer is not None
+        return something
+
+    def _ungranted(self, buffer: Buffer, tracker: AtMostOnce, left: int) -> tuple[int, int] | None:
+        """The next range to ask for, of at most `left` messages."""
+        granted_to = tracker.granted_to()
+        start: int | None = None
+        to = 0
+        for part in buffer.fetched:
+            at = part.below(granted_to)
+            count = min(left, len(part.messages) - at)
+            if count > 0:
+                start = part.messages[at].offset() if start is None else start
+                to = (part.messages[at + count - 1].offset() or 0) + 1
+                left -= count
+            if not left:
+                break
+        return None if start is None else (start, to)
+
+    def user_returned(self) -> None:
+        """The user asks for more: in at-most-once mode what he got is behind him. Refills what was held back."""
+        if self.pace.waits():
+            self.pace.returned(self.delivered, self.clock_now().mono_ms)
+        self._gate_shut = self._gate_shut and self.deliverable() > 0
+        held_back: list[Buffer] = []
+        for buffer in self.buffers.values():
+            claim = buffer.claim
+            if claim is None:
+                continue
+            if isinstance(claim.tracker, AtMostOnce):
+                claim.tracker.returned()
+            if buffer.held_back and not buffer.paused_by_user:
+                held_back.append(buffer)
+        if held_back and not self._gate_shut:
+            self._refill(held_back)
+
+    def _refill(self, held_back: list[Buffer]) -> None:
+        """Goes on with those that are low."""
+        room = self._room()
+        for buffer in held_back:
+            if room is not None and not room.low(buffer):
+                continue
+            tracker = buffer.claim.tracker if buffer.claim is not None else None
+            if isinstance(tracker, AtLeastOnce):
+                if tracker.tracked > self.options.unacked_max // 2:
+                    continue
+                tracker.position()
+            self._let_go(buffer)

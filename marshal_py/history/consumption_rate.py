@@ -1,0 +1,67 @@
+"""How fast a group goes on, from the positions that its log has accepted. Pure; times are the records' timestamps.
+
+Strategy: the positions of the last minute, per partition. A move by an admin begins anew: it is no consumption. A
+partition that stands still slows down with every second, until the minute is over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, NamedTuple
+
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.records import ClaimingMessages, ClaimingPartition, Heartbeat
+from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.world import Group, Partition
+
+WINDOW_MS: Final = 60_000  # long enough to even out batches, short enough to tell what is so now
+SAMPLE_MS: Final = 250  # in at-most-once mode grants come by the thousand: one position per so many ms is kept
+
+
+class _Sample(NamedTuple):
+    time_ms: int
+    position: int
+    generation: int
+
+
+class ConsumptionRate:
+    """Reads the verdicts of one log."""
+
+    def __init__(self) -> None:
+        self._samples: dict[tuple[str, TopicPartition], deque[_Sample]] = {}
+
+    def read(self, group: Group | None, verdict: Verdict, time_ms: int) -> None:
+        """`group`: the verdict's, as it stands behind it."""
+        if group is None or not verdict.accepted:
+            return
+        match verdict.record:
+            case Heartbeat() as record:
+                for entry in record.claims:
+                    partition = group.claims.get(entry.epoch)
+                    if partition is not None and partition.owner == record.session:
+                        self._note(group, partition, time_ms)
+            case ClaimingPartition():
+                self._note(group, group.claims[verdict.offset], time_ms)
+            case ClaimingMessages() as record:
+                for index in verdict.granted:
+                    self._note(group, group.claims[record.ranges[index].epoch], time_ms)
+
+    def _note(self, group: Group, partition: Partition, time_ms: int) -> None:
+        if partition.tp.partition < 0:
+            return
+        kept = self._samples.setdefault((group.name, partition.tp), deque())
+        if kept and kept[-1].generation != partition.generation:
+            kept.clear()
+        if len(kept) > 1 and time_ms - kept[-2].time_ms < SAMPLE_MS:
+            kept.pop()
+        kept.append(_Sample(time_ms, partition.position, partition.generation))
+        while kept[0].time_ms < time_ms - WINDOW_MS:
+            kept.popleft()
+
+    def per_second(self, group: str, tp: TopicPartition, now_ms: int) -> float:
+        """Messages per second over the last minute; 0 if nothing moved."""
+        kept = [one for one in self._samples.get((group, tp), ()) if one.time_ms >= now_ms - WINDOW_MS]
+        if len(kept) < 2:
+            return 0.0
+        elapsed_ms = max(now_ms, kept[-1].time_ms) - kept[0].time_ms
+        return 1000 * (kept[-1].position - kept[0].position) / elapsed_ms if elapsed_ms > 0 else 0.0

@@ -1,0 +1,190 @@
+"""One search by several processes: each has a universe of its own and looks at the states whose logs are its share.
+
+All go level by level and hand each other, at the end of each, what is not theirs. States part by their logs because
+most steps leave the log as it is: few states travel, and what the shipped code does after one log is asked once. The
+counts come out as they do with one process, whoever looked at what. A violation ends the search without its story:
+explore.py has one process tell it, so that it too is the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Event
+from typing import Any, Final, NamedTuple
+
+from marshal_py.simulator.exhaustive.bfs import Progress, Report, Share
+from marshal_py.simulator.exhaustive.search import Search
+from marshal_py.simulator.exhaustive.state_transfer import Receiver, Sender, StateTransfer
+from marshal_py.simulator.sweep import leave_interrupts_to_the_parent
+
+Prepare = Callable[[], tuple[Search, int]]  # makes the search and its first state, the same in every process
+NO_LIMIT: Final = 2**63  # of the states of one process: the parent counts them all
+
+
+class Counts(NamedTuple):
+    """What one process counted so far."""
+
+    states: int
+    waiting: int  # states that are not looked at yet
+    transitions: int
+    clipped: int
+    deliveries: int
+    complete: bool
+    broken: bool
+    level: bool  # it is at the end of one, and waits for a word to go on
+
+
+class Inventory(NamedTuple):
+    """What one process met: what several met counts once."""
+
+    conditions: set[tuple[int, bytes]]
+    logs: set[int]
+
+
+def walk(
+    name: str, prepare: Prepare, of: int, states_max: int, on_progress: Callable[[Progress], None]
+) -> Report | None:
+    """As walk.walk, by `of` processes. None if something was violated: one process has to tell it."""
+    crew = WorkerPool(prepare, of)
+    try:
+        return crew.lead(name, states_max, on_progress)
+    finally:
+        crew.end()
+
+
+class WorkerPool:
+    """The processes, as their parent sees them."""
+
+    def __init__(self, prepare: Prepare, of: int) -> None:
+        context = get_context("spawn")  # not fork: whoever calls may have threads
+        self.halt: Event = context.Event()
+        self.inboxes: list[Queue[StateTransfer]] = [context.Queue() for _ in range(of)]
+        self.processes: list[BaseProcess] = []
+        self.lines: list[Connection[bool, Any]] = []  # words to go on are sent, tallies come
+        self.tallies = [Counts(0, 0, 0, 0, 0, True, False, False)] * of
+        self.depth = 0
+        self.interrupted = False
+        for number in range(of):
+            ours, theirs = context.Pipe()
+            task = (prepare, number, self.inboxes, theirs, self.halt)
+            process = context.Process(target=_work, args=task, daemon=True)
+            process.start()
+            theirs.close()  # so that the line breaks when the process does
+            self.processes.append(process)
+            self.lines.append(ours)
+
+    def lead(self, name: str, states_max: int, on_progress: Callable[[Progress], None]) -> Report | None:
+        """Level after level, until nothing new comes, something breaks, or somebody stops it."""
+        began_s, on = time.monotonic(), True
+        while on:
+            self._level(states_max, on_progress)
+            whole = all(tally.complete and not tally.broken for tally in self.tallies)
+            on = whole and self._sum("waiting") > 0 and not self.halt.is_set()
+            self.depth += on
+            for line in self.lines:
+                line.send(on)
+        if any(tally.broken for tally in self.tallies):
+            return None
+        met: list[Inventory] = [line.recv() for line in self.lines]
+        return Report(
+            name,
+            whole and not self._sum("waiting"),
+            self.interrupted,
+            self._sum("states"),
+            self._sum("transitions"),
+            self._sum("clipped"),
+            self.depth,
+            len(set().union(*(inventory.conditions for inventory in met))),
+            len(set().union(*(inventory.logs for inventory in met))),
+            self._sum("deliveries"),
+            round(time.monotonic() - began_s, 2),
+            (),
+        )
+
+    def _sum(self, name: str) -> int:
+        return sum(getattr(tally, name) for tally in self.tallies)
+
+    def _level(self, states_max: int, on_progress: Callable[[Progress], None]) -> None:
+        """Hears everybody until all are at the end of the level. After Ctrl-C they end it where they are."""
+        busy = set(range(len(self.lines)))
+        while busy:
+            try:
+                on_progress(Progress(self.depth, self._sum("states"), self._sum("waiting")))
+                ready = wait([self.lines[number] for number in busy])
+            except KeyboardInterrupt:
+                self.interrupted = True
+                self.halt.set()
+                continue
+            for number in [number for number in busy if self.lines[number] in ready]:
+                self.tallies[number] = self._hear(number)
+                if self.tallies[number].level:
+                    busy.discard(number)
+            if self._sum("states") > states_max:
+                self.halt.set()
+
+    def _hear(self, number: int) -> Counts:
+        try:
+            tally: Counts = self.lines[number].recv()
+        except EOFError as error:
+            self.processes[number].join()
+            code = self.processes[number].exitcode
+            raise ChildProcessError(f"process {number} of the search ended with {code}; was there memory?") from error
+        return tally
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.terminate()
+            process.join()
+        for inbox in self.inboxes:
+            inbox.cancel_join_thread()
+            inbox.close()
+
+
+def _work(
+    prepare: Prepare, number: int, inboxes: list[Queue[StateTransfer]], line: Connection[Any, bool], halt: Event
+) -> None:
+    """One process, until the word to go on does not come, or nobody is there to say it."""
+    leave_interrupts_to_the_parent()
+    search, first = prepare()
+    share = Share(search, first, number, len(inboxes))
+    others = [other for other in range(len(inboxes)) if other != number]
+    senders = {other: Sender(search, number) for other in others}
+    receivers = {other: Receiver(search) for other in others}
+
+    def tell(level: bool) -> bool:
+        waiting = len(share.frontier) - share.looked_at + len(share.upcoming)
+        line.send(
+            Counts(
+                len(share.seen),
+                waiting,
+                share.transitions,
+                search.clipped,
+                search.deliveries,
+                share.complete,
+                bool(share.found),
+                level,
+            )
+        )
+        return not halt.is_set()
+
+    try:
+        on = True
+        while on:
+            share.expand(NO_LIMIT, lambda: tell(False))
+            for other in others:
+                inboxes[other].put(senders[other].pack(share.abroad[other]))
+            for _ in others:
+                parcel = inboxes[number].get()
+                share.take(receivers[parcel.sender].unpack(parcel))
+            share.turn()
+            tell(True)
+            on = line.recv()
+        line.send(Inventory(search.universe.conditions(), set(search.universe.shelves)))
+        line.recv()  # until the parent has it, and ends this process
+    except (BrokenPipeError, EOFError):
+        pass  # the parent is gone

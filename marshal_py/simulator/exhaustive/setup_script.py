@@ -1,0 +1,94 @@
+"""The way to where a search begins: a script that takes one possible step after the other, in calm weather."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from marshal_py.protocol.records import Record
+from marshal_py.protocol.world import Group
+from marshal_py.simulator.exhaustive.actors import GROUP
+from marshal_py.simulator.exhaustive.bfs import Broken
+from marshal_py.simulator.exhaustive.configuration import UNBOUNDED
+from marshal_py.simulator.exhaustive.search import Label, Search, invariant_of
+from marshal_py.simulator.exhaustive.state_store import Network, moment_ms
+
+STEPS_MAX = 1_000  # a script that needs more goes round in a circle
+
+
+class SetupScript:
+    """One state, moved step by step. Time stands still unless `wait` is called."""
+
+    def __init__(self, search: Search) -> None:
+        self.search = search
+        self.broken: dict[str, Broken] = {}  # what a step that it might have taken breaks
+        self.state = search.first()
+        search.bound(UNBOUNDED, 0, search.universe.genesis)
+
+    def begin(self) -> int:
+        """The state where the search begins: nothing of its bounds is spent, and they hold from here on."""
+        quanta, _, journal, network, log, locals_ = self.search.unpack(self.state)
+        self.search.bound(self.search.configuration.bounds, quanta, log)
+        self.search.clipped = self.search.deliveries = 0
+        return self.search.pack(quanta, 0, journal, network, log, locals_)
+
+    def take(self, what: str, slot: int = -1, argument: int | None = None) -> bool:
+        """Takes the last possible step of this kind (of several reads the one that reads all); False without one."""
+        labels: list[Label] = []
+        states = self.search.steps(self.state, labels)
+        for text, _ in self.search.broken:
+            self.broken.setdefault(invariant_of(text), Broken(invariant_of(text), text, ("before the search begins",)))
+        for label, state in zip(reversed(labels), reversed(states), strict=True):
+            if label[0] == what and slot in (-1, label[1]) and argument in (None, label[2]):
+                self.state = state
+                return True
+        return False
+
+    def must(self, what: str, slot: int = -1, argument: int | None = None) -> None:
+        assert self.take(what, slot, argument), f"{what} of {slot} is not possible"
+
+    def start(self, *slots: int) -> None:
+        for slot in slots:
+            self.must("start", slot)
+            self.settle(slot)
+
+    def settle(self, *slots: int, handlers: bool = False) -> None:
+        """Until nothing is left to do right now: all that is sent arrives, these processes read it and act."""
+        for _ in range(STEPS_MAX):
+            if self.take("append"):
+                continue
+            if any(self.take(what, slot) for slot in slots for what in ("read", "tick")):
+                continue
+            if handlers and any(self.take(what, slot) for slot in slots for what in ("finish", "deliver")):
+                continue
+            return
+        raise AssertionError("the script goes round in a circle")
+
+    def wait(self, quanta: int, *running: int, settle: bool = True) -> None:
+        """Time goes by; who is not named stands still."""
+        for _ in range(quanta):
+            self.must("time", -1, sum(1 << slot for slot in running))
+            if settle:
+                self.settle(*running)
+
+    def fork(self, slot: int, twin: int) -> None:
+        """The process in `slot` is cloned into the slot `twin`."""
+        quanta, spent, journal, network, log, locals_ = self.search.unpack(self.state)
+        universe = self.search.universe
+        actor = universe.get(locals_[slot])
+        actor.forked(twin)
+        put = universe.put(actor, universe.views[locals_[slot]].log)
+        locals_ = (*locals_[:twin], put, *locals_[twin + 1 :])
+        self.state = self.search.pack(quanta, spent, journal, network, log, locals_)
+
+    def plant(self, make: Callable[[Group], Iterable[Record | bytes]]) -> None:
+        """Records of somebody who is not in this world: each may come at any time, or never."""
+        quanta, spent, journal, network, log, locals_ = self.search.unpack(self.state)
+        universe = self.search.universe
+        group = universe.world(log)[0].groups[GROUP]
+        now_ms, before = moment_ms(quanta), universe.networks[network]
+        made = [
+            universe.entry(item, now_ms, -1) if isinstance(item, bytes) else universe.record(item, now_ms, -1)
+            for item in make(group)
+        ]
+        planted = universe.network(Network(before.queues, tuple(sorted((*before.strays, *made)))))
+        self.state = self.search.pack(quanta, spent, journal, planted, log, locals_)

@@ -1,0 +1,283 @@
+"""Where the records of coordination logs come from: a live topic, a dump file, a Parquet archive. Folds nothing.
+
+An origin is a small picklable value: the planner asks it for the spans of the logs, a task reads one log.
+Records are (log, offset, time in ms, key, value), each log gapless and in order. Knows no Spark.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import repeat
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+import pyarrow.fs  # not pyarrow.dataset: it imports pandas, 0.3 s in each of Spark's planning processes
+import pyarrow.parquet
+
+from marshal_py.client.observer import POLL_S, READ_TIMEOUT_S
+from marshal_py.client.options import COORDINATION_TOPIC
+from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, InvalidOption, LogGap
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.records import OFFSET_MAX, Genesis
+from marshal_py.spark.columns import RAW, moments_ms
+from marshal_py.spark.options import kafka_options
+from marshal_py.spark.replay_starts import root_among
+from marshal_py.transport.dump import Reader
+from marshal_py.transport.kafka import KafkaTransport
+from marshal_py.transport.ports import Bounds
+
+Raw = tuple[int, int, int, bytes | None, bytes | None]  # log, offset, time in ms, key, value
+
+CONNECT_TIMEOUT_S: Final = 30.0
+_OF_LOG: Final = re.compile(r"log=(\d+)").fullmatch
+ROWS_PER_READ: Final = 8_192  # of an archive's file, per file that is open
+
+
+class LogSource(Protocol):
+    """Raises CoordinationError, ClusterUnreachable, DumpDamaged or InvalidOption from every method."""
+
+    def spans(self) -> dict[int, Bounds]:
+        """First and end offset of each log that has records, as of now."""
+
+    def read(self, log: int, first: int, end: int) -> Iterator[Raw]:
+        """The records [first, end) of one log."""
+
+
+def root_of(origin: LogSource) -> Genesis | None:
+    """The root of all logs (L3), None if nobody has ever written one."""
+    first, end = origin.spans().get(0, Bounds(0, 0))
+    records = origin.read(0, first, end) if first < end else ()
+    return root_among(first, ((offset, value) for _, offset, _, _, value in records))
+
+
+@dataclass
+class TopicSource:
+    """A live coordination topic. `settings`: librdkafka's."""
+
+    settings: Mapping[str, Any]
+    topic: str
+
+    def _transport(self) -> KafkaTransport:
+        return KafkaTransport(self.settings, CONNECT_TIMEOUT_S)
+
+    def spans(self) -> dict[int, Bounds]:
+        admin = self._transport().admin()
+        try:
+            count = admin.partition_count(self.topic)
+            if count is None:
+                raise CoordinationTopicMissing(
+                    self.topic, "looking creates nothing", "start a consumer, which creates it, or name the right topic"
+                )
+            found = admin.bounds([TopicPartition(self.topic, log) for log in range(count)])
+        finally:
+            admin.close()
+        return {tp.partition: bounds for tp, bounds in found.items() if bounds.first < bounds.end}
+
+    def read(self, log: int, first: int, end: int) -> Iterator[Raw]:
+        """Ends at `end`; raises ClusterUnreachable after so long without a record."""
+        transport = self._transport()
+        reader = transport.log(self.topic, f"{transport.client_id}-spark", writes=False)
+        try:
+            reader.follow(log, first)
+            deadline = time.monotonic() + READ_TIMEOUT_S
+            while first < end:
+                for record in reader.poll(POLL_S):
+                    if record.offset >= end:
+                        return
+                    first = record.offset + 1
+                    deadline = time.monotonic() + READ_TIMEOUT_S
+                    yield record.log, record.offset, record.timestamp_ms, record.key, record.value
+                if (refused := reader.refused()) is not None:
+                    raise refused
+                if time.monotonic() >= deadline:
+                    what = f"offset {first} of {self.topic}:{log}"
+                    raise ClusterUnreachable(
+                        str(self.settings.get("bootstrap.servers")), what, reader.waiting_for() or "no answer in time"
+                    )
+        finally:
+            reader.close(0.0)
+
+
+@dataclass
+class DumpSource:
+    """A file of `marshal log dump`. Every task reads the whole of it, for its sums are a chain."""
+
+    path: str
+
+    def spans(self) -> dict[int, Bounds]:
+        with Reader(Path(self.path)) as reader:
+            return {span.log: Bounds(span.first, span.end) for span in reader.header.logs if span.first < span.end}
+
+    def read(self, log: int, first: int, end: int) -> Iterator[Raw]:
+        with Reader(Path(self.path)) as reader:
+            for record in reader:
+                if record.log == log and first <= record.offset < end:
+                    yield record.log, record.offset, record.timestamp_ms, record.key, record.value
+
+
+_Row = tuple[int, int, bytes | None, bytes | None]  # offset, time in ms, key, value
+
+
+def _batches(file: pyarrow.parquet.ParquetFile) -> Iterator[pa.RecordBatch]:
+    """An archive's file; its rows are in the order of their offsets."""
+    return file.iter_batches(ROWS_PER_READ, columns=list(RAW[1:]))  # type: ignore[no-any-return]
+
+
+def _cells(batch: pa.RecordBatch) -> tuple[list[int], list[int], list[bytes | None], list[bytes | None]]:
+    offsets, times, keys, values = (batch.column(name) for name in RAW[1:])
+    return offsets.to_pylist(), moments_ms(times), keys.to_pylist(), values.to_pylist()
+
+
+def _is_run(batch: pa.RecordBatch, first: int, end: int) -> bool:
+    """Whether its offsets are those from `first` on, none missing, none twice, none from `end` on."""
+    offsets, last = batch.column("offset"), first + batch.num_rows - 1
+    return last < end and bool(offsets.equals(pa.array(range(first, last + 1), pa.int64())))
+
+
+@dataclass
+class ArchiveSource:
+    """A folder that `marshal spark archive` wrote: log=N/day=D/*.parquet. Any file system that pyarrow reads."""
+
+    path: str
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path}  # each process opens the files itself
+
+    @cached_property
+    def _system(self) -> tuple[pyarrow.fs.FileSystem, str]:
+        """The file system and the folder in it. A path that is no URI may be relative."""
+        path = self.path if "://" in self.path else str(Path(self.path).absolute())
+        try:
+            system, folder = pyarrow.fs.FileSystem.from_uri(path)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise self._unreadable(error) from error
+        return system, folder
+
+    def _unreadable(self, error: Exception) -> InvalidOption:
+        return InvalidOption("path", self.path, f"an archive or a dump that can be read ({error})")
+
+    @cached_property
+    def _files(self) -> dict[int, list[str]]:
+        """Of each log. Names that begin with _ or . are Spark's own: marks, sums, and files of writers that died."""
+        system, folder = self._system
+        try:
+            found = system.get_file_info(pyarrow.fs.FileSelector(folder, recursive=True))
+        except OSError as error:
+            raise self._unreadable(error) from error
+        files: dict[int, list[str]] = {}
+        for file in found:
+            parts = file.path.removeprefix(folder).strip("/").split("/")
+            if file.is_file and not any(part.startswith(("_", ".")) for part in parts):
+                log = _OF_LOG(parts[0])
+                if log is None or len(parts) < 2:
+                    raise InvalidOption(
+                        "path", self.path, f"a folder written by `marshal spark archive`; {file.path} lies in no log=N"
+                    )
+                files.setdefault(int(log[1]), []).append(file.path)
+        return files
+
+    @cached_property
+    def _known(self) -> dict[int, list[tuple[int, int, str]]]:
+        return {}
+
+    def _pieces(self, log: int) -> list[tuple[int, int, str]]:
+        """(first offset, last offset, file), in the order of the first offsets, from the files' own statistics."""
+        if log not in self._known:
+            self._known[log] = sorted((*self._reach(path), path) for path in self._files.get(log, ()))
+        return self._known[log]
+
+    def _open(self, path: str) -> pyarrow.parquet.ParquetFile:
+        try:
+            return pyarrow.parquet.ParquetFile(path, filesystem=self._system[0])
+        except (OSError, pa.ArrowException) as error:
+            raise self._unreadable(error) from error
+
+    def _reach(self, path: str) -> tuple[int, int]:
+        with self._open(path) as file:
+            at = file.schema_arrow.get_field_index("offset")
+            groups = [file.metadata.row_group(i).column(at).statistics for i in range(file.metadata.num_row_groups)]
+        return min(group.min for group in groups), max(group.max for group in groups)
+
+    def spans(self) -> dict[int, Bounds]:
+        found = {}
+        for log in sorted(self._files):
+            pieces = self._pieces(log)
+            found[log] = Bounds(pieces[0][0], max(last for _, last, _ in pieces) + 1)
+        return found
+
+    def read(self, log: int, first: int, end: int) -> Iterator[Raw]:
+        """Files overlap where clocks of writers disagree about the day, or where a run was cut off and done again."""
+        expected, previous = first, None
+        for part in self._parts(log, first, end):
+            if isinstance(part, pa.RecordBatch):
+                if _is_run(part, expected, end):  # nearly always: then nothing is to be looked at row by row
+                    yield from zip(repeat(log), *_cells(part))
+                    expected, previous = expected + part.num_rows, part.column("value")[-1].as_py()
+                    continue
+                part = zip(*_cells(part), strict=True)
+            for offset, time_ms, key, value in part:
+                if not first <= offset < end or (offset == expected - 1 and previous == value):
+                    continue  # not asked for, or archived twice
+                if offset != expected:
+                    raise LogGap(log, expected, offset)
+                yield log, offset, time_ms, key, value
+                expected, previous = offset + 1, value
+        if expected < end:
+            raise LogGap(log, expected, end)
+
+    def _parts(self, log: int, first: int, end: int) -> Iterator[pa.RecordBatch | Iterator[_Row]]:
+        """In order: the batches of files that overlap no other, and the merged rows of those that do."""
+        together: list[tuple[int, int, str]] = []
+        for piece in [*self._pieces(log), (OFFSET_MAX, OFFSET_MAX, "")]:
+            if together and piece[0] > max(last for _, last, _ in together):
+                if len(together) == 1:
+                    yield from _batches(self._open(together[0][2]))
+                else:
+                    yield self._merged(together)
+                together = []
+            if piece[1] >= first and piece[0] < end:
+                together.append(piece)
+
+    def _merged(self, waiting: list[tuple[int, int, str]]) -> Iterator[_Row]:
+        """By offset. A file is opened when its first offset is due, so that few are open at a time."""
+        heads: list[tuple[int, int, _Row, Iterator[_Row]]] = []
+        number = 0
+        while waiting or heads:
+            while waiting and (not heads or waiting[0][0] <= heads[0][0]):
+                number += 1
+                file = self._open(waiting.pop(0)[2])
+                rows: Iterator[_Row] = (row for batch in _batches(file) for row in zip(*_cells(batch), strict=True))
+                row = next(rows, None)
+                if row is not None:
+                    heapq.heappush(heads, (row[0], number, row, rows))
+            _, tie, row, rows = heapq.heappop(heads)
+            others = [waiting[0][0]] if waiting else []
+            others += [heads[0][0]] if heads else []
+            limit = min(others, default=OFFSET_MAX)
+            yield row
+            for row in rows:  # as long as no other file has an earlier one
+                if row[0] > limit:
+                    heapq.heappush(heads, (row[0], tie, row, rows))
+                    break
+                yield row
+
+
+def origin_of(options: Mapping[str, str]) -> LogSource:
+    """The origin that a source's options name: `path`, or `bootstrap.servers` with `kafka.*` and `coordination_topic`.
+
+    Raises InvalidOption.
+    """
+    path, servers = options.get("path"), options.get("bootstrap.servers") or options.get("kafka.bootstrap.servers")
+    if (path is None) == (servers is None):
+        raise InvalidOption("path", path, "give bootstrap.servers (a live topic) or path (a dump or archive), not both")
+    if path is not None:
+        local = path.removeprefix("file://")
+        return DumpSource(local) if Path(local).is_file() else ArchiveSource(local)
+    topic = options.get("coordination_topic", COORDINATION_TOPIC)
+    return TopicSource({"log_level": 0, **kafka_options(options)}, topic)

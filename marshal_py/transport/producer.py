@@ -1,0 +1,161 @@
+"""Writing messages to Kafka: what `marshal produce` and the demo need. Knows nothing of coordination.
+
+Strategy: an idempotent producer with acks=all. A full queue makes the writer wait; it never drops. What the cluster
+refuses comes back as an error of ours, from the next `write` or from `flush`.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from marshal_py.errors import (
+    ClusterUnreachable,
+    InvalidOption,
+    MarshalError,
+    MessageTooLarge,
+    PartitionError,
+    TopicMissing,
+)
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.transport import settings
+from marshal_py.transport.connection_errors import ConnectionErrors
+from marshal_py.transport.embedded import LogGuard, record_bytes_max
+from marshal_py.transport.kafka import KafkaTransport
+
+FULL_POLL_S: Final = 0.1  # one look at a full queue; every acknowledgement makes room at once
+FLUSH_SLICE_S: Final = 0.1
+FLUSH_TIMEOUT_S: Final = 60.0  # more than librdkafka takes to find a new leader, less than a person waits
+
+OnWritten = Callable[[TopicPartition, int], None]
+Headers = Sequence[tuple[str, bytes | None]]
+
+_WRITER: Final[Mapping[str, Any]] = {
+    "acks": "all",  # what was acknowledged survives a broker
+    "enable.idempotence": True,  # a retry of librdkafka writes nothing twice (but on the embedded broker)
+    "message.timeout.ms": 60_000,  # then the cluster counts as unreachable; the default lets a shell wait 5 minutes
+}
+
+
+class KafkaProducer:
+    """Writes to topics that exist. One thread writes; `on_written(tp, offset)` is called inside `write` and `flush`."""
+
+    def __init__(self, transport: KafkaTransport, on_written: OnWritten | None = None) -> None:
+        self.written = 0  # acknowledged by the cluster
+        self._servers = str(transport.given["bootstrap.servers"])
+        self._admin = transport.admin()
+        self._guard = LogGuard() if transport.embedded else None
+        self._on_written = on_written
+        self._counts: dict[str, int] = {}  # topic -> partitions
+        self._turn = 0
+        self._error: MarshalError | None = None
+        self._trouble = ConnectionErrors(transport.given)
+        self._producer = Producer(
+            {**settings.admin(transport.given, transport.client_id), **_WRITER, "error_cb": self._trouble.heard}
+        )
+
+    def write(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp_ms: int = 0,
+    ) -> None:
+        """Hands one message to the producer; waits while its queue is full. `timestamp_ms` 0 means now.
+
+        Raises TopicMissing, InvalidOption, MessageTooLarge, EmbeddedLogFull; and what became of earlier messages.
+        """
+        count = self._partitions(topic)
+        if partition is not None and not 0 <= partition < count:
+            raise InvalidOption("partition", partition, f"topic {topic!r} has the partitions 0 to {count - 1}")
+        if self._guard is not None:
+            partition = self._place(key, count) if partition is None else partition
+            self._guard.reserve(topic, partition, record_bytes_max(key, value, headers))
+        self._hand_over(topic, value, key, list(headers), -1 if partition is None else partition, timestamp_ms)
+
+    def _partitions(self, topic: str) -> int:
+        """How many partitions the topic has. Asked before anything is sent: the embedded broker would create it."""
+        count = self._counts.get(topic)
+        if count is None:
+            found = self._admin.partition_count(topic)
+            if found is None:
+                raise TopicMissing(topic)
+            count = self._counts[topic] = found
+        return count
+
+    def _place(self, key: bytes | None, count: int) -> int:
+        """Where librdkafka's default partitioner would put a keyed message; the guard must know it beforehand."""
+        if key:
+            return zlib.crc32(key) % count
+        self._turn += 1
+        return self._turn % count
+
+    def _hand_over(
+        self, topic: str, value: bytes | None, key: bytes | None, headers: list[Any], partition: int, timestamp_ms: int
+    ) -> None:
+        while True:
+            self._producer.poll(0)
+            self._raise_refused()
+            try:
+                self._producer.produce(
+                    topic, value, key, partition, headers=headers, timestamp=timestamp_ms, on_delivery=self._on_delivery
+                )
+                return
+            except BufferError:
+                self._producer.poll(FULL_POLL_S)
+            except KafkaException as error:
+                size_bytes = len(value or b"") + len(key or b"")
+                raise self._named(error.args[0], topic, partition, size_bytes) from error
+
+    def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
+        tp = TopicPartition(message.topic() or "", message.partition() or 0)
+        if error is not None:
+            self._error = self._error or self._named(error, *tp, len(message.value() or b""))
+            return
+        self.written += 1
+        if self._on_written is not None:
+            self._on_written(tp, message.offset() or 0)
+
+    def _named(self, error: KafkaError, topic: str, partition: int, size_bytes: int) -> MarshalError:
+        match error.code():
+            case KafkaError.MSG_SIZE_TOO_LARGE | KafkaError.INVALID_MSG_SIZE | KafkaError.RECORD_LIST_TOO_LARGE:
+                return MessageTooLarge("a message", size_bytes, error.str())
+            case KafkaError._UNKNOWN_TOPIC | KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return TopicMissing(topic)
+            case KafkaError._MSG_TIMED_OUT | KafkaError._TIMED_OUT | KafkaError._TRANSPORT:
+                what, reason = f"acknowledgements of {topic}", self._trouble.reason(error.str())
+                return ClusterUnreachable(self._servers, what, reason)
+        return PartitionError(topic, partition, f"writing is refused: {error.str()}")
+
+    def _raise_refused(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def poll(self) -> None:
+        """Takes acknowledgements that have come, without waiting. Raises what became of earlier messages."""
+        self._producer.poll(0)
+        self._raise_refused()
+
+    def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
+        """Returns once everything is acknowledged. Raises what the cluster refused, ClusterUnreachable."""
+        deadline = time.monotonic() + timeout_s
+        while left := self._producer.flush(FLUSH_SLICE_S):
+            if self._error is not None or time.monotonic() >= deadline:
+                break
+        self._raise_refused()
+        if left:
+            reason = self._trouble.reason("no answer in time")
+            raise ClusterUnreachable(self._servers, f"{left} acknowledgements", reason)
+
+    def close(self) -> None:
+        """Drops what is not sent and lets go. `flush` first."""
+        self._producer.purge()
+        self._producer.flush(FLUSH_SLICE_S)
+        self._admin.close()

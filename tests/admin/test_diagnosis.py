@@ -1,0 +1,211 @@
+"""What the doctor says about groups, clocks, versions, growth and rights: each with a planted fault, and without it."""
+
+from __future__ import annotations
+
+from marshal_py.admin import diagnosis, permissions
+from marshal_py.admin.diagnosis import DAY_MS, NAMES_MAX, ORPHANED_MS, RECORDS_MANY, SKEW_MS, Study
+from marshal_py.protocol import codec
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.rationalizer import apply
+from marshal_py.protocol.records import (
+    ClaimingPartition,
+    Genesis,
+    GroupConfig,
+    Heartbeat,
+    Join,
+    Leave,
+    Move,
+    Record,
+    ReleaseGroup,
+    ReleasingPartition,
+    SetPosition,
+    Snapshot,
+    Topology,
+)
+from marshal_py.protocol.routing import HASH_NAME
+from marshal_py.protocol.world import Group, World
+from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo
+
+NOW_MS = 1_800_000_000_000
+INCARNATION = bytes(range(16))
+GENESIS = Genesis(INCARNATION, 1, HASH_NAME, 2)
+
+
+class Story:
+    """A log with timestamps, studied while it is written."""
+
+    def __init__(self, began_ms: int = NOW_MS - 1_000) -> None:
+        self.world, self.study, self.extended_ms = World(), Study(NOW_MS), dict[tuple[str, int], int]()
+        self.tell(GENESIS, "", began_ms)
+
+    def tell(self, record: Record, group: str = "g", at_ms: int = NOW_MS) -> int:
+        offset, value = self.world.next_offset, codec.encode(record, group, INCARNATION)
+        verdict = apply(self.world, offset, value)
+        self.study.read(LogRecord(0, offset, value, at_ms, b""), verdict)
+        assert verdict.accepted or isinstance(record, Genesis), verdict.reason
+        if isinstance(record, Join | Heartbeat):
+            self.extended_ms[group, record.session if isinstance(record, Heartbeat) else offset] = at_ms
+        return offset
+
+    def join(self, client: str, group: str = "g", at_ms: int = NOW_MS, library: str = "lib 1") -> int:
+        instance = len(self.study.last_ms).to_bytes(8, "big") + self.world.next_offset.to_bytes(8, "big")
+        return self.tell(Join(client, instance, 1, 2_000, ("orders",), library=library), group, at_ms)
+
+    def groups(self) -> list[Group]:
+        return list(self.world.groups.values())
+
+    def health(self, topics: dict[str, int | TopicInfo | None] | None = None) -> dict[str, str]:
+        """Advice by name of what is not well."""
+        infos = {name: TopicInfo(there) if isinstance(there, int) else there for name, there in (topics or {}).items()}
+        found = diagnosis.of_groups(self.groups(), infos, self.study, self.extended_ms)
+        return {check.name: f"{check.found} -> {check.advice}" for check in found if check.level != "ok"}
+
+
+def test_clocks_that_agree() -> None:
+    """Late copies and slow ways are no wrong clock."""
+    story = Story()
+    a, b = story.join("a"), story.join("b", at_ms=NOW_MS + 5)
+    for beat in range(6):
+        story.tell(Heartbeat(a, beat), at_ms=NOW_MS + 700 * beat)
+        story.tell(Heartbeat(b, beat), at_ms=NOW_MS + 700 * beat - (30_000 if beat == 3 else 40))
+    assert diagnosis.of_clocks(story.study).level == "warn", "that is ahead of this machine"
+    story.study.now_ms += 10_000
+    story.study.ahead_ms.clear()
+    assert diagnosis.of_clocks(story.study).level == "ok"
+
+
+def test_a_clock_that_is_behind_or_ahead_is_named() -> None:
+    story = Story()
+    a, b = story.join("right", at_ms=NOW_MS - 60_000), story.join("slow", at_ms=NOW_MS - 67_500)
+    for beat in range(3):
+        story.tell(Heartbeat(a, beat), at_ms=NOW_MS - 50_000 + beat)
+        story.tell(Heartbeat(b, beat), at_ms=NOW_MS - 57_500 + beat)
+    check = diagnosis.of_clocks(story.study)
+    assert (check.level, check.found) == ("warn", "'slow' is at least 7.5 s behind the others")
+    assert check.advice
+    story = Story()
+    story.join("fast", at_ms=NOW_MS + SKEW_MS + 1_000)
+    assert "'fast' is 3.0 s ahead of this machine" in diagnosis.of_clocks(story.study).found
+
+
+def test_versions_of_live_consumers() -> None:
+    story = Story()
+    assert diagnosis.of_versions(story.groups()).found == "no consumer is live"
+    sessions = [story.join(f"c{number}") for number in range(NAMES_MAX + 2)]
+    assert diagnosis.of_versions(story.groups()).level == "ok"
+    story.join("newest", library="lib 2")
+    check = diagnosis.of_versions(story.groups())
+    assert check.level == "warn"
+    assert "lib 1: 7 consumers; lib 2: 1 consumers" in check.found
+    assert "newest still run lib 2" in check.advice
+    story.tell(Leave(sessions[0], "bye"))
+    assert "lib 1: 6 consumers" in diagnosis.of_versions(story.groups()).found
+
+
+def test_a_group_that_nobody_uses_any_more() -> None:
+    story = Story(NOW_MS - ORPHANED_MS - 2 * DAY_MS)
+    old = story.join("c", "old", NOW_MS - ORPHANED_MS - DAY_MS)
+    story.tell(Leave(old), "old", NOW_MS - ORPHANED_MS - DAY_MS)
+    new = story.join("c", "new", NOW_MS - DAY_MS)
+    story.tell(Leave(new), "new", NOW_MS - DAY_MS)
+    found = story.health()
+    assert list(found) == ["orphaned group"]
+    assert "'old': no consumer and no record for 8 days; 0 positions" in found["orphaned group"]
+    assert "marshal groups rm old" in found["orphaned group"]
+    story.tell(GroupConfig(-1, deleted=True), "old", NOW_MS)
+    assert story.health() == {}
+
+
+def test_a_silent_session_is_named_with_what_to_do() -> None:
+    """Longer than twice its interval, and than clocks may differ: by then a running consumer would have evicted it."""
+    story = Story()
+    dead = story.join("dead", at_ms=NOW_MS - 21_000)
+    story.join("alive", at_ms=NOW_MS - 4_000 - SKEW_MS)
+    assert story.health()["silent consumer"] == (
+        f"'g': no sign of life of session {dead} of 'dead' for 21 s (its interval: 2 s) -> any running consumer of "
+        f"this log evicts them: start one of this group, or: marshal evict g {dead}"
+    )
+    story.tell(Heartbeat(dead, 1), at_ms=NOW_MS - 1_000)
+    assert story.health() == {}
+
+
+def test_topics_that_are_gone_or_smaller() -> None:
+    story = Story()
+    story.join("c")
+    story.tell(Topology("orders", 4, -1))
+    token = story.tell(ReleaseGroup(-1, -1, 60_000))
+    story.tell(SetPosition(token, (Move("orders", 0, -1, 5), Move("orders", 3, -1, 6)), True))
+    assert story.health({"orders": 4}) == {}
+    assert story.health({}) == {}, "a topic that this client may not see says nothing"
+    gone = story.health({"orders": None})["missing topic"]
+    assert "2 positions of 'orders', which is gone" in gone
+    assert "--to earliest" in gone
+    assert "marshal groups shrink g orders --partitions 3" in story.health({"orders": 3})["smaller topic"]
+
+
+def test_parked_partitions_are_named_with_the_way_out() -> None:
+    """F6.4, D10: by topic and reason; also a topic that was made anew and that nobody has parked yet."""
+    story = Story()
+    session = story.join("c")
+    story.tell(Topology("orders", 2, -1, topic_id="old"))
+    claim = story.tell(ClaimingPartition(session, "orders", 1, -1, 5))
+    assert story.health({"orders": TopicInfo(2, "old")}) == {}
+    anew = {"orders": TopicInfo(1, "new")}
+    found = story.health(anew)
+    assert list(found) == ["parked partitions"], "and no smaller topic: another command goes on"
+    assert found["parked partitions"].startswith("'g': 2 partitions of 'orders' are not consumed (DataTopicRecreated)")
+    assert "its id was old, now it is new" in found["parked partitions"]
+    assert "marshal set-position g orders --to earliest" in found["parked partitions"]
+    story.tell(ReleasingPartition(session, claim, 5, parked="DataTopicRecreated"))
+    assert "2 partitions of 'orders' are not consumed" in story.health(anew)["parked partitions"], "one is not parked"
+    dumped = story.health()["parked partitions"]
+    assert dumped.startswith("'g': 1 partitions of 'orders' are parked (DataTopicRecreated) -> ")
+    assert "marshal set-position g orders --to earliest" in dumped
+    other = story.tell(ClaimingPartition(session, "orders", 0, -1, 5))
+    story.tell(ReleasingPartition(session, other, 5, parked="Newer"))
+    assert "marshal set-position g orders:0 --to POSITION" in story.health()["parked partitions"]
+
+
+def test_growth_counts_from_the_last_snapshot() -> None:
+    story = Story()
+    session = story.join("c", at_ms=NOW_MS - 2 * DAY_MS)
+    for beat in range(20):
+        story.tell(Heartbeat(session, beat), at_ms=NOW_MS)
+    end = story.world.next_offset
+    check = diagnosis.of_growth(story.study, {0: Bounds(0, end)})
+    assert (check.level, check.found.split(" records", 1)[0]) == ("ok", str(end))
+    day_bytes = story.study.day_bytes[0]
+    assert 20 * 90 < day_bytes < 22 * 200
+    assert diagnosis.of_growth(story.study, {0: Bounds(0, RECORDS_MANY + 1)}).level == "warn"
+    at = story.tell(Snapshot(GENESIS, bytes(range(1, 17)), 16, 0, 1, 0, 1, b""), "")
+    assert story.study.snapshot_at == {0: at}
+    assert diagnosis.of_growth(story.study, {0: Bounds(0, at + 5)}).found.startswith("5 records")
+
+
+def test_rights_that_are_missing_come_with_their_command() -> None:
+    needed = permissions.rights_of(permissions.CONSUMER, "__marshal", ["g"], ["orders"])
+    everything = frozenset({"Read", "Write", "Delete", "Describe", "DescribeConfigs"})
+    assert permissions.missing(needed, lambda kind, name: everything) == []
+    nothing = permissions.missing(needed, lambda kind, name: frozenset())
+    assert nothing == needed
+    reads = permissions.missing(needed, lambda kind, name: frozenset({"Read", "Describe"}))
+    assert reads == [permissions.Right("topic", "__marshal", ("Write", "DescribeConfigs"))]
+    assert permissions.grant(reads[0], "User:alice", "b:9092") == (
+        "kafka-acls.sh --bootstrap-server b:9092 --add --allow-principal User:alice --operation Write "
+        "--operation DescribeConfigs --topic __marshal"
+    )
+    assert permissions.rights_of(permissions.OBSERVER, "__marshal", ["g"], ["orders"]) == [
+        permissions.Right("topic", "__marshal", ("Read",)),
+        permissions.Right("topic", "orders", ("Describe",)),
+    ]
+
+
+def test_the_positions_counted_are_those_of_the_topic() -> None:
+    story = Story()
+    story.join("c")
+    story.tell(Topology("orders", 1, -1))
+    story.tell(Topology("mails", 1, -1))
+    token = story.tell(ReleaseGroup(-1, -1, 60_000))
+    story.tell(SetPosition(token, (Move("orders", 0, -1, 5),), True))
+    assert "keeps 0 positions of 'mails'" in story.health({"orders": 1, "mails": None})["missing topic"]
+    assert story.groups()[0].partitions[TopicPartition("orders", 0)].position == 5

@@ -1,0 +1,83 @@
+"""The file that a broken consumer leaves: private, bounded, and no reason to fail where it cannot be written."""
+
+from __future__ import annotations
+
+import pickle
+import stat
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from marshal_py.client import divergence_report
+from marshal_py.errors import Diverged, InvalidOption
+from marshal_py.history import states
+from marshal_py.protocol.member import Member
+from tests.support.differential_log import GROUP, DifferentialLog
+
+ERROR = Diverged(GROUP, 0, 16, 1, 2, "planted")
+
+
+def member_of(book: DifferentialLog) -> Member:
+    options = SimpleNamespace(client_id="c")
+    return cast(Member, SimpleNamespace(name=GROUP, world=book.world, group=book.group, session=1, options=options))
+
+
+def test_the_file_holds_the_whole_state_for_its_owner_alone(tmp_path: Path) -> None:
+    book = DifferentialLog()
+    session, epoch = book.owner()
+    path = Path(divergence_report.keep(member_of(book), ERROR, str(tmp_path), "lib 1", 5))
+    found = divergence_report.read(path, GROUP)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.parent == tmp_path
+    assert (found["at_offset"], found["held"], found["by"], found["left_out"]) == (book.last, f"{1:016x}", "lib 1", 0)
+    assert found["state"] == states.plain(book.group, 100)
+    assert found["state"]["partition t:0"]["epoch"] == epoch
+    assert found["state"][f"session {session}"]["client_id"] == "c"
+
+
+def test_a_great_state_is_cut_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(divergence_report, "BYTES_MAX", 3_000)
+    book = DifferentialLog(exhaustive=False)
+    session = book.join()
+    book.topology(64)
+    for number in range(64):
+        book.claim(session, number)
+    path = Path(divergence_report.keep(member_of(book), ERROR, str(tmp_path), "lib 1", 5))
+    assert path.stat().st_size <= 3_001
+    found = divergence_report.read(path, GROUP)
+    kept = [entry for entry in found["state"] if entry.startswith("partition")]
+    assert 0 < len(kept) == 64 - found["left_out"]
+    held, log = found["state"], states.plain(book.group, 100)
+    assert list(states.differences(held, log, whole=False)) == []
+    assert list(states.differences(held, log)) != [], "what was left out would look like a difference"
+
+
+def test_a_folder_that_cannot_be_written_to_costs_the_file_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    book = DifferentialLog()
+    book.owner()
+    assert divergence_report.keep(member_of(book), ERROR, str(tmp_path / "missing"), "lib 1", 5) == ""
+    assert "could not be kept" in caplog.text
+
+
+def test_a_group_of_any_name_makes_a_file_name(tmp_path: Path) -> None:
+    book = DifferentialLog()
+    book.owner()
+    member = member_of(book)
+    member.name = "../" + "\N{SNOWMAN}" * 200
+    path = Path(divergence_report.keep(member, ERROR, str(tmp_path), "lib 1", 5))
+    assert path.parent == tmp_path
+    with pytest.raises(InvalidOption, match="it is of"):
+        divergence_report.read(path, GROUP)
+
+
+def test_the_error_names_the_file_also_in_another_process() -> None:
+    error = Diverged(GROUP, 0, 16, 1, 2, "planted")
+    assert error.evidence == ""
+    error.keep("/tmp/kept.json")
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.evidence) == (str(error), "/tmp/kept.json")
+    assert "marshal diff billing --state /tmp/kept.json" in str(again)

@@ -1,0 +1,354 @@
+"""Where a partition begins (D5), what happens outside of what it holds (D6), and the mirror in Kafka (D7)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from marshal_py import Marshal, TopicPartition
+from marshal_py.client import start_positions
+from marshal_py.errors import InvalidOption, KafkaGroupIsLive, MarshalError, PositionOutOfRange, TopicMissing
+from marshal_py.protocol.records import Note
+from tests.support.client_fixtures import MemoryGround, TestCluster, collect, joined, owns, places, until
+
+
+def test_earliest_begins_at_the_beginning(ground: TestCluster) -> None:
+    topic = ground.topic()
+    ground.fill(topic, 0, 3)
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic], start="earliest") as consumer:
+        assert places(collect(consumer, 3)) == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_latest_begins_at_the_end(ground: TestCluster) -> None:
+    topic = ground.topic()
+    ground.fill(topic, 0, 3)
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic], start="latest") as consumer:
+        until(owns(consumer, 0), "the partition is ours")
+        ground.fill(topic, 0, 1, first=3)
+        assert places(collect(consumer, 1)) == [(0, 3)]
+
+
+@pytest.mark.parametrize(("fallback", "first"), [("earliest", 0), ("latest", 3)])
+def test_without_a_committed_offset_the_fallback_counts(ground: TestCluster, fallback: str, first: int) -> None:
+    topic = ground.topic()
+    ground.fill(topic, 0, 3)
+    with (
+        ground.connect() as marshal,
+        joined(marshal, ground.group(), [topic], start="committed", start_fallback=fallback) as consumer,
+    ):
+        until(owns(consumer, 0), "the partition is ours")
+        ground.fill(topic, 0, 1, first=3)
+        assert places(collect(consumer, 1)) == [(0, first)]
+
+
+def test_a_group_that_ordinary_consumers_left_goes_on_where_they_were(ground: TestCluster) -> None:
+    topic = ground.topic(2)
+    group = ground.group()
+    ground.fill(topic, 0, 5)
+    ground.fill(topic, 1, 5)
+    with ground.connect() as marshal:
+        assert marshal._loop.admin.commit(group, {TopicPartition(topic, 0): 3}) == ""
+        with joined(marshal, group, [topic], start="committed", start_fallback="earliest") as consumer:
+            assert sorted(places(collect(consumer, 7))) == [(0, 3), (0, 4), *((1, i) for i in range(5))]
+
+
+def test_the_log_counts_more_than_the_start(ground: TestCluster) -> None:
+    topic = ground.topic()
+    group = ground.group()
+    ground.fill(topic, 0, 3)
+    with ground.connect() as marshal:
+        with joined(marshal, group, [topic]) as consumer:
+            collect(consumer, 2)
+        with joined(marshal, group, [topic], start="latest") as consumer:
+            assert places(collect(consumer, 1)) == [(0, 2)]
+
+
+DAY_MS = 86_400_000
+BEGAN_MS = 1_738_281_600_000  # 2025-01-31T00:00:00Z
+
+
+@pytest.mark.parametrize(
+    ("start", "first"),
+    [
+        (str(BEGAN_MS + 2 * DAY_MS), 2),
+        ("2025-02-02T00:00:00Z", 2),
+        ("2025-02-01T23:59:59", 2),
+        ("2025-02-02T01:00:00+01:00", 2),
+        ("1999-12-31", 0),
+        ("2030-01-01", 4),
+    ],
+)
+def test_a_time_begins_at_the_first_message_that_is_not_older(memory: MemoryGround, start: str, first: int) -> None:
+    """D5. Where no message is as new, it begins at the end."""
+    topic = memory.topic()
+    for day in range(4):
+        memory.broker.produce(topic, 0, b"", None, None, BEGAN_MS + day * DAY_MS)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], start=start) as consumer:
+        until(owns(consumer, 0), "the partition is ours")
+        assert consumer.claims()[TopicPartition(topic, 0)].position == first
+
+
+def test_offsets_are_named_by_partition(ground: TestCluster) -> None:
+    """D5: an offset, the end, the beginning."""
+    topic = ground.topic(3)
+    for partition in range(3):
+        ground.fill(topic, partition, 4)
+    named = json.dumps({topic: {"0": 3, "1": -1, "2": -2}})
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic], start=named) as consumer:
+        until(lambda: len(consumer.claims()) == 3, "the partitions are ours")
+        assert [claim.position for _, claim in sorted(consumer.claims().items())] == [3, 4, 0]
+
+
+def test_a_time_is_named_by_partition(memory: MemoryGround) -> None:
+    topic = memory.topic(2)
+    for day in range(4):
+        for partition in range(2):
+            memory.broker.produce(topic, partition, b"", None, None, BEGAN_MS + day * DAY_MS)
+    named = json.dumps({topic: {"0": "2025-02-01", "1": "2025-02-03"}})
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], start=named) as consumer:
+        until(lambda: len(consumer.claims()) == 2, "the partitions are ours")
+        assert [claim.position for _, claim in sorted(consumer.claims().items())] == [1, 3]
+
+
+def test_a_named_offset_that_retention_deleted_is_reported_as_lost(memory: MemoryGround) -> None:
+    """D6: whoever names an offset wanted what came from there on."""
+    topic = memory.topic()
+    memory.fill(topic, 0, 6)
+    memory.truncate(topic, 0, 4)
+    start = json.dumps({topic: {"0": 1}})
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], start=start) as consumer:
+        assert places(collect(consumer, 2)) == [(0, 4), (0, 5)]
+        assert [(e.offset, e.to) for e in consumer.events() if e.kind == "offset_lost"] == [(1, 4)]
+
+
+@pytest.mark.parametrize(
+    ("partitions", "named", "error", "says"),
+    [(2, {"0": 0}, InvalidOption, "does not name .*:1"), (1, {"0": 5}, PositionOutOfRange, "valid are 0 to 4")],
+)
+def test_a_start_that_cannot_be_ends_the_consumer_and_frees_its_partitions(
+    memory: MemoryGround, partitions: int, named: dict[str, int], error: type[MarshalError], says: str
+) -> None:
+    """D5: what was meant cannot be guessed."""
+    topic, group = memory.topic(partitions), memory.group()
+    for partition in range(partitions):
+        memory.fill(topic, partition, 4)
+    with memory.connect() as marshal:
+        consumer = marshal.consumer(group, [topic], start=json.dumps({topic: named}))
+        with pytest.raises(error, match=says):
+            collect(consumer, 1)
+        with joined(marshal, group, [topic], start="earliest") as other:
+            assert len(collect(other, 4 * partitions)) == 4 * partitions
+
+
+def test_named_offsets_count_for_partitions_that_are_added(memory: MemoryGround) -> None:
+    topic = memory.topic()
+    start = json.dumps({topic: {"0": 0, "1": 2}})
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], start=start) as consumer:
+        until(owns(consumer, 0), "the first partition is ours")
+        memory.broker.grow(topic, 3)
+        memory.fill(topic, 1, 3)
+        memory.fill(topic, 2, 1)
+        _look_again(marshal)
+        assert sorted(places(collect(consumer, 2))) == [(1, 2), (2, 0)]
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "",
+        "yesterday",
+        "23",
+        "-1",
+        "20250131x",
+        "{",
+        "[]",
+        "{}",
+        '{"t": 3}',
+        '{"t": {}}',
+        '{"t": {"x": 1}}',
+        '{"t": {"0": -3}}',
+        '{"t": {"-1": 0}}',
+        '{"t": {"0": true}}',
+        '{"t": {"0": 1.5}}',
+        '{"t": {"0": "noon"}}',
+        '{"t": {"0": null}}',
+        '{"t": {"0": 99999999999999999999}}',
+    ],
+)
+def test_a_start_that_says_nothing_is_named(start: str) -> None:
+    with pytest.raises(InvalidOption, match="start="):
+        start_positions.parse(start)
+
+
+def test_a_start_of_another_topic_is_a_slip_of_the_pen(memory: MemoryGround) -> None:
+    topic = memory.topic()
+    with memory.connect() as marshal, pytest.raises(InvalidOption, match="none of the consumer's topics"):
+        marshal.consumer(memory.group(), [topic], start='{"order": {"0": 0}}')
+
+
+def test_a_partition_that_is_added_begins_at_its_beginning(memory: MemoryGround) -> None:
+    """What came before anybody knew of the partition is not lost, although the group starts at the latest."""
+    topic = memory.topic()
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], start="latest") as consumer:
+        until(owns(consumer, 0), "the first partition is ours")
+        memory.broker.grow(topic, 2)
+        memory.fill(topic, 1, 3)
+        _look_again(marshal)
+        assert places(collect(consumer, 3)) == [(1, 0), (1, 1), (1, 2)]
+
+
+def _look_again(marshal: Marshal) -> None:
+    """The next look at the metadata is due now, not in some seconds."""
+    marshal._loop._metadata_due = 0.0
+
+
+def test_a_lost_range_is_reported_and_the_rest_goes_on(ground: TestCluster) -> None:
+    """D6: below the beginning; the group's position was deleted while nobody read."""
+    topic = ground.topic()
+    group = ground.group()
+    ground.fill(topic, 0, 10)
+    with ground.connect() as marshal:
+        with joined(marshal, group, [topic]) as consumer:
+            collect(consumer, 2)
+        ground.truncate(topic, 0, 6)
+        with joined(marshal, group, [topic]) as consumer:
+            assert places(collect(consumer, 4)) == [(0, i) for i in range(6, 10)]
+            lost = [(e.partition, e.offset, e.to) for e in consumer.events() if e.kind == "offset_lost"]
+            assert lost == [(0, 2, 6)]
+            consumer.flush()
+        notes = [n for n in ground.accepted(group, Note) if n.kind == "offset_lost"]
+        assert [(n.topic, n.partition, n.from_, n.to) for n in notes] == [(topic, 0, 2, 6)]
+
+
+def test_a_range_that_is_lost_while_reading_begins_behind_what_was_read(ground: TestCluster) -> None:
+    topic = ground.topic()
+    ground.fill(topic, 0, 4)
+    with ground.connect() as marshal, joined(marshal, ground.group(), [topic]) as consumer:
+        collect(consumer, 4)
+        consumer.pause([(topic, 0)])
+        ground.fill(topic, 0, 6, first=4)
+        ground.truncate(topic, 0, 8)
+        consumer.resume([(topic, 0)])
+        assert places(collect(consumer, 2)) == [(0, 8), (0, 9)]
+        assert [(e.offset, e.to) for e in consumer.events() if e.kind == "offset_lost"] == [(4, 8)]
+
+
+def test_without_ids_a_recreated_data_topic_is_not_read_anew_in_silence(memory: MemoryGround) -> None:
+    """D6; where the cluster tells ids, its partitions are parked (test_recreated.py)."""
+    memory.broker.tells_ids = False
+    topic = memory.topic()
+    memory.fill(topic, 0, 5)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
+        collect(consumer, 5)
+        with memory.broker.lock:
+            memory.broker.delete_topic(topic)
+            memory.broker.create_topic(topic, 1)
+        memory.fill(topic, 0, 2)
+
+        def parked() -> list[str]:
+            assert not consumer.fetch(10, expires_s=0.1)
+            return [event.text for event in consumer.events() if event.kind == "parked"]
+
+        (text,) = until(parked, "it is parked")
+        assert "PositionBeyondEnd" in text
+        assert "position 5, end 2" in text
+
+
+def test_accepted_positions_are_mirrored(ground: TestCluster) -> None:
+    topic = ground.topic(3)
+    group = ground.group()
+    for partition in range(3):
+        ground.fill(topic, partition, partition + 1)
+    tps = [TopicPartition(topic, partition) for partition in range(3)]
+    with ground.connect() as marshal, ground.connect() as onlooker:
+        with joined(marshal, group, [topic]) as consumer:
+            collect(consumer, 6)
+        until(lambda: onlooker._loop.admin.committed(group, tps) == {tps[0]: 1, tps[1]: 2, tps[2]: 3}, "the mirror")
+
+
+def test_two_consumers_of_one_marshal_are_both_mirrored(ground: TestCluster) -> None:
+    topic = ground.topic(2)
+    group = ground.group()
+    for partition in (0, 1):
+        ground.fill(topic, partition, 4)
+    tps = [TopicPartition(topic, partition) for partition in (0, 1)]
+    with ground.connect() as marshal, ground.connect() as onlooker:
+        with joined(marshal, group, [topic], max_claims=1) as one, joined(marshal, group, [topic]) as two:
+            until(lambda: len(one.claims()) == len(two.claims()) == 1, "one partition each")
+            collect(one, 4)
+            collect(two, 4)
+        until(lambda: onlooker._loop.admin.committed(group, tps) == {tps[0]: 4, tps[1]: 4}, "the mirror")
+
+
+def test_mirroring_can_be_switched_off(memory: MemoryGround) -> None:
+    topic = memory.topic()
+    memory.fill(topic, 0, 1)
+    with memory.connect() as marshal, joined(marshal, memory.group(), [topic], mirror_offsets=False) as consumer:
+        collect(consumer, 1)
+        consumer.flush()
+    assert memory.broker.committed == {}
+
+
+def test_a_refused_mirror_is_an_event(memory: MemoryGround) -> None:
+    topic = memory.topic()
+    group = memory.group()
+    memory.fill(topic, 0, 1)
+    with memory.connect() as marshal:
+        consumer = joined(marshal, group, [topic])
+        memory.broker.live_kafka[group] = 1
+        collect(consumer, 1)
+        consumer.stop()
+        until(lambda: "mirror_refused" in [event.kind for event in consumer.events()], "the refusal is told")
+
+
+def test_live_ordinary_consumers_keep_the_group_for_themselves(memory: MemoryGround) -> None:
+    topic = memory.topic()
+    group = memory.group()
+    memory.broker.live_kafka[group] = 2
+    with memory.connect() as marshal:
+        with pytest.raises(KafkaGroupIsLive) as raised:
+            joined(marshal, group, [topic])
+        assert (raised.value.group, raised.value.members) == (group, 2)
+        with joined(marshal, group, [topic], join_live_kafka_group=True) as consumer:
+            until(owns(consumer, 0), "it was told to join anyway")
+
+
+@pytest.mark.parametrize(("new_topics", "offset"), [("earliest", 0), ("start", 3)])
+def test_a_topic_that_joins_those_of_a_group_begins_as_it_is_told(
+    memory: MemoryGround, new_topics: str, offset: int
+) -> None:
+    """D5: what came before anybody listed the topic. It is not about a group's first topics."""
+    topics, group = [memory.topic()], memory.group()
+    with memory.connect() as marshal:
+        for _ in range(2):
+            memory.fill(topics[-1], 0, 3)
+            options = {"start": "latest", "new_topics": new_topics}
+            with joined(marshal, group, topics, **options) as consumer:
+                until(lambda: len(consumer.claims()) == len(topics), "the partitions are ours")
+                begun = {tp.topic: claim.position for tp, claim in consumer.claims().items()}
+            topics.append(memory.topic())
+    assert begun == {topics[0]: 3, topics[1]: offset}
+
+
+def test_topics_are_found_by_a_pattern(ground: TestCluster) -> None:
+    topic = ground.topic()
+    ground.create(f"{topic}.more", 1)
+    ground.create("__consumer_offsets", 1)
+    with ground.connect() as marshal:
+        assert marshal.topics(f"{topic}.*") == (topic, f"{topic}.more")
+        assert marshal.topics(topic[:-1]) == ()
+        assert not {"__marshal", "__consumer_offsets"} & set(marshal.topics(".*"))
+        with pytest.raises(InvalidOption, match=r"topics_pattern='\('"):
+            marshal.topics("(")
+
+
+def test_a_topic_that_is_missing_is_named(ground: TestCluster) -> None:
+    topic = ground.topic()
+    with ground.connect() as marshal:
+        with pytest.raises(TopicMissing) as raised:
+            joined(marshal, ground.group(), [topic, "absent"])
+        assert raised.value.topic == "absent"
+        assert raised.value.retriable
+        ground.create("absent", 1)
+        joined(marshal, ground.group(), [topic, "absent"]).stop()

@@ -1,0 +1,345 @@
+"""What the tests of the fronts stand on: a cluster in memory or in this process, and ways to wait for consumers.
+
+A Ground is a cluster with its coordination topic, hands to write data, and a reader that folds a group's log from
+genesis: tests find out what happened from verdicts, never from the time it took.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from confluent_kafka import Producer
+
+import marshal_py
+from marshal_py import Batch, Consumer, Marshal, Message
+from marshal_py.protocol import rationalizer
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.protocol.records import ClaimingMessages, Genesis, MessageRange, Record
+from marshal_py.protocol.routing import route
+from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.world import World
+from marshal_py.transport.embedded import Broker
+from marshal_py.transport.kafka import KafkaTransport
+from marshal_py.transport.memory import MemoryBroker, MemoryMessage, MemoryTransport
+
+ROOT = Path(__file__).resolve().parents[2]
+LOG = "__marshal"
+LOGS = 2  # partitions of the coordination topic: two, so that a group is not always in the root
+INTERVAL_S = 1.0  # the shortest that is allowed: every take-over waits two of them
+DEADLINE_S = 40.0  # for conditions; nothing waits so long unless it is broken
+T = TypeVar("T")
+
+
+def until(condition: Callable[[], T | None], what: str, deadline_s: float = DEADLINE_S) -> T:
+    """The first true value of `condition`, looked at again and again until the deadline."""
+    deadline = time.monotonic() + deadline_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what}: it did not come true"
+        time.sleep(0.01)
+    return value
+
+
+class TestCluster:
+    """A cluster for fronts. Topics and groups get fresh names."""
+
+    kind = ""
+
+    @property
+    def target(self) -> Any:
+        """What `connect` takes."""
+        raise NotImplementedError
+
+    def create(self, topic: str, partitions: int) -> None:
+        raise NotImplementedError
+
+    def put(
+        self,
+        topic: str,
+        partition: int,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: list[tuple[str, bytes]] | None = None,
+    ) -> None:
+        raise NotImplementedError
+
+    def truncate(self, topic: str, partition: int, before: int) -> None:
+        raise NotImplementedError
+
+    def log_values(self, number: int) -> list[bytes | None]:
+        """The whole coordination partition, as it is now."""
+        raise NotImplementedError
+
+    # --- the same for all
+
+    def topic(self, partitions: int = 1) -> str:
+        name = f"t-{uuid.uuid4().hex[:8]}"
+        self.create(name, partitions)
+        return name
+
+    def group(self) -> str:
+        return f"g-{uuid.uuid4().hex[:8]}"
+
+    def connect(self, client_id: str | None = None, **options: Any) -> Marshal:
+        return marshal_py.connect(self.target, client_id=client_id, **options)
+
+    def fill(self, topic: str, partition: int, count: int, first: int = 0) -> None:
+        for number in range(first, first + count):
+            self.put(topic, partition, b"%d" % number)
+
+    def verdicts(self, group: str) -> list[Verdict]:
+        """Every judgement on a record of this group, from genesis."""
+        root = World(0, None)
+        for offset, value in enumerate(self.log_values(0)):
+            rationalizer.apply(root, offset, value)
+        genesis = root.genesis
+        assert isinstance(genesis, Genesis)
+        number = route(group, genesis.partitions)
+        world = World(number, None if number == 0 else genesis)
+        found = [rationalizer.apply(world, offset, value) for offset, value in enumerate(self.log_values(number))]
+        return [verdict for verdict in found if verdict.group == group]
+
+    def accepted(self, group: str, kind: type[Record]) -> list[Any]:
+        """Accepted records of one kind, in the order of the log."""
+        return [v.record for v in self.verdicts(group) if v.accepted and isinstance(v.record, kind)]
+
+    def granted(self, group: str) -> list[MessageRange]:
+        """The ranges of messages that were granted, in the order of the log (F5.2)."""
+        found = []
+        for verdict in self.verdicts(group):
+            if isinstance(verdict.record, ClaimingMessages):
+                found += [verdict.record.ranges[index] for index in verdict.granted]
+        return found
+
+
+class MemoryGround(TestCluster):
+    kind = "memory"
+
+    def __init__(self) -> None:
+        self.broker = MemoryBroker()
+        self.broker.create_topic(LOG, LOGS)
+
+    @property
+    def target(self) -> MemoryTransport:
+        return self.broker.transport()
+
+    def create(self, topic: str, partitions: int) -> None:
+        self.broker.create_topic(topic, partitions)
+
+    def put(
+        self,
+        topic: str,
+        partition: int,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: list[tuple[str, bytes]] | None = None,
+    ) -> None:
+        self.broker.produce(topic, partition, value, key, headers, 1_000)
+
+    def truncate(self, topic: str, partition: int, before: int) -> None:
+        self.broker.delete_records(TopicPartition(topic, partition), before)
+
+    def log_values(self, number: int) -> list[bytes | None]:
+        return [message.value() for message in self.broker.topics[LOG][number]]
+
+    def jump(self, number: int) -> None:
+        """Appends a record that leaves an offset out, as compaction or a transaction would."""
+        with self.broker.lock:
+            records = self.broker.topics[LOG][number]
+            records.append(MemoryMessage(LOG, number, len(records) + 1, None, b"x", None, 0))
+            self.broker.changed.notify_all()
+
+
+class EmbeddedGround(TestCluster):
+    kind = "embedded"
+
+    def __init__(self) -> None:
+        self.broker = Broker(topics={LOG: LOGS}).start()
+        self._producer = Producer({"bootstrap.servers": self.target, "linger.ms": 0, "log_level": 0})
+
+    @property
+    def target(self) -> str:
+        return self.broker.bootstrap_servers
+
+    def create(self, topic: str, partitions: int) -> None:
+        self.broker.create_topic(topic, partitions)
+
+    def put(
+        self,
+        topic: str,
+        partition: int,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: list[tuple[str, bytes]] | None = None,
+    ) -> None:
+        self._producer.produce(topic, value, key, partition, headers=headers or [], timestamp=1_000)
+        assert self._producer.flush(DEADLINE_S) == 0
+
+    def fill(self, topic: str, partition: int, count: int, first: int = 0) -> None:
+        for number in range(first, first + count):
+            self._producer.produce(topic, b"%d" % number, None, partition)
+        assert self._producer.flush(DEADLINE_S) == 0
+
+    def truncate(self, topic: str, partition: int, before: int) -> None:
+        self.broker.truncate(topic, partition, before)
+
+    def log_values(self, number: int) -> list[bytes | None]:
+        log = KafkaTransport(self.target, DEADLINE_S).log(LOG, "onlooker")
+        try:
+            end = log.bounds(number, DEADLINE_S).end
+            log.follow(number, 0)
+            found: list[bytes | None] = []
+            deadline = time.monotonic() + DEADLINE_S
+            while len(found) < end:
+                assert time.monotonic() < deadline, "the coordination log was not read"
+                found += [record.value for record in log.poll(0.1)]
+            return found
+        finally:
+            log.close(0.0)
+
+    def close(self) -> None:
+        self.broker.close()
+
+
+# --- consumers
+
+
+def joined(marshal: Marshal, group: str, topics: Iterable[str], **options: Any) -> Consumer:
+    """A consumer with this suite's defaults: the shortest interval, from the beginning."""
+    options = {"heartbeat_interval_s": INTERVAL_S, "start": "earliest", **options}
+    return marshal.consumer(group, list(topics), **options)
+
+
+def collect(consumer: Consumer, count: int, *, ack: bool = True, deadline_s: float = DEADLINE_S) -> list[Message]:
+    """The next `count` messages, by fetching."""
+    found: list[Message] = []
+    deadline = time.monotonic() + deadline_s
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"{len(found)} of {count} messages"
+        batch: Batch = consumer.fetch(count - len(found), expires_s=0.1)
+        found += batch
+        if ack:
+            batch.ack()
+    return found
+
+
+def places(messages: Iterable[Message]) -> list[tuple[int, int]]:
+    return [(message.partition, message.offset) for message in messages]
+
+
+def owns(consumer: Consumer, *partitions: int) -> Callable[[], bool]:
+    return lambda: {tp.partition for tp in consumer.claims()} == set(partitions)
+
+
+def positions(consumer: Consumer) -> dict[int, int]:
+    return {tp.partition: claim.position for tp, claim in consumer.claims().items()}
+
+
+class BackgroundConsumer:
+    """Keeps fetching on a thread of its own, as a program does, and notes what came."""
+
+    def __init__(self, consumer: Consumer, *, ack: bool = True) -> None:
+        self.consumer = consumer
+        self.seen: list[Message] = []
+        self.error: BaseException | None = None
+        self._ack = ack
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._over.is_set():
+                batch = self.consumer.fetch(100, expires_s=0.05)
+                self.seen += batch
+                if self._ack:
+                    batch.ack()
+        except Exception as error:
+            self.error = error
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive()
+
+    def __enter__(self) -> BackgroundConsumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class ConsumerProcess:
+    """A consumer in a process of its own (consumer_process.py): what it prints comes as dicts, in order."""
+
+    def __init__(self, servers: str, group: str, topic: str, *arguments: str) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self.process = subprocess.Popen(
+            [sys.executable, "-B", "-m", "tests.support.consumer_process", servers, group, topic, *arguments],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stdin=subprocess.PIPE,
+            text=True,
+        )
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def look(self) -> list[dict[str, Any]]:
+        """Everything that it has said until now."""
+        with contextlib.suppress(queue.Empty):
+            while (line := self._lines.get_nowait()) is not None:
+                self.events.append(json.loads(line))
+        return self.events
+
+    def said(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.look() if event["event"] == kind]
+
+    def wait_for(self, kind: str, count: int = 1) -> list[dict[str, Any]]:
+        return until(lambda: found if len(found := self.said(kind)) >= count else None, f"{count} times {kind!r}")
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        code = self.process.wait(DEADLINE_S)
+        self._thread.join(DEADLINE_S)
+        return code
+
+    def __enter__(self) -> ConsumerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._thread.join(DEADLINE_S)
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+
+def grounds(kind: str) -> Iterator[TestCluster]:
+    if kind == "memory":
+        yield MemoryGround()
+        return
+    ground = EmbeddedGround()
+    yield ground
+    ground.close()

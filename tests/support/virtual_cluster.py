@@ -1,0 +1,413 @@
+"""A stage for Members: several clients over one log, in virtual time, with every outage that a test asks for.
+
+Nothing here waits: `Stage.run` jumps from one moment at which something is due to the next. A record is in the log
+`write_ms` after it was sent and at a reader `read_ms` after that, per client. `hold_writes` and `hold_reads` cut a
+client off; `suspend` stops its machine: the monotonic clock stands still, boot and wall time go on.
+
+Checked for whatever test uses it: the world's invariants after every fold, that clients which folded as far hold the
+same digest, and that never two clients that run may deliver the same partition (a test with a forked twin says so).
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any, TypeVar
+
+from marshal_py.protocol import codec
+from marshal_py.protocol.claim import Claim
+from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, OffsetRun
+from marshal_py.protocol.identity import Instant, TopicPartition
+from marshal_py.protocol.member import Member
+from marshal_py.protocol.rationalizer import apply
+from marshal_py.protocol.ready import Advisory, MemberOptions, Ready, Wanted
+from marshal_py.protocol.records import Genesis, Record
+from marshal_py.protocol.routing import HASH_NAME
+from marshal_py.protocol.verdict import Verdict
+from marshal_py.protocol.world import Group, Partition, World
+
+INCARNATION = bytes(range(16))
+GROUP = "billing"
+TOPIC = "orders"
+INTERVAL_MS = 3_000
+THIRD_MS = INTERVAL_MS // 3
+WRITE_MS = 4
+READ_MS = 3
+
+R = TypeVar("R")
+
+
+def tp(number: int, topic: str = TOPIC) -> TopicPartition:
+    return TopicPartition(topic, number)
+
+
+class Client:
+    """One process: its world, its member, its clocks, and all that it was told to do."""
+
+    def __init__(self, cluster: VirtualCluster, name: str, options: MemberOptions, counts: dict[str, int]) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.rng = random.Random(f"client {len(cluster.clients)} {name}")
+        self.alive = True
+        self.suspended_at: int | None = None
+        self.slept_ms = 0
+        self.wall_skew_ms = 0
+        self.write_ms, self.read_ms = WRITE_MS, READ_MS
+        self.writes_held = False
+        self.reads_held = False
+        self.held_back: list[bytes] = []  # what it sent while its writes were held
+        self.warms = True  # whether data that is fetched ahead comes at once
+        self.resolves = True
+        self.warp: Callable[[World, Verdict], None] = lambda world, verdict: None  # what a broken fold does too much
+        self.warps_again = False  # and does so whenever it folds
+        self.starts: dict[TopicPartition, int] = {}
+        self.sent: list[tuple[int, Record]] = []  # (time, record)
+        self.claimed: list[tuple[int, Claim]] = []
+        self.lost: list[tuple[int, Claim, str]] = []
+        self.advisories: list[tuple[int, Advisory]] = []
+        self.resolved: list[Wanted] = []
+        self.prefetched: list[tuple[TopicPartition, int]] = []
+        self.cooled: list[TopicPartition] = []
+        self.refolds: list[tuple[int, int]] = []  # (time, checkpoint)
+        self.mirrored: list[tuple[int, dict[TopicPartition, int]]] = []
+        self.world = World()
+        for value in cluster.values:
+            self._fold(value)
+        self.member = Member(self.world, GROUP, options, self.rng.randbytes)
+        self.member.topics.counts.update(counts)
+        self.due_ms = cluster.now_ms
+
+    # --- clocks
+
+    @property
+    def now(self) -> Instant:
+        at = self.cluster.now_ms
+        if self.suspended_at is not None:
+            at = self.suspended_at
+        return Instant(at - self.slept_ms, at, at + self.wall_skew_ms)
+
+    def suspend(self) -> None:
+        self.suspended_at = self.cluster.now_ms
+
+    def resume(self) -> None:
+        assert self.suspended_at is not None
+        self.slept_ms += self.cluster.now_ms - self.suspended_at
+        self.suspended_at = None
+
+    @property
+    def runs(self) -> bool:
+        return self.alive and self.suspended_at is None
+
+    # --- its work
+
+    def _fold(self, value: bytes) -> Verdict:
+        verdict = apply(self.world, self.world.next_offset, value)
+        self.warp(self.world, verdict)
+        self.world.check()
+        return verdict
+
+    def fold_again(self, at: int) -> World | None:
+        """What a driver does for G6: from the bytes of the log, from its beginning."""
+        again = World()
+        again.watched.add(GROUP)
+        for offset in range(at):
+            verdict = apply(again, offset, self.cluster.values[offset])
+            if self.warps_again:
+                self.warp(again, verdict)
+        return again
+
+    def read(self) -> bool:
+        """Reads what has come; whether that was anything."""
+        cluster, came = self.cluster, False
+        while not self.reads_held and self.world.next_offset < len(cluster.values):
+            if cluster.appended_ms[self.world.next_offset] + self.read_ms > cluster.now_ms:
+                break
+            verdict = self._fold(cluster.values[self.world.next_offset])
+            self.member.receive(verdict, self.now)
+            came = True
+        return came
+
+    def tick(self) -> Ready:
+        """One round; does what the member says, in the order of Ready."""
+        out = self.member.tick(self.now)
+        at = self.cluster.now_ms
+        self.lost += [(at, claim, reason) for claim, reason in out.lost]
+        self.cooled += out.stop_prefetch
+        for record in out.send:
+            self.sent.append((at, record))
+            self.cluster.send(self, codec.encode(record, GROUP, INCARNATION, self.member.writes_version))
+        self.claimed += [(at, claim) for claim in out.claimed]
+        for partition, position in out.start_prefetch:
+            self.prefetched.append((partition, position))
+            if self.warms:
+                self.member.rebalancer.prefetched(partition)
+        for wanted in out.resolve:
+            self.resolved.append(wanted)
+            if self.resolves:
+                self.member.rebalancer.start_resolved(wanted.tp, self.starts.get(wanted.tp, 0), self.now)
+        if out.mirror:
+            self.mirrored.append((at, out.mirror))
+        self.advisories += [(at, advisory) for advisory in out.advisories]
+        if out.refold >= 0:
+            self.refolds.append((at, out.refold))
+            self.member.refolded(out.refold, self.fold_again(out.refold), self.now)
+        if out.ended:
+            self.alive = False
+        # What the driver did to the member in this round (starts, warm data) is a user's act: it ticks again.
+        told = bool(out.start_prefetch and self.warms) or bool(out.resolve and self.resolves)
+        self.due_ms = at + 1 if told else max(self.member.deadline_ms + self.slept_ms, at + 1)
+        return out
+
+    def next_ms(self) -> int:
+        """When it has to do something, as far as it is known now."""
+        due = self.due_ms
+        if not self.reads_held and self.world.next_offset < len(self.cluster.values):
+            due = min(due, self.cluster.appended_ms[self.world.next_offset] + self.read_ms)
+        return due
+
+    # --- outages
+
+    def hold_writes(self) -> None:
+        self.writes_held = True
+
+    def release_writes(self, *, lose: bool = False) -> None:
+        """The brokers are back: what was held goes into the log now, in its order, or is lost."""
+        self.writes_held = False
+        held, self.held_back = self.held_back, []
+        for value in held if not lose else ():
+            self.cluster.append(value)
+
+    def cut(self) -> None:
+        self.reads_held = True
+        self.hold_writes()
+
+    def heal(self) -> None:
+        self.reads_held = False
+        self.release_writes()
+
+    # --- handlers
+
+    def deliver(self, claim: Claim, *offsets: int) -> OffsetRun:
+        """Fetches these messages at least once and hands them all over."""
+        assert isinstance(claim.tracker, AtLeastOnce)
+        assert self.may(claim), f"{self.name} may not deliver {claim.tp}"
+        run = claim.tracker.add(offsets)
+        run.deliver(len(offsets), self.now.mono_ms)
+        return run
+
+    def may(self, claim: Claim) -> bool:
+        return self.member.may_deliver(claim.epoch, self.now)
+
+    def take(self, claim: Claim) -> int | None:
+        """Hands over the next offset at most once, if there is one that may be; every offset exists."""
+        tracker = claim.tracker
+        assert isinstance(tracker, AtMostOnce)
+        if not self.may(claim) or not tracker.holds(tracker.delivered_to):
+            return None
+        offset = tracker.delivered_to
+        tracker.deliver(offset, self.now.mono_ms)
+        return offset
+
+    # --- looking
+
+    @property
+    def session(self) -> int:
+        return self.member.session
+
+    @property
+    def group(self) -> Group:
+        return self.world.groups[GROUP]
+
+    @property
+    def owned(self) -> set[int]:
+        """Numbers of the partitions that are open here."""
+        return {claim.tp.partition for claim in self.member.claims.values()}
+
+    def claim(self, number: int, topic: str = TOPIC) -> Claim:
+        (found,) = [claim for claim in self.member.claims.values() if claim.tp == tp(number, topic)]
+        return found
+
+    def told(self, kind: str) -> list[tuple[int, Advisory]]:
+        return [(at, advisory) for at, advisory in self.advisories if advisory.kind == kind]
+
+    def sends(self, kind: type[R], since_ms: int = 0) -> list[tuple[int, R]]:
+        """(time, record) of what it sent of this kind."""
+        return [(at, record) for at, record in self.sent if isinstance(record, kind) and at >= since_ms]
+
+
+class VirtualCluster:
+    """The log and its clients."""
+
+    def __init__(self, *, partitions: int = 12, mode: int = 1, twins: bool = False) -> None:
+        """`twins`: the test clones a session, so two may deliver at once and that is no fault of the stage."""
+        self.now_ms = 1_000_000
+        self.partitions = partitions
+        self.mode = mode
+        self.twins = twins
+        self.values: list[bytes] = []
+        self.appended_ms: list[int] = []
+        self.clients: list[Client] = []
+        self._flying: list[tuple[int, int, Client | None, bytes]] = []
+        self._numbers = count()
+        self._digests: dict[int, int] = {}
+        self.broken: set[str] = set()  # clients whose fold a test has broken
+        self.world = World()  # of an onlooker without delay
+        self.verdicts: list[Verdict] = []
+        self.append(codec.encode(Genesis(INCARNATION, 1, HASH_NAME, 2), "", INCARNATION))
+
+    # --- clients
+
+    def add(self, name: str, *, counts: dict[str, int] | None = None, **options: Any) -> Client:
+        options.setdefault("interval_ms", INTERVAL_MS)
+        options.setdefault("topics", (TOPIC,))
+        options.setdefault("mode", self.mode)
+        if counts is None:
+            counts = {topic: self.partitions for topic in options["topics"]}
+        client = Client(self, name, MemberOptions(client_id=name, **options), counts)
+        self.clients.append(client)
+        return client
+
+    def team(self, *names: str, **options: Any) -> list[Client]:
+        """Clients that have joined and shared the partitions out."""
+        team = [self.add(name, **options) for name in names]
+        self.run(3 * INTERVAL_MS)
+        return team
+
+    def fork(self, client: Client, name: str) -> Client:
+        """The same process a second time: same memory, but the kernel's random bits differ from here on."""
+        cluster, client.cluster = client.cluster, None  # type: ignore[assignment]
+        try:
+            twin = copy.deepcopy(client)
+        finally:
+            client.cluster = cluster
+        twin.cluster, twin.name = self, name
+        twin.rng.seed(f"client {name}")
+        self.clients.append(twin)
+        return twin
+
+    def kill(self, client: Client) -> None:
+        """It is gone, and what it had not got to the brokers with it."""
+        client.alive = False
+
+    # --- the log
+
+    def append(self, value: bytes) -> int:
+        """The brokers have it; its offset."""
+        self.values.append(value)
+        self.appended_ms.append(self.now_ms)
+        self.verdicts.append(apply(self.world, len(self.values) - 1, value))
+        self.world.check()
+        return len(self.values) - 1
+
+    def inject(self, record: Record) -> Verdict:
+        """A record of somebody who is not on the stage: an admin, a twin, another library."""
+        return self.verdicts[self.append(codec.encode(record, GROUP, INCARNATION))]
+
+    def must(self, record: Record) -> int:
+        verdict = self.inject(record)
+        assert verdict.accepted, verdict.reason
+        return verdict.offset
+
+    def replay(self, offset: int) -> Verdict:
+        """A late copy of a record that stands in the log."""
+        return self.verdicts[self.append(self.values[offset])]
+
+    def send(self, client: Client | None, value: bytes) -> None:
+        delay = WRITE_MS if client is None else client.write_ms
+        self._flying.append((self.now_ms + delay, next(self._numbers), client, value))
+
+    def records(self, kind: type[R], since: int = 0) -> Iterator[tuple[Verdict, R]]:
+        for verdict in self.verdicts[since:]:
+            if isinstance(verdict.record, kind):
+                yield verdict, verdict.record
+
+    # --- time
+
+    def run(self, for_ms: int) -> None:
+        until_ms = self.now_ms + for_ms
+        while True:
+            self._settle()
+            next_ms = min(
+                [due for due, *_ in self._flying] + [c.next_ms() for c in self.clients if c.runs], default=until_ms + 1
+            )
+            if next_ms > until_ms:
+                self.now_ms = until_ms
+                return
+            assert next_ms > self.now_ms, "time stands still"
+            self.now_ms = next_ms
+
+    def run_until(self, condition: Callable[[], object], at_most_ms: int = 60_000) -> int:
+        """Runs ms by ms until the condition holds; how long that took."""
+        begun = self.now_ms
+        while not condition():
+            assert self.now_ms - begun < at_most_ms, "it did not happen"
+            self.run(1)
+        return self.now_ms - begun
+
+    def _settle(self) -> None:
+        """Everything that is due at this moment."""
+        self._flying.sort(key=lambda one: one[:2])
+        while self._flying and self._flying[0][0] <= self.now_ms:
+            _, _, client, value = self._flying.pop(0)
+            if client is not None and client.writes_held:
+                client.held_back.append(value)
+            else:
+                self.append(value)
+        for client in self.clients:
+            if client.runs and (client.read() or client.due_ms <= self.now_ms):
+                client.tick()
+                self._same_world(client)
+        if not self.twins:
+            self._exclusive()
+
+    def _same_world(self, client: Client) -> None:
+        group = client.world.groups.get(GROUP)
+        if group is not None:
+            digest = group.digest()
+            if client.name in self.broken:
+                return
+            assert self._digests.setdefault(client.world.next_offset, digest) == digest, "two readers, two worlds"
+
+    def _exclusive(self) -> None:
+        """Nobody who runs may deliver what another one may deliver."""
+        by: dict[TopicPartition, str] = {}
+        for client in self.clients:
+            if client.runs:
+                for claim in client.member.claims.values():
+                    if client.may(claim):
+                        assert by.setdefault(claim.tp, client.name) == client.name, f"two deliver {claim.tp}"
+
+    # --- looking
+
+    @property
+    def group(self) -> Group:
+        return self.world.groups[GROUP]
+
+    def partition(self, number: int, topic: str = TOPIC) -> Partition:
+        return self.group.partitions[tp(number, topic)]
+
+    def owners(self) -> dict[int, str]:
+        """Partition -> name of the client that owns it, as the log says."""
+        names = {client.session: client.name for client in self.clients}
+        return {
+            p.tp.partition: names.get(p.owner, f"session {p.owner}")
+            for p in self.group.partitions.values()
+            if p.owner >= 0
+        }
+
+
+def granted(cluster: VirtualCluster, client: Client, claim: Claim, offer: tuple[int, int]) -> None:
+    """Offers fetched messages and lets the grant come."""
+    claim.offer = offer
+    client.due_ms = cluster.now_ms
+    cluster.run(WRITE_MS + READ_MS)
+
+
+def take_all(client: Client, claim: Claim) -> list[int]:
+    """Hands over at most once whatever may be."""
+    taken = []
+    while (offset := client.take(claim)) is not None:
+        taken.append(offset)
+    return taken

@@ -1,0 +1,136 @@
+"""Questions to a cluster of which a part is dying, or has not heard of a new topic: asked again, of somebody else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from marshal_py.errors import ClusterUnreachable
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.transport import requests
+from marshal_py.transport.embedded import Broker
+from marshal_py.transport.kafka import KafkaTransport
+from marshal_py.transport.requests import answer_of, asker, list_bounds
+from tests.support.client_fixtures import DEADLINE_S, until
+
+LOG = "__marshal"
+
+
+@pytest.fixture
+def brokers() -> Iterator[Broker]:
+    with Broker(brokers=3, topics={LOG: 1}) as broker:
+        broker.set_leader(LOG, 0, 1)
+        yield broker
+
+
+def failed(code: int) -> Future[Any]:
+    answer: Future[Any] = Future()
+    answer.set_exception(KafkaException(KafkaError(code)))
+    return answer
+
+
+def done(value: Any) -> Future[Any]:
+    answer: Future[Any] = Future()
+    answer.set_result(value)
+    return answer
+
+
+class Client(requests.Requester):
+    """Answers what a test has planned."""
+
+    def __init__(self, *answers: Future[Any]) -> None:
+        super().__init__({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
+        self.trouble = requests.ConnectionErrors({})
+        self.answers = list(answers)
+        self.looked = 0
+
+    def ask(self) -> Future[Any]:
+        return self.answers.pop(0)
+
+    def list_offsets(self, wanted: Any, **_: Any) -> Any:
+        return dict.fromkeys(wanted, self.answers.pop(0))
+
+    def list_topics(self, *_: Any, **__: Any) -> Any:
+        self.looked += 1
+
+
+class Offset:
+    offset = 7
+
+
+def test_who_does_not_answer_is_not_asked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The metadata are looked at before the next attempt: they say who is asked."""
+    monkeypatch.setattr(requests, "BROKER_TIMEOUT_S", 0.01)
+    client = Client(Future(), failed(KafkaError._TRANSPORT), done(5))
+    assert answer_of(client, client.ask, DEADLINE_S) == 5
+    assert client.looked == 2
+
+
+def test_a_refusal_is_an_answer() -> None:
+    client = Client(failed(KafkaError.UNKNOWN_TOPIC_OR_PART))
+    with pytest.raises(KafkaException, match="UNKNOWN_TOPIC_OR_PART"):
+        answer_of(client, client.ask, DEADLINE_S)
+
+
+@pytest.mark.parametrize("code", [KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT], ids=["unknown", "no leader"])
+def test_a_broker_that_has_not_heard_of_the_new_coordination_topic_is_asked_again(code: int) -> None:
+    tp = TopicPartition(LOG, 0)
+    client = Client(failed(code), failed(code), done(Offset), failed(code), done(Offset))
+    assert list_bounds(client, [tp], DEADLINE_S, {}, exists=True) == {tp: (7, 7)}
+    with pytest.raises(ClusterUnreachable):  # a data topic may have been deleted, and then nobody will hear of it
+        list_bounds(Client(failed(code)), [tp], DEADLINE_S, {"bootstrap.servers": "x"})
+
+
+def test_a_leader_that_is_lost_while_somebody_waits_is_looked_up_anew(brokers: Broker) -> None:
+    log = KafkaTransport({"bootstrap.servers": brokers.bootstrap_servers, "log_level": 0}, DEADLINE_S).log(LOG, "c")
+    assert log.bounds(0, DEADLINE_S).end == 0
+    asked, found = threading.Event(), list[Any]()
+    ask = log._asker.list_offsets
+
+    def spy(*given: Any, **more: Any) -> Any:
+        asked.set()
+        return ask(*given, **more)
+
+    log._asker.list_offsets = spy  # type: ignore[method-assign]
+    brokers.broker_down(1)
+    waiting = threading.Thread(target=lambda: found.append(log.bounds(0, DEADLINE_S)))
+    waiting.start()
+    assert asked.wait(DEADLINE_S)
+    brokers.set_leader(LOG, 0, 2)
+    until(lambda: found, "the new leader answers")
+    waiting.join()
+    log.close(0.0)
+
+
+def test_a_client_that_is_replaced_still_answers_others(brokers: Broker) -> None:
+    """Its end would be the answer to all that wait for it."""
+    admin = KafkaTransport(brokers.bootstrap_servers, DEADLINE_S).admin()
+    before = admin._client
+    admin._replace(before)
+    admin._replace(before)
+    assert admin._client is not before
+    assert [old for _, old in admin._replaced] == [before]
+    assert asker({"bootstrap.servers": brokers.bootstrap_servers}, "c").listen().words == ""
+
+
+def test_a_coordinator_that_has_just_been_elected_is_asked_again() -> None:
+    """A new cluster's first answers about a group: nobody is its coordinator yet."""
+    codes = [KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS]
+
+    def ask(client: object, timeout_s: float) -> Future[Any]:
+        return failed(codes.pop(0)) if codes else done("described")
+
+    with Broker() as broker:
+        admin = KafkaTransport(broker.bootstrap_servers, 10.0).admin()
+        try:
+            assert admin._of_group(ask) == "described"
+            codes.append(KafkaError.GROUP_AUTHORIZATION_FAILED)
+            with pytest.raises(KafkaException):
+                admin._of_group(ask)
+        finally:
+            admin.close()
