@@ -202,8 +202,8 @@ class Cluster:
     def client_ended(self, client: Client, reason: MarshalError | None) -> None:
         """A client that ended with an error is started anew by its operator; one that was stopped is not."""
         error = "stopped" if reason is None else type(reason).__name__
-        if isinstance(client, Query) and not client.overdue:
-            client.killed = True  # its source failed, and Spark ends it
+        if isinstance(client, Query) and (reason is not None or not client.overdue):
+            client.killed = True  # its source failed, and Spark ends it: it does not go on with a new member as well
         self.acted_to[client.number] = client.acted_to()
         if isinstance(reason, Diverged):
             self.stopped(client, reason)
