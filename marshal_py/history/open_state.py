@@ -1,7 +1,8 @@
-"""What is open in a log at some point, beside its world: stays, claims, spans without an owner, pauses; since when.
+"""What is open at a point of a log: live sessions, claims, spans without an owner, pauses, and since when.
 
-Plain values that msgspec writes down and reads back. The world forgets these things because no rule needs them;
-timeline.py keeps them for people. No row is made here.
+The world forgets when these things began, because no rule needs it; timeline.py remembers it for people. Everything
+here is a plain value that msgspec encodes and decodes: Spark keeps it in checkpoints, so an encoded field keeps the
+name in `rename` even where the attribute has another one. No row is made here.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from marshal_py.protocol.world import Group, World
 
 
 class SessionSpan(Struct):
-    """A session that was begun. `alive` ends with it; the rest stays for the names in late records.
+    """A session, live or ended. An ended one stays because late records may still name it.
 
-    `until_ms`: it lives up to here, if it is not heard of again. `sign_lived_ms`: as of its last sign of life, for how
-    long some member of the group had lived.
+    `until_ms`: it counts as alive until then unless another record of it comes. `sign_time_ms`: its last sign of life.
+    `sign_lived_ms`: the group's `Presence.lived_ms` at that time.
     """
 
     client: str
@@ -43,10 +44,10 @@ class Claim(Struct):
 
 
 class FreeSpan(Struct):
-    """A partition that nobody owns. `position` is the one it has; it moves by SetPosition only.
+    """A span in which nobody owns a partition. `position` is the partition's; only SetPosition moves it.
 
-    `lived_ms`: for how long some member of the group had lived when it began, `sign_lived_ms`: at the owner's last sign
-    of life.
+    `cause`, `client`, `sign_time_ms`: how the claim before it ended, who held it, and that session's last sign of life.
+    `lived_ms`: the group's `Presence.lived_ms` when the span began; `sign_lived_ms`: the same at the last sign of life.
     """
 
     from_offset: int | None
@@ -74,18 +75,18 @@ class Pause(Struct):
 
 
 class Presence(Struct):
-    """How long some member of a group has lived while the group was not paused.
+    """For how long at least one member of a group was alive while the group was not paused.
 
-    A member lives until its session ends, but no longer than two of its heartbeat intervals behind its newest record:
-    so long do others wait for it. Time never runs back here, whatever the records say.
+    A member counts as alive until its session ends, but no longer than two of its heartbeat intervals after its newest
+    record: that is how long others wait before they evict it. Time never runs backwards here, whatever the records say.
     """
 
     lived_ms: int = 0
-    at_ms: int | None = None  # as of the latest of the records' timestamps
-    until_ms: int = 0  # some member lives up to here, if it is not heard of again
+    at_ms: int | None = None  # the latest timestamp so far; `lived_ms` is as of then
+    until_ms: int = 0  # some member counts as alive until then unless another record comes
 
     def lived_by(self, time_ms: int, paused: bool) -> int:
-        """`lived_ms` as of a later moment. The group was paused up to then, or was not."""
+        """`lived_ms` at a later time. `paused`: whether the group was paused in between."""
         if self.at_ms is None or paused:
             return self.lived_ms
         return self.lived_ms + max(0, min(time_ms, self.until_ms) - self.at_ms)
@@ -95,17 +96,17 @@ class Presence(Struct):
         self.at_ms = time_ms if self.at_ms is None else max(time_ms, self.at_ms)
 
     def extend(self, lease_ms: int) -> int:
-        """A member is heard of now. The time up to which it lives."""
+        """Counts a sign of life at the current time. Returns the time until which that member is alive."""
         assert self.at_ms is not None  # its record has advanced the time
         until_ms = self.at_ms + lease_ms
         self.until_ms = max(self.until_ms, until_ms)
         return until_ms
 
 
-class GroupTrack(Struct):
-    """What is open in one group. A plain value: msgspec writes it down and reads it back."""
+class OpenGroup(Struct, rename={"sessions": "stays"}):
+    """What is open in one group. `claims` is by epoch, `spans` by topic and partition."""
 
-    stays: dict[int, SessionSpan] = {}
+    sessions: dict[int, SessionSpan] = {}
     claims: dict[int, Claim] = {}
     spans: dict[str, dict[int, FreeSpan]] = {}
     pause: Pause | None = None
@@ -114,50 +115,51 @@ class GroupTrack(Struct):
     presence: Presence = msgspec.field(default_factory=Presence)
 
     def client(self, session: int | None) -> str | None:
-        stay = self.stays.get(session) if session is not None else None
-        return None if stay is None else stay.client
+        span = self.sessions.get(session) if session is not None else None
+        return None if span is None else span.client
 
 
-class Open(Struct):
-    """All that a Timeline knows beside its world.
+class OpenState(Struct, rename={"groups": "tracks"}):
+    """Everything that a Timeline knows besides its world.
 
-    `touched`: groups with records since the last checkpoint. `time_ms`: timestamp of the last record.
+    `touched`: groups that had records since the last checkpoint. `time_ms`: timestamp of the last record.
     """
 
-    tracks: dict[str, GroupTrack] = {}
+    groups: dict[str, OpenGroup] = {}
     touched: set[str] = set()
     time_ms: int | None = None
 
 
-def some_offset(value: int) -> int | None:
+def offset_or_none(value: int) -> int | None:
     return None if value == NONE else value
 
 
-def appeared(
+def new_span(
     group: Group, topic: str, partition: int, offset: int | None, time_ms: int | None, lived_ms: int | None
 ) -> FreeSpan:
+    """The span of a partition that has just appeared and is free."""
     part = group.partitions.get(TopicPartition(topic, partition))
-    position = None if part is None else some_offset(part.position)
+    position = None if part is None else offset_or_none(part.position)
     return FreeSpan(offset, time_ms, "new", None, None, len(group.sessions), group.paused, position, lived_ms)
 
 
-def open_in(world: World) -> Open:
-    """What is open in a world of which nothing else is known: since when, nobody can say."""
-    found: dict[str, GroupTrack] = {}
+def open_state_of(world: World) -> OpenState:
+    """What is open in a world that came without its history: all times are unknown."""
+    found: dict[str, OpenGroup] = {}
     for name, group in world.groups.items():
-        track = found[name] = GroupTrack(deleted=group.deleted)
+        opened = found[name] = OpenGroup(deleted=group.deleted)
         for session, state in group.sessions.items():
-            track.stays[session] = SessionSpan(state.join.client_id, state.join.member, state.join.mode, None, None)
+            opened.sessions[session] = SessionSpan(state.join.client_id, state.join.member, state.join.mode, None, None)
         for epoch, part in group.claims.items():
-            track.claims[epoch] = Claim(*part.tp, part.owner, None, None, None, part.generation)
-            track.winners.setdefault(part.tp.topic, {})[part.tp.partition] = epoch, part.owner, None
+            opened.claims[epoch] = Claim(*part.tp, part.owner, None, None, None, part.generation)
+            opened.winners.setdefault(part.tp.topic, {})[part.tp.partition] = epoch, part.owner, None
         if group.paused:
-            track.pause = Pause(None, None, group.pause_change, group.pause_duration_ms)
+            opened.pause = Pause(None, None, group.pause_change, group.pause_duration_ms)
         owned = {part.tp for part in group.claims.values()}
         for topic, known in group.topics.items() if not group.deleted else ():
-            spans = track.spans[topic] = {}
+            spans = opened.spans[topic] = {}
             for partition in range(known.count):
                 if (topic, partition) not in owned:
-                    spans[partition] = appeared(group, topic, partition, None, None, None)
+                    spans[partition] = new_span(group, topic, partition, None, None, None)
                     spans[partition].cause = None
-    return Open(found)
+    return OpenState(found)

@@ -1,22 +1,33 @@
-"""The rows of tables.py as a Timeline tells them, kept until somebody takes them. Decides nothing."""
+"""The rows of tables.py as a Timeline makes them, kept until `take` hands them out. Decides nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final
+from typing import Final, NamedTuple
 
 from marshal_py.errors import InvalidOption
-from marshal_py.history.open_state import Claim, FreeSpan, GroupTrack, Open, Pause, SessionSpan, open_in, some_offset
+from marshal_py.history.open_state import (
+    Claim,
+    FreeSpan,
+    OpenGroup,
+    OpenState,
+    Pause,
+    SessionSpan,
+    offset_or_none,
+    open_state_of,
+)
 from marshal_py.history.tables import (
     TABLES,
     DigestRow,
     GapRow,
     IntervalRow,
+    LostRow,
     PauseRow,
     PositionRow,
     RecordRow,
     Row,
     SessionRow,
+    StandingRow,
 )
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import (
@@ -34,19 +45,29 @@ from marshal_py.protocol.world import Group, Partition, World
 OUTCOMES: Final = ("accepted", "rejected", "ignored")
 
 
-class TimelineRows:
-    """What a Timeline knows, and the tables that are wanted of it."""
+class Moment(NamedTuple):
+    """A record's offset and timestamp."""
 
-    def __init__(self, world: World, wanted: Collection[str], known: Open | None) -> None:
+    offset: int | None
+    time_ms: int | None
+
+
+STILL_OPEN: Final = Moment(None, None)  # the end of what has not ended
+
+
+class TimelineRows:
+    """What a Timeline knows, and the rows of the wanted tables. Each `_emit` method makes one row."""
+
+    def __init__(self, world: World, wanted: Collection[str], known: OpenState | None) -> None:
         for name in wanted:
             if name not in TABLES:
                 raise InvalidOption("tables", name, f"one of {', '.join(TABLES)}")
         self.world = world
-        self.open = open_in(world) if known is None else known
+        self.open = open_state_of(world) if known is None else known
         self._wanted = frozenset(wanted)
-        self._tells_records = "records" in self._wanted  # asked for every record
+        self._wants_records = "records" in self._wanted  # checked for every record
         self._rows: dict[str, list[Row]] = {name: [] for name in TABLES if name in self._wanted}
-        self._digested: set[str] = set()  # groups whose digest was told at the last checkpoint
+        self._digested: set[str] = set()  # groups that got a digest row at the last checkpoint
 
     def take(self) -> dict[str, list[Row]]:
         """The rows since the last call, by table, each in the order of the log."""
@@ -58,177 +79,162 @@ class TimelineRows:
         """How many rows wait for `take`."""
         return sum(map(len, self._rows.values()))
 
-    def _tell(self, row: Row) -> None:
-        rows = self._rows.get(_NAMES[type(row)])
+    def _emit(self, row: Row) -> None:
+        rows = self._rows.get(_TABLE_NAMES[type(row)])
         if rows is not None:
             rows.append(row)
 
-    def _checkpoint(self) -> None:
-        """G1: the world has just closed a block."""
+    def _emit_checkpoint(self) -> None:
+        """The world has just closed a block (G1): a digest row for each group that changed in it."""
         if "digests" in self._wanted:
             at, chain = self.world.next_offset, f"{self.world.chain:016x}"
             for name in sorted(self.open.touched):
                 group = self.world.groups.get(name)
                 if group is not None:
-                    self._tell(DigestRow(self.world.log, at, name, f"{group.digest():016x}", chain))
+                    self._emit(DigestRow(self.world.log, at, name, f"{group.digest():016x}", chain))
         self._digested = set(self.open.touched)
         self.open.touched.clear()
 
-    def _tell_record(self, track: GroupTrack, time_ms: int, verdict: Verdict) -> None:
+    def _emit_record(self, opened: OpenGroup, time_ms: int, verdict: Verdict) -> None:
         record, session, topic, partition, position = verdict.record, None, None, None, None
         client: str | None = None
         match record:
             case Join():
                 session, client = verdict.offset if not verdict.outcome else None, record.client_id
             case ClaimingPartition():
-                topic, partition, position = record.topic, record.partition, some_offset(record.start)
+                topic, partition, position = record.topic, record.partition, offset_or_none(record.start)
             case ReleasingPartition():
-                position = some_offset(record.position)
+                position = offset_or_none(record.position)
             case ClaimingMessages():
                 position = record.ranges[0].to if len(record.ranges) == 1 else None
             case Topology():
                 topic = record.topic
             case Note():
-                topic, partition = record.topic or None, some_offset(record.partition)
-                position = some_offset(record.from_)
+                topic, partition = record.topic or None, offset_or_none(record.partition)
+                position = offset_or_none(record.from_)
         if record is not None and client is None:
-            session = some_offset(getattr(record, "session", NONE))
-            client = track.client(session)
+            session = offset_or_none(getattr(record, "session", NONE))
+            client = opened.client(session)
         epoch = getattr(record, "epoch", None)
         if isinstance(record, ClaimingMessages) and len(record.ranges) == 1:
             epoch = record.ranges[0].epoch
-        if epoch is not None and epoch in track.claims:
-            topic, partition = track.claims[epoch].topic, track.claims[epoch].partition
-        kind = None if record is None else type(record).__name__
-        self._tell(
+        if epoch is not None and epoch in opened.claims:
+            topic, partition = opened.claims[epoch].topic, opened.claims[epoch].partition
+        self._emit(
             RecordRow(
-                self.world.log,
-                verdict.offset,
-                time_ms,
-                verdict.group,
-                kind,
-                session,
-                client,
-                topic,
-                partition,
-                position,
-                OUTCOMES[verdict.outcome],
-                verdict.reason,
+                log=self.world.log,
+                offset=verdict.offset,
+                time_ms=time_ms,
+                group=verdict.group,
+                type=None if record is None else type(record).__name__,
+                session=session,
+                client=client,
+                topic=topic,
+                partition=partition,
+                position=position,
+                verdict=OUTCOMES[verdict.outcome],
+                reason=verdict.reason,
             )
         )
 
-    def _tell_stay(
-        self,
-        name: str,
-        session: int,
-        stay: SessionSpan,
-        offset: int | None,
-        time_ms: int | None,
-        ended: str | None,
-        by: str,
+    def _emit_session(
+        self, name: str, session: int, span: SessionSpan, end: Moment, ended: str | None = None, by: str = ""
     ) -> None:
-        self._tell(
+        self._emit(
             SessionRow(
-                self.world.log,
-                name,
-                session,
-                stay.client,
-                stay.member,
-                MODE_NAMES[stay.mode],
-                stay.from_time_ms,
-                offset,
-                time_ms,
-                ended,
-                by,
-                stay.sign_time_ms,
+                log=self.world.log,
+                group=name,
+                session=session,
+                client=span.client,
+                member=span.member,
+                delivery=MODE_NAMES[span.mode],
+                from_time_ms=span.from_time_ms,
+                to_offset=end.offset,
+                to_time_ms=end.time_ms,
+                ended=ended,
+                by=by,
+                last_sign_time_ms=span.sign_time_ms,
             )
         )
 
-    def _tell_claim(
-        self, group: Group, epoch: int, claim: Claim, offset: int | None, time_ms: int | None, ended: str | None
-    ) -> None:
+    def _emit_interval(self, group: Group, epoch: int, claim: Claim, end: Moment, ended: str | None = None) -> None:
         part = group.partitions[TopicPartition(claim.topic, claim.partition)]
-        client = self.open.tracks[group.name].stays[claim.session].client
-        self._tell(
+        self._emit(
             IntervalRow(
-                self.world.log,
-                group.name,
-                claim.topic,
-                claim.partition,
-                client,
-                claim.session,
-                epoch,
-                claim.from_time_ms,
-                offset,
-                time_ms,
-                ended,
-                claim.after,
-                claim.from_position,
-                some_offset(part.position),
-                claim.generation,
-                part.in_flight,
+                log=self.world.log,
+                group=group.name,
+                topic=claim.topic,
+                partition=claim.partition,
+                client=self.open.groups[group.name].sessions[claim.session].client,
+                session=claim.session,
+                epoch=epoch,
+                from_time_ms=claim.from_time_ms,
+                to_offset=end.offset,
+                to_time_ms=end.time_ms,
+                ended=ended,
+                after=claim.after,
+                from_position=claim.from_position,
+                to_position=offset_or_none(part.position),
+                generation=claim.generation,
+                in_flight=part.in_flight,
             )
         )
 
-    def _tell_span(
+    def _emit_gap(
         self,
         name: str,
         topic: str,
         partition: int,
         span: FreeSpan,
-        offset: int | None,
-        time_ms: int | None,
-        session: int | None,
-        client: str | None,
-        by_now_ms: int,
+        end: Moment,
+        lived_ms: int,
+        next_session: int | None = None,
+        next_client: str | None = None,
     ) -> None:
-        """`by_now_ms`: for how long some member has lived at its end."""
-        lived_ms, take_over_ms = (
-            None if since is None else by_now_ms - since for since in (span.lived_ms, span.sign_lived_ms)
-        )
-        self._tell(
+        """`lived_ms`: the group's `Presence.lived_ms` at the end of the span."""
+        self._emit(
             GapRow(
-                self.world.log,
-                name,
-                topic,
-                partition,
-                span.from_offset,
-                span.from_time_ms,
-                offset,
-                time_ms,
-                span.cause,
-                span.client,
-                span.sign_time_ms,
-                session,
-                client,
-                span.members,
-                span.paused,
-                lived_ms,
-                take_over_ms,
+                log=self.world.log,
+                group=name,
+                topic=topic,
+                partition=partition,
+                from_offset=span.from_offset,
+                from_time_ms=span.from_time_ms,
+                to_offset=end.offset,
+                to_time_ms=end.time_ms,
+                cause=span.cause,
+                client=span.client,
+                last_sign_time_ms=span.sign_time_ms,
+                next_session=next_session,
+                next_client=next_client,
+                members=span.members,
+                paused=span.paused,
+                lived_ms=None if span.lived_ms is None else lived_ms - span.lived_ms,
+                take_over_ms=None if span.sign_lived_ms is None else lived_ms - span.sign_lived_ms,
             )
         )
 
-    def _tell_pause(self, name: str, pause: Pause, offset: int | None, time_ms: int | None, ended: str | None) -> None:
-        self._tell(
+    def _emit_pause(self, name: str, pause: Pause, end: Moment, ended: str | None = None) -> None:
+        self._emit(
             PauseRow(
-                self.world.log,
-                name,
-                pause.from_offset,
-                pause.from_time_ms,
-                offset,
-                time_ms,
-                pause.duration_ms,
-                pause.renewals,
-                pause.reason,
-                pause.by,
-                ended,
+                log=self.world.log,
+                group=name,
+                from_offset=pause.from_offset,
+                from_time_ms=pause.from_time_ms,
+                to_offset=end.offset,
+                to_time_ms=end.time_ms,
+                duration_ms=pause.duration_ms,
+                renewals=pause.renewals,
+                reason=pause.reason,
+                by=pause.by,
+                ended=ended,
             )
         )
 
-    def _tell_position(
+    def _emit_position(
         self,
         group: Group,
-        track: GroupTrack,
+        opened: OpenGroup,
         part: Partition,
         offset: int,
         time_ms: int,
@@ -236,25 +242,77 @@ class TimelineRows:
         session: int | None,
         epoch: int | None,
     ) -> None:
-        self._tell(
+        self._emit(
             PositionRow(
-                self.world.log,
-                offset,
-                time_ms,
-                group.name,
-                part.tp[0],
-                part.tp[1],
-                session,
-                track.client(session),
-                epoch,
-                some_offset(part.position),
-                part.generation,
-                part.lag,
-                part.in_flight,
-                part.attempts,
-                cause,
+                log=self.world.log,
+                offset=offset,
+                time_ms=time_ms,
+                group=group.name,
+                topic=part.tp.topic,
+                partition=part.tp.partition,
+                session=session,
+                client=opened.client(session),
+                epoch=epoch,
+                position=offset_or_none(part.position),
+                generation=part.generation,
+                lag=part.lag,
+                in_flight=part.in_flight,
+                attempts=part.attempts,
+                cause=cause,
+            )
+        )
+
+    def _emit_lost(
+        self,
+        name: str,
+        opened: OpenGroup,
+        tp: TopicPartition,
+        offset: int,
+        time_ms: int,
+        session: int | None,
+        from_position: int,
+        to_position: int,
+        cause: str,
+        generation: int,
+    ) -> None:
+        self._emit(
+            LostRow(
+                log=self.world.log,
+                offset=offset,
+                time_ms=time_ms,
+                group=name,
+                topic=tp.topic,
+                partition=tp.partition,
+                session=session,
+                client=opened.client(session),
+                from_position=from_position,
+                to_position=to_position,
+                cause=cause,
+                generation=generation,
+            )
+        )
+
+    def _emit_standing(self, name: str, opened: OpenGroup, part: Partition) -> None:
+        owner = offset_or_none(part.owner)
+        self._emit(
+            StandingRow(
+                log=self.world.log,
+                offset=self.world.next_offset,
+                time_ms=self.open.time_ms,
+                group=name,
+                topic=part.tp.topic,
+                partition=part.tp.partition,
+                session=owner,
+                client=opened.client(owner),
+                epoch=offset_or_none(part.epoch),
+                position=offset_or_none(part.position),
+                generation=part.generation,
+                lag=part.lag,
+                in_flight=part.in_flight,
+                attempts=part.attempts,
+                parked=part.parked or None,
             )
         )
 
 
-_NAMES: Final[dict[type[Row], str]] = {row: name for name, row in TABLES.items()}
+_TABLE_NAMES: Final[dict[type[Row], str]] = {row: name for name, row in TABLES.items()}

@@ -18,7 +18,7 @@ from pyspark.sql import functions
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 
 from marshal_py.errors import GroupOpaque, InvalidOption, LogGap, MissingSpark
-from marshal_py.history.open_state import Open
+from marshal_py.history.open_state import OpenState
 from marshal_py.history.timeline import Timeline
 from marshal_py.protocol import rationalizer, snapshot
 from marshal_py.protocol.identity import NONE
@@ -79,7 +79,7 @@ class _State(msgspec.Struct, array_like=True):
     chain: int
     digest: int
     values: list[bytes | None]  # from `at` on
-    known: Open
+    known: OpenState
     held: dict[int, tuple[int, bytes | None]]  # offset -> time, value; ahead of what is folded
 
 
@@ -90,7 +90,7 @@ _decode: Final = msgspec.msgpack.Decoder(_State).decode
 def read_state(blob: bytes | None) -> _State:
     """Raises InvalidOption for a state that another release wrote in another way."""
     if blob is None:
-        return _State(0, None, None, 0, 0, [], Open(), {})
+        return _State(0, None, None, 0, 0, [], OpenState(), {})
     if blob[0] != STATE_VERSION:
         raise InvalidOption(
             "checkpointLocation",

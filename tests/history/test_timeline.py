@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from marshal_py.errors import InvalidOption, LogGap
-from marshal_py.history.open_state import Open
+from marshal_py.history.open_state import OpenState
 from marshal_py.history.tables import TABLES, Row
 from marshal_py.history.timeline import Timeline
 from marshal_py.protocol import codec
@@ -183,7 +183,7 @@ def test_rows_do_not_depend_on_where_a_reader_paused(seed: int) -> None:
         if rng.random() < 0.1:
             for name, rows in timeline.take().items():
                 pieces[name] += rows
-            known = msgspec.msgpack.decode(msgspec.msgpack.encode(timeline.open), type=Open)
+            known = msgspec.msgpack.decode(msgspec.msgpack.encode(timeline.open), type=OpenState)
             timeline = Timeline(timeline.world, known=known)
     for name, rows in timeline.finish().items():
         pieces[name] += rows
