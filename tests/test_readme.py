@@ -1,4 +1,4 @@
-"""The README's and the examples' code really runs: the blocks are taken from the file, not copied here."""
+"""The code of the README, of pages under docs/ and of examples/ runs: blocks are taken from the files, not copied."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.producer import KafkaProducer
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
+README = (ROOT / "README.md").read_text()
+CONSUMER_PAGE = (ROOT / "docs" / "consumer.md").read_text()
+FENCING_PAGE = (ROOT / "docs" / "fencing.md").read_text()
+README_LINES_MAX = 150
 DEADLINE_S = 60
 
 
@@ -82,8 +86,19 @@ class Enough(Exception):
 
 
 def test_there_are_examples() -> None:
-    """A README without blocks would pass every other test here."""
-    assert len(BLOCKS) == 2
+    """Pages without blocks would pass every other test here."""
+    assert (len(PYTHON.findall(README)), len(PYTHON.findall(CONSUMER_PAGE))) == (1, 1)
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= README_LINES_MAX
+
+
+def test_the_index_lists_every_page() -> None:
+    """docs/README.md: a page that nobody finds might as well be missing."""
+    index = (ROOT / "docs" / "README.md").read_text()
+    listed = set(re.findall(r"\]\(([a-z-]+\.md)\)", index))
+    assert listed == {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
 
 
 def test_first_example_charges_every_order(broker: Broker) -> None:
@@ -97,7 +112,7 @@ def test_first_example_charges_every_order(broker: Broker) -> None:
         if len(charged) == 50:
             raise Enough
 
-    code = from_the_start(BLOCKS[0], broker)
+    code = from_the_start(PYTHON.findall(README)[0], broker)
     with pytest.raises(Enough):
         exec(compile(code, "README.md", "exec"), {"charge": charge})
     assert sorted(charged) == sorted(f"message {number}".encode() for number in range(50))
@@ -105,7 +120,7 @@ def test_first_example_charges_every_order(broker: Broker) -> None:
 
 def test_the_sql_is_that_of_the_tested_example() -> None:
     """tests/test_payments.py shows what it does."""
-    [block] = re.findall(r"```sql\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    [block] = re.findall(r"```sql\n(.*?)```", FENCING_PAGE, re.DOTALL)
     assert block.strip() == ADVANCE.strip()
 
 
@@ -119,9 +134,9 @@ def test_batch_example_stores_every_order_once(broker: Broker) -> None:
         if len(stored) >= 50:
             raise Enough
 
-    code = from_the_start(BLOCKS[1], broker)
+    code = from_the_start(PYTHON.findall(CONSUMER_PAGE)[0], broker)
     with pytest.raises(Enough):
-        exec(compile(code, "README.md", "exec"), {"store": store})
+        exec(compile(code, "docs/consumer.md", "exec"), {"store": store})
     assert sorted(stored) == sorted(f"message {number}".encode() for number in range(50))
 
 

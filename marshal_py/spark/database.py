@@ -11,7 +11,7 @@ Strategy: one transaction per batch, over one DB-API connection of the driver. I
 guard table, reads it, has the effect, moves the row and commits. Two writers of one partition wait for each other.
 Spark's own JDBC writer cannot do this: it commits once per task, over connections of its own.
 
-The guard table is that of the README ("Writing once"), so a Python service writes beside a query, with `begin` or with
+The guard table is that of docs/fencing.md, so a Python service writes beside a query, with `begin` or with
 its own SQL. Nothing here knows a database's dialect: UPDATE, INSERT, SELECT, and the module's `paramstyle`.
 """
 
