@@ -50,6 +50,15 @@ def from_the_start(block: str, broker: Broker) -> str:
     return code.replace('["orders"]', '["orders"], start="earliest"')
 
 
+def test_the_files_that_contributing_names_exist() -> None:
+    """CONTRIBUTING.md tells newcomers where a change goes; a renamed file must be renamed there too."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    named = set(re.findall(r"`((?:[a-z_]+/)*(?:[a-z_]+\.py|[a-z_]+/))`", page))
+    assert len(named) > 40
+    places = (ROOT, ROOT / "marshal_py")
+    assert {name for name in named if not any((place / name).exists() for place in places)} == set()
+
+
 def test_every_line_that_is_logged_is_in_the_docs() -> None:
     """docs/logging.md: each format with its level. Who adds a line adds a row."""
     page = (ROOT / "docs" / "logging.md").read_text()
