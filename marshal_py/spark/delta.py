@@ -21,84 +21,70 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_d
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from marshal_py.errors import InvalidOption, LedgerMoved
+from marshal_py.errors import InvalidOption
 from marshal_py.protocol.identity import Token, TopicPartition
-from marshal_py.spark import guards
-from marshal_py.spark.guards import Position, Span, TopicIds
+from marshal_py.spark import lakes
+from marshal_py.spark.guards import Position, Span
 from marshal_py.spark.parquet_files import spark_uri_of, write_files
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-COMMITS_MAX: Final = 100  # tries of one commit; each time some other writer got on
 _TIME_BYTES: Final = 7  # of an incarnation: its time and one byte of chance, as much as a version holds
 
 
-class DeltaEntry(guards.Entry):
+class DeltaEntry(lakes.LakeEntry):
     """A batch on its way into the table."""
+
+    CONFLICT = CommitFailedError
 
     def __init__(self, output: DeltaOutput, spans: Mapping[TopicPartition, Span]) -> None:
         self._output = output
         self._table = output.table()
-        super().__init__(output.uri, spans, {} if self._table is None else _known(self._table, spans))
-        self._rows: pa.Table | None = None
-        self._adds: list[AddAction | RemoveAction] = []
+        super().__init__(output.name, spans, {} if self._table is None else _known(self._table, spans))
+        self._files: list[AddAction | RemoveAction] = []
         self._schema: Schema | None = None
 
-    def append(self, rows: DataFrame | pa.Table) -> None:
-        """Rows of the batch: of Spark, written by its executors, or of pyarrow. Once per entry.
-
-        They must have the table's columns. A table that is not there is made with theirs. Raises InvalidOption.
-        """
-        if hasattr(rows, "sparkSession"):
-            self._append_files(rows)
-        else:
-            self._rows = rows
-
-    def _append_files(self, df: DataFrame) -> None:
-        table = self._there(lambda: df.limit(0).toArrow().schema)
+    def _append_files(self, rows: DataFrame) -> None:
+        table = self._ensure_table(lambda: rows.limit(0).toArrow().schema)
         self._schema = table.schema()
         expected = [field.name for field in self._schema.fields]
-        if set(df.columns) != set(expected):
-            raise InvalidOption("rows", df.columns, f"the columns of {self._output.uri}: {', '.join(expected)}")
+        if set(rows.columns) != set(expected):
+            raise InvalidOption("rows", rows.columns, f"the columns of {self._output.uri}: {', '.join(expected)}")
         now_ms = int(time.time() * 1000)
-        self._adds = [
+        self._files = [
             AddAction(file.path, file.size, file.values, now_ms, True, json.dumps({"numRecords": file.rows}))
-            for file in write_files(df.select(*expected), self._output.spark_uri, table.metadata().partition_columns)
+            for file in write_files(rows.select(*expected), self._output.spark_uri, table.metadata().partition_columns)
         ]
 
-    def _there(self, columns: Callable[[], pa.Schema | None]) -> DeltaTable:
-        """The table that this entry is checked against. Made if need be; somebody else may just have done so."""
+    def _ensure_table(self, columns: Callable[[], pa.Schema | None]) -> DeltaTable:
+        """Returns the table that this entry was checked against. Creates it if needed; another writer may just have."""
         if self._table is None:
             self._table = self._output.make(columns)
             self.recheck(_known(self._table, self.spans))
         return self._table
 
-    def commit(self) -> None:
-        """Adds the rows and moves the positions, in one commit. Raises WriteFenced, LedgerMoved."""
-        moves = _transactions(self.positions())
-        for left in reversed(range(COMMITS_MAX)):
-            table = self._there(lambda: None if self._rows is None else self._rows.schema)
-            # No tries of delta-rs's own: it would commit behind a writer whom this has not looked at.
-            properties = CommitProperties(max_commit_retries=0, app_transactions=moves)
-            try:
-                if self._rows is not None:
-                    write_deltalake(table, self._rows, mode="append", commit_properties=properties)
-                else:
-                    table.create_write_transaction(
-                        self._adds, "append", self._schema or table.schema(), commit_properties=properties
-                    )
-                return
-            except CommitFailedError as error:
-                if not left:
-                    raise LedgerMoved(self._output.uri) from error
-            self._table = self._output.table()
-            self.recheck(_known(self._there(lambda: None), self.spans))
+    def _prepare(self) -> None:
+        self._ensure_table(lambda: None if self._rows is None else self._rows.schema)
+
+    def _commit_once(self) -> None:
+        assert self._table is not None  # `_prepare` saw to that
+        # Without retries by delta-rs: they would commit after another writer whose commit nobody here has checked.
+        properties = CommitProperties(max_commit_retries=0, app_transactions=_transactions(self.positions()))
+        if self._rows is not None:
+            write_deltalake(self._table, self._rows, mode="append", commit_properties=properties)
+        else:
+            schema = self._schema or self._table.schema()
+            self._table.create_write_transaction(self._files, "append", schema, commit_properties=properties)
+
+    def _read_again(self) -> Mapping[TopicPartition, Position]:
+        self._table = self._output.table()
+        return _known(self._ensure_table(lambda: None), self.spans)
 
 
-class DeltaOutput:
-    """A Delta table that is written by batches of Marshal streams, and by whoever else writes it."""
+class DeltaOutput(lakes.LakeOutput):
+    """A Delta table. Batches of Marshal streams write to it; other writers may do so too."""
 
     def __init__(
         self,
@@ -113,7 +99,8 @@ class DeltaOutput:
         `spark_uri` is the same folder as Spark calls it, for the files; by default `uri` with s3:// as s3a://.
         `partition_by` is for a table that is not there yet.
         """
-        self.uri, self.partition_by = uri, partition_by
+        self.name = self.uri = uri
+        self.partition_by = partition_by
         self.spark_uri = spark_uri or spark_uri_of(uri)
         self._options = dict(storage_options or {})
 
@@ -146,16 +133,6 @@ class DeltaOutput:
     def begin(self, spans: Mapping[TopicPartition, Span]) -> DeltaEntry:
         """An entry for a batch that holds these spans. Raises WriteFenced."""
         return DeltaEntry(self, spans)
-
-    def sink(
-        self, change: Callable[[DataFrame], DataFrame] = lambda rows: rows, topics: TopicIds | None = None
-    ) -> Callable[[DataFrame, int], None]:
-        """A function for foreachBatch: what `change` makes of the new rows of a batch is added to the table.
-
-        Rows of partitions that a later owner has written meanwhile are left out and logged. With `topics`, a topic that
-        was deleted and made again begins anew; without, its first messages are taken for those that are there.
-        """
-        return guards.sink_of(self.uri, self, lambda rows, entry: entry.append(change(rows)), topics)
 
 
 def _known(table: DeltaTable, spans: Mapping[TopicPartition, Span]) -> dict[TopicPartition, Position]:

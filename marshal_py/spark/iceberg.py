@@ -17,65 +17,54 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table as IcebergTable
 from pyiceberg.table import TableProperties
 
-from marshal_py.errors import LedgerMoved
 from marshal_py.protocol.identity import Token, TopicPartition
-from marshal_py.spark import guards
-from marshal_py.spark.guards import Position, Span, TopicIds
+from marshal_py.spark import lakes
+from marshal_py.spark.guards import Position, Span
 from marshal_py.spark.parquet_files import spark_uri_of, write_files
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyiceberg.catalog import Catalog
     from pyspark.sql import DataFrame
 
-COMMITS_MAX: Final = 100  # tries of one commit; each time some other writer got on
 PREFIX: Final = "marshal."  # of the properties
 
 
-class IcebergEntry(guards.Entry):
+class IcebergEntry(lakes.LakeEntry):
     """A batch on its way into the table."""
+
+    CONFLICT = CommitFailedException
 
     def __init__(self, output: IcebergOutput, spans: Mapping[TopicPartition, Span]) -> None:
         self._output = output
         self._table = output.table()
         super().__init__(output.name, spans, _known(self._table, spans))
-        self._rows: pa.Table | None = None
         self._files: list[str] = []
 
-    def append(self, rows: DataFrame | pa.Table) -> None:
-        """Rows of the batch: of Spark, written by its executors, or of pyarrow. Once per entry."""
-        if not hasattr(rows, "sparkSession"):
-            self._rows = rows
-            return
+    def _append_files(self, rows: DataFrame) -> None:
         root = f"{self._table.location().rstrip('/')}/data"
         expected = [field.name for field in self._table.schema().fields]
         written = write_files(rows.select(*expected), self._output.spark_uri(root), ())
         self._files = [f"{root}/{file.path}" for file in written]
 
-    def commit(self) -> None:
-        """Adds the rows and moves the positions, in one commit. Raises WriteFenced, LedgerMoved."""
+    def _commit_once(self) -> None:
         moves = {f"{PREFIX}{tp}": f"{at.token} {at.to} {at.topic_id}" for tp, at in self.positions().items()}
-        for left in reversed(range(COMMITS_MAX)):
-            # No tries of pyiceberg's own: it would commit behind a writer whom this has not looked at. This is its copy
-            # of the table's properties; the table's stay.
-            self._table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
-            try:
-                with self._table.transaction() as transaction:
-                    transaction.set_properties(moves)
-                    if self._rows is not None:
-                        transaction.append(self._rows)
-                    else:
-                        transaction.add_files(self._files, check_duplicate_files=False)
-                return
-            except CommitFailedException as error:
-                if not left:
-                    raise LedgerMoved(self._output.name) from error
-            self._table = self._output.table()
-            self.recheck(_known(self._table, self.spans))
+        # Without retries by pyiceberg: they would commit after another writer whose commit nobody here has checked.
+        # This is pyiceberg's copy of the table's properties; the table keeps its own.
+        self._table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
+        with self._table.transaction() as transaction:
+            transaction.set_properties(moves)
+            if self._rows is not None:
+                transaction.append(self._rows)
+            else:
+                transaction.add_files(self._files, check_duplicate_files=False)
+
+    def _read_again(self) -> Mapping[TopicPartition, Position]:
+        self._table = self._output.table()
+        return _known(self._table, self.spans)
 
 
-class IcebergOutput:
-    """An Iceberg table that is written by batches of Marshal streams, and by whoever else writes it."""
+class IcebergOutput(lakes.LakeOutput):
+    """An Iceberg table. Batches of Marshal streams write to it; other writers may do so too."""
 
     def __init__(self, catalog: Catalog, name: str, *, spark_uri: Callable[[str], str] = spark_uri_of) -> None:
         """The table must be there. `spark_uri` makes of an address of the table's what Spark calls it."""
@@ -92,16 +81,6 @@ class IcebergOutput:
     def begin(self, spans: Mapping[TopicPartition, Span]) -> IcebergEntry:
         """An entry for a batch that holds these spans. Raises WriteFenced."""
         return IcebergEntry(self, spans)
-
-    def sink(
-        self, change: Callable[[DataFrame], DataFrame] = lambda rows: rows, topics: TopicIds | None = None
-    ) -> Callable[[DataFrame, int], None]:
-        """A function for foreachBatch: what `change` makes of the new rows of a batch is added to the table.
-
-        Rows of partitions that a later owner has written meanwhile are left out and logged. With `topics`, a topic that
-        was deleted and made again begins anew; without, its first messages are taken for those that are there.
-        """
-        return guards.sink_of(self.name, self, lambda rows, entry: entry.append(change(rows)), topics)
 
 
 def _known(table: IcebergTable, spans: Mapping[TopicPartition, Any]) -> dict[TopicPartition, Position]:

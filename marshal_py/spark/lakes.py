@@ -1,0 +1,98 @@
+"""What tables of a data lake have in common (Delta Lake, Iceberg): files first, then one optimistic commit.
+
+An entry collects the rows of a batch and commits them together with the positions. A commit fails if another writer's
+commit came in between. Then the entry reads the table again, checks that the other writer had nothing to do with the
+same partitions, and commits again with the same files. delta.py and iceberg.py say how a table is read and committed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from marshal_py.errors import LedgerMoved
+from marshal_py.protocol.identity import TopicPartition
+from marshal_py.spark import guards
+from marshal_py.spark.guards import Position, Span, TopicIds
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+COMMITS_MAX: Final = 100  # tries of one commit; each failure means that another writer succeeded
+
+
+class LakeEntry(guards.Entry):
+    """A batch on its way into a table of a data lake."""
+
+    CONFLICT: ClassVar[type[Exception]]  # what a commit raises that lost to another one
+
+    def __init__(
+        self, name: str, spans: Mapping[TopicPartition, Span], positions: Mapping[TopicPartition, Position]
+    ) -> None:
+        super().__init__(name, spans, positions)
+        self._rows: pa.Table | None = None
+
+    def append(self, rows: DataFrame | pa.Table) -> None:
+        """Adds the batch's rows: a DataFrame, which Spark's executors write, or a pyarrow table. Once per entry.
+
+        The rows must have the table's columns. A Delta table that does not exist is created with theirs. Raises
+        InvalidOption.
+        """
+        if hasattr(rows, "sparkSession"):
+            self._append_files(rows)
+        else:
+            self._rows = rows
+
+    def commit(self) -> None:
+        """Adds the rows and moves the positions, in one commit. Raises WriteFenced, LedgerMoved."""
+        for left in reversed(range(COMMITS_MAX)):
+            self._prepare()
+            try:
+                self._commit_once()
+                return
+            except self.CONFLICT as error:
+                if not left:
+                    raise LedgerMoved(self.name) from error
+            self.recheck(self._read_again())
+
+    @abstractmethod
+    def _append_files(self, rows: DataFrame) -> None:
+        """Has the executors write the files that `commit` names."""
+
+    def _prepare(self) -> None:
+        """Called before each attempt to commit."""
+        return
+
+    @abstractmethod
+    def _commit_once(self) -> None:
+        """Tries the commit once. Raises CONFLICT if another commit came first."""
+
+    @abstractmethod
+    def _read_again(self) -> Mapping[TopicPartition, Position]:
+        """Reads the table as it is now; returns what it knows of the entry's partitions."""
+
+
+class LakeOutput(ABC):
+    """A table of a data lake. Batches of Marshal streams write to it; other writers may do so too."""
+
+    name: str  # of the table, for errors and logs
+
+    @abstractmethod
+    def known(self, spans: Mapping[TopicPartition, Span]) -> Mapping[TopicPartition, Position]:
+        """How far the partitions of these spans are written, and by whom."""
+
+    @abstractmethod
+    def begin(self, spans: Mapping[TopicPartition, Span]) -> LakeEntry:
+        """Returns an entry for a batch that holds these spans. Raises WriteFenced."""
+
+    def sink(
+        self, change: Callable[[DataFrame], DataFrame] = lambda rows: rows, topics: TopicIds | None = None
+    ) -> Callable[[DataFrame, int], None]:
+        """Returns a function for foreachBatch that adds the new rows of each batch, as `change` returns them.
+
+        Rows of partitions that a later owner has written meanwhile are left out and logged. With `topics`, a topic that
+        was deleted and created again starts at offset 0; without, its first messages are taken for known ones.
+        """
+        return guards.sink_of(self.name, self, lambda rows, entry: entry.append(change(rows)), topics)
