@@ -25,8 +25,8 @@ from marshal_py.protocol.records import Genesis
 from marshal_py.protocol.routing import HASH_NAME, route
 from marshal_py.spark import columns, local_session, replay, replay_stream
 from marshal_py.spark.replay_starts import Beginning
+from marshal_py.spark.replay_streams import PROVIDER, ROCKSDB
 from marshal_py.spark.replays import folding
-from marshal_py.spark.streams import PROVIDER, ROCKSDB
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

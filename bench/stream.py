@@ -23,7 +23,7 @@ from marshal_py.client.observer import Observer
 from marshal_py.protocol.records import Heartbeat
 from marshal_py.spark.messages import spark_schema
 from marshal_py.spark.options import READ_TIMEOUT_S, kafka_options
-from marshal_py.spark.reading import RangePartition, read_ranges
+from marshal_py.spark.range_reader import RangePartition, read_ranges
 from marshal_py.spark.tasks import Piece
 from marshal_py.transport.kafka import KafkaTransport
 

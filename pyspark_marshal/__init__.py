@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceReader
     from pyspark.sql.types import StructType
 
-    from marshal_py.spark.source import StreamReader
+    from marshal_py.spark.stream_source import StreamReader
 
 
 class DefaultSource(DataSource):
@@ -34,7 +34,7 @@ class DefaultSource(DataSource):
         """`schema`: also one that the user has set, of which Spark tells nobody before. Raises InvalidOption."""
         from marshal_py.spark.messages import check_schema
         from marshal_py.spark.options import StreamOptions
-        from marshal_py.spark.source import StreamReader
+        from marshal_py.spark.stream_source import StreamReader
 
         options = StreamOptions.of(self.options)
         if schema is not None:

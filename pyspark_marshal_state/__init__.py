@@ -15,11 +15,11 @@ class DefaultSource(DataSource):
         return "marshal-state"
 
     def schema(self) -> StructType:
-        from marshal_py.spark import log
+        from marshal_py.spark import log_tables
 
-        return log.state_schema(self.options)
+        return log_tables.state_schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from marshal_py.spark import log
+        from marshal_py.spark import log_tables
 
-        return log.state_reader(self.options)
+        return log_tables.state_reader(self.options)

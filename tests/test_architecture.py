@@ -123,7 +123,7 @@ def is_judge(module: Module) -> bool:
 
 
 def may_touch_kafka(module: Module) -> bool:
-    return module.top == "transport" or module.path == f"{PACKAGE}/spark/reading.py"
+    return module.top == "transport" or module.path == f"{PACKAGE}/spark/range_reader.py"
 
 
 def broken_by(module: Module, target: ModuleName) -> Iterator[tuple[str, str]]:
@@ -133,7 +133,7 @@ def broken_by(module: Module, target: ModuleName) -> Iterator[tuple[str, str]]:
         if module.top in ("protocol", "errors") and target[0] in FORBIDDEN_IN_CORE:
             yield "core", f"imports {dotted}; the core gets it as an argument or does without"
         if target[0] == "confluent_kafka" and not may_touch_kafka(module):
-            yield "kafka", f"imports {dotted}; only transport/ and spark/reading.py use the Kafka client"
+            yield "kafka", f"imports {dotted}; only transport/ and spark/range_reader.py use the Kafka client"
         return
 
     if is_judge(module):
@@ -251,7 +251,7 @@ CLEAN = {
     "simulator/auditor_evidence.py": "",
     "simulator/clock.py": "",
     "simulator/cluster.py": "from marshal_py.protocol import codec\nfrom . import auditor\n",
-    "spark/reading.py": "from confluent_kafka import Consumer\n",
+    "spark/range_reader.py": "from confluent_kafka import Consumer\n",
     "cli/__init__.py": "from marshal_py.simulator import cluster\n",
 }
 
@@ -283,7 +283,7 @@ PLANTED = [
     ("order", "admin/plan.py", "def run():\n    from marshal_py.cli import main"),
     ("order", "admin/plan.py", "if TYPE_CHECKING:\n    from marshal_py.simulator.cluster import Cluster"),
     ("order", "simulator/run.py", "from importlib import import_module\nimport_module('marshal_py.spark.ranges')"),
-    ("order", "spark/source.py", "__import__('marshal_py.cli')"),
+    ("order", "spark/stream_source.py", "__import__('marshal_py.cli')"),
     # nothing inside imports a public module
     ("order", "cli/demo.py", "import marshal_py"),
     ("order", "cli/demo.py", "from marshal_py import connect"),
@@ -301,7 +301,7 @@ PLANTED = [
     ("place", "server/http.py", ""),
     # (c) who uses the Kafka client
     ("kafka", "client/loop.py", "import confluent_kafka"),
-    ("kafka", "spark/source.py", "from confluent_kafka import Consumer"),
+    ("kafka", "spark/stream_source.py", "from confluent_kafka import Consumer"),
     ("kafka", "cli/produce.py", "def run():\n    from confluent_kafka.admin import AdminClient"),
     ("kafka", "__init__.py", "import confluent_kafka as kafka"),
     ("kafka", "simulator/oracle.py", "import confluent_kafka"),

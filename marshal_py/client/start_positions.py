@@ -29,10 +29,11 @@ WORDS: Final = (COMMITTED, EARLIEST, LATEST)
 OFFSET: Final = "offset"
 TIME: Final = "time"
 
-RULE: Final = (
-    'committed, earliest, latest, an ISO-8601 time, ms since 1970 (12 digits or more), or JSON as {"topic": {"0": 23, '
+FIXED_RULE: Final = (  # for a text that must mean the same for every group
+    'earliest, latest, an ISO-8601 time, ms since 1970 (12 digits or more), or JSON as {"topic": {"0": 23, '
     '"1": -2, "2": "2025-01-31T12:00:00Z"}}: an offset, -1 for the end, -2 for the beginning, or a time'
 )
+RULE: Final = f"{COMMITTED}, {FIXED_RULE}"
 _ENDS: Final = {-1: LATEST, -2: EARLIEST}
 _MS: Final = re.compile(r"\d{12,15}")  # from 1973 on: whoever means an offset has fewer digits, as a rule
 
@@ -59,10 +60,10 @@ def time_ms(text: str) -> int:
     return max(0, round(when.timestamp() * 1000))
 
 
-def parse(text: object, option: str = "start") -> Start:
-    """`option`: under which the text was given. Raises InvalidOption."""
+def parse(text: object, option: str = "start", rule: str = RULE) -> Start:
+    """`option`: under which the text was given. `rule`: for the error text. Raises InvalidOption."""
     if not isinstance(text, str):
-        raise InvalidOption(option, text, RULE)
+        raise InvalidOption(option, text, rule)
     try:
         if not text.lstrip().startswith("{"):
             return Start(_point(text), {})
@@ -72,7 +73,7 @@ def parse(text: object, option: str = "start") -> Start:
             for number, value in partitions.items()
         }
     except (ValueError, TypeError, AttributeError) as error:
-        raise InvalidOption(option, text, RULE) from error
+        raise InvalidOption(option, text, rule) from error
     if not named or min(tp.partition for tp in named) < 0:
         raise InvalidOption(option, text, "it has to name partitions, by their numbers from 0 on")
     return Start(None, named)
@@ -126,7 +127,7 @@ def resolve(
 
 def parse_fixed(text: object, option: str) -> Start:
     """A text that means the same for every group. Raises InvalidOption."""
-    chosen = parse(text, option)
+    chosen = parse(text, option, FIXED_RULE)
     if chosen.rest is not None and chosen.rest.kind == COMMITTED:
         raise InvalidOption(option, text, "committed offsets are those of a group: name a time, offsets or an end")
     return chosen

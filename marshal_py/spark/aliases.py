@@ -1,6 +1,7 @@
-"""What Spark's own source `format("kafka")` and Java's client call things: taken in our words, or refused with them.
+"""Options of Spark's own source `format("kafka")` and of Java's client: translated into ours, or refused with advice.
 
-Names count in any case: Spark hands them over in lower case. Values stay texts; whoever reads them checks them.
+Upper and lower case do not matter in names: Spark passes them in lower case. Values stay texts; options.py and
+backfills.py check them.
 """
 
 from __future__ import annotations
@@ -21,21 +22,22 @@ _PAIR: Final = re.compile(r"""(\w+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s;]+))""")
 
 
 class Alias(NamedTuple):
-    """`convert`: its value in ours; raises ValueError with the rule."""
+    """`name`: ours, "" if there is nothing to set. `convert` turns the value into ours, or raises ValueError with the
+    rule."""
 
     name: str
     convert: Callable[[str], str] = str
 
 
 def _seconds(text: str) -> str:
-    """Spark's durations; without a unit they are ms."""
+    """A duration as Spark writes it, in seconds. Without a unit it is in ms."""
     found = _TIME.fullmatch(text.strip().lower())
     if found is None or (found[2] or "ms") not in _UNITS_MS:
         raise ValueError(f"a number with one of {', '.join(_UNITS_MS)}")
     return f"{int(found[1]) * _UNITS_MS[found[2] or 'ms'] / 1000:g}"
 
 
-def _moment(ms: object) -> str:
+def _iso_time(ms: object) -> str:
     if isinstance(ms, bool) or not isinstance(ms, int | str):
         raise ValueError("ms since 1970")
     try:
@@ -44,11 +46,11 @@ def _moment(ms: object) -> str:
         raise ValueError("ms since 1970") from error
 
 
-def _moments(text: str) -> str:
+def _iso_times(text: str) -> str:
     try:
         return json.dumps(
             {
-                topic: {number: _moment(ms) for number, ms in partitions.items()}
+                topic: {number: _iso_time(ms) for number, ms in partitions.items()}
                 for topic, partitions in json.loads(text).items()
             }
         )
@@ -57,7 +59,7 @@ def _moments(text: str) -> str:
 
 
 def _offsets(text: str) -> str:
-    """Spark takes its two words in any case."""
+    """Spark accepts its two words in upper and lower case."""
     return text.lower() if text.lower() in ("earliest", "latest") else text
 
 
@@ -76,14 +78,13 @@ def _only(value: str, reason: str) -> Callable[[str], str]:
     return convert
 
 
-# Ours with the empty name is what this source does anyway.
 ALIASES: Final[Mapping[str, Alias]] = {
     "kafka.bootstrap.servers": Alias("bootstrap.servers"),
     "subscribe": Alias("topics"),
     "subscribePattern": Alias("topics_pattern"),
     "startingOffsets": Alias("start", _offsets),
-    "startingTimestamp": Alias("start", _moment),
-    "startingOffsetsByTimestamp": Alias("start", _moments),
+    "startingTimestamp": Alias("start", _iso_time),
+    "startingOffsetsByTimestamp": Alias("start", _iso_times),
     "startingOffsetsByTimestampStrategy": Alias(
         "", _only("latest", "where no message is as new, partitions begin at their end")
     ),
@@ -97,96 +98,115 @@ ALIASES: Final[Mapping[str, Alias]] = {
         "",
         _only(
             "false",
-            "what retention deleted before it was read is passed, and noted as lost "
-            "in the log (docs/spark.md, table lost), where an alarm belongs",
+            "messages that retention deleted before they were read are skipped, and noted as lost in the log "
+            "(docs/spark.md, table lost): put an alarm on that",
         ),
     ),
 }
 
-# A batch read holds no claims: it has an end, and nobody to note a loss for.
-BOUNDED: Final[Mapping[str, Alias]] = {
+# For a batch read, which has an end. It has no group for which a loss could be noted in the log, so it fails instead.
+BATCH_READ_ALIASES: Final[Mapping[str, Alias]] = {
     "endingOffsets": Alias("until", _offsets),
-    "endingTimestamp": Alias("until", _moment),
-    "endingOffsetsByTimestamp": Alias("until", _moments),
-    "failOnDataLoss": Alias("", _only("true", "a batch read fails where a range was deleted: begin it later")),
+    "endingTimestamp": Alias("until", _iso_time),
+    "endingOffsetsByTimestamp": Alias("until", _iso_times),
+    "failOnDataLoss": Alias("", _only("true", "a batch read fails where messages were deleted: start it later")),
 }
 
-_ENDLESS: Final = "a stream has no end: trigger(availableNow=True) ends with what is there when it starts"
+_ENDLESS: Final = "a stream has no end; with trigger(availableNow=True) a query reads what is there when it starts"
 REFUSED: Final[Mapping[str, str]] = {
-    "assign": "members claim partitions: name topics, and bound what this query takes by max_claims",
+    "assign": "members claim partitions: name topics, and limit how many this query claims by max_claims",
     "endingOffsets": _ENDLESS,
     "endingTimestamp": _ENDLESS,
     "endingOffsetsByTimestamp": _ENDLESS,
-    "kafka.group.id": "say group: its members share the partitions, and Kafka's own tools know it by the same name",
-    "groupIdPrefix": "say group: one name for all runs, under which the position stands",
-    "maxRecordsPerPartition": "bound the batch by max_rows_per_batch, and its tasks by min_partitions",
-    "fetchOffset.numRetries": "the cluster is asked again for connect_timeout_s when the query starts, and at each "
-    "trigger later",
+    "kafka.group.id": "use the option group: its members share the partitions, and Kafka's own tools show it under the "
+    "same name",
+    "groupIdPrefix": "use the option group: one name for all runs, under which the position is kept",
+    "maxRecordsPerPartition": "limit the batch by max_rows_per_batch; min_partitions asks for more, smaller tasks",
+    "fetchOffset.numRetries": "when the query starts, the cluster is asked for as long as connect_timeout_s allows; "
+    "later, at each trigger",
     "fetchOffset.retryIntervalMs": "the cluster is asked again at each trigger",
 }
 
-_PEM: Final = "librdkafka reads PEM: say kafka.ssl.ca.location"
+# In a batch read, where the advice for a stream would name options that a batch read refuses.
+_NO_GROUP: Final = "a batch read has no group: leave it out; a stream has the option group instead"
+_RETRIES: Final = "the cluster is asked for as long as connect_timeout_s allows"
+REFUSED_IN_BATCH_READS: Final[Mapping[str, str]] = {
+    "assign": 'name the topics in topics, and the partitions in start or until, as {"orders": {"0": -2}}',
+    "kafka.group.id": _NO_GROUP,
+    "groupIdPrefix": _NO_GROUP,
+    "maxRecordsPerPartition": "a batch read takes everything between start and until; min_partitions asks for more, "
+    "smaller tasks",
+    "fetchOffset.numRetries": _RETRIES,
+    "fetchOffset.retryIntervalMs": _RETRIES,
+}
+
+_PEM: Final = "librdkafka reads PEM: use kafka.ssl.ca.location"
 JAVA: Final[Mapping[str, str]] = {
     "key.deserializer": "keys are bytes: cast the column key",
     "value.deserializer": "values are bytes: cast the column value, or use from_json, from_avro",
-    "max.poll.records": "say max_rows_per_batch",
+    "max.poll.records": "use max_rows_per_batch",
     "interceptor.classes": "librdkafka has no interceptors",
     "ssl.truststore.location": _PEM,
     "ssl.truststore.password": _PEM,
     "ssl.truststore.type": _PEM,
-    "ssl.truststore.certificates": "say kafka.ssl.ca.pem",
+    "ssl.truststore.certificates": "use kafka.ssl.ca.pem",
     "ssl.keystore.type": "librdkafka reads PKCS#12 (kafka.ssl.keystore.location) or PEM "
     "(kafka.ssl.certificate.location, kafka.ssl.key.location)",
 }
 
 _ALIASES: Final = {name.lower(): (name, alias) for name, alias in ALIASES.items()}
-_BOUNDED: Final = {name.lower(): (name, alias) for name, alias in BOUNDED.items()}
+_BATCH_READ_ALIASES: Final = {name.lower(): (name, alias) for name, alias in BATCH_READ_ALIASES.items()}
 _REFUSED: Final = {name.lower(): (name, rule) for name, rule in REFUSED.items()}
+_REFUSED_IN_BATCH_READS: Final = {name.lower(): (name, rule) for name, rule in REFUSED_IN_BATCH_READS.items()}
 
 
 class Translated(NamedTuple):
-    """`said`: the name under which each option was given, as people write it."""
+    """`options`: values by our names. `given_names`: the name that the user gave, by our name, for error texts."""
 
     options: dict[str, str]
-    said: dict[str, str]
+    given_names: dict[str, str]
 
 
-def translated(options: Mapping[str, str], *, bounded: bool = False) -> Translated:
-    """The options under our names, in lower case. Raises InvalidOption: refused, or one thing said twice.
+def translate(options: Mapping[str, str], *, batch_read: bool = False) -> Translated:
+    """Returns the options under our names, in lower case. `batch_read`: they are not those of a stream.
 
-    `bounded`: of a batch read, not of a stream.
+    Raises InvalidOption for an option that has no equivalent here, and where two names give one option two values.
     """
-    known = _ALIASES | _BOUNDED if bounded else _ALIASES
+    known, refused = _ALIASES, _REFUSED
+    if batch_read:
+        known, refused = known | _BATCH_READ_ALIASES, refused | _REFUSED_IN_BATCH_READS
     ours: dict[str, str] = {}
-    said: dict[str, str] = {}
+    given_names: dict[str, str] = {}
     for given, value in options.items():
         name = given.lower()
-        if name in _REFUSED and name not in known:
-            raise InvalidOption(_REFUSED[name][0], value, _REFUSED[name][1])
+        if name in refused and name not in known:
+            raise InvalidOption(refused[name][0], value, refused[name][1])
         shown, alias = known.get(name, (name, Alias(name)))
         try:
             text = alias.convert(value)
         except ValueError as error:
             raise InvalidOption(shown, value, str(error)) from error
         if alias.name in ours and ours[alias.name] != text:
-            raise InvalidOption(shown, value, f"{said[alias.name]} says the same, and is given too: keep one of them")
+            other = given_names[alias.name]
+            raise InvalidOption(shown, value, f"{other} says the same, and is given too: keep one of them")
         if alias.name:
-            ours[alias.name], said[alias.name] = text, shown
-    return Translated(ours, said)
+            ours[alias.name], given_names[alias.name] = text, shown
+    return Translated(ours, given_names)
 
 
 def from_java(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a client, those of Java's alone in librdkafka's words. Raises InvalidOption where it has none.
+    """Returns a client's settings with those that only Java's client knows translated for librdkafka.
 
-    A `sasl.jaas.config` with a password becomes `sasl.username` and `sasl.password`.
+    A `sasl.jaas.config` with a password becomes `sasl.username` and `sasl.password`. Raises InvalidOption for a setting
+    that librdkafka has no equivalent for.
     """
     for name, rule in JAVA.items():
         if name in settings:
             raise InvalidOption(f"kafka.{name}", settings[name], rule)
-    left = dict(settings)
-    jaas = left.pop("sasl.jaas.config", None)
+    others = dict(settings)
+    jaas = others.pop("sasl.jaas.config", None)
     if jaas is None:
-        return left
+        return others
     found = _JAAS.fullmatch(jaas)
     pairs = {name: "".join(texts) for name, *texts in _PAIR.findall(found[1])} if found else {}
     if not {"username", "password"} <= pairs.keys():
@@ -195,4 +215,4 @@ def from_java(settings: Mapping[str, Any]) -> dict[str, Any]:
             "has settings of its own for Kerberos and OAuth (kafka.sasl.kerberos.*, kafka.sasl.oauthbearer.*)"
         )
         raise InvalidOption("kafka.sasl.jaas.config", "(hidden)", rule)
-    return {"sasl.username": pairs["username"], "sasl.password": pairs["password"], **left}
+    return {"sasl.username": pairs["username"], "sasl.password": pairs["password"], **others}

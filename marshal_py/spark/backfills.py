@@ -1,28 +1,28 @@
 """`spark.read.format("marshal")`: messages between two points, as a batch. No group, no claims, no position.
 
-For what has to be read again while the group goes on: a table that is made anew, a day that was counted wrong. The
-driver looks the points up whenever Spark plans a job, and the tasks read explicit ranges (reading.py).
+It is for reading something again while the group continues: to rebuild a table, or a day that was counted wrong. The
+driver looks up the offsets of the two points each time Spark plans a job; tasks read explicit ranges (range_reader.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from marshal_py.client import start_positions
 from marshal_py.client.marshal import CONNECT_TIMEOUT_S
-from marshal_py.client.options import check_topics
 from marshal_py.errors import InvalidOption, TopicMissing
 from marshal_py.protocol.identity import TopicPartition
-from marshal_py.spark.aliases import translated
+from marshal_py.spark.aliases import translate
 from marshal_py.spark.messages import COLUMNS, columns_of
 from marshal_py.spark.options import OPTIONS as STREAM_OPTIONS
-from marshal_py.spark.options import READ_TIMEOUT_S, check_names, kafka_options, min_partitions, number
-from marshal_py.spark.reading import RangePartition, read_ranges
-from marshal_py.spark.tasks import Piece, tasks_of
+from marshal_py.spark.options import ReadOptions, check_names, number, topics_of
+from marshal_py.spark.range_reader import partitions_of, read_ranges
+from marshal_py.spark.tasks import Piece
 from marshal_py.transport.kafka import KafkaTransport
 
 if TYPE_CHECKING:
@@ -48,28 +48,24 @@ _GROUP: Final = (
 
 
 @dataclass(frozen=True)
-class BackfillOptions:
-    """`start` and `until` have the form of a consumer's `start`: a word, a time, or offsets by partition."""
+class BackfillOptions(ReadOptions):
+    """`start` and `until` are written as a consumer's `start`: earliest, latest, a time, or offsets by partition."""
 
     topics: tuple[str, ...]
     start: str
     until: str
-    columns: tuple[str, ...]
-    min_partitions: int | None
-    read_timeout_s: float
     connect_timeout_s: float
-    kafka: Mapping[str, Any]
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> BackfillOptions:
         """`given`: under our names or those of Spark's own Kafka source. Raises InvalidOption, InvalidName."""
-        options, said = translated(given, bounded=True)
+        options, given_names = translate(given, batch_read=True)
         if "group" in options:
             raise InvalidOption("group", options["group"], _GROUP)
         try:
             check_names(options, OPTIONS)
         except InvalidOption as error:
-            name = said.get(error.option, error.option)
+            name = given_names.get(error.option, error.option)
             if error.option in STREAM_OPTIONS:
                 raise InvalidOption(
                     "group", None, f"a stream needs it; without group this is a batch read, which has no option {name}"
@@ -82,39 +78,28 @@ class BackfillOptions:
         if "token" in columns and "columns" in given:
             raise InvalidOption("columns", options["columns"], "a batch read has no claims: its rows have no token")
         start, until = options.get("start", start_positions.EARLIEST), options.get("until", start_positions.LATEST)
-        topics = check_topics([topic.strip() for topic in options["topics"].split(",") if topic.strip()])
+        topics = topics_of(options["topics"])
         for name, text in (("start", start), ("until", until)):
             start_positions.parse_fixed(text, name)
         return cls(
             topics=topics,
             start=start,
             until=until,
-            columns=tuple(n for n in columns if n != "token"),
-            min_partitions=min_partitions(options),
-            read_timeout_s=number(options, "read_timeout_s", READ_TIMEOUT_S, 1.0),
             connect_timeout_s=number(options, "connect_timeout_s", CONNECT_TIMEOUT_S, 1.0),
-            kafka=kafka_options(options),
+            **vars(ReadOptions.parse(options, tuple(name for name in columns if name != "token"))),
         )
 
 
 class BackfillReader(DataSourceReader):
-    """Asks the cluster when Spark plans a job, and not before."""
+    """Plans and reads the messages. It asks the cluster only when Spark plans a job."""
 
     def __init__(self, options: BackfillOptions) -> None:
         self.options = options
 
     def partitions(self) -> Sequence[InputPartition]:
         """Raises TopicMissing, InvalidOption, PositionOutOfRange, ClusterUnreachable, AccessDenied."""
-        options = self.options
-        admin = KafkaTransport(options.kafka, options.connect_timeout_s).admin()
-        try:
-            pieces = self._pieces(admin)
-        finally:
-            admin.close()
-        return [
-            RangePartition(task, options.kafka, options.read_timeout_s, once=False, columns=options.columns)
-            for task in tasks_of(pieces, options.min_partitions)
-        ]
+        with closing(KafkaTransport(self.options.kafka, self.options.connect_timeout_s).admin()) as admin:
+            return partitions_of(self._pieces(admin), self.options, once=False)
 
     def _pieces(self, admin: ClusterAdmin) -> list[Piece]:
         options = self.options
@@ -134,7 +119,7 @@ class BackfillReader(DataSourceReader):
         return [Piece(*tp, begins[tp], max(begins[tp], ends[tp]), "") for tp in tps]
 
     def _partitions(self, admin: ClusterAdmin) -> list[TopicPartition]:
-        """Those that `start` or `until` name by their numbers; else all of the topics."""
+        """The partitions that `start` or `until` names; all of the topics if neither names any."""
         options = self.options
         counts: dict[str, int] = {}
         for topic in options.topics:
@@ -142,15 +127,14 @@ class BackfillReader(DataSourceReader):
             if count is None:
                 raise TopicMissing(topic)
             counts[topic] = count
-        everything = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
+        all_partitions = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
         for name, text in (("start", options.start), ("until", options.until)):
             named = start_positions.parse(text, name).named
-            if unknown := sorted(named.keys() - set(everything)):
+            if unknown := sorted(named.keys() - set(all_partitions)):
                 raise InvalidOption(name, text, f"{unknown[0]} is no partition of {', '.join(options.topics)}")
             if named:
                 return sorted(named)
-        return everything
+        return all_partitions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Spark makes one partition without value of an empty list.
-        return read_ranges(partition) if isinstance(partition, RangePartition) else iter(())
+        return read_ranges(partition)

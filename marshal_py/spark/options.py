@@ -1,4 +1,8 @@
-"""The options of the sources for Kafka: texts as Spark hands them over, checked and made into values."""
+"""Options of the sources that read Kafka: texts, as Spark passes them, checked and turned into values.
+
+`ReadOptions` are the ones that every such source has; `StreamOptions` are those of the stream (backfills.py and
+ranges.py have their own). Nothing here connects to a cluster.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,18 @@ from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.client.options import COORDINATION_TOPIC, ConsumerOptions, check_pattern, check_topics
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.identity import check_id
-from marshal_py.spark.aliases import from_java, translated
+from marshal_py.spark.aliases import from_java, translate
 from marshal_py.spark.messages import columns_of
 from marshal_py.transport import settings
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS
 
-MAX_ROWS: Final = 1_000_000  # a batch of a few seconds: in at-least-once mode a crash makes it twice
+MAX_ROWS: Final = 1_000_000  # a batch of a few seconds; in at-least-once mode a crash repeats it
 MAX_DELAY_S: Final = 900.0  # as in Spark's own source
 READ_TIMEOUT_S: Final = 60.0  # without progress; a broker that restarts is back within seconds
 
 _TEXTS: Final = ("delivery", "policy", "member", "start", "start_fallback", "new_topics")
 _NUMBERS: Final = ("heartbeat_interval_s", "handler_timeout_s")
-_COUNTS: Final = ("max_claims", "capacity")
+_WHOLE_NUMBERS: Final = ("max_claims", "capacity")
 _FLAGS: Final = ("fast_reclaim", "join_live_kafka_group", "mirror_offsets")
 _OWN: Final = (
     "group",
@@ -40,47 +44,65 @@ _OWN: Final = (
     "coordination_partitions",
     "connect_timeout_s",
 )
-OPTIONS: Final = (*_OWN, *_TEXTS, *_NUMBERS, *_COUNTS, *_FLAGS)
+OPTIONS: Final = (*_OWN, *_TEXTS, *_NUMBERS, *_WHOLE_NUMBERS, *_FLAGS)
 
-
+# What follows "it must be given".
 _INSTEAD: Final = {
-    "group": ": the members of a group share its topics, and the position stands under its name",
+    "group": ": the members of a group share its topics, and the position is kept under its name",
     "topics": ", or Spark's name for it, subscribe; or a topics_pattern",
     "bootstrap.servers": ", or Spark's name for it, kafka.bootstrap.servers",
 }
 
 
 @dataclass(frozen=True)
-class StreamOptions:
-    """The options of a stream, checked: `group`, `topics` (comma-separated), `bootstrap.servers`, `kafka.*`, ..."""
+class ReadOptions:
+    """What the tasks need to read messages, whichever source plans them."""
+
+    columns: tuple[str, ...]
+    min_partitions: int | None  # tasks of a batch, at least; None: as many as its ranges need
+    read_timeout_s: float  # without progress
+    kafka: Mapping[str, Any]  # librdkafka's settings
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], columns: tuple[str, ...] | None = None) -> ReadOptions:
+        """Takes its own options out of a source's. `columns`: if the option `columns` does not tell. Raises
+        InvalidOption."""
+        return ReadOptions(
+            columns=columns_of(options.get("columns")) if columns is None else columns,
+            min_partitions=count(options, "min_partitions", 0) if "min_partitions" in options else None,
+            read_timeout_s=number(options, "read_timeout_s", READ_TIMEOUT_S, 1.0),
+            kafka=kafka_options(options),
+        )
+
+
+@dataclass(frozen=True)
+class StreamOptions(ReadOptions):
+    """The options of `spark.readStream.format("marshal")`, checked."""
 
     group: str
-    topics: tuple[str, ...]  # none where there is a pattern
+    topics: tuple[str, ...]  # empty if there is a pattern
     topics_pattern: str | None
     client_id: str | None
-    columns: tuple[str, ...]
     rows_max: int
-    rows_min: int  # fewer wait for others to come, but no longer than:
+    rows_min: int  # a smaller batch waits for more rows, at most this long:
     delay_s: float
-    min_partitions: int | None  # tasks of a batch, at least
-    read_timeout_s: float
     connect_timeout_s: float
     coordination_topic: str
     coordination_partitions: int
-    kafka: Mapping[str, Any]
-    consumer: Mapping[str, Any]  # of ConsumerOptions
+    consumer: Mapping[str, Any]  # arguments of ConsumerOptions
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> StreamOptions:
         """`given`: under our names or those of Spark's own Kafka source. Raises InvalidOption, InvalidName."""
-        options, said = translated(given)
+        options, given_names = translate(given)
         check_names(options, OPTIONS)
         try:
             return cls._of(options)
         except InvalidOption as error:
-            if error.option == said.get(error.option, error.option):
+            name = given_names.get(error.option, error.option)
+            if error.option == name:
                 raise
-            raise InvalidOption(said[error.option], error.value, error.rule) from error
+            raise InvalidOption(name, error.value, error.rule) from error
 
     @classmethod
     def _of(cls, options: Mapping[str, str]) -> StreamOptions:
@@ -93,37 +115,34 @@ class StreamOptions:
         consumer: dict[str, Any] = {} if pattern is None else {"new_topics": "earliest"}
         consumer |= {name: options[name] for name in _TEXTS if name in options}
         consumer |= {name: number(options, name, 0, 0) for name in _NUMBERS if name in options}
-        consumer |= {name: _count(options, name, 0) for name in _COUNTS if name in options}
+        consumer |= {name: count(options, name, 0) for name in _WHOLE_NUMBERS if name in options}
         consumer |= {name: flag(options, name) for name in _FLAGS if name in options}
         start = ConsumerOptions(**consumer).start
         if pattern is None:
-            topics = check_topics([topic.strip() for topic in options["topics"].split(",") if topic.strip()])
+            topics = topics_of(options["topics"])
             start_positions.check_topics(start, topics)
         else:
             topics = ()
             check_pattern(pattern)
-        rows_min, rows_max = (_count(options, "min_rows_per_batch", 1), _count(options, "max_rows_per_batch", MAX_ROWS))
+        rows_min, rows_max = (count(options, "min_rows_per_batch", 1), count(options, "max_rows_per_batch", MAX_ROWS))
         if rows_min > rows_max:
             raise InvalidOption("min_rows_per_batch", rows_min, f"at most max_rows_per_batch, {rows_max}")
         if "max_batch_delay_s" in options and "min_rows_per_batch" not in options:
-            rule = "it bounds how long a batch waits for min_rows_per_batch: give that too, or leave it out"
+            rule = "it limits how long a batch waits for min_rows_per_batch: give that too, or leave it out"
             raise InvalidOption("max_batch_delay_s", options["max_batch_delay_s"], rule)
         return cls(
             group=check_id("group", options["group"]),
             topics=topics,
             topics_pattern=pattern,
             client_id=options.get("client_id"),
-            columns=columns_of(options.get("columns")),
             rows_max=rows_max,
             rows_min=rows_min,
             delay_s=number(options, "max_batch_delay_s", MAX_DELAY_S, 0.0),
-            min_partitions=min_partitions(options),
-            read_timeout_s=number(options, "read_timeout_s", READ_TIMEOUT_S, 1.0),
             connect_timeout_s=number(options, "connect_timeout_s", CONNECT_TIMEOUT_S, 1.0),
             coordination_topic=options.get("coordination_topic", COORDINATION_TOPIC),
-            coordination_partitions=_count(options, "coordination_partitions", COORDINATION_PARTITIONS),
-            kafka=kafka_options(options),
+            coordination_partitions=count(options, "coordination_partitions", COORDINATION_PARTITIONS),
             consumer=consumer,
+            **vars(ReadOptions.parse(options)),
         )
 
     @property
@@ -131,45 +150,54 @@ class StreamOptions:
         return self.consumer.get("delivery") == "at_most_once"
 
 
-def _count(options: Mapping[str, str], name: str, default: int) -> int:
+def topics_of(text: str) -> tuple[str, ...]:
+    """The option `topics`: names with commas between them. Raises InvalidOption, InvalidName."""
+    return check_topics([topic.strip() for topic in text.split(",") if topic.strip()])
+
+
+def count(options: Mapping[str, str], name: str, default: int) -> int:
+    """The option as a whole number from 1 on. Raises InvalidOption."""
     text = options.get(name, str(default))
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise InvalidOption(name, text, "a whole number from 1 on")
     return int(text)
 
 
-def min_partitions(options: Mapping[str, str]) -> int | None:
-    """How many tasks a batch has at least; None: as many as its ranges need. Raises InvalidOption."""
-    return _count(options, "min_partitions", 0) if "min_partitions" in options else None
-
-
 def kafka_options(options: Mapping[str, str]) -> settings.Settings:
-    """librdkafka's settings among the options of a source: `bootstrap.servers` and everything behind `kafka.`."""
-    given: settings.Settings = {key[6:]: value for key, value in options.items() if key.startswith("kafka.")}
+    """librdkafka's settings among the options of a source: `bootstrap.servers`, and those that begin with `kafka.`.
+
+    Raises InvalidOption.
+    """
+    given: settings.Settings = {
+        key.removeprefix("kafka."): value for key, value in options.items() if key.startswith("kafka.")
+    }
     servers = options.get("bootstrap.servers", given.get("bootstrap.servers", ""))
     return settings.from_user({**from_java(given), "bootstrap.servers": servers})
 
 
 def as_options(given: Mapping[str, Any]) -> dict[str, str]:
-    """The reverse of `kafka_options`: options are texts. Raises InvalidOption for callbacks and other objects."""
+    """librdkafka's settings as options of a source: the reverse of `kafka_options`.
+
+    Raises InvalidOption for callbacks and other objects: options are texts.
+    """
     options: dict[str, str] = {}
     for key, value in given.items():
         if not isinstance(value, str | int | float):
-            raise InvalidOption(key, value, "executors take settings that are texts or numbers; callbacks stay behind")
+            raise InvalidOption(key, value, "executors only get settings that are texts or numbers, not callbacks")
         text = str(value).lower() if isinstance(value, bool) else str(value)
         options["bootstrap.servers" if key == "bootstrap.servers" else f"kafka.{key}"] = text
     return options
 
 
 def check_names(options: Mapping[str, str], known: Sequence[str]) -> None:
-    """Raises InvalidOption for an option that nobody reads: it is a slip of the pen, or meant for another source."""
+    """Raises InvalidOption for an unknown option: it is misspelt, or meant for another source."""
     for name in options:
         if name not in known and not name.startswith("kafka."):
             raise InvalidOption(name, options[name], f"kafka.* or one of {', '.join(sorted(known))}")
 
 
 def number(options: Mapping[str, str], name: str, default: float, least: float) -> float:
-    """The option as a number. Raises InvalidOption."""
+    """The option as a number from `least` on. Raises InvalidOption."""
     try:
         value = float(options.get(name, default))
     except ValueError:
@@ -180,7 +208,7 @@ def number(options: Mapping[str, str], name: str, default: float, least: float) 
 
 
 def flag(options: Mapping[str, str], name: str, default: bool = False) -> bool:
-    """The option as a yes or no. Raises InvalidOption."""
+    """The option as true or false. Raises InvalidOption."""
     value = options.get(name, "true" if default else "false").lower()
     if value not in ("true", "false"):
         raise InvalidOption(name, options.get(name), "true or false")

@@ -1,7 +1,8 @@
-"""`format("marshal-ranges")`: explicit offset ranges as a batch source. Options in, tasks out; reading.py reads.
+"""`spark.read.format("marshal-ranges")`: explicit offset ranges of Kafka as a batch source, without claims.
 
-It takes `ranges` (the JSON that `ranges_json` writes), `bootstrap.servers`, `kafka.*` (any librdkafka setting of a
-consumer), `columns`, `min_partitions`, `read_timeout_s` and `once` (true: a task that is tried again refuses).
+It turns options into tasks; range_reader.py reads them. Options are `ranges` (the JSON that `ranges_json` writes),
+`bootstrap.servers`, `kafka.*` (any librdkafka setting of a consumer), `columns`, `min_partitions`, `read_timeout_s`
+and `once` (true: a task that Spark tries again fails).
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from marshal_py.errors import InvalidOption
-from marshal_py.spark.messages import columns_of
-from marshal_py.spark.options import READ_TIMEOUT_S, check_names, flag, kafka_options, min_partitions, number
-from marshal_py.spark.reading import RangePartition, read_ranges
-from marshal_py.spark.tasks import Piece, tasks_of
+from marshal_py.spark.options import ReadOptions, check_names, flag
+from marshal_py.spark.range_reader import partitions_of, read_ranges
+from marshal_py.spark.tasks import Piece
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,23 +49,17 @@ def _pieces(text: str | None) -> list[Piece]:
 
 
 class RangesReader(DataSourceReader):
-    """Makes no client before a task reads."""
+    """Plans and reads the ranges. Only tasks connect to Kafka."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
+        """Raises InvalidOption."""
         check_names(options, OPTIONS)
         self._pieces = _pieces(options.get("ranges"))
-        self._kafka = kafka_options(options)
-        self._columns = columns_of(options.get("columns"))
-        self._tasks_min = min_partitions(options)
-        self._timeout_s = number(options, "read_timeout_s", READ_TIMEOUT_S, 1.0)
+        self._options = ReadOptions.parse(options)
         self._once = flag(options, "once")
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [
-            RangePartition(task, self._kafka, self._timeout_s, self._once, self._columns)
-            for task in tasks_of(self._pieces, self._tasks_min)
-        ]
+        return partitions_of(self._pieces, self._options, once=self._once)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Spark makes one partition without value of an empty list.
-        return read_ranges(partition) if isinstance(partition, RangePartition) else iter(())
+        return read_ranges(partition)

@@ -19,7 +19,7 @@ from marshal_py.history.timeline import Timeline
 from marshal_py.protocol.codec import GENESIS, SNAPSHOT
 from marshal_py.protocol.records import Genesis
 from marshal_py.spark import columns
-from marshal_py.spark.log import LOOK_EVERY, ROWS_HELD_MAX
+from marshal_py.spark.log_tables import LOOK_EVERY, ROWS_HELD_MAX
 from marshal_py.spark.replay_starts import Beginning, Placed, beginning, root_among
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from marshal_py.spark import local_session
-from tests.spark.place import Place
+from tests.spark.kafka_topic import Place
 from tests.support.kafka import Cluster, TopicFactory
 
 if TYPE_CHECKING:

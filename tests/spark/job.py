@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
-from tests.spark.place import Place
+from tests.spark.kafka_topic import Place
 from tests.support.client_fixtures import until
 from tests.support.journal import Tail
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 from marshal_py.errors import InvalidOption
-from marshal_py.spark.aliases import ALIASES, JAVA, REFUSED
-from marshal_py.spark.options import StreamOptions, kafka_options
+from marshal_py.spark.aliases import ALIASES, BATCH_READ_ALIASES, JAVA, REFUSED, REFUSED_IN_BATCH_READS
+from marshal_py.spark.backfills import OPTIONS as BATCH_OPTIONS
+from marshal_py.spark.options import OPTIONS, StreamOptions, kafka_options
 from pyspark_marshal import DefaultSource
 
 OLD = {
@@ -139,7 +141,7 @@ def test_a_pattern_stands_for_topics() -> None:
 
 
 def test_without_a_group_it_is_said_what_a_group_is() -> None:
-    with pytest.raises(InvalidOption, match=r"group.*the position stands under its name"):
+    with pytest.raises(InvalidOption, match=r"group.*the position is kept under its name"):
         StreamOptions.of({"subscribe": "t", "kafka.bootstrap.servers": "a:1"})
 
 
@@ -172,6 +174,14 @@ def test_another_login_is_refused_and_not_shown(jaas: str) -> None:
     with pytest.raises(InvalidOption, match="PlainLoginModule") as raised:
         kafka_options({"kafka.sasl.jaas.config": jaas, "bootstrap.servers": "a:1"})
     assert jaas not in str(raised.value)
+
+
+def test_advice_names_options_that_are_not_refused_there() -> None:
+    """A batch read must not be told to use an option that it refuses."""
+    assert REFUSED_IN_BATCH_READS.keys() | BATCH_READ_ALIASES.keys() >= REFUSED.keys()
+    stream_only = set(OPTIONS) - set(BATCH_OPTIONS) - {"group"}
+    for rule in REFUSED_IN_BATCH_READS.values():
+        assert not stream_only & set(re.findall(r"\w+", rule)), rule
 
 
 def test_every_alias_leads_to_an_option() -> None:

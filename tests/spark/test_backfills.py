@@ -17,7 +17,7 @@ from marshal_py.errors import InvalidOption, PositionOutOfRange, TopicMissing
 from marshal_py.spark.backfills import BackfillOptions
 from marshal_py.spark.messages import arrow_schema
 from pyspark_marshal import DefaultSource
-from tests.spark.place import Place
+from tests.spark.kafka_topic import Place
 
 MakePlace = Callable[[int], Place]
 DAY_MS = 86_400_000
@@ -117,12 +117,23 @@ def test_what_a_partition_does_not_hold_is_refused(place: MakePlace) -> None:
         ({"columns": "token"}, "no claims"),
         ({"topics": ""}, "topics"),
         ({"failOnDataLoss": "false"}, "failOnDataLoss"),
-        ({"assign": "{}"}, "assign"),
+        ({"assign": "{}"}, "assign.*in start or until"),
+        ({"maxRecordsPerPartition": "5"}, "maxRecordsPerPartition.*between start and until"),
+        ({"kafka.group.id": "g"}, r"kafka\.group\.id.*has no group: leave it out"),
     ],
 )
 def test_a_bad_option_of_a_batch_read_is_named(options: dict[str, str], what: str) -> None:
     with pytest.raises(InvalidOption, match=what):
         BackfillOptions.of({**BASIS, **options})
+
+
+@pytest.mark.parametrize("name", ["start", "until"])
+def test_a_bad_bound_is_not_told_to_be_committed(name: str) -> None:
+    """`committed` is refused in a batch read, so the rule does not offer it."""
+    with pytest.raises(InvalidOption) as refused:
+        BackfillOptions.of({**BASIS, name: "soon"})
+    assert refused.value.option == name
+    assert refused.value.rule.startswith("earliest, latest")
 
 
 def test_the_group_tells_a_stream_from_a_batch_read() -> None:

@@ -14,7 +14,7 @@ from marshal_py.errors import BatchNotCommitted, ClaimLost, InvalidOption, Posit
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.spark import claimed_batches
 from marshal_py.transport.memory import MemoryBroker
-from tests.spark.place import Place
+from tests.spark.kafka_topic import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

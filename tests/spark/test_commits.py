@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from marshal_py.spark import QueryListener, commits
-from tests.spark.place import Place
-from tests.spark.test_source import Query
+from tests.spark.kafka_topic import Place
+from tests.spark.test_stream_source import Query
 from tests.support.client_fixtures import until
 
 MakePlace = Callable[[int], Place]

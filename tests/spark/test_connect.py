@@ -15,7 +15,7 @@ import pytest
 import marshal_py.spark
 from marshal_py.errors import MissingSpark
 from marshal_py.simulator.run import simulate
-from tests.spark.place import Place
+from tests.spark.kafka_topic import Place
 from tests.support.connect_job import SMALL
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ import pytest
 from marshal_py import errors
 from marshal_py.spark import Ledger
 from marshal_py.spark.aliases import ALIASES, JAVA, REFUSED
-from marshal_py.spark.log import STATE_TABLES
+from marshal_py.spark.log_tables import STATE_TABLES
 from marshal_py.spark.options import OPTIONS
+from marshal_py.spark.replay_streams import PROVIDER
 from marshal_py.spark.reports import QUESTIONS
-from marshal_py.spark.streams import PROVIDER
-from tests.spark.place import Place
+from tests.spark.kafka_topic import Place
 from tests.support.kafka import Cluster, TopicFactory
 
 if TYPE_CHECKING:

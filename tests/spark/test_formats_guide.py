@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
 from marshal_py.spark import Ledger
-from tests.spark.place import Place
+from tests.spark.kafka_topic import Place
 from tests.spark.test_docs import here_and_now
 from tests.support.kafka import Cluster, TopicFactory
 

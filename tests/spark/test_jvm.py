@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from tests.spark.place import Place
+    from tests.spark.kafka_topic import Place
 
 PLAIN = {"bootstrap.servers": "a:1", "client.id": "x", "fetch.wait.max.ms": 5}
 

@@ -18,7 +18,7 @@ import pytest
 from marshal_py.protocol.advisory import UNCOMMITTED
 from marshal_py.protocol.records import Note
 from tests.spark.job import DEADLINE_S, ROOT, Job, Rows
-from tests.spark.place import INTERVAL_S, Place
+from tests.spark.kafka_topic import INTERVAL_S, Place
 from tests.support.client_fixtures import until
 
 MakePlace = Callable[[int], Place]

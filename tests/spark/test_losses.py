@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from marshal_py.protocol.advisory import UNCOMMITTED
 from marshal_py.protocol.records import Note
-from tests.spark.place import Place
-from tests.spark.test_source import Query
+from tests.spark.kafka_topic import Place
+from tests.spark.test_stream_source import Query
 from tests.support.client_fixtures import BackgroundConsumer, until
 
 MakePlace = Callable[[int], Place]

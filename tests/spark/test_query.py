@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 import marshal_py
 from marshal_py.spark import QueryListener, prometheus_gauges
 from marshal_py.spark.listener import Progress
-from tests.spark.place import Place
+from tests.spark.kafka_topic import Place
 from tests.support.client_fixtures import until
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from marshal_py.spark import Ledger, TopicIds
-from tests.spark.place import Place
+from tests.spark.kafka_topic import Place
 from tests.spark.targets import pairs
 from tests.spark.test_docs import here_and_now
 from tests.support.kafka import Cluster, TopicFactory

@@ -16,11 +16,11 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 import marshal_py
 from marshal_py.errors import ClusterUnreachable, InvalidName, InvalidOption, MarshalError
 from marshal_py.protocol.records import ClaimingMessages
-from marshal_py.spark import source
+from marshal_py.spark import stream_source
 from marshal_py.spark.options import StreamOptions
-from marshal_py.spark.source import QueryMember, StreamReader
+from marshal_py.spark.stream_source import QueryMember, StreamReader
 from pyspark_marshal import DefaultSource
-from tests.spark.place import Place
+from tests.spark.kafka_topic import Place
 from tests.support.client_fixtures import BackgroundConsumer, places, until
 
 MakePlace = Callable[[int], Place]
@@ -541,7 +541,7 @@ def test_topics_that_match_a_pattern_are_found_while_the_query_runs(
     """From their beginning, also where the group began at the end: nobody could name them before. In between nothing
     is lost or doubled.
     """
-    monkeypatch.setattr(source, "TOPICS_LOOK_S", 0.0)
+    monkeypatch.setattr(stream_source, "TOPICS_LOOK_S", 0.0)
     here = place(1)
     here.fill(3)
     query = Query(here, topics_pattern=f"{here.topic}(-new)?", start="latest")

@@ -16,7 +16,7 @@ import atexit
 import gc
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
@@ -28,11 +28,13 @@ from pyspark.sql.datasource import InputPartition
 
 from marshal_py.errors import ClusterUnreachable, PartitionError, RangeLost, RangeReadTwice
 from marshal_py.spark.messages import COLUMNS, Run, as_arrow
+from marshal_py.spark.tasks import tasks_of
 from marshal_py.transport import settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from marshal_py.spark.options import ReadOptions
     from marshal_py.spark.tasks import Piece
 
 BATCH_ROWS: Final = 10_000  # of one Arrow batch; from 1,000 to 50,000 it makes no difference
@@ -80,11 +82,21 @@ class RangePartition(InputPartition):
         self.kafka, self.timeout_s, self.once, self.columns = dict(kafka), timeout_s, once, tuple(columns)
 
 
-def read_ranges(task: RangePartition) -> Iterator[pa.RecordBatch]:
-    """The messages of a task's ranges, those of a partition in their order.
+def partitions_of(pieces: Iterable[Piece], options: ReadOptions, *, once: bool) -> list[RangePartition]:
+    """The tasks that read these pieces. `once`: a second attempt of a task fails."""
+    return [
+        RangePartition(task, options.kafka, options.read_timeout_s, once, options.columns)
+        for task in tasks_of(pieces, options.min_partitions)
+    ]
+
+
+def read_ranges(task: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Yields the messages of a task's ranges; those of one partition come in order.
 
     Raises RangeLost, RangeReadTwice, PartitionError, ClusterUnreachable.
     """
+    if not isinstance(task, RangePartition):
+        return  # where a source plans no partitions, Spark makes up one that has no value
     pieces: tuple[Piece, ...] = task.value
     context = TaskContext.get()
     if task.once and context is not None and context.attemptNumber():

@@ -14,14 +14,14 @@ from pyspark import TaskContext, cloudpickle
 from marshal_py.client.ranges import ClaimedRange
 from marshal_py.errors import ClusterUnreachable, InvalidOption, RangeLost, RangeReadTwice
 from marshal_py.protocol.identity import Token
-from marshal_py.spark import messages, reading
+from marshal_py.spark import messages, range_reader
 from marshal_py.spark.messages import arrow_schema, columns_of
 from marshal_py.spark.options import as_options, kafka_options
+from marshal_py.spark.range_reader import RangePartition
 from marshal_py.spark.ranges import RangesReader, ranges_json
-from marshal_py.spark.reading import RangePartition
 from marshal_py.spark.tasks import Piece, pieces_of
 from marshal_py.transport import settings
-from tests.spark.place import Place
+from tests.spark.kafka_topic import Place
 
 MakePlace = Callable[[int], Place]
 SERVERS = {"bootstrap.servers": "127.0.0.1:1"}
@@ -182,7 +182,7 @@ def test_the_next_task_of_a_worker_has_its_client(place: MakePlace, monkeypatch:
             assert own["offset"].to_pylist() == list(range(start, to))
         assert len(made) == 1
     finally:
-        reading._close_idle()
+        range_reader._close_idle()
 
 
 def test_an_empty_range_makes_no_task() -> None:
@@ -239,5 +239,5 @@ def test_settings_travel_as_options() -> None:
     }
     back = {key: str(value).lower() for key, value in given.items()} | {"security.protocol": "SSL"}
     assert kafka_options(options) == back
-    with pytest.raises(InvalidOption, match="callbacks stay behind"):
+    with pytest.raises(InvalidOption, match="not callbacks"):
         as_options({"oauth_cb": print})

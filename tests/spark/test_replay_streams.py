@@ -15,8 +15,8 @@ import pytest
 from marshal_py.errors import GroupOpaque, InvalidOption, LogGap
 from marshal_py.history.tables import TABLES
 from marshal_py.spark import columns, replay_stream, streams
-from marshal_py.spark.streams import PROVIDER, ROCKSDB, fold_more, read_state, write_state
-from tests.spark.test_log import dump, live
+from marshal_py.spark.replay_streams import PROVIDER, ROCKSDB, fold_more, read_state, write_state
+from tests.spark.test_log_tables import dump, live
 from tests.spark.test_replay import bag
 from tests.support import wire
 from tests.support.differential_log import genesis

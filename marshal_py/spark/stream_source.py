@@ -37,8 +37,8 @@ from marshal_py.errors import BatchOverdue, ClusterUnreachable, InvalidOption
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.spark.commits import CommitSocket
 from marshal_py.spark.options import StreamOptions
-from marshal_py.spark.reading import RangePartition, read_ranges
-from marshal_py.spark.tasks import pieces_of, tasks_of
+from marshal_py.spark.range_reader import partitions_of, read_ranges
+from marshal_py.spark.tasks import pieces_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -271,15 +271,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if key_of(start) == key_of(end):
             return []
         _check_ours(end, start)
-        options = self.options
         pieces = pieces_of(taken.range for taken in self._alive().take(start, end))
-        return [
-            RangePartition(task, options.kafka, options.read_timeout_s, options.at_most_once, options.columns)
-            for task in tasks_of(pieces, options.min_partitions)
-        ]
+        return partitions_of(pieces, self.options, once=self.options.at_most_once)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, RangePartition)
         return read_ranges(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
