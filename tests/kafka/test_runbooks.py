@@ -221,7 +221,7 @@ def test_the_operations_guide(context: Scene) -> None:
     context.follow(sections.pop("Changing how a group delivers"))
     wait_until(lambda: worker.error is not None, DEADLINE_S, "its consumer ends")
     assert isinstance(worker.error, ModeMismatch)
-    context.follow(sections.pop("A topic that was deleted and made anew"))
+    context.follow(sections.pop("A topic that was deleted and created again"))
     context.stop()
     context.follow(sections.pop("Deleting a group"))
     assert context.front("me").positions() == {}
