@@ -23,11 +23,11 @@ from marshal_py.cli.state import NOBODY
 from marshal_py.client.observer import Observer
 from marshal_py.errors import AccessDenied, ClusterError, MarshalError, TopicMissing
 from marshal_py.protocol.world import Group
-from marshal_py.transport.connection_errors import UNNAMED, principal_of
+from marshal_py.transport.connection_errors import UNKNOWN_PRINCIPAL, principal_of
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.kafka_admin import KafkaAdmin
-from marshal_py.transport.ports import CAPABILITIES, TopicInfo
-from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS, FOREVER, SAFE_BROKERS, growth
+from marshal_py.transport.ports import ALL_CAPABILITIES, TopicInfo
+from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS, KEEP_FOREVER, SAFE_BROKERS, grow_command
 
 EXAMPLE: Final = frame.example("marshal doctor --bootstrap-servers localhost:9092")
 SETTINGS_OF_CLUSTERS: Final = ("replication factor", "min.insync.replicas", "unclean.leader.election.enable")
@@ -202,7 +202,7 @@ class Visit:
 
     def _rights(self, admin: KafkaAdmin, principal: str, address: str) -> Iterator[Check]:
         absent = set()
-        who = "this client" if principal == UNNAMED else principal
+        who = "this client" if principal == UNKNOWN_PRINCIPAL else principal
 
         def allowed(kind: str, name: str) -> frozenset[str]:
             try:
@@ -242,7 +242,7 @@ def _infos(admin: KafkaAdmin, groups: list[Group]) -> dict[str, TopicInfo | None
 def _brokers(transport: KafkaTransport, brokers: dict[int, str]) -> Iterator[Check]:
     names = ", ".join(f"{address} (id {number})" for number, address in sorted(brokers.items()))
     if transport.embedded:
-        lacking = ", ".join(sorted(CAPABILITIES - transport.admin().capabilities))
+        lacking = ", ".join(sorted(ALL_CAPABILITIES - transport.admin().capabilities))
         yield Check(
             "broker",
             "warn",
@@ -264,7 +264,7 @@ def _partitions(transport: KafkaTransport, admin: KafkaAdmin, topic: str, count:
             "coordination topic",
             "warn",
             f"{says}, and nothing in it yet; {wanted} are usual",
-            growth(topic, wanted, str(transport.given["bootstrap.servers"])),
+            grow_command(topic, wanted, str(transport.given["bootstrap.servers"])),
         )
     if count == 1:
         return Check(
@@ -282,7 +282,7 @@ def _settings(admin: KafkaAdmin, topic: str, brokers: int) -> Iterator[Check]:
         return
     wrong = {error.setting: error for error in admin.wrong_settings(topic)}
     values = admin.settings(topic)
-    for name in (*FOREVER, *(SETTINGS_OF_CLUSTERS if brokers >= SAFE_BROKERS else ())):
+    for name in (*KEEP_FOREVER, *(SETTINGS_OF_CLUSTERS if brokers >= SAFE_BROKERS else ())):
         error = wrong.get(name)
         if error is not None:
             yield Check(name, "fail", f"{error.value}, it must be {error.wanted}", error.command)

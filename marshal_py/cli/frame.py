@@ -20,7 +20,7 @@ from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.client.observer import Observer
 from marshal_py.client.options import COORDINATION_TOPIC, check_topics
 from marshal_py.errors import InvalidName, MarshalError
-from marshal_py.transport.dump import memory_door
+from marshal_py.transport.dump import memory_transport
 from marshal_py.transport.kafka import KafkaTransport
 
 P = ParamSpec("P")
@@ -149,7 +149,7 @@ def look(servers: str | None, config: Path | None, topic: str, dump: Path | None
     """An observer of the cluster's coordination topic, or of a dump, which names its topic itself."""
     if dump is None:
         return Observer(open_transport(servers, config), topic)
-    header, transport = memory_door(dump)
+    header, transport = memory_transport(dump)
     return Observer(transport, header.topic)
 
 

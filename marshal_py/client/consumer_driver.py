@@ -169,9 +169,9 @@ class ConsumerDriver:
         for refused in self.source.out_of_range():
             self.unplaced[refused.tp] = refused
             self.submit("the bounds of partitions", self._place)
-        for tp, reason, _, for_good in self.source.broken():
+        for tp, reason, _, permanent in self.source.broken():
             nothing_left = self.member.refusals.give_up(tp, reason, now)
-            if for_good and nothing_left:  # the user must know
+            if permanent and nothing_left:  # the user must know
                 self.troubles.append(PartitionError(tp.topic, tp.partition, reason))
 
     def _look_at_user(self, now: Instant) -> None:
@@ -407,7 +407,7 @@ class ConsumerDriver:
                 self._tell_topic("topic_found", topic, "")
             changed = self.member.topics.learn(topic, info.partitions, info.topic_id)
         if changed:
-            self.source.learn([topic])
+            self.source.learn_leaders([topic])
             self.loop.kick(self)
 
     def _tell_topic(self, kind: str, topic: str, text: str) -> None:

@@ -98,7 +98,7 @@ def connect(
             transport: KafkaTransport | MemoryTransport = servers_or_config
         else:
             transport = KafkaTransport(servers_or_config, timeout_s, callbacks.submit)
-            transport.watch(statistics_interval_ms)
+            transport.collect_statistics(statistics_interval_ms)
         return Marshal(transport, given, coordination_topic, coordination_partitions, timeout_s, policy, callbacks)
     except BaseException:
         callbacks.close(0.0)
@@ -192,7 +192,7 @@ class Marshal:
         number = route(group, self.root.partitions)
         world = loop.open_world(number, None if number == 0 else self.root, deadline)
         source = self.transport.source(group, self.client_id, chosen.settings, chosen.prefetch_bytes)
-        source.learn(names)
+        source.learn_leaders(names)
         with loop.lock:
             later = start_positions.new_topics(world.groups.get(group), names)
             member = Member(world, group, chosen.member_options(self.client_id, names, VERSION), secrets.token_bytes)

@@ -77,8 +77,8 @@ class UnfetchedSource:
         self._inner = fetching
         self.ends: dict[TopicPartition, int] = {}
 
-    def learn(self, topics: Iterable[str]) -> None:
-        self._inner.learn(topics)
+    def learn_leaders(self, topics: Iterable[str]) -> None:
+        self._inner.learn_leaders(topics)
 
     def end_offset(self, tp: TopicPartition) -> int:
         return self.ends.get(tp, -1)

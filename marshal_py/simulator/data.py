@@ -107,9 +107,9 @@ class DataClient:
         del self._asked[tp]
         offsets = environment.broker.fetch(tp, asked.position, BATCH)
         if offsets:
-            self.reader.fetched(tp, self.assignments.came(tp, offsets[-1] + 1), offsets)
+            self.reader.fetched(tp, self.assignments.received(tp, offsets[-1] + 1), offsets)
         else:
-            self.assignments.quiet(environment.now_ms)
+            self.assignments.drained(environment.now_ms)
             self.poll(tp)
 
     def _refused(self, asked: Asked) -> None:

@@ -25,7 +25,7 @@ from marshal_py.simulator.run import moves_between
 from marshal_py.simulator.story import ending_in
 from marshal_py.simulator.sweep import NOBODY, Moment, records_of
 from marshal_py.simulator.verify import Difference, Report, verify
-from marshal_py.transport.dump import Reader, memory_door
+from marshal_py.transport.dump import Reader, memory_transport
 from marshal_py.transport.ports import LogRecord
 
 # Which section of PROTOCOL.md says what becomes of a record, by its type; and which rule an invariant rests on.
@@ -108,7 +108,7 @@ class Audit(Struct, kw_only=True):
 
 def audit(path: Path) -> Audit:
     """Judges a dump. Raises DumpDamaged, DumpUnusable, CoordinationError where its root cannot be read."""
-    header, transport = memory_door(path)
+    header, transport = memory_transport(path)
     with Reader(path) as reader:
         records = list(reader)
     with Observer(transport, header.topic) as observer:

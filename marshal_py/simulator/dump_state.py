@@ -19,7 +19,7 @@ from marshal_py.protocol import codec
 from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.records import AT_LEAST_ONCE, Genesis
 from marshal_py.protocol.world import Group, Partition, World
-from marshal_py.transport.dump import Header, memory_door
+from marshal_py.transport.dump import Header, memory_transport
 from marshal_py.transport.ports import CoordinationLog
 
 READ_S: Final = 30.0  # a dump in memory answers at once
@@ -71,7 +71,7 @@ def read(file: str, group: str = "") -> DumpState:
 
     Raises DumpDamaged; DumpUnusable if nothing can go on from there.
     """
-    header, transport = memory_door(Path(file))
+    header, transport = memory_transport(Path(file))
     log = transport.log(header.topic, "heritage", writes=False)
     try:
         root = _root(log, file, header)

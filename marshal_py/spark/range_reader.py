@@ -132,7 +132,7 @@ def _client(configuration: settings.Settings) -> Consumer:
         if before == configuration:
             return consumer
         consumer.close()
-    return settings.made(Consumer, configuration)
+    return settings.create_client(Consumer, configuration)
 
 
 @atexit.register

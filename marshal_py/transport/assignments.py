@@ -20,7 +20,7 @@ from marshal_py.transport.ports import Broken, OutOfRange
 RETRY_MS: Final = 100  # after the first failure of a fetch; doubled with each further one
 RETRY_MS_MAX: Final = 5_000
 FAILURES_MAX: Final = 10  # one after the other, about 26 s: a leader's election and a broker's restart are over by then
-QUIET_MS: Final = 10_000  # fetched for so long without another failure: the next one is the first
+FORGET_FAILURES_MS: Final = 10_000  # fetched for so long without another failure: the next one is the first
 
 
 class State(IntEnum):
@@ -32,15 +32,15 @@ class State(IntEnum):
 class Assignment:
     """One assignment of one partition. `reached`: the next offset to come, as far as messages have come."""
 
-    __slots__ = ("failures", "heard", "held", "paused", "reached", "round", "state", "tried_ms")
+    __slots__ = ("failures", "has_received", "paused", "paused_in_client", "reached", "round", "state", "tried_ms")
 
     def __init__(self, round_: int, position: int) -> None:
         self.round = round_
         self.reached = position
         self.state = State.FETCHING
         self.paused = False  # the caller wants it
-        self.held = False  # the client was told so
-        self.heard = False  # messages have come
+        self.paused_in_client = False  # the client was told so
+        self.has_received = False  # messages have come
         self.failures = 0  # since messages came, or it was quiet
         self.tried_ms = 0  # while WAITING: when it is tried again; afterwards: when that was
 
@@ -101,10 +101,10 @@ class Assignments:
         wanted = self._wanted.get(tp)
         return wanted is not None and wanted.state is not State.STOPPED
 
-    def came_to(self, tp: TopicPartition) -> int:
+    def received_up_to(self, tp: TopicPartition) -> int:
         """The offset after the last message that has come of the present assignment, -1 if none has."""
         wanted = self._wanted.get(tp)
-        return wanted.reached if wanted is not None and wanted.heard else -1
+        return wanted.reached if wanted is not None and wanted.has_received else -1
 
     def current(self, tp: TopicPartition, round_: int) -> bool:
         """Whether an answer of this round is about the present assignment."""
@@ -166,8 +166,8 @@ class Assignments:
                 if target is not None:
                     self.fetched[tp] = target
                     changes.assign[tp] = target.reached
-            if target is not None and target.paused and not target.held:
-                target.held = True
+            if target is not None and target.paused and not target.paused_in_client:
+                target.paused_in_client = True
                 changes.pause.add(tp)
 
     def _end(self, tp: TopicPartition, fetched: Assignment, changes: Changes) -> None:
@@ -177,31 +177,31 @@ class Assignments:
             changes.pause.discard(tp)
         else:
             changes.unassign.append(tp)
-            if fetched.held:
+            if fetched.paused_in_client:
                 changes.resume.append(tp)
-        fetched.held = False
+        fetched.paused_in_client = False
 
-    def dropped(self, tps: Iterable[TopicPartition]) -> None:
+    def unassigned_by_client(self, tps: Iterable[TopicPartition]) -> None:
         """The client fetches none of these any more, whatever it was told."""
         for tp in tps:
             fetched = self.fetched.pop(tp, None)
             if fetched is not None:
-                fetched.held = False
+                fetched.paused_in_client = False
             self._changed.add(tp)
 
-    def came(self, tp: TopicPartition, to: int) -> int:
+    def received(self, tp: TopicPartition, to: int) -> int:
         """Messages below `to` have come of what is fetched; returns the round that fetched them."""
         fetched = self.fetched.get(tp)
         if fetched is None:
             return 0
         if fetched.state is State.FETCHING:
-            fetched.heard, fetched.reached, fetched.failures = True, to, 0
+            fetched.has_received, fetched.reached, fetched.failures = True, to, 0
         return fetched.round
 
-    def quiet(self, now_ms: int) -> None:
+    def drained(self, now_ms: int) -> None:
         """Everything that the client had to tell was told."""
         for tp, one in list(self._failed.items()):
-            if one.state is State.FETCHING and (not one.failures or now_ms - one.tried_ms >= QUIET_MS):
+            if one.state is State.FETCHING and (not one.failures or now_ms - one.tried_ms >= FORGET_FAILURES_MS):
                 one.failures = 0
                 del self._failed[tp]
 
@@ -211,12 +211,12 @@ class Assignments:
         A client may tell of an earlier assignment's refusal only now, and nothing says whose it is but the position.
         One that was not reached is asked for again, and is refused again if it is out of range.
         """
-        fetched = self._of_present(tp)
+        fetched = self._current_fetch(tp)
         if fetched is None:
             return
         if position < 0:
             position = fetched.reached
-        if position != fetched.reached and not (truncated and fetched.heard):
+        if position != fetched.reached and not (truncated and fetched.has_received):
             self._fail(tp, fetched, f"its position {position} is refused, which was not asked for", now_ms)
         else:
             fetched.state = State.STOPPED
@@ -225,7 +225,7 @@ class Assignments:
 
     def fail(self, tp: TopicPartition, reason: str, now_ms: int) -> None:
         """A fetch failed in a way that may pass: it is tried again from where it was, a bounded number of times."""
-        fetched = self._of_present(tp)
+        fetched = self._current_fetch(tp)
         if fetched is not None:
             self._fail(tp, fetched, reason, now_ms)
 
@@ -241,15 +241,15 @@ class Assignments:
             fetched.tried_ms = now_ms + min(RETRY_MS << (fetched.failures - 1), RETRY_MS_MAX)
             self._failed[tp] = fetched
 
-    def refuse_for_good(self, tp: TopicPartition, reason: str) -> None:
+    def refuse_permanently(self, tp: TopicPartition, reason: str) -> None:
         """The cluster will not serve the partition."""
-        fetched = self._of_present(tp)
+        fetched = self._current_fetch(tp)
         if fetched is not None:
             fetched.state = State.STOPPED
             self._broken[tp] = Broken(tp, reason, fetched.round, True)
             self._changed.add(tp)
 
-    def _of_present(self, tp: TopicPartition) -> Assignment | None:
+    def _current_fetch(self, tp: TopicPartition) -> Assignment | None:
         """The assignment that an error is about, if it is the present one and nothing was decided about it yet."""
         fetched = self.fetched.get(tp)
         if fetched is None or fetched is not self._wanted.get(tp) or fetched.state is not State.FETCHING:

@@ -23,7 +23,7 @@ from marshal_py.errors import ClusterUnreachable, TlsMismatch
 from marshal_py.transport import settings
 from marshal_py.transport.connection_errors import ConnectionErrors
 
-log = logging.getLogger("marshal_py")
+logger = logging.getLogger("marshal_py")
 
 # A slice is as long as ctrl-C may have to wait. An answer that comes after its slice is lost, so that a slow cluster
 # needs longer ones: a quarter of what was waited already, within these bounds.
@@ -31,8 +31,8 @@ SLICE_S_MIN: Final = 0.25
 SLICE_S_MAX: Final = 4.0
 PROBE_AFTER_S: Final = 1.0
 PROBE_TIMEOUT_S: Final = 2.0
-SAY_EVERY_S: Final = 5.0  # a line on the log while it waits; the first after SAY_AFTER_S
-SAY_AFTER_S: Final = 2.0
+WARN_EVERY_S: Final = 5.0  # a line on the log while it waits; the first after WARN_AFTER_S
+WARN_AFTER_S: Final = 2.0
 DEFAULT_PORT: Final = 9092
 LOG_INFO: Final = 6  # librdkafka's: where connections that were cut are told
 _API_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, 1, -1)  # length, key, version, correlation id, no client id
@@ -42,7 +42,9 @@ _ANSWER_BYTES_MAX: Final = 1 << 20
 _WAITS: Final = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN})
 
 
-def metadata(client: Any, topic: str | None, timeout_s: float, between: Callable[[str], None] | None = None) -> Any:
+def metadata(
+    client: Any, topic: str | None, timeout_s: float, on_no_answer: Callable[[str], None] | None = None
+) -> Any:
     """`client.list_topics` (a ClusterMetadata) in slices. `between` is called with the reason after each that brought
     nothing, and may raise. Raises KafkaException.
     """
@@ -57,40 +59,40 @@ def metadata(client: Any, topic: str | None, timeout_s: float, between: Callable
         except KafkaException as error:
             if error.args[0].code() not in _WAITS or time.monotonic() >= deadline:
                 raise
-            if between is not None:
-                between(error.args[0].str())
+            if on_no_answer is not None:
+                on_no_answer(error.args[0].str())
 
 
 def cluster_id(given: settings.Settings, client_id: str, timeout_s: float) -> str | None:
     """The cluster's id, by its metadata. Raises ClusterUnreachable, AuthenticationFailed, TlsMismatch."""
-    trouble, servers = ConnectionErrors(given), str(given["bootstrap.servers"])
-    client: AdminClient = settings.made(
+    errors, servers = ConnectionErrors(given), str(given["bootstrap.servers"])
+    client: AdminClient = settings.create_client(
         AdminClient,
-        {**settings.admin(given, client_id), "error_cb": trouble.heard, "logger": trouble, "log_level": LOG_INFO},
+        {**settings.admin(given, client_id), "error_cb": errors.on_error, "logger": errors, "log_level": LOG_INFO},
     )
     began_s = time.monotonic()
-    say_s, probed = began_s + SAY_AFTER_S, False
+    warn_s, probed = began_s + WARN_AFTER_S, False
 
-    def between(text: str) -> None:
-        nonlocal say_s, probed
+    def on_no_answer(text: str) -> None:
+        nonlocal warn_s, probed
         client.poll(0)
-        if (refused := trouble.refused()) is not None:
+        if (refused := errors.refused()) is not None:
             raise refused
         now_s = time.monotonic()
         if not probed and now_s >= began_s + PROBE_AFTER_S:
             probed = True
             if (mismatch := tls_mismatch(given)) is not None:
                 raise mismatch
-        if now_s >= say_s:
-            say_s = now_s + SAY_EVERY_S
-            log.warning("connecting to %s: no answer for %.0f s: %s", servers, now_s - began_s, trouble.reason(text))
+        if now_s >= warn_s:
+            warn_s = now_s + WARN_EVERY_S
+            logger.warning("connecting to %s: no answer for %.0f s: %s", servers, now_s - began_s, errors.reason(text))
 
     try:
-        found: str | None = metadata(client, None, timeout_s, between).cluster_id
+        found: str | None = metadata(client, None, timeout_s, on_no_answer).cluster_id
         return found
     except KafkaException as error:
         client.poll(0)
-        reason = trouble.reason(error.args[0].str())
+        reason = errors.reason(error.args[0].str())
         raise ClusterUnreachable(servers, "the cluster's metadata", reason) from error
 
 

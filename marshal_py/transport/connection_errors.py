@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from marshal_py.errors import AuthenticationFailed, MarshalError, TlsMismatch
 
-log = logging.getLogger("marshal_py")
+logger = logging.getLogger("marshal_py")
 
 # Of a connection that has worked: longer than a broker's restart is visible, and than a credential takes to spread.
 REFUSED_S: Final = 10.0
@@ -31,7 +31,7 @@ WRITE: Final = "Write"
 CONNECTION: Final = "Connection"  # to a broker: authentication, TLS; whatever succeeds disproves it
 
 _UNAUTHENTICATED: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})
-UNNAMED: Final = "User:NAME"  # in an ACL for somebody whom the settings do not name
+UNKNOWN_PRINCIPAL: Final = "User:NAME"  # in an ACL for somebody whom the settings do not name
 
 
 class _Refusal(Struct):
@@ -42,7 +42,7 @@ class _Refusal(Struct):
 
 def principal_of(given: Mapping[str, Any]) -> str:
     """Whom an ACL must name. Where no user stands in the settings (TLS), only the brokers know."""
-    return f"User:{given['sasl.username']}" if "sasl.username" in given else UNNAMED
+    return f"User:{given['sasl.username']}" if "sasl.username" in given else UNKNOWN_PRINCIPAL
 
 
 class ConnectionErrors:
@@ -56,11 +56,11 @@ class ConnectionErrors:
         self._servers = str(given.get("bootstrap.servers", ""))
         self._words, self._heard_s = "", 0.0
         self._refusals: dict[str, _Refusal] = {}
-        self._worked: set[str] = set()
+        self._succeeded: set[str] = set()
 
     # --- what is heard
 
-    def heard(self, error: KafkaError) -> None:
+    def on_error(self, error: KafkaError) -> None:
         """The `error_cb` of a client: notes it, then tells the user's own."""
         code, text = error.code(), error.str()
         if code in _UNAUTHENTICATED:
@@ -68,8 +68,8 @@ class ConnectionErrors:
         elif code == KafkaError._SSL:
             protocol = str(self._given.get("security.protocol", ""))
             self.refuse(CONNECTION, TlsMismatch(self._servers, protocol, text))
-        if code != KafkaError._ALL_BROKERS_DOWN or not self.words:  # which says nothing of the reason
-            self.say(text)
+        if code != KafkaError._ALL_BROKERS_DOWN or not self.last_words:  # which says nothing of the reason
+            self.note(text)
         own = self._given.get("error_cb")
         if own is not None:
             own(error)
@@ -77,12 +77,12 @@ class ConnectionErrors:
     def log(self, level: int, form: str, *values: object) -> None:
         """The `logger` of a client: a connection that was cut is told there alone."""
         if "FAIL" in values:
-            self.say(str(values[-1]).partition("]: ")[2] or str(values[-1]))
+            self.note(str(values[-1]).partition("]: ")[2] or str(values[-1]))
         own = self._given.get("logger")
         if own is not None:
             own.log(level, form, *values)
 
-    def say(self, text: str) -> None:
+    def note(self, text: str) -> None:
         self._words, self._heard_s = text, self._now_s()
 
     def refuse(self, kind: str, error: MarshalError) -> None:
@@ -94,7 +94,7 @@ class ConnectionErrors:
             known.last_s, known.error = now_s, error
 
     def succeed(self, kind: str) -> None:
-        self._worked.add(kind)
+        self._succeeded.add(kind)
         self._words = ""
         if self._refusals:
             self._refusals.pop(kind, None)
@@ -107,7 +107,7 @@ class ConnectionErrors:
     # --- what it comes to
 
     @property
-    def words(self) -> str:
+    def last_words(self) -> str:
         """librdkafka's last words; "" when all is well."""
         return self._words
 
@@ -123,33 +123,33 @@ class ConnectionErrors:
             return None
         now_s = self._now_s()
         for kind, refusal in self._refusals.copy().items():
-            worked = bool(self._worked) if kind == CONNECTION else kind in self._worked
+            worked = bool(self._succeeded) if kind == CONNECTION else kind in self._succeeded
             persistence_s = refusal.last_s - refusal.first_s
             if persistence_s >= (REFUSED_S if worked else REFUSED_NEW_S) and now_s - refusal.last_s <= STALE_S:
                 return refusal.error
         return None
 
 
-def apart(given: Mapping[str, Any], call: Callable[[Callable[[], object]], object]) -> dict[str, Any]:
+def redirect_callbacks(given: Mapping[str, Any], call: Callable[[Callable[[], object]], object]) -> dict[str, Any]:
     """The settings, with the user's callbacks handed to `call` instead of being run by whoever polls the client."""
     found = dict(given)
     for name in ("error_cb", "stats_cb", "throttle_cb"):
         own = given.get(name)
         if own is not None:
-            found[name] = _apart(own, call)
+            found[name] = _redirected(own, call)
     if given.get("logger") is not None:
-        found["logger"] = _Logger(given["logger"], call)
+        found["logger"] = _RedirectedLogger(given["logger"], call)
     return found
 
 
-def _apart(own: Callable[[Any], object], call: Callable[[Callable[[], object]], object]) -> Callable[[Any], None]:
+def _redirected(own: Callable[[Any], object], call: Callable[[Callable[[], object]], object]) -> Callable[[Any], None]:
     def told(value: Any) -> None:
         call(lambda: own(value))
 
     return told
 
 
-class _Logger:
+class _RedirectedLogger:
     """What librdkafka's clients need of a logger."""
 
     def __init__(self, own: logging.Logger, call: Callable[[Callable[[], object]], object]) -> None:
@@ -159,9 +159,9 @@ class _Logger:
         self._call(lambda: self._own.log(level, form, *values))
 
 
-def called_here(call: Callable[[], object]) -> None:
+def call_directly(call: Callable[[], object]) -> None:
     """Runs a callback of the user's at once, where nobody heartbeats. What it raises is logged."""
     try:
         call()
     except Exception:
-        log.exception("a callback failed")
+        logger.exception("a callback failed")

@@ -82,7 +82,7 @@ _end_of: Final = msgspec.json.Decoder(_End)
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class _Chain:
+class _RunningSum:
     """The running sum."""
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class Writer:
 
     def __init__(self, out: BinaryIO, header: Header) -> None:
         self.records = 0
-        self._out, self._chain = out, _Chain()
+        self._out, self._sum = out, _RunningSum()
         # What the file is stands first, for people and for tools that look at the first bytes.
         fields = {"dump": header.dump, "version": header.version}
         fields |= {name: value for name, value in msgspec.to_builtins(header).items() if name not in fields}
@@ -107,7 +107,7 @@ class Writer:
 
     def _put(self, fields: Mapping[str, Any]) -> None:
         body = _encode(fields)[:-1]
-        self._out.write(body + self._chain.tail(body))
+        self._out.write(body + self._sum.tail(body))
 
     def write(self, record: LogRecord, more: Mapping[str, Any] | None = None) -> None:
         """The next record. `more`: fields of JSON's types for people and other tools, after those of the record."""
@@ -133,7 +133,7 @@ class Reader:
     def __init__(self, path: Path) -> None:
         """Reads the header."""
         self._path = path
-        self._chain = _Chain()
+        self._sum = _RunningSum()
         self._number = 1
         self._log, self._next = 0, 0  # where the next record should be
         try:
@@ -158,10 +158,10 @@ class Reader:
             # Another kind of file, most likely; a damaged header is told from it by what follows.
             if not line:
                 raise self._damage("it is empty")
-            self._look_ahead(line)
+            self._locate(line)
             raise self._damage('line 1 is no header of a dump: `marshal log dump` writes {"dump":"marshal",...}')
-        if line[-_TAIL_BYTES:] != self._chain.tail(line[:-_TAIL_BYTES]):
-            self._look_ahead(line)
+        if line[-_TAIL_BYTES:] != self._sum.tail(line[:-_TAIL_BYTES]):
+            self._locate(line)
             raise self._damage("the header's sum does not fit")
         header = self._decoded(_header_of, line)
         if header.version > VERSION:
@@ -170,7 +170,7 @@ class Reader:
         self._begin_log(-1)
         return header
 
-    def _look_ahead(self, line: bytes) -> None:
+    def _locate(self, line: bytes) -> None:
         """The header cannot be trusted: the nearest offset is that of the line behind it, or grown together with it."""
         found = _PLACE.search(line) or _PLACE.search(self._file.readline(PLACE_BYTES))
         if found is not None:
@@ -198,18 +198,18 @@ class Reader:
         for count, line in enumerate(self._file):
             self._number += 1
             body = line[:-_TAIL_BYTES]
-            if line[-_TAIL_BYTES:] != self._chain.tail(body):
+            if line[-_TAIL_BYTES:] != self._sum.tail(body):
                 raise self._damage("the line's sum does not fit: something in it was changed, or lines are missing")
             if body.startswith(b'{"dump":"end"'):
                 self._end(line, count)
                 return
             found = self._decoded(_line_of, line)
-            self._pass(found)
+            self._check_place(found)
             yield LogRecord(found.log, found.offset, found.value, found.time_ms, found.key)
         self._number += 1
         raise self._damage("it is cut off: its end mark is missing")
 
-    def _pass(self, found: _Line) -> None:
+    def _check_place(self, found: _Line) -> None:
         span = self._spans.get(found.log)
         if span is None or not span.first <= found.offset < span.end:
             raise self._damage(f"the header knows no record {found.log}:{found.offset}")
@@ -227,7 +227,7 @@ class Reader:
             raise self._damage("something follows its end mark")
 
 
-def memory_door(path: Path) -> tuple[Header, MemoryTransport]:
+def memory_transport(path: Path) -> tuple[Header, MemoryTransport]:
     """A cluster in memory that holds a dump's logs, for tools that read a log. Raises DumpDamaged."""
     broker = MemoryBroker()
     with Reader(path) as reader:

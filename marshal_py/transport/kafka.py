@@ -32,12 +32,19 @@ from marshal_py.errors import (
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport import settings
 from marshal_py.transport.connecting import cluster_id, metadata
-from marshal_py.transport.connection_errors import READ, WRITE, ConnectionErrors, apart, called_here, principal_of
+from marshal_py.transport.connection_errors import (
+    READ,
+    WRITE,
+    ConnectionErrors,
+    call_directly,
+    principal_of,
+    redirect_callbacks,
+)
 from marshal_py.transport.embedded import FETCH_WAIT_MS, is_embedded
 from marshal_py.transport.kafka_admin import KafkaAdmin
 from marshal_py.transport.kafka_source import KafkaSource
 from marshal_py.transport.ports import Bounds, LogRecord
-from marshal_py.transport.requests import asker, list_bounds
+from marshal_py.transport.requests import list_bounds, make_requester
 
 T = TypeVar("T")
 
@@ -49,7 +56,7 @@ FLUSH_POLL_S: Final = 0.05  # how often a close looks whether everything is writ
 READ_POLL_S: Final = 0.1  # a thread that reads a range looks up so often, for ctrl-C
 
 LISTEN_S: Final = 1.0  # how often a client for questions is polled for its events
-DENIED_AGAIN_S: Final = 1.0  # a reader that was denied a partition asks for it again
+DENIED_RETRY_S: Final = 1.0  # a reader that was denied a partition asks for it again
 SIZE: Final = "Size"  # a kind of refusal: smaller records that are taken do not disprove it
 STATISTICS_KEPT: Final = 3  # intervals without news; then the client that told them is gone
 
@@ -65,44 +72,46 @@ class KafkaLog:
         self._given = given
         self._servers = str(given["bootstrap.servers"])
         self.produce_errors = 0
-        self._trouble = ConnectionErrors(given)
+        self._errors = ConnectionErrors(given)
         self._too_large_bytes = 0  # the smallest record that the cluster did not take for its size
         self._followed: dict[int, int] = {}  # log -> next offset
         self._to_follow: dict[int, int] = {}  # asked for; the thread that polls tells the client
-        self._bell = threading.Lock()  # released to wake a thread that has nothing to poll for
-        self._bell.acquire()
+        self._wake_lock = threading.Lock()  # released to wake a thread that has nothing to poll for
+        self._wake_lock.acquire()
         self._broken: deque[CoordinationError] = deque()  # raised one by one; the other logs are read on
-        self._polling = threading.Lock()  # librdkafka frees a client while another thread is inside it: close waits
+        self._poll_lock = threading.Lock()  # librdkafka frees a client while another thread is inside it: close waits
         self._closed = False
-        self._asked: dict[int, tuple[int, Future[Bounds]]] = {}  # log -> refused position, and where the log is now
+        self._bounds_asked: dict[
+            int, tuple[int, Future[Bounds]]
+        ] = {}  # log -> refused position, and where the log is now
         self._denied: dict[int, float] = {}  # log -> when its reading is tried again
         self._listen_s = 0.0
-        self._reader = {**settings.log_reader(given, client_id, fetch_wait_ms), "error_cb": self._trouble.heard}
-        self._consumer = settings.made(Consumer, self._reader)
-        self._asker = asker(given, client_id)
-        self._writer = {**settings.log_writer(given, client_id), "error_cb": self._trouble.heard}
-        self._making = threading.Lock()
-        self._producer = settings.made(Producer, self._writer) if writes else None
+        self._reader = {**settings.log_reader(given, client_id, fetch_wait_ms), "error_cb": self._errors.on_error}
+        self._consumer = settings.create_client(Consumer, self._reader)
+        self._requester = make_requester(given, client_id)
+        self._writer = {**settings.log_writer(given, client_id), "error_cb": self._errors.on_error}
+        self._producer_lock = threading.Lock()
+        self._producer = settings.create_client(Producer, self._writer) if writes else None
 
-    def _judge(self, error: KafkaError, operation: str) -> None:
+    def _note_error(self, error: KafkaError, operation: str) -> None:
         if error.code() in _NO_RIGHT:
             denied = AccessDenied(principal_of(self._given), operation, "topic", self.topic)
-            self._trouble.refuse(operation, denied)
-        self._trouble.say(error.str())
+            self._errors.refuse(operation, denied)
+        self._errors.note(error.str())
 
     def follow(self, log: int, offset: int) -> None:
         self._to_follow[log] = offset
         with contextlib.suppress(RuntimeError):  # it rings already
-            self._bell.release()
+            self._wake_lock.release()
 
-    def _begin(self, log: int, offset: int) -> None:
+    def _start_following(self, log: int, offset: int) -> None:
         """By the thread that polls: the client lets no other in meanwhile."""
         at = KafkaPartition(self.topic, log, offset)
         if not self._followed:
-            # See KafkaSource.learn: an assignment of an unknown topic waits for librdkafka's next look.
+            # See KafkaSource.learn_leaders: an assignment of an unknown topic waits for librdkafka's next look.
             with contextlib.suppress(KafkaException):
                 metadata(self._consumer, self.topic, LEARN_TIMEOUT_S)
-        self._asked.pop(log, None)
+        self._bounds_asked.pop(log, None)
         self._denied.pop(log, None)
         if log in self._followed:
             self._consumer.incremental_unassign([at])
@@ -111,18 +120,18 @@ class KafkaLog:
 
     def poll(self, timeout_s: float) -> list[LogRecord]:
         if not self._followed and not self._to_follow:
-            self._bell.acquire(timeout=timeout_s)
+            self._wake_lock.acquire(timeout=timeout_s)
             timeout_s = 0.0
-        with self._polling:
+        with self._poll_lock:
             while self._to_follow and not self._closed:
-                self._begin(*self._to_follow.popitem())
+                self._start_following(*self._to_follow.popitem())
             records = [] if self._closed or self._broken else self._read(timeout_s)
         if self._broken and not records:
             raise self._broken.popleft()
         return records
 
     def _read(self, timeout_s: float) -> list[LogRecord]:
-        self._listen()
+        self._handle_events()
         first = self._consumer.poll(timeout_s)
         if first is None:
             return []
@@ -139,10 +148,10 @@ class KafkaLog:
             value = message.value()
             records.append(LogRecord(log, offset, value, message.timestamp()[1], message.key()))
         if records:
-            self._trouble.succeed(READ)
+            self._errors.succeed(READ)
         return records
 
-    def _listen(self) -> None:
+    def _handle_events(self) -> None:
         """What came of earlier appends and questions. Never waits."""
         producer, now_s = self._producer, time.monotonic()
         if producer is not None:
@@ -152,26 +161,26 @@ class KafkaLog:
                 self._drop_producer(producer, fatal.args[0])
         if now_s >= self._listen_s:
             self._listen_s = now_s + LISTEN_S
-            self._asker.listen()  # or its events would pile up
-        for log, (at, answer) in [*self._asked.items()]:
+            self._requester.listen()  # or its events would pile up
+        for log, (at, answer) in [*self._bounds_asked.items()]:
             if answer.done():
-                self._asked.pop(log, None)
+                self._bounds_asked.pop(log, None)
                 if answer.exception() is None:
-                    self._broken.append(self._outside(log, at, answer.result()))
+                    self._broken.append(self._out_of_log(log, at, answer.result()))
                 else:
-                    self._begin(log, at)  # librdkafka says it once per assignment: let it say it again
+                    self._start_following(log, at)  # librdkafka says it once per assignment: let it say it again
         for log in [log for log, due_s in self._denied.items() if now_s >= due_s]:
             del self._denied[log]
-            self._begin(log, self._followed[log])  # the same
+            self._start_following(log, self._followed[log])  # the same
 
     def _drop_producer(self, producer: Producer, error: KafkaError) -> None:
         """This one will never write again; the next append makes another. Who may not Write is refused its idempotence
         first of all.
         """
         failed = PartitionError(self.topic, -1, f"the producer has failed for good: {error.str()}")
-        self._trouble.refuse(WRITE, failed)
-        self._judge(error, WRITE)
-        with self._making:
+        self._errors.refuse(WRITE, failed)
+        self._note_error(error, WRITE)
+        with self._producer_lock:
             if self._producer is producer:
                 self._producer = None
         producer.purge(blocking=False)
@@ -179,47 +188,49 @@ class KafkaLog:
     def _read_error(self, message: Message, error: KafkaError) -> None:
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
             log = message.partition() or 0
-            at, truncation = self._followed[log], settings.truncation(error)
+            at, truncation = self._followed[log], settings.truncation_text(error)
             if truncation:
                 self._broken.append(TopicRecreated(log, f"offset {at}", f"a log that was cut below it ({truncation})"))
                 return
             # Beside, for heartbeats must not wait for it.
-            self._asked[log] = at, _beside(lambda: self.bounds(log, BOUNDS_TIMEOUT_S))
+            self._bounds_asked[log] = at, _in_thread(lambda: self.bounds(log, BOUNDS_TIMEOUT_S))
             return
-        self._judge(error, READ)
+        self._note_error(error, READ)
         if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED and message.partition() in self._followed:
-            self._denied[message.partition() or 0] = time.monotonic() + DENIED_AGAIN_S
+            self._denied[message.partition() or 0] = time.monotonic() + DENIED_RETRY_S
 
-    def _outside(self, log: int, at: int, bounds: Bounds) -> CoordinationError:
+    def _out_of_log(self, log: int, at: int, bounds: Bounds) -> CoordinationError:
         if at < bounds.first:
             return HistoryTruncated(log, bounds.first)
         return TopicRecreated(log, f"offset {at}", f"the log's end at {bounds.end}")
 
     def read(self, log: int, start: int, end: int, timeout_s: float) -> Iterator[list[LogRecord]]:
         # A client of its own: what is followed keeps its place, and any thread may read.
-        consumer = settings.made(Consumer, self._reader)
+        consumer = settings.create_client(Consumer, self._reader)
         try:
-            # See KafkaSource.learn: an assignment of an unknown topic waits for librdkafka's next look.
+            # See KafkaSource.learn_leaders: an assignment of an unknown topic waits for librdkafka's next look.
             metadata(consumer, self.topic, timeout_s)
             consumer.assign([KafkaPartition(self.topic, log, start)])
             at, deadline = start, time.monotonic() + timeout_s
             while at < end:
                 first = consumer.poll(max(0.0, min(deadline - time.monotonic(), READ_POLL_S)))
                 messages = [] if first is None else [first, *consumer.consume(DRAIN_MAX, 0)]
-                records = [self._record(message, log, at) for message in messages if not self._of_its_group(message)]
+                records = [
+                    self._record(message, log, at) for message in messages if not self._is_group_refusal(message)
+                ]
                 if records:
                     at, deadline = records[-1].offset + 1, time.monotonic() + timeout_s
                     yield records
                 elif self._closed or time.monotonic() >= deadline:
-                    reason = "the connection was closed" if self._closed else self._trouble.reason("nothing came")
+                    reason = "the connection was closed" if self._closed else self._errors.reason("nothing came")
                     raise ClusterUnreachable(self._servers, f"offset {at} of coordination partition {log}", reason)
         except KafkaException as error:
-            reason = self._trouble.reason(str(error.args[0]))
+            reason = self._errors.reason(str(error.args[0]))
             raise ClusterUnreachable(self._servers, f"metadata of {self.topic}", reason) from error
         finally:
             consumer.close()
 
-    def _of_its_group(self, message: Message) -> bool:
+    def _is_group_refusal(self, message: Message) -> bool:
         """librdkafka asks for the coordinator of a group that a reader never uses: who has no right to it reads on."""
         error = message.error()
         return error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
@@ -229,52 +240,52 @@ class KafkaLog:
         if error is None:
             return LogRecord(log, message.offset() or 0, message.value(), message.timestamp()[1], message.key())
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
-            raise self._outside(log, at, self.bounds(log, BOUNDS_TIMEOUT_S))
+            raise self._out_of_log(log, at, self.bounds(log, BOUNDS_TIMEOUT_S))
         raise ClusterUnreachable(self._servers, f"offset {at} of coordination partition {log}", error.str())
 
     def append(self, log: int, key: bytes, value: bytes) -> bool:
-        with self._making:
+        with self._producer_lock:
             if self._producer is None:
-                self._producer = settings.made(Producer, self._writer)
+                self._producer = settings.create_client(Producer, self._writer)
         try:
             self._producer.produce(self.topic, value, key, log, on_delivery=self._on_delivery)
         except BufferError:
             self.produce_errors += 1
-            self._trouble.say("the producer's queue is full")
+            self._errors.note("the producer's queue is full")
             return False
         except KafkaException as error:
             self.produce_errors += 1
-            self._trouble.say(str(error.args[0]))
+            self._errors.note(str(error.args[0]))
             if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                raise MessageTooLarge("a coordination record", len(value), self._trouble.words) from error
+                raise MessageTooLarge("a coordination record", len(value), self._errors.last_words) from error
             return False
         return True
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
         size_bytes = len(message.value() or b"")
         if error is None:
-            self._trouble.succeed(WRITE)
+            self._errors.succeed(WRITE)
             if 0 < self._too_large_bytes <= size_bytes:
                 self._too_large_bytes = 0
-                self._trouble.succeed(SIZE)
+                self._errors.succeed(SIZE)
             return
         self.produce_errors += 1
-        self._judge(error, WRITE)
+        self._note_error(error, WRITE)
         # Snapshots have no key. The history then stays as long as it is, and consumers go on.
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and message.key():
             self._too_large_bytes = min(self._too_large_bytes or size_bytes, size_bytes)
-            self._trouble.refuse(SIZE, MessageTooLarge("a coordination record", size_bytes, error.str()))
+            self._errors.refuse(SIZE, MessageTooLarge("a coordination record", size_bytes, error.str()))
 
     def bounds(self, log: int, timeout_s: float) -> Bounds:
         # Not by the reading consumer: its own question waited for as long as another thread polled it (seen: 10 s).
         tp = TopicPartition(self.topic, log)
-        return list_bounds(self._asker, [tp], timeout_s, self._given, exists=True)[tp]
+        return list_bounds(self._requester, [tp], timeout_s, self._given, exists=True)[tp]
 
     def waiting_for(self) -> str:
-        return self._trouble.words
+        return self._errors.last_words
 
     def refused(self) -> MarshalError | None:
-        return self._trouble.refused()
+        return self._errors.refused()
 
     def close(self, flush_s: float) -> None:
         if self._producer is not None:
@@ -285,13 +296,13 @@ class KafkaLog:
                 while len(self._producer) and time.monotonic() < deadline:
                     self._producer.poll(FLUSH_POLL_S)
             self._producer.purge(blocking=False)
-        with self._polling:
+        with self._poll_lock:
             closed, self._closed = self._closed, True
             if not closed:
                 self._consumer.close()
 
 
-def _beside(question: Callable[[], T]) -> Future[T]:
+def _in_thread(question: Callable[[], T]) -> Future[T]:
     """The answer of something that waits, from a thread of its own: seldom enough for that."""
     answer: Future[T] = Future()
 
@@ -321,7 +332,7 @@ class KafkaTransport:
         self,
         servers: str | Mapping[str, Any],
         connect_timeout_s: float,
-        call: Callable[[Callable[[], object]], object] = called_here,
+        call: Callable[[Callable[[], object]], object] = call_directly,
     ) -> None:
         """Asks the cluster who it is. `call` runs what the user's own `error_cb`, `stats_cb` and `logger` do.
 
@@ -329,26 +340,28 @@ class KafkaTransport:
         """
         self.given = settings.from_user(servers)
         self._call = call
-        self._own = apart(self.given, call)
+        self._settings = redirect_callbacks(self.given, call)
         self.client_id = str(self.given.get("client.id", settings.default_client_id()))
-        self.embedded = is_embedded(cluster_id(self._own, self.client_id, connect_timeout_s))
+        self.embedded = is_embedded(cluster_id(self._settings, self.client_id, connect_timeout_s))
         self.name = "embedded" if self.embedded else "kafka"
         self.timeout_s = connect_timeout_s
-        self._watched: settings.Settings = {}
+        self._statistics_settings: settings.Settings = {}
         self._statistics: dict[str, tuple[float, str]] = {}
 
-    def watch(self, interval_ms: int) -> None:
+    def collect_statistics(self, interval_ms: int) -> None:
         """Collects librdkafka's statistics from every log and source that is made from now on."""
-        self._watched = {"statistics.interval.ms": interval_ms, "stats_cb": self._keep} if interval_ms else {}
+        self._statistics_settings = (
+            {"statistics.interval.ms": interval_ms, "stats_cb": self._keep_statistics} if interval_ms else {}
+        )
 
-    def _keep(self, text: str) -> None:
+    def _keep_statistics(self, text: str) -> None:
         """Called by librdkafka's clients while they are polled."""
-        own = self._own.get("stats_cb")
+        own = self._settings.get("stats_cb")
         if own is not None:
             own(text)
         now = time.monotonic()
         self._statistics[_name_of.decode(text).name] = now, text
-        kept_s = STATISTICS_KEPT * self._watched["statistics.interval.ms"] / 1000
+        kept_s = STATISTICS_KEPT * self._statistics_settings["statistics.interval.ms"] / 1000
         for name in [name for name, (at, _) in self._statistics.items() if now - at > kept_s]:
             del self._statistics[name]  # its client has been closed
 
@@ -358,15 +371,15 @@ class KafkaTransport:
 
     def log(self, topic: str, client_id: str, writes: bool = True) -> KafkaLog:
         wait_ms = FETCH_WAIT_MS if self.embedded else LOG_FETCH_WAIT_MS
-        return KafkaLog({**self._own, **self._watched}, topic, client_id, wait_ms, writes)
+        return KafkaLog({**self._settings, **self._statistics_settings}, topic, client_id, wait_ms, writes)
 
     def source(
         self, group: str, client_id: str, extra: Mapping[str, Any], queue_bytes: int | None = None
     ) -> KafkaSource:
         wait_ms = FETCH_WAIT_MS if self.embedded else None
-        own = apart(settings.checked(dict(extra)), self._call)
-        given = {**self._own, **self._watched, **own}
+        own = redirect_callbacks(settings.checked(dict(extra)), self._call)
+        given = {**self._settings, **self._statistics_settings, **own}
         return KafkaSource(settings.data_reader(given, client_id, group, wait_ms, queue_bytes))
 
     def admin(self) -> KafkaAdmin:
-        return KafkaAdmin(self._own, self.client_id, self.embedded, self.timeout_s)
+        return KafkaAdmin(self._settings, self.client_id, self.embedded, self.timeout_s)

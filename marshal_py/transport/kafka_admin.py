@@ -42,19 +42,19 @@ from marshal_py.errors import (
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport import embedded, settings
 from marshal_py.transport.connecting import metadata
-from marshal_py.transport.ports import CAPABILITIES, Bounds, TopicInfo
+from marshal_py.transport.ports import ALL_CAPABILITIES, Bounds, TopicInfo
 from marshal_py.transport.requests import (
     LIST_TIMEOUT_S_MIN,
     Requester,
-    answer_of,
-    asker,
+    as_cluster_error,
+    ask_any_broker,
     code_of,
-    judged,
     list_bounds,
     list_offsets,
+    make_requester,
     text_of,
 )
-from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS, SAFE_BROKERS, new_settings, wrong_settings
+from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS, SAFE_BROKERS, initial_settings, wrong_settings
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ _DENIED: Final = frozenset(
 )
 
 
-def _at(tps: Sequence[TopicPartition]) -> list[KafkaPartition]:
+def _kafka_partitions(tps: Sequence[TopicPartition]) -> list[KafkaPartition]:
     return [KafkaPartition(*tp) for tp in tps]
 
 
@@ -89,8 +89,8 @@ class KafkaAdmin:
     def __init__(self, given: settings.Settings, client_id: str, is_embedded: bool, timeout_s: float) -> None:
         self._given, self._client_id, self._timeout_s = given, client_id, timeout_s
         self._embedded = is_embedded
-        self.capabilities = embedded.CAPABILITIES if is_embedded else CAPABILITIES
-        self._client = asker(given, client_id)
+        self.capabilities = embedded.CAPABILITIES if is_embedded else ALL_CAPABILITIES
+        self._client = make_requester(given, client_id)
         self._replaced: list[tuple[float, Requester]] = []  # at most one per COORDINATOR_TIMEOUT_S, for `timeout_s`
         self._servers = str(given["bootstrap.servers"])
 
@@ -99,12 +99,12 @@ class KafkaAdmin:
         try:
             return question()
         except (KafkaException, TimeoutError) as error:
-            raise judged(self._client, self._given, error, what, right) from error
+            raise as_cluster_error(self._client, self._given, error, what, right) from error
 
     def _wait(self, what: str, ask: Callable[[], Future[T]], right: tuple[str, str]) -> T:
-        return self._ask(what, lambda: answer_of(self._client, ask, self._timeout_s), right)
+        return self._ask(what, lambda: ask_any_broker(self._client, ask, self._timeout_s), right)
 
-    def _of_group(self, ask: Callable[[AdminClient, float], Future[T]]) -> T:
+    def _ask_coordinator(self, ask: Callable[[AdminClient, float], Future[T]]) -> T:
         """What a group's coordinator says to `ask(client, request_timeout)`. Raises KafkaException, TimeoutError.
 
         librdkafka (2.16) ends the process with a failed assertion when such a request has timed out inside it and a
@@ -136,7 +136,7 @@ class KafkaAdmin:
             now_s = time.monotonic()
             recent = [(at_s, old) for at_s, old in self._replaced if now_s - at_s < self._timeout_s]
             self._replaced = [*recent, (now_s, client)]
-            self._client = asker(self._given, self._client_id)
+            self._client = make_requester(self._given, self._client_id)
 
     # --- topics
 
@@ -144,12 +144,12 @@ class KafkaAdmin:
         found = self.partition_count(topic)
         if found is None:
             self._create(topic, partitions)
-            found = self._shown(topic, lambda: self.partition_count(topic))
+            found = self._wait_until_shown(topic, lambda: self.partition_count(topic))
         if "describe_config" in self.capabilities:
-            self._check(topic, partitions)
+            self._check_settings(topic, partitions)
         return found
 
-    def _shown(self, topic: str, question: Callable[[], T | None]) -> T:
+    def _wait_until_shown(self, topic: str, question: Callable[[], T | None]) -> T:
         """The answer once there is one: a broker that is asked may learn of a new topic after the one that made it."""
         deadline = time.monotonic() + CREATED_TIMEOUT_S
         while True:
@@ -164,8 +164,8 @@ class KafkaAdmin:
                 raise failed
             time.sleep(CREATED_POLL_S)
 
-    def _command(self, topic: str, replicas: int, partitions: int) -> str:
-        config = " ".join(f"--config {key}={value}" for key, value in new_settings(replicas).items())
+    def _create_command(self, topic: str, replicas: int, partitions: int) -> str:
+        config = " ".join(f"--config {key}={value}" for key, value in initial_settings(replicas).items())
         return (
             f"kafka-topics.sh --bootstrap-server {self._servers} --create --topic {topic} "
             f"--partitions {partitions} --replication-factor {replicas} {config}"
@@ -180,25 +180,27 @@ class KafkaAdmin:
                 "the embedded broker creates topics only through its Broker object",
                 f"broker.create_topic({topic!r}, {partitions})",
             )
-        request = NewTopic(topic, num_partitions=partitions, replication_factor=replicas, config=new_settings(replicas))
+        request = NewTopic(
+            topic, num_partitions=partitions, replication_factor=replicas, config=initial_settings(replicas)
+        )
         try:
             self._client.create_topics([request], operation_timeout=self._timeout_s)[topic].result(CREATED_TIMEOUT_S)
         except (KafkaException, TimeoutError) as error:
             if code_of(error) == KafkaError.TOPIC_ALREADY_EXISTS:
                 return  # another client was faster
             if code_of(error) in _DENIED:
-                command = self._command(topic, replicas, partitions)
+                command = self._create_command(topic, replicas, partitions)
                 raise CoordinationTopicMissing(topic, text_of(error), command) from error
             raise ClusterUnreachable(self._servers, f"creation of {topic}", self._client.reason(error)) from error
 
-    def _check(self, topic: str, partitions: int) -> None:
+    def _check_settings(self, topic: str, partitions: int) -> None:
         for error in self.wrong_settings(topic, partitions):
             raise error
 
     def wrong_settings(self, topic: str, partitions: int = COORDINATION_PARTITIONS) -> list[WrongTopicSetting]:
         """L1: every setting of the coordination topic that could lose history, by name."""
-        found = self._shown(topic, lambda: self.settings(topic))
-        replicas = self._shown(topic, lambda: self._replicas(topic))
+        found = self._wait_until_shown(topic, lambda: self.settings(topic))
+        replicas = self._wait_until_shown(topic, lambda: self._replicas(topic))
         brokers = len(self.brokers())
         if not [*wrong_settings(topic, found, brokers, replicas, self._servers)]:
             return []
@@ -231,7 +233,7 @@ class KafkaAdmin:
         collection = TopicCollection([topic])
         self._client.listen().forget()
         try:
-            found = answer_of(
+            found = ask_any_broker(
                 self._client,
                 lambda: self._client.describe_topics(collection, request_timeout=self._timeout_s)[topic],
                 self._timeout_s,
@@ -241,7 +243,7 @@ class KafkaAdmin:
                 return None
             # Not authorized is not the same as "none", although such a client is told no more about either.
             what = f"the description of {topic}"
-            raise judged(self._client, self._given, error, what, ("Describe", topic)) from error
+            raise as_cluster_error(self._client, self._given, error, what, ("Describe", topic)) from error
         topic_id = str(found.topic_id)
         return TopicInfo(len(found.partitions), "" if topic_id == NO_TOPIC_ID else topic_id)
 
@@ -291,16 +293,16 @@ class KafkaAdmin:
 
     def committed(self, group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         # By the admin client: a Consumer that may not find its coordinator asks on until its time is up.
-        what, wanted = f"committed offsets of {group}", ConsumerGroupTopicPartitions(group, _at(tps))
+        what, wanted = f"committed offsets of {group}", ConsumerGroupTopicPartitions(group, _kafka_partitions(tps))
 
         def ask(client: AdminClient, timeout_s: float) -> Future[ConsumerGroupTopicPartitions]:
             return client.list_consumer_group_offsets([wanted], request_timeout=timeout_s)[group]
 
-        found = self._ask(what, lambda: self._of_group(ask), ("Describe", group)).topic_partitions or []
+        found = self._ask(what, lambda: self._ask_coordinator(ask), ("Describe", group)).topic_partitions or []
         for answer in found:
             if answer.error is not None:  # not the same as "none": the start would be the fallback then
                 right = ("Describe", answer.topic)
-                raise judged(self._client, self._given, KafkaException(answer.error), what, right)
+                raise as_cluster_error(self._client, self._given, KafkaException(answer.error), what, right)
         return {TopicPartition(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
 
     def commit(self, group: str, positions: Mapping[TopicPartition, int]) -> str:
@@ -310,7 +312,7 @@ class KafkaAdmin:
             return client.alter_consumer_group_offsets([wanted], request_timeout=timeout_s)[group]
 
         try:
-            answers = self._of_group(ask).topic_partitions or []
+            answers = self._ask_coordinator(ask).topic_partitions or []
         except (KafkaException, TimeoutError) as error:
             return text_of(error)
         return next((answer.error.str() for answer in answers if answer.error is not None), "")
@@ -349,7 +351,7 @@ class KafkaAdmin:
                 [group], request_timeout=timeout_s, include_authorized_operations=rights
             )[group]
 
-        return self._of_group(ask)
+        return self._ask_coordinator(ask)
 
     def allowed(self, kind: str, name: str) -> frozenset[str]:
         """The operations that the authorizer would let this client do with a topic or group, as ACLs name them.

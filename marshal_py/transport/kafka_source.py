@@ -63,34 +63,34 @@ class KafkaSource:
     """DataSource over one Consumer of librdkafka."""
 
     def __init__(self, configuration: Mapping[str, Any]) -> None:
-        self._consumer = settings.made(Consumer, configuration)
+        self._consumer = settings.create_client(Consumer, configuration)
         self._servers = str(configuration["bootstrap.servers"])
         self._assignments = Assignments()
         # Held by whoever calls the client. Reentrant, for callbacks and signal handlers: `_inside` tells them.
-        self._client = threading.RLock()
+        self._client_lock = threading.RLock()
         self._inside = False
-        self._turn = threading.Lock()  # held by who waits for `_client`, so that a poller does not overtake it
+        self._next_caller = threading.Lock()  # held by who waits for `_client`, so that a poller does not overtake it
         # A bell that wakes a poller who has nothing to poll for: rung by its release, which no signal can interrupt.
-        self._bell = threading.Lock()
-        self._bell.acquire()
+        self._wake_lock = threading.Lock()
+        self._wake_lock.acquire()
         self._topics: set[str] = set()  # every topic that was ever assigned: messages of it may still be on their way
         self._ends: dict[TopicPartition, int] = {}
         self._ends_unknown: set[TopicPartition] = set()
         self._ends_round: Iterator[TopicPartition] = iter(())
         self._ends_due = 0.0
-        self._untold: set[TopicPartition] = set()
+        self._unconfirmed: set[TopicPartition] = set()
         self._closed = False
-        self._let_go = False
+        self._consumer_closed = False
 
     # --- callers: bookkeeping alone
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         self._assignments.assign(positions)
-        self._ring()
+        self._wake()
 
     def unassign(self, tps: Iterable[TopicPartition]) -> None:
         self._assignments.unassign(tps)
-        self._ring()
+        self._wake()
 
     def pause(self, tps: Iterable[TopicPartition]) -> None:
         self._assignments.pause(tps)
@@ -99,9 +99,9 @@ class KafkaSource:
         # A paused partition lost what librdkafka had fetched of it, so a fresh assignment costs nothing more.
         self.assign(positions)
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         with contextlib.suppress(RuntimeError):  # it rings already
-            self._bell.release()
+            self._wake_lock.release()
 
     def round(self, tp: TopicPartition) -> int:
         return self._assignments.round(tp)
@@ -117,11 +117,11 @@ class KafkaSource:
 
     def end_offset(self, tp: TopicPartition) -> int:
         end = self._ends.get(tp, -1)
-        return max(end, self._assignments.came_to(tp)) if end >= 0 else -1
+        return max(end, self._assignments.received_up_to(tp)) if end >= 0 else -1
 
     # --- inside the client
 
-    def _use(self, work: Callable[[], T]) -> T | None:
+    def _run(self, work: Callable[[], T]) -> T | None:
         """Runs `work` unless the client is closed, or this very thread is inside it further out. `_client` is held."""
         if self._inside:
             return None
@@ -133,14 +133,14 @@ class KafkaSource:
             if self._closed:  # meanwhile, by a callback or a signal handler: they cannot wait for this thread
                 self._close()
 
-    def learn(self, topics: Iterable[str]) -> None:
+    def learn_leaders(self, topics: Iterable[str]) -> None:
         # Without this a consumer that is already connected learns of a new topic at librdkafka's next look, up to a
         # second later: a third of what a take-over may cost.
         for topic in topics:
-            with self._turn, self._client:
-                self._use(partial(self._learn, topic))
+            with self._next_caller, self._client_lock:
+                self._run(partial(self._learn_topic, topic))
 
-    def _learn(self, topic: str) -> None:
+    def _learn_topic(self, topic: str) -> None:
         if self._assignments.fetched:
             # The answer may wait behind a fetch on the same connection, `fetch.wait.max.ms` long, so it is not asked in
             # slices. Without an answer librdkafka learns it at its own next look.
@@ -153,24 +153,24 @@ class KafkaSource:
             raise ClusterUnreachable(self._servers, f"metadata of {topic}", str(error.args[0])) from error
 
     def carry_out(self) -> None:
-        if self._client.acquire(blocking=False):
+        if self._client_lock.acquire(blocking=False):
             try:
-                self._use(self._settle)
+                self._run(self._synchronize)
             finally:
-                self._client.release()
+                self._client_lock.release()
 
-    def _settle(self) -> None:
+    def _synchronize(self) -> None:
         """Tells the client what it shall fetch, and notes what it knows of the ends."""
         now = time.monotonic()
-        if self._untold:
-            self._start_over()
+        if self._unconfirmed:
+            self._forget_unconfirmed()
         if self._assignments.pending(int(now * 1000)):
-            self._tell(self._assignments.take(int(now * 1000)))
+            self._apply(self._assignments.take(int(now * 1000)))
         if self._ends_unknown or now >= self._ends_due:
             self._note_ends(now)
 
-    def _tell(self, changes: Changes) -> None:
-        self._untold = {*changes.unassign, *changes.assign, *changes.pause}
+    def _apply(self, changes: Changes) -> None:
+        self._unconfirmed = {*changes.unassign, *changes.assign, *changes.pause}
         if changes.resume:
             self._consumer.resume([KafkaPartition(*tp) for tp in changes.resume])
         if changes.unassign:
@@ -185,16 +185,16 @@ class KafkaSource:
             self._consumer.incremental_assign([KafkaPartition(*tp, offset) for tp, offset in changes.assign.items()])
         if changes.pause:
             self._consumer.pause([KafkaPartition(*tp) for tp in changes.pause])
-        self._untold = set()
+        self._unconfirmed = set()
 
-    def _start_over(self) -> None:
+    def _forget_unconfirmed(self) -> None:
         """An exception (Ctrl-C) came between: nobody knows what of it the client was told."""
-        for tp in self._untold:
+        for tp in self._unconfirmed:
             with contextlib.suppress(KafkaException):  # it was not assigned
                 self._consumer.resume([KafkaPartition(*tp)])
                 self._consumer.incremental_unassign([KafkaPartition(*tp)])
-        self._assignments.dropped(self._untold)
-        self._untold = set()
+        self._assignments.unassigned_by_client(self._unconfirmed)
+        self._unconfirmed = set()
 
     def _note_ends(self, now: float) -> None:
         """What the last answers said of the ends: first of partitions that nothing is known of, then by turns."""
@@ -223,19 +223,19 @@ class KafkaSource:
         deadline = time.monotonic() + timeout_s
         left_s = timeout_s
         while True:
-            with self._turn:
+            with self._next_caller:
                 pass  # whoever waits for the client goes first
-            with self._client:
-                chunks = self._use(partial(self._look, min(left_s, POLL_SLICE_S), max_messages))
+            with self._client_lock:
+                chunks = self._run(partial(self._poll_once, min(left_s, POLL_SLICE_S), max_messages))
             left_s = deadline - time.monotonic()
             if chunks or left_s <= 0 or self._closed:
                 return chunks or []
             if not self._assignments.fetched:
-                self._bell.acquire(timeout=left_s)
+                self._wake_lock.acquire(timeout=left_s)
                 left_s = deadline - time.monotonic()
 
-    def _look(self, timeout_s: float, max_messages: int) -> list[Chunk]:
-        self._settle()
+    def _poll_once(self, timeout_s: float, max_messages: int) -> list[Chunk]:
+        self._synchronize()
         return self._fetch(timeout_s if self._assignments.fetched else 0.0, max_messages)
 
     def _fetch(self, timeout_s: float, max_messages: int) -> list[Chunk]:
@@ -244,7 +244,7 @@ class KafkaSource:
         # By truth, not by comparison: KafkaError compared to None leaves an exception behind in C (2.16).
         failed = any(map(Message.error, messages))
         if len(messages) < max_messages and not failed:
-            self._assignments.quiet(now_ms)
+            self._assignments.drained(now_ms)
         return self._chunks(self._take_errors(messages, now_ms) if failed else messages)
 
     def _consume(self, timeout_s: float, max_messages: int) -> list[Message]:
@@ -280,7 +280,7 @@ class KafkaSource:
         assert topic is not None
         assert partition is not None
         tp = TopicPartition(topic, partition)
-        return Chunk(tp, self._assignments.came(tp, (messages[-1].offset() or 0) + 1), messages)
+        return Chunk(tp, self._assignments.received(tp, (messages[-1].offset() or 0) + 1), messages)
 
     def _take_errors(self, messages: list[Message], now_ms: int) -> list[Message]:
         """Tells errors from messages, in their order: what came before an error was reached."""
@@ -295,7 +295,7 @@ class KafkaSource:
             if tp in ended:
                 continue  # fetched behind what failed, which might be left out
             if error is None:
-                self._assignments.came(tp, (message.offset() or 0) + 1)
+                self._assignments.received(tp, (message.offset() or 0) + 1)
                 good.append(message)
             elif error.code() not in _PASSING:
                 ended.add(tp)
@@ -304,20 +304,20 @@ class KafkaSource:
 
     def _take_error(self, tp: TopicPartition, error: KafkaError, position: int | None, now_ms: int) -> None:
         if error.code() == KafkaError._AUTO_OFFSET_RESET:  # `position`: where it failed, not where it was assigned
-            self._assignments.refuse(tp, -1 if position is None else position, settings.truncation(error), now_ms)
+            self._assignments.refuse(tp, -1 if position is None else position, settings.truncation_text(error), now_ms)
         elif error.code() in _REFUSALS:
-            self._assignments.refuse_for_good(tp, error.str())
+            self._assignments.refuse_permanently(tp, error.str())
         else:
             self._assignments.fail(tp, error.str(), now_ms)
 
     def close(self) -> None:
         self._closed = True
-        self._ring()
-        with self._client:
+        self._wake()
+        with self._client_lock:
             if not self._inside:  # otherwise this thread is, further out, and does it when it leaves
                 self._close()
 
     def _close(self) -> None:
-        if not self._let_go:
-            self._let_go = True
+        if not self._consumer_closed:
+            self._consumer_closed = True
             self._consumer.close()

@@ -23,8 +23,17 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.assignments import Assignments
-from marshal_py.transport.ports import CAPABILITIES, Bounds, Broken, Chunk, LogRecord, OutOfRange, RawMessage, TopicInfo
-from marshal_py.transport.topic_checks import FOREVER, check_sound
+from marshal_py.transport.ports import (
+    ALL_CAPABILITIES,
+    Bounds,
+    Broken,
+    Chunk,
+    LogRecord,
+    OutOfRange,
+    RawMessage,
+    TopicInfo,
+)
+from marshal_py.transport.topic_checks import KEEP_FOREVER, check_settings
 
 READ_MAX: Final = 10_000  # records taken at once, as the Kafka transport does
 
@@ -95,7 +104,7 @@ class MemoryBroker:
             self._id += 1
             self.topics[name] = [[] for _ in range(partitions)]
             self.ids[name] = self._id
-            self.settings[name] = dict(FOREVER)
+            self.settings[name] = dict(KEEP_FOREVER)
             self.changed.notify_all()
 
     def delete_topic(self, name: str) -> None:
@@ -175,7 +184,7 @@ class MemoryLog:
         found: list[LogRecord] = []
         for log, at in list(self._at.items()):
             tp = TopicPartition(self.topic, log)
-            error = self._outside(tp, at)
+            error = self._out_of_log(tp, at)
             if error is not None:
                 if found:
                     return found  # said next time
@@ -186,7 +195,7 @@ class MemoryLog:
                 self._at[log] = message.offset() + 1
         return found
 
-    def _outside(self, tp: TopicPartition, at: int) -> CoordinationError | None:
+    def _out_of_log(self, tp: TopicPartition, at: int) -> CoordinationError | None:
         if self.topic not in self.broker.topics:
             return TopicRecreated(tp.partition, f"offset {at}", "no topic")
         bounds = self.broker.bounds(tp)
@@ -201,7 +210,7 @@ class MemoryLog:
         deadline = time.monotonic() + timeout_s
         while at < end:
             with self.broker.lock:
-                error = self._outside(tp, at)
+                error = self._out_of_log(tp, at)
                 if error is not None:
                     raise error
                 found = self.broker.read(tp, at, READ_MAX)
@@ -243,7 +252,7 @@ class MemorySource:
         self._assignments = Assignments()
         self._closed = False
 
-    def learn(self, topics: Iterable[str]) -> None:
+    def learn_leaders(self, topics: Iterable[str]) -> None:
         pass
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
@@ -291,7 +300,7 @@ class MemorySource:
             messages: Sequence[RawMessage] = self.broker.read(tp, fetched.reached, max_messages)
             if messages:
                 max_messages -= len(messages)
-                chunks.append(Chunk(tp, self._assignments.came(tp, fetched.reached + len(messages)), messages))
+                chunks.append(Chunk(tp, self._assignments.received(tp, fetched.reached + len(messages)), messages))
         return chunks
 
     def carry_out(self) -> None:
@@ -316,7 +325,7 @@ class MemorySource:
 class MemoryAdmin:
     """ClusterAdmin over a MemoryBroker."""
 
-    capabilities = CAPABILITIES
+    capabilities = ALL_CAPABILITIES
 
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker = broker
@@ -327,7 +336,7 @@ class MemoryAdmin:
                 if not self.broker.may_create:
                     raise CoordinationTopicMissing(topic, "not allowed", f"create_topic({topic!r}, {partitions})")
                 self.broker.create_topic(topic, partitions)
-            check_sound(topic, self.broker.settings[topic], self.broker.brokers, self.broker.brokers, "memory")
+            check_settings(topic, self.broker.settings[topic], self.broker.brokers, self.broker.brokers, "memory")
             return len(self.broker.topics[topic])
 
     def describe_topic(self, topic: str) -> TopicInfo | None:

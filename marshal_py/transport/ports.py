@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from marshal_py.errors import MarshalError
 from marshal_py.protocol.identity import Instant, TopicPartition
 
-CAPABILITIES = frozenset({"truncate", "grow", "time_lookup", "describe_config", "create_topic", "long_log"})
+ALL_CAPABILITIES = frozenset({"truncate", "grow", "time_lookup", "describe_config", "create_topic", "long_log"})
 
 EARLIEST = "earliest"
 LATEST = "latest"
@@ -79,7 +79,7 @@ class Broken(NamedTuple):
     tp: TopicPartition
     reason: str
     round: int
-    for_good: bool  # waiting does not mend it; otherwise it was tried again for as long as the source tries
+    permanent: bool  # waiting does not mend it; otherwise it was tried again for as long as the source tries
 
 
 class Clock(Protocol):
@@ -136,7 +136,7 @@ class DataSource(Protocol):
     What is assigned, unassigned or paused is carried out by the thread that polls, or by `carry_out`.
     """
 
-    def learn(self, topics: Iterable[str]) -> None:
+    def learn_leaders(self, topics: Iterable[str]) -> None:
         """Looks up who leads the partitions of these topics, so that a later `assign` fetches at once. May wait."""
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:

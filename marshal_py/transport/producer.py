@@ -53,9 +53,9 @@ class KafkaProducer:
         self._counts: dict[str, int] = {}  # topic -> partitions
         self._turn = 0
         self._error: MarshalError | None = None
-        self._trouble = ConnectionErrors(transport.given)
+        self._errors = ConnectionErrors(transport.given)
         self._producer = Producer(
-            {**settings.admin(transport.given, transport.client_id), **_WRITER, "error_cb": self._trouble.heard}
+            {**settings.admin(transport.given, transport.client_id), **_WRITER, "error_cb": self._errors.on_error}
         )
 
     def write(
@@ -75,9 +75,9 @@ class KafkaProducer:
         if partition is not None and not 0 <= partition < count:
             raise InvalidOption("partition", partition, f"topic {topic!r} has the partitions 0 to {count - 1}")
         if self._guard is not None:
-            partition = self._place(key, count) if partition is None else partition
+            partition = self._choose_partition(key, count) if partition is None else partition
             self._guard.reserve(topic, partition, record_bytes_max(key, value, headers))
-        self._hand_over(topic, value, key, list(headers), -1 if partition is None else partition, timestamp_ms)
+        self._enqueue(topic, value, key, list(headers), -1 if partition is None else partition, timestamp_ms)
 
     def _partitions(self, topic: str) -> int:
         """How many partitions the topic has. Asked before anything is sent: the embedded broker would create it."""
@@ -89,19 +89,19 @@ class KafkaProducer:
             count = self._counts[topic] = found
         return count
 
-    def _place(self, key: bytes | None, count: int) -> int:
+    def _choose_partition(self, key: bytes | None, count: int) -> int:
         """Where librdkafka's default partitioner would put a keyed message; the guard must know it beforehand."""
         if key:
             return zlib.crc32(key) % count
         self._turn += 1
         return self._turn % count
 
-    def _hand_over(
+    def _enqueue(
         self, topic: str, value: bytes | None, key: bytes | None, headers: list[Any], partition: int, timestamp_ms: int
     ) -> None:
         while True:
             self._producer.poll(0)
-            self._raise_refused()
+            self._raise_error()
             try:
                 self._producer.produce(
                     topic, value, key, partition, headers=headers, timestamp=timestamp_ms, on_delivery=self._on_delivery
@@ -111,29 +111,29 @@ class KafkaProducer:
                 self._producer.poll(FULL_POLL_S)
             except KafkaException as error:
                 size_bytes = len(value or b"") + len(key or b"")
-                raise self._named(error.args[0], topic, partition, size_bytes) from error
+                raise self._as_marshal_error(error.args[0], topic, partition, size_bytes) from error
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
         tp = TopicPartition(message.topic() or "", message.partition() or 0)
         if error is not None:
-            self._error = self._error or self._named(error, *tp, len(message.value() or b""))
+            self._error = self._error or self._as_marshal_error(error, *tp, len(message.value() or b""))
             return
         self.written += 1
         if self._on_written is not None:
             self._on_written(tp, message.offset() or 0)
 
-    def _named(self, error: KafkaError, topic: str, partition: int, size_bytes: int) -> MarshalError:
+    def _as_marshal_error(self, error: KafkaError, topic: str, partition: int, size_bytes: int) -> MarshalError:
         match error.code():
             case KafkaError.MSG_SIZE_TOO_LARGE | KafkaError.INVALID_MSG_SIZE | KafkaError.RECORD_LIST_TOO_LARGE:
                 return MessageTooLarge("a message", size_bytes, error.str())
             case KafkaError._UNKNOWN_TOPIC | KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return TopicMissing(topic)
             case KafkaError._MSG_TIMED_OUT | KafkaError._TIMED_OUT | KafkaError._TRANSPORT:
-                what, reason = f"acknowledgements of {topic}", self._trouble.reason(error.str())
+                what, reason = f"acknowledgements of {topic}", self._errors.reason(error.str())
                 return ClusterUnreachable(self._servers, what, reason)
         return PartitionError(topic, partition, f"writing is refused: {error.str()}")
 
-    def _raise_refused(self) -> None:
+    def _raise_error(self) -> None:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -141,7 +141,7 @@ class KafkaProducer:
     def poll(self) -> None:
         """Takes acknowledgements that have come, without waiting. Raises what became of earlier messages."""
         self._producer.poll(0)
-        self._raise_refused()
+        self._raise_error()
 
     def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
         """Returns once everything is acknowledged. Raises what the cluster refused, ClusterUnreachable."""
@@ -149,9 +149,9 @@ class KafkaProducer:
         while left := self._producer.flush(FLUSH_SLICE_S):
             if self._error is not None or time.monotonic() >= deadline:
                 break
-        self._raise_refused()
+        self._raise_error()
         if left:
-            reason = self._trouble.reason("no answer in time")
+            reason = self._errors.reason("no answer in time")
             raise ClusterUnreachable(self._servers, f"{left} acknowledgements", reason)
 
     def close(self) -> None:

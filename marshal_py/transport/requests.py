@@ -25,7 +25,7 @@ from marshal_py.transport.ports import Bounds
 
 T = TypeVar("T")
 
-AGAIN_S: Final = 0.05  # metadata spreads within tens of ms
+RETRY_PAUSE_S: Final = 0.05  # metadata spreads within tens of ms
 LIST_TIMEOUT_S_MIN: Final = 1.0  # the last attempt still gets this long
 BROKER_TIMEOUT_S: Final = 3.0  # A broker answers in milliseconds; then another one is asked, or who leads by now.
 _UNANSWERED: Final = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT})
@@ -37,7 +37,7 @@ _MOVING: Final = _UNANSWERED | {
     KafkaError.UNKNOWN_LEADER_EPOCH,
 }
 # A broker has not heard of the topic: it is new, or it is not there at all. So are partitions that nobody leads.
-_UNHEARD: Final = frozenset(
+_UNKNOWN: Final = frozenset(
     {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError._NOENT}
 )
 _KINDS: Final = {
@@ -50,33 +50,33 @@ _KINDS: Final = {
 class Requester(AdminClient):
     """A client for questions alone. It hears what librdkafka says of its connections only while it is polled."""
 
-    trouble: ConnectionErrors
+    errors: ConnectionErrors
 
     def listen(self) -> ConnectionErrors:
         """What librdkafka has said since the last look."""
         self.poll(0)
-        return self.trouble
+        return self.errors
 
     def reason(self, error: KafkaException | TimeoutError) -> str:
         """Why a question failed, with librdkafka's last words."""
         return self.listen().reason(text_of(error))
 
 
-def asker(given: settings.Settings, client_id: str) -> Requester:
-    trouble = ConnectionErrors(given)
-    client = settings.made(Requester, {**settings.admin(given, client_id), "error_cb": trouble.heard})
-    client.trouble = trouble
+def make_requester(given: settings.Settings, client_id: str) -> Requester:
+    errors = ConnectionErrors(given)
+    client = settings.create_client(Requester, {**settings.admin(given, client_id), "error_cb": errors.on_error})
+    client.errors = errors
     return client
 
 
-def _learn_leaders(client: Requester, topics: Iterable[str], timeout_s: float) -> None:
+def _refresh_leaders(client: Requester, topics: Iterable[str], timeout_s: float) -> None:
     """librdkafka asks by the leader epoch that it knows, and does not ask anew when a broker says that it is old."""
     with contextlib.suppress(KafkaException):  # what is wrong, the question itself will say
         for topic in sorted(topics):
             metadata(client, topic, timeout_s)
 
 
-def judged(
+def as_cluster_error(
     client: Requester, given: settings.Settings, error: KafkaException | TimeoutError, what: str, right: tuple[str, str]
 ) -> ClusterError:
     """Kafka's refusal as one of ours. `right`: the operation and what it is done with, if it was a matter of rights."""
@@ -101,7 +101,7 @@ def list_offsets(
     `exists`: the partitions are there, so that a broker which has not heard of them will. Raises ClusterUnreachable,
     AccessDenied.
     """
-    deadline, passing = time.monotonic() + timeout_s, _MOVING | (_UNHEARD if exists else frozenset())
+    deadline, passing = time.monotonic() + timeout_s, _MOVING | (_UNKNOWN if exists else frozenset())
     wanted = {KafkaPartition(*tp): spec for tp in tps}
     client.listen().forget()
     while True:
@@ -115,11 +115,11 @@ def list_offsets(
             }
         except (KafkaException, TimeoutError) as error:
             if (isinstance(error, TimeoutError) or code_of(error) in passing) and time.monotonic() < deadline:
-                time.sleep(AGAIN_S)
-                _learn_leaders(client, {tp.topic for tp in tps}, max(0.0, deadline - time.monotonic()))
+                time.sleep(RETRY_PAUSE_S)
+                _refresh_leaders(client, {tp.topic for tp in tps}, max(0.0, deadline - time.monotonic()))
                 continue
             names = ", ".join(map(str, tps[:3]))
-            raise judged(client, given, error, f"the ends of {names}", ("Describe", tps[0].topic)) from error
+            raise as_cluster_error(client, given, error, f"the ends of {names}", ("Describe", tps[0].topic)) from error
 
 
 def list_bounds(
@@ -140,7 +140,7 @@ def list_bounds(
     return {tp: Bounds(first[tp], end[tp]) for tp in tps}
 
 
-def answer_of(client: Requester, ask: Callable[[], Future[T]], timeout_s: float) -> T:
+def ask_any_broker(client: Requester, ask: Callable[[], Future[T]], timeout_s: float) -> T:
     """The answer of any broker. Raises KafkaException, TimeoutError.
 
     librdkafka (2.16) sends such questions to the broker that metadata call the controller, and asks for metadata anew

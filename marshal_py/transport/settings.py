@@ -110,7 +110,7 @@ def checked(given: Settings) -> Settings:
     return given
 
 
-def made(client: Callable[[dict[str, Any]], T], configuration: Mapping[str, Any]) -> T:
+def create_client(client: Callable[[dict[str, Any]], T], configuration: Mapping[str, Any]) -> T:
     """A client of librdkafka's. Its own complaint about a setting becomes InvalidOption."""
     try:
         return client(dict(configuration))
@@ -170,6 +170,6 @@ def default_client_id() -> str:
     return socket.gethostname() or "marshal"
 
 
-def truncation(error: KafkaError) -> str:
+def truncation_text(error: KafkaError) -> str:
     """What librdkafka says of a log that lost its tail; "" if the error is about something else."""
     return error.str() if _TRUNCATED in error.str() else ""

@@ -10,11 +10,11 @@ from marshal_py.errors import WrongTopicSetting
 SAFE_BROKERS: Final = 3  # L1: from three brokers on, the coordination topic is replicated
 SAFE_ISR: Final = 2
 COORDINATION_PARTITIONS: Final = 16  # each is a log of its own, so that the groups share the work of folding
-FOREVER: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+KEEP_FOREVER: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 SAFE_SETTINGS: Final = {"min.insync.replicas": str(SAFE_ISR), "unclean.leader.election.enable": "false"}
 
 
-def check_sound(
+def check_settings(
     topic: str, found: Mapping[str, str], brokers: int, replicas: int, servers: str, grow_to: int = 0
 ) -> None:
     """Raises WrongTopicSetting for the first setting that could lose history, with the command that mends them all."""
@@ -30,14 +30,14 @@ def wrong_settings(
     `grow_to`: as many partitions shall it have, if nothing was written to it yet and it has fewer. A broker that made
     it because somebody asked for it gave it one.
     """
-    right = FOREVER | (SAFE_SETTINGS if brokers >= SAFE_BROKERS else {})
+    right = KEEP_FOREVER | (SAFE_SETTINGS if brokers >= SAFE_BROKERS else {})
     pairs = ",".join(f"{key}={value}" for key, value in right.items())
-    mend = f"kafka-configs.sh --bootstrap-server {servers} --alter --topic {topic} --add-config {pairs}"
+    fix = f"kafka-configs.sh --bootstrap-server {servers} --alter --topic {topic} --add-config {pairs}"
     if grow_to:
-        mend += f" && {growth(topic, grow_to, servers)}"
-    for key, wanted in FOREVER.items():
+        fix += f" && {grow_command(topic, grow_to, servers)}"
+    for key, wanted in KEEP_FOREVER.items():
         if key in found and found[key] != wanted:
-            yield WrongTopicSetting(topic, key, found[key], wanted, mend)
+            yield WrongTopicSetting(topic, key, found[key], wanted, fix)
     if brokers < SAFE_BROKERS:
         return
     if replicas < SAFE_BROKERS:
@@ -50,16 +50,16 @@ def wrong_settings(
             f"let it be created again",
         )
     if int(found.get("min.insync.replicas", SAFE_ISR)) < SAFE_ISR:
-        yield WrongTopicSetting(topic, "min.insync.replicas", found["min.insync.replicas"], str(SAFE_ISR), mend)
+        yield WrongTopicSetting(topic, "min.insync.replicas", found["min.insync.replicas"], str(SAFE_ISR), fix)
     if found.get("unclean.leader.election.enable", "false") != "false":
-        yield WrongTopicSetting(topic, "unclean.leader.election.enable", "true", "false", mend)
+        yield WrongTopicSetting(topic, "unclean.leader.election.enable", "true", "false", fix)
 
 
-def new_settings(replicas: int) -> dict[str, str]:
+def initial_settings(replicas: int) -> dict[str, str]:
     """Those of a coordination topic that is made now."""
-    return FOREVER | (SAFE_SETTINGS if replicas >= SAFE_BROKERS else {"unclean.leader.election.enable": "false"})
+    return KEEP_FOREVER | (SAFE_SETTINGS if replicas >= SAFE_BROKERS else {"unclean.leader.election.enable": "false"})
 
 
-def growth(topic: str, partitions: int, servers: str) -> str:
+def grow_command(topic: str, partitions: int, servers: str) -> str:
     """The command that adds partitions. Of no use once a Genesis has counted them (L3)."""
     return f"kafka-topics.sh --bootstrap-server {servers} --alter --topic {topic} --partitions {partitions}"

@@ -18,7 +18,7 @@ from marshal_py.protocol import codec, snapshot
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.records import Heartbeat
-from marshal_py.transport.dump import Reader, Writer, memory_door
+from marshal_py.transport.dump import Reader, Writer, memory_transport
 from marshal_py.transport.ports import LogRecord
 from tests.cli.shell import Shell, wait_until
 from tests.support import dumps
@@ -114,7 +114,7 @@ def test_forms_that_contradict_are_wrong_usage(shell: Shell, arguments: list[str
 
 
 def test_what_a_broken_consumer_held_is_compared_with_the_log(billing: str, dumped: Path, tmp_path: Path) -> None:
-    header, transport = memory_door(dumped)
+    header, transport = memory_transport(dumped)
     with Observer(transport, header.topic) as observer:
         observer.fold(billing)
         (world,) = [world for world in observer.worlds.values() if billing in world.groups]

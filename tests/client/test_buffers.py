@@ -50,7 +50,7 @@ def test_messages_keep_their_topic_when_the_other_topic_goes_meanwhile(monkeypat
         sink.flush(DEADLINE_S)
         sink.close()
         source = transport.source("g", "c", {})
-        source.learn(["apples", "pears"])
+        source.learn_leaders(["apples", "pears"])
         source.assign({TopicPartition("apples", 0): 0, TopicPartition("pears", 0): 0})
         plain = KafkaSource._consume
         seen: list[str] = []

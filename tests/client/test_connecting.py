@@ -200,7 +200,7 @@ def test_a_refused_read_passes_and_a_lasting_one_is_named(
     """librdkafka tells it once per assignment, so it is made to tell it again."""
     monkeypatch.setattr(connection_errors, "REFUSED_S", 0.2)
     monkeypatch.setattr(connection_errors, "REFUSED_NEW_S", 0.2)
-    monkeypatch.setattr(kafka, "DENIED_AGAIN_S", 0.1)
+    monkeypatch.setattr(kafka, "DENIED_RETRY_S", 0.1)
     log, reader = kafka.KafkaTransport(embedded.target, DEADLINE_S).log(LOG, "reader"), Refusing()
     real, log._consumer = log._consumer, reader  # type: ignore[assignment]
     log._followed[0] = 0

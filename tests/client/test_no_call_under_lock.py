@@ -159,12 +159,12 @@ def test_who_assigns_does_not_wait_for_a_poll(embedded: EmbeddedGround) -> None:
     embedded.fill(topic, 1, 3)
     one, two = TopicPartition(topic, 0), TopicPartition(topic, 1)
     source = kafka.KafkaTransport(embedded.target, DEADLINE_S).source("g", "c", {})
-    source.learn([topic])
+    source.learn_leaders([topic])
     entered, leave = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with source._client:
-            source._use(lambda: (entered.set(), leave.wait(DEADLINE_S)))
+        with source._client_lock:
+            source._run(lambda: (entered.set(), leave.wait(DEADLINE_S)))
 
     thread = threading.Thread(target=hold)
     thread.start()

@@ -126,7 +126,7 @@ def refuse(consumer: Consumer, tp: TopicPartition) -> None:
     until(lambda: source.fetching(tp), "it is assigned")
     with consumer._loop.lock, source.broker.changed:
         source._assignments.take(0)  # as a poll does
-        source._assignments.refuse_for_good(tp, "Topic authorization failed")
+        source._assignments.refuse_permanently(tp, "Topic authorization failed")
         consumer._member.request_tick()
 
 

@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, ConfigResource
 
 from marshal_py.spark import Ledger
-from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS, FOREVER
+from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS, KEEP_FOREVER
 from tests.spark.test_docs import PROGRAMS
 from tests.support.kafka import start_guarded
 
@@ -36,5 +36,5 @@ def test_the_first_job_on_a_broker_that_makes_topics_by_itself(spark: SparkSessi
         config = asked.result(30)
     assert sorted(int(row.value) for row in rows) == list(range(MESSAGES))
     assert len(topics["__marshal"].partitions) == COORDINATION_PARTITIONS
-    assert {name: config[name].value for name in FOREVER} == FOREVER
+    assert {name: config[name].value for name in KEEP_FOREVER} == KEEP_FOREVER
     assert {name for name in topics if not name.startswith("__")} == {"orders"}

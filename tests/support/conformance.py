@@ -23,7 +23,7 @@ from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.memory import MemoryBroker, MemoryTransport
 from marshal_py.transport.ports import (
-    CAPABILITIES,
+    ALL_CAPABILITIES,
     Bounds,
     CoordinationLog,
     DataSource,
@@ -172,7 +172,7 @@ class EmbeddedRig(KafkaRig):
     """The embedded broker. Its owner can truncate; its clients can do nothing of the list."""
 
     name = "embedded"
-    lacks = CAPABILITIES - {"truncate"}
+    lacks = ALL_CAPABILITIES - {"truncate"}
 
     def __init__(self) -> None:
         self.broker = Broker().start()
@@ -248,7 +248,7 @@ class Suite:
     @pytest.fixture
     def source(self, rig: Rig, topic: str) -> Iterable[DataSource]:
         source = rig.transport().source("group", "reader", {})
-        source.learn([topic])
+        source.learn_leaders([topic])
         yield source
         source.close()
 
@@ -388,7 +388,7 @@ class SourcePromises(Suite):
         second = rig.topic(1)
         rig.produce(topic, 0, [b"a"])
         rig.produce(second, 0, [b"b"])
-        source.learn([second])
+        source.learn_leaders([second])
         source.assign({TopicPartition(topic, 0): 0, TopicPartition(second, 0): 0})
         found = read_source(source, 2)
         assert {tp.topic: values(messages) for tp, messages in found.items()} == {topic: [b"a"], second: [b"b"]}
@@ -502,7 +502,7 @@ class SourcePromises(Suite):
 
         def learn() -> None:
             for _ in range(5):
-                source.learn([topic])
+                source.learn_leaders([topic])
             learned.set()
 
         threads = [threading.Thread(target=poll), threading.Thread(target=learn, daemon=True)]
@@ -520,7 +520,7 @@ class AdminPromises(Suite):
 
     def test_capabilities_are_named(self, rig: Rig) -> None:
         owners = {"truncate"} if rig.name == "embedded" else set()  # the owner can, a client cannot
-        assert rig.transport().admin().capabilities == CAPABILITIES - rig.lacks - owners
+        assert rig.transport().admin().capabilities == ALL_CAPABILITIES - rig.lacks - owners
         assert rig.transport().name == rig.name
 
     def test_topics_are_listed(self, rig: Rig, topic: str) -> None:
@@ -618,7 +618,7 @@ class GrowPromises(Suite):
         rig.grow(topic, 5)
         until(lambda: admin.partition_count(topic) == 5, "growth is seen")
         rig.produce(topic, 4, [b"new"])
-        source.learn([topic])
+        source.learn_leaders([topic])
         tp = TopicPartition(topic, 4)
         source.assign({tp: 0})
         assert values(read_source(source, 1)[tp]) == [b"new"]

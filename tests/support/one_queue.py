@@ -40,7 +40,7 @@ class OneQueueSource(MemorySource):
             if not chunks or chunks[-1].tp != tp:
                 chunks.append(Chunk(tp, round_, []))
             chunks[-1].messages.append(message)  # type: ignore[attr-defined]
-            self._assignments.came(tp, message.offset() + 1)
+            self._assignments.received(tp, message.offset() + 1)
             self.handed_out += 1
         return chunks
 

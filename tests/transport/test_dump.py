@@ -11,7 +11,7 @@ import pytest
 
 from marshal_py.errors import DumpDamaged, HistoryTruncated
 from marshal_py.protocol.identity import TopicPartition
-from marshal_py.transport.dump import Header, Reader, Span, Writer, memory_door
+from marshal_py.transport.dump import Header, Reader, Span, Writer, memory_transport
 from marshal_py.transport.ports import Bounds, LogRecord
 
 RECORDS = [
@@ -133,7 +133,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 def test_a_dump_as_a_cluster(path: Path) -> None:
     """Offsets, times and keys are those of the dump; a log that was cut says so as a real one would."""
     path.write_bytes(written())
-    found, transport = memory_door(path)
+    found, transport = memory_transport(path)
     assert found == header()
     admin, log = transport.admin(), transport.log("__marshal", "me")
     assert admin.partition_count("__marshal") == 3

@@ -15,7 +15,7 @@ from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport import requests
 from marshal_py.transport.embedded import Broker
 from marshal_py.transport.kafka import KafkaTransport
-from marshal_py.transport.requests import answer_of, asker, list_bounds
+from marshal_py.transport.requests import ask_any_broker, list_bounds, make_requester
 from tests.support.client_fixtures import DEADLINE_S, until
 
 LOG = "__marshal"
@@ -45,7 +45,7 @@ class Client(requests.Requester):
 
     def __init__(self, *answers: Future[Any]) -> None:
         super().__init__({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
-        self.trouble = requests.ConnectionErrors({})
+        self.errors = requests.ConnectionErrors({})
         self.answers = list(answers)
         self.looked = 0
 
@@ -67,14 +67,14 @@ def test_who_does_not_answer_is_not_asked_for_ever(monkeypatch: pytest.MonkeyPat
     """The metadata are looked at before the next attempt: they say who is asked."""
     monkeypatch.setattr(requests, "BROKER_TIMEOUT_S", 0.01)
     client = Client(Future(), failed(KafkaError._TRANSPORT), done(5))
-    assert answer_of(client, client.ask, DEADLINE_S) == 5
+    assert ask_any_broker(client, client.ask, DEADLINE_S) == 5
     assert client.looked == 2
 
 
 def test_a_refusal_is_an_answer() -> None:
     client = Client(failed(KafkaError.UNKNOWN_TOPIC_OR_PART))
     with pytest.raises(KafkaException, match="UNKNOWN_TOPIC_OR_PART"):
-        answer_of(client, client.ask, DEADLINE_S)
+        ask_any_broker(client, client.ask, DEADLINE_S)
 
 
 @pytest.mark.parametrize("code", [KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT], ids=["unknown", "no leader"])
@@ -90,13 +90,13 @@ def test_a_leader_that_is_lost_while_somebody_waits_is_looked_up_anew(brokers: B
     log = KafkaTransport({"bootstrap.servers": brokers.bootstrap_servers, "log_level": 0}, DEADLINE_S).log(LOG, "c")
     assert log.bounds(0, DEADLINE_S).end == 0
     asked, found = threading.Event(), list[Any]()
-    ask = log._asker.list_offsets
+    ask = log._requester.list_offsets
 
     def spy(*given: Any, **more: Any) -> Any:
         asked.set()
         return ask(*given, **more)
 
-    log._asker.list_offsets = spy  # type: ignore[method-assign]
+    log._requester.list_offsets = spy  # type: ignore[method-assign]
     brokers.broker_down(1)
     waiting = threading.Thread(target=lambda: found.append(log.bounds(0, DEADLINE_S)))
     waiting.start()
@@ -115,7 +115,7 @@ def test_a_client_that_is_replaced_still_answers_others(brokers: Broker) -> None
     admin._replace(before)
     assert admin._client is not before
     assert [old for _, old in admin._replaced] == [before]
-    assert asker({"bootstrap.servers": brokers.bootstrap_servers}, "c").listen().words == ""
+    assert make_requester({"bootstrap.servers": brokers.bootstrap_servers}, "c").listen().last_words == ""
 
 
 def test_a_coordinator_that_has_just_been_elected_is_asked_again() -> None:
@@ -128,9 +128,9 @@ def test_a_coordinator_that_has_just_been_elected_is_asked_again() -> None:
     with Broker() as broker:
         admin = KafkaTransport(broker.bootstrap_servers, 10.0).admin()
         try:
-            assert admin._of_group(ask) == "described"
+            assert admin._ask_coordinator(ask) == "described"
             codes.append(KafkaError.GROUP_AUTHORIZATION_FAILED)
             with pytest.raises(KafkaException):
-                admin._of_group(ask)
+                admin._ask_coordinator(ask)
         finally:
             admin.close()

@@ -16,13 +16,11 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-import marshal_py.cli.demo as demo_package
-
 ORPHANED: Final = 70
 END_TIMEOUT_S: Final = 15.0  # a consumer that leaves takes a few round trips; more is a cluster that is gone
 KILL_TIMEOUT_S: Final = 5.0
 STDERR_TAIL_BYTES: Final = 2_000
-_SOURCE_ROOT: Final = Path(demo_package.__file__).resolve().parents[3]
+_SOURCE_ROOT: Final = Path(__file__).resolve().parents[3]
 
 
 class Task(Struct, frozen=True):
