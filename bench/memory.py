@@ -223,7 +223,7 @@ class Life:
     def _member(self, number: int) -> Member:
         options = MemberOptions(client_id=f"client-{number}", topics=(self.topic,))
         member = Member(World(0, None), "memory", options, os.urandom)
-        member.topics.learn(self.topic, PARTITIONS)
+        member.learn_topic(self.topic, PARTITIONS)
         return member
 
     def now(self) -> Instant:
@@ -255,9 +255,9 @@ class Life:
         for record in ready.send:
             self._append(codec.encode(record, member.name, self.incarnation))
         for tp, _ in ready.start_prefetch:
-            member.rebalancer.prefetched(TopicPartition(*tp))
+            member.prefetched(TopicPartition(*tp))
         for want in ready.resolve:
-            member.rebalancer.start_resolved(want.tp, 0, self.now())
+            member.start_resolved(want.tp, 0, self.now())
 
 
 def live(hours: float) -> dict[str, Any]:

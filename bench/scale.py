@@ -94,7 +94,7 @@ class Fleet:
         """A real member, joined."""
         options = MemberOptions(client_id=f"real-{len(self.members)}", topics=(TOPIC,), interval_ms=INTERVAL_MS)
         member = Member(self.world, GROUP, options, self.random.randbytes)
-        member.topics.learn(TOPIC, partitions)
+        member.learn_topic(TOPIC, partitions)
         self.members.append(member)
         self.turn(member)
         assert member.session != NONE
@@ -115,9 +115,9 @@ class Fleet:
             if at % READ_AT_ONCE == 0:
                 self.now_ms += STEP_MS
         for tp, _ in ready.start_prefetch:
-            member.rebalancer.prefetched(tp)
+            member.prefetched(tp)
         for want in ready.resolve:
-            member.rebalancer.start_resolved(want.tp, 0, self.now())
+            member.start_resolved(want.tp, 0, self.now())
         return ready
 
     def heartbeats(self) -> None:
@@ -209,7 +209,7 @@ def _churn(partitions: int, members: int, changes: int) -> list[list[Any]]:
         nonlocal beat_due_ms
         fleet.append(record)
         fleet.now_ms += STEP_MS + fleet.took_s["read"][-1] * 1000
-        if member.stirred or fleet.now_ms >= member.deadline_ms:
+        if member.tick_requested or fleet.now_ms >= member.deadline_ms:
             fleet.turn(member)
         if fleet.now_ms >= beat_due_ms:
             beat_due_ms = fleet.now_ms + INTERVAL_MS // 3
@@ -276,7 +276,7 @@ def _until(fleet: Fleet, done: Callable[[], bool]) -> None:
             return
         fleet.now_ms += STEP_MS
         for member in fleet.members:
-            if member.stirred or fleet.now_ms >= member.deadline_ms:
+            if member.tick_requested or fleet.now_ms >= member.deadline_ms:
                 fleet.turn(member)
     raise TimeoutError("the members did not come to rest")
 

@@ -135,7 +135,7 @@ class ConsumerDriver:
 
     def tell_careful(self) -> None:
         """D11: sends a heartbeat at once if the next message of a careful claim waits for it."""
-        if self.member.careful.tell():
+        if self.member.finished():
             self.loop.kick(self)
 
     def lose_history(self) -> None:
@@ -151,12 +151,12 @@ class ConsumerDriver:
     def due(self, now: Instant) -> bool:
         if self.away:
             return False
-        return self.member.stirred or now.mono_ms >= self.member.deadline_ms or bool(self.cold)
+        return self.member.tick_due(now) or bool(self.cold)
 
     def _look_at_source(self, now: Instant) -> None:
         for tp in [tp for tp in self.cold if self.source.end_offset(tp) >= 0]:
             self.cold.discard(tp)
-            self.member.rebalancer.prefetched(tp)
+            self.member.prefetched(tp)
         if now.mono_ms >= self._ends_due_ms:
             self._ends_due_ms = now.mono_ms + self.member.third_ms
             if isinstance(self.queue, Ranges) and self.queue.looked_at():
@@ -170,7 +170,7 @@ class ConsumerDriver:
             self.unplaced[refused.tp] = refused
             self.submit("the bounds of partitions", self._place)
         for tp, reason, _, permanent in self.source.broken():
-            nothing_left = self.member.refusals.give_up(tp, reason, now)
+            nothing_left = self.member.give_up(tp, reason, now)
             if permanent and nothing_left:  # the user must know
                 self.troubles.append(PartitionError(tp.topic, tp.partition, reason))
 
@@ -304,7 +304,7 @@ class ConsumerDriver:
         with self.loop.outbox, self.loop.lock:
             now = self.loop.clock.now()
             for tp, start in found.items():
-                self.member.rebalancer.start_resolved(tp, start, now)
+                self.member.start_resolved(tp, start, now)
             self.step(now)
 
     def _mirror(self) -> None:
@@ -347,7 +347,7 @@ class ConsumerDriver:
             if self.unplaced.get(tp) is refused:
                 del self.unplaced[tp]
             group = self.member.group
-            if tp not in self.queue.buffers or (group is not None and self.member.topics.unfit(group, tp)):
+            if tp not in self.queue.buffers or (group is not None and self.member.unfit(group, tp)):
                 return
             if self.source.round(tp) != round_:
                 return  # a later assignment: what was said of this one is not about it
@@ -366,7 +366,7 @@ class ConsumerDriver:
         """D6: releases an own partition parked; the others go on. What is only fetched ahead, its owner judges."""
         for claim in self.member.claims.values():
             if claim.tp == tp:
-                self.member.releases.park(claim.epoch, reason, detail, self.loop.clock.now())
+                self.member.park(claim.epoch, reason, detail, self.loop.clock.now())
         self.loop.kick(self)
 
     def _look_at_ends(self) -> None:
@@ -405,7 +405,7 @@ class ConsumerDriver:
             if topic in self.missing:
                 self.missing.discard(topic)
                 self._tell_topic("topic_found", topic, "")
-            changed = self.member.topics.learn(topic, info.partitions, info.topic_id)
+            changed = self.member.learn_topic(topic, info.partitions, info.topic_id)
         if changed:
             self.source.learn_leaders([topic])
             self.loop.kick(self)
@@ -444,7 +444,7 @@ class ConsumerDriver:
             known = group.topics.get(topic)
             for number in range(known.count if known is not None else 0):
                 tp = TopicPartition(topic, number)
-                reason = group.parked(tp) or self.member.topics.unfit(group, tp)
+                reason = group.parked(tp) or self.member.unfit(group, tp)
                 if reason:
                     found[tp] = reason
         return found

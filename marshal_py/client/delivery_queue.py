@@ -235,7 +235,7 @@ class DeliveryQueue:
                 granted = self._granted_count(buffer, tracker)
                 at_bound = len(tracker.grants) >= GRANTS_AHEAD or (at_bound and granted == count)
                 count = granted
-            if count and (at_bound or self.member.careful.holds(claim)):
+            if count and (at_bound or claim.one_by_one):
                 return True
             there += count
             if max_bytes is not None:
@@ -274,7 +274,7 @@ class DeliveryQueue:
                 continue
             if not self.member.may_deliver(claim.epoch, now):
                 continue
-            careful = self.member.careful.holds(claim)  # D11: one by one
+            careful = claim.one_by_one  # D11: one by one
             of_it = min(1 if careful else share, left)
             while of_it > 0 and buffer.fetched:
                 part = self._take_part(buffer, claim, of_it, left_bytes, now, bool(parts))
@@ -352,7 +352,7 @@ class DeliveryQueue:
             if open_ms <= 0:
                 continue
             there = len(buffer.fetched[0].messages) - buffer.fetched[0].at
-            count = 1 if self.member.careful.holds(claim) else there
+            count = 1 if claim.one_by_one else there
             if isinstance(claim.tracker, AtMostOnce):
                 count = self._skip_to_grant(buffer, claim.tracker)
             count = min(count, self._left())

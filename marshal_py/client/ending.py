@@ -94,10 +94,10 @@ class Ending:
             return True
         member = self._driver.member
         with self._loop.outbox, self._loop.lock:
-            if not member.retiring:
+            if not member.stop_prepared:
                 member.prepare_stop()
                 self._loop.kick(self._driver)
-            return member.retired()
+            return member.ready_to_stop()
 
     def raise_if_ended(self) -> None:
         """Raises what ended the consumer, once, then ConsumerClosed; before that what a partition suffered from."""

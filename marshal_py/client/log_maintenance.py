@@ -73,7 +73,7 @@ class LogMaintenance:
                     members[0].options.client_id,
                     live,
                     max(member.options.interval_ms for member in members),
-                    any(member.liveness.proven(now) for member in members),
+                    any(member.proven(now) for member in members),
                 ),
             )
             self._send(number, tasks.send)

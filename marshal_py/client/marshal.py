@@ -197,7 +197,7 @@ class Marshal:
             later = start_positions.new_topics(world.groups.get(group), names)
             member = Member(world, group, chosen.member_options(self.client_id, names, VERSION), secrets.token_bytes)
             for topic, info in found.items():  # D10: before it can claim anything
-                member.topics.learn(topic, info.partitions, info.topic_id)
+                member.learn_topic(topic, info.partitions, info.topic_id)
         driver = ConsumerDriver(
             loop,
             number,

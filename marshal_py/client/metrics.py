@@ -127,7 +127,7 @@ def _consumer(driver: ConsumerDriver, now: Instant) -> ConsumerMetrics:
         member.session,
         driver.options.delivery,
         member.paused,
-        max(0, member.liveness.lease.left_ms(now)) if member.session != NONE else 0,
+        max(0, member.lease_left_ms(now)) if member.session != NONE else 0,
         member.round_trip_ms,
         tally.heartbeats,
         tally.records,

@@ -237,7 +237,7 @@ class Planner:
         self.alive()
         with self._loop.lock:
             now, member = self._loop.clock.now(), self._driver.member
-            valid = member.liveness.lease.valid(now)
+            valid = member.lease_left_ms(now) >= 0
             lost = [one.range.tp for one in taken if one.claim.sealed or not valid]
         if lost:
             raise ClaimLost(self.consumer.group, tuple(map(str, lost)))

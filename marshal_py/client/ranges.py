@@ -181,7 +181,7 @@ class Ranges:
                 # An owner that has shown no sign of life since we joined may be dead: it is being waited out.
                 if owner is None or (owner.id != member.session and owner.extended < member.session):
                     return False
-        return not member.rebalancer.expects(group)
+        return not member.awaits_hand_overs(group)
 
     # --- planning
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from marshal_py.protocol.assignment import DEFAULT_POLICY, MOVES, POLICIES, Target, candidates
 from marshal_py.protocol.identity import NONE, TopicPartition
+from marshal_py.protocol.member_state import MemberState
 from marshal_py.protocol.world import Group, Session
-
-if TYPE_CHECKING:
-    from marshal_py.protocol.member import Member
 
 STOPPING: Final = "stopping"  # the reason of a StepDown by which a member says that it is about to leave (A6)
 LOOK_AT_ONCE: Final = 2_000  # partitions and sessions up to which a look costs a few ms at most
@@ -25,7 +23,7 @@ LOOK_AT_ONCE: Final = 2_000  # partitions and sessions up to which a look costs 
 class Candidacy:
     """The part of a member that knows its place among the others."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: MemberState) -> None:
         self.member = member
         self.looks = 0  # grows with each look: who derives something from it looks again
         self.waited_out: frozenset[int] = frozenset()  # as of now
@@ -43,7 +41,7 @@ class Candidacy:
         self._before: list[int] = []  # sessions before this one, by number
         self._all: list[int] = []
         self._ahead: dict[str, int] = {}  # topic -> how many before this one can take a partition of it
-        self._heirs: tuple[tuple[int, ...], Target] = ((), {})
+        self._successors: tuple[tuple[int, ...], Target] = ((), {})
 
     @property
     def moves(self) -> bool:
@@ -91,9 +89,15 @@ class Candidacy:
         known = group.partitions.get(tp)
         return NONE if known is None else known.owner
 
-    def rank(self) -> int:
+    def rank(self, group: Group) -> int:
         """This member's place among those that may act now."""
+        self.look(group)
         return self.place[self.member.session]
+
+    def awaits_hand_overs(self, group: Group) -> bool:
+        """Whether the target takes partitions from live owners for this member (A3)."""
+        self.look(group)
+        return bool(self.taking)
 
     def rank_for(self, group: Group, tp: TopicPartition) -> int:
         """A2: 0 the named successor or the target, 1 the former owner, then the rest that can take the partition."""
@@ -135,16 +139,16 @@ class Candidacy:
             return older
         return bisect_right(self._all, silent.extended) + len(self._before) - older
 
-    def heirs(self, group: Group) -> Target:
+    def successors(self, group: Group) -> Target:
         """Who should have what once this member is gone: the target of those that stay, so that it moves once (A6)."""
         self.look(group)
         leaving = self.stopping | {self.member.session}
         rest = tuple(sid for sid in self.order if sid in group.sessions and sid not in leaving)
-        if self._heirs[0] != rest:
-            self._heirs = rest, self._target(group, list(rest))
-        return self._heirs[1]
+        if self._successors[0] != rest:
+            self._successors = rest, self._target(group, list(rest))
+        return self._successors[1]
 
-    def taken_over(self, group: Group) -> bool:
+    def can_hand_over(self, group: Group) -> bool:
         """Whether others that stay take over what this member has while it is still here (A3, A6)."""
         self.look(group)
         me, stays = self.member.session, group.sessions.keys() - self.stopping
@@ -152,8 +156,8 @@ class Candidacy:
             return False
         if group.sessions[me].mark == NONE:  # it has not read its own StepDown yet
             return any(sid != me and sid in stays and group.sessions[sid].mark == NONE for sid in self.order)
-        heirs = (self.target.get(claim.tp, me) for claim in self.member.claims.values())
-        return any(sid != me and sid in stays for sid in heirs)
+        successors = (self.target.get(claim.tp, me) for claim in self.member.claims.values())
+        return any(sid != me and sid in stays for sid in successors)
 
 
 def _has_room(session: Session) -> bool:

@@ -28,15 +28,16 @@ class Claim:
         "epoch",
         "generation",
         "offer",
+        "one_by_one",
         "parking",
         "phase",
         "reason",
         "release_sent_ms",
         "released_position",
+        "revoking_reported",
         "sealed",
         "sealed_ms",
         "successor",
-        "told",
         "topic_id",
         "tp",
         "tracker",
@@ -59,7 +60,8 @@ class Claim:
         self.released_position = NONE
         self.sealed_ms = 0  # monotonic, once sealed
         self.parking = ""  # why its Release parks the partition (F6.4)
-        self.told = False  # whether the user knows that it is to go
+        self.revoking_reported = False  # whether the user knows that it will be released
+        self.one_by_one = False  # its messages are handed over singly for a while (poison_guard.py)
         self.offer: tuple[int, int] | None = None  # fetched and not yet granted, in at-most-once mode: [start, to)
         self.end_offset = NONE  # end of the partition as last seen, for lag
 
@@ -86,7 +88,7 @@ class Claim:
         """The reason to let go went away before the Release was sent."""
         if self.phase is ClaimPhase.DRAINING:
             self.phase, self.reason, self.successor, self.drain_until_ms = ClaimPhase.OPEN, "", NONE, None
-            self.told = False
+            self.revoking_reported = False
 
     def drained(self, now_ms: int) -> bool:
         """Whether the Release may go out: no handler holds a message of it, or the time for that is over (T12)."""

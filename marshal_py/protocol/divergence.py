@@ -6,15 +6,13 @@ are read again: another result than it holds means that it is itself the broken 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from marshal_py.errors import Diverged
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.member_state import MemberState
 from marshal_py.protocol.records import Checkpoint
 from marshal_py.protocol.world import CHECKPOINT_OFFSETS, CHECKPOINTS_KEPT, FOLD_VERSION, Group, World
-
-if TYPE_CHECKING:
-    from marshal_py.protocol.member import Member
 
 OUTVOTED_BY = 2  # G8: so in a group of three one broken client stops nobody but itself
 AGREED_KEPT = 3  # client ids whose digests were ours last: two of them, and the accuser's own
@@ -36,7 +34,7 @@ class DivergenceCheck:
     2. A session that was once found to be the odd one out is not listened to again.
     """
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: MemberState) -> None:
         self.member = member
         self.accusations: dict[int, Accusation] = {}  # by session
         self.confirmed = False  # the re-fold gave what is held

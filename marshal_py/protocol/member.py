@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from marshal_py.errors import GroupDeleted, GroupOpaque, MarshalError
-from marshal_py.protocol.advisory import PROBE, Advisory
-from marshal_py.protocol.candidacy import STOPPING
+from marshal_py.protocol.advisory import PROBE
+from marshal_py.protocol.candidacy import STOPPING, Candidacy
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.claim_records import claim_state
 from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.divergence import DivergenceCheck
 from marshal_py.protocol.failure_detector import FailureDetector
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
-from marshal_py.protocol.liveness import HEARTBEATS_PER_INTERVAL, Due, Liveness
-from marshal_py.protocol.poison_guard import PoisonGuard
+from marshal_py.protocol.liveness import Due
+from marshal_py.protocol.member_state import MemberState
 from marshal_py.protocol.quiescence import Quiescence
 from marshal_py.protocol.ready import MemberOptions, Ready
 from marshal_py.protocol.rebalance import Rebalancer
@@ -34,9 +34,8 @@ from marshal_py.protocol.records import (
     PauseWaited,
     ReleaseGroup,
     StepDown,
-    clipped,
 )
-from marshal_py.protocol.refusals import Refusals
+from marshal_py.protocol.refusals import LEFT_INTERVALS, Refusals
 from marshal_py.protocol.releases import Releases
 from marshal_py.protocol.topics import Topics
 from marshal_py.protocol.verdict import Verdict
@@ -44,71 +43,36 @@ from marshal_py.protocol.world import Group, World
 
 ENTRY_BYTES = 50  # of a ClaimState without its progress, at most
 HEARTBEAT_BYTES = 800_000  # T11: of all entries; 10,000 ready epochs fit into what codec.VALUE_BYTES_MAX leaves
-MIRROR_MS = 5_000  # how often accepted positions go to Kafka's committed offsets: its own auto-commit interval
 
 
-class Member:
+class Member(MemberState):
     """One client in one group, as a state machine without clock and without I/O."""
 
     def __init__(self, world: World, group: str, options: MemberOptions, draw: Callable[[int], bytes]) -> None:
         """`world`: of the group's log, folded to its end (L7). `draw(n)`: n random bytes from the edge."""
-        self.world = world
-        self.name = group
-        self.options = options
-        self.third_ms = options.interval_ms // HEARTBEATS_PER_INTERVAL
-        self.liveness = Liveness(options.interval_ms, draw)
-        self.detector = FailureDetector(options.interval_ms)
-        self.topics = Topics(self)
-        self.rebalancer = Rebalancer(self)
-        self.reading = RecordHandler(self)
-        self.divergence = DivergenceCheck(self)
-        self.quiescence = Quiescence(self)
-        self.careful = PoisonGuard(self)
-        self.releases = Releases(self)
-        self.refusals = Refusals(self)
-        self.session = NONE
-        self.claims: dict[int, Claim] = {}  # by epoch; none of them GONE
-        self.ended = False
-        self.error: MarshalError | None = None
-        self.grants_dropped = 0
-        self.late_acks = 0
-        self.take_overs = 0  # claims of partitions whose owner was evicted
-        self.round_trip_ms = NONE  # of the last own heartbeat that was read back
-        self.fenced = True
-        self._fence_told = False  # whether the user was told of a fence that still stands
+        super().__init__(world, group, options, draw)
+        self.deadline_ms = 0  # monotonic: when to call `tick` at the latest
         self.stalled_ms = 0  # how long the driver could not run just now, as far as it knows
-        self.leaving = ""  # reason, once the user wants to stop
-        self.retiring = False  # the user will stop soon: heirs may fetch ahead first (A6)
-        self.urgent = False  # a heartbeat that must not wait for its third: a ready note, a flush
-        self.stirred = False  # something was read that a tick should look at before its deadline
-        self.out = Ready()  # of the next tick
-        self.orphaned_sessions: dict[int, int] = {}  # sessions of older own Joins -> when the Leave was sent (T14)
-        self.leave_sent_ms: int | None = None
+        self.topics = Topics(self)
+        self.refusals = Refusals(self)
+        self._compose()
+        self._fence_reported = False  # whether the user knows of a fence that has not ended
         self._step_down_sent_ms: int | None = None
-        self.join_sent: Instant | None = None
-        self.join_unread = b""  # instance of the newest own Join until it is read
-        self._mirrored: dict[TopicPartition, int] = {}
-        self._mirror_due_ms = 0
         self._pause_end_sent_ms: int | None = None
         self._entries_first = 0  # index of the claim that the next heartbeat begins with
-        self.deadline_ms = 0
-        world.watched.add(group)
 
-    # --- the world as this client sees it
+    def _compose(self) -> None:
+        """Makes the parts that belong to one world."""
+        self.candidacy = Candidacy(self)
+        self.divergence = DivergenceCheck(self)
+        self.rebalancer = Rebalancer(self, self.candidacy, self.topics, self.divergence)
+        self.releases = Releases(self, self.candidacy, self.topics, self.rebalancer)
+        self.quiescence = Quiescence(self, self.rebalancer, self.divergence)
+        self.record_handler = RecordHandler(
+            self, self.candidacy, self.topics, self.rebalancer, self.divergence, self.refusals
+        )
 
-    @property
-    def group(self) -> Group | None:
-        return self.world.groups.get(self.name)
-
-    @property
-    def writes_version(self) -> int:
-        """E8: the record version of all that this client writes now."""
-        return self.world.writes_version(self.name, self.options.reads_version)
-
-    @property
-    def paused(self) -> bool:
-        group = self.group
-        return group is not None and group.paused
+    # --- before a handler
 
     def may_deliver(self, epoch: int, now: Instant) -> bool:
         """D8, the only gate before a handler: live session, own claim, valid lease, not stopped, not paused."""
@@ -125,7 +89,7 @@ class Member:
         group = self.world.groups.get(self.name)
         if group is None or group.pause_duration_ms > 0:
             return 0
-        if self.careful.holds(claim) and not self.careful.opens(claim, group.partitions[claim.tp], now):
+        if claim.one_by_one and not self.poison_guard.opens(claim, group.partitions[claim.tp], now):
             return 0
         return self.liveness.lease.left_ms(now) + 1
 
@@ -134,23 +98,85 @@ class Member:
     def receive(self, verdict: Verdict, now: Instant) -> None:
         """A record of this group was folded into the world just now."""
         if not self.ended and verdict.group == self.name:
-            self.reading.receive(verdict, now)
+            self.record_handler.receive(verdict, now)
+
+    # --- what the driver reports
+
+    def learn_topic(self, topic: str, count: int, topic_id: str = "") -> bool:
+        """What the cluster's metadata says of a topic: partition count and id ("" if unknown). True if that is new."""
+        return self.topics.learn(topic, count, topic_id)
+
+    def start_resolved(self, tp: TopicPartition, offset: int, now: Instant) -> None:
+        """Answers `Ready.resolve`: where a partition without a position in the log starts (D5)."""
+        self.rebalancer.start_resolved(tp, offset, now)
+
+    def prefetched(self, tp: TopicPartition) -> None:
+        """The first data of a partition that is fetched ahead has come, or it is known that there is none (A3)."""
+        self.rebalancer.prefetched(tp)
+
+    def finished(self) -> bool:
+        """Handlers have finished messages. True if a tick is due at once: the next one waits for the log (D11)."""
+        group = self.group
+        if group is None or not self.poison_guard.report_due(self.claims, group):
+            return False
+        self.urgent = True
+        self.request_tick()
+        return True
+
+    def give_up(self, tp: TopicPartition, said: str, now: Instant) -> bool:
+        """D13: Kafka does not serve this partition to this client; `said`: the cluster's words.
+
+        Releases it, parked if every member has tried in vain. True if this member has nothing left to deliver.
+        """
+        self.rebalancer.back_off(tp, now.mono_ms + LEFT_INTERVALS * self.options.interval_ms)
+        return self.refusals.give_up(tp, said, now)
+
+    def ack_is_late(self, claim: Claim) -> bool:
+        """Whether an ack on `claim` comes too late to count; `late_acks` counts it then."""
+        if claim.sealed:
+            self.late_acks += 1
+            return True
+        return False
+
+    # --- what the driver may ask
+
+    def tick_due(self, now: Instant) -> bool:
+        return self.tick_requested or now.mono_ms >= self.deadline_ms
+
+    def lease_left_ms(self, now: Instant) -> int:
+        """How much longer deliveries may begin; negative if not at all."""
+        return self.liveness.lease.left_ms(now)
+
+    def healthy(self, now: Instant) -> bool:
+        """Whether own records come back in time, so that this client may act for the group (T10)."""
+        return self.liveness.healthy(now)
+
+    def proven(self, now: Instant) -> bool:
+        """T2: whether an own record that was sent at most one interval ago was read back."""
+        return self.liveness.proven(now)
+
+    def backs_off(self, tp: TopicPartition) -> bool:
+        """Whether this member leaves `tp` to others for now (D4, D13)."""
+        return self.rebalancer.backs_off(tp)
+
+    def unfit(self, group: Group, tp: TopicPartition) -> str:
+        """Why `tp` cannot be consumed and must be parked by its owner; "" if it can."""
+        return self.topics.unfit(group, tp)
+
+    def awaits_hand_overs(self, group: Group) -> bool:
+        """Whether the target takes partitions from live owners for this member (A3)."""
+        return self.candidacy.awaits_hand_overs(group)
+
+    @property
+    def newest_instance(self) -> bytes:
+        """Instance id of the newest own Join."""
+        return self.liveness.newest_instance
 
     # --- endings
 
     def fail(self, error: MarshalError) -> None:
         """The log cannot be trusted any more: fence and end with `error` (S14)."""
         self.end(error)
-
-    def end(self, error: MarshalError | None) -> None:
-        """Fences for good. Nothing is sent afterwards."""
-        if self.ended:
-            return
-        self.ended = self.out.ended = True
-        self.error = self.out.error = error
-        for claim in list(self.claims.values()):
-            self.lose(claim, "stopped" if error is None else type(error).__name__)
-        self.liveness.lease.end()
 
     def detach(self) -> Ready:
         """N11: what this client knows of the log is gone. Fences; its session becomes a ghost, to be left when read."""
@@ -159,7 +185,7 @@ class Member:
         if self.session != NONE:
             self.orphaned_sessions[self.session] = -self.options.interval_ms
         self.session, self.join_sent = NONE, None
-        self.quiescence.end()
+        self.quiescent_until_ms = 0
         self.liveness.end_session()
         out, self.out = self.out, Ready()
         return out
@@ -168,72 +194,16 @@ class Member:
         """N11: goes on in another world, which is folded to the log's end: joins anew."""
         self.world = world
         world.watched.add(self.name)
-        self.rebalancer, self.divergence, self.reading = Rebalancer(self), DivergenceCheck(self), RecordHandler(self)
+        self._compose()
         self.detector = FailureDetector(self.options.interval_ms)
         live = self.group.sessions if self.group is not None else {}
-        self.orphaned_sessions = {ghost: sent_ms for ghost, sent_ms in self.orphaned_sessions.items() if ghost in live}
+        self.orphaned_sessions = {sid: sent_ms for sid, sent_ms in self.orphaned_sessions.items() if sid in live}
         self.request_tick()
 
     def refolded(self, at: int, again: World | None, now: Instant) -> None:
         """G6: the log was folded once more up to `at`; None if that could not be done now."""
         if not self.ended:
             self.divergence.refolded(at, again, now)
-
-    def lose(self, claim: Claim, reason: str, kind: str = "lost", at: int = NONE) -> None:
-        """The claim is over. `kind`: "released" if its Release was read; `at`: offset of the record that says so."""
-        if kind != "released":  # a Release gives back what was not handed over (F6.3)
-            self.drop_grants(claim)
-        claim.seal(ClaimPhase.GONE)
-        self.careful.end(claim)
-        del self.claims[claim.epoch]
-        self.out.lost.append((claim, reason))
-        position = claim.released_position if kind == "released" else NONE
-        if kind == "released" and claim.parking:
-            kind, reason = "parked", self.topics.parked_words(claim)
-        self.advise(kind, claim.tp, epoch=claim.epoch, offset=position, text=reason, at=at)
-        group = self.group
-        if group is not None and reason != "session ended" and not claim.parking:
-            self._mirror_one(group, claim.tp)
-
-    def drop_grants(self, claim: Claim) -> None:
-        """D3: what was granted and not handed over is dropped and counted."""
-        if isinstance(claim.tracker, AtMostOnce):
-            lost = claim.tracker.drop()
-            if lost:
-                self.grants_dropped += lost
-                to = claim.tracker.delivered_to
-                self.note("amo_dropped", claim.tp, to - lost, to, epoch=claim.epoch)
-
-    def advise(
-        self,
-        kind: str,
-        tp: TopicPartition | None = None,
-        *,
-        epoch: int = NONE,
-        offset: int = NONE,
-        to: int = NONE,
-        text: str = "",
-        at: int = NONE,
-        session: int | None = None,
-    ) -> None:
-        """Tells the user. `at`: offset of the record that says it; the driver adds the time."""
-        topic, partition = tp if tp is not None else ("", NONE)
-        self.out.advisories.append(
-            Advisory(
-                kind,
-                self.name,
-                self.options.client_id,
-                topic,
-                partition,
-                epoch,
-                offset,
-                to,
-                text,
-                self.session if session is None else session,
-                self.world.log,
-                at,
-            )
-        )
 
     # --- acting
 
@@ -246,35 +216,15 @@ class Member:
 
     def prepare_stop(self) -> None:
         """The user wants to stop soon: delivery goes on while others take over, partition by partition (A6)."""
-        self.retiring = True
+        self.stop_prepared = True
         self.request_tick()
 
-    def request_tick(self) -> None:
-        """Something was read or wanted that a whole tick must look at, and soon."""
-        self.stirred = True
-        self.quiescence.end()
-
-    def retired(self) -> bool:
+    def ready_to_stop(self) -> bool:
         """Whether a retiring member gains nothing by staying: it has nothing left, or nobody who fetches ahead."""
         group = self.group
         if group is None or self.session == NONE or self.ended or group.paused or self.fenced:
             return True
-        return not self.claims or not self.rebalancer.candidacy.taken_over(group)
-
-    def note(
-        self,
-        kind: str,
-        tp: TopicPartition | None = None,
-        from_: int = NONE,
-        to: int = NONE,
-        text: str = "",
-        epoch: int = NONE,
-    ) -> None:
-        """Makes durable, with the next tick, what no other record implies; tells the user too."""
-        if self.session != NONE and not self.ended:
-            topic, partition = tp if tp is not None else ("", NONE)
-            self.out.send.append(Note(self.session, kind, topic, partition, from_, to, clipped(text)))
-        self.advise(kind, tp, epoch=epoch, offset=from_, to=to, text=text)
+        return not self.claims or not self.candidacy.can_hand_over(group)
 
     def ask_grants(self, now: Instant) -> Ready:
         """The small tick of a user who waits in at-most-once mode: asks for grants of what was offered (D2)."""
@@ -289,7 +239,7 @@ class Member:
         """Everything that is due at `now`. Call again at `deadline_ms` (monotonic) at the latest."""
         out = self.out
         group = self.group
-        self.stirred = False
+        self.tick_requested = False
         if not self.ended and group is not None and (group.deleted or group.opaque_at != NONE):
             self.end(GroupDeleted(self.name) if group.deleted else GroupOpaque(self.name, group.opaque_at))
         if not self.ended:
@@ -301,13 +251,13 @@ class Member:
                     return out
                 if self.divergence.active:
                     self.divergence.settle(group, now)
-            self._leave_ghosts(now)
+            self._leave_orphaned_sessions(now)
             if self.session == NONE:
                 self._enter(group, now)
             else:
                 assert group is not None  # a live session has its group
                 self._live(group, now)
-                self.releases.tell()
+                self.releases.report_revoking()
         self.out = Ready()
         out.ended = out.ended or self.ended
         out.error = self.error
@@ -321,12 +271,12 @@ class Member:
         wanted = (self.releases.next_ms(now), self.rebalancer.next_ms(now))
         return min([self.detector.deadline_ms(now), *(ms for ms in wanted if ms is not None)])
 
-    def _leave_ghosts(self, now: Instant) -> None:
+    def _leave_orphaned_sessions(self, now: Instant) -> None:
         """T14: a late Join of this client made a session that nobody uses."""
-        for ghost, sent_ms in self.orphaned_sessions.items():
+        for session, sent_ms in self.orphaned_sessions.items():
             if now.mono_ms - sent_ms >= self.third_ms:
-                self.orphaned_sessions[ghost] = now.mono_ms
-                self.out.send.append(Leave(ghost, "superseded"))
+                self.orphaned_sessions[session] = now.mono_ms
+                self.out.send.append(Leave(session, "superseded"))
 
     def _enter(self, group: Group | None, now: Instant) -> None:
         """Joins, one fresh instance per interval until one is read (T14). Who leaves joins no more."""
@@ -369,14 +319,14 @@ class Member:
         valid = self.liveness.lease.valid(now)
         if self.fenced == valid:
             self.fenced = not valid
-            if not valid or self._fence_told:  # a session begins fenced, which is no news
+            if not valid or self._fence_reported:  # a session begins fenced, which is no news
                 stalled = (
                     ""
                     if valid or self.stalled_ms < self.third_ms
                     else (f"the thread that heartbeats did not run for {self.stalled_ms / 1000:.1f} s")
                 )
                 self.advise("unfenced" if valid else "fenced", text=stalled)
-            self._fence_told = not valid
+            self._fence_reported = not valid
             if self.fenced and not self.options.deliver_late:
                 for claim in self.claims.values():
                     self.drop_grants(claim)
@@ -384,7 +334,7 @@ class Member:
         if group.paused:
             self._end_pause(group, now)
         self.releases.act(group, now)
-        if self.retiring and not self.leaving:
+        if self.stop_prepared and not self.leaving:
             self._step_down(group, now)
         if self.leaving:
             self._leave(group, now)
@@ -396,7 +346,7 @@ class Member:
             self.out.send.append(Note(self.session, PROBE, text=self.liveness.new_probe(now)))
         elif due is Due.HEARTBEAT or (self.urgent and self.liveness.healthy(now)):
             self._heartbeat(group, now)
-        self.mirror(group, now)
+        self.mirror_positions(group, now)
 
     def _leave(self, group: Group, now: Instant) -> None:
         """The Leave follows the Releases: the log keeps their order, and so their positions.
@@ -410,24 +360,24 @@ class Member:
             waits = isinstance(claim.tracker, AtMostOnce) and now.mono_ms - claim.sealed_ms < self.options.interval_ms
             if claim.phase is not ClaimPhase.RELEASING or waits:
                 return
-        if self.leave_sent_ms is None or now.mono_ms - self.leave_sent_ms >= self.third_ms:
+        if self.retry_due(self.leave_sent_ms, now):
             self.leave_sent_ms = now.mono_ms
             self.out.send.append(Leave(self.session, self.leaving))
 
     def _step_down(self, group: Group, now: Instant) -> None:
         """A6: the mark by which the others' targets leave this member out."""
-        if group.sessions[self.session].mark != NONE or not self.rebalancer.candidacy.taken_over(group):
+        if group.sessions[self.session].mark != NONE or not self.candidacy.can_hand_over(group):
             return
-        if self._step_down_sent_ms is None or now.mono_ms - self._step_down_sent_ms >= self.third_ms:
+        if self.retry_due(self._step_down_sent_ms, now):
             self._step_down_sent_ms = now.mono_ms
             self.out.send.append(StepDown(self.session, NONE, STOPPING, self.options.client_id[:60]))
 
     def _end_pause(self, group: Group, now: Instant) -> None:
         """T13: a pause that this client has waited out ends, in rank order."""
-        need_ms = group.pause_duration_ms + self.rebalancer.rank(group) * self.third_ms
+        need_ms = group.pause_duration_ms + self.candidacy.rank(group) * self.third_ms
         if self.detector.pause_waited_ms() < need_ms:
             return
-        if self._pause_end_sent_ms is None or now.mono_ms - self._pause_end_sent_ms >= self.third_ms:
+        if self.retry_due(self._pause_end_sent_ms, now):
             self._pause_end_sent_ms = now.mono_ms
             self.out.send.append(
                 ReleaseGroup(
@@ -461,25 +411,3 @@ class Member:
         ready, digest = self.rebalancer.ready(group), self.world.checkpoints.get(self.name)
         sequence = self.liveness.new_sequence(now)
         self.out.send.append(Heartbeat(self.session, sequence, tuple(entries), ready, pause, digest))
-
-    def mirror(self, group: Group, now: Instant) -> None:
-        """D7: positions that the log has accepted, every MIRROR_MS."""
-        if now.mono_ms < self._mirror_due_ms:
-            return
-        self._mirror_due_ms = now.mono_ms + MIRROR_MS
-        for claim in self.claims.values():
-            if not claim.parking:  # of a topic that was made anew this is no position
-                self._mirror_one(group, claim.tp)
-
-    def _mirror_one(self, group: Group, tp: TopicPartition) -> None:
-        position = group.partitions[tp].position
-        if tp.partition >= 0 and position != NONE and self._mirrored.get(tp) != position:
-            self._mirrored[tp] = position
-            self.out.mirror[tp] = position
-
-    def ack_is_late(self, claim: Claim) -> bool:
-        """Whether an ack on `claim` comes too late to count; it is then counted as such."""
-        if claim.sealed:
-            self.late_acks += 1
-            return True
-        return False

@@ -7,34 +7,29 @@ before it: then the message that kills is the one at the position, and is counte
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
 from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.identity import NONE, Instant
-from marshal_py.protocol.world import Partition
-
-if TYPE_CHECKING:
-    from marshal_py.protocol.member import Member
+from marshal_py.protocol.world import Group, Partition
 
 DELIVERIES: Final = 2  # of the message at the position, by earlier owners: fewer are an ordinary crash
 
 
 class PoisonGuard:
-    """The part of a member that looks after claims with such a past."""
+    """The claims of one member that are begun like this."""
 
-    def __init__(self, member: Member) -> None:
-        self.member = member
+    def __init__(self, interval_ms: int) -> None:
+        self.interval_ms = interval_ms
         self._until_ms: dict[int, int] = {}  # by epoch, monotonic
-        self._told: dict[int, int] = {}  # by epoch: the newest position that was sent for the sake of this
+        self._reported: dict[int, int] = {}  # by epoch: the newest position that a heartbeat was sent early for
 
     def begin(self, claim: Claim, partition: Partition, now: Instant) -> None:
         """An own claim was read accepted; the log counts this owner's delivery already (F4.5)."""
         if partition.attempts > DELIVERIES:
-            self._until_ms[claim.epoch] = now.mono_ms + self.member.options.interval_ms
-
-    def holds(self, claim: Claim) -> bool:
-        """Whether its messages go one by one."""
-        return claim.epoch in self._until_ms
+            claim.one_by_one = True
+            self._until_ms[claim.epoch] = now.mono_ms + self.interval_ms
 
     def opens(self, claim: Claim, partition: Partition, now: Instant) -> bool:
         """Whether the next message may be handed over: nothing is in flight, and the log has the position."""
@@ -44,20 +39,17 @@ class PoisonGuard:
         return not claim.tracker.in_flight and claim.position() <= partition.position
 
     def end(self, claim: Claim) -> None:
+        claim.one_by_one = False
         self._until_ms.pop(claim.epoch, None)
-        self._told.pop(claim.epoch, None)
+        self._reported.pop(claim.epoch, None)
 
-    def tell(self) -> bool:
-        """Something was finished, and the next message waits until the log is told: a heartbeat is due. True if so."""
-        member, group = self.member, self.member.group
-        if group is None:
-            return False
+    def report_due(self, claims: Mapping[int, Claim], group: Group) -> bool:
+        """Whether the next message of a claim waits for a heartbeat that nobody has asked for yet."""
         for epoch in self._until_ms:
-            claim = member.claims[epoch]
+            claim = claims[epoch]
             position = claim.position()
-            if not claim.sealed and position > max(self._told.get(epoch, NONE), group.partitions[claim.tp].position):
-                self._told[epoch] = position
-                member.urgent = True
-                member.request_tick()
+            reported = max(self._reported.get(epoch, NONE), group.partitions[claim.tp].position)
+            if not claim.sealed and position > reported:
+                self._reported[epoch] = position
                 return True
         return False

@@ -6,15 +6,15 @@ every attempt names what it saw (`observed`), so that a stale one is refused.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from marshal_py.protocol.candidacy import Candidacy
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.delivery import AtMostOnce
+from marshal_py.protocol.divergence import DivergenceCheck
 from marshal_py.protocol.head_starts import HeadStarts
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.lease import EVICT_INTERVALS
 from marshal_py.protocol.liveness import SENT_KEPT
+from marshal_py.protocol.member_state import MemberState
 from marshal_py.protocol.ready import SENT_AT_ONCE, Ready, Wanted
 from marshal_py.protocol.records import (
     AT_MOST_ONCE,
@@ -25,10 +25,8 @@ from marshal_py.protocol.records import (
     Evict,
     MessageRange,
 )
+from marshal_py.protocol.topics import Topics
 from marshal_py.protocol.world import Group
-
-if TYPE_CHECKING:
-    from marshal_py.protocol.member import Member
 
 GRANTS_AHEAD = 2  # D2: one range is handled while the next is claimed
 START_FRESH_INTERVALS = 1  # a looked-up start ("latest" above all) is not used when older than this
@@ -37,9 +35,11 @@ START_FRESH_INTERVALS = 1  # a looked-up start ("latest" above all) is not used 
 class Rebalancer:
     """The part of a member that wants things."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: MemberState, candidacy: Candidacy, topics: Topics, divergence: DivergenceCheck) -> None:
         self.member = member
-        self.candidacy = Candidacy(member)
+        self.candidacy = candidacy
+        self.topics = topics
+        self.divergence = divergence
         self._more = False  # whether the last round left claims for the next one, which is to come at once
         self._head_starts = HeadStarts(member.third_ms)
         self._claiming: dict[TopicPartition, tuple[int, int]] = {}  # in flight: (observed, sent ms)
@@ -50,7 +50,7 @@ class Rebalancer:
         self._starts: dict[TopicPartition, tuple[int, int]] = {}  # looked-up start -> (offset, when ms)
         self._resolving: dict[TopicPartition, int] = {}  # asked for, and when ms
         self._prefetching: dict[TopicPartition, bool] = {}  # fetched ahead -> whether data or its end is there
-        self._shunned: dict[TopicPartition, int] = {}  # not to be tried before this ms
+        self._backed_off: dict[TopicPartition, int] = {}  # not to be tried before this ms
         self._now_ms = 0
 
     # --- what the member and its driver tell
@@ -94,10 +94,10 @@ class Rebalancer:
 
     def back_off(self, tp: TopicPartition, until_ms: int) -> None:
         """Do not try `tp` before `until_ms`: its handler hangs here, another process may do better (D4)."""
-        self._shunned[tp] = until_ms
+        self._backed_off[tp] = until_ms
 
-    def shuns(self, tp: TopicPartition) -> bool:
-        return self._shunned.get(tp, self._now_ms) > self._now_ms
+    def backs_off(self, tp: TopicPartition) -> bool:
+        return self._backed_off.get(tp, self._now_ms) > self._now_ms
 
     def forget(self) -> None:
         """The session has ended: nothing that was under way belongs to the next one."""
@@ -109,16 +109,6 @@ class Rebalancer:
         self._resolving.clear()
 
     # --- what the world makes of it
-
-    def rank(self, group: Group) -> int:
-        """This member's place among those that may act now."""
-        self.candidacy.look(group)
-        return self.candidacy.rank()
-
-    def expects(self, group: Group) -> bool:
-        """Whether the target takes partitions from live owners for this member (A3)."""
-        self.candidacy.look(group)
-        return bool(self.candidacy.taking)
 
     def ready(self, group: Group) -> tuple[int, ...]:
         """Epochs whose partition this member has fetched ahead (A3), as many as a heartbeat holds: the lowest."""
@@ -138,15 +128,15 @@ class Rebalancer:
         """One round of attempts. Who is in doubt evicts, or nobody might, and claims nothing (G6)."""
         self._now_ms, self._more = now.mono_ms, False
         self.candidacy.look(group)
-        self.member.topics.write(group, now, out)
+        self.topics.write(group, self.candidacy, now, out)
         evicted = self._evict(group, now, out)
-        if self.member.divergence.active:
+        if self.divergence.active:
             return
-        if not self.member.retiring:
+        if not self.member.stop_prepared:
             self._claim(group, evicted, now, out)
         if self.candidacy.moves:
             self._hand_over(group, now)
-            self._warm(group, out)
+            self._prefetch(group, out)
         self.ask_grants(group, now, out)
 
     def settled(self) -> bool:
@@ -164,13 +154,9 @@ class Rebalancer:
     def idle(self, group: Group, now: Instant, out: Ready) -> None:
         """What is left of a round for a member that is settled, while no wait is over."""
         self._now_ms = now.mono_ms
-        self.member.topics.write(group, now, out)
+        self.topics.write(group, self.candidacy, now, out)
         if group.mode == AT_MOST_ONCE:
             self.ask_grants(group, now, out)
-
-    def again(self, sent_ms: int | None, now: Instant) -> bool:
-        """T17: one attempt until its fate is read or a third of an interval has passed."""
-        return sent_ms is None or now.mono_ms - sent_ms >= self.member.third_ms
 
     def _evict(self, group: Group, now: Instant, out: Ready) -> set[int]:
         """T4: sessions that this member evicts now, in rank order."""
@@ -184,7 +170,7 @@ class Rebalancer:
             if waited_ms < need_ms + self.candidacy.rank_over(session) * self.member.third_ms:
                 continue
             evicted.add(sid)
-            if self.again(self._evicting.get((sid, session.extended)), now):
+            if self.member.retry_due(self._evicting.get((sid, session.extended)), now):
                 self._evicting[sid, session.extended] = now.mono_ms
                 out.send.append(Evict(sid, session.extended, waited_ms, self.member.options.client_id[:60]))
         return evicted
@@ -225,17 +211,19 @@ class Rebalancer:
     def _try(self, group: Group, tp: TopicPartition, observed: int, now: Instant, out: Ready) -> None:
         """Sends one claim, after looking up the start if the log has no position."""
         flying = self._claiming.get(tp)
-        if self.shuns(tp) or (flying is not None and flying[0] == observed and not self.again(flying[1], now)):
+        if self.backs_off(tp) or (
+            flying is not None and flying[0] == observed and not self.member.retry_due(flying[1], now)
+        ):
             return
         known = group.partitions.get(tp)
         start = NONE
         if known is None or known.position == NONE:
-            if self.member.topics.unfit(group, tp):
+            if self.topics.unfit(group, tp):
                 return  # nothing is lost there
             found = self._starts.get(tp)
             fresh_ms = START_FRESH_INTERVALS * self.member.options.interval_ms
             if found is None or now.mono_ms - found[1] > fresh_ms:
-                if self.again(self._resolving.get(tp), now):
+                if self.member.retry_due(self._resolving.get(tp), now):
                     self._resolving[tp] = now.mono_ms
                     out.resolve.append(Wanted(tp, tp.partition >= group.topics[tp.topic].first_count))
                 return
@@ -270,15 +258,15 @@ class Rebalancer:
             return frozenset()
         return frozenset(session.ready)
 
-    def _warm(self, group: Group, out: Ready) -> None:
+    def _prefetch(self, group: Group, out: Ready) -> None:
         """A3, the successor's side: fetches ahead what the target takes from a live owner for this member."""
-        taking, me = [] if self.member.retiring else self.candidacy.taking, self.member.session
+        taking, me = [] if self.member.stop_prepared else self.candidacy.taking, self.member.session
         if not taking and not self._prefetching:
             return
         wanted = {
             tp: owned.position
             for tp in taking
-            if (owned := group.partitions[tp]).owner not in (NONE, me) and not self.shuns(tp)
+            if (owned := group.partitions[tp]).owner not in (NONE, me) and not self.backs_off(tp)
         }
         for tp in [tp for tp in self._prefetching if tp not in wanted]:
             known = group.partitions.get(tp)
@@ -295,7 +283,7 @@ class Rebalancer:
     def ask_grants(self, group: Group, now: Instant, out: Ready) -> None:
         """D2: asks for the ranges that are fetched and not granted: one record for all claims, one at a time (T17)."""
         if self._asking is not None:
-            if not self.again(self._asking[1], now):
+            if not self.member.retry_due(self._asking[1], now):
                 return
             self._asking = None
             for claim in self.member.claims.values():

@@ -6,14 +6,18 @@ records (PROTOCOL.md T17) and that somebody else speaks for its session (T18).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from marshal_py.errors import DuplicateClientId, GroupDeleted, GroupOpaque, InvalidRecord, ModeMismatch, SessionCloned
 from marshal_py.protocol import candidacy, parking
 from marshal_py.protocol.advisory import Advisory, GroupEvents, silence
+from marshal_py.protocol.candidacy import Candidacy
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce
+from marshal_py.protocol.divergence import DivergenceCheck
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.member_state import MemberState
+from marshal_py.protocol.rebalance import Rebalancer
 from marshal_py.protocol.records import (
     AT_LEAST_ONCE,
     MODE_NAMES,
@@ -33,12 +37,10 @@ from marshal_py.protocol.records import (
     StepDown,
     Topology,
 )
+from marshal_py.protocol.refusals import Refusals
+from marshal_py.protocol.topics import Topics
 from marshal_py.protocol.verdict import Outcome, Verdict
 from marshal_py.protocol.world import Group
-
-if TYPE_CHECKING:
-    from marshal_py.protocol.member import Member
-
 
 ACCEPTED: Final = Outcome.ACCEPTED  # an enum looks its members up at every use
 # By the thousand, and nearly all of them change nothing that a tick would look at.
@@ -49,8 +51,21 @@ EVICTED_KEPT: Final = 1_000  # what they owned is claimed long before so many mo
 class RecordHandler:
     """The part of a member that reads."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(
+        self,
+        member: MemberState,
+        candidacy: Candidacy,
+        topics: Topics,
+        rebalancer: Rebalancer,
+        divergence: DivergenceCheck,
+        refusals: Refusals,
+    ) -> None:
         self.member = member
+        self.candidacy = candidacy
+        self.topics = topics
+        self.rebalancer = rebalancer
+        self.divergence = divergence
+        self.refusals = refusals
         self._shape = -1  # of the world as last looked at
         self._news = GroupEvents(member.group)
         self._evicted: dict[int, None] = {}  # the newest sessions that were, for the count of take-overs
@@ -69,7 +84,7 @@ class RecordHandler:
             case Note(kind="probe"):
                 member.liveness.read_probe(record.text)
             case Note(kind="unreadable"):
-                member.refusals.read(record)
+                self.refusals.read(record)
             case ClaimingPartition() if record.session == member.session:
                 self._read_claim(record, verdict, now)
             case ReleasingPartition() if record.session == member.session:
@@ -85,7 +100,7 @@ class RecordHandler:
             case Leave() if record.session == member.session and member.leave_sent_ms is None:
                 self._cloned(verdict.offset)
             case StepDown(reason=candidacy.STOPPING) if verdict.accepted:
-                member.rebalancer.candidacy.stopping.add(record.session)
+                self.candidacy.stopping.add(record.session)
             case Evict() if verdict.accepted:
                 self._evicted[record.session] = None
                 if len(self._evicted) > EVICTED_KEPT:
@@ -103,9 +118,11 @@ class RecordHandler:
         """What admins did to the group, as far as it concerns this client's topics."""
         member = self.member
         if isinstance(record, Topology):
-            member.topics.read(record)
+            self.topics.read(record)
+            if record.topic_id:
+                self.rebalancer.forget_starts(record.topic)
         if isinstance(record, SetPosition):
-            member.refusals.forget(record)
+            self.refusals.forget(record)
         for kind, tp, to, text in self._news.read(record):
             if tp is None or tp.topic in member.options.topics:
                 topic, partition = tp if tp is not None else ("", NONE)
@@ -121,7 +138,7 @@ class RecordHandler:
         session = None if group is None else group.sessions.get(record.session)
         extended = session is not None and session.extended == verdict.offset
         if record.session == member.session:
-            member.stirred = True  # a fence may open, a revival take its next step; an idle member stays idle
+            member.tick_requested = True  # a fence may open, a revival take its next step; an idle member stays idle
             if not member.liveness.read_heartbeat(record.sequence, verdict.accepted, extended):
                 self._cloned(verdict.offset)
             elif member.liveness.last_proof is not None:
@@ -132,11 +149,11 @@ class RecordHandler:
         if not verdict.accepted:
             return
         if record.digest is not None:
-            member.divergence.compare(record.session, record.digest, now)
+            self.divergence.compare(record.session, record.digest, now)
         if record.pause is not None:
             member.detector.credit_pause(record.pause.pause_change, record.pause.waited_ms)
         # Somebody waits for a partition of ours, the pause may be over, or the worlds differ.
-        if record.ready or record.pause is not None or member.divergence.accusations:
+        if record.ready or record.pause is not None or self.divergence.accusations:
             member.request_tick()
 
     def _read_join(self, record: Join, verdict: Verdict) -> None:
@@ -171,7 +188,7 @@ class RecordHandler:
     def _read_claim(self, record: ClaimingPartition, verdict: Verdict, now: Instant) -> None:
         member = self.member
         tp = TopicPartition(record.topic, record.partition)
-        if not member.rebalancer.claim_read(tp, record.observed):
+        if not self.rebalancer.claim_read(tp, record.observed):
             self._cloned(verdict.offset)
             return
         group = member.group
@@ -187,22 +204,22 @@ class RecordHandler:
         topic = group.topics.get(tp.topic)
         claim = Claim(tp, verdict.offset, partition.generation, tracker, "" if topic is None else topic.id)
         member.claims[verdict.offset] = claim
-        unfit = member.topics.unfit(group, tp)
-        if unfit or member.leaving or member.rebalancer.shuns(tp):
-            claim.told = True  # the user never hears of it
+        unfit = self.topics.unfit(group, tp)
+        if unfit or member.leaving or self.rebalancer.backs_off(tp):
+            claim.revoking_reported = True  # the user never hears of it
             if unfit:
                 claim.park(unfit, parking.WHY, 0)
             else:
                 claim.stop("unwanted", 0)  # a late copy won (T17)
             return
         if group.mode == AT_LEAST_ONCE:
-            member.careful.begin(claim, partition, now)
+            member.poison_guard.begin(claim, partition, now)
         member.out.claimed.append(claim)
         member.advise("claimed", tp, epoch=verdict.offset, offset=partition.position, at=verdict.offset)
 
     def _read_grant(self, record: ClaimingMessages, verdict: Verdict, now: Instant) -> None:
         member = self.member
-        if not member.rebalancer.grants_read(record, verdict.accepted):
+        if not self.rebalancer.grants_read(record, verdict.accepted):
             self._cloned(verdict.offset)
             return
         for index, wanted in enumerate(record.ranges):
@@ -228,8 +245,8 @@ class RecordHandler:
             reason = claim.reason if claim.phase is ClaimPhase.RELEASING else "session ended"
             released = isinstance(verdict.record, ReleasingPartition) and verdict.record.epoch == claim.epoch
             member.lose(claim, reason, "released" if released else "lost", verdict.offset)
-        for ghost in [g for g in member.orphaned_sessions if g not in group.sessions]:
-            del member.orphaned_sessions[ghost]
+        for session in [sid for sid in member.orphaned_sessions if sid not in group.sessions]:
+            del member.orphaned_sessions[session]
         if session_gone:
             self._session_gone(group, verdict, now)
         if group.deleted:
@@ -250,7 +267,7 @@ class RecordHandler:
         member = self.member
         session, member.session = member.session, NONE
         member.liveness.end_session()
-        member.rebalancer.forget()
+        self.rebalancer.forget()
         match verdict.record:
             case Join(instance_id=instance) if instance not in member.liveness.instances:
                 member.end(DuplicateClientId(member.name, member.options.client_id, session, verdict.offset))

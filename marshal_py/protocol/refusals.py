@@ -6,16 +6,14 @@ while the session lives and the position is the same. PROTOCOL.md D13.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from marshal_py.protocol import parking
 from marshal_py.protocol.claim import ClaimPhase
 from marshal_py.protocol.identity import Instant, TopicPartition
+from marshal_py.protocol.member_state import MemberState
 from marshal_py.protocol.records import Note, SetPosition
 from marshal_py.protocol.world import Group
-
-if TYPE_CHECKING:
-    from marshal_py.protocol.member import Member
 
 UNREADABLE: Final = "unreadable"  # kind of the Note, and reason of the Release
 LEFT_INTERVALS: Final = 5  # who could not read a partition leaves it to others for so long
@@ -24,7 +22,7 @@ LEFT_INTERVALS: Final = 5  # who could not read a partition leaves it to others 
 class Refusals:
     """The part of a member that knows who could not read what."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: MemberState) -> None:
         self.member = member
         self._noted: dict[TopicPartition, dict[int, int]] = {}  # session -> position at which it gave up
 
@@ -38,18 +36,17 @@ class Refusals:
             self._noted.pop(TopicPartition(move.topic, move.partition), None)
 
     def give_up(self, tp: TopicPartition, said: str, now: Instant) -> bool:
-        """Lets an own partition go: parked if everybody has tried in vain. `said`: the cluster's words.
+        """Releases an own partition: parked if everybody has tried in vain. `said`: the cluster's words.
 
         True if this member has nothing left to deliver.
         """
         member, group = self.member, self.member.group
-        member.rebalancer.back_off(tp, now.mono_ms + LEFT_INTERVALS * member.options.interval_ms)
         for claim in member.claims.values():
             if claim.tp != tp or claim.phase is not ClaimPhase.OPEN or group is None:
                 continue
             position = claim.position()
             if self._all_tried(group, tp, position):
-                member.releases.park(claim.epoch, parking.UNREADABLE, said, now)
+                member.park(claim.epoch, parking.UNREADABLE, said, now)
             else:
                 claim.stop(UNREADABLE, now.mono_ms + member.options.interval_ms)
                 member.note(UNREADABLE, tp, position, text=said, epoch=claim.epoch)

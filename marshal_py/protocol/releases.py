@@ -6,26 +6,27 @@ are done, or when their time is over. Sends Releases and nothing else.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from marshal_py.protocol.assignment import Target
+from marshal_py.protocol.candidacy import Candidacy
 from marshal_py.protocol.claim import Claim, ClaimPhase
 from marshal_py.protocol.claim_records import release
 from marshal_py.protocol.delivery import AtMostOnce
 from marshal_py.protocol.identity import NONE, Instant
+from marshal_py.protocol.member_state import MemberState
 from marshal_py.protocol.ready import SENT_AT_ONCE
-from marshal_py.protocol.records import clipped
+from marshal_py.protocol.rebalance import Rebalancer
+from marshal_py.protocol.topics import Topics
 from marshal_py.protocol.world import Group
-
-if TYPE_CHECKING:
-    from marshal_py.protocol.member import Member
 
 
 class Releases:
     """The part of a member that lets go."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: MemberState, candidacy: Candidacy, topics: Topics, rebalancer: Rebalancer) -> None:
         self.member = member
+        self.candidacy = candidacy
+        self.topics = topics
+        self.rebalancer = rebalancer
         self._more = False  # whether the last round left releases for the next one, which is to come at once
 
     def act(self, group: Group, now: Instant) -> None:
@@ -38,31 +39,21 @@ class Releases:
             since_ms = claim.handler_since_ms()
             if since_ms is not None and now.mono_ms - since_ms >= member.options.handler_timeout_ms:
                 self._stop_stuck(claim, now)
-        member.topics.park(group, now)
+        self.topics.park(group, now)
         self._release_drained(group, now)
-
-    def park(self, epoch: int, parking: str, detail: str, now: Instant) -> None:
-        """D6: what this claim is to read is not there. Its handlers may finish, then it is released parked.
-
-        `parking`: a reason of parking.py. `detail`: what was seen, for the Release to say.
-        """
-        claim = self.member.claims.get(epoch)
-        if claim is not None and not claim.sealed and not claim.parking:
-            claim.park(parking, clipped(detail), now.mono_ms + self.member.options.interval_ms)
-            self.member.request_tick()
 
     def _stop_stuck(self, claim: Claim, now: Instant) -> None:
         """D4: the heartbeat of a live process must not keep a hung handler's partition."""
         if claim.phase in (ClaimPhase.OPEN, ClaimPhase.DRAINING):
             claim.stop("handler stuck", now.mono_ms)
-            self.member.rebalancer.back_off(claim.tp, now.mono_ms + self.member.options.handler_timeout_ms)
+            self.rebalancer.back_off(claim.tp, now.mono_ms + self.member.options.handler_timeout_ms)
             oldest = None if isinstance(claim.tracker, AtMostOnce) else claim.tracker.oldest()
             self.member.note("handler_stuck", claim.tp, NONE if oldest is None else oldest[1], epoch=claim.epoch)
 
     def _release_drained(self, group: Group, now: Instant) -> None:
         member, self._more = self.member, False
         last = len(member.out.send) + SENT_AT_ONCE
-        heirs: Target | None = None
+        successors: Target | None = None
         for claim in member.claims.values():
             if claim.phase is ClaimPhase.OPEN:
                 continue
@@ -74,19 +65,17 @@ class Releases:
                 claim.sealed_ms = now.mono_ms
                 claim.released_position = claim.position()
                 if claim.successor == NONE and member.leaving:
-                    heirs = member.rebalancer.candidacy.heirs(group) if heirs is None else heirs
-                    claim.successor = heirs.get(claim.tp, NONE)
-            if claim.phase is ClaimPhase.RELEASING and (
-                claim.release_sent_ms is None or now.mono_ms - claim.release_sent_ms >= member.third_ms
-            ):
+                    successors = self.candidacy.successors(group) if successors is None else successors
+                    claim.successor = successors.get(claim.tp, NONE)
+            if claim.phase is ClaimPhase.RELEASING and member.retry_due(claim.release_sent_ms, now):
                 claim.release_sent_ms = now.mono_ms
                 member.out.send.append(release(member.session, group.partitions[claim.tp], claim))
 
-    def tell(self) -> None:
+    def report_revoking(self) -> None:
         """What is to go, once: the user's handlers may end early, and ack what they have done."""
         for claim in self.member.claims.values():
-            if claim.phase is not ClaimPhase.OPEN and not claim.told:
-                claim.told = True
+            if claim.phase is not ClaimPhase.OPEN and not claim.revoking_reported:
+                claim.revoking_reported = True
                 self.member.out.revoking.append(claim)
                 self.member.advise("revoking", claim.tp, epoch=claim.epoch, text=claim.reason)
 

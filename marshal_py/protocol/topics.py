@@ -5,17 +5,15 @@ Writes Topology records, parks the partitions of topics that were made anew. Ask
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from marshal_py.protocol import parking
-from marshal_py.protocol.claim import Claim
+from marshal_py.protocol.candidacy import Candidacy
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.member_state import MemberState
 from marshal_py.protocol.ready import Ready
 from marshal_py.protocol.records import Topology
 from marshal_py.protocol.world import Group
-
-if TYPE_CHECKING:
-    from marshal_py.protocol.member import Member
 
 GONE_KEPT: Final = 100  # no broker is so far behind that it tells of a topic that was replaced so often
 
@@ -23,7 +21,7 @@ GONE_KEPT: Final = 100  # no broker is so far behind that it tells of a topic th
 class Topics:
     """The part of a member that knows Kafka's metadata."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: MemberState) -> None:
         self.member = member
         self.counts: dict[str, int] = {}  # topic -> partition count
         self.ids: dict[str, str] = {}  # topic -> id, where the cluster tells one
@@ -59,11 +57,6 @@ class Topics:
         """Why this partition is to be parked by whoever owns it; "" if it is fit to be consumed."""
         return parking.RECREATED if self.recreated(group, tp.topic) else ""
 
-    def accepts_itself(self, group: Group) -> bool:
-        """D10: whether the group goes on with a topic that was made anew without an admin."""
-        said = group.config.on_topic_recreated if group.config is not None else ""
-        return (said or self.member.options.on_topic_recreated) == "earliest"
-
     def park(self, group: Group, now: Instant) -> None:
         """D10: lets the partitions of topics that were made anew go, parked."""
         if not any(self.recreated(group, topic) for topic in self.ids):
@@ -73,18 +66,10 @@ class Topics:
             if reason and not claim.sealed:
                 claim.park(reason, parking.WHY, now.mono_ms + self.member.options.interval_ms)
 
-    def parked_words(self, claim: Claim) -> str:
-        """Why the claim ended in a parked partition, and who goes on: an admin, or the group by itself (D10)."""
-        group = self.member.group
-        if claim.parking == parking.RECREATED and group is not None and self.accepts_itself(group):
-            return f"{claim.parking}: the group goes on at the beginning of the new topic by itself"
-        return parking.words(self.member.name, claim.tp, claim.parking, claim.reason)
-
     def read(self, record: Topology) -> None:
         """Somebody knows better: what this member was told before that record is old, until it is told again."""
         before = self._held.get(record.topic, "")
         if record.topic_id:
-            self.member.rebalancer.forget_starts(record.topic)
             self._held[record.topic] = record.topic_id
             if before not in ("", record.topic_id):
                 self._gone[before] = None
@@ -94,7 +79,7 @@ class Topics:
             del self.ids[record.topic]
             self.counts.pop(record.topic, None)
 
-    def write(self, group: Group, now: Instant, out: Ready) -> None:
+    def write(self, group: Group, candidacy: Candidacy, now: Instant, out: Ready) -> None:
         """Tells the log what Kafka says; the first in rank does it, the rest in case it does not."""
         member = self.member
         for topic, count in self.counts.items():
@@ -109,9 +94,9 @@ class Topics:
                         continue
             sent = self._sent.get(topic)
             if sent is None or sent[:2] != (count, found):
-                later_ms = (member.rebalancer.rank(group) - 1) * member.third_ms
+                later_ms = (candidacy.rank(group) - 1) * member.third_ms
                 sent = self._sent[topic] = (count, found, now.mono_ms + later_ms)
-            if member.rebalancer.again(sent[2], now):
+            if member.retry_due(sent[2], now):
                 self._sent[topic] = (count, found, now.mono_ms)
                 observed, by = group.topology_offset(topic), member.options.client_id[:60]
                 out.send.append(Topology(topic, count, observed, NONE, by, found))
@@ -119,4 +104,4 @@ class Topics:
     def _may_accept(self, group: Group, topic: str) -> bool:
         """D10: whether the group goes on with the new topic by itself, and nobody holds a partition of it any more."""
         held = any(part.owner != NONE for tp, part in group.partitions.items() if tp.topic == topic)
-        return self.accepts_itself(group) and not held
+        return self.member.continues_recreated_topics and not held

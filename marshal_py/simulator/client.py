@@ -126,7 +126,7 @@ class Client(Process):
         """As the loop does: a tick only if what was read asks for one; what waits for a grant asks for the next."""
         member = self.member
         now = self.clock.read(self.environment.now_ms)
-        if member is None or member.stirred or now.mono_ms >= member.deadline_ms:
+        if member is None or member.tick_due(now):
             self.act(None)
         elif not self.dead:
             if self.options.mode == AT_LEAST_ONCE:
@@ -145,7 +145,8 @@ class Client(Process):
             if not self.opened():
                 return
             self.member = Member(self.world, self.group, self.options, self.environment.rng.randbytes)
-            self.member.topics.counts.update(self.counts)
+            for topic, count in self.counts.items():
+                self.member.learn_topic(topic, count)
         if self.away:
             if not self.opened():
                 return
@@ -250,18 +251,18 @@ class Client(Process):
         """Metadata says so."""
         self.counts[topic] = self.environment.broker.counts[topic]
         if self.member is not None:
-            self.member.topics.learn(topic, self.counts[topic])
+            self.member.learn_topic(topic, self.counts[topic])
             self.act(None)
 
     def _warmed(self, tp: TopicPartition) -> None:
         if self.member is not None:
-            self.member.rebalancer.prefetched(tp)
+            self.member.prefetched(tp)
             self.act(None)
 
     def _resolved(self, wanted: Wanted) -> None:
         if self.member is not None:
             start = self.context.start_of(wanted.tp, wanted.earliest)
-            self.member.rebalancer.start_resolved(wanted.tp, start, self.now())
+            self.member.start_resolved(wanted.tp, start, self.now())
             self.act(None)
 
     def _fold_again(self, at: int) -> None:
@@ -308,13 +309,13 @@ class Client(Process):
         for feed in self.feeds.values():
             if feed.claim.tp == tp and self.member is not None:
                 detail = parking.beyond_end(position, end)
-                self.member.releases.park(feed.claim.epoch, parking.BEYOND_END, detail, self.now())
+                self.member.park(feed.claim.epoch, parking.BEYOND_END, detail, self.now())
         self.act(None)
 
     def unreadable(self, broken: Broken) -> None:
         """As Station does with a partition that could not be read."""
         if self.member is not None:
-            self.member.refusals.give_up(broken.tp, broken.reason, self.now())
+            self.member.give_up(broken.tp, broken.reason, self.now())
             self.act(None)
 
     def _pump(self, feed: Feed) -> None:
@@ -373,7 +374,7 @@ class Client(Process):
         delivery = Delivery(
             self.group,
             self.number,
-            member.liveness.newest_instance,
+            member.newest_instance,
             claim.epoch,
             claim.tp.topic,
             claim.tp.partition,

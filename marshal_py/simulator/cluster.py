@@ -331,7 +331,7 @@ class Cluster:
             for client in self.living()
             if not client.lagging
             and not client.uplink_ms
-            and (client.member is None or not (client.member.leaving or client.member.retiring))
+            and (client.member is None or not (client.member.leaving or client.member.stop_prepared))
         ]
 
     def recreate(self) -> None:
@@ -379,11 +379,11 @@ class Cluster:
         member = client.member
         if client.frozen or member is None or member.session < 0 or member.fenced:
             return False
-        shuns = any(member.rebalancer.shuns(TopicPartition(*place)) for place in self.broker.topics)  # D4
+        shuns = any(member.backs_off(TopicPartition(*place)) for place in self.broker.topics)  # D4
         now = client.now()
         begun = [claim.handler_since_ms() for claim in member.claims.values()]
         hangs = any(ms is not None and now.mono_ms - ms >= member.options.interval_ms for ms in begun)
-        return member.liveness.healthy(now) and not shuns and not hangs
+        return member.healthy(now) and not shuns and not hangs
 
     def finished(self) -> bool:
         """The same, and nothing is left to read."""

@@ -22,7 +22,6 @@ from marshal_py.protocol.lease import Lease, WaitClock
 from marshal_py.protocol.liveness import HEARTBEATS_PER_INTERVAL, Due, Liveness
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.records import AT_LEAST_ONCE, AT_MOST_ONCE, ClaimState, Heartbeat, Leave, SetPosition
-from marshal_py.protocol.releases import Releases
 from marshal_py.protocol.world import Group
 from marshal_py.simulator import (
     mutants_claims,
@@ -236,22 +235,22 @@ def _h1() -> list[Patch]:
 
 
 def _d6() -> list[Patch]:
-    def park(self: Releases, epoch: int, reason: str, detail: str, now: Instant) -> None:
+    def park(self: Member, epoch: int, reason: str, detail: str, now: Instant) -> None:
         pass
 
-    return [(Releases, "park", park)]
+    return [(Member, "park", park)]
 
 
 def _a6() -> list[Patch]:
-    heirs = Candidacy.heirs
+    successors = Candidacy.successors
 
     def to_one(self: Candidacy, group: Group) -> dict[TopicPartition, int]:
         """Who has least gets all: what was named in the same round does not count."""
-        target = heirs(self, group)
+        target = successors(self, group)
         least = min(set(target.values()), key=lambda sid: (group.sessions[sid].held, sid), default=NONE)
         return dict.fromkeys(target, least)
 
-    return [(Candidacy, "heirs", to_one)]
+    return [(Candidacy, "successors", to_one)]
 
 
 def _d3() -> list[Patch]:

@@ -196,12 +196,12 @@ class Query(Client):
         bounds = {tp: Bounds(0, ends[tp]) for tp in ranges.lots}
         for tp, position, end in ranges.beyond(bounds):
             detail = parking.beyond_end(position, end)
-            member.releases.park(ranges.lots[tp].claim.epoch, parking.BEYOND_END, detail, self.now())
+            member.park(ranges.lots[tp].claim.epoch, parking.BEYOND_END, detail, self.now())
         return ranges.available(bounds)
 
     def _pass_gate(self) -> None:
         assert self.member is not None
-        self._gate = (self.environment.now_ms, self.world.next_offset, self.member.liveness.newest_instance)
+        self._gate = (self.environment.now_ms, self.world.next_offset, self.member.newest_instance)
 
     def _told(self, end: str) -> None:
         """By a listener. What this process does not have is nothing to it."""

@@ -90,9 +90,7 @@ class Upkeep:
         assert member is not None
         live = {member.session} if member.session != NONE else set()
         options = member.options
-        tasks = snapshotter.tick(
-            now, Presence(options.client_id, live, options.interval_ms, member.liveness.proven(now))
-        )
+        tasks = snapshotter.tick(now, Presence(options.client_id, live, options.interval_ms, member.proven(now)))
         self._send(tasks.send)
         for group, record in tasks.evict:
             world = client.world

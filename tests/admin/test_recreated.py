@@ -44,7 +44,7 @@ def company(config: str = "", parked: bool = True, partitions: int = 2) -> tuple
 def tell(team: list[Client], partitions: int, topic_id: str) -> None:
     """The clients look at the cluster's metadata."""
     for client in team:
-        client.member.topics.learn(TOPIC, partitions, topic_id)
+        client.member.learn_topic(TOPIC, partitions, topic_id)
 
 
 def move(

@@ -10,7 +10,7 @@ import pytest
 from marshal_py.errors import GroupDeleted, GroupOpaque, MarshalError, ModeMismatch, SessionCloned
 from marshal_py.protocol.claim import ClaimPhase
 from marshal_py.protocol.delivery import AtMostOnce
-from marshal_py.protocol.member import MIRROR_MS
+from marshal_py.protocol.member_state import MIRROR_MS
 from marshal_py.protocol.ready import Wanted
 from marshal_py.protocol.records import (
     AT_LEAST_ONCE,
@@ -104,7 +104,7 @@ def test_who_is_not_warm_gets_nothing() -> None:
     assert all(beat.ready == () for _, beat in b.sends(Heartbeat))
     assert cluster.owners() == {0: "a", 1: "a"}
     assert all(a.may(claim) for claim in a.member.claims.values())
-    b.member.rebalancer.prefetched(tp(1))
+    b.member.prefetched(tp(1))
     b.due_ms = cluster.now_ms
     cluster.run(4 * TRIP)
     assert cluster.owners() == {0: "a", 1: "b"}, "the note does not wait for its third"
@@ -352,7 +352,7 @@ def test_an_old_answer_is_asked_again() -> None:
     a = cluster.add("a")
     a.resolves = False
     cluster.run_until(lambda: a.resolved)
-    a.member.rebalancer.start_resolved(tp(0), 5, a.now)
+    a.member.start_resolved(tp(0), 5, a.now)
     a.reads_held = True
     a.due_ms = cluster.now_ms + 2 * I  # its process is busy with something else
     cluster.run(2 * I - 1)

@@ -46,7 +46,7 @@ def live(cluster: VirtualCluster, member: Member, number: int) -> None:
     )
     cluster.kill(guest)
     cluster.must(Topology("gone", 1, cluster.group.topology_offset("gone"), topic_id=f"id {number}"))
-    member.topics.learn("gone", 1, f"id {number}")
+    member.learn_topic("gone", 1, f"id {number}")
     cluster.run(4 * INTERVAL_MS)
     extended = cluster.group.sessions[member.session].extended
     cluster.must(Evict(member.session, extended, 2 * INTERVAL_MS))

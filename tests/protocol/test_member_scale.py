@@ -28,7 +28,7 @@ def test_a_burst_of_records_is_looked_at_once_in_a_step(monkeypatch: pytest.Monk
     a.resolves = resolves
     cluster.run(3 * INTERVAL_MS)
     assert bool(a.owned) is resolves
-    looks, seen = a.member.rebalancer.candidacy.looks, a.member.rebalancer.candidacy
+    looks, seen = a.member.candidacy.looks, a.member.candidacy
     cluster.run(STEP_MS)
     for number in range(STEP_MS):
         cluster.must(Join(f"guest {number}", number.to_bytes(16, "big"), 1, INTERVAL_MS, (TOPIC,)))

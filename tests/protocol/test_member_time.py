@@ -159,7 +159,7 @@ def test_an_outage_of_all_writes_evicts_nobody() -> None:
     for client in team:
         assert len(client.told("joined")) == 1
         assert len(client.told("unfenced")) == 1, "not at its start, when it had not been told of a fence"
-        assert client.member.liveness.healthy(client.now)
+        assert client.member.healthy(client.now)
         assert all(client.may(claim) for claim in client.member.claims.values())
     cluster.run(4 * I)
     assert not list(cluster.records(Evict))
@@ -405,7 +405,7 @@ def test_what_extends_nothing_renews_no_lease() -> None:
     cluster.run(I - STEP)
     assert cluster.owners() == {0: "a"}
     assert len(a.sends(Heartbeat, begun + 1)) >= 2
-    assert a.member.liveness.healthy(a.now)
+    assert a.member.healthy(a.now)
     started = a.member.liveness.lease.started
     assert started is not None
     assert started.mono_ms <= begun
@@ -630,13 +630,13 @@ def test_a_member_that_will_stop_hands_over_first() -> None:
     assert [r.session for _, r in b.sends(StepDown)] == [b.session]
     assert b.owned == had, "nobody has fetched ahead yet"
     assert all(b.may(claim) for claim in b.member.claims.values())
-    assert not b.member.retired()
+    assert not b.member.ready_to_stop()
     for successor in (a, c):
         successor.warms = True
         for partition, _ in successor.prefetched:
-            successor.member.rebalancer.prefetched(partition)
+            successor.member.prefetched(partition)
         successor.due_ms = cluster.now_ms
-    cluster.run_until(b.member.retired)
+    cluster.run_until(b.member.ready_to_stop)
     assert not b.owned
     released = [r for _, r in b.sends(ReleasingPartition)]
     assert {r.reason for r in released} == {"hand-over"}
@@ -651,23 +651,23 @@ def test_who_is_not_relieved_need_not_wait() -> None:
     cluster = VirtualCluster()
     (a,) = cluster.team("a")
     a.member.prepare_stop()
-    assert a.member.retired()
+    assert a.member.ready_to_stop()
     cluster.run(THIRD_MS)
-    assert a.member.retired()
+    assert a.member.ready_to_stop()
     assert not a.sends(StepDown)
     two = VirtualCluster()
     a, b = two.team("a", "b")
     for client in (a, b):
         client.member.prepare_stop()
     two.run(THIRD_MS)
-    assert a.member.retired() or b.member.retired(), "who has the last place keeps nobody waiting"
+    assert a.member.ready_to_stop() or b.member.ready_to_stop(), "who has the last place keeps nobody waiting"
     two.run(3 * I)
-    assert a.member.retired()
-    assert b.member.retired()
+    assert a.member.ready_to_stop()
+    assert b.member.ready_to_stop()
     greedy = VirtualCluster()
     a, b = greedy.team("a", "b", policy="greedy")
     a.member.prepare_stop()
-    assert a.member.retired()
+    assert a.member.ready_to_stop()
 
 
 def test_fast_reclaim() -> None:

@@ -45,7 +45,7 @@ def team(
     for name in names:
         client = cluster.add(name, topics=(TOPIC, OTHER), counts={}, **options)
         learn(client, "one")
-        client.member.topics.learn(OTHER, 2, "other")
+        client.member.learn_topic(OTHER, 2, "other")
         clients.append(client)
     cluster.run(3 * I)
     return cluster, clients
@@ -53,7 +53,7 @@ def team(
 
 def learn(client: Client, topic_id: str, count: int = 4) -> None:
     """It refreshes metadata."""
-    client.member.topics.learn(TOPIC, count, topic_id)
+    client.member.learn_topic(TOPIC, count, topic_id)
     client.due_ms = client.cluster.now_ms
 
 
@@ -246,7 +246,7 @@ def test_a_start_that_was_looked_up_in_the_old_topic_is_not_used() -> None:
     cluster, (a,) = team("a", on_topic_recreated="earliest")
     a.resolves = False
     for number in range(4):
-        a.member.rebalancer.start_resolved(TopicPartition(TOPIC, number), 500, a.now)
+        a.member.start_resolved(TopicPartition(TOPIC, number), 500, a.now)
     learn(a, "two")
     a.resolves, a.starts = True, {}
     cluster.run(I)

@@ -15,7 +15,7 @@ SAID = "Broker: Topic authorization failed"
 
 
 def refuse(client: Client, number: int = 0) -> bool:
-    nothing_left = client.member.refusals.give_up(tp(number), SAID, client.now)
+    nothing_left = client.member.give_up(tp(number), SAID, client.now)
     client.due_ms = client.cluster.now_ms
     return nothing_left
 

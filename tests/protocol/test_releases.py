@@ -22,7 +22,7 @@ TRIP = WRITE_MS + READ_MS
 
 def park(client: Client, number: int, reason: str = BEYOND_END, detail: str = "position 9, end 3") -> None:
     claim = client.claim(number)
-    client.member.releases.park(claim.epoch, reason, detail, client.now)
+    client.member.park(claim.epoch, reason, detail, client.now)
     client.due_ms = client.cluster.now_ms
 
 

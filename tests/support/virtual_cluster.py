@@ -76,7 +76,8 @@ class Client:
         for value in cluster.values:
             self._fold(value)
         self.member = Member(self.world, GROUP, options, self.rng.randbytes)
-        self.member.topics.counts.update(counts)
+        for topic, partitions in counts.items():
+            self.member.learn_topic(topic, partitions)
         self.due_ms = cluster.now_ms
 
     # --- clocks
@@ -142,11 +143,11 @@ class Client:
         for partition, position in out.start_prefetch:
             self.prefetched.append((partition, position))
             if self.warms:
-                self.member.rebalancer.prefetched(partition)
+                self.member.prefetched(partition)
         for wanted in out.resolve:
             self.resolved.append(wanted)
             if self.resolves:
-                self.member.rebalancer.start_resolved(wanted.tp, self.starts.get(wanted.tp, 0), self.now)
+                self.member.start_resolved(wanted.tp, self.starts.get(wanted.tp, 0), self.now)
         if out.mirror:
             self.mirrored.append((at, out.mirror))
         self.advisories += [(at, advisory) for advisory in out.advisories]

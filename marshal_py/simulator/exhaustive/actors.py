@@ -171,7 +171,8 @@ class Consumer(Actor):
     ) -> None:
         super().__init__(number)
         self.member = Member(world, GROUP, options, self.dice)
-        self.member.topics.counts.update(counts)
+        for topic, count in counts.items():
+            self.member.learn_topic(topic, count)
         self.messages = messages
         self.feeds: dict[int, Feed] = {}
         self.busy: list[tuple[int, int, Feed | None]] = []  # epoch, offset, feed that takes the ack
@@ -210,9 +211,9 @@ class Consumer(Actor):
             if claim.phase is not ClaimPhase.GONE:
                 self.feeds[claim.epoch] = Feed(claim, self.messages)
         for tp, _ in ready.start_prefetch:
-            member.rebalancer.prefetched(tp)
+            member.prefetched(tp)
         for wanted in ready.resolve:
-            member.rebalancer.start_resolved(wanted.tp, 0, now)
+            member.start_resolved(wanted.tp, 0, now)
         return bool(ready.claimed or ready.start_prefetch or ready.resolve) or member.deadline_ms <= now_ms + 1
 
     def _check_heartbeat(self, record: Heartbeat, effects: Effects) -> None:

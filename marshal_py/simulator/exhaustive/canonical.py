@@ -37,11 +37,14 @@ LEFT_OUT: Final = frozenset(
         "grants_dropped",
         "late_acks",
         "events",
+        "quiescent_until_ms",
         "quiescence",
         "candidacy",
         "_head_starts",
     }
 )
+# The parts of a Member that refer to each other: the Member has them all.
+PARTS: Final = frozenset({"topics", "rebalancer", "divergence", "refusals"})
 ACTORS: Final = "marshal_py.simulator.exhaustive.actors"
 
 _PLAIN: Final = frozenset({int, str, bytes, bool, float, type(None)})
@@ -83,7 +86,8 @@ def _fields_of(value: Any) -> tuple[str, ...]:
         names += sorted(vars(value)) if hasattr(value, "__dict__") else []
     # A process of the search has its Member; the Member's parts only refer back to it.
     kept = {"member"} if kind.__module__ == ACTORS else set()
-    return tuple(name for name in names if name not in LEFT_OUT or name in kept)
+    left_out = LEFT_OUT | PARTS if hasattr(value, "member") and not kept else LEFT_OUT
+    return tuple(name for name in names if name not in left_out or name in kept)
 
 
 def _sequence(value: Any) -> Any:

@@ -275,7 +275,7 @@ class StateStore:
         if effects.handed is not None:
             epoch, offset, first = effects.handed
             assert isinstance(actor, Consumer)
-            delivery = Delivery(actor.member.liveness.newest_instance, epoch, offset, first)
+            delivery = Delivery(actor.member.newest_instance, epoch, offset, first)
             if facts.mode == 2 and epoch in facts.tenures:
                 mark = begun(facts.tenures[epoch], offset)
         elif effects.ended is not None and facts.mode == 1 and effects.ended[0] in facts.tenures:

@@ -1,0 +1,204 @@
+"""What the parts of one member share: its world, session, claims and output, and the small verbs on them.
+
+member.py puts the parts together, and each part changes the state through these verbs or by plain assignment. Nothing
+here decides what the member tries for (rebalance.py) and nothing here reads a record (record_handler.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from marshal_py.errors import MarshalError
+from marshal_py.protocol import parking
+from marshal_py.protocol.advisory import Advisory
+from marshal_py.protocol.claim import Claim, ClaimPhase
+from marshal_py.protocol.delivery import AtMostOnce
+from marshal_py.protocol.failure_detector import FailureDetector
+from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.liveness import HEARTBEATS_PER_INTERVAL, Liveness
+from marshal_py.protocol.poison_guard import PoisonGuard
+from marshal_py.protocol.ready import MemberOptions, Ready
+from marshal_py.protocol.records import Note, clipped
+from marshal_py.protocol.world import Group, World
+
+MIRROR_MS: Final = 5_000  # how often accepted positions go to Kafka's committed offsets: its own auto-commit interval
+
+
+class MemberState:
+    """The state of one client in one group."""
+
+    def __init__(self, world: World, group: str, options: MemberOptions, draw: Callable[[int], bytes]) -> None:
+        self.world = world
+        self.name = group
+        self.options = options
+        self.third_ms = options.interval_ms // HEARTBEATS_PER_INTERVAL
+        self.liveness = Liveness(options.interval_ms, draw)
+        self.detector = FailureDetector(options.interval_ms)
+        self.poison_guard = PoisonGuard(options.interval_ms)
+        self.session = NONE
+        self.claims: dict[int, Claim] = {}  # by epoch; none of them GONE
+        self.orphaned_sessions: dict[int, int] = {}  # sessions of older own Joins -> when the Leave was sent (T14)
+        self.ended = False
+        self.error: MarshalError | None = None
+        self.fenced = True
+        self.leaving = ""  # reason, once the user wants to stop
+        self.stop_prepared = False  # the user will stop soon: successors may fetch ahead first (A6)
+        self.urgent = False  # the next heartbeat must not wait for its third of an interval: a ready note, a flush
+        self.tick_requested = False  # a tick must not wait for the deadline
+        self.quiescent_until_ms = 0  # monotonic; before this a tick may skip most of its work (quiescence.py)
+        self.out = Ready()  # of the next tick
+        self.join_sent: Instant | None = None
+        self.join_unread = b""  # instance of the newest own Join until it is read
+        self.leave_sent_ms: int | None = None
+        self.grants_dropped = 0
+        self.late_acks = 0
+        self.take_overs = 0  # claims of partitions whose owner was evicted
+        self.round_trip_ms = NONE  # of the last own heartbeat that was read back
+        self._mirrored: dict[TopicPartition, int] = {}
+        self._mirror_due_ms = 0
+        world.watched.add(group)
+
+    # --- the world as this client sees it
+
+    @property
+    def group(self) -> Group | None:
+        return self.world.groups.get(self.name)
+
+    @property
+    def writes_version(self) -> int:
+        """E8: the record version of all that this client writes now."""
+        return self.world.writes_version(self.name, self.options.reads_version)
+
+    @property
+    def paused(self) -> bool:
+        group = self.group
+        return group is not None and group.paused
+
+    def request_tick(self) -> None:
+        """Asks for a tick soon, and for a whole one: something was read or wanted that it must look at."""
+        self.tick_requested = True
+        self.quiescent_until_ms = 0
+
+    def retry_due(self, sent_ms: int | None, now: Instant) -> bool:
+        """T17: whether to send (again): one attempt until its fate is read or a third of an interval has passed."""
+        return sent_ms is None or now.mono_ms - sent_ms >= self.third_ms
+
+    @property
+    def continues_recreated_topics(self) -> bool:
+        """D10: whether the group continues with a topic that was recreated without asking an admin."""
+        group = self.group
+        configured = group.config.on_topic_recreated if group is not None and group.config is not None else ""
+        return (configured or self.options.on_topic_recreated) == "earliest"
+
+    def park(self, epoch: int, reason: str, detail: str, now: Instant) -> None:
+        """D6: ends a claim whose data is missing. Its handlers may finish for an interval, then it is released parked.
+
+        `reason`: one of parking.py. `detail`: what the reader saw; the Release says it.
+        """
+        claim = self.claims.get(epoch)
+        if claim is not None and not claim.sealed and not claim.parking:
+            claim.park(reason, clipped(detail), now.mono_ms + self.options.interval_ms)
+            self.request_tick()
+
+    def end(self, error: MarshalError | None) -> None:
+        """Fences for good. Nothing is sent afterwards."""
+        if self.ended:
+            return
+        self.ended = self.out.ended = True
+        self.error = self.out.error = error
+        for claim in list(self.claims.values()):
+            self.lose(claim, "stopped" if error is None else type(error).__name__)
+        self.liveness.lease.end()
+
+    def lose(self, claim: Claim, reason: str, kind: str = "lost", at: int = NONE) -> None:
+        """The claim is over. `kind`: "released" if its Release was read; `at`: offset of the record that says so."""
+        if kind != "released":  # a Release gives back what was not handed over (F6.3)
+            self.drop_grants(claim)
+        claim.seal(ClaimPhase.GONE)
+        self.poison_guard.end(claim)
+        del self.claims[claim.epoch]
+        self.out.lost.append((claim, reason))
+        position = claim.released_position if kind == "released" else NONE
+        if kind == "released" and claim.parking:
+            kind, reason = "parked", self._parked_text(claim)
+        self.advise(kind, claim.tp, epoch=claim.epoch, offset=position, text=reason, at=at)
+        group = self.group
+        if group is not None and reason != "session ended" and not claim.parking:
+            self._mirror(group, claim.tp)
+
+    def _parked_text(self, claim: Claim) -> str:
+        """Why the partition is parked, and who ends that: an admin, or the group by itself (D10)."""
+        if claim.parking == parking.RECREATED and self.continues_recreated_topics:
+            return f"{claim.parking}: the group goes on at the beginning of the new topic by itself"
+        return parking.words(self.name, claim.tp, claim.parking, claim.reason)
+
+    def drop_grants(self, claim: Claim) -> None:
+        """D3: what was granted and not handed over is dropped and counted."""
+        if isinstance(claim.tracker, AtMostOnce):
+            lost = claim.tracker.drop()
+            if lost:
+                self.grants_dropped += lost
+                to = claim.tracker.delivered_to
+                self.note("amo_dropped", claim.tp, to - lost, to, epoch=claim.epoch)
+
+    def advise(
+        self,
+        kind: str,
+        tp: TopicPartition | None = None,
+        *,
+        epoch: int = NONE,
+        offset: int = NONE,
+        to: int = NONE,
+        text: str = "",
+        at: int = NONE,
+        session: int | None = None,
+    ) -> None:
+        """Tells the user. `at`: offset of the record that says it; the driver adds the time."""
+        topic, partition = tp if tp is not None else ("", NONE)
+        self.out.advisories.append(
+            Advisory(
+                kind,
+                self.name,
+                self.options.client_id,
+                topic,
+                partition,
+                epoch,
+                offset,
+                to,
+                text,
+                self.session if session is None else session,
+                self.world.log,
+                at,
+            )
+        )
+
+    def note(
+        self,
+        kind: str,
+        tp: TopicPartition | None = None,
+        from_: int = NONE,
+        to: int = NONE,
+        text: str = "",
+        epoch: int = NONE,
+    ) -> None:
+        """Makes durable, with the next tick, what no other record implies; tells the user too."""
+        if self.session != NONE and not self.ended:
+            topic, partition = tp if tp is not None else ("", NONE)
+            self.out.send.append(Note(self.session, kind, topic, partition, from_, to, clipped(text)))
+        self.advise(kind, tp, epoch=epoch, offset=from_, to=to, text=text)
+
+    def mirror_positions(self, group: Group, now: Instant) -> None:
+        """D7: positions that the log has accepted, every MIRROR_MS."""
+        if now.mono_ms < self._mirror_due_ms:
+            return
+        self._mirror_due_ms = now.mono_ms + MIRROR_MS
+        for claim in self.claims.values():
+            if not claim.parking:  # of a topic that was made anew this is no position
+                self._mirror(group, claim.tp)
+
+    def _mirror(self, group: Group, tp: TopicPartition) -> None:
+        position = group.partitions[tp].position
+        if tp.partition >= 0 and position != NONE and self._mirrored.get(tp) != position:
+            self._mirrored[tp] = position
+            self.out.mirror[tp] = position
