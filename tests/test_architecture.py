@@ -47,7 +47,6 @@ CIRCLES_LEFT = (
     "client: acks buffers delivery_queue message prefetch",
     "client: consumer planner",
     "client: consumer_driver inherited log_maintenance loop metrics",
-    "protocol: candidacy divergence member poison_guard quiescence rebalance record_handler refusals releases topics",
     "simulator: client data process snapshots",
     "simulator.exhaustive: bfs configuration search setup_script",
 )
