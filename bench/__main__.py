@@ -1,8 +1,8 @@
 """Runs benchmarks: `python -m bench [NAME...] [--tiny] [--json FILE] [--bootstrap-servers HOST:PORT,...]`.
 
-Prints machine, date and versions, a table per benchmark with its notes, and writes everything as JSON. Without
-`--bootstrap-servers` (or MARSHAL_TEST_BOOTSTRAP) it starts an Apache Kafka of one node for itself. A benchmark that
-fails is reported, the others go on, and the exit code is 1.
+Prints the machine, the date and the versions, then a table per benchmark with its notes, and writes everything as JSON.
+Without `--bootstrap-servers` (or MARSHAL_TEST_BOOTSTRAP) it starts its own one-node Apache Kafka. A benchmark that
+fails is reported, the others continue, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Any
 import confluent_kafka
 
 import marshal_py
-from bench.environment import BenchEnvironment, Result, open_stand, show
+from bench.environment import BenchEnvironment, Result, open_environment, show
 from tests.support.jars import KafkaUnavailable
 
-# The quick ones first: whoever waits sees tables early.
+# The quick ones first, so that the first tables appear early.
 NAMES = (
     "fold",
     "scale",
@@ -84,7 +84,7 @@ def versions(environment: BenchEnvironment) -> dict[str, str]:
 
 
 def measure(environment: BenchEnvironment, names: list[str], tiny: bool) -> tuple[list[dict[str, Any]], list[str]]:
-    """Runs and shows the benchmarks; the results as JSON, and the names of those that failed."""
+    """Runs and shows the benchmarks. Returns the results as JSON, and the names of those that failed."""
     results, failed = [], []
     for name in names:
         module = importlib.import_module(f"bench.{name}")
@@ -113,7 +113,7 @@ def main() -> None:
     if unknown := set(arguments.names) - set(NAMES):
         parser.error(f"no benchmark named {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     try:
-        with open_stand(arguments.bootstrap_servers) as environment:
+        with open_environment(arguments.bootstrap_servers) as environment:
             about = {"machine": machine(), "versions": versions(environment), "tiny": arguments.tiny}
             for part in ("machine", "versions"):
                 print(", ".join(f"{key} {value}" for key, value in about[part].items()))

@@ -1,9 +1,9 @@
 """With a backlog and slow handlers: how long until every partition has a message, at a start and after a kill -9?
 
-No contestant: the figures stand beside goals. Each member is a process of its own whose handler takes 10 ms for every
-message of a topic of 12 partitions that are all full. First one member has them all: from its first message of any
-partition to its first of each. Then three members share them and one gets SIGKILL: from the claim of its successor,
-and from the kill, to the first message of each of its partitions.
+No contestant: the figures are compared with goals. Each member is a process whose handler takes 10 ms per message. The
+topic has 12 partitions, each with a backlog. Measured first with one member that owns all partitions: from its first
+message of any partition to its first message of each. Then three members share the partitions and one gets SIGKILL:
+from the claim of its successor, and from the kill, to the first message of each of its partitions.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tests.support.kafka import wait_until
 
 PARTITIONS: Final = 12
 MEMBERS: Final = 3
-MESSAGES: Final = 600_000  # of the topic: more than is handled, whatever is fetched ahead
+MESSAGES: Final = 600_000  # in the topic: more than can be handled or prefetched in the time
 MESSAGES_TINY: Final = 24_000
 SIZE_BYTES: Final = 100
 HANDLER_S: Final = 0.01
 BATCH: Final = 100  # of `fetch`: one second of work
-WATCHED_S: Final = 20.0  # the one consumer, before what it has not served counts as not served
-SETTLED_S: Final = 5.0  # the three have their claims for so long when one is killed
+WATCHED_S: Final = 20.0  # a partition without a message of the only member by then counts as not served
+SETTLED_S: Final = 5.0  # for so long the three members have had their claims when one is killed
 SETTLED_TINY_S: Final = 1.0
 LIMIT_S: Final = 90.0
 WAYS: Final = ("iteration, at least once", "iteration, at most once", "fetch(100), at least once")
@@ -37,8 +37,8 @@ WAYS: Final = ("iteration, at least once", "iteration, at most once", "fetch(100
 # --- a member, as a process
 
 
-def member(order: Mapping[str, Any]) -> None:
-    """Handles messages, and tells each claim and the first message since."""
+def member(arguments: Mapping[str, Any]) -> None:
+    """Handles messages, and reports each claim and the first message after it."""
     import marshal_py
 
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()  # never without its parent
@@ -46,27 +46,27 @@ def member(order: Mapping[str, Any]) -> None:
 
     def claimed(claim: marshal_py.ClaimInfo) -> None:
         seen.discard(claim.partition)
-        tell("claim", claim.partition)
+        report("claim", claim.partition)
 
-    def tell(event: str, partition: int) -> None:
+    def report(event: str, partition: int) -> None:
         line = json.dumps([event, partition, time.monotonic_ns()]) + "\n"
-        os.write(sys.stdout.fileno(), line.encode())  # whole: two threads tell
+        os.write(sys.stdout.fileno(), line.encode())  # one write per line, because two threads report
 
     def handle(message: marshal_py.Message) -> None:
         if message.partition not in seen:
             seen.add(message.partition)
-            tell("message", message.partition)
+            report("message", message.partition)
         time.sleep(HANDLER_S)
         message.ack()
 
-    delivery = "at_most_once" if "at most once" in order["way"] else "at_least_once"
+    delivery = "at_most_once" if "at most once" in arguments["way"] else "at_least_once"
     with (
-        marshal_py.connect(order["bootstrap"], coordination_topic=order["coordination"]) as marshal,
+        marshal_py.connect(arguments["bootstrap"], coordination_topic=arguments["coordination"]) as marshal,
         marshal.consumer(
-            order["group"], [order["topic"]], start="earliest", delivery=delivery, on_claim=claimed
+            arguments["group"], [arguments["topic"]], start="earliest", delivery=delivery, on_claim=claimed
         ) as consumer,
     ):
-        if "fetch" in order["way"]:
+        if "fetch" in arguments["way"]:
             while True:
                 for message in consumer.fetch(BATCH, expires_s=1.0):
                     handle(message)
@@ -75,12 +75,12 @@ def member(order: Mapping[str, Any]) -> None:
 
 
 class Process:
-    """One member, and what it told: of each partition the last claim and the first message since."""
+    """One member and what it reported: for each partition, the last claim and the first message after it."""
 
-    def __init__(self, order: Mapping[str, Any]) -> None:
-        self.told: dict[str, dict[int, int]] = {"claim": {}, "message": {}}
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        self.reported: dict[str, dict[int, int]] = {"claim": {}, "message": {}}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.backlog", json.dumps(order)],
+            [sys.executable, "-m", "bench.backlog", json.dumps(arguments)],
             text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -93,10 +93,10 @@ class Process:
         for line in self._process.stdout:
             event, partition, ns = json.loads(line)
             if event == "claim":
-                self.told["claim"][partition] = ns
-                self.told["message"].pop(partition, None)
+                self.reported["claim"][partition] = ns
+                self.reported["message"].pop(partition, None)
             else:
-                self.told["message"].setdefault(partition, ns)
+                self.reported["message"].setdefault(partition, ns)
 
     def kill(self) -> None:
         self._process.kill()
@@ -118,10 +118,10 @@ def _until(condition: Callable[[], bool], limit_s: float, what: str) -> bool:
 # --- the measurements
 
 
-def start(order: Mapping[str, Any], watched_s: float) -> list[float]:
-    """Seconds from the first message of any partition to the first of each that had one."""
-    process = Process(order)
-    first = process.told["message"]
+def start(arguments: Mapping[str, Any], watched_s: float) -> list[float]:
+    """Seconds from the first message of any partition to the first of each partition that had one."""
+    process = Process(arguments)
+    first = process.reported["message"]
     try:
         if not _until(lambda: bool(first), LIMIT_S, "a first message"):
             raise TimeoutError("no message")
@@ -131,9 +131,9 @@ def start(order: Mapping[str, Any], watched_s: float) -> list[float]:
     return sorted((ns - min(first.values())) / 1e9 for ns in first.values())
 
 
-def kill(order: Mapping[str, Any], settled_s: float) -> tuple[list[float], list[float], int]:
-    """Seconds from claim to message, and from kill to message, of each partition of the dead; how many had none."""
-    members = [Process(order) for _ in range(MEMBERS)]
+def kill(arguments: Mapping[str, Any], settled_s: float) -> tuple[list[float], list[float], int]:
+    """For the killed member's partitions: seconds from claim to message and from kill to message; how many got none."""
+    members = [Process(arguments) for _ in range(MEMBERS)]
     try:
         wait_until(lambda: _shared(members), LIMIT_S, "all partitions are shared evenly")
         time.sleep(settled_s)
@@ -142,11 +142,11 @@ def kill(order: Mapping[str, Any], settled_s: float) -> tuple[list[float], list[
         killed_ns = time.monotonic_ns()
         victim.kill()
         for one in members:
-            for partition in its:  # of before it was shared
-                one.told["message"].pop(partition, None)
+            for partition in its:  # messages that the other members had before the partitions were shared
+                one.reported["message"].pop(partition, None)
 
         def served() -> bool:
-            return all(any(partition in one.told["message"] for one in members) for partition in its)
+            return all(any(partition in one.reported["message"] for one in members) for partition in its)
 
         _until(served, LIMIT_S, "a message of each partition of the dead")
     finally:
@@ -155,16 +155,16 @@ def kill(order: Mapping[str, Any], settled_s: float) -> tuple[list[float], list[
     after_claim, after_kill = [], []
     for partition in its:
         for one in members:
-            if partition in one.told["message"]:
-                after_claim.append((one.told["message"][partition] - one.told["claim"][partition]) / 1e9)
-                after_kill.append((one.told["message"][partition] - killed_ns) / 1e9)
+            if partition in one.reported["message"]:
+                after_claim.append((one.reported["message"][partition] - one.reported["claim"][partition]) / 1e9)
+                after_kill.append((one.reported["message"][partition] - killed_ns) / 1e9)
     return after_claim, after_kill, len(its) - len(after_kill)
 
 
 def _last_claims(members: list[Process]) -> dict[Process, list[int]]:
     owner: dict[int, Process] = {}
     for partition in range(PARTITIONS):
-        claimed = {one.told["claim"][partition]: one for one in members if partition in one.told["claim"]}
+        claimed = {one.reported["claim"][partition]: one for one in members if partition in one.reported["claim"]}
         if claimed:
             owner[partition] = claimed[max(claimed)]
     return {one: [partition for partition in owner if owner[partition] is one] for one in members}
@@ -182,11 +182,11 @@ def run(environment: BenchEnvironment, tiny: bool) -> Result:
     raw: dict[str, Any] = {}
     settled_s = SETTLED_TINY_S if tiny else SETTLED_S
     for way in WAYS[:1] if tiny else WAYS:
-        order = {"bootstrap": environment.bootstrap, "topic": topic, "coordination": coordination, "way": way}
+        arguments = {"bootstrap": environment.bootstrap, "topic": topic, "coordination": coordination, "way": way}
         environment.say(f"{way}: one consumer")
-        alone = start({**order, "group": environment.group("backlog")}, WATCHED_S)
+        alone = start({**arguments, "group": environment.group("backlog")}, WATCHED_S)
         environment.say(f"{way}: a kill")
-        after_claim, after_kill, never = kill({**order, "group": environment.group("backlog")}, settled_s)
+        after_claim, after_kill, never = kill({**arguments, "group": environment.group("backlog")}, settled_s)
         raw[way] = {"alone": alone, "after_claim": after_claim, "after_kill": after_kill}
         served = f"{len(alone)} of {PARTITIONS}"
         rows.append([way, served, spread(alone), spread(after_claim), spread(after_kill), never])

@@ -1,12 +1,12 @@
-"""How long does one consumer need until it owns all partitions of a topic that nobody owns?
+"""How long does one consumer need until it owns all partitions of a topic without owners?
 
 Contestants: marshal_py, Kafka's groups: eager (range), cooperative-sticky, KIP-848 (`group.protocol=consumer`). One
-consumer, alone in a fresh group, 256 and 1,000 partitions (empty), defaults.
+consumer, alone in a fresh group, 256 and 1,000 empty partitions, defaults.
 
-Measured, in this process, side by side in turns: from the consumer() or subscribe() call, connected before (connect(),
-list_topics()), to the callback (`on_claim`, `on_assign`) that tells of the last partition. For marshal_py that is one
-record per partition written, read back and folded, its start position looked up before. For Kafka's groups it is the
-assignment alone, made by the group's only member or by the broker; they look positions up afterwards.
+Measured in this process, the contestants in turn: from the consumer() or subscribe() call, already connected
+(connect(), list_topics()), to the callback for the last partition (`on_claim`, `on_assign`). By then marshal_py has
+looked up the start position of each partition, and has written, read back and folded one record for it. A Kafka group
+only has its assignment, made by its only member or by the broker; it looks up positions afterwards.
 """
 
 from __future__ import annotations
@@ -70,45 +70,45 @@ def _claim(
 def _marshal(
     environment: BenchEnvironment, kind: str, topic: str, coordination: str, partitions: int, work: Work
 ) -> float:
-    told: list[tuple[float, int]] = []
+    claimed: list[tuple[float, int]] = []
     whole = threading.Event()
 
     def on_claim(claim: marshal_py.ClaimInfo) -> None:
-        told.append((time.monotonic(), claim.partition))
-        if len(told) == partitions:
+        claimed.append((time.monotonic(), claim.partition))
+        if len(claimed) == partitions:
             whole.set()
 
     with marshal_py.connect(environment.bootstrap, coordination_topic=coordination) as marshal:
         began = time.monotonic()
         with marshal.consumer(environment.group(kind), [topic], on_claim=on_claim) as consumer:
             if not whole.wait(TIMEOUT_S):
-                raise TimeoutError(f"{len(told)} of {partitions} claimed within {TIMEOUT_S:g} s")
+                raise TimeoutError(f"{len(claimed)} of {partitions} claimed within {TIMEOUT_S:g} s")
             assert len(consumer.claims()) == partitions
-    for _, partition in told:
+    for _, partition in claimed:
         work.add(partition, 0)
-    return told[-1][0] - began
+    return claimed[-1][0] - began
 
 
 def _kafka(
     environment: BenchEnvironment, kind: str, topic: str, coordination: str, partitions: int, work: Work
 ) -> float:
-    told: list[int] = []
+    claimed: list[int] = []
 
     def on_assign(_: Consumer, assigned: list[TopicPartition]) -> None:
-        told.extend(found.partition for found in assigned)
+        claimed.extend(found.partition for found in assigned)
 
     consumer = Consumer(kafka_settings(kind, environment.bootstrap, environment.group(kind)))
     try:
         consumer.list_topics(topic, timeout=METADATA_TIMEOUT_S)
         began = time.monotonic()
         consumer.subscribe([topic], on_assign=on_assign)
-        while len(told) < partitions:
+        while len(claimed) < partitions:
             consumer.poll(POLL_S)
             if time.monotonic() - began > TIMEOUT_S:
-                raise TimeoutError(f"{kind}: {len(told)} of {partitions} assigned within {TIMEOUT_S:g} s")
+                raise TimeoutError(f"{kind}: {len(claimed)} of {partitions} assigned within {TIMEOUT_S:g} s")
         taken = time.monotonic() - began
     finally:
         consumer.close()
-    for partition in told:
+    for partition in claimed:
         work.add(partition, 0)
     return taken

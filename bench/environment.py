@@ -1,11 +1,11 @@
-"""What the benchmarks share: a cluster with topics, statistics, and how a result is shown and stored.
+"""What all benchmarks use: a cluster with topics, statistics, and how a result is shown and stored.
 
-    def run(stand: Stand, tiny: bool) -> Result
+    def run(environment: BenchEnvironment, tiny: bool) -> Result
 
 A cell of a Result is a text, a number, None, or a `spread` (a dict of n, median, p99, low, high), which a table shows
-as "median (low – high)". Units stand in the column's name. `raw` goes to the JSON file only.
+as "median (low – high)". Units are part of the column's name. `raw` is only written to the JSON file.
 
-Not allowed here: knowing any benchmark.
+This file must not depend on any single benchmark.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ ADMIN_TIMEOUT_S = 60.0  # 1,000 partitions take some seconds on one small broker
 WARM_UP_TIMEOUT_S = 60.0  # The first group on a cluster waits 2 to 4 s for its coordinator's topic.
 FILL_TIMEOUT_S = 300.0
 FILL_POLL_EVERY = 10_000  # messages between two looks at acknowledgements: few enough for the producer's queue
-PIPE_WIDTH = 240  # columns of a table when nobody watches: a log file needs no wrapping
-# Only the least allowed values: a group that asks for nothing keeps Kafka's defaults (45 s and 5 s). With them
-# takeover.py can give a KIP-848 group the 6 s that classic groups may have anyway.
+PIPE_WIDTH = 240  # columns of a table that is not printed to a terminal: a log file needs no wrapping
+# These are only the lowest values that the broker allows: a group that asks for nothing keeps Kafka's defaults (45 s
+# and 5 s). With them takeover.py can give a KIP-848 group the 6 s that classic groups may have anyway.
 BROKER_SETTINGS = {"group.consumer.min.session.timeout.ms": "6000", "group.consumer.min.heartbeat.interval.ms": "1000"}
 
-QUIET = {"log_level": 3}  # librdkafka's errors only: its information would stand between the tables
+QUIET = {"log_level": 3}  # librdkafka's errors only: its other messages would appear between the tables
 
 Cell = Any  # str | int | float | None | the dict of `spread`
 
 
 @dataclass
 class Result:
-    """What one benchmark found out. Everything in it can be written as JSON."""
+    """The result of one benchmark. Everything in it can be written as JSON."""
 
     name: str
     columns: list[str]
@@ -76,7 +76,7 @@ class BenchEnvironment:
         del self.admin
 
     def topic(self, partitions: int, config: Mapping[str, str] | None = None) -> str:
-        """A fresh topic; returns when each partition has a leader. Replication is the broker's default."""
+        """Creates a topic with the broker's replication. Returns its name once each partition has a leader."""
         name = f"bench-{uuid.uuid4().hex[:12]}"
         new = NewTopic(name, num_partitions=partitions, config=dict(config or {}))
         self.admin.create_topics([new], request_timeout=ADMIN_TIMEOUT_S)[name].result(ADMIN_TIMEOUT_S)
@@ -92,13 +92,13 @@ class BenchEnvironment:
         return name
 
     def drop(self, *topics: str) -> None:
-        """Removes topics, so that they cost the next benchmark nothing."""
+        """Deletes topics, so that they cost the next benchmark nothing."""
         for future in self.admin.delete_topics(list(topics), operation_timeout=ADMIN_TIMEOUT_S).values():
             with contextlib.suppress(KafkaException):
                 future.result(ADMIN_TIMEOUT_S)
 
     def coordination(self) -> str:
-        """A fresh coordination topic, made by the library itself as at its first use, ready for members."""
+        """Lets the library create a coordination topic, as it does at its first use. Returns the topic's name."""
         name = f"bench-marshal-{uuid.uuid4().hex[:12]}"
         marshal_py.connect(self.bootstrap, coordination_topic=name).close()
         return name
@@ -107,7 +107,7 @@ class BenchEnvironment:
         return f"bench-{hint}-{uuid.uuid4().hex[:12]}"
 
     def fill(self, topic: str, partitions: int, count: int, size_bytes: int = 100) -> None:
-        """Writes `count` messages in turn to all partitions, and returns when all are acknowledged."""
+        """Writes `count` messages to the partitions in turn. Returns when all of them are acknowledged."""
         value = b"x" * size_bytes
         refused: list[str] = []
         settings = {
@@ -121,14 +121,14 @@ class BenchEnvironment:
         }
         producer = Producer(settings)
 
-        def told(error: object, _: object) -> None:
+        def on_delivery(error: object, _: object) -> None:
             if error:
                 refused.append(str(error))
 
         for number in range(count):
             while True:
                 try:
-                    producer.produce(topic, value, partition=number % partitions, on_delivery=told)
+                    producer.produce(topic, value, partition=number % partitions, on_delivery=on_delivery)
                     break
                 except BufferError:
                     producer.poll(0.1)
@@ -139,11 +139,11 @@ class BenchEnvironment:
             raise RuntimeError(f"{topic}: {left} messages without an answer, {len(refused)} refused: {refused[:1]}")
 
     def say(self, text: str) -> None:
-        """Progress, for people who wait."""
+        """Prints progress to stderr."""
         print(f"  {time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
     def warm_up(self) -> None:
-        """Pays for the first consumer group and for the first idempotent producer here, not in a measurement."""
+        """Creates the first consumer group and the first idempotent producer, whose cost belongs to no measurement."""
         name = self.topic(1)
         self.fill(name, 1, 1)
         settings = {"bootstrap.servers": self.bootstrap, "group.id": name, "enable.auto.commit": False}
@@ -162,8 +162,8 @@ class BenchEnvironment:
 
 
 @contextlib.contextmanager
-def open_stand(bootstrap: str | None = None) -> Iterator[BenchEnvironment]:
-    """On the cluster at `bootstrap` (or MARSHAL_TEST_BOOTSTRAP), else on one fresh node. Warmed up."""
+def open_environment(bootstrap: str | None = None) -> Iterator[BenchEnvironment]:
+    """Uses the cluster at `bootstrap` (or MARSHAL_TEST_BOOTSTRAP), otherwise starts one node. Warmed up."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="marshal_bench_")))
         if bootstrap:
@@ -173,7 +173,7 @@ def open_stand(bootstrap: str | None = None) -> Iterator[BenchEnvironment]:
             cluster = stack.enter_context(start_cluster(1, BROKER_SETTINGS if own else None))
             bootstrap, description = cluster.bootstrap, cluster.description
         environment = BenchEnvironment(bootstrap, description, folder)
-        # Before the cluster ends: a client that loses its broker complains.
+        # Closed before the cluster ends, because a client that loses its broker logs errors.
         stack.callback(environment.close)
         environment.warm_up()
         yield environment
@@ -183,14 +183,14 @@ def open_stand(bootstrap: str | None = None) -> Iterator[BenchEnvironment]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Nearest rank: the smallest value that at least `share` of all do not exceed. p99 of ten is the largest."""
+    """Nearest rank: the smallest value that at least `share` of all values do not exceed. p99 of ten is the largest."""
     ordered = sorted(values)
     rank = -(-len(ordered) * share // 1)  # upwards
     return ordered[max(0, int(rank) - 1)]
 
 
 def spread(values: Iterable[float], digits: int = 4) -> dict[str, float] | None:
-    """n, median, p99 and range; None of nothing."""
+    """n, median, p99 and range; None if there are no values."""
     kept = [float(v) for v in values]
     if not kept:
         return None
@@ -199,14 +199,14 @@ def spread(values: Iterable[float], digits: int = 4) -> dict[str, float] | None:
 
 
 def ratio(values: Sequence[float], base: Sequence[float]) -> float | None:
-    """Median over median; None when one of them is nothing to divide by."""
+    """The median of `values` divided by that of `base`; None if there are no values or the base is not positive."""
     if not values or not base or statistics.median(base) <= 0:
         return None
     return round(statistics.median(values) / statistics.median(base), 3)
 
 
 class Work:
-    """Evidence that something was read: how many messages, and the xor of what they were."""
+    """Evidence that something was read: the number of messages, and a xor over their partitions and offsets."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -225,7 +225,7 @@ class Work:
 
 
 def number_text(value: float) -> str:
-    """Three or four digits that say something."""
+    """A number with three or four significant digits."""
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"
     if abs(value) >= 100:

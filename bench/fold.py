@@ -1,8 +1,8 @@
-"""How fast does a reader that starts anew fold the history of a log, digests on?
+"""How fast does a reader that starts from nothing fold the history of a log, with digests?
 
 One process, no broker: a log as 20 consumers of one group with 100 partitions write it (heartbeats with one and with
-four changed claims, digests in them), folded from the first record. Beside it, in the same run, a bare loop that
-decodes the bodies of the same records and does nothing else. CPU time, so that other processes do not count.
+four changed claims, and with digests), folded from the first record. It is compared with a bare loop that only decodes
+the bodies of the same records, in the same run. CPU time, so that other processes do not count.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ INCARNATION: Final = bytes(range(16))
 
 
 def history(records: int, claims: int, group: str = GROUP, logs: int = 1) -> list[bytes]:
-    """The values of a log of so many: joins, topology, claims, then heartbeats in turn."""
+    """The values of a log of this length: joins, topology and claims, then heartbeats of the members in turn."""
     random = Random(1)
     opening: list[Record] = [Join(f"client-{m}", random.randbytes(16), 1, 2_000, ("orders",)) for m in range(MEMBERS)]
     opening.append(Topology("orders", PARTITIONS, -1))
@@ -54,7 +54,7 @@ def history(records: int, claims: int, group: str = GROUP, logs: int = 1) -> lis
 
 
 def fold(values: list[bytes]) -> tuple[float, int]:
-    """CPU seconds of a cold fold with the group watched, and the digest that it ends with."""
+    """CPU seconds of a fold from the first record with the group watched, and the digest at its end."""
     world = World()
     world.watched.add(GROUP)
     apply = rationalizer.apply

@@ -1,13 +1,13 @@
-"""A group under load whose every delivery is known: what takeover, join, leave and traffic share.
+"""A group under load with a log of every delivery, used by takeover, join, leave, rewind and traffic.
 
-Strategy: a topic and a feeder process for each group; members are processes (group_member.py) that log every delivery;
-the logs are read here as they grow. `steady` waits until the members have shared all partitions evenly and nothing has
-moved for a while; gaps are then read off the merged deliveries of each partition.
+Each group has a topic and a process that writes to it (load_generator.py). Its members are processes (group_member.py)
+that log every delivery; this file reads the logs as they grow. `steady` waits until the members share all partitions
+evenly and no partition has moved for a while. Gaps are then computed from the merged deliveries of each partition.
 
-A gap is the time between two deliveries of a partition in a row. The normal spacing is the median of these before the
-event; figures "over the normal spacing" have it subtracted, so that they do not depend on how often messages come.
+A gap is the time between two successive deliveries of a partition. The normal spacing is the median gap before the
+event; it is subtracted from figures "over the normal spacing", so that they do not depend on the rate of messages.
 
-Not allowed here: killing by anything but the handle of a process that was started here.
+This file must only kill processes that it started, through their handles.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from bench.group_member import DELIVERY
 ROOT = Path(__file__).parents[1]
 PARTITIONS = 12
 PERIOD_S = 0.012  # with 12 partitions 1,000 messages per second
-LOOK_S = 0.05  # between two looks at the logs
+POLL_S = 0.05  # between two readings of the logs
 STEADY_TIMEOUT_S = 90.0  # A KIP-848 group of two takes 10 s; this is for busy machines.
 READY_TIMEOUT_S = 60.0
 EXIT_TIMEOUT_S = 30.0
-ERROR_TAIL = 2_000  # characters of what a process said before it ended
-# Nothing may have moved for so long. Longer than the protocol's own clock, so that no second step is still to come:
-# a heartbeat of classic groups (3 s) and of KIP-848 (5 s), the whole interval of marshal_py (2 s).
-HOLD_S = {"marshal": 2.5, "eager": 3.5, "cooperative": 3.5, "consumer": 5.5}
+ERROR_TAIL = 2_000  # characters of what a process reported before it ended
+# A group is steady when nothing has moved for so long. Longer than the period of each protocol, so that no second step
+# can follow: a heartbeat of classic groups (3 s) and of KIP-848 groups (5 s), the interval of marshal_py (2 s).
+STEADY_S = {"marshal": 2.5, "eager": 3.5, "cooperative": 3.5, "consumer": 5.5}
 
 
 class Delivery(NamedTuple):
@@ -56,9 +56,9 @@ class Span(NamedTuple):
     end: int
 
 
-def _spawn(module: str, order: Mapping[str, Any], stdout: int | None, stderr: IO[bytes]) -> subprocess.Popen[str]:
+def _spawn(module: str, arguments: Mapping[str, Any], stdout: int | None, stderr: IO[bytes]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", module, json.dumps(order)],
+        [sys.executable, "-m", module, json.dumps(arguments)],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=stdout,
@@ -68,18 +68,18 @@ def _spawn(module: str, order: Mapping[str, Any], stdout: int | None, stderr: IO
 
 
 class MemberProcess:
-    """One member: its process, what it said, its log."""
+    """One member: its process, the events that it reported, and its log of deliveries."""
 
-    def __init__(self, number: int, order: Mapping[str, Any], folder: Path) -> None:
+    def __init__(self, number: int, arguments: Mapping[str, Any], folder: Path) -> None:
         self.number = number
-        self.kind = order["kind"]
-        self.said: dict[str, int] = {}  # event -> monotonic ns
+        self.kind = arguments["kind"]
+        self.reported: dict[str, int] = {}  # event -> monotonic ns
         self._errors = folder / f"{number}.err"
-        self._log = Path(order["log"])
+        self._log = Path(arguments["log"])
         self._at = 0
         with self._errors.open("wb") as errors:
             self.spawned_ns = time.monotonic_ns()
-            self.process = _spawn("bench.group_member", order, subprocess.PIPE, errors)
+            self.process = _spawn("bench.group_member", arguments, subprocess.PIPE, errors)
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
@@ -87,16 +87,16 @@ class MemberProcess:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             event = json.loads(line)
-            self.said[event["event"]] = event["ns"]
+            self.reported[event["event"]] = event["ns"]
 
-    def order(self, word: str) -> None:
+    def command(self, word: str) -> None:
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.write(word + "\n")
             self.process.stdin.flush()
 
     def read(self) -> Iterator[tuple[int, int, int]]:
-        """Deliveries that were logged since the last call."""
+        """Yields the deliveries (monotonic ns, partition, offset) that were logged since the last call."""
         if not self._log.exists():
             return
         with self._log.open("rb") as log:
@@ -107,14 +107,14 @@ class MemberProcess:
         yield from DELIVERY.iter_unpack(found[:whole])
 
     def check(self) -> None:
-        """Raises when the process has ended by itself."""
+        """Raises RuntimeError if the process ended without being asked to."""
         code = self.process.poll()
-        if code is not None and "stopped" not in self.said:
+        if code is not None and "stopped" not in self.reported:
             why = self._errors.read_text()[-ERROR_TAIL:]
             raise RuntimeError(f"member {self.number} ({self.kind}) ended with {code}: {why}")
 
     def end(self) -> None:
-        """SIGKILL; returns when the process is gone and all that it said is read."""
+        """Sends SIGKILL. Returns when the process has ended and everything that it reported is read."""
         self.process.kill()
         self.close()
 
@@ -137,25 +137,25 @@ class LoadGroup:
         *,
         partitions: int = PARTITIONS,
         period_s: float = PERIOD_S,
-        hold_s: float | None = None,
+        steady_s: float | None = None,
         settings: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
-        group: str | None = None,
+        name: str | None = None,
     ) -> None:
-        """`settings` are librdkafka's for Kafka's kinds, `options` those of `Marshal.consumer`."""
+        """`settings` go to librdkafka for Kafka's kinds, `options` to `Marshal.consumer`. `name` is the group's."""
         self.environment, self.kind = environment, kind
         self.partitions, self.period_s = partitions, period_s
-        self.hold_s = HOLD_S[kind] if hold_s is None else hold_s
-        self.group = group or environment.group(kind)
+        self.steady_s = STEADY_S[kind] if steady_s is None else steady_s
+        self.name = name or environment.group(kind)
         self.topic = environment.topic(partitions)
         self.coordination = environment.coordination() if kind == "marshal" else ""
         self.members: list[MemberProcess] = []  # alive
         self.deliveries: dict[int, list[Delivery]] = defaultdict(list)
         self._everyone: list[MemberProcess] = []
         self._settings, self._options = dict(settings or {}), dict(options or {})
-        self._folder = environment.folder / self.group
+        self._folder = environment.folder / self.name
         self._folder.mkdir()
-        self._feeder: subprocess.Popen[str] | None = None
+        self._generator: subprocess.Popen[str] | None = None
 
     # --- life
 
@@ -165,83 +165,84 @@ class LoadGroup:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for player in self.members:
-            player.end()
+        for member in self.members:
+            member.end()
         self.members.clear()
-        self.starve()
+        self.stop_load()
         self.environment.drop(self.topic, *filter(None, [self.coordination]))
 
-    def feed(self) -> None:
-        order = {
+    def start_load(self) -> None:
+        arguments = {
             "bootstrap": self.environment.bootstrap,
             "topic": self.topic,
             "partitions": self.partitions,
             "period_s": self.period_s,
         }
-        with (self._folder / "feeder.err").open("ab") as errors:
-            self._feeder = _spawn("bench.load_generator", order, subprocess.DEVNULL, errors)
+        with (self._folder / "generator.err").open("ab") as errors:
+            self._generator = _spawn("bench.load_generator", arguments, subprocess.DEVNULL, errors)
 
-    def starve(self) -> None:
-        """Ends the load; what was written is acknowledged then."""
-        feeder, self._feeder = self._feeder, None
-        if feeder is None:
+    def stop_load(self) -> None:
+        """Ends the load. Returns when everything written is acknowledged."""
+        generator, self._generator = self._generator, None
+        if generator is None:
             return
-        assert feeder.stdin is not None
-        feeder.stdin.close()
+        assert generator.stdin is not None
+        generator.stdin.close()
         try:
-            feeder.wait(EXIT_TIMEOUT_S)
+            generator.wait(EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            feeder.kill()
-            feeder.wait(EXIT_TIMEOUT_S)
+            generator.kill()
+            generator.wait(EXIT_TIMEOUT_S)
 
     def start(self) -> MemberProcess:
-        """A new member, which begins as soon as it is ready."""
+        """Starts a member. Returns when it is about to join."""
         number = len(self._everyone)
-        order = {
+        arguments = {
             "kind": self.kind,
             "bootstrap": self.environment.bootstrap,
-            "group": self.group,
+            "group": self.name,
             "topic": self.topic,
             "log": str(self._folder / f"{number}.log"),
             "coordination": self.coordination,
             "settings": self._settings,
             "options": self._options,
         }
-        player = MemberProcess(number, order, self._folder)
-        self._everyone.append(player)
-        self.members.append(player)
-        player.order("go")
-        self._wait(lambda: "called" in player.said, READY_TIMEOUT_S, "a member is ready")
-        return player
+        member = MemberProcess(number, arguments, self._folder)
+        self._everyone.append(member)
+        self.members.append(member)
+        member.command("go")
+        self._wait(lambda: "called" in member.reported, READY_TIMEOUT_S, "a member is ready")
+        return member
 
-    def kill(self, player: MemberProcess) -> None:
-        """SIGKILL, and what it had delivered is read."""
-        self.members.remove(player)
-        player.end()
+    def kill(self, member: MemberProcess) -> None:
+        """Kills a member and reads the rest of its deliveries."""
+        self.members.remove(member)
+        member.end()
         self.read()
 
-    def stop(self, player: MemberProcess) -> None:
-        """A clean stop; returns when the process has ended."""
-        self.members.remove(player)
-        player.order("stop")
-        player.close()
-        player.check()
+    def stop(self, member: MemberProcess) -> None:
+        """Stops a member cleanly. Returns when its process has ended."""
+        self.members.remove(member)
+        member.command("stop")
+        member.close()
+        member.check()
         self.read()
 
     # --- looking
 
     def read(self) -> None:
-        for player in self._everyone:
-            for ns, partition, offset in player.read():
-                known, found = self.deliveries[partition], Delivery(ns, offset, player.number)
+        for member in self._everyone:
+            for ns, partition, offset in member.read():
+                known, found = self.deliveries[partition], Delivery(ns, offset, member.number)
                 if known and known[-1].ns > ns:
-                    insort(known, found)  # of another member, whose log was read first
+                    insort(known, found)  # another member's log was read first
                 else:
                     known.append(found)
-        for player in self.members:
-            player.check()
-        if self._feeder is not None and self._feeder.poll() is not None:
-            raise RuntimeError(f"the feeder ended: {(self._folder / 'feeder.err').read_text()[-ERROR_TAIL:]}")
+        for member in self.members:
+            member.check()
+        if self._generator is not None and self._generator.poll() is not None:
+            errors = (self._folder / "generator.err").read_text()
+            raise RuntimeError(f"the load generator ended: {errors[-ERROR_TAIL:]}")
 
     def _wait(self, condition: Any, timeout_s: float, what: str) -> None:
         deadline = time.monotonic() + timeout_s
@@ -249,10 +250,10 @@ class LoadGroup:
             self.read()
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"{self.kind}: not within {timeout_s:g} s: {what}; {self._state()}")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def wait_delivered(self, since_ns: int, partitions: list[int], not_by: int, timeout_s: float) -> None:
-        """Until somebody else than `not_by` has delivered of each of these partitions after `since_ns`."""
+        """Waits until members other than `not_by` have delivered from each of these partitions after `since_ns`."""
 
         def all_there() -> bool:
             return all(
@@ -263,23 +264,23 @@ class LoadGroup:
         self._wait(all_there, timeout_s, f"partitions {partitions} are delivered by others")
 
     def steady(self, extra_s: float = 0.0) -> Span:
-        """Waits until all partitions are shared evenly and nothing has moved for `hold_s`; that time is returned."""
-        hold_ns = int((self.hold_s + extra_s) * 1e9)
+        """Waits until all partitions are shared evenly and none has moved for `steady_s`. Returns that span of time."""
+        steady_ns = int((self.steady_s + extra_s) * 1e9)
 
         def quiet() -> bool:
-            return self._shared(time.monotonic_ns() - hold_ns)
+            return self._shared(time.monotonic_ns() - steady_ns)
 
         self._wait(quiet, STEADY_TIMEOUT_S + extra_s, "the group is steady")
         end_ns = time.monotonic_ns()
-        return Span(end_ns - hold_ns, end_ns)
+        return Span(end_ns - steady_ns, end_ns)
 
     def _shared(self, since_ns: int) -> bool:
         fresh_ns = time.monotonic_ns() - int(max(0.5, 4 * self.period_s) * 1e9)
-        held = {player.number: 0 for player in self.members}
+        held = {member.number: 0 for member in self.members}
         for partition in range(self.partitions):
             known = self.deliveries[partition]
             if not known or known[0].ns > since_ns:
-                return False  # not delivered for so long yet
+                return False  # its deliveries do not reach back that far yet
             recent = self._recent(partition, since_ns)
             members = {delivery.member for delivery in recent}
             if len(members) != 1 or recent[-1].ns < fresh_ns or not members <= held.keys():
@@ -300,17 +301,17 @@ class LoadGroup:
         return f"last delivery (member, seconds ago) by partition: {last}"
 
     def owners(self, span: Span) -> dict[int, int]:
-        """Who delivered last of each partition in that time."""
+        """The member that delivered last from each partition in that time."""
         return {p: found[-1].member for p in range(self.partitions) if (found := self.within(p, span))}
 
     def within(self, partition: int, span: Span) -> list[Delivery]:
-        """Deliveries of a partition in a time, in its order."""
+        """The deliveries of a partition in that time, oldest first."""
         return [d for d in self._recent(partition, span.begin) if d.ns <= span.end]
 
     # --- gaps, in ms
 
     def _gaps(self, partition: int, span: Span) -> list[tuple[float, bool]]:
-        """Each gap, and whether it lies between two members."""
+        """Each gap, and whether it is between two members."""
         pairs = pairwise(self.within(partition, span))
         return [((b.ns - a.ns) / 1e6, a.member != b.member) for a, b in pairs]
 
@@ -318,17 +319,17 @@ class LoadGroup:
         return statistics.median(gap for gap, _ in self._gaps(partition, span))
 
     def longest_ms(self, partition: int, span: Span) -> float:
-        """The longest gap in that time; all of it when nothing came."""
+        """The longest gap in that time; the whole time if there were fewer than two deliveries."""
         return max((gap for gap, _ in self._gaps(partition, span)), default=(span.end - span.begin) / 1e6)
 
     def hand_over_ms(self, partition: int, span: Span) -> float:
-        """The longest gap between deliveries of two members in a row. There must be one."""
+        """The longest gap between successive deliveries of two different members. There must be one."""
         return max(gap for gap, changed in self._gaps(partition, span) if changed)
 
     # --- evidence
 
     def tally(self) -> dict[str, Any]:
-        """What was delivered in all: how often, what is missing below the last one, what came more than once."""
+        """Counts all deliveries, the offsets missing below the last one, and the messages delivered again."""
         self.read()
         work, missing, again = Work(), 0, 0
         for partition, deliveries in self.deliveries.items():

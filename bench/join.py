@@ -1,18 +1,18 @@
-"""A third member joins two: how soon does it work, and what do the others' partitions notice?
+"""A third member joins two: how soon does it deliver messages, and how long do the partitions of the others wait?
 
 Contestants: marshal_py; Kafka's groups: eager (range), cooperative-sticky, KIP-848 (`group.protocol=consumer`). All
-with their defaults, three processes, 12 partitions, 1,000 messages per second. The 3 s by which brokers by default
-delay the start of an empty group are switched off in the harness; no join here meets them.
+with their defaults, three processes, 12 partitions, 1,000 messages per second. Brokers by default delay the start of an
+empty group by 3 s; the harness switches this off, and no join measured here would meet it.
 
 Measured, per join:
   first message  from the joiner's consumer() or subscribe() call to its first delivery, and from the start of its
                  process (interpreter, imports and connection included) to the same
-  moved          per partition that changed its owner: last delivery of the old to first of the new, less the normal
-                 spacing of that partition (12 ms)
-  stayed         per partition that did not: the longest gap from the call until half a second after the last move,
-                 less the normal spacing
-  noise          the longest gap less the normal spacing of every partition in the steady time before: what this machine
-                 does by itself
+  moved          per partition that changed its owner: from the last delivery of the old owner to the first of the new
+                 one, less the normal spacing of that partition (12 ms)
+  stayed         per partition that kept its owner: the longest gap from the call until half a second after the last
+                 move, less the normal spacing
+  noise          per partition: the longest gap in the steady time before, less the normal spacing; it shows what this
+                 machine does without any move
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""One of three members stops cleanly: how long do its partitions wait, and what do the others' notice?
+"""One of three members stops cleanly: how long do its partitions wait, and how long those of the others?
 
 Contestants: marshal_py (`request_stop()`, as on SIGTERM); Kafka's groups (`close()`): eager (range),
 cooperative-sticky, KIP-848 (`group.protocol=consumer`). All with their defaults, three processes, 12 partitions,
 1,000 messages per second.
 
 Measured, per stop:
-  its     per partition of the leaver: its last delivery to the first of the heir, less the normal spacing (12 ms)
+  its     per partition of the leaving member: from its last delivery to the first of the successor, less the normal
+          spacing (12 ms)
   others  per other partition: the longest gap from the request to stop until half a second after the last move, less
           the normal spacing
-  noise   the longest gap less the normal spacing of every partition in the steady time before
+  noise   per partition: the longest gap in the steady time before, less the normal spacing
 """
 
 from __future__ import annotations

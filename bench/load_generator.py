@@ -1,6 +1,6 @@
-"""The load: one message to every partition, again and again, from a process of its own until stdin ends.
+"""A process that writes one message to every partition at a steady rate, until its stdin ends.
 
-Contestants: none; the same load for all of them. 12 partitions every 12 ms are 1,000 messages a second.
+It is the same load for all contestants. 12 partitions every 12 ms are 1,000 messages per second.
 
     python -m bench.load_generator '{"bootstrap": ..., "topic": ..., "partitions": 12, "period_s": 0.012}'
 """
@@ -16,14 +16,14 @@ import time
 from confluent_kafka import Producer
 
 VALUE = b"x" * 100
-BEHIND_S = 1.0  # A process that was held up this long does not make up for it: a burst would disturb more than a gap.
+LATE_MAX_S = 1.0  # A process that was late by more does not catch up: a burst would disturb more than a gap.
 FLUSH_TIMEOUT_S = 10.0
 
 
 def main() -> None:
-    order = json.loads(sys.argv[1])
-    topic, partitions, period_s = order["topic"], order["partitions"], order["period_s"]
-    producer = Producer({"bootstrap.servers": order["bootstrap"], "acks": "all", "linger.ms": 1, "log_level": 3})
+    arguments = json.loads(sys.argv[1])
+    topic, partitions, period_s = arguments["topic"], arguments["partitions"], arguments["period_s"]
+    producer = Producer({"bootstrap.servers": arguments["bootstrap"], "acks": "all", "linger.ms": 1, "log_level": 3})
     ended = threading.Event()
 
     def wait_for_end() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
         producer.poll(0)
         due += period_s
         left_s = due - time.monotonic()
-        if left_s < -BEHIND_S:
+        if left_s < -LATE_MAX_S:
             due = time.monotonic()
         elif left_s > 0:
             ended.wait(left_s)

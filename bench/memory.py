@@ -1,17 +1,17 @@
-"""What does the library remember per unacknowledged message, and does it grow with time?
+"""How much memory does the library use per unacknowledged message, and does it grow with time?
 
 Contestants: none; Kafka's groups remember one position per partition and no unacknowledged messages.
 
 Measured:
-  tracker    one claim's tracker alone, 100,000 offsets delivered, in chunks as they were fetched; tracemalloc's bytes
-             over tracked offsets (from the position to the newest one). Contiguous offsets, offsets with gaps (a
-             compacted topic, transactions), acked in order, acked out of order (all but every hundredth), and the worst
-             case of a trickle: every message fetched alone
-  consumer   a process of its own against the cluster: resident memory after many messages were fetched and acked in
-             batches, against the same after more were fetched and not acked. Raw messages are dropped by the caller;
-             what the library keeps is left
-  long run   growth of resident memory over the second half of the acked part of the same process (in the first
-             librdkafka's queue fills); and of a process in which two members with twelve partitions live 24 hours of
+  tracker    the tracker of one claim with 100,000 offsets delivered in chunks, as fetched: tracemalloc's bytes per
+             tracked offset (from the position to the newest one). Contiguous offsets and offsets with gaps (a compacted
+             topic, transactions); none acked, and all acked but every hundredth; and the worst case, in which every
+             message is fetched alone
+  consumer   a process with a consumer of the cluster: resident memory after many messages were fetched and acked in
+             batches, compared with that after more were fetched and not acked. The caller drops the messages, so that
+             only what the library keeps is left
+  long run   growth of resident memory over the second half of the acked part of the same process (in the first half
+             librdkafka's queue fills), and of a process in which two members with twelve partitions run for 24 hours of
              virtual time on one log, without a cluster
 """
 
@@ -41,7 +41,7 @@ from marshal_py.protocol.world import World
 TRACKED, TINY_TRACKED = 100_000, 10_000
 CHUNK = 1_000  # the consumer's default `prefetch_messages`
 FIRST = 1_000_000_000  # offsets as they are on a topic that is not new: no small integers that Python shares
-LEFT_OUT = 100  # out of order: one of so many is not acked
+LEFT_OUT = 100  # out of order: one message of so many is not acked
 
 PARTITIONS = 12
 ACKED, TINY_ACKED = 1_000_000, 20_000
@@ -52,7 +52,7 @@ CHILD_TIMEOUT_S = 300.0
 
 HOURS, TINY_HOURS = 24.0, 0.05
 SIMULATED_MEMBERS = 2
-STEP_MS = 10  # while the simulated members come to rest
+STEP_MS = 10  # while the simulated members join and claim
 REST_MS = 20_000
 SAMPLES = 4  # of resident memory: at each quarter of a run
 HALF = 1  # index of the sample in the middle
@@ -64,7 +64,7 @@ def run(environment: BenchEnvironment, tiny: bool) -> Result:
     acked, unacked = (TINY_ACKED, TINY_UNACKED) if tiny else (ACKED, UNACKED)
     environment.say(f"memory of a consumer: {acked:,} messages acked, {unacked:,} not")
     topic, coordination = environment.topic(PARTITIONS), environment.coordination()
-    # As many again behind them, so that librdkafka's own queue is equally full at every look.
+    # Twice as many as are read, so that librdkafka's queue is equally full at every sample.
     environment.fill(topic, PARTITIONS, 2 * (acked + unacked), SIZE_BYTES)
     found = _child("consume", environment.bootstrap, topic, coordination, str(acked), str(unacked))
     environment.drop(topic, coordination)
@@ -163,7 +163,7 @@ def _child(*arguments: str) -> dict[str, Any]:
 
 
 def resident_bytes() -> int:
-    """Of this process, now; where the system does not tell, at its highest."""
+    """The resident memory of this process; its maximum so far on a system without /proc."""
     gc.collect()
     statistics = Path("/proc/self/statm")
     if statistics.exists():
@@ -172,7 +172,7 @@ def resident_bytes() -> int:
 
 
 def consume(bootstrap: str, topic: str, coordination: str, acked: int, unacked: int) -> dict[str, Any]:
-    """Fetches `acked` messages and acks them, then `unacked` more without."""
+    """Fetches and acks `acked` messages, then fetches `unacked` more without acking them."""
     import marshal_py
 
     work, samples = Work(), []
@@ -206,8 +206,8 @@ def consume(bootstrap: str, topic: str, coordination: str, acked: int, unacked: 
     }
 
 
-class Life:
-    """Members on one log in virtual time: what is sent is in the log at once, and read by everybody."""
+class VirtualGroup:
+    """Members on one log in virtual time. Every member reads a record as soon as one sends it."""
 
     def __init__(self) -> None:
         self.topic = "orders"
@@ -237,7 +237,7 @@ class Life:
         self.offset += 1
 
     def step(self, ms: int) -> None:
-        """Time goes by; everybody handles some messages, ticks and reads."""
+        """Advances the time. Each member then handles three messages per partition and ticks."""
         self.now_ms += ms
         for member in self.members:
             for claim in member.claims.values():
@@ -261,21 +261,21 @@ class Life:
 
 
 def live(hours: float) -> dict[str, Any]:
-    """Two members through so many hours; resident memory at each quarter."""
-    life, samples = Life(), []
+    """Runs two members for so many hours of virtual time. Samples the resident memory at each quarter."""
+    group, samples = VirtualGroup(), []
     for _ in range(REST_MS // STEP_MS):
-        life.step(STEP_MS)
-    owned = [len(member.claims) for member in life.members]
+        group.step(STEP_MS)
+    owned = [len(member.claims) for member in group.members]
     assert sum(owned) == PARTITIONS, owned
-    third_ms = life.members[0].third_ms
-    steps, before = round(hours * 3_600_000 / third_ms), life.offset
+    third_ms = group.members[0].third_ms
+    steps, before = round(hours * 3_600_000 / third_ms), group.offset
     for quarter in range(SAMPLES):
         for _ in range(steps * quarter // SAMPLES, steps * (quarter + 1) // SAMPLES):
-            life.step(third_ms)
+            group.step(third_ms)
         samples.append(resident_bytes())
-    records = life.offset - before
-    assert sum(len(member.claims) for member in life.members) == PARTITIONS
-    return {"records": records, "samples": samples, "grown_bytes": samples[-1] - samples[HALF], "work": str(life.work)}
+    records = group.offset - before
+    assert sum(len(member.claims) for member in group.members) == PARTITIONS
+    return {"records": records, "samples": samples, "grown_bytes": samples[-1] - samples[HALF], "work": str(group.work)}
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""Planned moves of one group: a third member joins two, then one of the three leaves, again and again.
+"""Planned moves in one group, again and again: a third member joins two, then one of the three leaves.
 
-join.py and leave.py show the two halves of one and the same measurement; whichever is run first pays for it.
+join.py and leave.py show the two halves of this measurement. The first of them to run does it and keeps the result.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from bench.group_member import KINDS
 
 CYCLES = {"marshal": 10, "eager": 4, "cooperative": 4, "consumer": 4}  # enough for a median; Kafka's take longer
 TINY_KINDS = ("marshal", "eager")
-TINY_HOLD_S = 0.7
-# The moment of a join or a stop is drawn from this time, so that it meets every phase of the protocols' own clocks.
+TINY_STEADY_S = 0.7
+# Each join or stop is delayed by a random part of this time, so that it falls into any phase of a heartbeat interval.
 PHASE_S = 1.0
-AFTER_NS = 500_000_000  # how long after the last change of owners gaps still count to it
+AFTER_NS = 500_000_000  # for so long after the last change of owners, a gap still counts as caused by it
 
 
 @dataclass
 class Moves:
-    """Samples of one contestant. Gaps in ms over the normal spacing."""
+    """The samples of one contestant. Gaps are in ms over the normal spacing."""
 
     joins: int = 0
     from_call_s: list[float] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Moves:
 
 
 def measured(environment: BenchEnvironment, tiny: bool) -> dict[str, Moves]:
-    """The samples of every contestant; measured once per stand."""
+    """The samples of every contestant, measured once per environment."""
     key = f"moves, {tiny=}"
     if key not in environment.shared:
         kinds = TINY_KINDS if tiny else KINDS
@@ -54,58 +54,58 @@ def measured(environment: BenchEnvironment, tiny: bool) -> dict[str, Moves]:
 def _measure(environment: BenchEnvironment, kind: str, cycles: int, tiny: bool) -> Moves:
     moves, rng = Moves(), random.Random(kind)
     environment.say(f"join and leave: {kind}, {cycles} times")
-    with LoadGroup(environment, kind, hold_s=TINY_HOLD_S if tiny else None) as crew:
-        crew.feed()
+    with LoadGroup(environment, kind, steady_s=TINY_STEADY_S if tiny else None) as group:
+        group.start_load()
         for _ in range(2):
-            crew.start()
+            group.start()
         for _ in range(cycles):
-            before = crew.steady(rng.random() * PHASE_S)
-            _join(crew, crew.start(), before, moves)
-            before = crew.steady(rng.random() * PHASE_S)
-            _leave(crew, rng.choice(crew.members), before, moves)
-        moves.tally = crew.tally()
+            before = group.steady(rng.random() * PHASE_S)
+            _join(group, group.start(), before, moves)
+            before = group.steady(rng.random() * PHASE_S)
+            _leave(group, rng.choice(group.members), before, moves)
+        moves.tally = group.tally()
     return moves
 
 
-def _join(crew: LoadGroup, joiner: MemberProcess, before: Span, moves: Moves) -> None:
-    called = joiner.said["called"]
-    owned = crew.owners(before)
-    whole = Span(before.begin, crew.steady().end)
-    now_owned = crew.owners(whole)
-    first = min(d.ns for p in range(crew.partitions) for d in crew.within(p, whole) if d.member == joiner.number)
+def _join(group: LoadGroup, joiner: MemberProcess, before: Span, moves: Moves) -> None:
+    called = joiner.reported["called"]
+    owned = group.owners(before)
+    whole = Span(before.begin, group.steady().end)
+    now_owned = group.owners(whole)
+    first = min(d.ns for p in range(group.partitions) for d in group.within(p, whole) if d.member == joiner.number)
     moves.joins += 1
     moves.from_call_s.append((first - called) / 1e9)
     moves.from_spawn_s.append((first - joiner.spawned_ns) / 1e9)
-    window = Span(called, _settled(crew, whole, called))
+    window = Span(called, _settled(group, whole, called))
     for partition, owner in owned.items():
-        normal = crew.normal_ms(partition, before)
-        moves.join_noise_ms.append(crew.longest_ms(partition, before) - normal)
+        normal = group.normal_ms(partition, before)
+        moves.join_noise_ms.append(group.longest_ms(partition, before) - normal)
         if now_owned[partition] == owner:
-            moves.join_stayed_ms.append(crew.longest_ms(partition, window) - normal)
+            moves.join_stayed_ms.append(group.longest_ms(partition, window) - normal)
         else:
-            moves.join_moved_ms.append(crew.hand_over_ms(partition, whole) - normal)
+            moves.join_moved_ms.append(group.hand_over_ms(partition, whole) - normal)
 
 
-def _leave(crew: LoadGroup, leaver: MemberProcess, before: Span, moves: Moves) -> None:
-    owned = crew.owners(before)
-    crew.stop(leaver)
-    stopping = leaver.said["stopping"]
-    whole = Span(before.begin, crew.steady().end)
+def _leave(group: LoadGroup, leaver: MemberProcess, before: Span, moves: Moves) -> None:
+    owned = group.owners(before)
+    group.stop(leaver)
+    stopping = leaver.reported["stopping"]
+    whole = Span(before.begin, group.steady().end)
     moves.leaves += 1
-    window = Span(stopping, _settled(crew, whole, stopping))
+    window = Span(stopping, _settled(group, whole, stopping))
     for partition, owner in owned.items():
-        normal = crew.normal_ms(partition, before)
-        moves.leave_noise_ms.append(crew.longest_ms(partition, before) - normal)
+        normal = group.normal_ms(partition, before)
+        moves.leave_noise_ms.append(group.longest_ms(partition, before) - normal)
         if owner == leaver.number:
-            moves.leave_its_ms.append(crew.hand_over_ms(partition, whole) - normal)
+            moves.leave_its_ms.append(group.hand_over_ms(partition, whole) - normal)
         else:
-            moves.leave_others_ms.append(crew.longest_ms(partition, window) - normal)
+            moves.leave_others_ms.append(group.longest_ms(partition, window) - normal)
 
 
-def _settled(crew: LoadGroup, whole: Span, event: int) -> int:
-    """When the last change of owners was over: beyond it a gap is noise and not the event's."""
+def _settled(group: LoadGroup, whole: Span, event: int) -> int:
+    """The time (monotonic ns) after which a gap is noise and no longer an effect of the event."""
     last = event
-    for partition in range(crew.partitions):
-        found = crew.within(partition, whole)
+    for partition in range(group.partitions):
+        found = group.within(partition, whole)
         last = max([last, *(b.ns for a, b in pairwise(found) if a.member != b.member)])
     return min(last + AFTER_NS, whole.end)

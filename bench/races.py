@@ -1,7 +1,7 @@
 """How fast do simulated clusters race, on the shipped protocol code?
 
-No broker and no contestant: the simulator, in one process, over the same seeds each time, with faults (0 to SEEDS) and
-calm (5 clients, 16 partitions, an interval of 60 s, an hour each). CPU time, so that other processes do not count.
+No broker and no contestant: the simulator runs in one process, over the same seeds each time, with faults (0 to SEEDS)
+and calm (5 clients, 16 partitions, an interval of 60 s, an hour each). CPU time, so that other processes do not count.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The positions of a live group move: how long is it paused, and how long does each partition wait?
+"""The positions of a live group are set back: how long is it paused, and how long does each partition wait?
 
-No contestant: Kafka's own tool moves positions of stopped groups only. Three processes with marshal_py's defaults, 12
-partitions, 1,000 messages per second, handlers that are done at once; each move is 50 messages back, everywhere.
+No contestant: Kafka's own tool sets the positions of stopped groups only. Three processes with marshal_py's defaults,
+12 partitions, 1,000 messages per second, handlers that return at once. Each move sets all partitions back by 50.
 
 Measured, per move:
-  paused  the tool reads its pause to it reads its move, which resumes
+  paused  from when the tool reads its pause to when it reads its move, which resumes the group
   call    `Group.set_position()` as a whole: it connects, folds the log, looks offsets up, pauses, moves, disconnects
   gap     per partition: the longest time without a delivery around it, less the normal spacing (12 ms)
 """
@@ -22,9 +22,9 @@ from marshal_py.transport.kafka import KafkaTransport
 
 MOVES = 30
 BACK = -50
-PHASE_S = 1.0  # as of bench/moves.py: so that moves meet every phase of the heartbeats
-TINY_HOLD_S = 0.7
-AFTER_S = 1.0  # of watching: a gap that is still open then would be counted as far as it is
+PHASE_S = 1.0  # as in bench/moves.py: moves fall into any phase of a heartbeat interval
+TINY_STEADY_S = 0.7
+AFTER_S = 1.0  # watched after each move; of a gap that is longer, only this part would count
 TIMEOUT_S = 60.0
 
 
@@ -33,29 +33,29 @@ def run(environment: BenchEnvironment, tiny: bool) -> Result:
     paused_ms: list[float] = []
     call_ms: list[float] = []
     gap_ms: list[float] = []
-    with LoadGroup(environment, "marshal", hold_s=TINY_HOLD_S if tiny else None) as crew:
-        crew.feed()
+    with LoadGroup(environment, "marshal", steady_s=TINY_STEADY_S if tiny else None) as group:
+        group.start_load()
         for _ in range(3):
-            crew.start()
-        group = Group(KafkaTransport(environment.bootstrap, TIMEOUT_S), crew.group, crew.coordination)
+            group.start()
+        admin = Group(KafkaTransport(environment.bootstrap, TIMEOUT_S), group.name, group.coordination)
         for _ in range(1 if tiny else MOVES):
-            before = crew.steady(rng.random() * PHASE_S)
-            said: dict[str, int] = {}
+            before = group.steady(rng.random() * PHASE_S)
+            seen_ns: dict[str, int] = {}
 
-            def watch(event: Progress, said: dict[str, int] = said) -> None:
-                said[event.kind] = time.monotonic_ns()
+            def watch(event: Progress, seen_ns: dict[str, int] = seen_ns) -> None:
+                seen_ns[event.kind] = time.monotonic_ns()
 
             began = time.monotonic_ns()
-            group.set_position(crew.topic, shift_by=BACK, watcher=watch)
+            admin.set_position(group.topic, shift_by=BACK, watcher=watch)
             ended = time.monotonic_ns()
-            crew.wait_delivered(ended, list(range(crew.partitions)), -1, TIMEOUT_S)
+            group.wait_delivered(ended, list(range(group.partitions)), -1, TIMEOUT_S)
             time.sleep(AFTER_S)
-            crew.read()
-            paused_ms.append((said["moved"] - said["paused"]) / 1e6)
+            group.read()
+            paused_ms.append((seen_ns["moved"] - seen_ns["paused"]) / 1e6)
             call_ms.append((ended - began) / 1e6)
             around = Span(began, ended + int(AFTER_S * 1e9))
-            gap_ms += [crew.longest_ms(p, around) - crew.normal_ms(p, before) for p in range(crew.partitions)]
-        tally = crew.tally()
+            gap_ms += [group.longest_ms(p, around) - group.normal_ms(p, before) for p in range(group.partitions)]
+        tally = group.tally()
     row = [
         "marshal",
         len(paused_ms),

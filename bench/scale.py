@@ -1,14 +1,14 @@
 """What do 10,000 partitions and 1,000 members cost one consumer: its target, its ticks, each record that it reads?
 
-One process, no broker, virtual time: one Member (or two) over a log in memory, the other sessions are records that a
-script writes, with heartbeats in their thirds. The cost of the script and of the fold is not counted. CPU time.
+One process, no broker, virtual time. One Member (or two) reads a log in memory; the other sessions are only records
+that a script writes, with a heartbeat every third of the interval. CPU time, without that of the script and the fold.
 
-- *target*: who should own what, computed once.
-- *idle tick*: the group is at rest; the second row: nobody claims what is free, and it is not this member's turn.
+- *target*: computing once which member should own which partition.
+- *idle tick*: a tick while nothing changes. In the second row most partitions are free and not this member's to claim.
 - *churn*: sessions leave and join one after the other, each partition handed over by a release and a claim, one record
-  at a time; the clock goes on by what the member needs. *late* is how far a heartbeat of the member, due every third
-  of the interval, came behind its time.
-- *1 -> 2 members*: the second one joins a group whose only member owns all partitions; to the last hand-over.
+  at a time; the clock advances by the CPU time that the member needs. *late* is the longest delay of the member's
+  heartbeat, which is due every third of the interval.
+- *1 -> 2 members*: a second member joins a group whose only member owns all partitions, until the last hand-over.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ CHANGES: Final = 20  # sessions that leave, and as many that join
 IDLE_INTERVALS: Final = 5
 INTERVAL_MS: Final = 2_000
 STEP_MS: Final = 1
-REST_MS, REST_TICKS = 500, 10  # less than an interval: nobody is silent meanwhile
+REST_MS, REST_TICKS = 500, 10  # less than an interval, so that no session is silent for too long
 READ_AT_ONCE: Final = 2_000  # records between two ticks, as the client folds them
 TURNS_MAX: Final = 100_000
 TOPIC: Final = "orders"
 
 
 class Fleet:
-    """A log, the world that it folds to, the members under measurement, and sessions that are but records."""
+    """A log, the world that it folds to, the measured members, and scripted sessions that are only records."""
 
     def __init__(self, partitions: int, sessions: int) -> None:
         self.random = Random(1)
@@ -91,7 +91,7 @@ class Fleet:
         return self.append(Join(f"client-{number}", self.random.randbytes(16), 1, INTERVAL_MS, (TOPIC,)))
 
     def member(self, partitions: int) -> Member:
-        """A real member, joined."""
+        """A measured member that has joined."""
         options = MemberOptions(client_id=f"real-{len(self.members)}", topics=(TOPIC,), interval_ms=INTERVAL_MS)
         member = Member(self.world, GROUP, options, self.random.randbytes)
         member.learn_topic(TOPIC, partitions)
@@ -101,7 +101,7 @@ class Fleet:
         return member
 
     def turn(self, member: Member) -> Ready:
-        """One tick, and what it asks for; its records are in the log at once."""
+        """One tick of a member. Its records are in the log at once, and its requests are answered."""
         began = time.process_time()
         ready = member.tick(self.now())
         took_s = time.process_time() - began
@@ -121,7 +121,7 @@ class Fleet:
         return ready
 
     def heartbeats(self) -> None:
-        """Of every scripted session."""
+        """Writes a heartbeat of every scripted session."""
         self.beat += 1
         for session in self.scripted:
             self.append(Heartbeat(session, self.beat))
@@ -134,7 +134,7 @@ class Fleet:
                 self.append(ClaimingPartition(session, *tp, NONE if known is None else known.version, 0))
 
     def rest(self) -> None:
-        """Until the members have claimed what is theirs, and have looked at all that changed."""
+        """Ticks the members until they have claimed their partitions and have nothing left to do."""
         for _ in range(REST_TICKS):
             self.now_ms += REST_MS // REST_TICKS
             for member in self.members:
@@ -239,7 +239,7 @@ def _churn(partitions: int, members: int, changes: int) -> list[list[Any]]:
 
 
 def _leave(fleet: Fleet, leaver: int, write: Callable[[Record], None]) -> None:
-    """Releases, each for who gets it by the target without the leaver; a leave; their claims."""
+    """The leaver releases each partition for its owner in the target without it, and leaves; the new owners claim."""
     group = fleet.group
     after = POLICIES[DEFAULT_POLICY](group, candidates(group, {leaver}))
     mine = [group.claims[epoch] for epoch in sorted(group.sessions[leaver].epochs)]

@@ -1,12 +1,12 @@
-"""How long does a consumer need from nothing to its first message, with a short and with a long history behind it?
+"""How long does a consumer need from its start to its first message, with a short and with a long history in the log?
 
-A coordination topic of one partition whose log holds 10^3, 10^4, 10^5 or 10^6 records, written by 20 consumers that
-have left. From 10^4 on two snapshots stand in it, as consumers write them: the older one 50,000 records (or half of the
-history) before the newer one, and 1,000 records behind that. Beside them one log of 10^5 records without a snapshot.
+The coordination topic has one partition, whose log holds 10^3, 10^4, 10^5 or 10^6 records, written by 20 consumers that
+have left. Logs of 10^4 records and more contain two snapshots, as consumers write them: the older one is 50,000 records
+(or half of the history) before the newer one, which 1,000 records follow. One more log of 10^5 records has no snapshot.
 
-Measured, in this process, side by side in turns: from the connect() call to the first message, of a topic with one
-partition and one message; CPU time of the whole process beside it. The check that the older snapshot folds to the newer
-one (PROTOCOL.md N9) is not in it: it comes seconds later, in the background.
+Measured in this process, the logs in turn: from the connect() call to the first message of a topic with one partition
+and one message, and the CPU time of the whole process. It does not include the check that the older snapshot folds to
+the newer one (PROTOCOL.md N9), which runs seconds later in the background.
 """
 
 from __future__ import annotations
@@ -63,19 +63,19 @@ def run(environment: BenchEnvironment, tiny: bool) -> Result:
 
 
 def _log(environment: BenchEnvironment, size: int, snapshots: bool) -> str:
-    """A coordination topic with this history; its name."""
+    """Creates a coordination topic with this history. Returns its name."""
     name = environment.topic(1, {"retention.ms": "-1", "retention.bytes": "-1"})
     values = history(size - TAIL - MEMBERS, 1)
     values += [codec.encode(Leave(1 + member), GROUP, INCARNATION) for member in range(MEMBERS)]
     if snapshots:
         values = _vouched(values, (len(values) - min(BETWEEN, size // 2), len(values)))
-    values += values[MEMBERS + 200 :][:TAIL]  # heartbeats of sessions that have ended: rejected, and read all the same
+    values += values[MEMBERS + 200 :][:TAIL]  # heartbeats of sessions that have ended: read and rejected
     _append(environment, name, values)
     return name
 
 
 def _vouched(values: list[bytes], ends: tuple[int, int]) -> list[bytes]:
-    """The same log with confirmed snapshots in it, each of the last checkpoint before one of these places."""
+    """The same log with confirmed snapshots, one of the last checkpoint before each of these record numbers."""
     world, found = World(), []
     for number, value in enumerate(values, 1):
         found.append(value)

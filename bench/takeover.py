@@ -1,14 +1,14 @@
-"""A member is killed (kill -9): how long until somebody else delivers of its partitions?
+"""A member is killed (kill -9): how long until other members deliver from its partitions?
 
 Contestants: marshal_py at its defaults (heartbeat interval 2 s); Kafka's groups, eager (range), cooperative-sticky and
-KIP-848 (`group.protocol=consumer`), once at their defaults (session timeout 45 s) and once at 6 s. 6 s is the least
-that a broker's default settings allow to classic groups (`group.min.session.timeout.ms`). They allow no KIP-848 group
-less than 45 s; here the broker's floor was lowered for it, which on many clusters only an operator can do.
+KIP-848 (`group.protocol=consumer`), once at their defaults (session timeout 45 s) and once at 6 s. 6 s is the shortest
+session timeout that a broker's defaults allow to classic groups (`group.min.session.timeout.ms`). KIP-848 groups get no
+less than 45 s by default; the broker's minimum was lowered for this, which on many clusters only an operator can do.
 
-Measured: three processes share 12 partitions at 1,000 messages per second; one gets SIGKILL at a drawn moment of its
-heartbeat's phase. Per partition of it: its last delivery to the first of whoever takes over. Every delivery is written
-down with one system call before the next message is taken, so the kill hides none. Marshal's kills come first and
-alone; Kafka's three kinds then run beside each other, which figures of seconds do not notice.
+Measured: three processes share 12 partitions at 1,000 messages per second, and one gets SIGKILL at a random moment of
+its heartbeat's phase. Per partition of this member: from its last delivery to the first of the successor. Each delivery
+is logged with one system call before the next message is taken, so that the kill hides none. The kills of marshal_py
+run first and alone. Kafka's three kinds then run at the same time, which makes no difference to figures of seconds.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ FLOOR_SESSION_S = 6.0
 FLOOR_HEARTBEAT_S = 1.0  # KIP-848 groups at 6 s only: with their default of 5 s one lost heartbeat would end a member
 PATIENCE_S = 30.0  # beyond the session timeout, before a take-over counts as failed
 TINY_INTERVAL_S = 1.0
-TINY_HOLD_S = 0.7
+TINY_STEADY_S = 0.7
 
 
 @dataclass
 class Plan:
-    """What is done to one group."""
+    """What is done to one group. Times in seconds."""
 
     label: str
     kind: str
     kills: int
-    phase_s: float  # the moment of a kill is drawn from this time
+    phase_s: float  # each kill is delayed by a random part of this time
     give_up_s: float
-    hold_s: float | None = None
+    steady_s: float | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
-    lowered: bool = False  # needs the broker's leave to have so short a session
+    lowered: bool = False  # needs a broker that allows so short a session timeout
 
 
 @dataclass
 class Kills:
-    """What came of it."""
+    """The samples of one group."""
 
     label: str
     takeover_s: list[float] = field(default_factory=list)
@@ -73,7 +73,7 @@ def run(environment: BenchEnvironment, tiny: bool) -> Result:
     done: list[Kills] = []
     notes = ["Goal for marshal at its defaults: median <= 4.2 s, p99 <= 5 s."]
     if tiny:
-        batches = [[_marshal(1, TINY_INTERVAL_S, TINY_HOLD_S), _classic("eager", 1, FLOOR_SESSION_S, TINY_HOLD_S)]]
+        batches = [[_marshal(1, TINY_INTERVAL_S, TINY_STEADY_S), _classic("eager", 1, FLOOR_SESSION_S, TINY_STEADY_S)]]
     else:
         batches = [
             [_marshal(MARSHAL_KILLS, 2.0, None)],
@@ -121,17 +121,17 @@ def run(environment: BenchEnvironment, tiny: bool) -> Result:
     return Result("takeover", columns, rows, notes, {kills.label: asdict(kills) for kills in done})
 
 
-def _marshal(kills: int, interval_s: float, hold_s: float | None) -> Plan:
+def _marshal(kills: int, interval_s: float, steady_s: float | None) -> Plan:
     options = {"heartbeat_interval_s": interval_s} if interval_s != 2.0 else {}
     label = f"marshal, interval {interval_s:g} s" + ("" if options else " (default)")
-    return Plan(label, "marshal", kills, interval_s / 3, 2 * interval_s + PATIENCE_S, hold_s, options=options)
+    return Plan(label, "marshal", kills, interval_s / 3, 2 * interval_s + PATIENCE_S, steady_s, options=options)
 
 
-def _classic(kind: str, kills: int, session_s: float, hold_s: float | None) -> Plan:
+def _classic(kind: str, kills: int, session_s: float, steady_s: float | None) -> Plan:
     default = session_s == DEFAULT_SESSION_S
     settings = {} if default else {"session.timeout.ms": round(session_s * 1000)}
     label = f"{kind}, session {session_s:g} s" + (" (default)" if default else "")
-    return Plan(label, kind, kills, 3.0, session_s + PATIENCE_S, hold_s, settings)
+    return Plan(label, kind, kills, 3.0, session_s + PATIENCE_S, steady_s, settings)
 
 
 def _lowered(kills: int) -> Plan:
@@ -140,7 +140,7 @@ def _lowered(kills: int) -> Plan:
 
 
 def _lower(environment: BenchEnvironment, group: str) -> bool:
-    """Gives one KIP-848 group the short session, as an operator would. False if the broker does not allow it."""
+    """Sets the short session timeout for one KIP-848 group. Returns False if the broker does not allow it."""
     wanted = {"consumer.session.timeout.ms": FLOOR_SESSION_S, "consumer.heartbeat.interval.ms": FLOOR_HEARTBEAT_S}
     entries = [
         ConfigEntry(name, str(round(value_s * 1000)), incremental_operation=AlterConfigOpType.SET)
@@ -155,37 +155,37 @@ def _lower(environment: BenchEnvironment, group: str) -> bool:
 
 
 def _measure(environment: BenchEnvironment, plan: Plan) -> Kills | None:
-    group = environment.group(plan.kind)
-    if plan.lowered and not _lower(environment, group):
+    name = environment.group(plan.kind)
+    if plan.lowered and not _lower(environment, name):
         return None
     kills, rng = Kills(plan.label), random.Random(plan.label)
     with LoadGroup(
-        environment, plan.kind, hold_s=plan.hold_s, settings=plan.settings, options=plan.options, group=group
-    ) as crew:
-        crew.feed()
+        environment, plan.kind, steady_s=plan.steady_s, settings=plan.settings, options=plan.options, name=name
+    ) as group:
+        group.start_load()
         for _ in range(MEMBERS):
-            crew.start()
+            group.start()
         while True:
-            kills.takeover_s += _kill(crew, plan, rng)
+            kills.takeover_s += _kill(group, plan, rng)
             kills.kills += 1
             if kills.kills == plan.kills:
                 break
-            crew.start()
-        kills.tally = crew.tally()
+            group.start()
+        kills.tally = group.tally()
     return kills
 
 
-def _kill(crew: LoadGroup, plan: Plan, rng: random.Random) -> list[float]:
-    """Kills one member; per partition of it, the seconds without a delivery."""
-    span = crew.steady(rng.random() * plan.phase_s)
-    victim = rng.choice(crew.members)
-    its = [partition for partition, member in crew.owners(span).items() if member == victim.number]
-    crew.kill(victim)
+def _kill(group: LoadGroup, plan: Plan, rng: random.Random) -> list[float]:
+    """Kills one member. Returns, for each of its partitions, the seconds without a delivery."""
+    span = group.steady(rng.random() * plan.phase_s)
+    victim = rng.choice(group.members)
+    its = [partition for partition, member in group.owners(span).items() if member == victim.number]
+    group.kill(victim)
     killed_ns = time.monotonic_ns()
-    crew.wait_delivered(killed_ns, its, victim.number, plan.give_up_s)
+    group.wait_delivered(killed_ns, its, victim.number, plan.give_up_s)
     found = []
     for partition in its:
-        deliveries = crew.deliveries[partition]
+        deliveries = group.deliveries[partition]
         last = max(d.ns for d in deliveries if d.member == victim.number)
         found.append((min(d.ns for d in deliveries if d.ns > last) - last) / 1e9)
     return found

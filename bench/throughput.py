@@ -1,14 +1,14 @@
-"""How fast are messages handed over, beside bare clients with the same and with default settings?
+"""How fast are messages handed over, compared with bare clients with the same and with default settings?
 
 Contestants, each in a fresh process, one after the other, in turn: marshal_py in batches (at least once, at most
 once) and message by message with an ack each; confluent-kafka's `consume(1000)` and `poll()`, bare, with librdkafka's
 defaults and with the settings that marshal_py ships; aiokafka's `getmany` and `getone`. Each reads a filled topic
 (page cache warm) from its beginning and looks at every value. The clock runs from the first message to the last one
-read, so that connecting and joining do not count: join.py measures these. The topic holds some batches more, so that
-nobody waits a second for a last batch that cannot get full.
+read, so that connecting and joining do not count: join.py measures these. The topic holds some batches more than are
+read, so that no contestant waits a second for a last batch that is not full.
 
-The bare clients do the least that a correct program does: they ask every message whether it is an error, because an
-error comes as a message whose value is its text. They track no positions and check no lease.
+The bare clients do the least that a correct program must do: they check whether a message is an error, because an error
+arrives as a message whose value is its text. They track no positions and check no lease.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ MESSAGES_SLOW: Final = 400_000  # for contestants below 300 k/s: seconds enough 
 SIZE_BYTES: Final = 100
 PARTITIONS: Final = 4
 BATCH: Final = 1_000
-SPARE: Final = 20 * BATCH  # messages behind those that are read
+SPARE: Final = 20 * BATCH  # messages after those that are read
 ROUNDS: Final = 5
-IDLE_LIMIT_S: Final = 60.0  # without a message for so long a contestant has failed
+IDLE_LIMIT_S: Final = 60.0  # a contestant without a message for so long has failed
 
 Batches = Iterator[list[Any]]
 
 
-# --- contestants: each yields the values of what it was handed, and returns after `count`
+# --- contestants: each yields the values of the messages that it received, and returns after `count`
 
 
 def bare(bootstrap: str, topic: str, count: int, tuned: bool, single: bool) -> Batches:
@@ -141,7 +141,7 @@ CONTESTANTS: Final[dict[str, Callable[[str, str, int], Batches]]] = {
     "aiokafka getone()": lambda b, t, n: aiokafka(b, t, n, True),
 }
 SLOW: Final = frozenset(name for name in CONTESTANTS if "default" in name or "aiokafka" in name)
-# (contestant, against, goal): the figures of merit.
+# (contestant, compared with, goal)
 RATIOS: Final = (
     ("marshal fetch(1000), at least once", "bare consume(1000), our settings", ">= 0.95"),
     ("marshal fetch(1000), at least once", "bare consume(1000), default settings", ">= 3"),
@@ -152,7 +152,7 @@ RATIOS: Final = (
 
 
 def one(name: str, bootstrap: str, topic: str, count: int) -> dict[str, Any]:
-    """Runs one contestant in this process: rate in messages per second, and how much it read."""
+    """Runs one contestant in this process. Returns its rate in messages per second, and how much it read."""
     seen = size = first = 0
     began = began_cpu = 0.0
     for values in CONTESTANTS[name](bootstrap, topic, count):

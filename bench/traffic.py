@@ -1,14 +1,14 @@
 """What does the coordination cost: how many records and bytes does a consumer write per third of its interval?
 
-Contestants: none; Kafka's groups keep alive by requests that leave no record. marshal_py at its defaults (interval
-2 s), two consumer processes, 12 and 256 partitions, idle and with every partition getting a message more often than a
-third.
+Contestants: none; the members of Kafka's groups send heartbeats as requests, which leave no records. marshal_py at its
+defaults (interval 2 s), two consumer processes, 12 and 256 partitions, idle, and with several messages per third for
+every partition.
 
-Measured: the group's coordination log, read raw by a consumer of its own over a steady time and decoded. `heartbeats
-per third` is (n - 1) heartbeats over the time between the first and the last of a session, in thirds: the rate without
-the error of a cut window. `records` counts everything that was written in the window. Bytes are key and value as the
-library made them; Kafka's batch adds about 70 to a record that travels alone. `bytes per changed claim` is what
-heartbeats are longer under load than idle, over the claims that they carry.
+Measured: the records of the group's coordination log in a steady time, read by a plain consumer. `heartbeats per third`
+is (n - 1) heartbeats divided by the time between a session's first and last, in thirds, so that the ends of the window
+cause no error. `records` counts everything written in the window. Bytes are key and value as the library made them;
+Kafka's batch adds about 70 to a record that travels alone. `bytes per changed claim` is the difference in size between
+heartbeats under load and idle ones, divided by the number of claims in them.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ CONSUMERS = 2
 INTERVAL_S, TINY_INTERVAL_S = 2.0, 1.0
 PERIOD_S, TINY_PERIOD_S = 0.2, 0.1  # between two messages of a partition: less than a third of the interval
 WINDOW_S, TINY_WINDOW_S = 20.0, 2.5
-SETTLE_THIRDS = 3  # after the load has changed: what was under way is reported then
+SETTLE_THIRDS = 3  # after the load has changed; by then the changes of before are reported
 READ_TIMEOUT_S = 30.0
 GOAL = "Goals: 1 heartbeat per consumer and third, whatever the number of partitions; <= 20 B per changed claim."
 
 
 @dataclass
 class Window:
-    """What was written in a steady time."""
+    """The records written in a steady time."""
 
     partitions: int
     load: str
@@ -100,45 +100,45 @@ def _measure(environment: BenchEnvironment, partitions: int, tiny: bool) -> tupl
     interval_s = TINY_INTERVAL_S if tiny else INTERVAL_S
     options = {"heartbeat_interval_s": interval_s} if tiny else {}
     settle_s, window_s = SETTLE_THIRDS * interval_s / 3, TINY_WINDOW_S if tiny else WINDOW_S
-    period_s, hold_s = TINY_PERIOD_S if tiny else PERIOD_S, 1.0 if tiny else None
+    period_s, steady_s = TINY_PERIOD_S if tiny else PERIOD_S, 1.0 if tiny else None
     with LoadGroup(
-        environment, "marshal", partitions=partitions, period_s=period_s, hold_s=hold_s, options=options
-    ) as crew:
-        log = _Log(environment, crew)
-        crew.feed()
+        environment, "marshal", partitions=partitions, period_s=period_s, steady_s=steady_s, options=options
+    ) as group:
+        log = _Log(environment, group)
+        group.start_load()
         for _ in range(CONSUMERS):
-            crew.start()
-        crew.steady()
-        crew.starve()
+            group.start()
+        group.steady()
+        group.stop_load()
         idle = Window(partitions, "idle")
         loaded = Window(partitions, f"every partition each {period_s:g} s")
         for window in (idle, loaded):
             if window is loaded:
-                crew.feed()
-                crew.steady()
+                group.start_load()
+                group.steady()
             time.sleep(settle_s)
             log.read()
             time.sleep(window_s)
-            _judge(window, log.read(), window_s, interval_s / 3)
-        crew.read()
+            _count(window, log.read(), window_s, interval_s / 3)
+        group.read()
         log.close()
     return idle, loaded
 
 
 class _Log:
-    """The group's coordination log, read raw."""
+    """A plain consumer of the group's coordination log."""
 
-    def __init__(self, environment: BenchEnvironment, crew: LoadGroup) -> None:
+    def __init__(self, environment: BenchEnvironment, group: LoadGroup) -> None:
         self._consumer = Consumer({"bootstrap.servers": environment.bootstrap, "group.id": "unused", **QUIET})
-        topics = self._consumer.list_topics(crew.coordination, timeout=READ_TIMEOUT_S).topics
-        number = route(crew.group, len(topics[crew.coordination].partitions))
-        self._at = TopicPartition(crew.coordination, number, 0)
+        topics = self._consumer.list_topics(group.coordination, timeout=READ_TIMEOUT_S).topics
+        number = route(group.name, len(topics[group.coordination].partitions))
+        self._at = TopicPartition(group.coordination, number, 0)
         self._consumer.assign([self._at])
         self._next = 0
         self._seed = -1
 
     def read(self) -> list[tuple[int, int, Record | None]]:
-        """Everything up to the log's end as of now: (timestamp ms, bytes, record)."""
+        """Reads up to the current end of the log. Returns (timestamp ms, bytes, record) of each record."""
         _, end = self._consumer.get_watermark_offsets(self._at, READ_TIMEOUT_S)
         found: list[tuple[int, int, Record | None]] = []
         deadline = time.monotonic() + READ_TIMEOUT_S
@@ -166,7 +166,7 @@ class _Log:
         self._consumer.close()
 
 
-def _judge(window: Window, found: list[tuple[int, int, Record | None]], window_s: float, third_s: float) -> None:
+def _count(window: Window, found: list[tuple[int, int, Record | None]], window_s: float, third_s: float) -> None:
     window.thirds = CONSUMERS * window_s / third_s
     window.records, window.bytes = len(found), sum(size for _, size, _ in found)
     window.others = dict(Counter("foreign" if r is None else type(r).__name__ for _, _, r in found))

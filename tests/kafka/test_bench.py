@@ -1,7 +1,7 @@
-"""Every benchmark runs, at its smallest: what it answers has the promised shape and shows that work was done.
+"""Every benchmark runs at its smallest size, and its result has the promised shape and shows that work was done.
 
-Never asserted: a time. The judges of losses and of doubles are elsewhere; here only that the contestants' tallies are
-whole, because a benchmark that loses messages measures nothing.
+No test asserts a time. Other tests look for lost and repeated messages; here only the tallies of the contestants are
+checked, because a benchmark that loses messages measures nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bench.environment import BenchEnvironment, Result, Work, cell_text, percent
 from tests.support.kafka import Cluster
 
 ROOT = Path(__file__).parents[2]
-HELPERS = {"__init__", "__main__", "environment", "group_member", "load_generator", "group_load", "moves"}
+PARTS = {"__init__", "__main__", "environment", "group_member", "load_generator", "group_load", "moves"}
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +32,12 @@ def column(result: Result, name: str) -> list[Any]:
 
 
 def test_each_benchmark_is_in_the_list() -> None:
-    assert {path.stem for path in (ROOT / "bench").glob("*.py")} == HELPERS | set(NAMES)
+    assert {path.stem for path in (ROOT / "bench").glob("*.py")} == PARTS | set(NAMES)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_tiny_run_gives_a_whole_result(
+def test_a_tiny_run_gives_a_complete_result(
     environment: BenchEnvironment, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module = importlib.import_module(f"bench.{name}")
@@ -64,7 +64,7 @@ def check_tally(result: Result) -> None:
 
 
 def check_rewind(result: Result) -> None:
-    assert column(result, "delivered again") >= [12 * 50], "it did move"
+    assert column(result, "delivered again") >= [12 * 50], "the positions moved"
     check_tally(result)
 
 
@@ -101,7 +101,7 @@ def check_memory(result: Result) -> None:
 
 def check_throughput(result: Result) -> None:
     assert all(read >= 1_000 for read in column(result, "messages read"))
-    assert len(set(column(result, "messages read"))) == 1, "a tiny run lets all read the same"
+    assert len(set(column(result, "messages read"))) == 1, "in a tiny run all contestants read the same number"
 
 
 def check_races(result: Result) -> None:
@@ -115,7 +115,7 @@ def check_fold(result: Result) -> None:
 
 
 def check_scale(result: Result) -> None:
-    assert all(column(result, "of how many")), "targets, ticks, changes and records there were"
+    assert all(column(result, "of how many")), "targets, ticks, changes and records were counted"
     assert {what.partition(",")[0] for what in column(result, "what")} == {
         "target",
         "idle tick",
@@ -147,7 +147,7 @@ def check_spark(result: Result) -> None:
 
 def check_stream(result: Result) -> None:
     assert column(result, "contestant") == ["marshal", "without claims"]
-    assert column(result, "rows") == [4_000, 4_000], "each has read everything, and once"
+    assert column(result, "rows") == [4_000, 4_000], "each contestant has read every message once"
     assert column(result, "longest heartbeat gap / interval")[0] > 0
 
 
@@ -173,7 +173,7 @@ CHECKS = {
 
 
 def count(cell: str) -> int:
-    """The number in front of a work cell."""
+    """The number at the start of a cell of work."""
     return int(cell.partition(" ")[0].replace(",", ""))
 
 
@@ -206,7 +206,7 @@ def test_statistics() -> None:
     assert cell_text(None) == "–"
 
 
-def test_work_tells_what_was_read() -> None:
+def test_work_shows_what_was_read() -> None:
     first, second = Work(), Work()
     for partition, offset in ((0, 1), (1, 0)):
         first.add(partition, offset)

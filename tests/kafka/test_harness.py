@@ -1,4 +1,4 @@
-"""The harness itself: that it gives a real Kafka, that its levers do what they say, that its failures are clear."""
+"""The harness itself: it starts a real Kafka, its controls of nodes work, and its errors are clear."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.support import jars
 from tests.support.kafka import Cluster, KafkaUnavailable, TopicFactory, brokers_seen_by, start_cluster, wait_until
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 30.0  # Fail-over takes 2 to 5 s here; a busy machine may take several times that.
+DEADLINE_S = 30.0  # Fail-over takes 2 to 5 s here, and several times that on a busy machine.
 SUITE_TIMEOUT_S = 100.0  # Two tests in processes of their own take some seconds.
 
 
 def write(cluster: Cluster, topic: str, values: list[bytes]) -> None:
-    """Write with acks=all and return when all are acknowledged."""
+    """Writes with acks=all. Returns when all records are acknowledged."""
     failed: list[object] = []
     producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", "enable.idempotence": True})
     for value in values:
@@ -39,7 +39,7 @@ def read(cluster: Cluster, topic: str, count: int) -> list[bytes | None]:
         consumer.assign([TopicPartition(topic, 0, 0)])
 
         def enough() -> bool:
-            # All that is there at once: one by one, the pause between two looks would add up.
+            # As many as there are: one by one, the pauses between two checks would add up.
             values.extend(m.value() for m in consumer.consume(count - len(values), 0.2) if m.error() is None)
             return len(values) >= count
 
@@ -60,7 +60,7 @@ def numbered(first: int, last: int) -> list[bytes]:
 
 @pytest.fixture
 def local_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of the local brokers themselves: whatever this machine offers, use those."""
+    """For tests of the local brokers themselves: uses them, even if there is a cluster or Docker."""
     monkeypatch.delenv("MARSHAL_TEST_BOOTSTRAP", raising=False)
     monkeypatch.setenv("MARSHAL_TEST_KAFKA_VIA", "jvm")
 
@@ -108,7 +108,7 @@ def test_a_frozen_node_is_left_out_and_taken_back(kafka3: Cluster, topic: TopicF
     assert read(kafka3, name, 10) == numbered(0, 10)
 
 
-def test_levers_refuse_nodes_that_are_not_there_or_not_ours() -> None:
+def test_controls_refuse_nodes_that_are_not_there_or_not_ours() -> None:
     with pytest.raises(KafkaUnavailable, match="not ours"):
         Cluster("127.0.0.1:1", 1, "external").kill(1)
     with pytest.raises(ValueError, match="2 nodes"):
@@ -125,7 +125,7 @@ if sys.platform == "linux":  # Elsewhere the kernel has no such signal and broke
 
     @pytest.mark.usefixtures("local_jvm")
     def test_brokers_die_with_the_process_that_started_them(tmp_path: Path) -> None:
-        # A killed owner leaves its folder behind; here pytest removes it.
+        # A killed process cannot remove its folder; here pytest does.
         environment = {**os.environ, "TMPDIR": str(tmp_path)}
         command = [sys.executable, "-m", "tests.support.kafka"]
         with subprocess.Popen(
@@ -143,7 +143,7 @@ if sys.platform == "linux":  # Elsewhere the kernel has no such signal and broke
 def suite(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A run of pytest over two tests of this file, one with a broker and one without."""
     here = Path(__file__).relative_to(ROOT)
-    tests = (test_a_record_comes_back, test_levers_refuse_nodes_that_are_not_there_or_not_ours)
+    tests = (test_a_record_comes_back, test_controls_refuse_nodes_that_are_not_there_or_not_ours)
     command = [sys.executable, "-B", "-m", "pytest", "-p", "no:cacheprovider", *arguments]
     command += [f"{here}::{test.__name__}" for test in tests]
     return subprocess.run(

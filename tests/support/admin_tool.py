@@ -1,10 +1,10 @@
-"""`marshal` as a process that kills itself at a chosen step of an admin operation.
+"""`marshal` as a process that kills itself (SIGKILL) at a chosen step of an admin operation.
 
     python -m tests.support.admin_tool tick 3 set-position billing orders --to 0 --yes
     python -m tests.support.admin_tool write 2 ...      dies with its 2nd record handed to the producer, not flushed
     python -m tests.support.admin_tool written 2 ...    dies when its 2nd record is written
 
-Probes are no steps. Kill -9: no handler, no flush, no goodbye.
+Probes (Notes) do not count as records.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def die_at_tick(number: int) -> None:
 def die_at_record(number: int, written: bool) -> None:
     append, count = OperationRunner._append, 0
 
-    def deadly(desk: OperationRunner, record: Any) -> None:
+    def deadly(runner: OperationRunner, record: Any) -> None:
         nonlocal count
-        append(desk, record)
+        append(runner, record)
         count += not isinstance(record, Note)
         if count == number:
             if written:
-                desk._log._producer.flush(FLUSH_TIMEOUT_S)  # type: ignore[attr-defined]
+                runner._log._producer.flush(FLUSH_TIMEOUT_S)  # type: ignore[attr-defined]
             die()
 
     OperationRunner._append = deadly  # type: ignore[method-assign]

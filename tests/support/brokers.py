@@ -1,12 +1,13 @@
-"""Kafka brokers in JVMs of this machine, and what every self-started cluster needs: settings, ports, readiness.
+"""Kafka brokers in local JVMs, and what every cluster started here needs: settings, ports, readiness.
 
-Strategy: combined nodes (broker and controller in one process) on 127.0.0.1, all files in one temporary folder, their
-data thrown away at the end. Nodes are numbered from 1, as Kafka's own node ids.
+Nodes are combined (broker and controller in one process) and listen on 127.0.0.1. All files are in one temporary
+folder, and the data are deleted at the end. Nodes are numbered from 1, as Kafka's own node ids.
 
-Brokers die with the Python that started them, however it ends: on Linux the kernel sees to it. It watches the THREAD
-that started them, so clusters are started from a thread that outlives them.
+On Linux, the kernel kills the brokers when the Python process that started them ends, however it ends. The kernel
+watches the THREAD that started them, so clusters must be started from a thread that outlives them.
 
-Not allowed here: choosing where a cluster comes from (kafka.py does), fetching (jars.py does), sleeping for luck.
+This file must not choose where a cluster comes from (kafka.py does), fetch anything (jars.py does), or sleep without
+a condition to wait for.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from tests.support.jars import LOG_TAIL_LINES, ClassArchive, KafkaUnavailable, c
 READY_TIMEOUT_S = 60.0  # Three cold JVMs on two busy cores need about 10 s; this is for a much worse machine.
 STOP_TIMEOUT_S = 30.0  # A clean stop takes 0.6 s, and some seconds more when the JVM writes its archive.
 PROBE_TIMEOUT_S = 2.0  # One metadata answer. A frozen process accepts connections and never answers.
-POLL_INTERVAL_S = 0.05  # Between two looks at a condition; well below any time that a test measures.
+POLL_INTERVAL_S = 0.05  # Between two checks of a condition; well below any time that a test measures.
 METADATA_BYTES_MAX = 1 << 20  # The answer lists a few brokers; a larger length means that it is not Kafka.
 # Below the range from which Linux takes ports for outgoing connections (32768 and up): while a node is down, no client
 # can sit on its port, so `restart` finds it free.
 PORT_RANGE = range(15_000, 32_000)
 PORT_TRIES_MAX = 1_000  # A random port is nearly always free.
 
-# One collector thread and the quick compiler: a broker for tests is started often and lives briefly. The heap's upper
-# bound is generous, because a heap that is not used costs nothing.
+# One thread for garbage collection and only the fast compiler: test brokers are started often and live briefly. The
+# heap's upper bound is generous, because unused heap costs nothing.
 JVM_OPTIONS = ("-Xms64m", "-Xmx512m", "-Xss512k", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 LOG4J_PROPERTIES = """status=error
 rootLogger.level=INFO
@@ -50,9 +51,9 @@ appender.f.layout.type=PatternLayout
 appender.f.layout.pattern=[%d] %p %m (%c)%n
 """
 
-# Runs between Python and java in the broker's own process: asks the kernel for SIGKILL when the parent ends (1 is
-# PR_SET_PDEATHSIG), looks whether the parent has ended in between, and becomes java. A preexec_fn would do the same
-# inside a fork of a process full of client threads, which Python rightly warns about.
+# Runs in the broker's process before java: asks the kernel for SIGKILL when the parent ends (1 is PR_SET_PDEATHSIG),
+# checks that the parent has not ended meanwhile, and becomes java. A preexec_fn would do the same inside a fork of a
+# process with many client threads, which Python rightly warns about.
 DIE_WITH_PARENT = """import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 if os.getppid() == int(sys.argv[1]): os.execv(sys.argv[2], sys.argv[2:])
@@ -60,7 +61,7 @@ if os.getppid() == int(sys.argv[1]): os.execv(sys.argv[2], sys.argv[2:])
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Look at the condition until it holds; a TimeoutError that says what was awaited when it does not in time."""
+    """Checks the condition until it holds. Raises a TimeoutError that names `what` if it does not hold in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() >= deadline:
@@ -69,9 +70,9 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> No
 
 
 def brokers_seen_by(address: str) -> set[int]:
-    """The ids of the live brokers in the eyes of the node at host:port; empty when it does not answer.
+    """The ids of the live brokers that the node at host:port lists; empty if it does not answer.
 
-    One raw Metadata request (version 1, no topics). An open port says too little: a broker opens it while the
+    Sends one raw Metadata request (version 1, no topics). An open port is not enough: a broker opens it while the
     controller still fences it, and fenced brokers are not listed.
     """
     host, _, port = address.rpartition(":")
@@ -88,8 +89,8 @@ def brokers_seen_by(address: str) -> set[int]:
 
 
 def _broker_ids(body: bytes) -> Iterator[int]:
-    """Walk the broker array of a Metadata v1 answer: id, host, port, rack (nullable)."""
-    (count,) = struct.unpack_from(">i", body, 4)  # The correlation id stands first.
+    """Reads the broker array of a Metadata v1 answer: id, host, port, rack (nullable)."""
+    (count,) = struct.unpack_from(">i", body, 4)  # after the correlation id
     at = 8
     for _ in range(count):
         broker, host_length = struct.unpack_from(">ih", body, at)
@@ -100,7 +101,7 @@ def _broker_ids(body: bytes) -> Iterator[int]:
 
 
 def await_ready(addresses: Mapping[int, str], wanted: Collection[int], check_alive: Callable[[int], None]) -> None:
-    """Return when each wanted node lists all wanted nodes; `check_alive` raises when one has ended meanwhile."""
+    """Waits until each wanted node lists all wanted nodes. `check_alive` raises if a node has ended."""
 
     def ready() -> bool:
         for node in wanted:
@@ -111,7 +112,7 @@ def await_ready(addresses: Mapping[int, str], wanted: Collection[int], check_ali
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody uses now. Another process could take one before the broker does; that start then fails."""
+    """Ports that are free now. If another process takes one before the broker does, the broker's start fails."""
     ports: set[int] = set()
     for _ in range(PORT_TRIES_MAX):
         if len(ports) == count:
@@ -143,7 +144,7 @@ def server_properties(node: int, voters: Collection[str]) -> dict[str, str]:
         "unclean.leader.election.enable": "false",
         # A misspelled topic is an error of the test, not a new topic.
         "auto.create.topics.enable": "false",
-        # Groups need not wait for more members, elections need not wait for a far-away voter.
+        # No wait for more members of a group, nor for a distant voter in an election.
         "group.initial.rebalance.delay.ms": 0,
         "controller.quorum.election.timeout.ms": 300,
         "controller.quorum.election.backoff.max.ms": 100,
@@ -163,8 +164,8 @@ def server_properties(node: int, voters: Collection[str]) -> dict[str, str]:
     if len(voters) >= 3:
         # A dead or frozen broker is noticed after 2 s instead of 9 s, so that tests of fail-over are quick.
         properties["broker.session.timeout.ms"] = 2000
-        # A broker that has asked a controller which then freezes waits this long before it asks the next one; the
-        # default is 30 s, and meanwhile it gives no new idempotent producer its id and makes no topic (measured).
+        # A broker whose controller freezes waits this long before it asks the next one. The default is 30 s, and
+        # meanwhile it gives no id to a new idempotent producer and creates no topic (measured).
         properties["controller.socket.timeout.ms"] = 2000
     return {key: str(value) for key, value in properties.items()}
 
@@ -172,8 +173,8 @@ def server_properties(node: int, voters: Collection[str]) -> dict[str, str]:
 def guarded_properties(address: str, guarded: str, voter: str, users: Mapping[str, str]) -> dict[str, str]:
     """A second listener at `guarded` with SASL/PLAIN for these users (name -> password), and Kafka's own authorizer.
 
-    Who comes by the plain listener is anonymous and may everything: the harness, and the broker itself. A user may
-    nothing until an ACL says so.
+    Clients of the plain listener are anonymous and may do everything: the tests' own clients, and the broker itself.
+    A user may do nothing until an ACL allows it.
     """
     passwords = " ".join(f'user_{name}="{password}"' for name, password in users.items())
     return {
@@ -192,12 +193,12 @@ BATCH_HEAD_BYTES = 12  # of a record batch on disk: base offset and length, whic
 
 
 class JvmNodes:
-    """The brokers of one local cluster. `folder` belongs to it alone; whoever made it removes it after `close`."""
+    """The brokers of one local cluster. `folder` belongs to it alone; the caller removes it after `close`."""
 
     def __init__(
         self, nodes: int, props: Mapping[str, str], folder: Path, users: Mapping[str, str] | None = None
     ) -> None:
-        """`users`: whoever these name comes in by the guarded listener, the others by the plain one."""
+        """`users` (name -> password) authenticate at a second listener, whose addresses are in `guarded`."""
         self._java = find_java()
         cache = cache_folder()
         jars = kafka_jars(self._java, cache)
@@ -237,7 +238,7 @@ class JvmNodes:
         self._await([i for i, p in self._processes.items() if p.poll() is None and i not in self._frozen] or [node])
 
     def lose_tail(self, node: int, topic: str, partition: int, keep: int) -> None:
-        """A power loss: the node dies, and comes back without the records from offset `keep` on (whole batches)."""
+        """A power loss: kills the node and restarts it without the records from offset `keep` on (whole batches)."""
         self.kill(node)
         folder = self._home(node) / "data" / f"{topic}-{partition}"
         (segment,) = folder.glob("*.log")
@@ -247,12 +248,12 @@ class JvmNodes:
             start, at = at, at + BATCH_HEAD_BYTES + length
         assert base >= keep, f"{topic}-{partition} has no batch from {keep} on"
         os.truncate(segment, start)
-        for derived in (*folder.glob("*index"), *folder.glob("*.snapshot")):  # the broker makes them anew
+        for derived in (*folder.glob("*index"), *folder.glob("*.snapshot")):  # the broker rebuilds them
             derived.unlink()
         self.restart(node)
 
     def close(self) -> None:
-        """End all brokers. Their data are thrown away, so a clean stop is only worth it to write the archive."""
+        """Ends all brokers. Their data are deleted anyway, so a clean stop is only needed to write the archive."""
         trainee = self._processes.get(1) if self._trains_archive else None
         if trainee is not None and trainee.poll() is None and not self._frozen:
             trainee.terminate()
@@ -270,7 +271,7 @@ class JvmNodes:
         return self._folder / f"node{node}"
 
     def _write_settings(self, voters: list[str], props: Mapping[str, str], users: Mapping[str, str]) -> None:
-        """One folder per node with its server.properties; the caller's `props` come last and win."""
+        """Writes a server.properties into a folder per node. The caller's `props` come last and override the rest."""
         (self._folder / "log4j2.properties").write_text(LOG4J_PROPERTIES, encoding="utf-8")
         for node, address in self.addresses.items():
             self._home(node).mkdir()
@@ -286,7 +287,7 @@ class JvmNodes:
             (self._home(node) / "server.properties").write_text(text, encoding="utf-8")
 
     def _format(self) -> None:
-        """Write the cluster id into each node's log folder; the first of them may train the format tool's archive."""
+        """Writes the cluster id into each node's log folder. The first run may train the format tool's archive."""
         cluster_id, archive = new_cluster_id(), self._archives["format"]
         tools: dict[int, subprocess.Popen[bytes]] = {}
         try:
@@ -322,7 +323,7 @@ class JvmNodes:
         if sys.platform == "linux":
             command = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
         with (self._home(node) / "stdout.log").open("ab") as out:
-            # Its own session: Ctrl-C in a terminal goes to the tests, which then stop the brokers in order.
+            # Its own session, so that Ctrl-C in a terminal reaches only the tests, which then stop the brokers.
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
             )
@@ -340,7 +341,7 @@ class JvmNodes:
             raise KafkaUnavailable(f"node {node} ended with exit code {code}", self._tail(node))
 
     def _tail(self, *nodes: int) -> str:
-        """Why these nodes failed: the first errors of each log, then its end, and what the JVM itself printed."""
+        """Why these nodes failed: the first errors of each log, its end, and the JVM's own output."""
         lines: list[str] = []
         share = LOG_TAIL_LINES // len(nodes) // 4
         for file in [self._home(node) / name for node in nodes for name in ("server.log", "stdout.log")]:

@@ -1,12 +1,12 @@
-"""Releases of confluent-kafka beside the installed one, each in a folder that goes first on PYTHONPATH.
+"""Other releases of confluent-kafka than the installed one, each in a folder that goes first on PYTHONPATH.
 
-Strategy: pip installs one release, without what it depends on (it depends on nothing at run time), into a cache folder
+pip installs one release, without dependencies (it needs none at run time), into a cache folder
 (``MARSHAL_CLIENTS_CACHE``, else ``~/.cache/marshal_py/confluent-kafka``) that all processes share. Nothing is written
-inside the tree or the environment. The folder only ever shows whole things, and one process fetches while others wait.
+inside the repository or the environment. The folder never contains incomplete releases, and one process fetches while
+the others wait.
 
-Which ones: the lowest that pyproject.toml allows (a Python that is newer than it has no wheel of it, so the lowest that
-has one), and on demand (``make versions``) the newest of every minor version up to the installed one. POSIX only
-(flock).
+The releases are the lowest that pyproject.toml allows and that has a wheel for this Python, and on demand
+(``make versions``) the newest of every minor version up to the installed one. POSIX only (flock).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FETCH_TIMEOUT_S = 300.0  # 4 MB; five minutes is a very bad line
 
 
 class ClientUnavailable(RuntimeError):
-    """pip could not install this release. Tests let it pass through: a missing release is a failure, never a skip."""
+    """pip could not install this release. Tests do not catch it: a missing release is a failure, never a skip."""
 
 
 def floor() -> tuple[int, int]:
@@ -41,14 +41,14 @@ def floor() -> tuple[int, int]:
 
 
 def releases() -> list[str]:
-    """The lowest release, and the newest of every minor version up to the installed one. As pip wants them."""
+    """The lowest release, and the newest of every minor version up to the installed one, as version specifiers."""
     (major, first), last = floor(), [int(part) for part in confluent_kafka.__version__.split(".")[:2]]
-    assert last[0] == major, "a new major version: say here which minors come before it"
+    assert last[0] == major, "a new major version: list here the minor versions before it"
     return [f"=={major}.{first}", *(f"~={major}.{minor}.0" for minor in range(first, last[1] + 1))]
 
 
 def oldest() -> Path:
-    """The folder of the lowest release that there is for this Python."""
+    """The folder of the lowest release that has a wheel for this Python."""
     failed: list[ClientUnavailable] = []
     for release in releases():
         try:
@@ -59,13 +59,13 @@ def oldest() -> Path:
 
 
 def version(folder: Path) -> str:
-    """Which release it holds."""
+    """The release in a folder."""
     (info,) = folder.glob("confluent_kafka-*.dist-info")
     return info.name.removeprefix("confluent_kafka-").removesuffix(".dist-info")
 
 
 def folder(release: str) -> Path:
-    """A folder with this release, fetched when it is missing."""
+    """The folder of this release, fetched if it is missing."""
     default = Path.home() / ".cache" / "marshal_py" / "confluent-kafka"
     cache = Path(os.environ.get("MARSHAL_CLIENTS_CACHE") or default).expanduser().absolute()
     cache.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """Fixtures for tests that need a real Kafka, and the line at the end of a run that says which Kafka it was.
 
-A plugin of pytest, loaded by tests/conftest.py, so that tests/kafka and tests/spark share one broker. A cluster lives
-as long as the session; with pytest-xdist each worker has its own, and the line at the end is of all of them.
-Where no Kafka can be had, tests fail: nothing in these folders may skip, and the last line counts it.
+This is a pytest plugin, loaded by tests/conftest.py, so that tests/kafka and tests/spark share one broker. A cluster
+lives as long as the session. With pytest-xdist each worker has its own, and the last line names all of them. Tests fail
+if no Kafka can be started: no test in these folders may be skipped, and the last line counts those that were.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tests.support.kafka import Cluster, TopicFactory, start_cluster, wait_until
 TESTS = Path(__file__).parents[1]
 FOLDERS = (TESTS / "kafka", TESTS / "spark")
 DESCRIPTIONS = pytest.StashKey[list[str]]()
-OUTPUT = "kafka"  # under this name a worker of pytest-xdist hands its descriptions to the process that prints
+OUTPUT = "kafka"  # the key under which a worker of pytest-xdist sends its descriptions to the process that prints
 ADMIN_TIMEOUT_S = 30.0  # Creating a topic takes 0.1 s on a whole cluster, some seconds while a broker is being lost.
 WARM_UP_TIMEOUT_S = 60.0  # The first group on a cluster waits 2 to 4 s for its coordinator's topic.
-FIRST_TEST_TIMEOUT_S = FETCH_TIMEOUT_S + 120.0  # Once per machine somebody fetches the jars, and the others wait.
+FIRST_TEST_TIMEOUT_S = FETCH_TIMEOUT_S + 120.0  # Once per machine one process fetches the jars, and the others wait.
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest-timeout's, which reads the marks and starts its timer
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Until this process has a cluster, a test may have to wait for the jars, which others may be fetching already.
+    """Raises the timeout of tests until this process has a cluster, because they may have to wait for the jars.
 
     pytest-timeout counts fixtures as part of the test.
     """
@@ -52,7 +52,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_testnodedown(node: Any) -> None:
-    output: dict[str, Any] = getattr(node, "workeroutput", None) or {}  # A worker that crashed has said nothing.
+    output: dict[str, Any] = getattr(node, "workeroutput", None) or {}  # A worker that crashed has no output.
     node.config.stash[DESCRIPTIONS].extend(output.get(OUTPUT, []))
 
 
@@ -60,7 +60,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     ran, skipped = set(), set()
     for category, reports in terminalreporter.stats.items():
         for report in reports:
-            # Other plugins put other things into these lists; only reports of tests and files of these folders count.
+            # Other plugins put other objects into these lists; only reports of tests and files of these folders count.
             path = getattr(report, "fspath", None)
             if path is None or not _needs_kafka(config.rootpath / path):
                 continue
@@ -87,13 +87,13 @@ def kafka(pytestconfig: pytest.Config) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def kafka3(pytestconfig: pytest.Config) -> Iterator[Cluster]:
-    """Three nodes, warmed up, replication 3 and acks=all needs 2. Whole again at the start of each test."""
+    """Three nodes, warmed up, replication 3 and min.insync.replicas 2. All three run at the start of each test."""
     yield from _session_cluster(pytestconfig, nodes=3)
 
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> Iterator[TopicFactory]:
-    """Makes topics, on the one-node cluster unless another is named, and deletes them after the test."""
+    """Makes topics, by default on the one-node cluster, and deletes them after the test."""
     made: list[tuple[Cluster, str]] = []
 
     def make(partitions: int = 1, *, cluster: Cluster | None = None, config: Mapping[str, str] | None = None) -> str:
@@ -105,7 +105,7 @@ def topic(request: pytest.FixtureRequest) -> Iterator[TopicFactory]:
 
     yield make
     for where, name in made:
-        # Not waited for: nobody uses the name again. A request that fails costs disk space in a temporary folder.
+        # Not waited for, because no test uses the name again. A failure only costs space in a temporary folder.
         _admin(where).delete_topics([name])
 
 
@@ -121,8 +121,8 @@ def _admin(cluster: Cluster) -> AdminClient:
 
 
 def _create_topic(cluster: Cluster, name: str, partitions: int, config: Mapping[str, str]) -> None:
-    """Replication is the broker's default. Returns when each partition has a leader and all its replicas in sync."""
-    admin = _admin(cluster)  # Kept in a name: without it the client is destroyed while its request runs.
+    """Creates a topic with the broker's replication. Returns when all partitions have leaders and in-sync replicas."""
+    admin = _admin(cluster)  # Kept in a variable: otherwise the client is destroyed while its request runs.
     new = NewTopic(name, num_partitions=partitions, config=dict(config))
     admin.create_topics([new], request_timeout=ADMIN_TIMEOUT_S)[name].result(ADMIN_TIMEOUT_S)
 
@@ -138,7 +138,7 @@ def _create_topic(cluster: Cluster, name: str, partitions: int, config: Mapping[
 
 
 def _warm_up(cluster: Cluster) -> None:
-    """Pay for the first consumer group here: the brokers make the offsets topic for it, which takes seconds."""
+    """Creates the first consumer group, for which the brokers create the offsets topic; that takes seconds."""
     name = f"warm-up-{uuid.uuid4().hex[:12]}"
     _create_topic(cluster, name, 1, {})
     consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": name, "enable.auto.commit": False})

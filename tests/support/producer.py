@@ -1,8 +1,8 @@
-"""A producer as a process: keyed, numbered messages at a steady rate; journals what the broker has acknowledged.
+"""A producer as a process: writes keyed, numbered messages at a steady rate and journals what was acknowledged.
 
     python -m tests.support.producer '{"journal": "...", "bootstrap": "...", "topics": ["t"], "per_second": 500}'
 
-SIGTERM ends it after everything that was sent is acknowledged. `count` ends it by itself.
+SIGTERM ends it once every message sent is acknowledged; so does `count`, after so many messages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Settings:
 
 
 class Acknowledged:
-    """Collects acknowledged offsets and writes them in one line per look, not per message."""
+    """Collects acknowledged offsets, so that the journal gets one line per poll and not one per message."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -63,7 +63,7 @@ def run(settings: Settings) -> None:
             "acks": "all",
             "enable.idempotence": True,
             "linger.ms": 5,
-            # New partitions are seen within a second; the default looks every five minutes.
+            # New partitions are seen within a second; by default the client refreshes every five minutes.
             "topic.metadata.refresh.interval.ms": 1000,
             "reconnect.backoff.max.ms": 1000,
         }
