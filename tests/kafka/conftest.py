@@ -1,4 +1,4 @@
-"""What only these tests need: three nodes that are whole again after each test, and processes that end with it.
+"""Fixtures for tests/kafka: nodes are restored after each test, and the processes of scenarios end with it.
 
 The fixtures that make clusters and topics are in tests/support/clusters.py.
 """
@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from tests.support.kafka import Cluster, brokers_seen_by, wait_until
-from tests.support.process_scenario import MakeTroupe, ProcessScenario
+from tests.support.process_scenario import MakeScenario, ProcessScenario
 
 HEAL_TIMEOUT_S = 30.0  # A broker that comes back is listed after a second or two.
 
 
 @pytest.fixture(autouse=True)
-def _whole_again(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Bring back the nodes that a test has lost, so that its failure is its own and not the next one's."""
+def _nodes_restored(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Restarts the nodes that a test has lost, so that its failure does not spread to the next test."""
     cluster: Cluster | None = request.getfixturevalue("kafka3") if "kafka3" in request.fixturenames else None
     yield
     if cluster is not None and cluster.can_control_nodes:
@@ -37,8 +37,8 @@ def _whole_again(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def scenario(tmp_path: Path) -> Iterator[MakeTroupe]:
-    """Makes troupes and ends what is left of them after the test."""
+def scenario(tmp_path: Path) -> Iterator[MakeScenario]:
+    """Makes scenarios, and ends their processes after the test."""
     with contextlib.ExitStack() as stack:
 
         def make(cluster: Cluster, topics: list[str], **settings: Any) -> ProcessScenario:

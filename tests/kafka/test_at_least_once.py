@@ -19,7 +19,7 @@ from tests.support.failing_handler import POISONED
 from tests.support.journal import Tail
 from tests.support.judge import NS, STAMP_MS
 from tests.support.kafka import Cluster, TopicFactory
-from tests.support.process_scenario import DEADLINE_S, MakeTroupe, ProcessScenario
+from tests.support.process_scenario import DEADLINE_S, MakeScenario, ProcessScenario
 
 USER = "tests.support.failing_handler"
 QUICK = {"module": USER, "style": "single", "handler_ms": [0]}
@@ -27,7 +27,7 @@ QUICK = {"module": USER, "style": "single", "handler_ms": [0]}
 pytestmark = pytest.mark.timeout(4 * DEADLINE_S)
 
 
-def troupe_with(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe, messages: int) -> ProcessScenario:
+def scenario_with(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, messages: int) -> ProcessScenario:
     """One partition with so many messages, and nobody who reads it yet."""
     run = scenario(kafka, [topic(1)], coordination_partitions=1)
     run.produce(per_second=100_000, count=messages)
@@ -37,13 +37,13 @@ def troupe_with(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe, messa
 
 def lines_of(run: ProcessScenario, kind: str) -> list[dict[str, Any]]:
     """What all processes wrote down, in the order of time."""
-    tails = [Tail(actor.tail.path) for actor in run.actors.values()]
+    tails = [Tail(process.tail.path) for process in run.processes.values()]
     return sorted((line for tail in tails for line in tail.read() if line["e"] == kind), key=lambda line: line["ns"])
 
 
 def partition(run: ProcessScenario) -> Partition | None:
     """The only one, by the log as far as it was read."""
-    group = run.world()
+    group = run.group_state()
     return next(iter(list(group.partitions.values())), None) if group is not None else None
 
 
@@ -67,11 +67,11 @@ def times_told(run: ProcessScenario, offset: int) -> int:
 
 
 def test_a_kill_behind_a_long_message_repeats_what_an_interval_did(
-    kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe
+    kafka: Cluster, topic: TopicFactory, scenario: MakeScenario
 ) -> None:
     """Ten thousand messages are finished above one that is not: they stay finished."""
     held, above = 100, 10_000
-    run = troupe_with(kafka, topic, scenario, above + 200)
+    run = scenario_with(kafka, topic, scenario, above + 200)
     run.produce("producer that goes on", per_second=500)
     run.start_worker("killed", **QUICK, held=held)
     run.wait(lambda: finished_above(run) >= above, "a heartbeat has told of ten thousand finished messages")
@@ -81,8 +81,8 @@ def test_a_kill_behind_a_long_message_repeats_what_an_interval_did(
     run.await_begun(300, "successor")
     finish(run, takeovers=1)
 
-    killed = f"killed-{run.actors['killed'].process.pid}"
-    successor = f"successor-{run.actors['successor'].process.pid}"
+    killed = f"killed-{run.processes['killed'].popen.pid}"
+    successor = f"successor-{run.processes['successor'].popen.pid}"
     before = {d.offset: d for d in run.evidence.deliveries if d.client == killed}
     again = {d.offset for d in run.evidence.deliveries if d.client == successor} & before.keys()
     told, sends = last_word(run, killed)
@@ -121,11 +121,11 @@ def finish(run: ProcessScenario, **wanted: int) -> None:
 
 
 def test_a_message_that_is_never_acked_brings_no_other_one_back(
-    kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe
+    kafka: Cluster, topic: TopicFactory, scenario: MakeScenario
 ) -> None:
     """D4: the partition is taken back again and again; what was acked above the message does not come again."""
     held, messages, rounds = 20, 200, 4
-    run = troupe_with(kafka, topic, scenario, messages)
+    run = scenario_with(kafka, topic, scenario, messages)
     run.start_worker("forgetful", **QUICK, held=held, options={"handler_timeout_s": 1.0})
     run.wait(lambda: len(numbers(run, held)) >= rounds, f"{rounds} deliveries of the message")
     run.term("forgetful")
@@ -151,14 +151,14 @@ CRASHER = {**QUICK, "client": "crasher", "options": {"fast_reclaim": True}}
 
 def crashed(run: ProcessScenario, **settings: Any) -> None:
     """Runs until it dies of its message."""
-    actor = run.start_worker("crasher", **{**CRASHER, **settings})
+    process = run.start_worker("crasher", **{**CRASHER, **settings})
     if settings.get("poison_waits"):
         number = len(numbers(run, settings["poison"])) + 1
         run.wait(lambda: len(numbers(run, settings["poison"])) == number, f"delivery {number}")
         run.wait(lambda: times_told(run, settings["poison"]) >= number, f"the log is told of delivery {number}")
         run.hurry("crasher")
-    run.wait(lambda: not actor.running, "it dies of the message")
-    assert actor.process.returncode == POISONED, run.describe()
+    run.wait(lambda: not process.running, "it dies of the message")
+    assert process.popen.returncode == POISONED, run.describe()
 
 
 def recovered(run: ProcessScenario, style: str) -> None:
@@ -169,10 +169,10 @@ def recovered(run: ProcessScenario, style: str) -> None:
 
 @pytest.mark.parametrize("style", ["single", "batch"])
 def test_five_crashes_on_the_message_at_the_position_are_counted_one_by_one(
-    kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe, style: str
+    kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, style: str
 ) -> None:
     """D11, F4.5: the claim alone counts them, for the process dies at once, before any heartbeat."""
-    run = troupe_with(kafka, topic, scenario, 60)
+    run = scenario_with(kafka, topic, scenario, 60)
     for _ in range(CRASHES):
         crashed(run, style=style, poison=0)
     recovered(run, style)
@@ -181,11 +181,11 @@ def test_five_crashes_on_the_message_at_the_position_are_counted_one_by_one(
 
 @pytest.mark.parametrize("style", ["single", "batch"])
 def test_five_crashes_on_a_message_in_the_middle_are_counted_one_by_one(
-    kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe, style: str
+    kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, style: str
 ) -> None:
     """D11: each process dies when the log was told of the delivery; in a batch, of those behind it as well."""
     poison, messages = 25, 60
-    run = troupe_with(kafka, topic, scenario, messages)
+    run = scenario_with(kafka, topic, scenario, messages)
     for _ in range(CRASHES):
         crashed(run, style=style, poison=poison, poison_waits=True)
     recovered(run, style)
@@ -195,11 +195,11 @@ def test_five_crashes_on_a_message_in_the_middle_are_counted_one_by_one(
 
 
 def test_crashes_before_the_log_was_told_never_lower_a_count(
-    kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe
+    kafka: Cluster, topic: TopicFactory, scenario: MakeScenario
 ) -> None:
     """D11: in the middle of a batch that dies at once nothing is sure, but the count neither falls nor exceeds."""
     poison = 25
-    run = troupe_with(kafka, topic, scenario, 60)
+    run = scenario_with(kafka, topic, scenario, 60)
     for _ in range(CRASHES):
         crashed(run, style="batch", poison=poison)
     recovered(run, "batch")
@@ -211,11 +211,11 @@ def test_crashes_before_the_log_was_told_never_lower_a_count(
 
 @pytest.mark.parametrize("style", ["single", "batch"])
 def test_a_message_that_kills_every_owner_at_once_comes_to_be_counted(
-    kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe, style: str
+    kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, style: str
 ) -> None:
     """D11: the messages before it were finished, and nobody lived to tell; so they are told of one by one."""
     poison, lives = 25, 0
-    run = troupe_with(kafka, topic, scenario, 60)
+    run = scenario_with(kafka, topic, scenario, 60)
     while max(numbers(run, poison), default=0) < 6:
         crashed(run, style=style, poison=poison)
         lives += 1

@@ -22,7 +22,7 @@ from marshal_py.simulator.oracle import Oracle, Verdict
 from tests.support.evidence import Record
 from tests.support.journal import Tail
 from tests.support.kafka import Cluster, TopicFactory
-from tests.support.process_scenario import DEADLINE_S, ROOT, MakeTroupe, ProcessScenario
+from tests.support.process_scenario import DEADLINE_S, ROOT, MakeScenario, ProcessScenario
 
 PARTITIONS = 3
 OPEN = 50
@@ -36,7 +36,7 @@ THIRD_NS = 300_000_000  # of the interval of a second, less what may lie between
 pytestmark = pytest.mark.timeout(4 * DEADLINE_S)
 
 
-def begun(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe, partitions: int = PARTITIONS) -> ProcessScenario:
+def begun(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, partitions: int = PARTITIONS) -> ProcessScenario:
     """A topic with a backlog, and nobody who reads it yet."""
     run = scenario(kafka, [topic(partitions)], delivery="at_most_once", coordination_partitions=1, style="single")
     run.produce(per_second=100_000, count=BACKLOG)
@@ -57,7 +57,7 @@ def await_grants(run: ProcessScenario, places: int = 1) -> None:
 
     def open_grants() -> list[int]:
         seen = Counter(delivery.partition for delivery in run.evidence.deliveries)
-        group = run.world()
+        group = run.group_state()
         return [part.position - seen[number] for (_, number), part in list(group.partitions.items())] if group else []
 
     run.wait(lambda: run.begun() > QUICK and sum(there >= OPEN for there in open_grants()) >= places, "grants are open")
@@ -99,7 +99,7 @@ def rest(run: ProcessScenario) -> None:
 
 
 @pytest.mark.parametrize("style", ["single", "batch"])
-def test_sigterm_loses_nothing(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe, style: str) -> None:
+def test_sigterm_loses_nothing(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, style: str) -> None:
     run = begun(kafka, topic, scenario)
     hired(run, "stopped", style=style, **SLOW)
     await_grants(run)
@@ -112,7 +112,7 @@ def test_sigterm_loses_nothing(kafka: Cluster, topic: TopicFactory, scenario: Ma
 
 
 def test_two_consumers_that_are_stopped_one_behind_the_other_lose_nothing(
-    kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe
+    kafka: Cluster, topic: TopicFactory, scenario: MakeScenario
 ) -> None:
     """The second one gets the first one's partitions while it is asked to stop itself."""
     run = begun(kafka, topic, scenario)
@@ -130,7 +130,7 @@ def test_two_consumers_that_are_stopped_one_behind_the_other_lose_nothing(
 
 @pytest.mark.parametrize("leaves_by", ["block", "drain"])
 def test_the_end_of_the_block_and_drain_lose_nothing(
-    kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe, leaves_by: str
+    kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, leaves_by: str
 ) -> None:
     run = begun(kafka, topic, scenario)
     # `drain` hands over what was fetched: with the prefetch of a thousand that is ten seconds of such handlers.
@@ -142,7 +142,7 @@ def test_the_end_of_the_block_and_drain_lose_nothing(
     rest(run)
 
 
-def test_a_planned_move_loses_nothing(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) -> None:
+def test_a_planned_move_loses_nothing(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario) -> None:
     run = begun(kafka, topic, scenario)
     # In batches it fetches ahead, and so has grants of every partition, whichever is to move.
     hired(run, "owner", **SLOW, style="batch", batch_max=10)
@@ -156,7 +156,7 @@ def test_a_planned_move_loses_nothing(kafka: Cluster, topic: TopicFactory, scena
     assert given_back(run) > 0
 
 
-def test_a_pause_in_the_middle_loses_nothing(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) -> None:
+def test_a_pause_in_the_middle_loses_nothing(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario) -> None:
     run = begun(kafka, topic, scenario)
     hired(run, "paused", **SLOW)
     await_grants(run)
@@ -185,14 +185,14 @@ def marshal(run: ProcessScenario, *arguments: str) -> None:
     run.wait(run.recorder.read_to_the_end(), "the recorder has read what the command wrote")
 
 
-def test_one_grant_record_per_session_is_under_way(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) -> None:
+def test_one_grant_record_per_session_is_under_way(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario) -> None:
     """T17, D2: a flood over twelve partitions, then a trickle of 300 messages a second, and never a record too many."""
     run = begun(kafka, topic, scenario, partitions=12)
     hired(run, "reader", handler_ms=[0], watch_grants=True)
     run.wait(lambda: run.begun() == BACKLOG, "the flood is over")
     run.produce("producer of a trickle", per_second=300, count=900)
     run.wait(lambda: run.begun() == BACKLOG + 900, "the trickle is over")
-    lines = Tail(run.actors["reader"].tail.path).read()
+    lines = Tail(run.processes["reader"].tail.path).read()
     judgement = run.finish()
     assert judgement.ok, str(judgement)
     asked = [line for line in lines if line["e"] == "asks"]

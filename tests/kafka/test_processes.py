@@ -21,7 +21,7 @@ from marshal_py.simulator.oracle import Oracle
 from tests.support.evidence import Record
 from tests.support.judge import Judgement
 from tests.support.kafka import Cluster, TopicFactory, wait_until
-from tests.support.process_scenario import DEADLINE_S, MakeTroupe, ProcessScenario
+from tests.support.process_scenario import DEADLINE_S, MakeScenario, ProcessScenario
 from tests.support.recorder import bounds, delete_records, plain_consumer
 
 ADMIN_TIMEOUT_S = 30.0
@@ -49,14 +49,14 @@ def opened(scenario: ProcessScenario, workers: int, partitions: int, **settings:
 
 
 def ended(scenario: ProcessScenario, session: int) -> bool:
-    group = scenario.world()
+    group = scenario.group_state()
     return group is not None and session not in group.sessions
 
 
 def holder(scenario: ProcessScenario, names: list[str]) -> str:
     """The worker that owns most."""
     owned = list(scenario.owned().values())
-    return max(names, key=lambda name: owned.count(scenario.actors[name].client))
+    return max(names, key=lambda name: owned.count(scenario.processes[name].client))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def holder(scenario: ProcessScenario, names: list[str]) -> str:
 
 
 @pytest.mark.parametrize("style", ["single", "batch"])
-def test_kill_9(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe, style: str) -> None:
+def test_kill_9(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, style: str) -> None:
     run = scenario(kafka, [topic(6)], style=style)
     names = opened(run, 3, 6)
     victim = holder(run, names)
@@ -78,7 +78,7 @@ def test_kill_9(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe, style
     passed(run.finish(takeovers=1, deliveries=300))
 
 
-def test_sigstop_past_the_lease_and_sigcont(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) -> None:
+def test_sigstop_past_the_lease_and_sigcont(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario) -> None:
     run = scenario(kafka, [topic(6)])
     names = opened(run, 3, 6)
     for victim in names[:2]:
@@ -92,7 +92,7 @@ def test_sigstop_past_the_lease_and_sigcont(kafka: Cluster, topic: TopicFactory,
     passed(run.finish(takeovers=2, deliveries=300))
 
 
-def test_sigterm(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) -> None:
+def test_sigterm(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario) -> None:
     run = scenario(kafka, [topic(6)])
     names = opened(run, 3, 6)
     for victim in names[:2]:
@@ -111,22 +111,22 @@ def test_sigterm(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) -> N
 
 
 @pytest.mark.node_control
-def test_the_only_broker_dies_and_comes_back(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) -> None:
+def test_the_only_broker_dies_and_comes_back(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario) -> None:
     run = scenario(kafka, [topic(4)])
     opened(run, 3, 4)
-    run.fault("broker_kill", "1")
+    run.record_fault("broker_kill", "1")
     try:
         kafka.kill(1)
     finally:
         kafka.restart(1)
-    run.fault("broker_up", "1")
+    run.record_fault("broker_up", "1")
     run.await_begun(300)
     judgement = run.finish(deliveries=300)
     passed(judgement)
 
 
 @pytest.mark.node_control
-def test_the_leader_of_the_groups_log_dies(kafka3: Cluster, topic: TopicFactory, scenario: MakeTroupe) -> None:
+def test_the_leader_of_the_groups_log_dies(kafka3: Cluster, topic: TopicFactory, scenario: MakeScenario) -> None:
     run = scenario(kafka3, [topic(4, cluster=kafka3)])
     opened(run, 3, 4)
     for _ in range(2):
@@ -135,11 +135,11 @@ def test_the_leader_of_the_groups_log_dies(kafka3: Cluster, topic: TopicFactory,
         admin = AdminClient({"bootstrap.servers": kafka3.bootstrap})
         described = admin.list_topics(run.coordination_topic, timeout=ADMIN_TIMEOUT_S).topics[run.coordination_topic]
         leader = described.partitions[log].leader
-        run.fault("broker_kill", str(leader))
+        run.record_fault("broker_kill", str(leader))
         kafka3.kill(leader)
         run.await_begun(200)
         kafka3.restart(leader)
-        run.fault("broker_up", str(leader))
+        run.record_fault("broker_up", str(leader))
         run.await_begun(100)
     epochs = {record.leader_epoch for record in run.recorder.logs[log]}
     passed(run.finish(deliveries=500))
@@ -151,13 +151,13 @@ def test_the_leader_of_the_groups_log_dies(kafka3: Cluster, topic: TopicFactory,
 
 
 def test_the_coordination_topic_is_deleted_and_recreated(
-    kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe
+    kafka: Cluster, topic: TopicFactory, scenario: MakeScenario
 ) -> None:
     run = scenario(kafka, [topic(4)])
     names = opened(run, 2, 4)
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     admin.delete_topics([run.coordination_topic])[run.coordination_topic].result(ADMIN_TIMEOUT_S)
-    run.fault("recreated")  # from here on no heartbeat is accepted; until the answer came one may have been
+    run.record_fault("recreated")  # from here on no heartbeat is accepted; until the answer came one may have been
     settings = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 
     def created() -> bool:
@@ -173,7 +173,7 @@ def test_the_coordination_topic_is_deleted_and_recreated(
     judgement = run.finish(deliveries=100, expect_settled=False)
     passed(judgement)
     for name in names:
-        said = [f for f in run.evidence.failures if f.client == run.actors[name].client and f.closed]
+        said = [f for f in run.evidence.failures if f.client == run.processes[name].client and f.closed]
         assert said
         assert "CoordinationError" in said[0].names
     assert accepted_in(kafka, run.coordination_topic) == []
@@ -208,7 +208,7 @@ def accepted_in(cluster: Cluster, topic: str) -> list[str]:
     return found
 
 
-def test_topics_grow(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) -> None:
+def test_topics_grow(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario) -> None:
     data = topic(2)
     run = scenario(kafka, [data])
     opened(run, 3, 2)
@@ -224,7 +224,7 @@ def test_topics_grow(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) 
     passed(run.finish(deliveries=500))
 
 
-def test_records_are_deleted_under_a_slow_consumer(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) -> None:
+def test_records_are_deleted_under_a_slow_consumer(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario) -> None:
     data = topic(1)
     run = scenario(kafka, [data], style="single", handler_ms=[20], fails=0.0)
     # It may hold fifty messages; so it must fetch again, from an offset that is gone by then.
@@ -245,7 +245,7 @@ def test_records_are_deleted_under_a_slow_consumer(kafka: Cluster, topic: TopicF
 # What befalls the log
 
 
-def test_garbage_and_replayed_records(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) -> None:
+def test_garbage_and_replayed_records(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario) -> None:
     seed = secrets.randbelow(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -312,7 +312,7 @@ def write_raw(run: ProcessScenario, cluster: Cluster, values: list[bytes | None]
 
 @pytest.mark.parametrize("written", [True, False], ids=["in the log", "on its way"])
 def test_at_most_once_killed_between_the_grant_and_its_reading(
-    kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe, written: bool
+    kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, written: bool
 ) -> None:
     run = scenario(kafka, [topic(4)], delivery="at_most_once", options={"grant_messages": 40})
     run.produce(per_second=600)
@@ -321,15 +321,15 @@ def test_at_most_once_killed_between_the_grant_and_its_reading(
         run.start_worker(name, die_at_grant=0 if number == 0 else 5 * number, die_after_write=written)
         run.await_joined(name)
     for name in ("w1", "w2"):
-        run.wait(lambda name=name: not run.actors[name].running, f"{name} has died with its grant")
-        assert run.actors[name].process.returncode == -9
-        run.fault("kill", run.actors[name].client)
+        run.wait(lambda name=name: not run.processes[name].running, f"{name} has died with its grant")
+        assert run.processes[name].popen.returncode == -9
+        run.record_fault("kill", run.processes[name].client)
     run.wait(lambda: run.all_owned(4), "the survivor owns everything")
     run.await_begun(300)
     passed(run.finish(takeovers=2, deliveries=300))
 
 
-def test_at_most_once_killed_at_random(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) -> None:
+def test_at_most_once_killed_at_random(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario) -> None:
     seed = secrets.randbelow(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -351,7 +351,7 @@ def test_at_most_once_killed_at_random(kafka: Cluster, topic: TopicFactory, scen
 
 
 @pytest.mark.timeout(MIXED_TIMEOUT_S)
-def test_a_mixed_run(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) -> None:
+def test_a_mixed_run(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario) -> None:
     """Kills, stops, restarts and clean ends from a seed, until there is enough to judge."""
     seed = secrets.randbelow(2**32)
     print(f"seed {seed}")
@@ -363,7 +363,7 @@ def test_a_mixed_run(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) 
         victim = chance.choice(names)
         run.wait(lambda victim=victim: run.session_of(victim) >= 0, f"{victim} is in the group")
         run.await_begun(chance.randrange(1, 150))
-        session, client = run.session_of(victim), run.actors[victim].client
+        session, client = run.session_of(victim), run.processes[victim].client
         held = list(run.owned().values()).count(client)
         match chance.choice(["kill", "kill", "kill", "stop", "stop", "term"]):
             case "kill":
@@ -372,7 +372,7 @@ def test_a_mixed_run(kafka: Cluster, topic: TopicFactory, scenario: MakeTroupe) 
                     run.start_worker(victim)
                 run.wait(lambda session=session: ended(run, session), f"{victim} is evicted")
                 taken += held
-                if not run.actors[victim].running:
+                if not run.processes[victim].running:
                     run.start_worker(victim)
                 run.await_joined(victim)
             case "stop":

@@ -1,7 +1,8 @@
-"""A troupe: the processes of one scenario, started, hurt and stopped by name; what they wrote down; the verdict.
+"""A scenario with real processes: starts workers and producers, injects faults, reads journals, has the run judged.
 
-Every process is known by its pid and ended by its pid. A fault is written down before it happens, so that whatever
-follows it has its cause in the journal. Waiting is done for conditions, with a deadline.
+Processes have names here; they are only ever signalled by the pid of a process that was started here. A fault is
+recorded before it happens, so that the judge finds the cause of whatever follows. Every wait is for a condition and has
+a deadline.
 """
 
 from __future__ import annotations
@@ -27,26 +28,27 @@ from tests.support.judge import Judgement, judge
 from tests.support.recorder import Recorder, contents
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 90.0  # For anything that must happen at all; a machine with other work needs a multiple of the usual.
-GONE_S = 60.0
+DEADLINE_S = 90.0  # for anything that must happen at all; a machine with other work needs a multiple of the usual time
+GONE_S = 60.0  # for the end of a process that was signalled
+LOG_TAIL = 1_500  # characters of a process's output in a failure's message
 
-MakeTroupe = Callable[..., "ProcessScenario"]
+MakeScenario = Callable[..., "ProcessScenario"]
 
 
-class Actor:
+class ScenarioProcess:
     """One process. `client` is the client id that it joins with."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], tail: Tail, log: Path) -> None:
-        self.name, self.process, self.tail, self.log = name, process, tail, log
-        self.client = f"{name}-{process.pid}"
+    def __init__(self, name: str, popen: subprocess.Popen[bytes], tail: Tail, output: Path) -> None:
+        self.name, self.popen, self.tail, self.output = name, popen, tail, output
+        self.client = f"{name}-{popen.pid}"
 
     @property
     def running(self) -> bool:
-        return self.process.poll() is None
+        return self.popen.poll() is None
 
 
 class ProcessScenario:
-    """A context manager; leaving it ends every process."""
+    """A context manager that ends every process at its exit. `worker` are settings of every worker."""
 
     def __init__(
         self,
@@ -64,12 +66,12 @@ class ProcessScenario:
         self.group, self.coordination_topic = f"group-{mark}", f"marshal-{mark}"
         self.seed = seed
         self.evidence = Evidence()
-        self.actors: dict[str, Actor] = {}
+        self.processes: dict[str, ScenarioProcess] = {}
         self.recorder = Recorder(bootstrap, self.coordination_topic)
         self._coordination_partitions = coordination_partitions
         self._worker = worker
-        self._diary = JournalReader(self.evidence)
-        self._births = 0
+        self._journals = JournalReader(self.evidence)
+        self._started = 0
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -79,21 +81,21 @@ class ProcessScenario:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for actor in self.actors.values():
-            if actor.running:
-                os.kill(actor.process.pid, signal.SIGKILL)
-            actor.process.wait(GONE_S)
+        for process in self.processes.values():
+            if process.running:
+                os.kill(process.popen.pid, signal.SIGKILL)
+            process.popen.wait(GONE_S)
         self.recorder.close()
 
-    # --- coming and going
+    # --- starting and ending
 
-    def _start(self, module: str, name: str, settings: dict[str, Any]) -> Actor:
-        self._births += 1
-        path = self.folder / f"{self._births:03d}-{name}.jsonl"
-        log = path.with_suffix(".log")
+    def _start(self, module: str, name: str, settings: dict[str, Any]) -> ScenarioProcess:
+        self._started += 1
+        path = self.folder / f"{self._started:03d}-{name}.jsonl"
+        output = path.with_suffix(".log")
         settings = {"name": name, "journal": str(path), "bootstrap": self.bootstrap, "topics": self.topics, **settings}
-        with log.open("wb") as out:
-            process = subprocess.Popen(
+        with output.open("wb") as out:
+            popen = subprocess.Popen(
                 [sys.executable, "-B", "-m", module, json.dumps(settings)],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -101,21 +103,21 @@ class ProcessScenario:
                 stdout=out,
                 stderr=subprocess.STDOUT,
             )
-        self._fault("start", f"{name}-{process.pid}")
-        actor = self.actors[name] = Actor(name, process, Tail(path), log)
-        return actor
+        self.record_fault("start", f"{name}-{popen.pid}")
+        process = self.processes[name] = ScenarioProcess(name, popen, Tail(path), output)
+        return process
 
-    def start_worker(self, name: str, module: str = "tests.support.worker", **settings: Any) -> Actor:
-        """Starts a worker. Returns at once."""
-        if name in self.actors:
-            self._retire(name)
+    def start_worker(self, name: str, module: str = "tests.support.worker", **settings: Any) -> ScenarioProcess:
+        """Starts a worker and returns at once. `settings` are those of tests/support/worker.py."""
+        if name in self.processes:
+            self._free_name(name)
         given = {
             "group": self.group,
             "coordination_topic": self.coordination_topic,
             "coordination_partitions": self._coordination_partitions,
             "delivery": self.delivery,
-            "seed": self.seed * 1_000 + self._births,
-            "style": ("single", "batch")[self._births % 2],
+            "seed": self.seed * 1_000 + self._started,
+            "style": ("single", "batch")[self._started % 2],
             **self._worker,
             **settings,
         }
@@ -130,12 +132,12 @@ class ProcessScenario:
             self.await_joined(name)
         return names
 
-    def produce(self, name: str = "producer", **settings: Any) -> Actor:
+    def produce(self, name: str = "producer", **settings: Any) -> ScenarioProcess:
         return self._start("tests.support.producer", name, settings)
 
     def kill(self, name: str) -> None:
         self._signal(name, "kill", signal.SIGKILL)
-        self.actors[name].process.wait(GONE_S)
+        self.processes[name].popen.wait(GONE_S)
 
     def stop(self, name: str) -> None:
         self._signal(name, "stop", signal.SIGSTOP)
@@ -147,49 +149,46 @@ class ProcessScenario:
         self._signal(name, "term", signal.SIGTERM)
 
     def hurry(self, name: str) -> None:
-        """Ends what a user of tests/support/failing_handler.py waits for."""
+        """Ends the wait of a handler of tests/support/failing_handler.py."""
         self._signal(name, "hurry", signal.SIGUSR1)
 
     def _signal(self, name: str, kind: str, number: int) -> None:
-        actor = self.actors[name]
-        self._fault(kind, actor.client)
-        if actor.running:
-            os.kill(actor.process.pid, number)
+        process = self.processes[name]
+        self.record_fault(kind, process.client)
+        if process.running:
+            os.kill(process.popen.pid, number)
 
-    def fault(self, kind: str, who: str = "") -> None:
-        """A fault that somebody else causes now."""
-        self._fault(kind, who)
-
-    def _fault(self, kind: str, who: str) -> None:
+    def record_fault(self, kind: str, who: str = "") -> None:
+        """Records a fault that is about to happen. `who` is the client id or the broker."""
         self.evidence.faults.append(Fault(time.monotonic_ns(), kind, who))
 
     def await_gone(self, name: str, deadline_s: float = GONE_S) -> int:
         """Waits for the end of a process and returns its exit code."""
-        actor = self.actors[name]
-        self.wait(lambda: not actor.running, f"{name} is gone", deadline_s)
-        return int(actor.process.returncode)
+        process = self.processes[name]
+        self.wait(lambda: not process.running, f"{name} is gone", deadline_s)
+        return int(process.popen.returncode)
 
-    def _retire(self, name: str) -> None:
-        """Frees the name of a process that has ended; its journal is read to the end first."""
-        actor = self.actors[name]
-        actor.process.wait(GONE_S)
+    def _free_name(self, name: str) -> None:
+        """Reads the journal of a process that has ended, and frees its name."""
+        process = self.processes[name]
+        process.popen.wait(GONE_S)
         self.scan()
-        self._note_end(actor)
-        self.actors[f"{name}#{actor.process.pid}"] = self.actors.pop(name)
+        self._record_end(process)
+        self.processes[f"{name}#{process.popen.pid}"] = self.processes.pop(name)
 
-    def _note_end(self, actor: Actor) -> None:
-        life = self.evidence.lives.get(actor.client)
-        code = actor.process.poll()
+    def _record_end(self, process: ScenarioProcess) -> None:
+        life = self.evidence.lives.get(process.client)
+        code = process.popen.poll()
         if life is not None and code is not None and life.exit_code is None:
             life.exit_code, life.end_ns = code, time.monotonic_ns()
 
-    # --- looking and waiting
+    # --- reading and waiting
 
     def scan(self) -> Evidence:
-        """Reads what has been written down since the last look."""
-        for actor in self.actors.values():
-            self._diary.take(str(actor.tail.path), actor.tail.read())
-            self._note_end(actor)
+        """Reads what the processes have written to their journals since the last call."""
+        for process in self.processes.values():
+            self._journals.take(str(process.tail.path), process.tail.read())
+            self._record_end(process)
         return self.evidence
 
     def wait(self, condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
@@ -203,7 +202,7 @@ class ProcessScenario:
             raise TimeoutError(f"{error}\n{self.describe()}") from None
 
     def describe(self) -> str:
-        """Where everybody stands, for the one who reads a failure."""
+        """The state of the group and of every process, for the message of a failure."""
         lines = [f"group {self.group} in {self.coordination_topic}, log ends {self.recorder.ends()}"]
         group = self.recorder.group(self.group)
         if group is not None:
@@ -211,29 +210,30 @@ class ProcessScenario:
                 made = self.evidence.topics.get(place, [])
                 lines.append(f"  {place}: owner {part.owner}, position {part.position} of {max(made, default=-1) + 1}")
             lines += [f"  session {s.id}: {s.join['client_id']}" for s in group.sessions.values()]
-        for actor in self.actors.values():
-            said = actor.log.read_text(errors="replace")[-1500:]
-            lines.append(f"  {actor.client}: {'runs' if actor.running else actor.process.returncode} {said}")
+        for process in self.processes.values():
+            output = process.output.read_text(errors="replace")[-LOG_TAIL:]
+            lines.append(f"  {process.client}: {'runs' if process.running else process.popen.returncode} {output}")
         lines += [f"  {failure}" for failure in self.evidence.failures]
         return "\n".join(lines)
 
-    def world(self) -> Group | None:
+    def group_state(self) -> Group | None:
+        """The group as the oracle folds the log."""
         return self.recorder.group(self.group)
 
     def await_joined(self, name: str) -> None:
-        client = self.actors[name].client
+        client = self.processes[name].client
 
         def joined() -> bool:
             life = self.evidence.lives.get(client)
-            return not self.actors[name].running or (life is not None and life.joined_ns < NEVER)
+            return not self.processes[name].running or (life is not None and life.joined_ns < NEVER)
 
         self.wait(joined, f"{name} has joined")
-        if not self.actors[name].running:
+        if not self.processes[name].running:
             raise AssertionError(f"{name} did not join\n{self.describe()}")
 
     def owned(self) -> dict[tuple[str, int], str]:
-        """Who owns what, by the log: client ids."""
-        group = self.world()
+        """The client id of each partition's owner, by the log."""
+        group = self.group_state()
         if group is None:
             return {}
         return {
@@ -244,31 +244,31 @@ class ProcessScenario:
 
     def session_of(self, name: str) -> int:
         """The newest live session of a worker, -1 if it has none."""
-        group = self.world()
-        client = self.actors[name].client
+        group = self.group_state()
+        client = self.processes[name].client
         mine = [s.id for s in list(group.sessions.values()) if s.join["client_id"] == client] if group else []
         return max(mine, default=-1)
 
     def begun(self, name: str = "") -> int:
-        """Messages handed over so far, by one worker or by all."""
-        client = self.actors[name].client if name else ""
+        """The number of deliveries so far, to one worker or to all."""
+        client = self.processes[name].client if name else ""
         return sum(1 for d in self.evidence.deliveries if not client or d.client == client)
 
     def await_begun(self, more: int, name: str = "") -> None:
-        """Waits for `more` further deliveries."""
+        """Waits for `more` deliveries, to one worker or to all."""
         self.scan()
         wanted = self.begun(name) + more
         self.wait(lambda: self.begun(name) >= wanted, f"{more} more deliveries {name}")
 
     def all_owned(self, partitions: int) -> bool:
-        """Whether every partition has an owner that still runs."""
-        running = {actor.client for actor in self.actors.values() if actor.running}
+        """Whether every partition has an owner whose process runs."""
+        running = {process.client for process in self.processes.values() if process.running}
         owned = self.owned()
         return len(owned) >= partitions and all(client in running for client in owned.values())
 
     def all_done(self) -> bool:
-        """Whether the log's position stands behind everything that was acknowledged to a producer."""
-        group = self.world()
+        """Whether every position in the log is after all messages that were acknowledged to a producer."""
+        group = self.group_state()
         if group is None:
             return False
         return all(
@@ -282,24 +282,24 @@ class ProcessScenario:
     def finish(
         self, *, takeovers: int = 0, deliveries: int = 1, settle_s: float = DEADLINE_S, expect_settled: bool = True
     ) -> Judgement:
-        """Ends the producers, waits until everything is done and owned, stops the workers, judges.
+        """Ends the producers, waits until everything is done and owned, stops the workers, and has the run judged.
 
-        Where the wait is in vain the judge says what is missing (V1 to V3). `expect_settled=False` is for scenarios
-        at whose end nobody is left who could do anything.
+        If the wait times out, the judge says what is missing (V1 to V3). `expect_settled=False` is for scenarios at
+        whose end no worker is left.
         """
-        for actor in list(self.actors.values()):
-            if actor.name.startswith("producer") and actor.running:
-                self.term(actor.name)
-        for actor in list(self.actors.values()):
-            if actor.name.startswith("producer"):
-                self.await_gone(actor.name)
+        for process in list(self.processes.values()):
+            if process.name.startswith("producer") and process.running:
+                self.term(process.name)
+        for process in list(self.processes.values()):
+            if process.name.startswith("producer"):
+                self.await_gone(process.name)
         if expect_settled:
             self._settle(settle_s)
-        for actor in list(self.actors.values()):
-            if actor.running:
-                self.term(actor.name)
-        for actor in list(self.actors.values()):
-            self.await_gone(actor.name)
+        for process in list(self.processes.values()):
+            if process.running:
+                self.term(process.name)
+        for process in list(self.processes.values()):
+            self.await_gone(process.name)
         return self.verdict(takeovers=takeovers, deliveries=deliveries)
 
     def _settle(self, settle_s: float) -> None:
@@ -317,7 +317,7 @@ class ProcessScenario:
         return found
 
     def verdict(self, *, takeovers: int = 0, deliveries: int = 1) -> Judgement:
-        """Reads the log to its end and judges."""
+        """Reads the log to its end and has the run judged."""
         if not self.recorder.trouble:
             read = self.recorder.read_to_the_end()
             self.wait(read, "the recorder has read the log to its end")
@@ -332,7 +332,7 @@ class ProcessScenario:
         return judge(evidence, takeovers_min=takeovers, deliveries_min=deliveries)
 
     def _keep_log(self) -> None:
-        """The raw log beside the journals, for the one who looks into a violation."""
+        """Writes the raw log next to the journals, for the analysis of a violation."""
         with (self.folder / "log.jsonl").open("w") as file:
             for log, records in self.recorder.logs.items():
                 for record in records:

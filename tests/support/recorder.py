@@ -1,7 +1,7 @@
-"""Plain consumers that write down what Kafka holds: a coordination topic while it grows, a data topic at the end.
+"""Plain consumers that record what is in Kafka: a coordination topic while it grows, a data topic at the end.
 
-Uses confluent_kafka alone. Each record gets the moment at which this process had it; that is later than its append, so
-whatever is concluded from "the recorder had it before" is true.
+They use confluent_kafka alone, not the package under test. Each record gets the time at which this process received it.
+That is later than its append, so "the recorder had it before X" implies that it was appended before X.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ Answer = TypeVar("Answer")
 
 POLL_S = 0.1
 DRAIN_MAX = 2_000
-ASK_TIMEOUT_S = 10.0  # one question; a broker that has just come back may leave it without an answer
-ASKING_S = 60.0  # the same question again and again
+REQUEST_TIMEOUT_S = 10.0  # of one request; a broker that has just come back may not answer
+RETRY_S = 60.0  # for how long a request is repeated
+BEYOND_THE_END = 2**40  # added to a position so that no record is folded after an oracle has stopped
 
 
 def plain_consumer(bootstrap: str) -> Consumer:
@@ -42,26 +43,26 @@ def plain_consumer(bootstrap: str) -> Consumer:
     )
 
 
-def asked(question: Callable[[], Answer]) -> Answer:
-    """The answer to a question to Kafka, asked until there is one."""
-    deadline = time.monotonic() + ASKING_S
+def retried(request: Callable[[], Answer]) -> Answer:
+    """Repeats a request to Kafka until it is answered."""
+    deadline = time.monotonic() + RETRY_S
     while True:
         try:
-            return question()
+            return request()
         except KafkaException:
             if time.monotonic() > deadline:
                 raise
 
 
 def bounds(consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
-    """Where a partition begins and ends."""
+    """The first offset of a partition, and the next one to be written."""
     place = TopicPartition(topic, partition)
-    low, high = asked(lambda: consumer.get_watermark_offsets(place, ASK_TIMEOUT_S))
+    low, high = retried(lambda: consumer.get_watermark_offsets(place, REQUEST_TIMEOUT_S))
     return int(low), int(high)
 
 
 class Recorder:
-    """Reads every partition of a coordination topic in a thread of its own, and folds it as it comes."""
+    """A thread that reads every partition of a coordination topic and folds the records with the oracle."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.topic = topic
@@ -83,11 +84,11 @@ class Recorder:
             self._thread.join()
 
     def ends(self) -> dict[int, int]:
-        """How far every log has been read."""
+        """The next offset to be read of every log."""
         return {log: records[-1].offset + 1 if records else 0 for log, records in self.logs.items()}
 
     def read_to_the_end(self) -> Callable[[], bool]:
-        """Asks Kafka where the logs end now; the answer says whether they have been read up to there."""
+        """Asks Kafka for the current ends of the logs. Returns a condition: whether all are read up to there."""
         consumer = plain_consumer(self._bootstrap)
         try:
             wanted = {log: bounds(consumer, self.topic, log)[1] for log in list(self.logs)}
@@ -96,7 +97,7 @@ class Recorder:
         return lambda: all(self.ends()[log] >= end for log, end in wanted.items())
 
     def group(self, name: str) -> Group | None:
-        """The group's state as of what has been read."""
+        """The group's state after the records read so far; None if it has none."""
         return next((oracle.groups[name] for oracle in list(self.oracles.values()) if name in oracle.groups), None)
 
     def log_of(self, name: str) -> int | None:
@@ -147,7 +148,7 @@ class Recorder:
         self.logs[log].append(Record(offset, value, read_ns, sent_ns, -1 if epoch is None else epoch))
 
     def _fold(self) -> None:
-        """Log 0 first: the others cannot be read without its Genesis (L4)."""
+        """Folds log 0 first: the others cannot be read without its Genesis (L4)."""
         for log in sorted(self.logs):
             if log not in self.oracles:
                 if log == 0:
@@ -164,7 +165,7 @@ class Recorder:
                     at += 1
             except OracleStop as stop:
                 self.stops.append(stop)
-                at = len(records) + 2**40
+                at = len(records) + BEYOND_THE_END
             self._folded[log] = at
 
     def _root(self) -> bytes | None:
@@ -172,7 +173,7 @@ class Recorder:
 
 
 def root_of(records: list[Record] | tuple[()], oracle: Oracle | None) -> bytes | None:
-    """The Genesis of log 0 that counts, once it was folded (L3)."""
+    """The value of the accepted Genesis of log 0 (L3); None before it was folded."""
     if oracle is None or oracle.incarnation is None:
         return None
     probe = Oracle()
@@ -183,19 +184,19 @@ def root_of(records: list[Record] | tuple[()], oracle: Oracle | None) -> bytes |
 
 
 def contents(bootstrap: str, topic: str) -> dict[tuple[str, int], list[int]]:
-    """The offsets that a data topic holds now."""
+    """The offsets of the messages that are in a data topic now, by (topic, partition)."""
     consumer = plain_consumer(bootstrap)
     found: dict[tuple[str, int], list[int]] = {}
     try:
         ends: dict[int, int] = {}
-        described = asked(lambda: consumer.list_topics(topic, timeout=ASK_TIMEOUT_S))
+        described = retried(lambda: consumer.list_topics(topic, timeout=REQUEST_TIMEOUT_S))
         for number in described.topics[topic].partitions:
             low, high = bounds(consumer, topic, number)
             found[topic, number] = []
             if low < high:
                 ends[number] = high
                 consumer.incremental_assign([TopicPartition(topic, number, low)])
-        deadline = time.monotonic() + 60.0
+        deadline = time.monotonic() + RETRY_S
         while ends:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{topic} could not be read to its end: {ends}")
@@ -211,7 +212,7 @@ def contents(bootstrap: str, topic: str) -> dict[tuple[str, int], list[int]]:
 
 
 def delete_records(bootstrap: str, topic: str, partition: int, before: int) -> None:
-    """DeleteRecords: the partition begins at `before` from now on."""
+    """Deletes the records before an offset (DeleteRecords)."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     place = TopicPartition(topic, partition, before)
-    admin.delete_records([place])[place].result(ASK_TIMEOUT_S)
+    admin.delete_records([place])[place].result(REQUEST_TIMEOUT_S)

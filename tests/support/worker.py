@@ -1,16 +1,16 @@
-"""A consumer as a process: handles messages with seeded durations, journals every delivery, dies when it is told to.
+"""A consumer as a process: handles messages with seeded durations, journals every delivery, can kill itself.
 
     python -m tests.support.worker '{"name": "w1", "journal": "/tmp/x/w1.jsonl", "bootstrap": "...", ...}'
 
 The settings are those of `Settings`. SIGTERM stops it cleanly. Exit code 0 after a clean stop, 3 after an error of the
-library that ended the consumer, 1 for everything that nobody foresaw.
+library that ended the consumer, 1 after any other error.
 
-At least once, messages go to a small pool of threads, so that acks come late and out of order, and a handler that
-raises is called again later. At most once, they are handled where they are fetched.
+In at-least-once mode, messages go to a small pool of threads, so that acks come late and out of order, and a handler
+that raises is called again later. In at-most-once mode, they are handled in the thread that fetches them.
 
-Three things here look into the library: the clock is watched (the journal's `gate`: how long before the handler the
-library looked at the clock for the last time), and `die_at` ends the process inside the library, which nobody outside
-could time.
+The worker replaces two parts of the library. `WatchedClock` records when the library last read the clock before a
+handler began (the journal's `gate`). `die_at_grant` kills the process inside the library, at a moment that no other
+process could hit.
 """
 
 from __future__ import annotations
@@ -29,22 +29,24 @@ from pathlib import Path
 from typing import Any
 
 import marshal_py
-from marshal_py.client import marshal as front
+from marshal_py.client import marshal as client_marshal
 from marshal_py.transport.clock import SystemClock
 from marshal_py.transport.kafka import KafkaLog
 from tests.support.journal import Journal
 
 POOL_THREADS = 3
-POOL_QUEUE_MAX = 40  # hand-overs that wait for a thread; more would only make a stop slow
+POOL_QUEUE_MAX = 40  # chunks that wait for a thread; more would only make a stop slow
 FETCH_EXPIRES_S = 0.3
 FLUSH_TIMEOUT_S = 20.0
-TRIES_AFTER_ERROR = 5  # a consumer that has failed closed is asked for more, and must not give any (S14)
+FETCHES_AFTER_ERROR = 5  # of a consumer that was closed by an error; it must not return messages (S14)
 CLAIMING_MESSAGES = 7  # record type, PROTOCOL.md 4.2
+GROUP_LENGTH_AT = 11  # of an envelope, PROTOCOL.md 4.1
+TYPE_AT = 13  # of an envelope, plus the length of the group id
 
 
 @dataclass
 class Settings:
-    """What a worker is told. Times in ms."""
+    """The settings of a worker. Times in ms."""
 
     name: str
     journal: str
@@ -58,15 +60,15 @@ class Settings:
     style: str = "single"  # or batch
     batch_max: int = 50
     handler_ms: list[int] = field(default_factory=lambda: [0, 0, 1, 1, 2, 5, 20])
-    fails: float = 0.01  # how likely a handler raises
+    fails: float = 0.01  # the probability that a handler raises
     beat_ms: int = 200
     die_at_grant: int = 0  # 1 = kill -9 between sending the first ClaimingMessages and reading it back; 0 = never
-    die_after_write: bool = True  # and the record is in the log when the process dies
+    die_after_write: bool = True  # whether this record is in the log when the process dies
     options: dict[str, Any] = field(default_factory=dict)  # of Marshal.consumer
 
 
 class WatchedClock(SystemClock):
-    """The library's clock; remembers for each thread when it looked last."""
+    """The library's clock. It remembers for each thread when it was last read."""
 
     seen = threading.local()
 
@@ -80,7 +82,7 @@ class WatchedClock(SystemClock):
 
 
 class HandlerError(Exception):
-    """What a seeded handler raises now and then. The worker survives it."""
+    """Raised by a seeded handler now and then. The worker survives it."""
 
 
 class Chunk:
@@ -182,7 +184,7 @@ class Worker:
             except marshal_py.MarshalError as error:
                 self._note_error(error, consumer.closed)
                 if consumer.closed:
-                    self._try_again(consumer, handle)
+                    self._fetch_after_error(consumer, handle)
                     raise
 
     def _fetch_batches(self, consumer: marshal_py.Consumer, handle: Any) -> None:
@@ -198,8 +200,8 @@ class Worker:
         self.journal.write("begin", gate=gate_ns or min(WatchedClock.seen.ns, begin_ns), **chunk.line())
         handle(chunk)
 
-    def _try_again(self, consumer: marshal_py.Consumer, handle: Any) -> None:
-        for _ in range(TRIES_AFTER_ERROR):
+    def _fetch_after_error(self, consumer: marshal_py.Consumer, handle: Any) -> None:
+        for _ in range(FETCHES_AFTER_ERROR):
             with contextlib.suppress(marshal_py.MarshalError):
                 for part in consumer.fetch(1, expires_s=0).parts:
                     self._begin(list(part), handle)
@@ -211,7 +213,7 @@ class Worker:
     # --- handling
 
     def _handler(self, chance: random.Random, first_try: bool) -> None:
-        time.sleep(chance.choice(self.settings.handler_ms) / 1000)  # The work itself; nothing waits for it to be over.
+        time.sleep(chance.choice(self.settings.handler_ms) / 1000)  # the handler's work; no test waits for its end
         if first_try and chance.random() < self.settings.fails:
             raise HandlerError
 
@@ -219,7 +221,7 @@ class Worker:
         try:
             self._handler(self.random, True)
         except HandlerError:
-            self.journal.write("fail", **chunk.line())  # At most once it is not tried again.
+            self.journal.write("fail", **chunk.line())  # not tried again in at-most-once mode
             return
         self.journal.write("end", **chunk.line())
         for message in chunk.messages:
@@ -241,7 +243,7 @@ class Worker:
             self._try(chunk, chance)
 
     def _try(self, chunk: Chunk, chance: random.Random) -> bool:
-        """Handles a chunk in one to three pieces, in any order."""
+        """Handles a chunk in one to three pieces, in any order. Returns False if a handler raised."""
         messages = chunk.messages[:]
         chance.shuffle(messages)
         pieces = chance.randint(1, 3) if chunk.first_try else 1
@@ -264,13 +266,13 @@ class Worker:
 
 
 def die_at_grant(settings: Settings) -> None:
-    """Makes the producing half of the coordination log end this process at the n-th ClaimingMessages."""
+    """Makes this process kill itself when the library writes its n-th ClaimingMessages."""
     append, count = KafkaLog.append, 0
 
     def deadly(log: KafkaLog, number: int, key: bytes, value: bytes) -> bool:
         nonlocal count
         done = append(log, number, key, value)
-        if value[13 + value[11]] == CLAIMING_MESSAGES:
+        if value[TYPE_AT + value[GROUP_LENGTH_AT]] == CLAIMING_MESSAGES:
             count += 1
             if count == settings.die_at_grant:
                 if settings.die_after_write:
@@ -282,7 +284,7 @@ def die_at_grant(settings: Settings) -> None:
 
 
 def end_loudly(arguments: threading.ExceptHookArgs) -> None:
-    """No thread of this process, the library's among them, dies in silence (S13)."""
+    """Ends the process if any of its threads ends with an error, also one of the library's (S13)."""
     sys.__excepthook__(arguments.exc_type, arguments.exc_value or arguments.exc_type(), arguments.exc_traceback)
     sys.stderr.flush()
     os._exit(1)
@@ -291,7 +293,7 @@ def end_loudly(arguments: threading.ExceptHookArgs) -> None:
 def main() -> None:
     threading.excepthook = end_loudly
     settings = Settings(**json.loads(sys.argv[1]))
-    front.SystemClock = WatchedClock  # type: ignore[misc]
+    client_marshal.SystemClock = WatchedClock  # type: ignore[misc]
     if settings.die_at_grant:
         die_at_grant(settings)
     sys.exit(Worker(settings).run())
