@@ -1,8 +1,15 @@
-# One target per thing a person wants to do here; each sets up what it needs. Needs make, and Python 3.11+ with pip and venv.
-#   make demo                               three consumers, a kill -9, a fourth one; about half a minute
+# The targets below set up what they need. They need make, and Python 3.11 or newer with pip and venv. Targets:
+#   make demo                               three consumers, a kill -9, a fourth consumer; about half a minute
 #   make demo ARGS="--delivery at_most_once"
-#   make pipeline                           orders through Kafka and Spark, about a minute; ARGS=--kill hurts it midway
-#   make test                               lint, then every test
+#   make pipeline                           orders through Kafka and Spark, about a minute; ARGS=--kill kills it midway
+#   make check                              lint, types and the tests that need neither Kafka nor Spark; 3 minutes
+#   make test                               lint, types and every test
+#   make test ARGS="tests/client -k lease"  some of the tests; ARGS are pytest's
+#   make lint                               format, lint and types alone
+#   make soak                               long random searches, until Ctrl-C
+#   make versions                           the transport over every supported version of confluent-kafka
+#   make bench                              the benchmarks, on an otherwise idle machine
+#   make clean                              removes the environment and all caches
 #   make PYTHON=python3.12 test             another interpreter (after `make clean`)
 
 PYTHON ?= python3
@@ -10,14 +17,14 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-# A stamp is written when its install is complete, and is out of date when pyproject.toml is newer.
-# Two of them, because the demo must not wait for Spark.
+# A stamp is written when its installation is complete, and is out of date when pyproject.toml is newer. There are two,
+# so that the demo need not wait for Spark.
 VENV_STAMP := $(VENV)/.stamp-venv
 CORE_STAMP := $(VENV)/.stamp-core
 TEST_STAMP := $(VENV)/.stamp-test
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo pipeline test lint versions bench soak clean
+.PHONY: help demo pipeline check test lint versions bench soak clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -25,7 +32,7 @@ help:
 demo: $(CORE_STAMP)
 	$(BIN)/marshal demo $(ARGS)
 
-# Its broker is the tests' own, so it needs what they need.
+# It starts the same broker as the tests, so it needs what they need.
 pipeline: $(TEST_STAMP)
 	$(BIN)/python -m examples.pipeline $(ARGS)
 
@@ -34,22 +41,27 @@ lint: $(TEST_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Three processes, for machines with two cores: tests with brokers and with Spark wait for half of their time. One begins
-# with Spark, one with Kafka, one with the rest (tests/support/shares.py). Tests start some hundred processes of Python,
-# and each would compile the package anew where its byte code may not be kept.
+# Three processes also on two cores, because tests wait for half of their time. `--quick` leaves out what needs Kafka or
+# Spark, and the slowest files (tests/support/file_scheduler.py). Tests start some hundred Python processes, and each
+# would compile the package again if PYTHONDONTWRITEBYTECODE were set.
+check: lint
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --quick $(ARGS)
+
+# One process begins with the files for Spark, one with those for Kafka, one with the rest (tests/support/file_scheduler.py).
 test: lint
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# `make test` runs the transport and a consumer's life over the oldest confluent-kafka that pyproject.toml allows, too; this
-# runs them over every minor version since. Each is fetched once, into ~/.cache/marshal_py (tests/support/client_versions.py).
+# `make test` runs the tests of the transport and of a consumer's life also with the oldest confluent-kafka that
+# pyproject.toml allows; this runs them with every minor version since. Each version is fetched once, into
+# ~/.cache/marshal_py (tests/support/client_versions.py).
 versions: $(TEST_STAMP)
 	CONFLUENT_KAFKA=all $(BIN)/python -m pytest tests/transport/test_client_versions.py $(ARGS)
 
 bench: $(TEST_STAMP)
 	$(BIN)/python -m bench $(ARGS)
 
-# Long runs that go on where they stopped: seeds, hostile records, properties with many examples; totals in proof.json.
-# Without a limit it runs until Ctrl-C: make soak ARGS="--seconds 3600"; ARGS=--help lists the rest.
+# Long runs that continue where the last one stopped: seeds, hostile records, properties with many examples. The totals are
+# in proof.json. Without a limit it runs until Ctrl-C: make soak ARGS="--seconds 3600"; ARGS=--help lists the options.
 soak: $(TEST_STAMP)
 	$(BIN)/python -m tests.support.soak $(ARGS)
 
@@ -69,6 +81,6 @@ $(CORE_STAMP): pyproject.toml $(VENV_STAMP)
 
 # After the core install, so that `make -j` never runs two pips in one environment.
 $(TEST_STAMP): pyproject.toml $(CORE_STAMP)
-	@echo "Installing what the tests need, Spark among it (a minute or two, 600 MB of downloads)"
+	@echo "Installing what the tests need, including Spark (a minute or two, 600 MB of downloads)"
 	$(PIP_INSTALL) -e '.[test]'
 	@touch $@

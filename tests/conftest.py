@@ -1,9 +1,9 @@
-"""What every test gets: the two hypothesis profiles, and a header that says which libraries were judged.
+"""For all tests: two hypothesis profiles, the plugins of tests/support, and a header with the versions of libraries.
 
-`default`: the same examples on every machine and every run, so that a red test is red for everybody.
-`soak`: many more examples under a new seed. The seed stands in the header; the line there repeats the run.
+`default`: the same examples on every machine and in every run, so that a failure is the same for everybody.
+`soak`: many more examples under a new seed, which the header shows with the option that repeats the run.
 
-A property takes its number of examples from the profile. One that sets `max_examples` itself is not proven by `soak`.
+A property takes its number of examples from the profile. `soak` proves nothing more of one that sets `max_examples`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import hypothesis
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A real Kafka, started by the first test that asks for it; and who runs what, where there are several processes.
-pytest_plugins = ["tests.support.clusters", "tests.support.shares"]
+# A real Kafka, started by the first test that asks for it; and the selection and distribution of test files.
+pytest_plugins = ["tests.support.clusters", "tests.support.file_scheduler"]
 
-SOAK_EXAMPLES_MAX = 1_000  # per property and round: ten times the default, minutes for all; `make soak` does rounds
+SOAK_EXAMPLES_MAX = 1_000  # per property and round: ten times the default, minutes for all; `make soak` runs rounds
 
 # No deadline and no complaint about slow generation: both measure the machine, and test machines are shared.
 settings.register_profile(
@@ -34,19 +34,19 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-# Loaded here, before the plugin reads --hypothesis-profile: a machine that sets CI would get hypothesis' own profile.
+# Loaded before the plugin reads --hypothesis-profile: where CI is set, it would otherwise be hypothesis' CI profile.
 settings.load_profile("default")
 
 
-# A job in the background of a shell without job control (nohup, some CI runners) ignores Ctrl-C, and so would every
-# command that a test starts and interrupts.
+# A background job of a shell without job control (nohup, some CI runners) ignores Ctrl-C, and so would every command
+# that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis' plugin reads the option
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw the seed of a `soak` run here, so that it can be shown before the first example."""
+    """Draws the seed of a `soak` run, so that the header can show it before the first example."""
     if config.getoption("--hypothesis-profile") == "soak" and config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(random.SystemRandom().randrange(2**64))
 
