@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 import sqlite3
 import threading
 import warnings
@@ -22,9 +23,11 @@ import pytest
 import sqlalchemy
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from marshal_py.embedded import Broker
 from marshal_py.errors import InvalidOption, WriteFenced
 from marshal_py.protocol.identity import Token
 from marshal_py.sql import AsyncGuard, Guard
+from tests.support import transaction_kills
 
 ACCOUNTS = "CREATE TABLE IF NOT EXISTS account (id VARCHAR(20) PRIMARY KEY, cents INTEGER NOT NULL)"
 BOOK = """INSERT INTO account (id, cents) VALUES ('{0}', {1})
@@ -331,3 +334,14 @@ def test_a_table_has_a_plain_name(table: Any) -> None:
 def test_an_unknown_connection_is_named() -> None:
     with pytest.raises(InvalidOption, match="aiosqlite, psycopg, sqlalchemy, sqlite3"):
         Guard().create(object())
+
+
+# --- the guide's program, killed
+
+
+def test_the_guide_applies_each_message_once_whatever_ends(tmp_path: Path) -> None:
+    """Two kills and a stop; by the thousand: python -m tests.support.transaction_kills."""
+    with Broker(topics={"__marshal": 16, transaction_kills.TOPIC: 4}) as broker:
+        ends = [int(signal.SIGKILL), int(signal.SIGTERM), int(signal.SIGKILL)]
+        count = transaction_kills.run(broker.bootstrap_servers, tmp_path, 400, ends, 2, seed=1)
+    assert count == (400, 0, 0)
