@@ -12,7 +12,7 @@ import typer
 
 from marshal_py.cli import frame
 from marshal_py.cli.state import NOBODY
-from marshal_py.history.advisories import in_words
+from marshal_py.history.advisories import to_text
 from marshal_py.protocol.advisory import ALARMING, KINDS, Advisory
 
 EXAMPLE: Final = frame.example("marshal advisories billing --kind claimed --kind evicted --json")
@@ -74,4 +74,4 @@ def _print(advisory: Advisory, as_json: bool) -> None:
         frame.print_json(msgspec.to_builtins(advisory))
         return
     time = datetime.fromtimestamp(advisory.time_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    print(f"{time}  {advisory.log}:{advisory.log_offset:<6} {advisory.group}  {in_words(advisory)}", flush=True)
+    print(f"{time}  {advisory.log}:{advisory.log_offset:<6} {advisory.group}  {to_text(advisory)}", flush=True)

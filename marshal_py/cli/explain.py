@@ -160,7 +160,7 @@ def diff(
 
 def _against_log(kept: dict[str, Any], world: World, records: Iterator[LogRecord], as_json: bool) -> None:
     """What a broken process held, beside what the log folds to there."""
-    group, at_offset, found = kept["group"], kept["at_offset"], states.against(kept, world, records)
+    group, at_offset, found = kept["group"], kept["at_offset"], states.compare_with_log(kept, world, records)
     if found is None:
         raise frame.CommandFailed(
             f"the state is of offset {at_offset} of log {kept['log']}, incarnation "

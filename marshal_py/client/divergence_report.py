@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from marshal_py.errors import Diverged, InvalidOption
-from marshal_py.history.states import left_out, plain
+from marshal_py.history.states import left_out, plain_state
 from marshal_py.protocol.member import Member
 
 log = logging.getLogger("marshal_py")
@@ -51,7 +51,7 @@ def keep(member: Member, error: Diverged, folder: str, library: str, time_ms: in
     most = ENTRIES_MAX
     while True:
         data = msgspec.json.encode(
-            {**fields, "left_out": left_out(member.group, most), "state": plain(member.group, most)}
+            {**fields, "left_out": left_out(member.group, most), "state": plain_state(member.group, most)}
         )
         if len(data) <= BYTES_MAX:
             break

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from marshal_py.history.advisories import TOGETHER, in_lines
+from marshal_py.history.advisories import TOGETHER, to_lines
 from marshal_py.protocol.advisory import ALARMING, Advisory
 from marshal_py.protocol.identity import NONE
 
@@ -39,7 +39,7 @@ class EventLog:
     def flush(self) -> None:
         """Nothing more comes at once, or nothing more comes at all."""
         held, self._held = self._held, []
-        for alike, words in in_lines(held):
+        for alike, words in to_lines(held):
             one = alike[0]
             partitions = [advisory.partition for advisory in alike if advisory.partition != NONE]
             fields = {

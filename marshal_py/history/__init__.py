@@ -1,4 +1,4 @@
-"""Pure readers of verdicts: what a log says, for people and programs.
+"""What a log says, for people and programs: explanations, tables, advisories, rates.
 
-Nothing here reads a clock or a cluster, and nothing changes a world. Whoever has folded a log hands the verdicts in.
+Pure: nothing here reads a clock or a cluster. Everything is derived from a log's records and their verdicts.
 """

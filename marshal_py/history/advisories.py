@@ -1,7 +1,7 @@
-"""What a log has to tell, as advisories, in the order of its records: the same whoever replays it, and whenever.
+"""The advisories of a log, in the order of its records: the same for every reader, whenever it replays the log.
 
-Strategy: what the world forgets with an accepted record is remembered from before it: who lived, and who owned what.
-Pure; the caller folds, and hands in what the fold said. The kinds are those of protocol/advisory.py.
+The caller folds the log and passes each verdict in. An accepted record may make the world forget who was alive and who
+owned what, so that is remembered here from before the record. Pure. protocol/advisory.py lists the kinds.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ from marshal_py.protocol.records import (
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group, World
 
-# These come by the dozen, for one reason.
+# Kinds that one cause produces for many partitions at once; `to_lines` puts those in one line.
 TOGETHER: Final = frozenset({"claimed", "revoking", "released", "parked", "lost", "moved"})
-NAMES_MAX: Final = 10_000  # ended sessions of a group whose client ids are kept, for Notes that come late
+NAMES_MAX: Final = 10_000  # ended sessions per group whose client ids are kept for late Notes
 
 
-class _Known(Struct):
-    """A group as of the record before. `names` holds ended sessions too, the newest of them."""
+class _KnownGroup(Struct):
+    """A group before the record that is being read. `names`: client id by session, including the newest ended ones."""
 
-    news: GroupEvents
+    events: GroupEvents
     names: dict[int, str] = {}
     sessions: set[int] = set()
     claims: dict[int, tuple[TopicPartition, int]] = {}  # by epoch: (partition, session)
-    freed: dict[TopicPartition, int] = {}  # positions of partitions that were let go, as of then
+    free_positions: dict[TopicPartition, int] = {}  # position of each partition when it was last released
 
 
 class Advisories:
-    """Reads one log."""
+    """The advisories of one log."""
 
     def __init__(self, world: World) -> None:
-        """`world`: as far as the log was folded already. What it holds is known and is not told."""
+        """`world`: the log folded so far. Nothing that it already holds becomes an advisory."""
         self._log = world.log
-        self._groups: dict[str, _Known] = {}
+        self._groups: dict[str, _KnownGroup] = {}
         for name, group in world.groups.items():
-            known = self._groups[name] = _Known(GroupEvents(group))
+            known = self._groups[name] = _KnownGroup(GroupEvents(group))
             known.names |= {session.id: session.join.client_id for session in group.sessions.values()}
-            known.freed |= {tp: partition.position for tp, partition in group.partitions.items()}
+            known.free_positions |= {tp: partition.position for tp, partition in group.partitions.items()}
             known.sessions |= group.sessions.keys()
             known.claims |= {epoch: (partition.tp, partition.owner) for epoch, partition in group.claims.items()}
 
     def read(self, group: Group | None, verdict: Verdict, time_ms: int) -> list[Advisory]:
-        """What this record tells. `group`: the verdict's, as it stands behind it."""
+        """The advisories of one record. `group`: the verdict's group after the record."""
         record = verdict.record
         if isinstance(record, Heartbeat) or not verdict.group:
             return []
@@ -69,23 +69,23 @@ class Advisories:
             return self._opaque(group, verdict, time_ms)
         known = self._groups.get(verdict.group)
         if known is None:
-            known = self._groups[verdict.group] = _Known(GroupEvents())
+            known = self._groups[verdict.group] = _KnownGroup(GroupEvents())
         if isinstance(record, Join):
             known.names[verdict.offset] = record.client_id
             if len(known.names) > NAMES_MAX + len(known.sessions):
                 del known.names[next(name for name in known.names if name not in known.sessions)]
-        told = list(self._told(known, group, verdict, record))
-        return [self._advisory(known, verdict, time_ms, *one) for one in told]
+        events = list(self._events_of(known, group, verdict, record))
+        return [self._advisory(known, verdict, time_ms, *event) for event in events]
 
     def _opaque(self, group: Group | None, verdict: Verdict, time_ms: int) -> list[Advisory]:
-        """E5: of all records that are not accepted only the one that ends a group tells something."""
+        """A record that only a newer library can read ends the group (E5). Other unaccepted records mean nothing."""
         if group is None or group.opaque_at != verdict.offset:
             return []
         return [Advisory("opaque", verdict.group, log=self._log, log_offset=verdict.offset, time_ms=time_ms)]
 
     def _advisory(
         self,
-        known: _Known,
+        known: _KnownGroup,
         verdict: Verdict,
         time_ms: int,
         kind: str,
@@ -98,22 +98,24 @@ class Advisories:
     ) -> Advisory:
         topic, partition = tp if tp is not None else ("", NONE)
         return Advisory(
-            kind,
-            verdict.group,
-            known.names.get(session, ""),
-            topic,
-            partition,
-            epoch,
-            offset,
-            to,
-            text,
-            session,
-            self._log,
-            verdict.offset,
-            time_ms,
+            kind=kind,
+            group=verdict.group,
+            client_id=known.names.get(session, ""),
+            topic=topic,
+            partition=partition,
+            epoch=epoch,
+            offset=offset,
+            to=to,
+            text=text,
+            session=session,
+            log=self._log,
+            log_offset=verdict.offset,
+            time_ms=time_ms,
         )
 
-    def _told(self, known: _Known, group: Group | None, verdict: Verdict, record: Record | None) -> Iterator[_Told]:
+    def _events_of(
+        self, known: _KnownGroup, group: Group | None, verdict: Verdict, record: Record | None
+    ) -> Iterator[_Event]:
         at = verdict.offset
         match record:
             case Note() if record.kind != PROBE:
@@ -135,79 +137,77 @@ class Advisories:
             case ReleasingPartition() if group is not None:
                 kind, why = "released", record.reason
                 if record.parked:
-                    kind, why = (
-                        "parked",
-                        parking.words(group.name, known.claims[record.epoch][0], record.parked, record.reason),
-                    )
-                yield self._freed(known, group, record.epoch, kind, why)
+                    kind, tp = "parked", known.claims[record.epoch][0]
+                    why = parking.words(group.name, tp, record.parked, record.reason)
+                yield self._end_of_claim(known, group, record.epoch, kind, why)
             case SeekingPartition() if group is not None:
                 tp, session = known.claims[at] = known.claims.pop(record.epoch)
                 yield "moved", session, tp, at, NONE, record.position, "by its owner"
             case Join() | Leave() | Evict() | GroupConfig() if group is not None:
                 yield from self._sessions(known, group, at, record)
-        for kind, tp, to, text in known.news.read(record):
+        for kind, tp, to, text in known.events.read(record):
             was = NONE
             if kind == "moved" and tp is not None:
-                was, known.freed[tp] = known.freed.get(tp, NONE), to
+                was, known.free_positions[tp] = known.free_positions.get(tp, NONE), to
             yield kind, NONE, tp, NONE, was, to, text
 
-    def _freed(self, known: _Known, group: Group, epoch: int, kind: str, why: str) -> _Told:
+    def _end_of_claim(self, known: _KnownGroup, group: Group, epoch: int, kind: str, why: str) -> _Event:
         tp, session = known.claims.pop(epoch)
-        position = known.freed[tp] = group.partitions[tp].position
+        position = known.free_positions[tp] = group.partitions[tp].position
         return kind, session, tp, epoch, position, NONE, why
 
-    def _sessions(self, known: _Known, group: Group, at: int, record: Record) -> Iterator[_Told]:
-        """Sessions that came or went. The end of one is told before that of its claims."""
+    def _sessions(self, known: _KnownGroup, group: Group, at: int, record: Record) -> Iterator[_Event]:
+        """Sessions that began or ended. The end of a session comes before the ends of its claims."""
         ending, why = _ending(at, record)
         for session in sorted(known.sessions - group.sessions.keys()):
             yield ending, session, None, NONE, NONE, NONE, why
         for epoch in sorted(known.claims.keys() - group.claims.keys()):
-            yield self._freed(known, group, epoch, "lost", f"the session {_VERBS[ending]}")
+            yield self._end_of_claim(known, group, epoch, "lost", f"the session {_VERBS[ending]}")
         known.sessions = set(group.sessions)
         if isinstance(record, Join):
             yield "joined", at, None, NONE, NONE, NONE, record.member
 
 
 # (kind, session, partition, epoch, offset, to, text)
-_Told = tuple[str, int, TopicPartition | None, int, int, int, str]
+_Event = tuple[str, int, TopicPartition | None, int, int, int, str]
 _VERBS: Final = {"left": "left", "evicted": "was evicted", "replaced": "was replaced", "ended": "ended"}
 
 
 def _ending(at: int, record: Record | None) -> tuple[str, str]:
-    """How a session ends that this record ends, and why."""
+    """How the sessions end that this record ends, and why."""
     match record:
         case Leave():
             return "left", record.reason
         case Evict():
             return "evicted", silence(record)
         case Join():
-            return "replaced", f"its client joined anew, as session {at}"
+            return "replaced", f"its client joined again as session {at}"
     return "ended", "the group's mode changed"
 
 
-def in_lines(told: Iterable[Advisory]) -> Iterator[tuple[list[Advisory], str]]:
-    """What was told at once, in as few lines as people need: what differs in the partition alone is one line.
+def to_lines(advisories: Iterable[Advisory]) -> Iterator[tuple[list[Advisory], str]]:
+    """Text lines for advisories that came together, each line with its advisories, ordered by the first of them.
 
-    Each line with the advisories that it stands for, in the order of their first ones.
+    Advisories of a kind in TOGETHER that differ in the partition alone share a line.
     """
     lines: dict[tuple[str, ...] | int, list[Advisory]] = {}
-    for number, one in enumerate(told):
+    for number, one in enumerate(advisories):
         alike = one.kind in TOGETHER and one.partition != NONE
         key = (one.kind, one.group, one.client_id, one.topic, one.text) if alike else number
         lines.setdefault(key, []).append(one)
     for alike_ones in lines.values():
-        yield alike_ones, in_words(alike_ones[0]) if len(alike_ones) == 1 else _many(alike_ones)
+        yield alike_ones, to_text(alike_ones[0]) if len(alike_ones) == 1 else _many(alike_ones)
 
 
 def _many(alike: list[Advisory]) -> str:
     """`claimed 12 partitions of orders: 0-11 (billing-1): why`."""
     one = alike[0]
     who = f" ({one.client_id})" if one.client_id else ""
-    numbers = spans(advisory.partition for advisory in alike)
+    numbers = ranges_text(advisory.partition for advisory in alike)
     return f"{one.kind} {len(alike)} partitions of {one.topic}: {numbers}{who}{f': {one.text}' if one.text else ''}"
 
 
-def spans(numbers: Iterable[int]) -> str:
+def ranges_text(numbers: Iterable[int]) -> str:
     """`0-3, 7, 9-11`."""
     found: list[tuple[int, int]] = []
     for number in sorted(set(numbers)):
@@ -218,7 +218,7 @@ def spans(numbers: Iterable[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
 
 
-def in_words(advisory: Advisory) -> str:
+def to_text(advisory: Advisory) -> str:
     """`claimed orders:3 from 120 (billing-1): why`, for people."""
     where = f" {advisory.topic}" if advisory.topic else ""
     where += f":{advisory.partition}" if advisory.topic and advisory.partition != NONE else ""

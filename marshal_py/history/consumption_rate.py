@@ -1,7 +1,7 @@
-"""How fast a group goes on, from the positions that its log has accepted. Pure; times are the records' timestamps.
+"""How fast a group consumes, from the positions that its log accepted. Pure; times are the records' timestamps.
 
-Strategy: the positions of the last minute, per partition. A move by an admin begins anew: it is no consumption. A
-partition that stands still slows down with every second, until the minute is over.
+Keeps the positions of the last minute per partition. When an admin moves a position, counting starts again, because a
+move is not consumption. The rate of a partition that stops decreases every second and is 0 after a minute.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from marshal_py.protocol.records import ClaimingMessages, ClaimingPartition, Hea
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group, Partition
 
-WINDOW_MS: Final = 60_000  # long enough to even out batches, short enough to tell what is so now
-SAMPLE_MS: Final = 250  # in at-most-once mode grants come by the thousand: one position per so many ms is kept
+WINDOW_MS: Final = 60_000  # long enough to even out batches, short enough to be current
+SAMPLE_MS: Final = 250  # at least this far apart: in at-most-once mode there are thousands of grants
 
 
 class _Sample(NamedTuple):
@@ -25,13 +25,13 @@ class _Sample(NamedTuple):
 
 
 class ConsumptionRate:
-    """Reads the verdicts of one log."""
+    """The rates of one log's partitions."""
 
     def __init__(self) -> None:
         self._samples: dict[tuple[str, TopicPartition], deque[_Sample]] = {}
 
     def read(self, group: Group | None, verdict: Verdict, time_ms: int) -> None:
-        """`group`: the verdict's, as it stands behind it."""
+        """Reads one verdict. `group`: the verdict's group after the record, None if it does not exist."""
         if group is None or not verdict.accepted:
             return
         match verdict.record:
@@ -59,7 +59,7 @@ class ConsumptionRate:
             kept.popleft()
 
     def per_second(self, group: str, tp: TopicPartition, now_ms: int) -> float:
-        """Messages per second over the last minute; 0 if nothing moved."""
+        """Messages per second over the last WINDOW_MS; 0 if the position did not move. `now_ms`: since 1970."""
         kept = [one for one in self._samples.get((group, tp), ()) if one.time_ms >= now_ms - WINDOW_MS]
         if len(kept) < 2:
             return 0.0

@@ -1,4 +1,4 @@
-"""One Verdict in plain words, and as a dict for JSON. Pure; the words are for people, programs read the dict."""
+"""A Verdict as a sentence for people, and as a dict for programs. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from marshal_py.protocol.records import (
 )
 from marshal_py.protocol.verdict import Outcome, Verdict
 
-# What each reason of PROTOCOL.md means, as the end of a sentence. A reason without words here prints as it is.
+# Each reason of PROTOCOL.md as the end of a sentence. A reason that is missing here is printed as it is.
 REASONS: Final = {
     "garbage": "no record of this topic",
     "misrouted": "its group belongs to another log",
@@ -60,8 +60,8 @@ REASONS: Final = {
 
 
 def describe(verdict: Verdict) -> str:
-    """One line: what the record wanted, and why it did not happen if it did not."""
-    what = "something unreadable" if verdict.record is None else _wish(verdict.record)
+    """One line: what the record asked for and, unless it was accepted, why that did not happen."""
+    what = "something unreadable" if verdict.record is None else _request(verdict.record)
     if verdict.outcome is Outcome.ACCEPTED:
         return what
     reason = REASONS.get(verdict.reason, verdict.reason)
@@ -98,13 +98,13 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _wish(record: Record) -> str:
-    """The record as a sentence about what its sender wanted."""
+def _request(record: Record) -> str:
+    """What the sender of a record asked for, as a sentence."""
     match record:
         case Join() | Heartbeat() | Leave() | Evict() | StepDown():
-            return _session_wish(record)
+            return _session_request(record)
         case ClaimingPartition() | ReleasingPartition() | SeekingPartition() | ClaimingMessages():
-            return _claim_wish(record)
+            return _claim_request(record)
         case Genesis():
             return f"the log begins: incarnation {record.incarnation.hex()}, {record.partitions} partitions"
         case ReleaseGroup():
@@ -121,12 +121,12 @@ def _wish(record: Record) -> str:
         case GroupConfig():
             return f"the group is deleted{_by(record.by)}" if record.deleted else f"settings change{_by(record.by)}"
         case Note():
-            return _note_wish(record)
+            return _note_request(record)
         case Snapshot():
             return f"snapshot at {record.at}, part {record.chunk + 1} of {record.chunks}"
 
 
-def _session_wish(record: Join | Heartbeat | Leave | Evict | StepDown) -> str:
+def _session_request(record: Join | Heartbeat | Leave | Evict | StepDown) -> str:
     match record:
         case Join():
             mode = MODE_NAMES[record.mode].replace("_", " ")
@@ -142,7 +142,7 @@ def _session_wish(record: Join | Heartbeat | Leave | Evict | StepDown) -> str:
             return f"session {record.session} steps down{_because(record.reason)}{_by(record.by)}"
 
 
-def _claim_wish(record: ClaimingPartition | ReleasingPartition | SeekingPartition | ClaimingMessages) -> str:
+def _claim_request(record: ClaimingPartition | ReleasingPartition | SeekingPartition | ClaimingMessages) -> str:
     match record:
         case ClaimingPartition():
             what = f"{record.topic}:{record.partition}" if record.partition >= 0 else record.topic or "the pin"
@@ -167,7 +167,7 @@ def _claim_wish(record: ClaimingPartition | ReleasingPartition | SeekingPartitio
             )
 
 
-def _note_wish(record: Note) -> str:
+def _note_request(record: Note) -> str:
     where = f" {record.topic}:{record.partition}" if record.topic else ""
     span = f" {record.from_} to {record.to}" if record.from_ != NONE else ""
     return f"note: {record.kind}{where}{span}{_because(record.text)}"

@@ -1,8 +1,8 @@
-"""Why a partition is where it is: its owner and position at some point of the log, and the records that led there.
+"""Explains a partition's owner and position at a point of the log by the records that led there; compares two points.
 
-Strategy: the caller hands in the raw records of the group's log from its beginning, live or from a dump, or those that
-follow the world of a snapshot; they are folded onto that world up to the cut, and a record belongs to the story if it
-changed the partition or wanted to. Pure.
+The caller passes a world and the raw records that follow it: a fresh world and the whole log, or the world of a
+snapshot and the rest of the log. The records are folded up to the cut. A record belongs to the story if it changed the
+partition or tried to. Pure.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from marshal_py.protocol.records import (
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group, World
 
-LINES_MAX: Final = 20  # of a story; older ones are counted
+LINES_MAX: Final = 20  # of a story; older lines are only counted
 
 
 class RawRecord(Protocol):
-    """A record as it stands in a log; transport.ports.LogRecord is one."""
+    """A record of a log, undecoded; transport.ports.LogRecord is one."""
 
     @property
     def offset(self) -> int: ...
@@ -45,9 +45,10 @@ class RawRecord(Protocol):
 
 
 class Cut(NamedTuple):
-    """As of when: after the record at `offset`, or before the first record that is younger than `time_ms`.
+    """The point to look at: after the record at `offset`, or before the first record later than `time_ms` (since 1970).
 
-    Neither means the end. Timestamps are the writers' or the broker's, so a time is as good as their clocks.
+    If neither is given, it is the end of the log. Timestamps come from the writers or the broker, so a time is only as
+    exact as their clocks.
     """
 
     offset: int | None = None
@@ -69,7 +70,7 @@ class Line(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """How a partition stands. `owner`: session; `client_id`: its name."""
+    """The state of a partition. `owner`: the session that owns it; `client_id`: that session's client."""
 
     owner: int = NONE
     client_id: str = ""
@@ -81,9 +82,9 @@ class Standing(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """`at_offset`: of the last record that was looked at, whatever its group. `left_out`: older lines of the story.
+    """The answer of `explain`. `at_offset`, `at_ms`: of the last record that was read, of any group.
 
-    `known`: the group had the partition by then.
+    `left_out`: how many older lines the story does not show. `known`: whether the group had the partition by then.
     """
 
     group: str
@@ -99,7 +100,7 @@ class Explanation(NamedTuple):
 
 
 def fold(world: World, records: Iterable[RawRecord], cut: Cut) -> Iterator[tuple[RawRecord, Verdict]]:
-    """Folds up to the cut."""
+    """Folds records onto `world` up to the cut, and yields each with its verdict."""
     for record in records:
         if cut.excludes(record):
             return
@@ -109,7 +110,10 @@ def fold(world: World, records: Iterable[RawRecord], cut: Cut) -> Iterator[tuple
 def explain(
     world: World, records: Iterable[RawRecord], name: str, tp: TopicPartition, cut: Cut, lines_max: int = LINES_MAX
 ) -> Explanation:
-    """`world`: the group's log as of where `records` begin. Raises CoordinationError if it cannot be folded."""
+    """Explains partition `tp` of group `name`. `world`: the group's log folded up to the first of `records`.
+
+    Raises CoordinationError if the log cannot be folded.
+    """
     story = _Story(name, tp, lines_max)
     at_offset, at_ms = NONE, NONE
     for record, verdict in fold(world, records, cut):
@@ -139,7 +143,7 @@ def standing_of(group: Group | None, tp: TopicPartition) -> Standing:
 
 
 class _Story:
-    """The records that changed one partition, or wanted to."""
+    """Collects the records that changed one partition or tried to."""
 
     def __init__(self, name: str, tp: TopicPartition, lines_max: int) -> None:
         self.tp, self.lines_max = tp, lines_max
@@ -147,7 +151,7 @@ class _Story:
         self.lines: list[Line] = []
         self.left_out = 0
         self._epochs: set[int] = set()  # claims on this partition, ended ones too
-        self._heartbeat = NONE  # index of a last line that is a heartbeat: the next one takes its place
+        self._heartbeat = NONE  # index of the last line if that is a heartbeat; the next heartbeat replaces it
 
     def read(self, group: Group | None, verdict: Verdict, time_ms: int) -> None:
         before, self.standing = self.standing, standing_of(group, self.tp)
@@ -157,17 +161,17 @@ class _Story:
             return
         text = describe(verdict) + _change(before, self.standing)
         line = Line(verdict.offset, time_ms, text, as_dict(verdict))
-        beats = isinstance(verdict.record, Heartbeat | ClaimingMessages) and verdict.accepted
-        if beats and self._heartbeat == len(self.lines) - 1 >= 0:
-            self.lines[-1] = line  # a hundred small steps forward tell no more than the last of them
+        is_progress = isinstance(verdict.record, Heartbeat | ClaimingMessages) and verdict.accepted
+        if is_progress and self._heartbeat == len(self.lines) - 1 >= 0:
+            self.lines[-1] = line  # of many small steps forward, the last one says enough
         else:
             self.lines.append(line)
-        self._heartbeat = len(self.lines) - 1 if beats else NONE
+        self._heartbeat = len(self.lines) - 1 if is_progress else NONE
         if len(self.lines) > self.lines_max:
             self._forget_one()
 
     def _forget_one(self) -> None:
-        """The oldest line goes, but not the move of positions that everything since rests on."""
+        """Drops the oldest line, but never the move that set the position's present version."""
         moves = [
             line
             for line in self.lines
@@ -181,7 +185,7 @@ class _Story:
         self._heartbeat -= 1
 
     def _concerns(self, verdict: Verdict) -> bool:
-        """Records that left the partition as it was and still belong to its story."""
+        """Whether a record that changed nothing still belongs to the partition's story."""
         match verdict.record:
             case ClaimingPartition() as record:
                 return (record.topic, record.partition) == self.tp
@@ -202,23 +206,23 @@ class _Story:
 
 def _change(before: Standing, after: Standing) -> str:
     """What a record did to the partition, as the end of a sentence."""
-    told = []
+    changes = []
     if before.owner != after.owner:
-        told.append("nobody owns it now" if after.owner == NONE else f"{after.client_id} owns it now")
+        changes.append("nobody owns it now" if after.owner == NONE else f"{after.client_id} owns it now")
     if before.position != after.position:
-        told.append("its position is forgotten" if after.position == NONE else f"its position is {after.position}")
+        changes.append("its position is forgotten" if after.position == NONE else f"its position is {after.position}")
     if before.generation != after.generation:
-        told.append("a new generation begins")
+        changes.append("a new generation begins")
     if before.parked != after.parked:
-        told.append(f"it is parked: {after.parked}" if after.parked else "it is parked no more")
-    return f" -> {', '.join(told)}" if told else ""
+        changes.append(f"it is parked: {after.parked}" if after.parked else "it is parked no more")
+    return f" -> {', '.join(changes)}" if changes else ""
 
 
 # --- two points of the log
 
 
 class Difference(NamedTuple):
-    """What changed in a group. Each list and map holds only what differs."""
+    """What changed in a group between two cuts. Lists and maps hold only what differs."""
 
     group: str
     from_offset: int
@@ -228,7 +232,7 @@ class Difference(NamedTuple):
     partitions: dict[TopicPartition, tuple[Standing, Standing]]
     settings: dict[str, tuple[Any, Any]]
     records: dict[str, int]  # "Heartbeat accepted" -> how many
-    notable: list[Line]  # what admins did
+    notable: list[Line]  # pauses, moves, settings and topic changes
 
 
 class _Snapshot(NamedTuple):
@@ -239,7 +243,10 @@ class _Snapshot(NamedTuple):
 
 
 def diff(world: World, records: Iterable[RawRecord], name: str, a: Cut, b: Cut) -> Difference:
-    """`world`: a fresh one of the group's log. Raises InvalidOption if `b` lies before `a`."""
+    """What changed in group `name` between the cuts. `world`: a fresh one; `records`: the group's whole log.
+
+    Raises InvalidOption if `b` is before `a`.
+    """
     first: _Snapshot | None = None
     counts: dict[str, int] = {}
     notable: list[Line] = []
@@ -248,7 +255,7 @@ def diff(world: World, records: Iterable[RawRecord], name: str, a: Cut, b: Cut) 
             first = _snapshot(world, name)
         if b.excludes(record):
             if first is None:
-                raise InvalidOption("b", b, f"a cut at {a} or behind it")
+                raise InvalidOption("b", b, f"a cut at {a} or after it")
             break
         verdict = rationalizer.apply(world, record.offset, record.value)
         if first is None or verdict.group != name:

@@ -1,7 +1,7 @@
-"""A group's whole state as plain values, and what differs between two of them. Pure.
+"""A group's whole state as plain values, and the differences between two such states. Pure.
 
-For the evidence that a broken client keeps (client/divergence_report.py) and for whoever compares it with the log.
-Entries have the names of PROTOCOL.md, 5; bodies stand as their hashes in hex, as in the digest (G3).
+A client that diverged saves its state in this form (client/divergence_report.py), and `marshal diff --state` compares
+it with the log. Fields are named as in PROTOCOL.md, 5; record bodies appear as their hashes in hex, as in the digest.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 from marshal_py.history.explain import Cut, RawRecord, fold
 from marshal_py.protocol.world import Group, Partition, World
 
-WHOLE: Final = 10**9  # entries: what the log says is not cut
-FIGURES: Final = (
+NO_LIMIT: Final = 10**9  # entries: the log's own state is never cut
+PARTITION_FIELDS: Final = (
     "owner",
     "epoch",
     "position",
@@ -30,7 +30,7 @@ FIGURES: Final = (
 
 
 class Differing(NamedTuple):
-    """One value. None: the state does not have it."""
+    """A field whose value differs. None: that state does not have it."""
 
     entry: str  # group, topic orders, session 41, partition orders:0
     field: str
@@ -38,8 +38,8 @@ class Differing(NamedTuple):
     log: Any
 
 
-def plain(group: Group | None, entries_max: int) -> dict[str, dict[str, Any]]:
-    """By entry, its fields. At most so many sessions and so many partitions, the first ones."""
+def plain_state(group: Group | None, entries_max: int) -> dict[str, dict[str, Any]]:
+    """The fields of each entry, by entry. At most the first `entries_max` sessions and as many partitions."""
     if group is None:
         return {}
     found: dict[str, dict[str, Any]] = {
@@ -68,11 +68,11 @@ def plain(group: Group | None, entries_max: int) -> dict[str, dict[str, Any]]:
 
 
 def _partition(partition: Partition) -> dict[str, int]:
-    return {name: getattr(partition, name) for name in FIGURES}
+    return {name: getattr(partition, name) for name in PARTITION_FIELDS}
 
 
 def left_out(group: Group | None, entries_max: int) -> int:
-    """How many entries `plain` would not name."""
+    """How many entries `plain_state` would leave out."""
     if group is None:
         return 0
     return sum(max(0, len(entries) - entries_max) for entries in (group.sessions, group.partitions))
@@ -81,7 +81,7 @@ def left_out(group: Group | None, entries_max: int) -> int:
 def differences(
     held: dict[str, dict[str, Any]], log: dict[str, dict[str, Any]], whole: bool = True
 ) -> Iterator[Differing]:
-    """`whole`: nothing was left out of `held`, so what it does not have it did not hold."""
+    """What differs between two states. `whole`: nothing was left out of `held`; otherwise only its entries count."""
     entries = held.keys() | log.keys() if whole else held.keys()
     for entry in sorted(entries):
         mine, other = held.get(entry, {}), log.get(entry, {})
@@ -90,16 +90,16 @@ def differences(
                 yield Differing(entry, field, mine.get(field), other.get(field))
 
 
-def against(kept: Mapping[str, Any], world: World, records: Iterable[RawRecord]) -> list[Differing] | None:
-    """What a broken client had kept (client/divergence_report.py) beside what the log folds to there.
+def compare_with_log(kept: Mapping[str, Any], world: World, records: Iterable[RawRecord]) -> list[Differing] | None:
+    """What a diverged client saved (client/divergence_report.py) against what the log folds to at that offset.
 
-    `world`, `records`: the group's log from as far back as it is there. None if this history, or its incarnation, is
-    not the one that the client had read. Raises CoordinationError if the log cannot be folded.
+    `world`, `records`: the start of the group's log, and its records from there. None if the log does not reach that
+    offset or is of another incarnation. Raises CoordinationError if the log cannot be folded.
     """
     for _ in fold(world, records, Cut(kept["at_offset"])):
         pass
     known = world.genesis.incarnation.hex() if world.genesis is not None else ""
     if world.next_offset != kept["at_offset"] + 1 or known != kept["incarnation"]:
         return None
-    log = plain(world.groups.get(kept["group"]), WHOLE)
+    log = plain_state(world.groups.get(kept["group"]), NO_LIMIT)
     return list(differences(kept["state"], log, whole=not kept["left_out"]))

@@ -1,8 +1,8 @@
-"""A log as tables: what one row of each table says. Types alone; timeline.py makes the rows, spark/ shows them.
+"""A log as tables: the row type of each table. Types alone; timeline.py makes the rows, spark/ reads them.
 
-None stands for "none" or "not known" in every table. A field that ends in `time_ms` is a moment, in ms since 1970 in
-UTC, as the records' timestamps say it: the clocks of writers or brokers, good for people and never read by the fold.
-`log` is the coordination partition; offsets without another word are offsets in it, positions are offsets in the data.
+In every table None means "none" or "unknown". A field that ends in `time_ms` is in ms since 1970 (UTC) and comes from a
+record's timestamp, that is from the clock of a writer or a broker; the fold never reads it. `log` is the coordination
+partition. Offsets are offsets in that log; positions are offsets in the data.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 
 class RecordRow(NamedTuple):
-    """One record of the log and what the fold says about it (F10.2). What a record does not name is None."""
+    """A record of the log and the fold's verdict on it (F10.2). None: the record does not name it."""
 
     log: int
     offset: int
@@ -28,11 +28,11 @@ class RecordRow(NamedTuple):
 
 
 class SessionRow(NamedTuple):
-    """A client's stay in its group. `session` is the offset of its Join; `to_offset` None: it lives.
+    """A session of a group. `session` is the offset of its Join; `to_offset` is None while it is alive.
 
     `delivery`: at_least_once, at_most_once.
-    `ended`: leave, evict, replaced (by a Join that names it), mode (the group's mode changed). `by`: who evicted.
-    `last_sign_time_ms`: of the last record that extended it.
+    `ended`: leave, evict, replaced (by a Join that names it), mode (the group's mode changed). `by`: who evicted it.
+    `last_sign_time_ms`: time of the last record that extended it.
     """
 
     log: int
@@ -50,10 +50,10 @@ class SessionRow(NamedTuple):
 
 
 class IntervalRow(NamedTuple):
-    """Who owned a partition, from the claim at `epoch` until before `to_offset`; None: still.
+    """An interval in which one session owned a partition: from the claim at `epoch` to before `to_offset` (None: open).
 
     `ended`: release, seek, or as the session's end. `after`: how the partition had become free: new, or as `ended`.
-    `in_flight`: messages begun and not finished as of the owner's last word; in at-least-once mode they come again.
+    `in_flight`: messages begun and not finished by the owner's last record; in at-least-once mode they come again.
     Partition -1 is a claim on the whole topic, or on the group where the topic is "" (the pin).
     """
 
@@ -76,7 +76,7 @@ class IntervalRow(NamedTuple):
 
 
 class PositionRow(NamedTuple):
-    """A position as it stood after a record that named it: its history, and that of the lag.
+    """A position and its lag after a record that named it.
 
     `cause`: claim, seek, heartbeat, grant (at-most-once mode), release, move.
     """
@@ -99,7 +99,7 @@ class PositionRow(NamedTuple):
 
 
 class RaceRow(NamedTuple):
-    """A claim that lost to another session's. `reason`: held, observed. The winner claimed at `winner_epoch`."""
+    """A claim that lost to another session's claim, the one at `winner_epoch`. `reason`: held, observed."""
 
     log: int
     offset: int
@@ -117,14 +117,14 @@ class RaceRow(NamedTuple):
 
 
 class GapRow(NamedTuple):
-    """A span in which nobody owned a partition >= 0; `to_offset` None: still.
+    """A span in which nobody owned a partition (0 or above). `to_offset` is None while it lasts.
 
-    `cause`: new (the partition appeared), else how its owner's claim ended. `client`: that owner. `last_sign_time_ms`:
-    of that owner's session; from it to `to_time_ms` is the time that a take-over took. `next_client` is None if the
-    span ended otherwise than by a claim. `members`: live sessions at its beginning; `paused`: whether the group was.
-    `lived_ms`: how much of the span, up to the end of what was read, some member lived while the group was not paused;
-    a member lives until its session ends, but no longer than two heartbeat intervals behind its newest record.
-    `take_over_ms`: the same, from `last_sign_time_ms` on.
+    `cause`: new (the partition appeared), or how its owner's claim ended. `client`: that owner. `last_sign_time_ms`:
+    last sign of life of that owner's session; a take-over took from then to `to_time_ms`. `next_session`,
+    `next_client`: the next owner, None if no claim ended the span. `members`: live sessions when it began; `paused`:
+    whether the group was paused then. `lived_ms`: how long during the span some member was alive while the group was
+    not paused. A member counts as alive until its session ends, but no longer than two heartbeat intervals after its
+    newest record. `take_over_ms`: the same, counted from `last_sign_time_ms`.
     """
 
     log: int
@@ -147,12 +147,11 @@ class GapRow(NamedTuple):
 
 
 class LostRow(NamedTuple):
-    """Messages [from_position, to_position) that no owner of the group was given.
+    """Messages [from_position, to_position) that the group did not deliver, or is not known to have processed.
 
     `cause`: offset_lost (Kafka had deleted them, D6), skipped (a grant began above the position, F5.2), uncommitted
-    (in at-most-once mode they were handed to the tasks of a streaming query, whose process ended and had heard of no
-    commit; what the tasks did with them nobody knows). Two processes may tell the same loss: where the `generation` of
-    the position is the same, it is one.
+    (a streaming query in at-most-once mode handed them to its tasks and ended before a commit was known; nobody knows
+    what the tasks did with them). Two processes may report the same loss; rows with the same `generation` are one loss.
     """
 
     log: int
@@ -170,7 +169,7 @@ class LostRow(NamedTuple):
 
 
 class PauseRow(NamedTuple):
-    """A pause of a group. `duration_ms`: as last asked for. `ended`: resume, waited, set_position, deleted."""
+    """A pause of a group. `duration_ms`: as last requested. `ended`: resume, waited, set_position, deleted."""
 
     log: int
     group: str
@@ -186,7 +185,10 @@ class PauseRow(NamedTuple):
 
 
 class MoveRow(NamedTuple):
-    """A position that an admin moved (rule 8). Back: what lies between is delivered again. On: it is skipped."""
+    """A position that an admin moved (rule 8).
+
+    If it moved back, the messages in between are delivered again; if it moved forward, they are skipped.
+    """
 
     log: int
     offset: int
@@ -201,9 +203,9 @@ class MoveRow(NamedTuple):
 
 
 class StandingRow(NamedTuple):
-    """How a partition stands at the end of what was read, before the record at `offset`; `time_ms`: of the last one.
+    """The state of a partition at the end of what was read, that is before `offset`. `time_ms`: of the last record.
 
-    `parked`: why nobody may claim it.
+    `parked`: why nobody may claim the partition, None if it may be claimed.
     """
 
     log: int
@@ -226,8 +228,8 @@ class StandingRow(NamedTuple):
 class DigestRow(NamedTuple):
     """The digest of a group after all offsets below `offset` (section 6), 16 hex digits.
 
-    One per checkpoint and group that had a record since the checkpoint before it, with the log's chain digest; and one
-    per group for the end of what was read, whose `chain` is None unless the end is a checkpoint.
+    Each checkpoint has one row per group with records since the checkpoint before; `chain` is the log's chain digest.
+    The end of what was read has one row per group; its `chain` is None unless the end is a checkpoint.
     """
 
     log: int

@@ -1,4 +1,4 @@
-"""The demo as a person runs it, and its judge on made-up journals. Promises are asserted, never times."""
+"""The demo as a user runs it, and its judge on made-up journals. Asserts promises, never times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from marshal_py.cli.demo.journal import Claimed, Delivered, Entry, Journal, JournalReader, Lost, Started, Written
 from marshal_py.cli.demo.judge import Judgement, Milestones, judge, sentence
-from marshal_py.cli.demo.orders import order, sound
+from marshal_py.cli.demo.orders import checksum_fits, order
 from marshal_py.cli.demo.totals import Totals
 from tests.cli.shell import DEADLINE_S, MODULE, REPOSITORY, Shell, wait_until
 
@@ -35,7 +35,7 @@ KEYS = [
 ]
 
 
-# --- the whole
+# --- whole runs
 
 
 def environment() -> dict[str, str]:
@@ -43,7 +43,7 @@ def environment() -> dict[str, str]:
 
 
 def test_the_demo_loses_nothing_at_least_once() -> None:
-    """At most once is the example of its help text (test_examples.py)."""
+    """test_examples.py runs the at-most-once demo, which is the example in the help text."""
     done = subprocess.run(
         [*MODULE, "demo", "--seconds", "12", "--json"],
         text=True,
@@ -69,7 +69,7 @@ def test_a_demo_that_ends_early_leaves_no_process(number: signal.Signals) -> Non
         [*MODULE, "demo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), cwd=REPOSITORY
     )
     assert demo.stdout is not None
-    alarm = threading.Timer(DEADLINE_S, demo.kill)  # a demo that says nothing would be read from for ever
+    alarm = threading.Timer(DEADLINE_S, demo.kill)  # otherwise a demo that prints nothing would block the read below
     alarm.start()
     pids = []
     for line in demo.stdout:
@@ -101,18 +101,18 @@ def is_running(pid: int) -> bool:
 # --- the judge
 
 
-def tally_of(*entries: tuple[str, Entry]) -> Totals:
-    tally = Totals(2)
+def totals_of(*entries: tuple[str, Entry]) -> Totals:
+    totals = Totals(2)
     for worker, entry in entries:
-        tally.add(worker, entry)
-    return tally
+        totals.add(worker, entry)
+    return totals
 
 
-def delivered(at: float, partition: int, offset: int, is_sound: bool = True) -> Delivered:
-    return Delivered(at, partition, offset, "key", is_sound, "token")
+def delivered(at: float, partition: int, offset: int, checksum_fits: bool = True) -> Delivered:
+    return Delivered(at, partition, offset, "key", checksum_fits, "token")
 
 
-SOUND = (
+KEPT_RUN = (
     ("p", Written(0, 0)),
     ("p", Written(0, 1)),
     ("p", Written(1, 0)),
@@ -125,15 +125,15 @@ SOUND = (
     ("c", Claimed(7.0, 1, 13)),
     ("b", Lost(7.0, 1, "hand-over")),
 )
-MARKS = Milestones(killed="a", killed_at=2.0, joiner="c", joiner_started_at=6.0, production_ended_at=9.0)
+MILESTONES = Milestones(killed="a", killed_at=2.0, joiner="c", joiner_started_at=6.0, production_ended_at=9.0)
 ENDS = {0: 2, 1: 1}
 
 
 def judged(*more: tuple[str, Entry], ends: dict[int, int] = ENDS, delivery: str = "at_least_once") -> Judgement:
-    return judge(tally_of(*SOUND, *more), ends, MARKS, delivery, 10.04)
+    return judge(totals_of(*KEPT_RUN, *more), ends, MILESTONES, delivery, 10.04)
 
 
-def test_a_sound_run_is_ok() -> None:
+def test_a_run_that_keeps_its_promise_is_ok() -> None:
     assert list(msgspec.to_builtins(judged()).values()) == [3, 3, 0, 0, 0, 0, 4.5, None, 1, "at_least_once", 10.0, True]
 
 
@@ -156,7 +156,7 @@ def test_a_second_delivery_is_redelivered_or_doubled() -> None:
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
 def test_a_wrong_checksum_or_a_message_from_nowhere_breaks_it(delivery: str) -> None:
-    assert not judged(("c", delivered(8.0, 1, 1, is_sound=False)), ends={0: 2, 1: 2}, delivery=delivery).ok
+    assert not judged(("c", delivered(8.0, 1, 1, checksum_fits=False)), ends={0: 2, 1: 2}, delivery=delivery).ok
     assert not judged(("c", delivered(8.0, 1, 5)), delivery=delivery).ok
 
 
@@ -177,21 +177,21 @@ def test_the_last_line_says_whether_the_promise_was_kept() -> None:
 def test_a_journal_is_read_as_it_grows(tmp_path: Path) -> None:
     path = tmp_path / "x.journal"
     reader, journal = JournalReader(path), Journal(path)
-    assert list(reader.news()) == []
+    assert list(reader.new_entries()) == []
     journal.write(Started(1.0, 2))
     with path.open("ab") as file:
         file.write(b'{"type":"written","partition":1')
-    assert list(reader.news()) == [Started(1.0, 2)]
+    assert list(reader.new_entries()) == [Started(1.0, 2)]
     with path.open("ab") as file:
         file.write(b',"offset":5}\n')
-    assert list(reader.news()) == [Written(1, 5)]
+    assert list(reader.new_entries()) == [Written(1, 5)]
     journal.close()
 
 
 def test_a_checksum_covers_key_and_number() -> None:
     key, value = order(7)
-    assert sound(key, value)
-    assert not sound(b"other", value)
-    assert not sound(key, order(8)[1])
-    assert not sound(None, None)
-    assert not sound(key, b"{}")
+    assert checksum_fits(key, value)
+    assert not checksum_fits(b"other", value)
+    assert not checksum_fits(key, order(8)[1])
+    assert not checksum_fits(None, None)
+    assert not checksum_fits(key, b"{}")

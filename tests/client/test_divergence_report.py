@@ -32,7 +32,7 @@ def test_the_file_holds_the_whole_state_for_its_owner_alone(tmp_path: Path) -> N
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.parent == tmp_path
     assert (found["at_offset"], found["held"], found["by"], found["left_out"]) == (book.last, f"{1:016x}", "lib 1", 0)
-    assert found["state"] == states.plain(book.group, 100)
+    assert found["state"] == states.plain_state(book.group, 100)
     assert found["state"]["partition t:0"]["epoch"] == epoch
     assert found["state"][f"session {session}"]["client_id"] == "c"
 
@@ -49,7 +49,7 @@ def test_a_great_state_is_cut_and_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     found = divergence_report.read(path, GROUP)
     kept = [entry for entry in found["state"] if entry.startswith("partition")]
     assert 0 < len(kept) == 64 - found["left_out"]
-    held, log = found["state"], states.plain(book.group, 100)
+    held, log = found["state"], states.plain_state(book.group, 100)
     assert list(states.differences(held, log, whole=False)) == []
     assert list(states.differences(held, log)) != [], "what was left out would look like a difference"
 

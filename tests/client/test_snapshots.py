@@ -461,7 +461,7 @@ def test_a_broken_fold_among_three(memory: MemoryGround, monkeypatch: pytest.Mon
         assert [event.text for event in consumers[1]._driver.events if event.kind == "state_kept"] == [str(kept)]
         held = divergence_report.read(kept, IN[1])
         assert (held["client_id"], held["log"], held["first_difference"]) == ("b", 1, error.offset)
-        log = states.plain(folded(memory, 1, held["at_offset"] + 1).groups[IN[1]], 100)
+        log = states.plain_state(folded(memory, 1, held["at_offset"] + 1).groups[IN[1]], 100)
         assert list(states.differences(held["state"], log)) == [(f"partition {topic}:0", "generation", 1, 0)]
         until(lambda: sorted(len(consumers[at].claims()) for at in (0, 2)) == [1, 2], "the others take over")
         for at in (0, 2):

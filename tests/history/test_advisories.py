@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from zlib import crc32
 
-from marshal_py.history.advisories import Advisories, in_lines, in_words, spans
+from marshal_py.history.advisories import Advisories, ranges_text, to_lines, to_text
 from marshal_py.protocol import rationalizer
 from marshal_py.protocol.advisory import ALARMING, KINDS, LOCAL, PROBE, Advisory
 from marshal_py.protocol.records import (
@@ -46,7 +46,7 @@ def told(book: DifferentialLog, start: int = 0) -> list[Advisory]:
 
 
 def lines(book: DifferentialLog, start: int = 0) -> list[str]:
-    return [in_words(advisory) for advisory in told(book, start)]
+    return [to_text(advisory) for advisory in told(book, start)]
 
 
 def full_book() -> DifferentialLog:
@@ -90,7 +90,7 @@ def test_a_story_in_words() -> None:
         "moved t:0 from 130 to 7: by ops",
         "moved t:1 from 50 to 8: by ops",
         "resumed: positions are moved, by ops",
-        "replaced (c): its client joined anew, as session 13",
+        "replaced (c): its client joined again as session 13",
         "joined (c)",
         "claimed t:0 from 7 (c)",
         "handler_stuck t:0 at 7 (c)",
@@ -219,7 +219,7 @@ def test_what_differs_in_the_partition_alone_is_one_line() -> None:
     told.append(Advisory("claimed", "g", "c", "mails", 0, offset=5))
     told.append(Advisory("released", "g", "c", "orders", 3, text="why"))
     told += [Advisory("offset_lost", "g", "c", "orders", number, offset=0, to=9) for number in (4, 5)]
-    lines = list(in_lines(told))
+    lines = list(to_lines(told))
     assert [words for _, words in lines] == [
         "claimed 4 partitions of orders: 0-2, 7 (c)",
         "fenced (c)",
@@ -229,4 +229,4 @@ def test_what_differs_in_the_partition_alone_is_one_line() -> None:
         "offset_lost orders:5 from 0 to 9 (c)",
     ]
     assert sorted(map(id, (one for alike, _ in lines for one in alike))) == sorted(map(id, told))
-    assert spans([]) == ""
+    assert ranges_text([]) == ""

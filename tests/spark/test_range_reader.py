@@ -170,7 +170,7 @@ def test_the_next_task_of_a_worker_has_its_client(place: MakePlace, monkeypatch:
     first = type("First", (), {"attemptNumber": lambda self: 0})()
     monkeypatch.setattr(TaskContext, "get", classmethod(lambda cls: first))
     make = settings.create_client
-    monkeypatch.setattr(settings, "made", lambda *given: made.append(given) or make(*given))
+    monkeypatch.setattr(settings, "create_client", lambda *given: made.append(given) or make(*given))
     try:
         for partition, start, to in ((0, 20, 40), (0, 5, 10), (1, 0, 50), (0, 0, 50)):
             pieces = ranges_json(

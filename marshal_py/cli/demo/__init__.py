@@ -1,7 +1,8 @@
-"""`marshal demo`: real processes share a real topic over TCP; one is killed, one joins, and a judge counts.
+"""The command `marshal demo`: processes share a topic, one is killed, one joins, and every message is counted.
 
-The files: stage (the course), process (children), worker and producer (what they do), journal (what they write down),
-tally and judge (what it means), view (how it looks), orders (the messages). This one is the command.
+scenario.py runs the schedule and process.py its child processes: worker.py consumes and producer.py writes the messages
+of orders.py. Each child writes a journal (journal.py). totals.py adds the journals up, view.py shows them, judge.py
+decides whether the promise was kept.
 """
 
 from __future__ import annotations
@@ -21,29 +22,29 @@ from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS
 
 EXAMPLE: Final = frame.example("marshal demo --seconds 12 --delivery at_most_once")
-SECONDS_MIN: Final = 10.0  # shorter, and the killed consumer is not waited out before the fourth one joins
+SECONDS_MIN: Final = 10.0  # a shorter run has the fourth consumer join before the killed one is evicted
 SECONDS_MAX: Final = 100.0  # at-most-once mode writes 35 KB/s of grants to one log; the embedded broker keeps 5 MB
 EMBEDDED_TOPIC: Final = "demo-orders"
 
 
 @frame.reports_errors
 def demo(
-    seconds: Annotated[float, typer.Option(min=SECONDS_MIN, max=SECONDS_MAX, help="About how long.")] = 30.0,
+    seconds: Annotated[float, typer.Option(min=SECONDS_MIN, max=SECONDS_MAX, help="Approximate duration.")] = 30.0,
     delivery: Annotated[
-        Literal["at_least_once", "at_most_once"], typer.Option(help="Which promise.")
+        Literal["at_least_once", "at_most_once"], typer.Option(help="The delivery mode of the group.")
     ] = "at_least_once",
     bootstrap_servers: frame.Servers = None,
     command_config: frame.CommandConfig = None,
     coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
     as_json: frame.Json = False,
 ) -> None:
-    """Watch consumers share twelve partitions, one killed, one joining, and see what was lost.
+    """Watch consumers share twelve partitions while one is killed and one joins, and see whether a message was lost.
 
-    Without --bootstrap-servers it brings its own broker inside this process. On a real cluster it makes a topic of its
-    own, demo-orders-RANDOM, and leaves it there. Exit code 1 only if a promise was broken.
+    Without --bootstrap-servers the demo runs its own broker inside this process. On a real cluster it creates a topic
+    of its own, demo-orders-RANDOM, and leaves it there. Exit code 1 means that the promise was broken.
     """
     from marshal_py.cli.demo.judge import sentence
-    from marshal_py.cli.demo.scenario import Plan, play
+    from marshal_py.cli.demo.scenario import Plan, run_demo
     from marshal_py.cli.demo.view import make_view
 
     with _cluster(bootstrap_servers, command_config, coordination_topic) as (settings, topic, group):
@@ -57,23 +58,23 @@ def demo(
             seconds=seconds,
         )
         with make_view(as_json) as view:
-            result, tally = play(plan, admin, view)
+            result, totals = run_demo(plan, admin, view)
         admin.close()
     if topic != EMBEDDED_TOPIC:
-        frame.say(f"topic {topic} stays on the cluster: delete it when you like")
-    if tally.unsound:
-        frame.say(f"{tally.unsound} messages came with a wrong checksum")
+        frame.say(f"topic {topic} stays on the cluster; delete it when you no longer need it")
+    if totals.unsound:
+        frame.say(f"{totals.unsound} messages came with a wrong checksum")
     if as_json:
         frame.print_json(msgspec.to_builtins(result))
     else:
-        print(sentence(result, tally.unsound), flush=True)
+        print(sentence(result, totals.unsound), flush=True)
     if not result.ok:
         raise typer.Exit(frame.FAILED)
 
 
 @contextmanager
 def _cluster(servers: str | None, config: Any, coordination_topic: str) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Settings, topic and group: of the user's cluster, or of a broker that lives as long as the demo."""
+    """Settings, topic and group on the user's cluster, or on a broker that runs as long as the demo."""
     from marshal_py.cli.demo.scenario import PARTITIONS
 
     if servers is None and config is None:
@@ -88,8 +89,8 @@ def _cluster(servers: str | None, config: Any, coordination_topic: str) -> Itera
     admin = KafkaTransport(settings, CONNECT_TIMEOUT_S).admin()
     if "create_topic" not in admin.capabilities:
         raise frame.CommandFailed(
-            "this is an embedded broker, where clients cannot create topics: leave out "
-            "--bootstrap-servers, and the demo brings its own"
+            "clients of an embedded broker cannot create topics: leave out --bootstrap-servers, and the demo runs "
+            "a broker of its own"
         )
     admin.create_topic(topic, PARTITIONS)
     frame.say(f"cluster {settings['bootstrap.servers']}, topic {topic}")

@@ -1,7 +1,8 @@
-"""What the demo's processes write down, each in a file of its own, and how it is read back. Judges nothing.
+"""The journals of the demo's processes, one file each: their entries, the writer and the reader. Judges nothing.
 
-An entry is one line of JSON, written by one system call before anything else happens: a process that dies by SIGKILL
-leaves every entry that it finished. Times are of the monotonic clock, which all processes of a machine share.
+An entry is one line of JSON, written by one system call before anything else happens, so a process that is killed
+leaves every entry that it has finished. Times are seconds of the monotonic clock, which all processes of a machine
+share.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from msgspec import Struct
 
 
 class Started(Struct, frozen=True, tag="started"):
-    """A process runs. For a consumer: it has joined the group when `Joined` follows."""
+    """A process runs. A consumer has joined its group only when `Joined` follows."""
 
     at: float
     pid: int
@@ -38,8 +39,8 @@ class Lost(Struct, frozen=True, tag="lost"):
     reason: str
 
 
-class Told(Struct, frozen=True, tag="told"):
-    """An advisory that is no claim and no loss: fenced, evicted, amo_dropped, ..."""
+class Reported(Struct, frozen=True, tag="reported"):
+    """The consumer reported an advisory other than a claim or a loss: fenced, evicted, amo_dropped, ..."""
 
     at: float
     kind: str
@@ -53,7 +54,7 @@ class Delivered(Struct, frozen=True, tag="delivered"):
     partition: int
     offset: int
     key: str
-    sound: bool  # the checksum fits
+    checksum_fits: bool
     token: str
 
 
@@ -65,20 +66,20 @@ class Written(Struct, frozen=True, tag="written"):
 
 
 class Failed(Struct, frozen=True, tag="failed"):
-    """The process ends because of an error."""
+    """An error ends the process."""
 
     at: float
     reason: str
 
 
-Entry = Started | Joined | Claimed | Lost | Told | Delivered | Written | Failed
+Entry = Started | Joined | Claimed | Lost | Reported | Delivered | Written | Failed
 
 _decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
 _encoder = msgspec.json.Encoder()
 
 
 class Journal:
-    """The writing end. Any thread may write: a line is one append."""
+    """Writes a journal. Any thread may write, because a line is one append."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -91,12 +92,12 @@ class Journal:
 
 
 class JournalReader:
-    """The reading end: what came since the last look. A line that is still being written waits for the next."""
+    """Reads a journal while it is written. `new_entries` returns the complete lines since its last call."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._at, self._rest = path, 0, b""
 
-    def news(self) -> Iterator[Entry]:
+    def new_entries(self) -> Iterator[Entry]:
         if not self._path.exists():
             return
         with self._path.open("rb") as file:

@@ -1,7 +1,7 @@
-"""The verdict on a run of the demo, from journals and the topic's own ends alone. Pure; asks the library nothing.
+"""Judges a run of the demo by its journals and the topic's end offsets. Pure; asks the library nothing.
 
-Messages are told apart by (partition, offset). The embedded broker may write an order twice when its producer retries:
-these are two messages of the topic, and both must be handled.
+A message is identified by (partition, offset). When the embedded broker writes an order twice because its producer
+retried, these are two messages, and both must be handled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ AT_MOST_ONCE = "at_most_once"
 
 
 class Milestones(Struct, kw_only=True):
-    """What was done to the group, and when. Times are of the monotonic clock."""
+    """What was done to the group, and when, in seconds of the monotonic clock."""
 
     killed: str = ""
     killed_at: float = 0.0
@@ -24,7 +24,7 @@ class Milestones(Struct, kw_only=True):
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
-    """The fields of `marshal demo --json`, in their order. Seconds are None where the moment never came."""
+    """The output of `marshal demo --json`. A duration is None if its end never came."""
 
     produced: int
     handled: int
@@ -40,13 +40,13 @@ class Judgement(Struct, frozen=True, kw_only=True):
     ok: bool
 
 
-def judge(tally: Totals, ends: dict[int, int], marks: Milestones, delivery: str, seconds: float) -> Judgement:
-    """`ends`: the topic's end offsets after the producer has ended; the topic was empty before."""
-    produced = {(partition, offset) for partition, end in ends.items() for offset in range(end)} | tally.acknowledged
-    handled = produced & tally.handled.keys()
+def judge(totals: Totals, ends: dict[int, int], milestones: Milestones, delivery: str, seconds: float) -> Judgement:
+    """`ends`: end offset by partition after the producer has stopped. The topic was empty before the run."""
+    produced = {(partition, offset) for partition, end in ends.items() for offset in range(end)} | totals.acknowledged
+    handled = produced & totals.handled.keys()
     missing = len(produced) - len(handled)
-    repeats = sum(count - 1 for count in tally.handled.values())
-    foreign = len(tally.handled.keys() - produced)  # delivered and never written: as bad as a wrong checksum
+    repeats = sum(count - 1 for count in totals.handled.values())
+    foreign = len(totals.handled.keys() - produced)  # delivered but never written: as bad as a wrong checksum
     once = delivery == AT_MOST_ONCE
     lost, doubled = (0, repeats) if once else (missing, 0)
     return Judgement(
@@ -56,47 +56,50 @@ def judge(tally: Totals, ends: dict[int, int], marks: Milestones, delivery: str,
         redelivered=0 if once else repeats,
         doubled=doubled,
         dropped=missing if once else 0,
-        failover_s=_failover_s(tally, marks),
-        join_gap_s=_join_gap_s(tally, marks),
-        moved_on_join=_moved_on_join(tally, marks),
+        failover_s=_failover_s(totals, milestones),
+        join_gap_s=_join_gap_s(totals, milestones),
+        moved_on_join=_moved_on_join(totals, milestones),
         delivery=delivery,
         seconds=round(seconds, 1),
-        ok=not (lost or doubled or foreign or tally.unsound),
+        ok=not (lost or doubled or foreign or totals.unsound),
     )
 
 
-def _failover_s(tally: Totals, marks: Milestones) -> float | None:
-    """The longest silence of a partition between the killed consumer's last delivery and its heir's first."""
+def _failover_s(totals: Totals, milestones: Milestones) -> float | None:
+    """The longest silence of a partition between the killed consumer's last delivery and its successor's first."""
     silences = []
-    for handlings in tally.handlings.values():
-        before = [h for h in handlings if h.at <= marks.killed_at]
-        after = [h for h in handlings if h.at > marks.killed_at and h.worker != marks.killed]
+    for handlings in totals.handlings.values():
+        before = [h for h in handlings if h.at <= milestones.killed_at]
+        after = [h for h in handlings if h.at > milestones.killed_at and h.worker != milestones.killed]
         if not before or not after:
             continue
         last = max(before, key=lambda h: h.at)
-        if last.worker == marks.killed:
+        if last.worker == milestones.killed:
             silences.append(min(h.at for h in after) - last.at)
     return round(max(silences), 2) if silences else None
 
 
-def _join_gap_s(tally: Totals, marks: Milestones) -> float | None:
-    """From the start of the joining process, its interpreter included, to its first delivery."""
-    mine = [h.at for handlings in tally.handlings.values() for h in handlings if h.worker == marks.joiner]
-    return round(min(mine) - marks.joiner_started_at, 2) if mine else None
+def _join_gap_s(totals: Totals, milestones: Milestones) -> float | None:
+    """From the start of the joining process to its first delivery. Includes the start of its interpreter."""
+    mine = [h.at for handlings in totals.handlings.values() for h in handlings if h.worker == milestones.joiner]
+    return round(min(mine) - milestones.joiner_started_at, 2) if mine else None
 
 
-def _moved_on_join(tally: Totals, marks: Milestones) -> int:
-    """Partitions of living consumers that had another owner when production ended. The dead one's moved anyway."""
+def _moved_on_join(totals: Totals, milestones: Milestones) -> int:
+    """How many partitions moved away from live consumers between the join and the end of production.
+
+    Those of the killed consumer do not count: they had to move.
+    """
     moved = 0
-    for partition in range(tally.partitions):
-        was = tally.owner_at(partition, marks.joiner_started_at)
-        now = tally.owner_at(partition, marks.production_ended_at)
-        moved += was not in ("", marks.killed, now)
+    for partition in range(totals.partitions):
+        was = totals.owner_at(partition, milestones.joiner_started_at)
+        now = totals.owner_at(partition, milestones.production_ended_at)
+        moved += was not in ("", milestones.killed, now)
     return moved
 
 
 def sentence(result: Judgement, unsound: int) -> str:
-    """The last line for people."""
+    """The last line of the demo, for people."""
     promise = "no message delivered twice" if result.delivery == AT_MOST_ONCE else "no message lost"
     parts = [f"{result.produced} produced", f"{result.handled} handled"]
     if result.delivery == AT_MOST_ONCE:

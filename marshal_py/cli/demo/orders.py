@@ -1,4 +1,4 @@
-"""The demo's messages: keyed orders that carry a checksum of their own key and number. Pure."""
+"""The demo's messages: orders that carry a checksum of their key and number. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def order(number: int) -> tuple[bytes, bytes]:
     return key.encode(), json.dumps({"order": number, "checksum": zlib.crc32(body.encode())}).encode()
 
 
-def sound(key: bytes | None, value: bytes | None) -> bool:
-    """Whether a message is what its producer made: key, number and checksum belong together."""
+def checksum_fits(key: bytes | None, value: bytes | None) -> bool:
+    """Whether key, number and checksum of a message belong together, as its producer wrote them."""
     try:
         content = json.loads(value or b"")
         body = f"{(key or b'').decode()}/{content['order']}"

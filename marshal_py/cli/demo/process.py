@@ -1,7 +1,7 @@
-"""One process of the demo: its task, how it is started and ended, and how it notices that the demo has gone.
+"""A child process of the demo: its task, its start and end, and how it notices that the demo has died.
 
-The task comes as one line of JSON on stdin, never on the command line: it may hold a password. stdin stays open after
-that; when it ends, the demo has died, however it died, and the process ends itself.
+The task arrives as one line of JSON on stdin. It is not on the command line because it may hold a password. stdin stays
+open afterwards; when it closes, the demo has died in some way, and the child ends itself.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import msgspec
 from msgspec import Struct
 
 ORPHANED: Final = 70
-END_TIMEOUT_S: Final = 15.0  # a consumer that leaves takes a few round trips; more is a cluster that is gone
+END_TIMEOUT_S: Final = 15.0  # a consumer leaves within a few round trips; if it takes longer, the cluster is gone
 KILL_TIMEOUT_S: Final = 5.0
 STDERR_TAIL_BYTES: Final = 2_000
 _SOURCE_ROOT: Final = Path(__file__).resolve().parents[3]
 
 
 class Task(Struct, frozen=True):
-    """What one process shall do."""
+    """What one process must do. `journal`: path of the file that it writes."""
 
     name: str
     settings: dict[str, Any]
@@ -38,26 +38,26 @@ class Task(Struct, frozen=True):
 
 
 def receive_task() -> Task:
-    """In the child: the task, and from now on the watch over the parent."""
+    """Called in the child: reads the task, and from then on ends this process when the parent dies."""
     task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
     return task
 
 
 def _end_with_parent() -> None:
-    # By descriptor: a daemon thread inside sys.stdin's lock would abort the interpreter's exit.
+    # Reads the file descriptor: a daemon thread that holds sys.stdin's lock would abort the interpreter's exit.
     while os.read(0, 4096):
         pass
     os._exit(ORPHANED)
 
 
 class Child:
-    """In the parent: a process that runs `module` on a task."""
+    """Used in the parent: a process that runs `module` on a task."""
 
     def __init__(self, module: str, task: Task, stderr: Path) -> None:
         self.name, self.journal = task.name, Path(task.journal)
         self._stderr = stderr
-        self._asked = False  # a second SIGTERM would end it before it has left the group
+        self._stop_requested = False  # a second SIGTERM would end it before it has left the group
         paths = [str(_SOURCE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         with stderr.open("ab") as errors:
             self._process = subprocess.Popen(
@@ -66,7 +66,7 @@ class Child:
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-                start_new_session=True,  # ctrl-C is for the demo alone, which then ends its children in order
+                start_new_session=True,  # Ctrl-C reaches the demo alone, which then ends its children in order
             )
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(task) + b"\n")
@@ -84,23 +84,23 @@ class Child:
     def exit_code(self) -> int | None:
         return self._process.poll()
 
-    def last_words(self) -> str:
+    def stderr_tail(self) -> str:
         return self._stderr.read_bytes()[-STDERR_TAIL_BYTES:].decode(errors="replace").strip()
 
     def kill(self) -> None:
-        """SIGKILL: no chance to release anything."""
+        """Sends SIGKILL: the process cannot release anything."""
         self._process.kill()
         self._process.wait(KILL_TIMEOUT_S)
 
-    def ask_to_end(self) -> None:
-        """SIGTERM, once."""
-        if not self.ended and not self._asked:
-            self._asked = True
+    def request_stop(self) -> None:
+        """Sends SIGTERM, but only once."""
+        if not self.ended and not self._stop_requested:
+            self._stop_requested = True
             self._process.terminate()
 
     def end(self, timeout_s: float = END_TIMEOUT_S) -> None:
-        """SIGTERM, then SIGKILL for whoever does not listen. The process is gone afterwards."""
-        self.ask_to_end()
+        """Sends SIGTERM and, after `timeout_s`, SIGKILL. The process has ended when this returns."""
+        self.request_stop()
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""The demo's producer process: keyed orders at an even pace until SIGTERM; writes down what was acknowledged."""
+"""The demo's producer process: writes orders at an even pace until SIGTERM, and journals what was acknowledged."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from marshal_py.errors import MarshalError
 from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.producer import KafkaProducer
 
-BEAT_S: Final = 0.02  # how even the pace is
+TICK_S: Final = 0.02  # how even the pace is
 
 
 def produce(task: Task, journal: Journal, stop: threading.Event) -> None:
-    sink = KafkaProducer(
+    producer = KafkaProducer(
         KafkaTransport(task.settings, CONNECT_TIMEOUT_S),
         lambda tp, offset: journal.write(Written(tp.partition, offset)),
     )
     began, sent = time.monotonic(), 0
-    while not stop.wait(BEAT_S):
+    while not stop.wait(TICK_S):
         due = round((time.monotonic() - began) * task.rate_per_s)
         if due - sent > task.rate_per_s:
-            # After a stall of the machine it goes on at its pace: a burst would be another experiment.
+            # The machine stalled. Continue at the same pace: a burst would be another experiment.
             began += (due - sent) / task.rate_per_s
             continue
         while sent < due:
             key, value = order(sent)
-            sink.write(task.topic, value, key)
+            producer.write(task.topic, value, key)
             sent += 1
-        sink.poll()
-    sink.flush()
-    sink.close()
+        producer.poll()
+    producer.flush()
+    producer.close()
 
 
 def main() -> None:

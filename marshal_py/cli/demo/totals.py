@@ -1,4 +1,4 @@
-"""What the journals say so far, added up: for the view while the demo runs, for the judge at its end. Pure."""
+"""The sum of all journals so far, for the view while the demo runs and for the judge at its end. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from marshal_py.cli.demo.journal import Claimed, Delivered, Entry, Lost, Written
 
 
 class Handling(NamedTuple):
-    """One delivery, as far as times and owners matter."""
+    """One delivery: when, to which worker, which offset."""
 
     at: float
     worker: str
@@ -17,7 +17,7 @@ class Handling(NamedTuple):
 
 
 class Ownership(NamedTuple):
-    """A claim that a worker has read accepted. A greater epoch is a later claim."""
+    """A claim that a worker has read as accepted. A later claim has a greater epoch."""
 
     at: float
     epoch: int
@@ -25,7 +25,7 @@ class Ownership(NamedTuple):
 
 
 class Totals:
-    """Invariant: `handled` counts exactly the deliveries in `handlings`."""
+    """All journals added up. `handled` counts exactly the deliveries in `handlings`."""
 
     def __init__(self, partitions: int) -> None:
         self.partitions = partitions
@@ -34,8 +34,8 @@ class Totals:
         self.handlings: dict[int, list[Handling]] = defaultdict(list)
         self.claims: dict[int, list[Ownership]] = defaultdict(list)
         self.owners: dict[int, Ownership] = {}
-        self.next_offset: dict[int, int] = defaultdict(int)  # behind the highest offset that was handled
-        self.end: dict[int, int] = defaultdict(int)  # behind the highest offset that was acknowledged
+        self.next_offset: dict[int, int] = defaultdict(int)  # one after the highest offset that was handled
+        self.end: dict[int, int] = defaultdict(int)  # one after the highest offset that was acknowledged
         self.unsound = 0
 
     def add(self, worker: str, entry: Entry) -> None:
@@ -44,7 +44,7 @@ class Totals:
                 self.handled[partition, offset] += 1
                 self.handlings[partition].append(Handling(at, worker, offset))
                 self.next_offset[partition] = max(self.next_offset[partition], offset + 1)
-                self.unsound += not entry.sound
+                self.unsound += not entry.checksum_fits
             case Written(partition=partition, offset=offset):
                 self.acknowledged.add((partition, offset))
                 self.end[partition] = max(self.end[partition], offset + 1)
@@ -60,7 +60,7 @@ class Totals:
                 pass
 
     def owner_at(self, partition: int, at: float) -> str:
-        """Who held the newest claim at a moment; "" if nobody had any."""
+        """The worker with the newest claim at that time; "" if nobody had claimed the partition."""
         claims = [claim for claim in self.claims[partition] if claim.at <= at]
         return max(claims, key=lambda claim: claim.epoch).worker if claims else ""
 

@@ -1,4 +1,4 @@
-"""How a running demo looks: a live table in a terminal, lines elsewhere. Shows a Tally; changes nothing."""
+"""Shows a running demo: a live table in a terminal, plain lines elsewhere. Changes nothing."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class View(Protocol):
     ) -> None: ...
 
     def event(self, at_s: float, text: str) -> None:
-        """Something happened, `at_s` seconds into the demo."""
+        """Shows an event that happened `at_s` seconds into the demo."""
 
-    def show(self, at_s: float, tally: Totals) -> None:
-        """How things stand."""
+    def show(self, at_s: float, totals: Totals) -> None:
+        """Shows the totals as of `at_s` seconds into the demo."""
 
 
-def totals(tally: Totals) -> str:
-    shares = Counter(claim.worker for claim in tally.owners.values())
+def summary(totals: Totals) -> str:
+    shares = Counter(claim.worker for claim in totals.owners.values())
     owners = " ".join(f"{worker}:{count}" for worker, count in sorted(shares.items()))
-    lag = sum(tally.lag(partition) for partition in range(tally.partitions))
-    return f"produced {len(tally.acknowledged)}  handled {len(tally.handled)}  lag {lag}  {owners}"
+    lag = sum(totals.lag(partition) for partition in range(totals.partitions))
+    return f"produced {len(totals.acknowledged)}  handled {len(totals.handled)}  lag {lag}  {owners}"
 
 
 class LinesView:
@@ -58,10 +58,10 @@ class LinesView:
     def event(self, at_s: float, text: str) -> None:
         print(f"{at_s:5.1f} s  {text}", file=self._stream, flush=True)
 
-    def show(self, at_s: float, tally: Totals) -> None:
+    def show(self, at_s: float, totals: Totals) -> None:
         if at_s >= self._due_s:
             self._due_s = at_s + LINE_EVERY_S
-            self.event(at_s, totals(tally))
+            self.event(at_s, summary(totals))
 
 
 class LiveView:
@@ -85,20 +85,22 @@ class LiveView:
     def event(self, at_s: float, text: str) -> None:
         self._events.append(f"{at_s:5.1f} s  {text}")
 
-    def show(self, at_s: float, tally: Totals) -> None:
+    def show(self, at_s: float, totals: Totals) -> None:
         table = Table(box=None, pad_edge=False)
         for name in ("partition", "owner", "next", "end", "lag"):
             table.add_column(name, justify="left" if name == "owner" else "right")
-        for partition in range(tally.partitions):
-            claim = tally.owners.get(partition)
+        for partition in range(totals.partitions):
+            claim = totals.owners.get(partition)
             table.add_row(
                 str(partition),
                 self._named(claim.worker) if claim else Text("nobody", "dim"),
-                str(tally.next_offset[partition]),
-                str(tally.end[partition]),
-                str(tally.lag(partition)),
+                str(totals.next_offset[partition]),
+                str(totals.end[partition]),
+                str(totals.lag(partition)),
             )
-        self._live.update(Group(Text(f"{at_s:5.1f} s  {totals(tally)}", "bold"), table, Text("\n".join(self._events))))
+        self._live.update(
+            Group(Text(f"{at_s:5.1f} s  {summary(totals)}", "bold"), table, Text("\n".join(self._events)))
+        )
 
     def _named(self, worker: str) -> Text:
         colour = self._colours.setdefault(worker, COLOURS[len(self._colours) % len(COLOURS)])
@@ -106,6 +108,6 @@ class LiveView:
 
 
 def make_view(json_wanted: bool) -> View:
-    """With --json stdout is for the verdict alone, so the view goes to stderr."""
+    """The view for this terminal. With --json, stdout is for the result alone and the view goes to stderr."""
     stream = sys.stderr if json_wanted else sys.stdout
     return LiveView(Console(file=stream)) if stream.isatty() else LinesView(stream)

@@ -1,4 +1,4 @@
-"""The demo's consumer process: what a user's program looks like, plus a journal for the judge. Decides nothing."""
+"""The demo's consumer process: a user's program plus a journal for the judge. Decides nothing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from marshal_py.cli.demo.journal import Claimed, Delivered, Failed, Joined, Journal, Lost, Started, Told, now
-from marshal_py.cli.demo.orders import sound
+from marshal_py.cli.demo.journal import Claimed, Delivered, Failed, Joined, Journal, Lost, Reported, Started, now
+from marshal_py.cli.demo.orders import checksum_fits
 from marshal_py.cli.demo.process import Task, receive_task
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.info import ClaimInfo
@@ -16,8 +16,8 @@ from marshal_py.client.marshal import connect
 from marshal_py.client.signals import stop_on_signals
 from marshal_py.errors import MarshalError
 
-# Claims and losses are written down where they happen; what is being revoked is lost within milliseconds here.
-TOLD_ELSEWHERE: Final = frozenset({"claimed", "lost", "released", "revoking", "joined", "topology"})
+# The callbacks journal claims and losses; a claim that is being revoked is lost within milliseconds here.
+JOURNALED_ELSEWHERE: Final = frozenset({"claimed", "lost", "released", "revoking", "joined", "topology"})
 
 
 def consume(task: Task, journal: Journal) -> None:
@@ -27,7 +27,7 @@ def consume(task: Task, journal: Journal) -> None:
     def lost(info: ClaimInfo, reason: str) -> None:
         journal.write(Lost(now(), info.partition, reason))
 
-    # From the beginning: messages that are there before a partition's first claim count too.
+    # earliest: messages written before a partition's first claim count too.
     options: dict[str, Any] = {
         "delivery": task.delivery,
         "start": "earliest",
@@ -45,19 +45,19 @@ def consume(task: Task, journal: Journal) -> None:
                         message.partition,
                         message.offset,
                         (message.key or b"").decode(),
-                        sound(message.key, message.value),
+                        checksum_fits(message.key, message.value),
                         str(message.token),
                     )
                 )
                 message.ack()
-                tell(consumer, journal)
-        tell(consumer, journal)
+                report_events(consumer, journal)
+        report_events(consumer, journal)
 
 
-def tell(consumer: Consumer, journal: Journal) -> None:
+def report_events(consumer: Consumer, journal: Journal) -> None:
     for event in consumer.events():
-        if event.kind not in TOLD_ELSEWHERE:
-            journal.write(Told(now(), event.kind, event.text))
+        if event.kind not in JOURNALED_ELSEWHERE:
+            journal.write(Reported(now(), event.kind, event.text))
 
 
 def main() -> None:
