@@ -22,7 +22,7 @@ from typing import Any, Final
 from bench.environment import BenchEnvironment, Result, spread
 from bench.fold import GROUP, INCARNATION
 from marshal_py.protocol import codec, rationalizer
-from marshal_py.protocol.assignment import DEFAULT_POLICY, POLICIES, candidates
+from marshal_py.protocol.assignment import DEFAULT_POLICY, POLICIES, candidate_order
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.ready import MemberOptions, Ready
@@ -142,7 +142,7 @@ class Fleet:
 
 
 def target(group: Group) -> dict[TopicPartition, int]:
-    return dict(POLICIES[DEFAULT_POLICY](group, candidates(group, set())))
+    return dict(POLICIES[DEFAULT_POLICY](group, candidate_order(group, set())))
 
 
 def ms(seconds: list[float]) -> Any:
@@ -159,7 +159,7 @@ def _targets(partitions: int, members: int, rounds: int) -> list[list[Any]]:
     ]
     for name, sessions, owners in cases:
         fleet = Fleet(partitions, sessions)
-        share = candidates(fleet.group, set())[:owners]
+        share = candidate_order(fleet.group, set())[:owners]
         for number in range(partitions if owners else 0):
             fleet.append(ClaimingPartition(share[number * owners // partitions], TOPIC, number, NONE, 0))
         took: list[float] = []
@@ -241,7 +241,7 @@ def _churn(partitions: int, members: int, changes: int) -> list[list[Any]]:
 def _leave(fleet: Fleet, leaver: int, write: Callable[[Record], None]) -> None:
     """The leaver releases each partition for its owner in the target without it, and leaves; the new owners claim."""
     group = fleet.group
-    after = POLICIES[DEFAULT_POLICY](group, candidates(group, {leaver}))
+    after = POLICIES[DEFAULT_POLICY](group, candidate_order(group, {leaver}))
     mine = [group.claims[epoch] for epoch in sorted(group.sessions[leaver].epochs)]
     for known in mine:
         write(ReleasingPartition(leaver, known.epoch, known.position, after[known.tp], "stopped"))

@@ -78,7 +78,7 @@ def explain(
     now = found.standing
     owner = f"owned by {now.client_id} (session {now.owner})" if now.owner != NONE else "owned by nobody"
     position = f"position {now.position}" if now.position != NONE else "without a position"
-    parked = f", parked: {parking.words(group, found.tp, now.parked)}" if now.parked else ""
+    parked = f", parked: {parking.describe(group, found.tp, now.parked)}" if now.parked else ""
     paused = ", the group is paused" if found.paused else ", the group is deleted" if found.deleted else ""
     when = f"at offset {found.at_offset}, {_time(found.at_ms)}"
     print(f"{partition} of group {group!r} {when}: {owner}, {position}{paused}{parked}")

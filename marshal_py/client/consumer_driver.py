@@ -434,7 +434,7 @@ class ConsumerDriver:
         if len(parked) < whole:
             return ""
         tp, reason = min(parked.items())
-        return f"an admin: all of its {whole} partitions are parked: {parking.words(group.name, tp, reason)}"
+        return f"an admin: all of its {whole} partitions are parked: {parking.describe(group.name, tp, reason)}"
 
     def parked(self) -> dict[TopicPartition, str]:
         """The partitions of this consumer's topics that nobody may claim, or nobody will, with the reason (F6.4)."""

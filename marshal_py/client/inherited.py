@@ -29,9 +29,9 @@ class Inherited:
     def open(self, claims: Sequence[Claim]) -> None:
         """Claims that were read accepted."""
         driver = self._driver
-        doubtful = [claim for claim in claims if self._may_be_shorter(claim)]
-        self._open([claim for claim in claims if claim not in doubtful])
-        self._asked.update((claim.tp, claim) for claim in doubtful)
+        mismatched = [claim for claim in claims if self._may_be_shorter(claim)]
+        self._open([claim for claim in claims if claim not in mismatched])
+        self._asked.update((claim.tp, claim) for claim in mismatched)
         driver.cold.difference_update(claim.tp for claim in claims)
         self.look()
 

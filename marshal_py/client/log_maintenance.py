@@ -80,8 +80,8 @@ class LogMaintenance:
             self._evict(snapshotter.world, tasks.evict)
             if tasks.audit is not None:
                 self._submit_audit(snapshotter, tasks.audit)
-            if tasks.doubtful is not None:
-                self._tell(number, "snapshot_refused", tasks.doubtful.at, "it is not what this process folded")
+            if tasks.mismatched is not None:
+                self._tell(number, "snapshot_refused", tasks.mismatched.at, "it is not what this process folded")
             if snapshotter.confirmed_at != NONE and now.mono_ms >= self._truncate_due_ms.get(number, 0):
                 self._truncate_due_ms[number] = now.mono_ms + TRUNCATE_EVERY_MS
                 if snapshotter.leads(live):

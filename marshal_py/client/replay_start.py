@@ -95,7 +95,7 @@ def base_of(
     incarnation = incarnation_of(log, number, root, bounds)
     if incarnation is None and not bounds.first:
         return World(number, root)  # nothing has begun here
-    for wanted in (1, snapshot.SHELF_MAX):  # nearly always the newest one is sound, and old enough
+    for wanted in (1, snapshot.STORED_MAX):  # nearly always the newest one is sound, and old enough
         store = find(log, number, bounds, incarnation, wanted, look_back)
         for stored in store.confirmed(bounds.first):
             world = snapshot.load(stored, number, root) if stored.at <= at else None
@@ -116,7 +116,7 @@ def oldest_world(log: CoordinationLog, number: int, root: Genesis | None, bounds
     """
     if not bounds.first:
         return World(number, root)
-    store = find(log, number, bounds, incarnation_of(log, number, root, bounds), snapshot.SHELF_MAX)
+    store = find(log, number, bounds, incarnation_of(log, number, root, bounds), snapshot.STORED_MAX)
     for stored in reversed(store.confirmed(bounds.first)):
         world = snapshot.load(stored, number, root)
         if world is not None:

@@ -138,7 +138,7 @@ class Advisories:
                 kind, why = "released", record.reason
                 if record.parked:
                     kind, tp = "parked", known.claims[record.epoch][0]
-                    why = parking.words(group.name, tp, record.parked, record.reason)
+                    why = parking.describe(group.name, tp, record.parked, record.reason)
                 yield self._end_of_claim(known, group, record.epoch, kind, why)
             case SeekingPartition() if group is not None:
                 tp, session = known.claims[at] = known.claims.pop(record.epoch)

@@ -1,5 +1,5 @@
-"""The heart: records, fold, leases, delivery, one consumer's mind. Pure.
+"""The core: records, the fold, leases, delivery, assignment, and one consumer as a state machine (member.py).
 
-No clock, thread, socket, randomness, logging or Kafka may be imported in this room (tests/test_architecture.py proves
-it). Time and random bits enter as arguments; what shall be done leaves as values.
+It is pure: no file here imports a clock, threads, sockets, randomness, logging or Kafka (tests/test_architecture.py
+checks that). Time and random bits come in as arguments; what the driver must do goes out as values.
 """

@@ -1,8 +1,8 @@
-"""Who may act before whom, and who should have what, as a member last looked at it (PROTOCOL.md F9.9, A1, A2, T4).
+"""The order of candidates and the target assignment, as one member last computed them (PROTOCOL.md F9.9, A1, A2, T4).
 
-The order of candidates and the target are functions of the world and of the sessions that the member has waited out. In
-a large group they cost milliseconds, and a burst of records changes them with each: so there they are looked at once
-in a tenth of an interval, and what is told in between is what was so a moment ago. All of it is guidance.
+Both are functions of the world and of the sessions that the member has waited out. In a large group they cost
+milliseconds, and each record of a burst changes them. There they are computed once in a tenth of an interval, and in
+between the last result is used. All of it is guidance: the fold decides who owns what.
 """
 
 from __future__ import annotations
@@ -11,64 +11,64 @@ from bisect import bisect_right
 from collections import Counter
 from typing import Final
 
-from marshal_py.protocol.assignment import DEFAULT_POLICY, MOVES, POLICIES, Target, candidates
+from marshal_py.protocol.assignment import DEFAULT_POLICY, MOVING_POLICIES, POLICIES, Target, candidate_order
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.member_state import MemberState
 from marshal_py.protocol.world import Group, Session
 
-STOPPING: Final = "stopping"  # the reason of a StepDown by which a member says that it is about to leave (A6)
-LOOK_AT_ONCE: Final = 2_000  # partitions and sessions up to which a look costs a few ms at most
+STOPPING: Final = "stopping"  # reason of the StepDown of a member that is about to leave (A6)
+REFRESH_AT_ONCE_MAX: Final = 2_000  # partitions and sessions; up to so many, a refresh costs a few ms at most
 
 
 class Candidacy:
-    """The part of a member that knows its place among the others."""
+    """The part of a member that knows its rank among the others and the target."""
 
     def __init__(self, member: MemberState) -> None:
         self.member = member
-        self.looks = 0  # grows with each look: who derives something from it looks again
+        self.revision = 0  # grows with each refresh that computed something
         self.waited_out: frozenset[int] = frozenset()  # as of now
         self.order: list[int] = []
         self.place: dict[int, int] = {}  # session -> its index in the order
         self.target: Target = {}
         self.policy = ""
         self.mine: list[TopicPartition] = []  # what the target gives to this member
-        self.taking: list[TopicPartition] = []  # of these, what live sessions own
-        self.giving = False  # whether the target gives something of this member's to another
-        self.stopping: set[int] = set()  # live sessions that said so (A6)
-        self.late = False  # whether the world has changed since the last look
-        self._looked: tuple[int, frozenset[int], int] = (-1, frozenset(), NONE)
-        self._looked_ms = 0  # of the wait clock
+        self.taking: list[TopicPartition] = []  # of these, the ones that live sessions own
+        self.giving = False  # whether the target gives a partition of this member to another one
+        self.stopping: set[int] = set()  # live sessions that are about to leave (A6)
+        self.late = False  # whether the world has changed since the last refresh
+        self._refreshed: tuple[int, frozenset[int], int] = (-1, frozenset(), NONE)
+        self._refreshed_ms = 0  # of the wait clock
         self._before: list[int] = []  # sessions before this one, by number
         self._all: list[int] = []
-        self._ahead: dict[str, int] = {}  # topic -> how many before this one can take a partition of it
+        self._ahead: dict[str, int] = {}  # topic -> how many candidates before this one can take a partition of it
         self._successors: tuple[tuple[int, ...], Target] = ((), {})
 
     @property
     def moves(self) -> bool:
         """Whether the policy takes partitions from live owners (A3)."""
-        return self.policy in MOVES
+        return self.policy in MOVING_POLICIES
 
-    def look(self, group: Group) -> None:
-        """Computes anew what may have changed."""
+    def refresh(self, group: Group) -> None:
+        """Computes what may have changed since the last call."""
         detector, me = self.member.detector, self.member.session
         waited_out = detector.waited_out(group)
         waited_out.discard(me)
         self.waited_out = frozenset(waited_out)
         now = (group.shape, self.waited_out, me)
-        self.late = now != self._looked
+        self.late = now != self._refreshed
         if not self.late:
-            return  # nearly always; a config is part of the shape
+            return  # nearly always; a change of settings changes the shape too
         counted_ms = detector.clock.counted_ms
-        large = sum(topic.count for topic in group.topics.values()) + len(group.sessions) > LOOK_AT_ONCE
-        if large and me == self._looked[2] and counted_ms - self._looked_ms < detector.clock.step_ms_max:
+        large = sum(topic.count for topic in group.topics.values()) + len(group.sessions) > REFRESH_AT_ONCE_MAX
+        if large and me == self._refreshed[2] and counted_ms - self._refreshed_ms < detector.clock.step_ms_max:
             return
-        self._looked, self._looked_ms, self.late = now, counted_ms, False
-        self.looks += 1
+        self._refreshed, self._refreshed_ms, self.late = now, counted_ms, False
+        self.revision += 1
         self.stopping &= group.sessions.keys()
         self.policy = self.member.options.policy
         if group.config is not None and group.config.policy in POLICIES:
             self.policy = group.config.policy
-        self.order = candidates(group, self.waited_out)
+        self.order = candidate_order(group, self.waited_out)
         self.target = self._target(group, self.order)
         self.place = {sid: at for at, sid in enumerate(self.order)}
         self._all, self._before = sorted(self.order), sorted(self.order[: self.place[me]])
@@ -78,9 +78,9 @@ class Candidacy:
         self.giving = any(self.target.get(group.claims[epoch].tp, me) != me for epoch in group.sessions[me].epochs)
 
     def wait_ms(self) -> int | None:
-        """Until the next look, if the world has changed since the last one."""
+        """How long until the next refresh may compute, in ms; None if the world has not changed."""
         clock = self.member.detector.clock
-        return max(1, self._looked_ms + clock.step_ms_max - clock.counted_ms) if self.late else None
+        return max(1, self._refreshed_ms + clock.step_ms_max - clock.counted_ms) if self.late else None
 
     def _target(self, group: Group, order: list[int]) -> Target:
         return POLICIES.get(self.policy, POLICIES[DEFAULT_POLICY])(group, order)
@@ -91,16 +91,16 @@ class Candidacy:
 
     def rank(self, group: Group) -> int:
         """This member's place among those that may act now."""
-        self.look(group)
+        self.refresh(group)
         return self.place[self.member.session]
 
     def awaits_hand_overs(self, group: Group) -> bool:
         """Whether the target takes partitions from live owners for this member (A3)."""
-        self.look(group)
+        self.refresh(group)
         return bool(self.taking)
 
     def rank_for(self, group: Group, tp: TopicPartition) -> int:
-        """A2: 0 the named successor or the target, 1 the former owner, then the rest that can take the partition."""
+        """A2: 0 for the named successor or the target, 1 for the former owner, then the others that can take `tp`."""
         me, known = self.member.session, group.partitions.get(tp)
         first, former = self.target.get(tp, NONE), NONE
         if known is not None:
@@ -114,7 +114,7 @@ class Candidacy:
             return int(first in self.place)
         rank, place = self._ahead_of(group, tp.topic), self.place
         for sid in {first, former} & place.keys():
-            rank += place[sid] > place[me] or not self._takes(group, sid, tp.topic)  # it is not among those ahead
+            rank += place[sid] > place[me] or not self._takes(group, sid, tp.topic)  # it is not counted in `rank` yet
         return rank
 
     def _takes(self, group: Group, sid: int, topic: str) -> bool:
@@ -133,15 +133,15 @@ class Candidacy:
         return self._ahead.get(topic, 0)
 
     def rank_over(self, silent: Session) -> int:
-        """T4: who joined after the last sign of the silent one cannot have waited as long, and comes last."""
+        """T4: this member's rank for evicting `silent`. Members that joined after its last sign of life come last."""
         older = bisect_right(self._before, silent.extended)
         if self.member.session <= silent.extended:
             return older
         return bisect_right(self._all, silent.extended) + len(self._before) - older
 
     def successors(self, group: Group) -> Target:
-        """Who should have what once this member is gone: the target of those that stay, so that it moves once (A6)."""
-        self.look(group)
+        """The target once this member is gone: computed for those that stay, so that each partition moves once (A6)."""
+        self.refresh(group)
         leaving = self.stopping | {self.member.session}
         rest = tuple(sid for sid in self.order if sid in group.sessions and sid not in leaving)
         if self._successors[0] != rest:
@@ -149,8 +149,8 @@ class Candidacy:
         return self._successors[1]
 
     def can_hand_over(self, group: Group) -> bool:
-        """Whether others that stay take over what this member has while it is still here (A3, A6)."""
-        self.look(group)
+        """Whether members that stay would take over this member's partitions while it still delivers (A3, A6)."""
+        self.refresh(group)
         me, stays = self.member.session, group.sessions.keys() - self.stopping
         if not self.moves:
             return False

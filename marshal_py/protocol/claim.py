@@ -1,7 +1,7 @@
 """One client's own view of what it owns: each claim from its acceptance to its end (PROTOCOL.md T12, T16, 8).
 
-A claim is OPEN (delivering), DRAINING (stopped, handlers finish), RELEASING (its Release was sent; it never delivers
-again) or gone. Nothing here asks the world; member.py tells it what was read.
+A claim is OPEN (delivering), DRAINING (delivery has stopped, handlers finish), RELEASING (its Release was sent; it
+never delivers again) or GONE. Nothing here reads the world: the parts of the member report what was read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ClaimPhase(IntEnum):
 
 
 class Claim:
-    """A claim that was read accepted."""
+    """A claim of this client that the fold accepted."""
 
     __slots__ = (
         "drain_until_ms",
@@ -47,7 +47,7 @@ class Claim:
         self, tp: TopicPartition, epoch: int, generation: int, tracker: AtLeastOnce | AtMostOnce, topic_id: str = ""
     ) -> None:
         self.tp = tp
-        self.topic_id = topic_id  # as the log had it: it stays while a partition of the topic is claimed (F9.10)
+        self.topic_id = topic_id  # in the log; it cannot change while a partition of the topic is claimed (F9.10)
         self.epoch = epoch
         self.generation = generation
         self.tracker = tracker
@@ -66,7 +66,7 @@ class Claim:
         self.end_offset = NONE  # end of the partition as last seen, for lag
 
     def stop(self, reason: str, drain_until_ms: int | None, successor: int = NONE) -> None:
-        """Ends delivery; what handlers hold may finish until the deadline. The earliest deadline counts."""
+        """Ends delivery; handlers may finish until the deadline (monotonic). The earliest deadline counts."""
         if self.phase is ClaimPhase.OPEN:
             self.phase = ClaimPhase.DRAINING
             self.reason, self.successor, self.drain_until_ms = reason, successor, drain_until_ms
@@ -76,22 +76,22 @@ class Claim:
                 self.reason, self.successor = reason, successor
 
     def park(self, parking: str, reason: str, drain_until_ms: int) -> None:
-        """Ends delivery for good: whatever else was to become of the claim, its Release parks the partition (F6.4)."""
+        """Ends delivery permanently: the Release will park the partition, whatever it was going to do before (F6.4)."""
         self.stop(reason, drain_until_ms)
         self.parking, self.reason, self.successor = parking, reason, NONE
 
     def seal(self, phase: ClaimPhase) -> None:
-        """RELEASING or GONE: from here on nothing is delivered and no ack counts (T16)."""
+        """Enters RELEASING or GONE: from here on nothing is delivered and no ack counts (T16)."""
         self.phase, self.sealed = phase, True
 
     def reopen(self) -> None:
-        """The reason to let go went away before the Release was sent."""
+        """Delivers again: the reason to release it went away before the Release was sent."""
         if self.phase is ClaimPhase.DRAINING:
             self.phase, self.reason, self.successor, self.drain_until_ms = ClaimPhase.OPEN, "", NONE, None
             self.revoking_reported = False
 
     def drained(self, now_ms: int) -> bool:
-        """Whether the Release may go out: no handler holds a message of it, or the time for that is over (T12)."""
+        """Whether the Release may be sent: no handler has a message of it, or the deadline is over (T12)."""
         if self.drain_until_ms is not None and now_ms >= self.drain_until_ms:
             return True
         if isinstance(self.tracker, AtLeastOnce):
@@ -99,14 +99,17 @@ class Claim:
         return self.tracker.in_flight_since_ms is None
 
     def position(self) -> int:
-        """Where the next owner goes on, as far as this client knows; at most once behind all that was handed over."""
+        """Where the next owner starts, as far as this client knows; in at-most-once mode after what was handed over."""
         return self.tracker.position() if isinstance(self.tracker, AtLeastOnce) else self.tracker.handed_to
 
     def lag(self, position: int) -> int:
         return max(0, self.end_offset - position) if self.end_offset != NONE else 0
 
     def handler_since_ms(self) -> int | None:
-        """Since when the most silent handler has been silent: at most once, since when any has been at work (D4)."""
+        """Since when (monotonic) the longest silent handler has been silent (D4); None without any.
+
+        In at-most-once mode: since when the handler has been at work.
+        """
         if isinstance(self.tracker, AtLeastOnce):
             oldest = self.tracker.oldest()
             return None if oldest is None else oldest[0]

@@ -1,4 +1,4 @@
-"""What an owner tells the log about one claim: its entry in a heartbeat and its Release (PROTOCOL.md T11, T16, F6)."""
+"""The records of one claim: its entry in a heartbeat (PROTOCOL.md T11) and its Release (T16, F6)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from marshal_py.protocol.world import Partition
 
 
 def claim_state(partition: Partition, claim: Claim) -> ClaimState | None:
-    """What the world does not know yet of a claim; None if it knows all (T11)."""
+    """The heartbeat entry of a claim; None if the world knows all of it already (T11)."""
     tracker = claim.tracker
     if isinstance(tracker, AtMostOnce):
         lag, in_flight = claim.lag(tracker.delivered_to), tracker.in_flight
@@ -27,7 +27,7 @@ def claim_state(partition: Partition, claim: Claim) -> ClaimState | None:
 
 
 def release(session: int, partition: Partition, claim: Claim) -> ReleasingPartition:
-    """F6.2: where the next owner goes on. F6.3: what was granted and not handed over is given back."""
+    """The Release: says where the next owner starts (F6.2) and gives back grants that were not used (F6.3)."""
     tracker = claim.tracker
     if isinstance(tracker, AtMostOnce):
         return ReleasingPartition(

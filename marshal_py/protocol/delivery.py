@@ -16,7 +16,7 @@ from marshal_py.protocol.progress import Range
 from marshal_py.protocol.records import OFFSET_MAX
 
 RUN_MERGED_MAX = 1_000  # offsets; bounds the set of what is finished out of order
-SPANS_TOLD = 256  # more do not fit into PROGRESS_BYTES_MAX: each takes three bytes at least
+SPANS_REPORTED = 256  # more do not fit into PROGRESS_BYTES_MAX: each takes three bytes at least
 MARK_MS = 1_000  # delivery times are kept to this grain: a handler timeout is many seconds, a mark costs memory
 
 
@@ -292,7 +292,7 @@ class AtLeastOnce:
         return any(run.finished or (run.low and at) for at, run in enumerate(self.runs))
 
     def _finished_spans(self, position: int) -> list[tuple[int, int]]:
-        """What this claim has finished above the position, at most SPANS_TOLD of the lowest spans.
+        """What this claim has finished above the position, at most SPANS_REPORTED of the lowest spans.
 
         Offsets between two finished ones of which none was fetched do not exist, or were finished before.
         """
@@ -308,7 +308,7 @@ class AtLeastOnce:
                 joins = _extend(spans, offsets[index], offsets[index] + 1, joins and index == at)
                 at = index + 1
             joins = joins and at == len(offsets)
-            if len(spans) > SPANS_TOLD:
+            if len(spans) > SPANS_REPORTED:
                 break
         return spans
 

@@ -40,7 +40,7 @@ class DivergenceCheck:
         self.confirmed = False  # the re-fold gave what is held
         self._since_ms = 0
         self._first: Checkpoint | None = None  # the digest of the first accusation
-        self._words: dict[str, bool] = {}  # client id -> whether its last digest was ours, since the first accusation
+        self._agrees: dict[str, bool] = {}  # client id -> whether its last digest was ours, since the first accusation
         self._agreed: dict[str, int] = {}  # client id -> checkpoint; those that agreed last
         self._asked_ms: dict[int, int] = {}  # by live session, as of the last accusation
         self._dismissed: set[int] = set()  # the same
@@ -73,7 +73,7 @@ class DivergenceCheck:
 
     def _agree(self, client_id: str, at: int) -> None:
         if self.accusations:
-            self._words[client_id] = True
+            self._agrees[client_id] = True
         self._agreed.pop(client_id, None)
         self._agreed[client_id] = at
         if len(self._agreed) > AGREED_KEPT:
@@ -93,12 +93,12 @@ class DivergenceCheck:
     def _accuse(self, session: int, accusation: Accusation, now: Instant) -> None:
         member, at = self.member, accusation.digest.at
         if not self.accusations:
-            self._since_ms, self._first, self._words, self.confirmed = now.mono_ms, accusation.digest, {}, False
+            self._since_ms, self._first, self._agrees, self.confirmed = now.mono_ms, accusation.digest, {}, False
         if session not in self.accusations:
             who = accusation.client_id[:NAME_CHARACTERS]
             member.note("diverged", WHOLE_GROUP, at, NONE, f"{who} folds to another state")
         self.accusations[session] = accusation
-        self._words[accusation.client_id] = False
+        self._agrees[accusation.client_id] = False
         asked_ms = self._asked_ms.get(session)
         if asked_ms is None or now.mono_ms - asked_ms >= member.options.interval_ms:
             self._asked_ms[session] = now.mono_ms
@@ -133,7 +133,7 @@ class DivergenceCheck:
             del self.accusations[gone]
         if not self.accusations or not self.confirmed:
             return
-        if any(self._words.values()):
+        if any(self._agrees.values()):
             self._dismissed.update(self.accusations)
             self.accusations.clear()
             return

@@ -1,7 +1,7 @@
 """When it is this member's turn to try each partition that nobody owns (PROTOCOL.md A2).
 
-Rank k waits k thirds of an interval from when the partition was first seen free. A tick looks at those whose wait may
-be over, and at no other: in a large group thousands may be free that others will take.
+A member of rank k waits k thirds of an interval from when it first saw the partition free. A tick looks only at those
+whose wait may be over: in a large group thousands may be free that others will take.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ class HeadStarts:
         self._third_ms = third_ms
         self._later: list[tuple[int, TopicPartition, int]] = []  # (end of the wait, partition, version), a heap
         self._due: dict[TopicPartition, int] = {}  # partition -> version
-        self._seen = (-1, -1)  # looks, and where waits began anew at the latest
+        self._seen = (-1, -1)  # (revision, floor_ms of the clock) as of the last call
         self._shape = -1
 
     def due(
         self,
         group: Group,
         detector: FailureDetector,
-        looks: int,
+        revision: int,
         rank: Callable[[TopicPartition], int],
         topics: Container[str],
     ) -> dict[TopicPartition, int]:
-        """Partitions, with their version, that may be tried now. `looks` grows when ranks may have changed."""
-        free, seen = detector.free(), (looks, detector.clock.floor_ms)
+        """Partitions, with their version, that may be tried now. `revision` grows when ranks may have changed."""
+        free, seen = detector.free(), (revision, detector.clock.floor_ms)
         changed = group.changed_since(self._shape) if seen == self._seen else None
         self._seen, self._shape = seen, group.shape
         if changed is None or any(isinstance(entry, Topic | Group) for entry in changed):

@@ -1,8 +1,12 @@
-"""One consumer's whole mind: what it sends, when it delivers, what it tries for (PROTOCOL.md 7, 8, 9).
+"""One consumer as a state machine: what it sends, when it delivers, what it tries for (PROTOCOL.md 7, 8, 9).
 
-Drivers fold each record into the world first, then call `receive`; call `tick` when `deadline_ms` comes, when something
-was received and when the user acted; execute the Ready that it returns. `may_deliver` is the only gate before a handler
-(D8). The member never changes the world and never learns of an acknowledgement: it learns by reading (T17).
+A driver folds each record into the world, then calls `receive`. It calls `tick` when `deadline_ms` comes, after it has
+received something and after the user has acted, and carries out the Ready that `tick` returns. Before it hands over a
+message it asks `may_deliver`, the only gate (D8). Drivers use this class alone; its state is in member_state.py, and
+each part has a file of its own.
+
+The member never changes the world. It ignores acknowledgements of the broker and learns what became of its records by
+reading them (T17).
 """
 
 from __future__ import annotations
@@ -42,14 +46,14 @@ from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import Group, World
 
 ENTRY_BYTES = 50  # of a ClaimState without its progress, at most
-HEARTBEAT_BYTES = 800_000  # T11: of all entries; 10,000 ready epochs fit into what codec.VALUE_BYTES_MAX leaves
+HEARTBEAT_BYTES = 800_000  # T11: of all entries; codec.VALUE_BYTES_MAX leaves room for 10,000 ready epochs
 
 
 class Member(MemberState):
     """One client in one group, as a state machine without clock and without I/O."""
 
     def __init__(self, world: World, group: str, options: MemberOptions, draw: Callable[[int], bytes]) -> None:
-        """`world`: of the group's log, folded to its end (L7). `draw(n)`: n random bytes from the edge."""
+        """`world`: of the group's log, folded to its end (L7). `draw(n)` returns n random bytes."""
         super().__init__(world, group, options, draw)
         self.deadline_ms = 0  # monotonic: when to call `tick` at the latest
         self.stalled_ms = 0  # how long the driver could not run just now, as far as it knows
@@ -62,7 +66,7 @@ class Member(MemberState):
         self._entries_first = 0  # index of the claim that the next heartbeat begins with
 
     def _compose(self) -> None:
-        """Makes the parts that belong to one world."""
+        """Creates the parts that belong to one world."""
         self.candidacy = Candidacy(self)
         self.divergence = DivergenceCheck(self)
         self.rebalancer = Rebalancer(self, self.candidacy, self.topics, self.divergence)
@@ -79,9 +83,9 @@ class Member(MemberState):
         return self.open_ms(epoch, now) > 0
 
     def open_ms(self, epoch: int, now: Instant) -> int:
-        """The same gate, for how many ms from `now` it stays open while nothing is read and the claim stays OPEN.
+        """The same gate: for how many ms from `now` it stays open if nothing is read and the claim stays OPEN.
 
-        0 if it is shut. A driver that hands over many messages asks anew before these ms are over on the boot clock.
+        0 if it is closed. A driver that hands over many messages asks again before that time is over on the boot clock.
         """
         claim = self.claims.get(epoch)
         if claim is None or claim.phase is not ClaimPhase.OPEN or self.session == NONE or self.ended:
@@ -175,11 +179,11 @@ class Member(MemberState):
     # --- endings
 
     def fail(self, error: MarshalError) -> None:
-        """The log cannot be trusted any more: fence and end with `error` (S14)."""
+        """The log cannot be trusted any more: fences and ends with `error` (S14)."""
         self.end(error)
 
     def detach(self) -> Ready:
-        """N11: what this client knows of the log is gone. Fences; its session becomes a ghost, to be left when read."""
+        """N11: the log has lost what this client knows of it. Fences; the session is left once it is read again."""
         for claim in list(self.claims.values()):
             self.lose(claim, "history truncated")
         if self.session != NONE:
@@ -191,7 +195,7 @@ class Member(MemberState):
         return out
 
     def attach(self, world: World) -> None:
-        """N11: goes on in another world, which is folded to the log's end: joins anew."""
+        """N11: continues in another world, which is folded to the log's end, and joins again."""
         self.world = world
         world.watched.add(self.name)
         self._compose()
@@ -201,7 +205,7 @@ class Member(MemberState):
         self.request_tick()
 
     def refolded(self, at: int, again: World | None, now: Instant) -> None:
-        """G6: the log was folded once more up to `at`; None if that could not be done now."""
+        """Answers `Ready.refold` (G6): the log was folded again up to `at`; `again` is None if that failed."""
         if not self.ended:
             self.divergence.refolded(at, again, now)
 
@@ -215,19 +219,19 @@ class Member(MemberState):
             claim.stop(self.leaving, now.mono_ms + wait_ms)
 
     def prepare_stop(self) -> None:
-        """The user wants to stop soon: delivery goes on while others take over, partition by partition (A6)."""
+        """The user wants to stop soon: delivery continues while others take over, partition by partition (A6)."""
         self.stop_prepared = True
         self.request_tick()
 
     def ready_to_stop(self) -> bool:
-        """Whether a retiring member gains nothing by staying: it has nothing left, or nobody who fetches ahead."""
+        """After `prepare_stop`: whether waiting longer gains nothing, as no claim is left or nobody can take over."""
         group = self.group
         if group is None or self.session == NONE or self.ended or group.paused or self.fenced:
             return True
         return not self.claims or not self.candidacy.can_hand_over(group)
 
     def ask_grants(self, now: Instant) -> Ready:
-        """The small tick of a user who waits in at-most-once mode: asks for grants of what was offered (D2)."""
+        """A small tick for a user who waits in at-most-once mode: asks for grants of the offered offsets (D2)."""
         out, group = Ready(), self.group
         able = self.session != NONE and not self.ended and not self.leaving and not self.divergence.active
         able = able and self.liveness.healthy(now)
@@ -236,7 +240,7 @@ class Member(MemberState):
         return out
 
     def tick(self, now: Instant) -> Ready:
-        """Everything that is due at `now`. Call again at `deadline_ms` (monotonic) at the latest."""
+        """Does all that is due at `now`. Call it again at `deadline_ms` (monotonic) at the latest."""
         out = self.out
         group = self.group
         self.tick_requested = False
@@ -253,10 +257,10 @@ class Member(MemberState):
                     self.divergence.settle(group, now)
             self._leave_orphaned_sessions(now)
             if self.session == NONE:
-                self._enter(group, now)
+                self._join(group, now)
             else:
                 assert group is not None  # a live session has its group
-                self._live(group, now)
+                self._tick_session(group, now)
                 self.releases.report_revoking()
         self.out = Ready()
         out.ended = out.ended or self.ended
@@ -272,14 +276,14 @@ class Member(MemberState):
         return min([self.detector.deadline_ms(now), *(ms for ms in wanted if ms is not None)])
 
     def _leave_orphaned_sessions(self, now: Instant) -> None:
-        """T14: a late Join of this client made a session that nobody uses."""
+        """T14: an older Join of this client was read late and began a session that nobody uses; sends its Leave."""
         for session, sent_ms in self.orphaned_sessions.items():
             if now.mono_ms - sent_ms >= self.third_ms:
                 self.orphaned_sessions[session] = now.mono_ms
                 self.out.send.append(Leave(session, "superseded"))
 
-    def _enter(self, group: Group | None, now: Instant) -> None:
-        """Joins, one fresh instance per interval until one is read (T14). Who leaves joins no more."""
+    def _join(self, group: Group | None, now: Instant) -> None:
+        """Sends a Join with a fresh instance id once per interval until one is read (T14), unless the user stops."""
         recent = self.join_sent is not None and now.mono_ms - self.join_sent.mono_ms < self.options.interval_ms
         if self.leaving:
             if not self.orphaned_sessions and not (recent and self.join_unread):
@@ -314,8 +318,8 @@ class Member(MemberState):
             )
         )
 
-    def _live(self, group: Group, now: Instant) -> None:
-        """A tick with a live session. Releases before heartbeats: who waits for a partition waits for these."""
+    def _tick_session(self, group: Group, now: Instant) -> None:
+        """A tick with a live session. Releases go before heartbeats, because other members wait for them."""
         valid = self.liveness.lease.valid(now)
         if self.fenced == valid:
             self.fenced = not valid
@@ -349,10 +353,10 @@ class Member(MemberState):
         self.mirror_positions(group, now)
 
     def _leave(self, group: Group, now: Instant) -> None:
-        """The Leave follows the Releases: the log keeps their order, and so their positions.
+        """Sends the Leave after the Releases: the log keeps this order, so their positions count.
 
-        One that gives back may be rejected, and a claim may still win: a Leave waits for these, for an interval at most
-        (T16).
+        A Release that gives back grants may be rejected, and a claim that was sent may still win: the Leave waits for
+        both, for an interval at most (T16).
         """
         if self.rebalancer.awaits_claims(group, now):
             return
@@ -365,7 +369,7 @@ class Member(MemberState):
             self.out.send.append(Leave(self.session, self.leaving))
 
     def _step_down(self, group: Group, now: Instant) -> None:
-        """A6: the mark by which the others' targets leave this member out."""
+        """A6: sends the StepDown after which the others' targets leave this member out."""
         if group.sessions[self.session].mark != NONE or not self.candidacy.can_hand_over(group):
             return
         if self.retry_due(self._step_down_sent_ms, now):
@@ -373,7 +377,7 @@ class Member(MemberState):
             self.out.send.append(StepDown(self.session, NONE, STOPPING, self.options.client_id[:60]))
 
     def _end_pause(self, group: Group, now: Instant) -> None:
-        """T13: a pause that this client has waited out ends, in rank order."""
+        """T13: ends a pause that this client has waited out, in rank order."""
         need_ms = group.pause_duration_ms + self.candidacy.rank(group) * self.third_ms
         if self.detector.pause_waited_ms() < need_ms:
             return
@@ -391,20 +395,20 @@ class Member(MemberState):
             )
 
     def _heartbeat(self, group: Group, now: Instant) -> None:
-        """T11: entries for what differs from the folded world; G4: the newest checkpoint."""
+        """Sends a heartbeat: an entry per claim that differs from the world (T11), the newest checkpoint (G4)."""
         self.urgent = False
         entries: list[ClaimState] = []
         size_bytes = 0
         claims = list(self.claims.values())
         first, self._entries_first = self._entries_first, 0
         for at, claim in enumerate(claims[first:] + claims[:first], first):
-            # A claim whose Release is on its way is named like any other: the Release may be lost.
+            # A claim whose Release was sent gets an entry like any other: the Release may be lost.
             entry = claim_state(group.partitions[claim.tp], claim)
             if entry is None:
                 continue
             size_bytes += ENTRY_BYTES + len(entry.progress)
             if len(entries) == HEARTBEAT_ENTRIES_MAX or size_bytes > HEARTBEAT_BYTES:
-                self._entries_first = at % len(claims)  # the rest goes first into the next one
+                self._entries_first = at % len(claims)  # the next heartbeat begins with the rest
                 break
             entries.append(entry)
         pause = PauseWaited(group.pause_change, self.detector.pause_waited_ms()) if group.paused else None

@@ -45,7 +45,7 @@ class MemberState:
         self.leaving = ""  # reason, once the user wants to stop
         self.stop_prepared = False  # the user will stop soon: successors may fetch ahead first (A6)
         self.urgent = False  # the next heartbeat must not wait for its third of an interval: a ready note, a flush
-        self.tick_requested = False  # a tick must not wait for the deadline
+        self.tick_requested = False  # the next tick must not wait for the deadline
         self.quiescent_until_ms = 0  # monotonic; before this a tick may skip most of its work (quiescence.py)
         self.out = Ready()  # of the next tick
         self.join_sent: Instant | None = None
@@ -75,6 +75,8 @@ class MemberState:
         group = self.group
         return group is not None and group.paused
 
+    # --- verbs
+
     def request_tick(self) -> None:
         """Asks for a tick soon, and for a whole one: something was read or wanted that it must look at."""
         self.tick_requested = True
@@ -102,7 +104,7 @@ class MemberState:
             self.request_tick()
 
     def end(self, error: MarshalError | None) -> None:
-        """Fences for good. Nothing is sent afterwards."""
+        """Fences permanently. Nothing is sent afterwards."""
         if self.ended:
             return
         self.ended = self.out.ended = True
@@ -112,7 +114,7 @@ class MemberState:
         self.liveness.lease.end()
 
     def lose(self, claim: Claim, reason: str, kind: str = "lost", at: int = NONE) -> None:
-        """The claim is over. `kind`: "released" if its Release was read; `at`: offset of the record that says so."""
+        """Ends a claim. `kind`: "released" if its Release was read. `at`: offset of the record that ended it."""
         if kind != "released":  # a Release gives back what was not handed over (F6.3)
             self.drop_grants(claim)
         claim.seal(ClaimPhase.GONE)
@@ -131,10 +133,10 @@ class MemberState:
         """Why the partition is parked, and who ends that: an admin, or the group by itself (D10)."""
         if claim.parking == parking.RECREATED and self.continues_recreated_topics:
             return f"{claim.parking}: the group goes on at the beginning of the new topic by itself"
-        return parking.words(self.name, claim.tp, claim.parking, claim.reason)
+        return parking.describe(self.name, claim.tp, claim.parking, claim.reason)
 
     def drop_grants(self, claim: Claim) -> None:
-        """D3: what was granted and not handed over is dropped and counted."""
+        """D3: drops what was granted and not handed over, and counts it."""
         if isinstance(claim.tracker, AtMostOnce):
             lost = claim.tracker.drop()
             if lost:
@@ -154,7 +156,7 @@ class MemberState:
         at: int = NONE,
         session: int | None = None,
     ) -> None:
-        """Tells the user. `at`: offset of the record that says it; the driver adds the time."""
+        """Queues an advisory for the user. `at`: offset of the record behind it, if any. The driver adds the time."""
         topic, partition = tp if tp is not None else ("", NONE)
         self.out.advisories.append(
             Advisory(
@@ -182,19 +184,19 @@ class MemberState:
         text: str = "",
         epoch: int = NONE,
     ) -> None:
-        """Makes durable, with the next tick, what no other record implies; tells the user too."""
+        """Writes a Note with the next tick, for an event that no other record implies, and advises the user of it."""
         if self.session != NONE and not self.ended:
             topic, partition = tp if tp is not None else ("", NONE)
             self.out.send.append(Note(self.session, kind, topic, partition, from_, to, clipped(text)))
         self.advise(kind, tp, epoch=epoch, offset=from_, to=to, text=text)
 
     def mirror_positions(self, group: Group, now: Instant) -> None:
-        """D7: positions that the log has accepted, every MIRROR_MS."""
+        """D7: copies the positions that the log has accepted to Kafka's committed offsets, every MIRROR_MS."""
         if now.mono_ms < self._mirror_due_ms:
             return
         self._mirror_due_ms = now.mono_ms + MIRROR_MS
         for claim in self.claims.values():
-            if not claim.parking:  # of a topic that was made anew this is no position
+            if not claim.parking:  # a position of the old topic means nothing in the recreated one
                 self._mirror(group, claim.tp)
 
     def _mirror(self, group: Group, tp: TopicPartition) -> None:

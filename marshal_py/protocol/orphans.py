@@ -58,11 +58,11 @@ class Orphans:
         if now.mono_ms < self._look_due_ms:
             return []
         self._look_due_ms = now.mono_ms + self._clock.step_ms_max
-        silent = self._look()
+        silent = self._find_silent()
         self._sent = {key: sent_ms for key, sent_ms in self._sent.items() if key[0] in silent}
         return self._evict(silent, now.mono_ms, me) if silent else []
 
-    def _look(self) -> dict[int, _Silent]:
+    def _find_silent(self) -> dict[int, _Silent]:
         """What is waited out by now; what is new or was extended begins a new wait (T1)."""
         clock, waits, live, found = self._clock, self._waits, 0, {}
         counted_ms, least_ms = clock.counted_ms, EVICT_INTERVALS * self._interval_ms

@@ -21,7 +21,7 @@ BEYOND_END: Final = PositionBeyondEnd.__name__  # D6
 TRUNCATED: Final = PartitionTruncated.__name__  # D6
 UNREADABLE: Final = PartitionUnreadable.__name__  # D13
 LAG_UNKNOWN: Final = frozenset({RECREATED, BEYOND_END, TRUNCATED})  # the position is none of what stands there now
-WHY: Final = "parked"  # reason of a Release that parks and has no more to say
+PARKED_REASON: Final = "parked"  # reason of a Release that parks and has no more to say
 
 
 def error_of(
@@ -44,7 +44,7 @@ def error_of(
 
 
 def _detail(said: str) -> str:
-    return "" if said == WHY else said
+    return "" if said == PARKED_REASON else said
 
 
 def beyond_end(position: int, end: int) -> str:
@@ -52,6 +52,6 @@ def beyond_end(position: int, end: int) -> str:
     return f"position {position}, end {end}"
 
 
-def words(group: str, tp: TopicPartition, reason: str, detail: str = "") -> str:
+def describe(group: str, tp: TopicPartition, reason: str, detail: str = "") -> str:
     """The reason and what to do, for people. `detail`: of the Release that parked it, if at hand."""
     return f"{reason}: {error_of(group, tp, reason, detail=detail)}"

@@ -1,8 +1,9 @@
-"""How a partition is begun on which owners died one after the other without a word (PROTOCOL.md D11).
+"""Finds a message that kills its owners: such a partition is begun one message at a time (PROTOCOL.md D11).
 
-A message that kills its owner at once is never told of: what the log counts is the message at the position, a few
-before it. So such a claim hands its messages over one by one for one interval, each when the log has the position
-before it: then the message that kills is the one at the position, and is counted.
+The log counts deliveries of the message at the position. An owner that dies at once reports nothing, so the count goes
+to a message a few before the one that killed it. When several owners have died like this, the next claim hands its
+messages over one by one for one interval, each after the log has the position before it. Then the message that kills is
+the one at the position, and is counted.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from marshal_py.protocol.claim import Claim
 from marshal_py.protocol.identity import NONE, Instant
 from marshal_py.protocol.world import Group, Partition
 
-DELIVERIES: Final = 2  # of the message at the position, by earlier owners: fewer are an ordinary crash
+DELIVERIES: Final = 2  # of the message at the position by earlier owners; fewer may be ordinary crashes
 
 
 class PoisonGuard:
-    """The claims of one member that are begun like this."""
+    """The claims of one member that hand over one by one."""
 
     def __init__(self, interval_ms: int) -> None:
         self.interval_ms = interval_ms
         self._until_ms: dict[int, int] = {}  # by epoch, monotonic
-        self._reported: dict[int, int] = {}  # by epoch: the newest position that a heartbeat was sent early for
+        self._reported: dict[int, int] = {}  # by epoch: the newest position for which a heartbeat was requested
 
     def begin(self, claim: Claim, partition: Partition, now: Instant) -> None:
-        """An own claim was read accepted; the log counts this owner's delivery already (F4.5)."""
+        """An own claim was accepted; the log's count includes this owner's delivery already (F4.5)."""
         if partition.attempts > DELIVERIES:
             claim.one_by_one = True
             self._until_ms[claim.epoch] = now.mono_ms + self.interval_ms
@@ -44,7 +45,7 @@ class PoisonGuard:
         self._reported.pop(claim.epoch, None)
 
     def report_due(self, claims: Mapping[int, Claim], group: Group) -> bool:
-        """Whether the next message of a claim waits for a heartbeat that nobody has asked for yet."""
+        """Whether the next message of a claim waits for a heartbeat that was not requested yet."""
         for epoch in self._until_ms:
             claim = claims[epoch]
             position = claim.position()

@@ -1,8 +1,9 @@
-"""When a tick has nothing to do but to end a step of a wait, and what is left of it then (PROTOCOL.md T2, T11, D2).
+"""Quiescence: skip most of a tick while nothing is pending (PROTOCOL.md T2, T11, D2).
 
-Most ticks are such: waits are counted in tenths of an interval, heartbeats in thirds. A member is idle while all that
-it does waits for a moment that it knows, or for a record that stirs it; where that is not plain, ticks are whole ones.
-An idle tick comes to what a whole one would come to; nothing is decided here.
+Most ticks only end a step of a wait: waits are counted in tenths of an interval, heartbeats in thirds. A member is
+quiescent while all that it does waits for a known moment or for a record that requests a tick. Until that moment a tick
+handles waits, topology reports, grants and offset mirroring alone. In doubt a tick is a whole one. A quiescent tick
+must come to the same result as a whole one; nothing is decided here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from marshal_py.protocol.world import Group
 
 
 class Quiescence:
-    """The part of a member that knows how little there is to do."""
+    """The part of a member that knows whether a short tick is enough."""
 
     def __init__(self, member: MemberState, rebalancer: Rebalancer, divergence: DivergenceCheck) -> None:
         self.member = member
@@ -26,7 +27,7 @@ class Quiescence:
         self.divergence = divergence
 
     def begin(self, group: Group | None, now: Instant) -> None:
-        """A whole tick is done: what it left under way, or may want at a moment of its own, asks for another one."""
+        """After a whole tick: finds out until when ticks may be short; 0 if it left anything in flight."""
         member = self.member
         member.quiescent_until_ms = 0
         if (
@@ -45,12 +46,12 @@ class Quiescence:
             if claim.phase is not ClaimPhase.OPEN:
                 return
             since_ms = claim.handler_since_ms()
-            since_ms = now.mono_ms if since_ms is None else since_ms - MARK_MS  # it is kept to this grain (D4)
+            since_ms = now.mono_ms if since_ms is None else since_ms - MARK_MS  # the grain of delivery times (D4)
             until_ms = min(until_ms, since_ms + member.options.handler_timeout_ms)
         member.quiescent_until_ms = until_ms
 
     def holds(self, now: Instant) -> bool:
-        """Whether it is still so: no wait is over, the user wants nothing, and by every clock the lease holds."""
+        """Whether a short tick is enough: no wait is over, the user wants nothing, the lease is valid by all clocks."""
         member = self.member
         if (
             now.mono_ms >= member.quiescent_until_ms
@@ -63,8 +64,8 @@ class Quiescence:
         return not self.divergence.accusations and member.liveness.lease.valid(now) and member.liveness.healthy(now)
 
     def tick(self, group: Group, now: Instant, out: Ready) -> int:
-        """What is left to do at `now`; returns when to look again (monotonic ms)."""
+        """The short tick at `now`; returns when the next one is due (monotonic ms)."""
         member = self.member
-        self.rebalancer.idle(group, now, out)
+        self.rebalancer.tick_quiescent(group, now, out)
         member.mirror_positions(group, now)
         return min(member.liveness.deadline_ms(now), member.detector.deadline_ms(now))

@@ -53,13 +53,14 @@ from marshal_py.protocol.records import (
 from marshal_py.protocol.routing import HASH_NAME, route
 from marshal_py.protocol.transitions import free, partition_of, reshape
 from marshal_py.protocol.verdict import Outcome, Verdict
-from marshal_py.protocol.world import Group, Partition, Session, World, hash64
+from marshal_py.protocol.world import CHECKPOINT_OFFSETS, Group, Partition, Session, World, hash64
 
 PROTOCOL_VERSION: Final = 2
 
 _ACCEPTED: Final = Outcome.ACCEPTED  # an enum looks its members up at every use
 _REJECTED: Final = Outcome.REJECTED
 _IGNORED: Final = Outcome.IGNORED
+_LAST_OF_BLOCK: Final = CHECKPOINT_OFFSETS - 1  # CHECKPOINT_OFFSETS is a power of two
 
 
 def apply(world: World, offset: int, value: bytes | None) -> Verdict:
@@ -69,7 +70,7 @@ def apply(world: World, offset: int, value: bytes | None) -> Verdict:
     verdict = _judge(world, offset, value)
     world.next_offset = offset + 1
     world.pending.append(value)
-    if offset & 15 == 15:
+    if offset & _LAST_OF_BLOCK == _LAST_OF_BLOCK:
         world.end_block()
     if verdict.outcome:
         key = verdict.reason

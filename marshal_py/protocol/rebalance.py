@@ -1,7 +1,7 @@
-"""What a member tries for: evictions, claims, hand-overs, grants (PROTOCOL.md T4, 8, 9). Called only while it may act.
+"""What a member tries for: evictions, claims, hand-overs, grants (PROTOCOL.md T4, 8, 9).
 
-Everything here is guidance: the fold decides. So nothing here needs to be right for safety, only for progress, and
-every attempt names what it saw (`observed`), so that a stale one is refused.
+Everything here is guidance: the fold decides. A mistake here costs progress and never safety, because every attempt
+names what it saw (`observed`), so that the fold refuses a stale one. Must be called only while the member may act.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from marshal_py.protocol.records import (
 from marshal_py.protocol.topics import Topics
 from marshal_py.protocol.world import Group
 
-GRANTS_AHEAD = 2  # D2: one range is handled while the next is claimed
-START_FRESH_INTERVALS = 1  # a looked-up start ("latest" above all) is not used when older than this
+GRANTS_AHEAD = 2  # D2: one range is handled while the next one is asked for
+START_FRESH_INTERVALS = 1  # a looked-up start is not used when it is older than this; "latest" changes all the time
 
 
 class Rebalancer:
-    """The part of a member that wants things."""
+    """The part of a member that evicts, claims, hands over and asks for grants."""
 
     def __init__(self, member: MemberState, candidacy: Candidacy, topics: Topics, divergence: DivergenceCheck) -> None:
         self.member = member
         self.candidacy = candidacy
         self.topics = topics
         self.divergence = divergence
-        self._more = False  # whether the last round left claims for the next one, which is to come at once
+        self._more = False  # whether the last round left claims for the next one, which follows at once
         self._head_starts = HeadStarts(member.third_ms)
-        self._claiming: dict[TopicPartition, tuple[int, int]] = {}  # in flight: (observed, sent ms)
-        self._claimed_observed: dict[TopicPartition, int] = {}  # greatest `observed` ever sent, to know copies (T18)
-        self._grants: dict[int, tuple[MessageRange, ...]] = {}  # by nonce: the newest sent, to know copies (T18)
-        self._asking: tuple[int, int] | None = None  # nonce of the one in flight, and when it was sent
+        self._claiming: dict[TopicPartition, tuple[int, int]] = {}  # claims in flight: (observed, sent ms)
+        self._claimed_observed: dict[TopicPartition, int] = {}  # greatest `observed` ever sent (T18)
+        self._grants: dict[int, tuple[MessageRange, ...]] = {}  # by nonce: the newest that were sent (T18)
+        self._asking: tuple[int, int] | None = None  # nonce of the ClaimingMessages in flight, and sent ms
         self._evicting: dict[tuple[int, int], int] = {}  # (session, extended) -> sent ms
         self._starts: dict[TopicPartition, tuple[int, int]] = {}  # looked-up start -> (offset, when ms)
-        self._resolving: dict[TopicPartition, int] = {}  # asked for, and when ms
-        self._prefetching: dict[TopicPartition, bool] = {}  # fetched ahead -> whether data or its end is there
-        self._backed_off: dict[TopicPartition, int] = {}  # not to be tried before this ms
+        self._resolving: dict[TopicPartition, int] = {}  # starts asked for -> when, in ms
+        self._prefetching: dict[TopicPartition, bool] = {}  # fetched ahead -> whether data or the end was seen
+        self._backed_off: dict[TopicPartition, int] = {}  # not tried before this ms
         self._now_ms = 0
 
-    # --- what the member and its driver tell
+    # --- what the member and its driver report
 
     def start_resolved(self, tp: TopicPartition, offset: int, now: Instant) -> None:
         """The start of a partition that has no position in the log (D5)."""
@@ -61,20 +61,20 @@ class Rebalancer:
         self._starts[tp] = (offset, now.mono_ms)
 
     def forget_starts(self, topic: str) -> None:
-        """What was looked up may be of a topic that is gone (D10)."""
+        """Forgets starts that may belong to a topic that is gone (D10)."""
         for tp in [tp for tp in self._starts if tp.topic == topic]:
             del self._starts[tp]
 
     def prefetched(self, tp: TopicPartition) -> None:
-        """The first data of a partition that is fetched ahead, or the knowledge that there is none, has come (A3)."""
+        """The first data of a partition that is fetched ahead has come, or it is known that there is none (A3)."""
         if self._prefetching.get(tp) is False:
             self._prefetching[tp] = True
             self.member.urgent = True
 
     def claim_read(self, tp: TopicPartition, observed: int) -> bool:
         """An own claim was read; False if this client never sent it (T18)."""
-        flying = self._claiming.get(tp)
-        if flying is not None and flying[0] == observed:
+        pending = self._claiming.get(tp)
+        if pending is not None and pending[0] == observed:
             del self._claiming[tp]
         self._starts.pop(tp, None)
         return observed <= self._claimed_observed.get(tp, NONE - 1)
@@ -82,25 +82,25 @@ class Rebalancer:
     def grants_read(self, record: ClaimingMessages, accepted: bool) -> bool:
         """An own ClaimingMessages was read; False if this client never sent it (T18).
 
-        The nonce must fit: a clone's grant must not be delivered here as well (D2).
+        The nonce must match: a grant to a clone must not be delivered here as well (D2).
         """
         if self._asking is not None and self._asking[0] == record.nonce:
             self._asking = None
         sent = self._grants.get(record.nonce)
         if sent is None:
             oldest = next(iter(self._grants), None)
-            return not accepted and oldest is not None and record.nonce < oldest  # a late copy of one no longer kept
+            return not accepted and oldest is not None and record.nonce < oldest  # a late copy of a forgotten one
         return sent == record.ranges
 
     def back_off(self, tp: TopicPartition, until_ms: int) -> None:
-        """Do not try `tp` before `until_ms`: its handler hangs here, another process may do better (D4)."""
+        """Does not try `tp` before `until_ms`: this process failed on it, another one may do better (D4, D13)."""
         self._backed_off[tp] = until_ms
 
     def backs_off(self, tp: TopicPartition) -> bool:
         return self._backed_off.get(tp, self._now_ms) > self._now_ms
 
     def forget(self) -> None:
-        """The session has ended: nothing that was under way belongs to the next one."""
+        """The session has ended: nothing that is in flight belongs to the next one."""
         self._claiming.clear()
         self._claimed_observed.clear()
         self._grants.clear()
@@ -108,10 +108,10 @@ class Rebalancer:
         self._evicting.clear()
         self._resolving.clear()
 
-    # --- what the world makes of it
+    # --- acting
 
     def ready(self, group: Group) -> tuple[int, ...]:
-        """Epochs whose partition this member has fetched ahead (A3), as many as a heartbeat holds: the lowest."""
+        """Epochs whose partition this member has fetched ahead (A3): the lowest, as many as a heartbeat holds."""
         epochs = []
         for tp, start_prefetch in self._prefetching.items():
             known = group.partitions.get(tp)
@@ -120,14 +120,14 @@ class Rebalancer:
         return tuple(sorted(epochs)[:HEARTBEAT_ENTRIES_MAX])
 
     def stop_prefetch(self, out: Ready) -> None:
-        """Nothing may be tried now: stop fetching ahead."""
+        """Stops all fetching ahead: nothing may be tried now."""
         out.stop_prefetch.extend(self._prefetching)
         self._prefetching.clear()
 
     def act(self, group: Group, now: Instant, out: Ready) -> None:
-        """One round of attempts. Who is in doubt evicts, or nobody might, and claims nothing (G6)."""
+        """One round of attempts. While digests diverge it evicts but claims nothing (G6)."""
         self._now_ms, self._more = now.mono_ms, False
-        self.candidacy.look(group)
+        self.candidacy.refresh(group)
         self.topics.write(group, self.candidacy, now, out)
         evicted = self._evict(group, now, out)
         if self.divergence.active:
@@ -140,29 +140,29 @@ class Rebalancer:
         self.ask_grants(group, now, out)
 
     def settled(self) -> bool:
-        """Whether, as of the last round, nothing is under way or wanted from anybody, and nobody is waited out."""
+        """Whether the last round left nothing in flight, nothing to take or give, and no silent session."""
         seen = self.candidacy
         return not (self._claiming or self._prefetching or seen.late or seen.taking or seen.giving or seen.waited_out)
 
     def next_ms(self, now: Instant) -> int | None:
-        """When it wants another round, beside what it waits for; None if it does not, or may not act now."""
+        """When (monotonic ms) another round is due apart from waits; None if there is none, or it may not act now."""
         if self._now_ms != now.mono_ms:
             return None
         wait_ms = 1 if self._more else self.candidacy.wait_ms()
         return None if wait_ms is None else now.mono_ms + wait_ms
 
-    def idle(self, group: Group, now: Instant, out: Ready) -> None:
-        """What is left of a round for a member that is settled, while no wait is over."""
+    def tick_quiescent(self, group: Group, now: Instant, out: Ready) -> None:
+        """What remains of a round for a quiescent member."""
         self._now_ms = now.mono_ms
         self.topics.write(group, self.candidacy, now, out)
         if group.mode == AT_MOST_ONCE:
             self.ask_grants(group, now, out)
 
     def _evict(self, group: Group, now: Instant, out: Ready) -> set[int]:
-        """T4: sessions that this member evicts now, in rank order."""
+        """T4: evicts the sessions whose turn it is by rank; returns them."""
         evicted: set[int] = set()
         for known in [key for key in self._evicting if key[0] not in self.candidacy.waited_out]:
-            del self._evicting[known]  # it is gone, or has shown a sign of life
+            del self._evicting[known]  # it has gone, or has shown a sign of life
         for sid in sorted(self.candidacy.waited_out):
             session = group.sessions[sid]
             waited_ms = self.member.detector.session_waited_ms(sid)
@@ -175,8 +175,8 @@ class Rebalancer:
                 out.send.append(Evict(sid, session.extended, waited_ms, self.member.options.client_id[:60]))
         return evicted
 
-    def _drop_dead(self, group: Group) -> None:
-        """Forgets claims under way that can never win any more (T17): they must not count against claims_max."""
+    def _forget_stale_claims(self, group: Group) -> None:
+        """Forgets claims in flight that can no longer win (T17): they must not count against claims_max."""
         for tp, (observed, _) in list(self._claiming.items()):
             known = group.partitions.get(tp)
             if known is not None and known.version != observed:
@@ -184,15 +184,15 @@ class Rebalancer:
 
     def awaits_claims(self, group: Group, now: Instant) -> bool:
         """Whether a claim that was sent within an interval may still win (T16)."""
-        self._drop_dead(group)
+        self._forget_stale_claims(group)
         return any(now.mono_ms - sent_ms < self.member.options.interval_ms for _, sent_ms in self._claiming.values())
 
     def _claim(self, group: Group, evicted: set[int], now: Instant, out: Ready) -> None:
-        """Claims what is free, or becomes free by an Evict of this very tick, when its head start allows (A2, A5)."""
+        """Claims what is free, or becomes free by an Evict of this tick, when its turn has come (A2, A5)."""
         seen, topics = self.candidacy, self.member.options.topics
-        self._drop_dead(group)
+        self._forget_stale_claims(group)
         due = self._head_starts.due(
-            group, self.member.detector, seen.looks, lambda tp: seen.rank_for(group, tp), topics
+            group, self.member.detector, seen.revision, lambda tp: seen.rank_for(group, tp), topics
         )
         wanted = list(due.items())
         for tp in seen.mine if evicted else ():
@@ -202,7 +202,7 @@ class Rebalancer:
         last, claims_max = len(out.send) + SENT_AT_ONCE, self.member.options.claims_max
         for tp, observed in wanted:
             if claims_max and len(self.member.claims) + len(self._claiming) - (tp in self._claiming) >= claims_max:
-                continue  # what is under way counts (A5)
+                continue  # claims in flight count (A5)
             if len(out.send) >= last:
                 self._more = True
                 break
@@ -210,16 +210,16 @@ class Rebalancer:
 
     def _try(self, group: Group, tp: TopicPartition, observed: int, now: Instant, out: Ready) -> None:
         """Sends one claim, after looking up the start if the log has no position."""
-        flying = self._claiming.get(tp)
+        pending = self._claiming.get(tp)
         if self.backs_off(tp) or (
-            flying is not None and flying[0] == observed and not self.member.retry_due(flying[1], now)
+            pending is not None and pending[0] == observed and not self.member.retry_due(pending[1], now)
         ):
             return
         known = group.partitions.get(tp)
         start = NONE
         if known is None or known.position == NONE:
             if self.topics.unfit(group, tp):
-                return  # nothing is lost there
+                return  # no position is lost there, so there is nothing to park
             found = self._starts.get(tp)
             fresh_ms = START_FRESH_INTERVALS * self.member.options.interval_ms
             if found is None or now.mono_ms - found[1] > fresh_ms:
@@ -233,12 +233,12 @@ class Rebalancer:
         out.send.append(ClaimingPartition(self.member.session, tp.topic, tp.partition, observed, start))
 
     def _hand_over(self, group: Group, now: Instant) -> None:
-        """A3, the owner's side: hands over what the target gives to a live member that has fetched ahead.
+        """A3, the owner's side: hands over partitions that the target gives to a live member that has fetched ahead.
 
-        Handlers may finish, for as long as a successor may have to wait.
+        Handlers may finish for hand_over_timeout_ms, the time that a successor may have to wait.
         """
         me, seen = self.member.session, self.candidacy
-        ready: dict[int, frozenset[int]] = {me: frozenset()}  # epochs that each has noted
+        ready: dict[int, frozenset[int]] = {me: frozenset()}  # session -> epochs that it has fetched ahead
         until_ms = now.mono_ms + self.member.options.hand_over_timeout_ms
         for claim in self.member.claims.values():
             to = seen.target.get(claim.tp, me)
@@ -252,14 +252,14 @@ class Rebalancer:
                 claim.reopen()
 
     def _ready_of(self, group: Group, sid: int) -> frozenset[int]:
-        """What a session has noted as fetched ahead; nothing if it has been silent for an interval."""
+        """Epochs that a session reported as fetched ahead; none if it has been silent for an interval."""
         session = group.sessions.get(sid)
         if session is None or self.member.detector.session_waited_ms(sid) >= session.join.interval_ms:
             return frozenset()
         return frozenset(session.ready)
 
     def _prefetch(self, group: Group, out: Ready) -> None:
-        """A3, the successor's side: fetches ahead what the target takes from a live owner for this member."""
+        """A3, the successor's side: fetches ahead what the target takes from live owners for this member."""
         taking, me = [] if self.member.stop_prepared else self.candidacy.taking, self.member.session
         if not taking and not self._prefetching:
             return
@@ -271,7 +271,7 @@ class Rebalancer:
         for tp in [tp for tp in self._prefetching if tp not in wanted]:
             known = group.partitions.get(tp)
             if known is None or known.owner == NONE:
-                continue  # released for us: keep the buffer, the claim is on its way
+                continue  # released for us: keep the buffer, the claim is in flight
             del self._prefetching[tp]
             if known.owner != me:
                 out.stop_prefetch.append(tp)
@@ -281,7 +281,7 @@ class Rebalancer:
                 out.start_prefetch.append((tp, position))
 
     def ask_grants(self, group: Group, now: Instant, out: Ready) -> None:
-        """D2: asks for the ranges that are fetched and not granted: one record for all claims, one at a time (T17)."""
+        """D2: asks for the ranges that are fetched and not granted: one record for all claims, one in flight (T17)."""
         if self._asking is not None:
             if not self.member.retry_due(self._asking[1], now):
                 return
@@ -304,7 +304,7 @@ class Rebalancer:
             out.send.append(ClaimingMessages(self.member.session, tuple(ranges), nonce))
 
     def _range_of(self, group: Group, claim: Claim) -> MessageRange | None:
-        """What is to be asked for in one claim; None nearly always, for all of its offer is granted."""
+        """The range to ask for in one claim; nearly always None, because all of its offer is granted."""
         offer, tracker = claim.offer, claim.tracker
         if offer is None or claim.phase is not ClaimPhase.OPEN or not isinstance(tracker, AtMostOnce):
             return None

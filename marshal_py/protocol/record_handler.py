@@ -1,7 +1,7 @@
-"""What one consumer learns from each record of its group: whose it is, what it won, what of its own is gone.
+"""What one consumer learns from each record of its group: new claims and grants, lost ones, what others do.
 
-The reading half of member.py: it never sends, and it is the only place where a client learns what became of its own
-records (PROTOCOL.md T17) and that somebody else speaks for its session (T18).
+It runs after the fold and changes the member's state. It is the only place where a client learns what became of its own
+records (PROTOCOL.md T17) and notices that a clone writes for its session (T18). It never sends.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from marshal_py.protocol.verdict import Outcome, Verdict
 from marshal_py.protocol.world import Group
 
 ACCEPTED: Final = Outcome.ACCEPTED  # an enum looks its members up at every use
-# By the thousand, and nearly all of them change nothing that a tick would look at.
-USUAL: Final = (Heartbeat, ClaimingMessages)
-EVICTED_KEPT: Final = 1_000  # what they owned is claimed long before so many more have died
+# Frequent types, which seldom change anything that a tick looks at.
+FREQUENT: Final = (Heartbeat, ClaimingMessages)
+EVICTED_KEPT: Final = 1_000  # their partitions are claimed long before so many more sessions are evicted
 
 
 class RecordHandler:
-    """The part of a member that reads."""
+    """The part of a member that reads records."""
 
     def __init__(
         self,
@@ -66,15 +66,15 @@ class RecordHandler:
         self.rebalancer = rebalancer
         self.divergence = divergence
         self.refusals = refusals
-        self._shape = -1  # of the world as last looked at
-        self._news = GroupEvents(member.group)
-        self._evicted: dict[int, None] = {}  # the newest sessions that were, for the count of take-overs
+        self._shape = -1  # of the group, as of the last record
+        self._events = GroupEvents(member.group)
+        self._evicted: dict[int, None] = {}  # the newest evicted sessions, to count take-overs
 
     def receive(self, verdict: Verdict, now: Instant) -> None:
         """A record of this group was folded into the world just now."""
         member = self.member
         record = verdict.record
-        if not isinstance(record, USUAL) or verdict.outcome is not ACCEPTED:
+        if not isinstance(record, FREQUENT) or verdict.outcome is not ACCEPTED:
             member.request_tick()
         match record:
             case Heartbeat():
@@ -90,15 +90,15 @@ class RecordHandler:
             case ReleasingPartition() if record.session == member.session:
                 claim = member.claims.get(record.epoch)
                 if claim is not None and claim.phase is not ClaimPhase.RELEASING:
-                    self._cloned(verdict.offset)
+                    self._end_as_clone(verdict.offset)
                 elif claim is not None and not verdict.accepted:
-                    claim.release_sent_ms = None  # a grant was read meanwhile: again, with the position of now (T16)
+                    claim.release_sent_ms = None  # a grant was read meanwhile: send it again (T16)
             case SeekingPartition() if record.session == member.session:
-                self._cloned(verdict.offset)
+                self._end_as_clone(verdict.offset)
             case ClaimingMessages() if record.session == member.session:
                 self._read_grant(record, verdict, now)
             case Leave() if record.session == member.session and member.leave_sent_ms is None:
-                self._cloned(verdict.offset)
+                self._end_as_clone(verdict.offset)
             case StepDown(reason=candidacy.STOPPING) if verdict.accepted:
                 self.candidacy.stopping.add(record.session)
             case Evict() if verdict.accepted:
@@ -106,16 +106,16 @@ class RecordHandler:
                 if len(self._evicted) > EVICTED_KEPT:
                     del self._evicted[next(iter(self._evicted))]
             case ReleaseGroup() | SetPosition() | GroupConfig() | Topology() if verdict.accepted:
-                self._read_news(record, verdict.offset)
+                self._read_admin_record(record, verdict.offset)
             case _:
                 pass
         group = member.world.groups.get(member.name)
         if group is not None and self._shape != group.shape:
             self._shape = group.shape
-            self._settle(group, verdict, now)
+            self._shape_changed(group, verdict, now)
 
-    def _read_news(self, record: Record, at: int) -> None:
-        """What admins did to the group, as far as it concerns this client's topics."""
+    def _read_admin_record(self, record: Record, at: int) -> None:
+        """Advises of what admins did to the group, as far as it concerns this client's topics."""
         member = self.member
         if isinstance(record, Topology):
             self.topics.read(record)
@@ -123,7 +123,7 @@ class RecordHandler:
                 self.rebalancer.forget_starts(record.topic)
         if isinstance(record, SetPosition):
             self.refusals.forget(record)
-        for kind, tp, to, text in self._news.read(record):
+        for kind, tp, to, text in self._events.read(record):
             if tp is None or tp.topic in member.options.topics:
                 topic, partition = tp if tp is not None else ("", NONE)
                 member.out.advisories.append(
@@ -138,9 +138,9 @@ class RecordHandler:
         session = None if group is None else group.sessions.get(record.session)
         extended = session is not None and session.extended == verdict.offset
         if record.session == member.session:
-            member.tick_requested = True  # a fence may open, a revival take its next step; an idle member stays idle
+            member.tick_requested = True  # a fence may open, a revival take its next step: a short tick is enough
             if not member.liveness.read_heartbeat(record.sequence, verdict.accepted, extended):
-                self._cloned(verdict.offset)
+                self._end_as_clone(verdict.offset)
             elif member.liveness.last_proof is not None:
                 member.round_trip_ms = max(0, now.mono_ms - member.liveness.last_proof.mono_ms)
             return
@@ -152,12 +152,12 @@ class RecordHandler:
             self.divergence.compare(record.session, record.digest, now)
         if record.pause is not None:
             member.detector.credit_pause(record.pause.pause_change, record.pause.waited_ms)
-        # Somebody waits for a partition of ours, the pause may be over, or the worlds differ.
+        # Another member waits for a partition of ours, the pause may be over, or the worlds differ.
         if record.ready or record.pause is not None or self.divergence.accusations:
             member.request_tick()
 
     def _read_join(self, record: Join, verdict: Verdict) -> None:
-        """Adopts the session of the newest own Join; any other own one is a ghost to be left (T14)."""
+        """Adopts the session of the newest own Join; a session of an older one is orphaned, and is left (T14)."""
         member = self.member
         sent = member.liveness.read_join(record.instance_id, False)
         if sent is None:
@@ -189,7 +189,7 @@ class RecordHandler:
         member = self.member
         tp = TopicPartition(record.topic, record.partition)
         if not self.rebalancer.claim_read(tp, record.observed):
-            self._cloned(verdict.offset)
+            self._end_as_clone(verdict.offset)
             return
         group = member.group
         if not verdict.accepted or group is None:
@@ -206,9 +206,9 @@ class RecordHandler:
         member.claims[verdict.offset] = claim
         unfit = self.topics.unfit(group, tp)
         if unfit or member.leaving or self.rebalancer.backs_off(tp):
-            claim.revoking_reported = True  # the user never hears of it
+            claim.revoking_reported = True  # the user never learns of this claim
             if unfit:
-                claim.park(unfit, parking.WHY, 0)
+                claim.park(unfit, parking.PARKED_REASON, 0)
             else:
                 claim.stop("unwanted", 0)  # a late copy won (T17)
             return
@@ -220,12 +220,12 @@ class RecordHandler:
     def _read_grant(self, record: ClaimingMessages, verdict: Verdict, now: Instant) -> None:
         member = self.member
         if not self.rebalancer.grants_read(record, verdict.accepted):
-            self._cloned(verdict.offset)
+            self._end_as_clone(verdict.offset)
             return
         for index, wanted in enumerate(record.ranges):
             claim = member.claims.get(wanted.epoch)
             if claim is None:
-                continue  # of an earlier claim, whose grants were dropped and counted, or given back, when it ended
+                continue  # of a claim that has ended; its grants were dropped and counted, or given back
             assert isinstance(claim.tracker, AtMostOnce)
             if index in verdict.granted:
                 claim.tracker.granted(wanted.start, wanted.to)
@@ -234,14 +234,14 @@ class RecordHandler:
             elif claim.tracker.asked == (wanted.from_, wanted.start, wanted.to):
                 claim.tracker.asked = None
 
-    def _settle(self, group: Group, verdict: Verdict, now: Instant) -> None:
-        """The world changed shape: what of mine is gone?"""
+    def _shape_changed(self, group: Group, verdict: Verdict, now: Instant) -> None:
+        """The group changed its shape: ends the own claims and the session that are gone."""
         member = self.member
         if group.opaque_at != NONE:
             member.end(GroupOpaque(member.name, group.opaque_at))
             return
         session_gone = member.session != NONE and member.session not in group.sessions
-        for claim in self._gone(group, verdict):
+        for claim in self._ended_claims(group, verdict):
             reason = claim.reason if claim.phase is ClaimPhase.RELEASING else "session ended"
             released = isinstance(verdict.record, ReleasingPartition) and verdict.record.epoch == claim.epoch
             member.lose(claim, reason, "released" if released else "lost", verdict.offset)
@@ -252,8 +252,8 @@ class RecordHandler:
         if group.deleted:
             member.end(GroupDeleted(member.name))
 
-    def _gone(self, group: Group, verdict: Verdict) -> list[Claim]:
-        """Own claims that live no more. Nearly always none, and seldom more than the one that was released."""
+    def _ended_claims(self, group: Group, verdict: Verdict) -> list[Claim]:
+        """Own claims that are not in the world any more: nearly always none, seldom more than one that was released."""
         member, record = self.member, verdict.record
         session = group.sessions.get(member.session)
         if session is not None and len(session.epochs) == len(member.claims):
@@ -263,7 +263,7 @@ class RecordHandler:
         return [claim for claim in member.claims.values() if claim.epoch not in group.claims]
 
     def _session_gone(self, group: Group, verdict: Verdict, now: Instant) -> None:
-        """The own session has ended: why, and what now? (T18, F9.6)"""
+        """The own session has ended: reports why, and ends the member if it must not join again (T18, F9.6)."""
         member = self.member
         session, member.session = member.session, NONE
         member.liveness.end_session()
@@ -280,6 +280,6 @@ class RecordHandler:
         elif group.mode not in (0, member.options.mode):
             member.end(ModeMismatch(member.name, MODE_NAMES[group.mode], MODE_NAMES[member.options.mode]))
 
-    def _cloned(self, offset: int) -> None:
+    def _end_as_clone(self, offset: int) -> None:
         member = self.member
         member.end(SessionCloned(member.name, member.options.client_id, member.session, offset))

@@ -1,7 +1,7 @@
-"""Partitions that Kafka does not serve to their owner: another member may do better; where nobody can, they are parked.
+"""Partitions that Kafka does not serve to their owner (PROTOCOL.md D13): another member tries, else they are parked.
 
-Who could not read what is in the log, as Notes; each member remembers them for as long as they say something about now:
-while the session lives and the position is the same. PROTOCOL.md D13.
+A member that gives a partition up writes a Note. All members remember these Notes while the session lives and the
+position is the same.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from marshal_py.protocol.records import Note, SetPosition
 from marshal_py.protocol.world import Group
 
 UNREADABLE: Final = "unreadable"  # kind of the Note, and reason of the Release
-LEFT_INTERVALS: Final = 5  # who could not read a partition leaves it to others for so long
+LEFT_INTERVALS: Final = 5  # for so long a member leaves a partition that it could not read to others
 
 
 class Refusals:
-    """The part of a member that knows who could not read what."""
+    """The part of a member that knows which members could not read which partitions."""
 
     def __init__(self, member: MemberState) -> None:
         self.member = member
-        self._noted: dict[TopicPartition, dict[int, int]] = {}  # session -> position at which it gave up
+        self._noted: dict[TopicPartition, dict[int, int]] = {}  # by session: the position at which it gave up
 
     def read(self, record: Note) -> None:
-        """Somebody gave a partition up."""
+        """A member gave a partition up."""
         self._noted.setdefault(TopicPartition(record.topic, record.partition), {})[record.session] = record.from_
 
     def forget(self, record: SetPosition) -> None:
-        """An admin has looked at these: everybody may try again."""
+        """An admin has moved these positions: all members may try again."""
         for move in record.moves:
             self._noted.pop(TopicPartition(move.topic, move.partition), None)
 
     def give_up(self, tp: TopicPartition, said: str, now: Instant) -> bool:
-        """Releases an own partition: parked if everybody has tried in vain. `said`: the cluster's words.
+        """Releases an own partition, parked if all members have tried in vain. `said`: the cluster's words.
 
         True if this member has nothing left to deliver.
         """
@@ -56,8 +56,8 @@ class Refusals:
     def _all_tried(self, group: Group, tp: TopicPartition, position: int) -> bool:
         """Whether every live member with this topic, this one included, gave it up at this position before.
 
-        So what passes within a while, as a right that is granted, asks for no admin; nor does one client without the
-        right, as long as it is alone and ends by it.
+        A trouble that passes needs no admin, for example a permission that is granted a little later. Nor does a single
+        client without the permission: it ends before it would try a second time.
         """
         noted = self._noted.get(tp, {})
         for session in [session for session in noted if session not in group.sessions]:

@@ -1,7 +1,7 @@
-"""What makes a member let its claims go, and until when handlers may finish: T12, T16, D4, D6, D10 of PROTOCOL.md.
+"""Why a member releases its claims, and until when handlers may finish (PROTOCOL.md T12, T16, D4, D6, D10).
 
-A claim that is to go is stopped first, so that nothing more of it is handed over; its Release follows when its handlers
-are done, or when their time is over. Sends Releases and nothing else.
+A claim is stopped first, so that nothing more of it is handed over; its Release follows when its handlers are done, or
+when their time is over. Sends Releases, and Notes about stuck handlers.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from marshal_py.protocol.world import Group
 
 
 class Releases:
-    """The part of a member that lets go."""
+    """The part of a member that releases claims."""
 
     def __init__(self, member: MemberState, candidacy: Candidacy, topics: Topics, rebalancer: Rebalancer) -> None:
         self.member = member
         self.candidacy = candidacy
         self.topics = topics
         self.rebalancer = rebalancer
-        self._more = False  # whether the last round left releases for the next one, which is to come at once
+        self._more = False  # whether the last round left releases for the next one, which follows at once
 
     def act(self, group: Group, now: Instant) -> None:
-        """Stops what must go, and releases what is drained."""
+        """Stops the claims that must be released, and releases those that are drained."""
         member, claims = self.member, self.member.claims.values()
         if group.paused:
             for claim in claims:
@@ -43,7 +43,7 @@ class Releases:
         self._release_drained(group, now)
 
     def _stop_stuck(self, claim: Claim, now: Instant) -> None:
-        """D4: the heartbeat of a live process must not keep a hung handler's partition."""
+        """D4: a process whose handler hangs must not keep the partition, although it heartbeats."""
         if claim.phase in (ClaimPhase.OPEN, ClaimPhase.DRAINING):
             claim.stop("handler stuck", now.mono_ms)
             self.rebalancer.back_off(claim.tp, now.mono_ms + self.member.options.handler_timeout_ms)
@@ -72,7 +72,7 @@ class Releases:
                 member.out.send.append(release(member.session, group.partitions[claim.tp], claim))
 
     def report_revoking(self) -> None:
-        """What is to go, once: the user's handlers may end early, and ack what they have done."""
+        """Advises once per claim that it will be released: handlers may end early, and ack what they have done."""
         for claim in self.member.claims.values():
             if claim.phase is not ClaimPhase.OPEN and not claim.revoking_reported:
                 claim.revoking_reported = True
@@ -80,13 +80,13 @@ class Releases:
                 self.member.advise("revoking", claim.tp, epoch=claim.epoch, text=claim.reason)
 
     def next_ms(self, now: Instant) -> int | None:
-        """When a claim that drains must be looked at; None if none drains."""
+        """When (monotonic ms) a draining claim must be looked at again; None if none drains."""
         if self._more and self.member.claims:
             return now.mono_ms + 1
         nearest: int | None = None
         for claim in self.member.claims.values():
             if claim.phase is ClaimPhase.DRAINING:
-                # drained already: it became so after this round's releases
+                # it was drained after this round's releases
                 at_ms = now.mono_ms + 1 if claim.drained(now.mono_ms) else claim.drain_until_ms
                 if at_ms is not None:
                     nearest = at_ms if nearest is None else min(nearest, at_ms)

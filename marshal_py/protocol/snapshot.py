@@ -49,7 +49,7 @@ from marshal_py.protocol.world import (
 
 STATE_FORMAT: Final = 2  # N2: a reader passes over snapshots of a format that it does not know
 CHUNK_BYTES: Final = 500_000  # half of a broker's default limit of 1 MiB: the envelope and a batch's framing fit
-SHELF_MAX: Final = 32  # snapshots, and witnesses, remembered at a time: a log has few; nonsense must not cost more
+STORED_MAX: Final = 32  # snapshots, and witnesses, remembered at a time: a log has few; nonsense must not cost more
 K = TypeVar("K")
 V = TypeVar("V")
 _JOIN: Final = RECORD_TYPES.index(Join)
@@ -396,5 +396,5 @@ class SnapshotStore:
 
 def _bound(kept: dict[K, V], at_of: Callable[[K], int]) -> None:
     """The newest checkpoints stay: a log may be read from its end."""
-    while len(kept) > SHELF_MAX:
+    while len(kept) > STORED_MAX:
         del kept[min(kept, key=at_of)]

@@ -34,7 +34,7 @@ class SnapshotTasks(Struct):
     send: list[Snapshot] = field(default_factory=list)  # to the log, under no group
     evict: list[tuple[str, Evict]] = field(default_factory=list)  # to the log, under the group that is named
     audit: Stored | None = None  # fold once more from re-read bytes, then call `audited` (N6)
-    doubtful: Stored | None = None  # a snapshot of somebody else that is not what this process folded
+    mismatched: Stored | None = None  # a snapshot of somebody else that is not what this process folded
 
 
 class Snapshotter:
@@ -47,15 +47,15 @@ class Snapshotter:
         self.store = SnapshotStore()
         self.orphans = Orphans(world)
         self.reported: dict[int, int] = {}  # session -> newest checkpoint that it showed to have folded
-        self._past: dict[int, tuple[int, int]] = {}  # checkpoint -> digests of state and chain, as folded here
+        self._digests: dict[int, tuple[int, int]] = {}  # checkpoint -> digests of state and chain, as folded here
         self._parts = {name: snapshot.part_of(group) for name, group in world.groups.items()}
         self._total = sum(self._parts.values()) & U64
         self._touched: set[str] = set()
-        self._past[world.chain_at] = (self._total, world.chain)
-        self._armed = False  # the next checkpoint is written down
+        self._digests[world.chain_at] = (self._total, world.chain)
+        self._write_next = False  # the next checkpoint is written down
         self._written: list[Snapshot] = []  # to be sent with the next tick
         self._seen_at = NONE  # newest checkpoint of any snapshot that was read whole
-        self._judge: dict[int, tuple[Stored, int]] = {}  # by checkpoint: (snapshot, ms at which it may be vouched for)
+        self._to_judge: dict[int, tuple[Stored, int]] = {}  # by checkpoint: (snapshot, ms when it was read)
         self._audits: set[int] = set()
 
     # --- reading
@@ -83,11 +83,11 @@ class Snapshotter:
                 parts[name] = fresh
         self._touched.clear()
         self._total = total & U64
-        self._past[world.chain_at] = (self._total, world.chain)
-        if len(self._past) > CHECKPOINTS_HELD:
-            del self._past[next(iter(self._past))]
-        if self._armed:
-            self._armed = False
+        self._digests[world.chain_at] = (self._total, world.chain)
+        if len(self._digests) > CHECKPOINTS_HELD:
+            del self._digests[next(iter(self._digests))]
+        if self._write_next:
+            self._write_next = False
             self._written += self.write() or ()
 
     def write(self) -> list[Snapshot] | None:
@@ -95,7 +95,7 @@ class Snapshotter:
         world, data = self.world, snapshot.state_of(self.world)
         if data is None or world.genesis is None:
             return None
-        state, chain = self._past[world.chain_at]
+        state, chain = self._digests[world.chain_at]
         return snapshot.split(world.genesis, self.instance, world.chain_at, state, chain, data)
 
     def _read(self, record: Snapshot, offset: int, now_ms: int) -> None:
@@ -104,9 +104,9 @@ class Snapshotter:
             return
         self._seen_at = max(self._seen_at, found.at)
         if not found.confirmed:
-            self._judge[found.at] = (found, now_ms)
+            self._to_judge[found.at] = (found, now_ms)
             return
-        self._judge.pop(found.at, None)
+        self._to_judge.pop(found.at, None)
         kept = self.store.confirmed()[:2]
         if len(kept) == 2:
             self.store.forget_below(kept[1].at)
@@ -121,7 +121,7 @@ class Snapshotter:
         """What is due."""
         tasks, sessions = SnapshotTasks(), me.sessions
         if not sessions:
-            self._armed = False
+            self._write_next = False
             self._written.clear()
             return tasks
         tasks.evict = self.orphans.tick(now, me)
@@ -129,8 +129,8 @@ class Snapshotter:
         if tasks.send:
             self._seen_at = max(self._seen_at, tasks.send[0].at)
         if self._due(sessions):
-            self._armed = True
-        for at, (stored, since_ms) in list(self._judge.items()):
+            self._write_next = True
+        for at, (stored, since_ms) in list(self._to_judge.items()):
             self._judge_one(at, stored, now.mono_ms - since_ms, me.client_id, sessions, tasks)
         return tasks
 
@@ -150,12 +150,12 @@ class Snapshotter:
         self, at: int, stored: Stored, waited_ms: int, client_id: str, sessions: set[int], tasks: SnapshotTasks
     ) -> None:
         """N6: vouches for what this process folded itself; for its own snapshot only where nobody else lives."""
-        key, own = stored.key, self._past.get(at)
+        key, own = stored.key, self._digests.get(at)
         if own is None:
-            del self._judge[at]
+            del self._to_judge[at]
         elif own != (key.state, key.chain):
-            del self._judge[at]
-            tasks.doubtful = stored
+            del self._to_judge[at]
+            tasks.mismatched = stored
         elif key.instance == self.instance:
             alone = all(
                 session.join.client_id == client_id
@@ -166,16 +166,16 @@ class Snapshotter:
                 self._audits.add(at)
                 tasks.audit = stored
         elif waited_ms >= self._rank(sessions) * STAGGER_MS:
-            del self._judge[at]
+            del self._to_judge[at]
             if snapshot.load(stored, self.world.log, self.world.root) is None:
-                tasks.doubtful = stored
+                tasks.mismatched = stored
             else:
                 tasks.send.append(snapshot.witness(stored.genesis, self.instance, at, key.state, key.chain))
 
     def audited(self, stored: Stored, again: World | None) -> list[Snapshot]:
         """N6: the own snapshot was folded once more, to `again`; None if that could not be done now."""
         self._audits.discard(stored.at)
-        self._judge.pop(stored.at, None)
+        self._to_judge.pop(stored.at, None)
         key = stored.key
         if again is None or (snapshot.digest_of(again), again.chain) != (key.state, key.chain):
             return []

@@ -1,6 +1,7 @@
-"""What the cluster says about a member's topics, beside what the log says: partition counts and ids (F9.1, F9.10, D10).
+"""What the cluster says about a member's topics: partition counts and ids (PROTOCOL.md F9.1, F9.10, D10).
 
-Writes Topology records, parks the partitions of topics that were made anew. Asks nobody: the driver tells.
+Compares them with what the log says: writes Topology records and parks the partitions of recreated topics. It asks
+nobody; the driver reports the cluster's metadata.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from marshal_py.protocol.ready import Ready
 from marshal_py.protocol.records import Topology
 from marshal_py.protocol.world import Group
 
-GONE_KEPT: Final = 100  # no broker is so far behind that it tells of a topic that was replaced so often
+REPLACED_IDS_KEPT: Final = 100  # no broker lags so far behind that it still reports a topic which was replaced so often
 
 
 class Topics:
@@ -24,21 +25,21 @@ class Topics:
     def __init__(self, member: MemberState) -> None:
         self.member = member
         self.counts: dict[str, int] = {}  # topic -> partition count
-        self.ids: dict[str, str] = {}  # topic -> id, where the cluster tells one
-        self._held: dict[str, str] = {}  # topic -> id that the log had when this member last read of it
-        self._gone: dict[str, None] = {}  # ids of topics that the log has replaced: no id is ever given twice
+        self.ids: dict[str, str] = {}  # topic -> id, where the cluster has one
+        self._log_ids: dict[str, str] = {}  # topic -> id in the log as this member last read it
+        self._replaced_ids: dict[str, None] = {}  # ids that the log has replaced; Kafka never gives an id twice
         self._sent: dict[str, tuple[int, str, int]] = {}  # topic -> (count, id, sent ms) of the newest Topology
 
     def learn(self, topic: str, count: int, topic_id: str = "") -> bool:
         """What the cluster's metadata says. True if that is new.
 
-        A broker that is behind the others may tell of a topic that is gone already: that is no news.
+        A broker that lags behind the others may report a topic that is gone already; that is ignored.
         """
-        if topic_id in self._gone:
+        if topic_id in self._replaced_ids:
             return False
         group = self.member.group
         if group is not None and topic in group.topics:
-            self._held[topic] = group.topics[topic].id
+            self._log_ids[topic] = group.topics[topic].id
         known = self.counts.get(topic), self.ids.get(topic, "")
         self.counts[topic] = count
         if topic_id:
@@ -54,33 +55,33 @@ class Topics:
         return known is not None and "" not in (known.id, found) and known.id != found
 
     def unfit(self, group: Group, tp: TopicPartition) -> str:
-        """Why this partition is to be parked by whoever owns it; "" if it is fit to be consumed."""
+        """Why the owner of this partition must park it; "" if it can be consumed."""
         return parking.RECREATED if self.recreated(group, tp.topic) else ""
 
     def park(self, group: Group, now: Instant) -> None:
-        """D10: lets the partitions of topics that were made anew go, parked."""
+        """D10: stops the claims of recreated topics; they are released parked."""
         if not any(self.recreated(group, topic) for topic in self.ids):
             return
         for claim in self.member.claims.values():
             reason = self.unfit(group, claim.tp)
             if reason and not claim.sealed:
-                claim.park(reason, parking.WHY, now.mono_ms + self.member.options.interval_ms)
+                claim.park(reason, parking.PARKED_REASON, now.mono_ms + self.member.options.interval_ms)
 
     def read(self, record: Topology) -> None:
-        """Somebody knows better: what this member was told before that record is old, until it is told again."""
-        before = self._held.get(record.topic, "")
+        """A Topology was accepted: forgets what this member knew of the topic if it has another id now."""
+        before = self._log_ids.get(record.topic, "")
         if record.topic_id:
-            self._held[record.topic] = record.topic_id
+            self._log_ids[record.topic] = record.topic_id
             if before not in ("", record.topic_id):
-                self._gone[before] = None
-                if len(self._gone) > GONE_KEPT:
-                    del self._gone[next(iter(self._gone))]
+                self._replaced_ids[before] = None
+                if len(self._replaced_ids) > REPLACED_IDS_KEPT:
+                    del self._replaced_ids[next(iter(self._replaced_ids))]
         if record.topic_id and self.ids.get(record.topic) not in (None, record.topic_id):
             del self.ids[record.topic]
             self.counts.pop(record.topic, None)
 
     def write(self, group: Group, candidacy: Candidacy, now: Instant, out: Ready) -> None:
-        """Tells the log what Kafka says; the first in rank does it, the rest in case it does not."""
+        """Writes to the log what Kafka says; the first in rank does, the others only if it does not."""
         member = self.member
         for topic, count in self.counts.items():
             known, found = group.topics.get(topic), self.ids.get(topic, "")
@@ -89,7 +90,7 @@ class Topics:
                     if not self._may_accept(group, topic):
                         continue
                 else:
-                    count = max(count, known.count)  # fewer partitions are an admin's affair (F9.2)
+                    count = max(count, known.count)  # only an admin may reduce partitions (F9.2)
                     if count == known.count and found in ("", known.id):
                         continue
             sent = self._sent.get(topic)
@@ -102,6 +103,6 @@ class Topics:
                 out.send.append(Topology(topic, count, observed, NONE, by, found))
 
     def _may_accept(self, group: Group, topic: str) -> bool:
-        """D10: whether the group goes on with the new topic by itself, and nobody holds a partition of it any more."""
+        """D10: whether the group continues with the new topic by itself, and no partition of the old one is owned."""
         held = any(part.owner != NONE for tp, part in group.partitions.items() if tp.topic == topic)
         return self.member.continues_recreated_topics and not held

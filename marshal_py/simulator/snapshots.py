@@ -100,7 +100,7 @@ class Upkeep:
             client.environment.at(
                 client.environment.network_faults.read_ms(client.environment.rng), client, self._audit, tasks.audit
             )
-        if tasks.doubtful is not None:
+        if tasks.mismatched is not None:
             client.context.advised("snapshot_refused")
         if snapshotter.confirmed_at != NONE and now_ms >= self._truncate_due_ms:
             self._truncate_due_ms = now_ms + TRUNCATE_INTERVALS * member.options.interval_ms

@@ -42,7 +42,7 @@ def expected() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("fold", [checkpoints.by_the_heart, checkpoints.by_the_oracle])
+@pytest.mark.parametrize("fold", [checkpoints.by_the_core, checkpoints.by_the_oracle])
 def test_a_log_of_protocol_2_folds_to_what_it_always_did(fold: Any, expected: dict[str, Any]) -> None:
     """G1 to G3, N3: every verdict, the state behind every record, every digest at every checkpoint and at the end."""
     folded = fold(DUMP)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marshal_py.protocol import world as worlds_module
-from marshal_py.protocol.assignment import POLICIES, candidates
+from marshal_py.protocol.assignment import POLICIES, candidate_order
 from marshal_py.protocol.candidacy import Candidacy
 from marshal_py.protocol.failure_detector import FailureDetector
 from marshal_py.protocol.head_starts import HeadStarts
@@ -32,13 +32,13 @@ def candidacy(group: Group, me: int, out: set[int], policy: str) -> Candidacy:
     detector = SimpleNamespace(waited_out=lambda group: set(out), clock=SimpleNamespace(counted_ms=0, step_ms_max=1))
     options = SimpleNamespace(policy=policy, topics=group.sessions[me].join.topics)
     found = Candidacy(cast(Member, SimpleNamespace(session=me, detector=detector, options=options)))
-    found.look(group)
+    found.refresh(group)
     return found
 
 
 def rank_for(group: Group, me: int, out: set[int], policy: str, tp: TopicPartition) -> int:
     """A2, sentence by sentence."""
-    order = candidates(group, out)
+    order = candidate_order(group, out)
     joins = {sid: group.sessions[sid].join for sid in order}
     able = [
         sid
@@ -114,7 +114,7 @@ def history(book: DifferentialLog, chance: Random) -> Callable[[], Any]:
 @pytest.mark.parametrize("kept", [1_024, 3])
 @given(SEEDS)
 def test_what_is_free_is_followed_change_by_change(kept: int, seed: int) -> None:
-    """T1, A2: who looks at what changed sees what one sees that looks at everything, with the same waits."""
+    """T1, A2: reading only what changed finds the same as reading everything, with the same waits."""
     chance = Random(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worlds_module, "CHANGES_KEPT", kept)
@@ -140,9 +140,9 @@ def test_what_is_free_is_followed_change_by_change(kept: int, seed: int) -> None
 
 @given(SEEDS)
 def test_a_partition_is_tried_when_its_wait_is_over(seed: int) -> None:
-    """A2, T3: after rank thirds of own waiting, which unproven steps begin anew; at the same tick as by plain looks."""
+    """A2, T3: after rank thirds of own waiting, which unproven steps restart; at the same tick as a plain reading."""
     chance, book = Random(seed), DifferentialLog()
-    happens, detector, starts, ms, looks = (
+    happens, detector, starts, ms, revision = (
         history(book, chance),
         FailureDetector(INTERVAL_MS),
         HeadStarts(THIRD_MS),
@@ -159,10 +159,10 @@ def test_a_partition_is_tried_when_its_wait_is_over(seed: int) -> None:
         for _ in range(chance.choice([0, 0, 0, 1, 3])):
             happens()
         if chance.random() < 0.1:
-            looks += 1
+            revision += 1
             ranks.update({number: chance.randrange(3) for number in range(20)})
         detector.refresh(book.group, at(ms), chance.random() < 0.98)
         if chance.random() < 0.9:  # a member that may not act does not look
-            due = starts.due(book.group, detector, looks, rank, (TOPIC,))
+            due = starts.due(book.group, detector, revision, rank, (TOPIC,))
             over = {tp for tp in detector.free() if detector.free_waited_ms(tp) >= ranks[tp.partition] * THIRD_MS}
             assert due == {tp: detector.free()[tp][0] for tp in over}

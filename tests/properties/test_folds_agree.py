@@ -178,7 +178,7 @@ def end_and_revive(log: DifferentialLog, name: str) -> None:
 
 
 @given(STEPS, st.randoms(use_true_random=False))
-def test_on_groups_that_end_and_begin_anew(steps: Steps, rng: Random) -> None:
+def test_on_groups_that_end_and_begin_again(steps: Steps, rng: Random) -> None:
     """F9.5: deletions, revivals, and late copies of what was written before; generations never come again."""
     log = DifferentialLog()
     name = hostile.GROUPS[0]

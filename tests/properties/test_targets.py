@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marshal_py.protocol.assignment import POLICIES, candidates
+from marshal_py.protocol.assignment import POLICIES, candidate_order
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import Join
 from marshal_py.protocol.world import Group, Partition, Session, Topic
@@ -183,13 +183,13 @@ def own(group: Group, known: Partition, owner: int) -> None:
 
 
 def target(group: Group, policy: str) -> dict[TopicPartition, int]:
-    return dict(POLICIES[policy](group, candidates(group, set())))
+    return dict(POLICIES[policy](group, candidate_order(group, set())))
 
 
 @given(worlds(), st.sampled_from(sorted(POLICIES)))
 def test_a_target_is_what_the_text_says(group: Group, policy: str) -> None:
     """A1: pools, slots, what each keeps, how the rest is dealt, and what those that stand by get."""
-    assert target(group, policy) == Reference(group, candidates(group, set()), policy).target()
+    assert target(group, policy) == Reference(group, candidate_order(group, set()), policy).target()
 
 
 @given(worlds(alike=True), st.sampled_from(sorted(POLICIES)), st.randoms())

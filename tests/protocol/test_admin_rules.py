@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from marshal_py.protocol import codec
-from marshal_py.protocol.assignment import candidates
+from marshal_py.protocol.assignment import candidate_order
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import (
     ClaimingMessages,
@@ -274,16 +274,16 @@ def test_order_of_candidates() -> None:
     ranked = log.join("b", priority=0, rank=2)
     late = log.join("c", priority=0, rank=2)
     best = log.join("d", priority=0, rank=1)
-    assert candidates(log.group, ()) == [best, ranked, late, plain]
+    assert candidate_order(log.group, ()) == [best, ranked, late, plain]
     log.must(StepDown(best, -1))
-    assert candidates(log.group, ()) == [ranked, late, plain, best]
+    assert candidate_order(log.group, ()) == [ranked, late, plain, best]
     mark = log.must(StepDown(ranked, -1))
-    assert candidates(log.group, ()) == [late, plain, best, ranked]
+    assert candidate_order(log.group, ()) == [late, plain, best, ranked]
     for session in (late, plain):
         log.must(StepDown(session, -1))
-    assert candidates(log.group, ()) == [best, ranked, late, plain]
+    assert candidate_order(log.group, ()) == [best, ranked, late, plain]
     log.must(StepDown(ranked, mark))
-    assert candidates(log.group, ()) == [best, late, plain, ranked]
+    assert candidate_order(log.group, ()) == [best, late, plain, ranked]
     # Guidance grants and takes nothing: the last one claims before all, a topic it never named.
     log.topology(4, "u")
     epoch = log.claim(ranked, 0, topic="u")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marshal_py.protocol.assignment import DEFAULT_POLICY, MOVES, POLICIES, candidates
+from marshal_py.protocol.assignment import DEFAULT_POLICY, MOVING_POLICIES, POLICIES, candidate_order
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import Join
 from marshal_py.protocol.world import Group, Partition, Session, Topic
@@ -36,7 +36,7 @@ def group_of(
 
 
 def target(group: Group, policy: str = "balanced", out: Sequence[int] = ()) -> dict[TopicPartition, int]:
-    return dict(POLICIES[policy](group, candidates(group, set(out))))
+    return dict(POLICIES[policy](group, candidate_order(group, set(out))))
 
 
 def owners_of(group: Group) -> dict[tuple[str, int], int]:
@@ -155,16 +155,16 @@ def test_the_order_of_candidates() -> None:
         {"rank": 5},
     ]
     group = group_of({"t": 1}, fields)
-    assert candidates(group, set()) == [5, 3, 7, 2, 4, 6, 1]
-    assert candidates(group, {5, 6, 99}) == [3, 7, 2, 4, 1]
+    assert candidate_order(group, set()) == [5, 3, 7, 2, 4, 6, 1]
+    assert candidate_order(group, {5, 6, 99}) == [3, 7, 2, 4, 1]
 
 
 def test_the_default_policy_moves() -> None:
     """A1, A3: balanced is the default and takes from live owners; greedy does not."""
     assert DEFAULT_POLICY == "balanced"
     assert set(POLICIES) == {"balanced", "greedy"}
-    assert "greedy" not in MOVES
-    assert "balanced" in MOVES
+    assert "greedy" not in MOVING_POLICIES
+    assert "balanced" in MOVING_POLICIES
 
 
 # --- properties

@@ -62,7 +62,7 @@ def test_late_copies_are_harmless() -> None:
     ]
 
 
-def test_copies_right_behind_the_original() -> None:
+def test_copies_right_after_the_original() -> None:
     """F10.1: each record of a session's life twice; only those that set what is set already are accepted again."""
     log = DifferentialLog()
     join = log.new_join(mode=2)

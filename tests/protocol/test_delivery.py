@@ -150,7 +150,7 @@ def test_progress_of_a_truncated_partition_is_discarded() -> None:
     assert {tracker.delivery_count(offset) for offset in (10, 12, 13, 16)} == {1}
 
 
-def test_nothing_is_told_while_nothing_is_finished_above_the_position() -> None:
+def test_nothing_is_reported_while_nothing_is_finished_above_the_position() -> None:
     """D1: heartbeats cost what they did: a prefix of handlers at work, or what is finished in order, needs no bytes."""
     tracker = AtLeastOnce(0)
     run = tracker.add(range(100))

@@ -54,7 +54,7 @@ def test_only_the_broken_one_of_three_stops(always: bool) -> None:
     checkpoint, planted_ms = plant(cluster, b, always)
     cluster.run_until(lambda: b.member.ended, 3 * I)
     for other in (a, c):
-        first_ms, told = other.told("diverged")[0]
+        first_ms, told = other.advised("diverged")[0]
         assert (told.offset, told.text.split()[0]) == (checkpoint, "b")
         assert first_ms - planted_ms <= THIRD_MS + I // 10 + TRIP, "one heartbeat"
     assert isinstance(b.member.error, Diverged)
@@ -106,9 +106,9 @@ def test_another_one_who_agrees_settles_it() -> None:
     plant(cluster, b, always=True)
     cluster.run_until(lambda: a.member.divergence.active, I)
     cluster.run_until(lambda: not a.member.divergence.active, I)
-    told = len(a.told("diverged"))
+    told = len(a.advised("diverged"))
     cluster.run(I // 2)
-    assert len(a.told("diverged")) == told
+    assert len(a.advised("diverged")) == told
     assert not c.member.ended
 
 
@@ -118,7 +118,7 @@ def test_the_longest_names_fit() -> None:
     long = "\U0001f600" * 63 + "abc"  # 255 bytes
     a, b = cluster.team("a", long)
     plant(cluster, b, always=True)
-    cluster.run_until(lambda: a.told("diverged"), I)
+    cluster.run_until(lambda: a.advised("diverged"), I)
     cluster.run(I)
     assert not a.member.ended
     assert any(record.text.startswith("\U0001f600") for _, record in cluster.records(Note) if record.kind == "diverged")
@@ -198,7 +198,7 @@ def test_one_broken_client_does_not_make_all_fold_again() -> None:
     cluster.run_until(lambda: f.member.ended, 3 * I)
     assert isinstance(f.member.error, Diverged)
     assert f.refolds
-    assert not [client.name for client in others if client.refolds or client.told("diverged")]
+    assert not [client.name for client in others if client.refolds or client.advised("diverged")]
     cluster.run(4 * I)
     assert {record.session for _, record in cluster.records(Note) if record.kind == "diverged"} == {6}, "its own word"
     assert all(len(client.owned) >= 2 for client in others), "they took over what it had"

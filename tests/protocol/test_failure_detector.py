@@ -61,7 +61,7 @@ def test_waited_out_is_twice_the_sessions_own_interval() -> None:
     assert detector.waited_out(book.group) == set()
 
 
-def test_all_waits_start_anew_after_an_unproven_step() -> None:
+def test_all_waits_restart_after_an_unproven_step() -> None:
     """T3: for sessions, the pause and free partitions."""
     for paused in (False, True):
         book = DifferentialLog()

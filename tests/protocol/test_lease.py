@@ -94,7 +94,7 @@ def test_the_monotonic_clock_is_the_one_that_counts() -> None:
     assert clock.counted_ms == 10
 
 
-def test_an_unproven_step_begins_all_waits_anew() -> None:
+def test_an_unproven_step_restarts_all_waits() -> None:
     """T3: every wait that ran, and no time before it counts ever again."""
     clock = WaitClock(I)
     clock.advance(at(0), True)

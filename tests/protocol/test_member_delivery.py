@@ -93,7 +93,7 @@ def test_only_what_moves_stops() -> None:
     assert len(list(cluster.records(ReleasingPartition))) == 4
 
 
-def test_who_is_not_warm_gets_nothing() -> None:
+def test_a_successor_that_has_not_prefetched_gets_nothing() -> None:
     """A3: without the ready note the owner keeps and delivers."""
     cluster = VirtualCluster(partitions=2)
     (a,) = cluster.team("a")
@@ -121,14 +121,14 @@ def test_nothing_is_fetched_ahead_in_vain() -> None:
         b = cluster.add("b")
         cluster.run(THIRD_MS)
         assert [partition for partition, _ in b.prefetched] == [tp(1)]
-        assert not b.cooled
+        assert not b.prefetch_stopped
         if outage:
             b.hold_writes()
             cluster.run(I + STEP)
         else:
             cluster.must(ReleaseGroup(cluster.group.pause_change, -1, 20 * I))
             cluster.run(TRIP)
-        assert b.cooled == [tp(1)]
+        assert b.prefetch_stopped == [tp(1)]
 
 
 def test_a_successor_that_fell_silent_gets_nothing() -> None:
@@ -245,7 +245,7 @@ def test_step_down_hands_over() -> None:
     assert set(cluster.owners().values()) == {"a"}, "last, but never absent"
 
 
-def test_an_heir_is_named_with_sense() -> None:
+def test_the_named_successor_is_the_one_that_the_target_gives() -> None:
     """A2, A5, F9.9: who leaves names neither a marked session nor one that is full."""
     cluster = VirtualCluster(partitions=3)
     a, b, c, d = (cluster.add("a"), cluster.add("b", claims_max=1), cluster.add("c"), cluster.add("d"))
@@ -283,12 +283,12 @@ def test_a_stuck_handler_loses_its_partition() -> None:
     assert TIMEOUT_MS <= cluster.now_ms - begun <= TIMEOUT_MS + STEP + 1_000
     (note,) = [r for _, r in a.sends(Note) if r.kind == "handler_stuck"]
     assert (note.topic, note.partition, note.from_) == (TOPIC, 0, 1)
-    assert [advisory.offset for _, advisory in a.told("handler_stuck")] == [1]
+    assert [advisory.offset for _, advisory in a.advised("handler_stuck")] == [1]
     cluster.run(I)
     assert cluster.partition(0).position == 1
     assert cluster.owners() == {0: "b", 1: "b"}
     assert a.alive, "only the partition, not the member"
-    assert not b.told("handler_stuck")
+    assert not b.advised("handler_stuck")
     cluster.run(TIMEOUT_MS - 2 * I)
     assert 0 not in [r.partition for _, r in a.sends(ClaimingPartition, begun)]
     cluster.run(3 * I)
@@ -431,7 +431,7 @@ def test_past_the_fence_the_rest_is_dropped(late: bool) -> None:
     assert a.may(claim)
     assert take_all(a, claim) == ([] if not late else list(range(2, 10)))
     assert a.member.grants_dropped == (0 if late else 8)
-    drops = [(advisory.offset, advisory.to) for _, advisory in a.told("amo_dropped")]
+    drops = [(advisory.offset, advisory.to) for _, advisory in a.advised("amo_dropped")]
     assert drops == ([] if late else [(2, 10)])
 
 

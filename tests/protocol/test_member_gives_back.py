@@ -79,7 +79,7 @@ def test_a_clean_stop_loses_nothing() -> None:
     assert a.member.error is None
     assert cluster.partition(0).position == 3
     assert a.member.grants_dropped == 0
-    assert not a.told("amo_dropped")
+    assert not a.advised("amo_dropped")
     b = cluster.add("b")
     cluster.run(2 * I)
     successor = b.claim(0)
@@ -256,7 +256,7 @@ def test_what_a_fence_dropped_is_given_back() -> None:
     assert cluster.partition(0).position == 2
 
 
-def test_what_was_handed_over_behind_a_drop_is_not_given_back() -> None:
+def test_what_was_handed_over_after_a_drop_is_not_given_back() -> None:
     """T16: the highest that was handed over counts, so what was dropped below it is lost, and said to be."""
     cluster, a = owner()
     claim = a.claim(0)
@@ -271,7 +271,7 @@ def test_what_was_handed_over_behind_a_drop_is_not_given_back() -> None:
     a.due_ms = cluster.now_ms
     cluster.run(3 * TRIP)
     assert releases(cluster) == [("accepted", 15, 11)]
-    assert [(advisory.offset, advisory.to) for _, advisory in a.told("amo_dropped")] == [(0, 10)]
+    assert [(advisory.offset, advisory.to) for _, advisory in a.advised("amo_dropped")] == [(0, 10)]
 
 
 def test_a_claim_without_a_grant_gives_back_nothing() -> None:

@@ -54,13 +54,13 @@ def live(cluster: VirtualCluster, member: Member, number: int) -> None:
     cluster.run(3 * INTERVAL_MS)
 
 
-def test_a_long_life_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_life_leaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """T14, T18, G6: after three times as many sessions, evictions, accusations and topics it holds no more."""
     monkeypatch.setattr(liveness, "INSTANCES_KEPT", KEPT)
     monkeypatch.setattr(liveness, "SENT_KEPT", KEPT)
     monkeypatch.setattr("marshal_py.protocol.rebalance.SENT_KEPT", KEPT)
     monkeypatch.setattr(record_handler, "EVICTED_KEPT", KEPT)
-    monkeypatch.setattr(topics, "GONE_KEPT", KEPT)
+    monkeypatch.setattr(topics, "REPLACED_IDS_KEPT", KEPT)
     cluster = VirtualCluster()
     a, _b = cluster.team("a", "b")
     measured: list[dict[str, int]] = []

@@ -54,7 +54,7 @@ def beats(client: Client, since_ms: int) -> list[Heartbeat]:
     return [beat for _, beat in client.sends(Heartbeat, since_ms)]
 
 
-def test_heartbeats_carry_what_is_finished_although_the_position_stands_still() -> None:
+def test_heartbeats_carry_what_is_finished_although_the_position_does_not_move() -> None:
     """T11: progress and figures differ from the folded world, so they are told, until the world knows them."""
     cluster = VirtualCluster(partitions=1)
     (a,) = cluster.team("a")
@@ -152,7 +152,7 @@ def test_the_next_owner_skips_what_is_finished() -> None:
 
 
 @pytest.mark.parametrize("delivered", [True, False])
-def test_a_release_tells_how_often_the_message_was_delivered(delivered: bool) -> None:
+def test_a_release_says_how_often_the_message_was_delivered(delivered: bool) -> None:
     """D11, F6.2: exactly, where an owner that dies is taken to have delivered it."""
     cluster = VirtualCluster(partitions=1)
     (a,) = cluster.team("a")

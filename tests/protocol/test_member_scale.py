@@ -22,21 +22,21 @@ def test_a_burst_of_records_is_looked_at_once_in_a_step(monkeypatch: pytest.Monk
 
     What changes after a quiet time is looked at immediately.
     """
-    monkeypatch.setattr(candidacy, "LOOK_AT_ONCE", 12)
+    monkeypatch.setattr(candidacy, "REFRESH_AT_ONCE_MAX", 12)
     cluster = VirtualCluster()
     a = cluster.add("a")
     a.resolves = resolves
     cluster.run(3 * INTERVAL_MS)
     assert bool(a.owned) is resolves
-    looks, seen = a.member.candidacy.looks, a.member.candidacy
+    revision, seen = a.member.candidacy.revision, a.member.candidacy
     cluster.run(STEP_MS)
     for number in range(STEP_MS):
         cluster.must(Join(f"guest {number}", number.to_bytes(16, "big"), 1, INTERVAL_MS, (TOPIC,)))
         cluster.run(1)
         if number == READ_MS + 1:
-            assert seen.looks == looks + 1, "the first change after a quiet time"
+            assert seen.revision == revision + 1, "the first change after a quiet time"
             assert seen.late
-    assert seen.looks <= looks + 2
+    assert seen.revision <= revision + 2
     cluster.run(STEP_MS)
     assert not seen.late
     assert len(seen.order) == 1 + STEP_MS
@@ -44,7 +44,7 @@ def test_a_burst_of_records_is_looked_at_once_in_a_step(monkeypatch: pytest.Monk
 
 def test_a_large_group_comes_to_the_same_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A2, A3: members that look seldom share out evenly, take over from the dead and hand over to newcomers."""
-    monkeypatch.setattr(candidacy, "LOOK_AT_ONCE", 0)
+    monkeypatch.setattr(candidacy, "REFRESH_AT_ONCE_MAX", 0)
     cluster = VirtualCluster()
     a, b, c = cluster.team("a", "b", "c")
     assert [len(client.owned) for client in (a, b, c)] == [4, 4, 4]

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from marshal_py.errors import DuplicateClientId, SessionCloned
-from marshal_py.protocol.assignment import candidates
+from marshal_py.protocol.assignment import candidate_order
 from marshal_py.protocol.claim import ClaimPhase
 from marshal_py.protocol.records import (
     HEARTBEAT_ENTRIES_MAX,
@@ -51,7 +51,7 @@ def test_three_members_share_twelve_partitions() -> None:
     assert set(cluster.owners()) == set(range(12))
     for client in team:
         assert all(client.may(claim) for claim in client.member.claims.values())
-        assert not client.told("fenced")
+        assert not client.advised("fenced")
         begun = cluster.now_ms
     cluster.run(10 * I)
     for client in team:
@@ -122,7 +122,7 @@ def test_a_newcomer_keeps_nobody_waiting_however_high_its_rank() -> None:
     newcomer = cluster.add("c", priority=0)
     cluster.run_until(lambda: list(cluster.records(Evict)))
     ((at, _),) = a.sends(Evict)
-    assert candidates(a.member.group, set())[0] == newcomer.session
+    assert candidate_order(a.member.group, set())[0] == newcomer.session
     assert at - read_ms <= 2 * I + STEP
 
 
@@ -148,7 +148,7 @@ def test_an_outage_of_all_writes_evicts_nobody() -> None:
         client.hold_writes()
     cluster.run(I + THIRD_MS + STEP)
     for client in team:
-        assert client.told("fenced")
+        assert client.advised("fenced")
         assert not any(client.may(claim) for claim in client.member.claims.values())
     cluster.run(60_000)
     for client in team:
@@ -157,8 +157,8 @@ def test_an_outage_of_all_writes_evicts_nobody() -> None:
     assert not list(cluster.records(Evict))
     assert {number: cluster.partition(number).epoch for number in range(12)} == before
     for client in team:
-        assert len(client.told("joined")) == 1
-        assert len(client.told("unfenced")) == 1, "not at its start, when it had not been told of a fence"
+        assert len(client.advised("joined")) == 1
+        assert len(client.advised("unfenced")) == 1, "not at its start, when it had not been told of a fence"
         assert client.member.healthy(client.now)
         assert all(client.may(claim) for claim in client.member.claims.values())
     cluster.run(4 * I)
@@ -200,8 +200,8 @@ def test_who_writes_and_does_not_read_dies() -> None:
     b.reads_held = False
     cluster.run(2 * I)
     assert b.session != session, "it begins again as a new session"
-    assert len(b.told("joined")) == 2
-    assert len(b.told("evicted")) == 1
+    assert len(b.advised("joined")) == 2
+    assert len(b.advised("evicted")) == 1
     assert set(cluster.owners().values()) == {"a", "b", "c"}
 
 
@@ -226,7 +226,7 @@ def test_a_short_outage_costs_no_claim() -> None:
     b.cut()
     begun = cluster.now_ms
     cluster.run(I + THIRD_MS)
-    assert b.told("fenced")
+    assert b.advised("fenced")
     assert not any(b.may(claim) for claim in b.member.claims.values())
     assert not b.sends(ClaimingPartition, begun)
     b.heal()
@@ -327,7 +327,7 @@ def test_an_entry_is_what_differs_from_the_folded_world() -> None:
     assert all(beat.claims == () for _, beat in a.sends(Heartbeat, begun)), "the world knows it now"
 
 
-def test_a_heartbeat_of_too_many_claims_goes_on_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_heartbeat_of_too_many_claims_continues_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """T11: no more than the limit in one; the rest follow in the next even while the first ones change again."""
     assert HEARTBEAT_ENTRIES_MAX == 10_000
     monkeypatch.setattr("marshal_py.protocol.member.HEARTBEAT_ENTRIES_MAX", 4)
@@ -518,7 +518,7 @@ def test_pause_credit() -> None:
 # --- sessions
 
 
-def test_every_join_has_an_instance_of_its_own_and_ghosts_are_left() -> None:
+def test_every_join_has_its_own_instance_and_orphaned_sessions_are_left() -> None:
     """T14: Joins held up by an outage all arrive; the newest one's session is adopted, the others end with a Leave."""
     cluster = VirtualCluster()
     a = cluster.add("a")
@@ -534,11 +534,11 @@ def test_every_join_has_an_instance_of_its_own_and_ghosts_are_left() -> None:
     assert live.join.instance_id == joins[-1].instance_id
     left = {record.session for _, record in a.sends(Leave)}
     assert left == {v.offset for v, _ in cluster.records(Join)} - {a.session}
-    assert len(a.told("joined")) == 1
+    assert len(a.advised("joined")) == 1
     assert not a.member.orphaned_sessions
 
 
-def test_a_ghost_that_comes_later_is_left_too() -> None:
+def test_an_orphaned_session_that_comes_later_is_left_too() -> None:
     """T14: a copy of an older Join, accepted when the session is long another one."""
     cluster = VirtualCluster()
     _a, b = cluster.team("a", "b")
@@ -571,7 +571,7 @@ def test_who_is_stopped_before_it_has_read_its_join_leaves_it() -> None:
     (joined,) = [verdict.offset for verdict, _ in cluster.records(Join)]
     assert [record.session for _, record in a.sends(Leave)] == [joined]
     assert not cluster.group.sessions
-    assert not a.told("joined")
+    assert not a.advised("joined")
 
 
 def test_how_long_a_stop_waits_for_a_join() -> None:
@@ -725,7 +725,7 @@ def test_late_copies_of_own_records_are_no_clones(kind: type) -> None:
     assert cluster.owners() == owners
 
 
-def test_a_twin_is_recognised_by_its_heartbeat() -> None:
+def test_a_clone_is_recognised_by_its_heartbeat() -> None:
     """T18: a machine that was copied while it ran: both have one session; both fence and end with SessionCloned."""
     cluster = VirtualCluster(twins=True)
     a, b = cluster.team("a", "b")

@@ -105,7 +105,7 @@ def test_an_owner_parks() -> None:
     assert not [r for _, r in cluster.records(ClaimingPartition, cluster.verdicts[-1].offset) if r.topic == TOPIC]
     assert {claim.epoch for c in (a, b) for claim in c.member.claims.values()} == others
     assert all(c.may(claim) for c in (a, b) for claim in c.member.claims.values())
-    told = [advisory.text for c in (a, b) for _, advisory in c.told("parked")]
+    told = [advisory.text for c in (a, b) for _, advisory in c.advised("parked")]
     assert len(told) == 4
     assert all(text.startswith(RECREATED) and "marshal set-position" in text for text in told), "and what to do"
     assert len(claims) == 4

@@ -51,7 +51,7 @@ def test_who_is_alone_tries_twice_parks_it_and_goes_on_with_the_rest() -> None:
     assert not refuse(a)
     cluster.run(2 * TRIP)
     assert parked(cluster) == {0: UNREADABLE}
-    (told,) = [advisory.text for _, advisory in a.told("parked")]
+    (told,) = [advisory.text for _, advisory in a.advised("parked")]
     assert f"({SAID})" in told
     assert f"marshal set-position {cluster.group.name} {TOPIC}:0 --shift-by 0" in told
     assert a.may(a.claim(1))

@@ -44,14 +44,14 @@ def test_a_partition_that_cannot_be_read_is_parked_alone(mode: int) -> None:
     assert parked(cluster) == {0: BEYOND_END}
     (release,) = [record for _, record in owner.sends(ReleasingPartition) if record.parked]
     assert (release.parked, release.reason, release.successor) == (BEYOND_END, "position 9, end 3", -1)
-    (told,) = [advisory.text for _, advisory in owner.told("parked")]
+    (told,) = [advisory.text for _, advisory in owner.advised("parked")]
     assert "(position 9, end 3)" in told
     end = cluster.verdicts[-1].offset
     cluster.run(4 * I)
     assert parked(cluster) == {0: BEYOND_END}
     assert not [r for _, r in cluster.records(ClaimingPartition, end) if r.partition == 0]
     assert {claim.epoch for c in (a, b) for claim in c.member.claims.values()} == kept
-    assert not other.told("parked")
+    assert not other.advised("parked")
 
 
 def test_it_waits_for_its_handlers_for_an_interval() -> None:
@@ -139,7 +139,7 @@ def test_a_busy_owner_hands_over_at_most_once() -> None:
 
 
 @pytest.mark.parametrize("why", ["hand-over", "paused", "stopped", "handler stuck"])
-def test_the_user_is_told_once_that_a_claim_is_to_go(why: str) -> None:
+def test_the_user_learns_once_that_a_claim_will_be_released(why: str) -> None:
     """A3: by an event before anything is released, with the reason."""
     cluster = VirtualCluster(partitions=1)
     (a,) = cluster.team("a", handler_timeout_ms=4 * I)
@@ -156,23 +156,23 @@ def test_the_user_is_told_once_that_a_claim_is_to_go(why: str) -> None:
     a.member.request_tick()
     a.due_ms = cluster.now_ms
     cluster.run(TRIP)
-    assert [advisory.text for _, advisory in a.told("revoking")] == [why]
-    at_ms = a.told("revoking")[0][0]
+    assert [advisory.text for _, advisory in a.advised("revoking")] == [why]
+    at_ms = a.advised("revoking")[0][0]
     assert all(sent_ms >= at_ms for sent_ms, _ in (*a.sends(ReleasingPartition), *a.sends(Leave)))
     cluster.run(2 * I)
-    assert len(a.told("revoking")) == 1
+    assert len(a.advised("revoking")) == 1
 
 
-def test_a_hand_over_that_is_called_off_may_be_told_again() -> None:
+def test_a_hand_over_that_is_called_off_may_be_reported_again() -> None:
     """A3: the successor has gone before the Release; the claim delivers again, and is to go a second time."""
     cluster, a, b, claim = handing_over()
     cluster.kill(b)
     cluster.run(BOUND - I)
-    assert len(a.told("revoking")) == 1
+    assert len(a.advised("revoking")) == 1
     cluster.run_until(lambda: claim.phase is not ClaimPhase.DRAINING)
     if claim.phase is ClaimPhase.OPEN:
         assert a.may(claim)
         a.member.leave(a.now, "bye", 0)
         a.due_ms = cluster.now_ms
         cluster.run(TRIP)
-        assert len(a.told("revoking")) == 3, "both claims, once each"
+        assert len(a.advised("revoking")) == 3, "both claims, once each"

@@ -26,7 +26,7 @@ from marshal_py.protocol.records import (
     Topology,
 )
 from marshal_py.protocol.routing import HASH_NAME, route
-from marshal_py.protocol.snapshot import CHUNK_BYTES, SHELF_MAX, SnapshotStore, Stored
+from marshal_py.protocol.snapshot import CHUNK_BYTES, STORED_MAX, SnapshotStore, Stored
 from marshal_py.protocol.world import World, hash64
 from tests.support import hostile, wire
 from tests.support.differential_log import GROUP, INCARNATION, OTHER_INCARNATION, TOPIC, DifferentialLog, genesis
@@ -325,11 +325,11 @@ def test_a_snapshot_from_the_future_is_ignored() -> None:
 def test_nonsense_costs_no_memory() -> None:
     """N1: chunks that never become whole are forgotten, the oldest first."""
     store = SnapshotStore()
-    for number in range(10 * SHELF_MAX):
+    for number in range(10 * STORED_MAX):
         store.take(Snapshot(GENESIS, ONE, 16 * number, 0, 2, 1, 1, b"half"), LATER)
         store.take(Snapshot(GENESIS, TWO, 16 * number, 0, 1, 1, 1, b"whole"), LATER)
         store.take(snapshot.witness(GENESIS, TWO, 16 * number + 1, 1, 1), LATER)
-    assert (len(store.whole), len(store._open), len(store._vouched)) == (SHELF_MAX,) * 3
+    assert (len(store.whole), len(store._open), len(store._vouched)) == (STORED_MAX,) * 3
 
 
 def test_who_vouches() -> None:

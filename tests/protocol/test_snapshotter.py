@@ -148,7 +148,7 @@ def test_nobody_vouches_for_what_it_did_not_fold() -> None:
     grow(log, EVERY)
     (written,) = due(log, one)
     two.tick()
-    two.snapshotter._judge.clear()
+    two.snapshotter._to_judge.clear()
     for wrong in (
         msgspec.structs.replace(written, state=written.state ^ 1),
         msgspec.structs.replace(written, chain=written.chain ^ 1),
@@ -156,15 +156,15 @@ def test_nobody_vouches_for_what_it_did_not_fold() -> None:
     ):
         log.put(codec.encode(wrong, "", INCARNATION))
         tasks = two.tick()
-        tasks = tasks if tasks.doubtful else two.tick(10 * STAGGER_MS)
+        tasks = tasks if tasks.mismatched else two.tick(10 * STAGGER_MS)
         assert not tasks.send
-        assert tasks.doubtful is not None
-        assert tasks.doubtful.at == written.at
+        assert tasks.mismatched is not None
+        assert tasks.mismatched.at == written.at
     log.put(codec.encode(msgspec.structs.replace(written, at=written.at + 1), "", INCARNATION))
     tasks = two.tick(10 * STAGGER_MS)
-    assert (tasks.send, tasks.doubtful) == ([], None), "no checkpoint of ours"
+    assert (tasks.send, tasks.mismatched) == ([], None), "no checkpoint of ours"
     late = Process(log, "late")
-    late.snapshotter._past = {at: digests for at, digests in late.snapshotter._past.items() if at > written.at}
+    late.snapshotter._digests = {at: digests for at, digests in late.snapshotter._digests.items() if at > written.at}
     log.put(codec.encode(msgspec.structs.replace(written, instance=b"8" * 16), "", INCARNATION))
     assert not late.tick(10 * STAGGER_MS).send
 
@@ -298,10 +298,10 @@ def test_digests_of_the_whole_state_step_by_step() -> None:
         grow(log, 3)
         one.read()
         if one.world.chain_at == one.world.next_offset:
-            assert one.snapshotter._past[one.world.chain_at] == (snapshot.digest_of(one.world), one.world.chain)
+            assert one.snapshotter._digests[one.world.chain_at] == (snapshot.digest_of(one.world), one.world.chain)
     grow(log, 16 * CHECKPOINTS_HELD)
     one.read()
-    assert len(one.snapshotter._past) == CHECKPOINTS_HELD
+    assert len(one.snapshotter._digests) == CHECKPOINTS_HELD
     assert log.world.groups.keys() >= {GROUP}
 
 
@@ -372,7 +372,7 @@ def test_a_live_session_of_another_group_is_never_evicted() -> None:
         assert evict.waited_ms >= 2 * longer_ms, "and when it is silent, it is"
 
 
-def test_who_has_stopped_waits_anew() -> None:
+def test_an_owner_that_has_stopped_waits_again() -> None:
     """N14: a process that ran on after a stop has read nothing meanwhile; one long step counts as a tenth (T2)."""
     log = DifferentialLog(exhaustive=False)
     log.must(log.new_join("killed"), "other")
@@ -412,7 +412,7 @@ def test_whom_a_keeper_leaves_alone() -> None:
     assert len(log.group.sessions) == 2
 
 
-def test_a_process_that_gets_another_interval_waits_anew() -> None:
+def test_a_process_that_gets_another_interval_waits_again() -> None:
     """N14: what was waited by a shorter interval was proven for a shorter time (T2)."""
     log = DifferentialLog(exhaustive=False)
     log.must(log.new_join("killed"), "other")
@@ -430,8 +430,8 @@ def test_a_dead_fleet_is_evicted_piece_by_piece(monkeypatch: pytest.MonkeyPatch)
     dead = [log.must(log.new_join(f"c{number}"), f"group-{number}") for number in range(7)]
     one = Process(log, "one")
     looks: list[int] = []
-    look = orphans.Orphans._look
-    monkeypatch.setattr(orphans.Orphans, "_look", lambda self: looks.append(one.now_ms) or look(self))
+    look = orphans.Orphans._find_silent
+    monkeypatch.setattr(orphans.Orphans, "_find_silent", lambda self: looks.append(one.now_ms) or look(self))
     sent: list[list[int]] = []
     while one.now_ms < 2 * INTERVAL_MS + 5 * STEP_MS:
         one.proof_ms = one.now_ms

@@ -235,7 +235,7 @@ def test_deleting_a_group() -> None:
     log.refuses(ClaimingPartition(successor, "t", 0, -1, 5), "topology")
 
 
-def test_a_revived_group_begins_anew() -> None:
+def test_a_revived_group_begins_from_nothing() -> None:
     """F9.5: without a mode it takes the first Join's (F1.6); a pause is asked for with the offset of the deletion."""
     log = DifferentialLog()
     token = log.pause()
@@ -250,7 +250,7 @@ def test_a_revived_group_begins_anew() -> None:
     log.must(Leave(session))
 
 
-def test_late_copies_behind_a_revival() -> None:
+def test_late_copies_after_a_revival() -> None:
     """F9.5: a Topology that names no earlier one, and a ReleaseGroup, are of the group that was; so are all others."""
     log = DifferentialLog()
     first = log.last + 1

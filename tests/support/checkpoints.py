@@ -23,7 +23,7 @@ Fold = Callable[[int, bytes | None], str]  # folds one value; "", or why it was 
 Look = Callable[[], tuple[int, int, dict[str, int]]]  # chain digest, digest of the whole state, digests of the groups
 
 
-def by_the_heart(dump: Path) -> dict[str, Any]:
+def by_the_core(dump: Path) -> dict[str, Any]:
     def begin(log: int, root: bytes) -> tuple[Fold, Look]:
         opened = codec.open_envelope(root, -1)
         assert opened is not None

@@ -394,7 +394,7 @@ def main() -> None:
             writer.write(record)
         writer.finish()
     told = checkpoints.by_the_oracle(DUMP)
-    assert told == checkpoints.by_the_heart(DUMP)
+    assert told == checkpoints.by_the_core(DUMP)
     DIGESTS.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"{len(records)} records, {DUMP.stat().st_size} bytes")
 

@@ -69,7 +69,7 @@ class Client:
         self.advisories: list[tuple[int, Advisory]] = []
         self.resolved: list[Wanted] = []
         self.prefetched: list[tuple[TopicPartition, int]] = []
-        self.cooled: list[TopicPartition] = []
+        self.prefetch_stopped: list[TopicPartition] = []
         self.refolds: list[tuple[int, int]] = []  # (time, checkpoint)
         self.mirrored: list[tuple[int, dict[TopicPartition, int]]] = []
         self.world = World()
@@ -135,7 +135,7 @@ class Client:
         out = self.member.tick(self.now)
         at = self.cluster.now_ms
         self.lost += [(at, claim, reason) for claim, reason in out.lost]
-        self.cooled += out.stop_prefetch
+        self.prefetch_stopped += out.stop_prefetch
         for record in out.send:
             self.sent.append((at, record))
             self.cluster.send(self, codec.encode(record, GROUP, INCARNATION, self.member.writes_version))
@@ -230,7 +230,7 @@ class Client:
         (found,) = [claim for claim in self.member.claims.values() if claim.tp == tp(number, topic)]
         return found
 
-    def told(self, kind: str) -> list[tuple[int, Advisory]]:
+    def advised(self, kind: str) -> list[tuple[int, Advisory]]:
         return [(at, advisory) for at, advisory in self.advisories if advisory.kind == kind]
 
     def sends(self, kind: type[R], since_ms: int = 0) -> list[tuple[int, R]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from marshal_py.protocol.assignment import balanced, greedy
-from marshal_py.protocol.assignment.candidates import candidates
+from marshal_py.protocol.assignment.candidates import candidate_order
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.world import Group
 
@@ -20,6 +20,6 @@ POLICIES: Final[Mapping[str, Callable[[Group, Sequence[int]], Target]]] = {
     "greedy": greedy.target,
 }
 DEFAULT_POLICY: Final = "balanced"
-MOVES: Final = frozenset({"balanced"})  # policies that take partitions from live owners (A3)
+MOVING_POLICIES: Final = frozenset({"balanced"})  # policies that take partitions from live owners (A3)
 
-__all__ = ["DEFAULT_POLICY", "MOVES", "POLICIES", "Target", "candidates"]
+__all__ = ["DEFAULT_POLICY", "MOVING_POLICIES", "POLICIES", "Target", "candidate_order"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from marshal_py.protocol.assignment.candidates import dealt, pools_of, seats_of
+from marshal_py.protocol.assignment.candidates import candidates_by_session, distribute, pools_of
 from marshal_py.protocol.assignment.slots import fill
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.world import Group
@@ -19,16 +19,16 @@ SWEEPS_MAX: Final = 100  # over all pools; each lowers a slot, and the first few
 
 def target(group: Group, order: Sequence[int]) -> dict[TopicPartition, int]:
     """The same for every member that holds the same world and has waited out the same sessions."""
-    seats = seats_of(group, order)
-    pools = pools_of(group, seats)
-    looked: dict[int, list[int]] = {}  # by pool: how much each of its seats had elsewhere when it was filled
+    candidates = candidates_by_session(group, order)
+    pools = pools_of(group, candidates)
+    looked: dict[int, list[int]] = {}  # by pool: how much each of its candidates had elsewhere when it was filled
     for _ in range(SWEEPS_MAX):
         changed = False
         for at, pool in enumerate(pools):
-            elsewhere = [seat.count - count for seat, count in zip(pool.seats, pool.counts, strict=True)]
+            elsewhere = [candidate.count - count for candidate, count in zip(pool.candidates, pool.counts, strict=True)]
             if looked.get(at) != elsewhere:
                 looked[at] = elsewhere
                 changed |= fill(pool, moves=True)
         if not changed:
             break
-    return dealt(group, pools)
+    return distribute(group, pools)

@@ -1,7 +1,7 @@
 """What every policy starts from: the candidates in order, and what each already has. No policy lives here.
 
 Topics that the same candidates consume are one **pool**: within a pool only the number of partitions matters for who
-gets how many. How many each gets is decided first (slots.py), which partitions these are afterwards (`dealt`).
+gets how many. How many each gets is decided first (slots.py), which partitions these are afterwards (`distribute`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from marshal_py.protocol.world import Group
 UNLIMITED = 2**31  # claims_max 0 means no limit
 
 
-def candidates(group: Group, waited_out: Container[int]) -> list[int]:
+def candidate_order(group: Group, waited_out: Container[int]) -> list[int]:
     """Live sessions in the order of F9.9, without those that the caller has waited out itself (A2)."""
     rest = [s for s in group.sessions.values() if s.id not in waited_out]
     rest.sort(key=lambda s: (s.mark != NONE, s.mark, s.join.priority, s.join.rank, s.id))
@@ -41,31 +41,31 @@ class Candidate:
 class Pool:
     """Topics that the same candidates consume: their partitions, and who has which of them."""
 
-    __slots__ = ("counts", "held", "reserve", "seats", "tps")
+    __slots__ = ("candidates", "counts", "held", "standby", "tps")
 
-    def __init__(self, seats: Iterable[Candidate]) -> None:
-        in_order = sorted(seats, key=lambda seat: seat.order)
-        self.seats = [seat for seat in in_order if not seat.standby]
-        self.reserve = [seat for seat in in_order if seat.standby]
+    def __init__(self, candidates: Iterable[Candidate]) -> None:
+        in_order = sorted(candidates, key=lambda candidate: candidate.order)
+        self.candidates = [candidate for candidate in in_order if not candidate.standby]
+        self.standby = [candidate for candidate in in_order if candidate.standby]
         self.tps: list[TopicPartition] = []  # by their place in their topic, so that each gets a share of each topic
-        self.held: dict[int, list[TopicPartition]] = {seat.id: [] for seat in self.seats}
-        self.counts = [0] * len(self.seats)  # how many each shall have; a policy changes these
+        self.held: dict[int, list[TopicPartition]] = {candidate.id: [] for candidate in self.candidates}
+        self.counts = [0] * len(self.candidates)  # how many each shall have; a policy changes these
 
 
-def seats_of(group: Group, order: Sequence[int]) -> dict[int, Candidate]:
-    """A seat per candidate; a marked session stands by while another is not (F9.9)."""
-    seats = {sid: Candidate(group, sid, at) for at, sid in enumerate(order)}
+def candidates_by_session(group: Group, order: Sequence[int]) -> dict[int, Candidate]:
+    """A candidate per candidate; a marked session stands by while another is not (F9.9)."""
+    candidates = {sid: Candidate(group, sid, at) for at, sid in enumerate(order)}
     if any(group.sessions[sid].mark == NONE for sid in order):
-        for seat in seats.values():
-            seat.standby = group.sessions[seat.id].mark != NONE
-    return seats
+        for candidate in candidates.values():
+            candidate.standby = group.sessions[candidate.id].mark != NONE
+    return candidates
 
 
-def pools_of(group: Group, seats: dict[int, Candidate]) -> list[Pool]:
+def pools_of(group: Group, candidates: dict[int, Candidate]) -> list[Pool]:
     """The partitions of the folded topology that are not parked and that somebody consumes, in pools."""
     alike: dict[frozenset[str], list[Candidate]] = {}
-    for seat in seats.values():
-        alike.setdefault(seat.topics, []).append(seat)
+    for candidate in candidates.values():
+        alike.setdefault(candidate.topics, []).append(candidate)
     consumers: dict[str, list[int]] = {}  # topic -> numbers of the sets of candidates that consume it
     for number, topics in enumerate(alike):
         for topic in topics:
@@ -76,13 +76,13 @@ def pools_of(group: Group, seats: dict[int, Candidate]) -> list[Pool]:
         key = tuple(consumers[topic])
         pool = pools.get(key)
         if pool is None:
-            pool = pools[key] = Pool(seat for number in key for seat in sets[number])
+            pool = pools[key] = Pool(candidate for number in key for candidate in sets[number])
         _fill(group, pool, topic)
     counts = {topic: group.topics[topic].count for topic in consumers}
     for pool in pools.values():
         if pool.tps and pool.tps[0].topic != pool.tps[-1].topic:
             pool.tps.sort(key=lambda tp: (tp.partition / counts[tp.topic], tp.topic))
-    _seat_holders(group, seats, pools.values())
+    _keep_holders(group, candidates, pools.values())
     return list(pools.values())
 
 
@@ -95,7 +95,7 @@ def _fill(group: Group, pool: Pool, topic: str) -> None:
             add(tp)
 
 
-def _seat_holders(group: Group, seats: dict[int, Candidate], pools: Collection[Pool]) -> None:
+def _keep_holders(group: Group, candidates: dict[int, Candidate], pools: Collection[Pool]) -> None:
     """Gives each partition to who has it, else to who had it last.
 
     Stickiness: the owner, else the successor that a release named, else the last owner. Who has more than its
@@ -109,26 +109,26 @@ def _seat_holders(group: Group, seats: dict[int, Candidate], pools: Collection[P
             if partition is None:
                 continue
             owned = partition.owner != NONE
-            seat = seats.get(partition.owner if owned else partition.successor)
-            if seat is None and not owned:
-                seat = seats.get(partition.last_owner)
-            having = held.get(seat.id) if seat is not None else None
-            if seat is None or having is None:
+            candidate = candidates.get(partition.owner if owned else partition.successor)
+            if candidate is None and not owned:
+                candidate = candidates.get(partition.last_owner)
+            having = held.get(candidate.id) if candidate is not None else None
+            if candidate is None or having is None:
                 continue  # nobody, one that stands by, or one that does not consume the topic
             if not owned:
-                freed.append((tp, having, seat))
-            elif seat.count < seat.claims_max:
+                freed.append((tp, having, candidate))
+            elif candidate.count < candidate.claims_max:
                 having.append(tp)
-                seat.count += 1
-    for tp, having, seat in freed:
-        if seat.count < seat.claims_max:
+                candidate.count += 1
+    for tp, having, candidate in freed:
+        if candidate.count < candidate.claims_max:
             having.append(tp)
-            seat.count += 1
+            candidate.count += 1
     for pool in pools:
-        pool.counts = [len(pool.held[seat.id]) for seat in pool.seats]
+        pool.counts = [len(pool.held[candidate.id]) for candidate in pool.candidates]
 
 
-def dealt(group: Group, pools: Iterable[Pool]) -> dict[TopicPartition, int]:
+def distribute(group: Group, pools: Iterable[Pool]) -> dict[TopicPartition, int]:
     """Which partitions each gets, once the counts are known: everybody keeps of its own what it may, the lowest.
 
     The rest goes to who lacks some, one after the other, the lowest first. So a target that has come true in part stays
@@ -136,46 +136,46 @@ def dealt(group: Group, pools: Iterable[Pool]) -> dict[TopicPartition, int]:
     """
     found: dict[TopicPartition, int] = {}
     for pool in pools:
-        for seat, count in zip(pool.seats, pool.counts, strict=True):
-            for tp in pool.held[seat.id][:count]:
-                found[tp] = seat.id
+        for candidate, count in zip(pool.candidates, pool.counts, strict=True):
+            for tp in pool.held[candidate.id][:count]:
+                found[tp] = candidate.id
         rest = [tp for tp in pool.tps if tp not in found]
-        if pool.reserve and rest:  # what stays with those that stand by is what they have
-            standing = {seat.id for seat in pool.reserve}
+        if pool.standby and rest:  # what stays with those that stand by is what they have
+            standing = {candidate.id for candidate in pool.standby}
             owned = [(known := group.partitions.get(tp)) is not None and known.owner in standing for tp in rest]
             rest = [tp for own in (False, True) for tp, is_own in zip(rest, owned, strict=True) if is_own is own]
         at = 0
-        for seat, count in zip(pool.seats, pool.counts, strict=True):
-            lacks = count - min(count, len(pool.held[seat.id]))
+        for candidate, count in zip(pool.candidates, pool.counts, strict=True):
+            lacks = count - min(count, len(pool.held[candidate.id]))
             for tp in rest[at : at + lacks]:
-                found[tp] = seat.id
+                found[tp] = candidate.id
             at += lacks
-        if pool.reserve and at < len(rest):
-            _deal_to_reserve(group, pool.reserve, rest[at:], found)
+        if pool.standby and at < len(rest):
+            _distribute_to_standby(group, pool.standby, rest[at:], found)
     return found
 
 
-def _deal_to_reserve(
-    group: Group, reserve: list[Candidate], rest: list[TopicPartition], found: dict[TopicPartition, int]
+def _distribute_to_standby(
+    group: Group, standby: list[Candidate], rest: list[TopicPartition], found: dict[TopicPartition, int]
 ) -> None:
     """Those that stand by keep what nobody else can take (F9.9); what nobody has goes to the least loaded of them."""
-    by_id, free = {seat.id: seat for seat in reserve}, []
+    by_id, free = {candidate.id: candidate for candidate in standby}, []
     for tp in rest:
         known = group.partitions.get(tp)
-        seat = by_id.get(known.owner) if known is not None else None
-        if seat is not None and seat.count < seat.claims_max:
-            found[tp] = seat.id
-            seat.count += 1
+        candidate = by_id.get(known.owner) if known is not None else None
+        if candidate is not None and candidate.count < candidate.claims_max:
+            found[tp] = candidate.id
+            candidate.count += 1
         else:
             free.append(tp)
-    heap = [((seat.count + 1) / seat.weight, seat.order, seat) for seat in reserve]
+    heap = [((candidate.count + 1) / candidate.weight, candidate.order, candidate) for candidate in standby]
     heapify(heap)
     for tp in free:
         while heap and heap[0][2].count >= heap[0][2].claims_max:
             heappop(heap)
         if not heap:
             return
-        seat = heap[0][2]
-        found[tp] = seat.id
-        seat.count += 1
-        heapreplace(heap, ((seat.count + 1) / seat.weight, seat.order, seat))
+        candidate = heap[0][2]
+        found[tp] = candidate.id
+        candidate.count += 1
+        heapreplace(heap, ((candidate.count + 1) / candidate.weight, candidate.order, candidate))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marshal_py.protocol.assignment.candidates import dealt, pools_of, seats_of
+from marshal_py.protocol.assignment.candidates import candidates_by_session, distribute, pools_of
 from marshal_py.protocol.assignment.slots import fill
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.world import Group
@@ -12,7 +12,7 @@ from marshal_py.protocol.world import Group
 
 def target(group: Group, order: Sequence[int]) -> dict[TopicPartition, int]:
     """Owners keep what they have; free partitions go to the least loaded."""
-    pools = pools_of(group, seats_of(group, order))
+    pools = pools_of(group, candidates_by_session(group, order))
     for pool in pools:
         fill(pool, moves=False)
-    return dealt(group, pools)
+    return distribute(group, pools)

@@ -14,30 +14,30 @@ from marshal_py.protocol.assignment.candidates import Pool
 def fill(pool: Pool, *, moves: bool) -> bool:
     """Sets the counts of a pool; whether they changed. With `moves` all slots count, else only those above what each
     has. Of slots of one height those first that are filled already: nothing moves that need not."""
-    seats, before = pool.seats, pool.counts
-    others = [seat.count - count for seat, count in zip(seats, before, strict=True)]
+    candidates, before = pool.candidates, pool.counts
+    others = [candidate.count - count for candidate, count in zip(candidates, before, strict=True)]
     counts = [0] * len(before) if moves else before.copy()
     left = len(pool.tps) - sum(counts)
-    # (height of the next slot, whether it is not filled yet, order, index): the same seat never twice.
+    # (height of the next slot, whether it is not filled yet, order, index): the same candidate never twice.
     heap = [
-        ((others[at] + counts[at] + 1) / seat.weight, counts[at] >= before[at], at)
-        for at, seat in enumerate(seats)
-        if others[at] + counts[at] < seat.claims_max
+        ((others[at] + counts[at] + 1) / candidate.weight, counts[at] >= before[at], at)
+        for at, candidate in enumerate(candidates)
+        if others[at] + counts[at] < candidate.claims_max
     ]
     heapify(heap)
     while left > 0 and heap:
         at = heap[0][2]
-        seat = seats[at]
+        candidate = candidates[at]
         counts[at] += 1
         left -= 1
         count = others[at] + counts[at]
-        if count < seat.claims_max:
-            heapreplace(heap, ((count + 1) / seat.weight, counts[at] >= before[at], at))
+        if count < candidate.claims_max:
+            heapreplace(heap, ((count + 1) / candidate.weight, counts[at] >= before[at], at))
         else:
             heappop(heap)
     if counts == before:
         return False
     pool.counts = counts
-    for seat, now, was in zip(seats, counts, before, strict=True):
-        seat.count += now - was
+    for candidate, now, was in zip(candidates, counts, before, strict=True):
+        candidate.count += now - was
     return True
