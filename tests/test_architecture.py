@@ -44,9 +44,6 @@ LOOKED_UP = f"{PACKAGE}/errors.py"
 # Circles of imports that are still there: the files of each, which may become fewer and not more.
 CIRCLES_LEFT = (
     "cli.demo: demo process scenario",
-    "client: acks buffers delivery_queue message prefetch",
-    "client: consumer planner",
-    "client: consumer_driver inherited log_maintenance loop metrics",
     "simulator: client data process snapshots",
     "simulator.exhaustive: bfs configuration search setup_script",
 )

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from marshal_py.errors import MarshalError
 
-log = logging.getLogger("marshal_py")
+logger = logging.getLogger("marshal_py")
 
 
 class Worker:
@@ -43,9 +43,9 @@ class Worker:
                 task()
             except MarshalError as error:
                 # What is still wanted is asked again by the member's next tick; the log tells why it took longer.
-                log.warning("%s: %s", what, error, extra={"marshal_task": what})
+                logger.warning("%s: %s", what, error, extra={"marshal_task": what})
             except BaseException:  # this thread serves every consumer of the Marshal: nothing may end it
-                log.exception("%s failed", what, extra={"marshal_task": what})
+                logger.exception("%s failed", what, extra={"marshal_task": what})
             del item, task  # else the last one would keep its consumer until the next comes
 
     def end(self) -> None:

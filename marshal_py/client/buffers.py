@@ -117,7 +117,7 @@ class Reserved:
                     fetched.appendleft(head)
             raise
         finally:
-            delivered.queue.delivered += done - first
+            delivered.context.delivered += done - first
 
     def _at_most_once(self, boot_ns: Callable[[], int]) -> Iterator[Message]:
         """Under the lock: a grant may be dropped at any time."""
@@ -126,7 +126,7 @@ class Reserved:
         tracker = claim.tracker
         assert isinstance(tracker, AtMostOnce)
         for _ in range(self._count):
-            with delivered.queue.lock:
+            with delivered.context.lock:
                 if not fetched or fetched[0] is not head or buffer.paused_by_user:
                     return
                 raw = head.messages[head.at]
@@ -134,7 +134,7 @@ class Reserved:
                 if claim.phase is not _OPEN or boot_ns() >= self._until_ns or not tracker.holds(offset):
                     return
                 tracker.deliver(offset, self._mono_ms)
-                delivered.queue.delivered += 1
+                delivered.context.delivered += 1
                 head.at += 1
                 if head.at == len(head.messages):
                     fetched.popleft()

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-log = logging.getLogger("marshal_py")
+logger = logging.getLogger("marshal_py")
 
 # Several times the partitions of the largest consumer. A callback that hangs must not cost all memory.
 CALLS_WAITING_MAX: Final = 100_000
@@ -34,7 +34,7 @@ class Callbacks:
         if self._calls.qsize() >= self._waiting_max:
             self.dropped += 1
             if not self._full:
-                log.error("%d callbacks wait for one that does not return: new ones are dropped", self._waiting_max)
+                logger.error("%d callbacks wait for one that does not return: new ones are dropped", self._waiting_max)
             self._full = True
             return
         self._full = False
@@ -45,7 +45,7 @@ class Callbacks:
             try:
                 call()
             except BaseException:  # sys.exit() too: it must not end the calls of every other consumer
-                log.exception("a callback failed")
+                logger.exception("a callback failed")
             del call  # else the last one would keep its consumer until the next comes
 
     def close(self, timeout_s: float) -> None:

@@ -1,25 +1,30 @@
-"""One member at work: its source, its buffers, its user's callbacks. Executes a Ready; decides nothing.
+"""Drives one member: ticks it and executes the Ready that it returns, with a data source and the user's callbacks.
 
-Owned by loop.py; everything here is called with the Marshal's lock held. The user's callbacks are only submitted.
+loop.py calls it with the Marshal's lock held. Questions to the cluster run on a worker thread, and the user's callbacks
+on a thread of their own, both without the lock. Makes no protocol decision: the member does.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import structs
 
 from marshal_py.client import divergence_report, start_positions
 from marshal_py.client.background_worker import Worker
+from marshal_py.client.context import Context
+from marshal_py.client.counters import Counters
 from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.client.event_log import EventLog
-from marshal_py.client.inherited import Inherited
-from marshal_py.client.metrics import Counters
+from marshal_py.client.fetched_claims import FetchedClaims
+from marshal_py.client.info import ClaimInfo
 from marshal_py.client.options import ConsumerOptions
-from marshal_py.client.ranges import Ranges, UnfetchedSource
+from marshal_py.client.planned_claims import PlannedClaims, UnfetchedSource
+from marshal_py.client.ranges import Ranges
 from marshal_py.errors import (
     AccessDenied,
     BatchOverdue,
@@ -32,77 +37,76 @@ from marshal_py.errors import (
 from marshal_py.protocol import codec, parking
 from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.claim import Claim, ClaimPhase
-from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.identity import NONE, Instant, Token, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.ready import Ready, Wanted
 from marshal_py.protocol.world import World
 from marshal_py.transport.ports import DataSource, OutOfRange
 
-if TYPE_CHECKING:
-    from marshal_py.client.loop import Loop
+logger = logging.getLogger("marshal_py")
 
 EVENTS_KEPT: Final = 10_000  # advisories that nobody has asked for; the oldest go first
-COOL_POLL_S: Final = 0.004  # while a partition is being fetched ahead: a hand-over waits for the first bytes
+PREFETCH_POLL_S: Final = 0.004  # while a partition is fetched ahead: a hand-over waits for its first bytes
 
 
 class ConsumerDriver:
-    """The place of one Consumer in the loop."""
+    """Drives one consumer. It does not know whether the user fetches messages or plans ranges: `claims` does."""
 
     def __init__(
         self,
-        loop: Loop,
+        context: Context,
         log: int,
         member: Member,
         source: DataSource,
         options: ConsumerOptions,
         incarnation: bytes,
         new_topics: frozenset[str],
+        refold: Callable[[ConsumerDriver, int], None],
+        *,
+        plans: bool,
     ) -> None:
-        """`new_topics`: those that begin at their beginnings (D5)."""
-        self.loop, self.log, self.member, self.options = loop, log, member, options
-        self.source: DataSource | UnfetchedSource = source
-        self.queue: DeliveryQueue | Ranges = DeliveryQueue(
-            member, source, options, loop.lock, incarnation, loop.clock.now
-        )
-        self.inherited = Inherited(self)
+        """`new_topics` begin at their first offset (D5). `plans`: whether the consumer plans ranges for other readers.
+
+        `refold(driver, at)` has the log read once more, up to offset `at` (G6).
+        """
+        self.context, self.log, self.member, self.options = context, log, member, options
         self.incarnation, self.new_topics = incarnation, new_topics
+        self._refold = refold
         self.group_key = member.name.encode()
+        self.worker = Worker(f"marshal-worker-{member.name}")
+        kind = PlannedClaims if plans else FetchedClaims
+        self.claims: FetchedClaims | PlannedClaims = kind(context, member, source, options, incarnation, self.submit)
         self.error: MarshalError | None = None  # raised to the user once, then kept as the reason of the end
-        self.troubles: deque[ClusterError] = deque()  # raised one by one; the consumer goes on
+        self.troubles: deque[ClusterError] = deque()  # raised one by one; the consumer continues
         self.ended = False
-        self.away = False  # while the log's history is read anew (N11)
+        self.away = False  # while the log's history is read again (N11)
         self.events: deque[Advisory] = deque(maxlen=EVENTS_KEPT)
         self._event_log = EventLog()
-        self.cold: set[TopicPartition] = set()  # fetched ahead, nothing seen yet
+        self.prefetching: set[TopicPartition] = set()  # fetched ahead; of these no message was seen yet
         self.unplaced: dict[TopicPartition, OutOfRange] = {}  # the cluster refused the position; asked until it answers
         self.missing: set[str] = set()  # topics that the cluster said not to have, as of the last look
         self._to_resolve: list[Wanted] = []
         self._to_mirror: dict[TopicPartition, int] = {}
         self._ends_due_ms = 0
         self.mirror_refused = ""
-        self.tally = Counters()
-        self.worker = Worker(f"marshal-worker-{member.name}")
-        self._called_ms = 0  # of a consumer that plans ranges: when its user last called
+        self.counters = Counters()
 
-    def plan_ranges(self) -> Ranges:
-        """Stops fetching for good: from now on this consumer plans what others read."""
-        assert isinstance(self.queue, DeliveryQueue)  # a Consumer does it once
-        if self.options.hand_over_timeout_s is None:  # a range is long work, and whoever reads it elsewhere cannot stop
-            whole_ms = self.member.options.handler_timeout_ms
-            self.member.options = structs.replace(self.member.options, hand_over_timeout_ms=whole_ms)
-        source = UnfetchedSource(self.queue.source)
-        ranges = Ranges(self.member, self.incarnation)
-        ranges.adopt(self.member.claims.values())
-        ranges.prefetching.update(tp for tp, buffer in self.queue.buffers.items() if buffer.claim is None)
-        self.queue.drop([*self.queue.buffers])
-        self.inherited.drop([*self.member.claims.values()])
-        self.queue, self.source = ranges, source
-        self.called()
-        return ranges
+    @property
+    def queue(self) -> DeliveryQueue | Ranges:
+        return self.claims.queue
 
-    def called(self) -> None:
-        """The user of a planning consumer is alive."""
-        self._called_ms = self.loop.clock.now().mono_ms
+    @property
+    def source(self) -> DataSource | UnfetchedSource:
+        return self.claims.source
+
+    def plan_ranges(self) -> PlannedClaims:
+        """Makes a consumer that fetched into one that plans ranges, for good."""
+        fetched = self.claims
+        assert isinstance(fetched, FetchedClaims)  # a Consumer does it once
+        planned = PlannedClaims(self.context, self.member, fetched.source, self.options, self.incarnation, self.submit)
+        planned.adopt(fetched)
+        self.claims = planned
+        return planned
 
     def close(self) -> None:
         """It has ended: nothing is fetched any more, and what the worker still does is the last of it."""
@@ -111,13 +115,32 @@ class ConsumerDriver:
 
     # --- one step
 
+    def kick(self) -> None:
+        """Steps the member now, from the calling thread."""
+        with self.context.outbox, self.context.lock:
+            if not self.ended:
+                self.advance()
+
+    def advance(self) -> None:
+        """One step. An error in it ends this consumer alone, not the thread that drives the others."""
+        try:
+            self.member.stalled_ms = self.context.stalls.recent_ms(self.context.clock.now().mono_ms)
+            self.step(self.context.clock.now())
+        except Exception as error:
+            if not isinstance(error, MarshalError):
+                logger.exception("group %s: a step failed", self.member.name)
+            self.give_up(error if isinstance(error, MarshalError) else ClusterError(f"a step failed: {error!r}"))
+        if self.ended:
+            self.context.changed.notify_all()
+
     def step(self, now: Instant) -> None:
         """Ticks the member and does what it says."""
         if self.away and not self.member.ended:
             return
         self._look_at_source(now)
-        if isinstance(self.queue, Ranges):
-            self._look_at_user(now)
+        if self.claims.overdue(now) and not self.member.leaving:
+            self.error = BatchOverdue(self.member.name, self.options.handler_timeout_s)
+            self.member.leave(now, "no call within the handler timeout", 0)
         if self.queue.at_most_once:
             self.queue.offer()
         self.execute(self.member.tick(now), now)
@@ -125,7 +148,7 @@ class ConsumerDriver:
     def give_up(self, error: MarshalError) -> None:
         """Ends the consumer with `error`; nothing more is sent."""
         self.member.fail(error)
-        now = self.loop.clock.now()
+        now = self.context.clock.now()
         self.execute(self.member.tick(now), now)
 
     def ask_grants(self, now: Instant) -> None:
@@ -136,12 +159,12 @@ class ConsumerDriver:
     def tell_careful(self) -> None:
         """D11: sends a heartbeat at once if the next message of a careful claim waits for it."""
         if self.member.finished():
-            self.loop.kick(self)
+            self.kick()
 
     def lose_history(self) -> None:
         """N11: fences and drops the state; nothing happens until it is regained."""
         self.away = True
-        self.execute(self.member.detach(), self.loop.clock.now())
+        self.execute(self.member.detach(), self.context.clock.now())
 
     def regain_history(self, world: World) -> None:
         """`world`: loaded from a snapshot and folded to the log's end."""
@@ -151,19 +174,17 @@ class ConsumerDriver:
     def due(self, now: Instant) -> bool:
         if self.away:
             return False
-        return self.member.tick_due(now) or bool(self.cold)
+        return self.member.tick_due(now) or bool(self.prefetching)
 
     def _look_at_source(self, now: Instant) -> None:
-        for tp in [tp for tp in self.cold if self.source.end_offset(tp) >= 0]:
-            self.cold.discard(tp)
+        for tp in [tp for tp in self.prefetching if self.source.end_offset(tp) >= 0]:
+            self.prefetching.discard(tp)
             self.member.prefetched(tp)
         if now.mono_ms >= self._ends_due_ms:
             self._ends_due_ms = now.mono_ms + self.member.third_ms
-            if isinstance(self.queue, Ranges) and self.queue.looked_at():
-                self.submit("the ends of partitions", self._look_at_ends)
             for claim in self.member.claims.values():
                 claim.end_offset = self.end_offset(claim.tp)
-            self.inherited.look()
+            self.claims.look()
             if self.unplaced:
                 self.submit("the bounds of partitions", self._place)
         for refused in self.source.out_of_range():
@@ -174,33 +195,27 @@ class ConsumerDriver:
             if permanent and nothing_left:  # the user must know
                 self.troubles.append(PartitionError(tp.topic, tp.partition, reason))
 
-    def _look_at_user(self, now: Instant) -> None:
-        """D9 for a planning consumer: with no range in flight nothing but this call tells that somebody reads."""
-        timeout_s = self.options.handler_timeout_s
-        if now.mono_ms - self._called_ms >= timeout_s * 1000 and not self.member.leaving:
-            self.error = BatchOverdue(self.member.name, timeout_s)
-            self.member.leave(now, "no call within the handler timeout", 0)
-
     # --- the duties, in the order of Ready
 
     def execute(self, ready: Ready, now: Instant) -> None:
-        self.tally.count(ready)
+        self.counters.count(ready)
         if ready.lost or ready.stop_prefetch:
-            self.inherited.drop([claim for claim, _ in ready.lost])
+            self.claims.drop([claim for claim, _ in ready.lost])
             gone = [claim.tp for claim, _ in ready.lost] + ready.stop_prefetch
             self.queue.drop(gone)
-            self.cold.difference_update(gone)
+            self.prefetching.difference_update(gone)
             for tp in gone:
                 self.unplaced.pop(tp, None)  # nobody waits for the answer any more
         version = self.member.writes_version if ready.send else 0  # asks every session
         for record in ready.send:
             value = codec.encode(record, self.member.name, self.incarnation, version)
-            self.loop.outbox.put(self.log, self.group_key, (value,), self._refused)
+            self.context.outbox.put(self.log, self.group_key, (value,), self._refused)
         if ready.claimed:
-            self.inherited.open([claim for claim in ready.claimed if claim.epoch in self.member.claims])
+            self.claims.open([claim for claim in ready.claimed if claim.epoch in self.member.claims])
+            self.prefetching.difference_update(claim.tp for claim in ready.claimed)
         for tp, position in ready.start_prefetch:
             self.queue.start_prefetch(tp, position)
-            self.cold.add(tp)
+            self.prefetching.add(tp)
         if ready.resolve:
             self._to_resolve += ready.resolve
             self.submit("where partitions begin", self._resolve)
@@ -208,7 +223,7 @@ class ConsumerDriver:
             self._to_mirror |= ready.mirror
             self.submit("the copy of positions", self._mirror)
         if ready.refold != NONE:
-            self.loop.maintenance.refold(self, ready.refold)
+            self._refold(self, ready.refold)
         self._tell(ready)
         if ready.ended:
             if isinstance(ready.error, Diverged):
@@ -220,15 +235,15 @@ class ConsumerDriver:
 
     def _refused(self, error: MarshalError) -> None:
         """A record of this consumer can never be written."""
-        with self.loop.outbox, self.loop.lock:
+        with self.context.outbox, self.context.lock:
             self.member.fail(error)
-            self.loop.kick(self)
+            self.kick()
 
     def _keep_evidence(self, error: Diverged) -> None:
         """What this process held goes with it, unless it is written down now."""
-        member, now_ms = self.member, self.loop.clock.now().wall_ms
+        member, now_ms = self.member, self.context.clock.now().wall_ms
         path = divergence_report.keep(
-            member, error, self.loop.maintenance.policy.evidence_dir, member.options.library, now_ms
+            member, error, self.context.retention.evidence_dir, member.options.library, now_ms
         )
         if path:
             error.keep(path)
@@ -246,7 +261,7 @@ class ConsumerDriver:
 
     def _tell(self, ready: Ready) -> None:
         self.tell(*ready.advisories)
-        call = self.loop.callbacks.submit
+        call = self.context.callbacks.submit
         if self.options.on_lost is not None:
             for claim, reason in ready.lost:
                 call(self._call_lost(claim, reason))
@@ -255,22 +270,22 @@ class ConsumerDriver:
                 call(self._call_claim(claim))
         if (revoking := self.options.on_revoking) is not None:
             for claim in ready.revoking:
-                call(partial(revoking, self.loop.claim_info(self, claim)))
+                call(partial(revoking, self.claim_info(claim)))
 
     def tell(self, *advisories: Advisory) -> None:
         """To `Consumer.events` each, and to `logging` in as few lines as people need (docs/logging.md)."""
-        now_ms = self.loop.clock.now().wall_ms
+        now_ms = self.context.clock.now().wall_ms
         told = [structs.replace(advisory, time_ms=now_ms) for advisory in advisories]
         self.events += told
         self._event_log.tell(told)
 
     def _call_claim(self, claim: Claim) -> Callable[[], None]:
-        call, info = self.options.on_claim, self.loop.claim_info(self, claim)
+        call, info = self.options.on_claim, self.claim_info(claim)
         assert call is not None
         return lambda: call(info)
 
     def _call_lost(self, claim: Claim, reason: str) -> Callable[[], None]:
-        call, info = self.options.on_lost, self.loop.claim_info(self, claim)
+        call, info = self.options.on_lost, self.claim_info(claim)
         assert call is not None
         return lambda: call(info, reason)
 
@@ -282,42 +297,42 @@ class ConsumerDriver:
 
     def _resolve(self) -> None:
         """D5: where partitions without a position in the log begin."""
-        with self.loop.lock:
+        with self.context.lock:
             wanted, self._to_resolve = self._to_resolve, []
         if not wanted:
             return
         wanted = [Wanted(tp, earliest or tp.topic in self.new_topics) for tp, earliest in wanted]
         try:
             found = start_positions.resolve(
-                self.options.start, self.options.start_fallback, wanted, self.member.name, self.loop.admin
+                self.options.start, self.options.start_fallback, wanted, self.member.name, self.context.admin
             )
         except AccessDenied as error:  # waiting would not mend it: the user must know
-            with self.loop.lock:
+            with self.context.lock:
                 self.troubles.append(error)
             return
         except CallerError as error:  # nor would it mend an option: the others go on without this member
-            with self.loop.outbox, self.loop.lock:
+            with self.context.outbox, self.context.lock:
                 self.error = self.error or error
-                self.member.leave(self.loop.clock.now(), "its start cannot be", 0)
-                self.loop.kick(self)
+                self.member.leave(self.context.clock.now(), "its start cannot be", 0)
+                self.kick()
             return
-        with self.loop.outbox, self.loop.lock:
-            now = self.loop.clock.now()
+        with self.context.outbox, self.context.lock:
+            now = self.context.clock.now()
             for tp, start in found.items():
                 self.member.start_resolved(tp, start, now)
             self.step(now)
 
     def _mirror(self) -> None:
         """D7, best effort: the usual lag tools see the group."""
-        with self.loop.lock:
+        with self.context.lock:
             positions, self._to_mirror = self._to_mirror, {}
         if not positions:
             return
-        refused = self.loop.admin.commit(self.member.name, positions)
+        refused = self.context.admin.commit(self.member.name, positions)
         if refused and refused != self.mirror_refused and not {tp.topic for tp in positions} & self.missing:
-            with self.loop.outbox, self.loop.lock:
+            with self.context.outbox, self.context.lock:
                 self.member.note("mirror_refused", text=refused)
-                now = self.loop.clock.now()
+                now = self.context.clock.now()
                 self.execute(self.member.tick(now), now)  # now: it may be the last copy of a consumer that has left
         self.mirror_refused = refused
 
@@ -328,12 +343,12 @@ class ConsumerDriver:
         answered now is asked again later.
         """
         failed: ClusterError | None = None
-        with self.loop.lock:
+        with self.context.lock:
             unplaced = list(self.unplaced.values())
         for refused in unplaced:
             try:
                 self._look_at_topic(refused.tp.topic)
-                first, end = self.loop.admin.bounds([refused.tp])[refused.tp]
+                first, end = self.context.admin.bounds([refused.tp])[refused.tp]
             except ClusterError as error:
                 failed = error
             else:
@@ -343,11 +358,11 @@ class ConsumerDriver:
 
     def _place_one(self, refused: OutOfRange, first: int, end: int) -> None:
         tp, position, round_, truncated = refused
-        with self.loop.outbox, self.loop.lock:
+        with self.context.outbox, self.context.lock:
             if self.unplaced.get(tp) is refused:
                 del self.unplaced[tp]
             group = self.member.group
-            if tp not in self.queue.buffers or (group is not None and self.member.unfit(group, tp)):
+            if not self.queue.has(tp) or (group is not None and self.member.unfit(group, tp)):
                 return
             if self.source.round(tp) != round_:
                 return  # a later assignment: what was said of this one is not about it
@@ -356,7 +371,7 @@ class ConsumerDriver:
             elif position < first:
                 self.member.note("offset_lost", tp, position, first)
                 self.queue.restart(tp, first)
-                self.step(self.loop.clock.now())
+                self.step(self.context.clock.now())
             elif position > end:
                 self.park(tp, parking.BEYOND_END, parking.beyond_end(position, end))
             else:
@@ -366,18 +381,8 @@ class ConsumerDriver:
         """D6: releases an own partition parked; the others go on. What is only fetched ahead, its owner judges."""
         for claim in self.member.claims.values():
             if claim.tp == tp:
-                self.member.park(claim.epoch, reason, detail, self.loop.clock.now())
-        self.loop.kick(self)
-
-    def _look_at_ends(self) -> None:
-        """Ends of what a planning consumer holds: its lag, and proof that it is ready for a hand-over (A3)."""
-        assert isinstance(self.source, UnfetchedSource)
-        assert isinstance(self.queue, Ranges)
-        with self.loop.lock:
-            tps = self.queue.looked_at()
-        ends = {tp: bounds.end for tp, bounds in self.loop.admin.bounds(tps).items()} if tps else {}
-        with self.loop.lock:
-            self.source.ends.update(ends)
+                self.member.park(claim.epoch, reason, detail, self.context.clock.now())
+        self.kick()
 
     def look_at_topics(self) -> None:
         """Has the worker ask the cluster about this consumer's topics."""
@@ -395,8 +400,8 @@ class ConsumerDriver:
             raise failed
 
     def _look_at_topic(self, topic: str) -> None:
-        info = self.loop.admin.describe_topic(topic)
-        with self.loop.lock:
+        info = self.context.admin.describe_topic(topic)
+        with self.context.lock:
             if info is None:
                 if topic not in self.missing:
                     self.missing.add(topic)
@@ -408,7 +413,7 @@ class ConsumerDriver:
             changed = self.member.learn_topic(topic, info.partitions, info.topic_id)
         if changed:
             self.source.learn_leaders([topic])
-            self.loop.kick(self)
+            self.kick()
 
     def _tell_topic(self, kind: str, topic: str, text: str) -> None:
         self.tell(
@@ -449,6 +454,10 @@ class ConsumerDriver:
                     found[tp] = reason
         return found
 
+    def claim_info(self, claim: Claim) -> ClaimInfo:
+        token = Token(self.incarnation, claim.epoch)
+        return ClaimInfo(*claim.tp, token, self.position(claim), self.lag(claim), *self.draining(claim))
+
     def end_offset(self, tp: TopicPartition) -> int:
         """End of a partition as last seen; -1 if it is not known, as that of a topic that is gone."""
         return -1 if tp.topic in self.missing else self.source.end_offset(tp)
@@ -458,7 +467,7 @@ class ConsumerDriver:
         if claim.phase is ClaimPhase.OPEN:
             return "", -1.0
         until_ms = claim.drain_until_ms
-        now_ms = self.loop.clock.now().mono_ms
+        now_ms = self.context.clock.now().mono_ms
         return claim.reason, 0.0 if claim.sealed or until_ms is None else max(0.0, (until_ms - now_ms) / 1000)
 
     def lag(self, claim: Claim) -> int:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any
 
-from marshal_py.client.acks import Delivered
+from marshal_py.client.acks import Delivered, DeliveryContext
 from marshal_py.client.buffers import Buffer, Reserved, fit, message_bytes
-from marshal_py.client.forks import ForkedLock, watch
+from marshal_py.client.forks import watch
 from marshal_py.client.handling_rate import HandlingRate
 from marshal_py.client.message import DecodedMessage, Message, Part
 from marshal_py.client.options import ConsumerOptions
@@ -41,30 +40,36 @@ class DeliveryQueue:
         options: ConsumerOptions,
         lock: AbstractContextManager[object],
         incarnation: bytes,
-        clock_now: Any,
+        clock_now: Callable[[], Instant],
     ) -> None:
-        self.member, self.source, self.options, self.lock = member, source, options, lock
-        self.incarnation = incarnation
+        self.member, self.source, self.options = member, source, options
         self.clock_now = clock_now
+        make: type[Message] = Message if options.value_deserializer is None else DecodedMessage
+        self.delivery = DeliveryContext(
+            member, lock, clock_now, incarnation, make, options.key_deserializer, options.value_deserializer
+        )
         self.buffers: dict[TopicPartition, Buffer] = {}
         self.user_paused: set[TopicPartition] = set()
-        self._order: deque[TopicPartition] = deque()  # whose turn it is
-        self.delivered = 0  # messages handed over
+        self._order: deque[TopicPartition] = deque()  # the first is the next one to deliver from
         self.pace = HandlingRate()
         self._taking: list[tuple[OffsetRun, int]] = []  # by the running fetch: of which run, and how much was before
-        self.pid = os.getpid()
+        self._pid = os.getpid()
         watch(self)
         self.prefetch = Prefetch(options.prefetch_bytes, options.prefetch_messages)
-        self._last: int | None = None  # of `delivered`, once it drains
-        self._gate_shut = False  # as the user's thread last found it: then nothing is fetched of what is ours
-        self.make: type[Message] = Message if options.value_deserializer is None else DecodedMessage
+        self._last: int | None = None  # when it drains: the value of `delivered` at which it stops
+        self._gate_shut = False  # as the user's thread last found it: then nothing is fetched of claims
         self.at_most_once = options.delivery == "at_most_once"
 
+    @property
+    def delivered(self) -> int:
+        """Messages delivered, since the consumer was made."""
+        return self.delivery.delivered
+
     def forked(self) -> None:
-        """In a child nothing is handed over, and acks are refused (forks.py)."""
-        self.lock = ForkedLock("Message", self.pid)
+        """In a child process nothing is delivered, and acks are refused (forks.py)."""
+        self.delivery.forked(self._pid)
         for buffer in self.buffers.values():
-            buffer.paused_by_user = True  # ends a running iteration: it hands over without the lock
+            buffer.paused_by_user = True  # ends a running iteration, which delivers without the lock
 
     # --- what the loop tells
 
@@ -108,6 +113,10 @@ class DeliveryQueue:
             if tp in self._order:
                 self._order.remove(tp)
         self.source.unassign(gone)
+
+    def has(self, tp: TopicPartition) -> bool:
+        """Whether the partition is claimed here or fetched ahead."""
+        return tp in self.buffers
 
     def restart(self, tp: TopicPartition, position: int) -> None:
         """Fetch again from `position`: the old one is below the beginning (D6)."""
@@ -221,6 +230,10 @@ class DeliveryQueue:
         """Messages that were fetched and not handed over."""
         return sum([buffer.size for buffer in self.buffers.values() if buffer.fetched])
 
+    def buffered_of(self, tp: TopicPartition) -> int:
+        buffer = self.buffers.get(tp)
+        return 0 if buffer is None else buffer.size
+
     def suffices(self, max_messages: int, max_bytes: int | None) -> bool:
         """Whether waiting cannot make a batch fuller: by count, by bytes, or because a partition is at its bound."""
         there = size_bytes = 0
@@ -309,8 +322,8 @@ class DeliveryQueue:
             first = head.run.deliver(count, now.mono_ms)
         if isinstance(claim.tracker, AtMostOnce):
             claim.tracker.deliver(raw[-1].offset() or 0, now.mono_ms, len(raw))
-        delivered = Delivered(self, claim, head.run)
-        self.delivered += count
+        delivered = Delivered(self.delivery, claim, head.run)
+        self.delivery.delivered += count
         head.at += count
         if head.at == len(head.messages):
             buffer.fetched.popleft()
@@ -360,7 +373,7 @@ class DeliveryQueue:
                 self.pace.handed_over(self.delivered, now.mono_ms)
                 head = buffer.fetched[0]
                 until_ms = now.boot_ms + min(open_ms, GATE_MS)
-                return Reserved(buffer, head, Delivered(self, claim, head.run), count, until_ms, now.mono_ms)
+                return Reserved(buffer, head, Delivered(self.delivery, claim, head.run), count, until_ms, now.mono_ms)
         return None
 
     # --- at-most-once mode

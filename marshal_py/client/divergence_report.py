@@ -20,7 +20,7 @@ from marshal_py.errors import Diverged, InvalidOption
 from marshal_py.history.states import left_out, plain_state
 from marshal_py.protocol.member import Member
 
-log = logging.getLogger("marshal_py")
+logger = logging.getLogger("marshal_py")
 
 VERSION: Final = 1
 KEPT: Final = "a file that a consumer kept when it ended with Diverged"
@@ -63,7 +63,7 @@ def keep(member: Member, error: Diverged, folder: str, library: str, time_ms: in
         with os.fdopen(number, "wb") as file:
             file.write(data + b"\n")
     except OSError as failed:
-        log.warning("group %s: the state that differs could not be kept: %s", member.name, failed)
+        logger.warning("group %s: the state that differs could not be kept: %s", member.name, failed)
         return ""
     return path
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Final
 
 from marshal_py.client.consumer_driver import ConsumerDriver
+from marshal_py.client.context import Context
 from marshal_py.client.forks import watch
-from marshal_py.client.loop import Loop
 from marshal_py.errors import ConsumerClosed
 
 LEAVE_TIMEOUT_S: Final = 10.0
@@ -21,9 +21,9 @@ LEAVE_SLICE_S: Final = 0.1  # a consumer that waits to have left looks up so oft
 class Ending:
     """The end of one consumer, from the wish to the closed source."""
 
-    def __init__(self, loop: Loop, driver: ConsumerDriver, closed: Callable[[], None]) -> None:
+    def __init__(self, context: Context, driver: ConsumerDriver, closed: Callable[[], object]) -> None:
         """`closed` is called once nothing can be fetched any more."""
-        self._loop = loop
+        self._context = context
         self._driver = driver
         self._closed = closed
         self.because = ""  # why the consumer is closed; "" while it is not
@@ -62,19 +62,18 @@ class Ending:
         """Stops delivery, waits for handlers, releases, leaves, and reads that it has left (T16, T17)."""
         if self.done:
             return
-        loop, driver = self._loop, self._driver
+        context, driver = self._context, self._driver
         deadline = time.monotonic() + timeout_s
-        with loop.outbox, loop.lock:
+        with context.outbox, context.lock:
             if not driver.ended:
-                driver.member.leave(loop.clock.now(), reason, round(wait_s * 1000))
-                loop.kick(driver)
-            while not driver.ended and time.monotonic() < deadline and driver.log not in loop.broken:
-                loop.changed.wait(min(LEAVE_SLICE_S, max(0.0, deadline - time.monotonic())))
+                driver.member.leave(context.clock.now(), reason, round(wait_s * 1000))
+                driver.kick()
+            while not driver.ended and time.monotonic() < deadline and driver.log not in context.broken:
+                context.changed.wait(min(LEAVE_SLICE_S, max(0.0, deadline - time.monotonic())))
                 if not driver.ended:
-                    loop.kick(driver)
+                    driver.kick()
             if not driver.ended:
                 driver.ended = True
-                loop.drivers.remove(driver)
         self._close_source()
 
     def _close_source(self) -> None:
@@ -93,10 +92,10 @@ class Ending:
         if time.monotonic() >= self._stop_at:
             return True
         member = self._driver.member
-        with self._loop.outbox, self._loop.lock:
+        with self._context.outbox, self._context.lock:
             if not member.stop_prepared:
                 member.prepare_stop()
-                self._loop.kick(self._driver)
+                self._driver.kick()
             return member.ready_to_stop()
 
     def raise_if_ended(self) -> None:

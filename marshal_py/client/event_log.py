@@ -14,7 +14,7 @@ from marshal_py.history.advisories import TOGETHER, to_lines
 from marshal_py.protocol.advisory import ALARMING, Advisory
 from marshal_py.protocol.identity import NONE
 
-log = logging.getLogger("marshal_py")
+logger = logging.getLogger("marshal_py")
 
 HELD_MS: Final = 1_000  # the records of one decision are read within a few round trips; people do not mind a second
 
@@ -28,7 +28,7 @@ class EventLog:
     def tell(self, advisories: Sequence[Advisory]) -> None:
         """`advisories` with their times: what one step of the consumer brought."""
         for one in advisories:
-            if not log.isEnabledFor(_level(one)):
+            if not logger.isEnabledFor(_level(one)):
                 continue
             if one.kind not in TOGETHER or (self._held and one.time_ms - self._held[0].time_ms >= HELD_MS):
                 self.flush()
@@ -51,7 +51,7 @@ class EventLog:
                 "marshal_session": one.session,
                 "marshal_client_id": one.client_id,
             }
-            log.log(_level(one), "group %s: %s", one.group, words, extra=fields)
+            logger.log(_level(one), "group %s: %s", one.group, words, extra=fields)
 
 
 def _level(advisory: Advisory) -> int:

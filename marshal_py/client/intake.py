@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from marshal_py.client.consumer_driver import ConsumerDriver
+from marshal_py.client.context import Context
 from marshal_py.client.delivery_queue import DeliveryQueue
-from marshal_py.client.loop import Loop
 from marshal_py.client.prefetch import LOOK_PIECES_MAX
 from marshal_py.transport.ports import Chunk
 
@@ -25,59 +25,59 @@ PIECE_MESSAGES: Final = 500
 class Intake:
     """The way from one source to its buffers."""
 
-    def __init__(self, loop: Loop, driver: ConsumerDriver, queue: DeliveryQueue) -> None:
-        self._loop, self._driver, self._flow = loop, driver, queue
+    def __init__(self, context: Context, driver: ConsumerDriver, queue: DeliveryQueue) -> None:
+        self._context, self._driver, self._queue = context, driver, queue
         # In at-most-once mode: how many messages are fetched beyond those that the user has.
         self.ahead = LOOK_AHEAD_GRANTS * queue.options.grant_messages if queue.at_most_once else 0
 
     def pull(self, timeout_s: float, wanted: int = PIECE_MESSAGES) -> None:
         """Waits for messages, or for the grant of those that are there."""
-        queue, loop = self._flow, self._loop
+        queue, context = self._queue, self._context
         if queue.at_most_once and self.asks_grants():
-            with loop.outbox, loop.lock:
-                loop.changed.wait(min(timeout_s, GRANT_SLICE_S))
+            with context.outbox, context.lock:
+                context.changed.wait(min(timeout_s, GRANT_SLICE_S))
             timeout_s = 0.0
         # In at-most-once mode a larger piece allows a larger grant.
         most = queue.options.prefetch_messages
         chunks = queue.pull(timeout_s, most if queue.at_most_once else min(most, max(wanted, PIECE_MESSAGES)))
         if not chunks:
             return
-        with loop.outbox, loop.lock:
+        with context.outbox, context.lock:
             queue.add(chunks)
             if queue.at_most_once:
-                self._driver.ask_grants(loop.clock.now())
+                self._driver.ask_grants(context.clock.now())
 
     def look(self) -> None:
         """Reads what the source has to its end, so that no partition waits behind the thousands of another one."""
-        queue, loop = self._flow, self._loop
+        queue, context = self._queue, self._context
         for _ in range(LOOK_PIECES_MAX):
             chunks = queue.pull(0.0, queue.piece())
             if not chunks:
                 return
-            with loop.lock:
+            with context.lock:
                 queue.add(chunks)
 
     def wait_for_gate(self, timeout_s: float) -> None:
         """Something is buffered, but the gate is shut: fenced, paused, or being handed over."""
-        with self._loop.outbox, self._loop.lock:
-            self._flow.wait_for_gate()
-            self._loop.changed.wait(timeout_s)
+        with self._context.outbox, self._context.lock:
+            self._queue.wait_for_gate()
+            self._context.changed.wait(timeout_s)
         self.pull(0.0)  # what is fetched ahead of a claim (A3), and librdkafka's own callbacks
 
     def asks_grants(self) -> bool:
         """In at-most-once mode: whether something fetched waits for its grant; asks for it if nobody has."""
-        with self._loop.outbox, self._loop.lock:
-            self._driver.ask_grants(self._loop.clock.now())
+        with self._context.outbox, self._context.lock:
+            self._driver.ask_grants(self._context.clock.now())
             return any(claim.offer is not None for claim in self._driver.member.claims.values())
 
     def look_ahead(self) -> None:
         """D2: the next ranges are fetched and claimed while the user handles this one; seldom, for a look is dear."""
-        queue, loop = self._flow, self._loop
-        with loop.lock:
+        queue, context = self._queue, self._context
+        with context.lock:
             room = self.ahead - queue.buffered()
         chunks: list[Chunk] = []
         if room >= self.ahead // 2:
             chunks = queue.pull(0.0, room)
-        with loop.outbox, loop.lock:
+        with context.outbox, context.lock:
             queue.add(chunks)
-            self._driver.ask_grants(loop.clock.now())
+            self._driver.ask_grants(context.clock.now())

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from marshal_py.client import replay_start
-from marshal_py.client.retention import RetentionPolicy
+from marshal_py.client.consumer_driver import ConsumerDriver
+from marshal_py.client.context import Context
 from marshal_py.errors import ClusterError, CoordinationError, HistoryTruncated, MarshalError, SnapshotRefused
 from marshal_py.protocol import codec, snapshot
 from marshal_py.protocol.advisory import Advisory
 from marshal_py.protocol.identity import NONE, Instant, TopicPartition
+from marshal_py.protocol.member import Member
 from marshal_py.protocol.orphans import Presence
 from marshal_py.protocol.records import Evict, Snapshot
 from marshal_py.protocol.snapshot import Stored
@@ -23,12 +25,7 @@ from marshal_py.protocol.snapshotter import Snapshotter
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import CHECKPOINT_OFFSETS, World
 
-if TYPE_CHECKING:
-    from marshal_py.client.consumer_driver import ConsumerDriver
-    from marshal_py.client.loop import Loop
-    from marshal_py.protocol.member import Member
-
-log = logging.getLogger("marshal_py")
+logger = logging.getLogger("marshal_py")
 
 CHECK_AFTER_MS: Final = 5_000  # a start is busy enough without it
 TRUNCATE_EVERY_MS: Final = 300_000  # one look-up by time per log and client that leads
@@ -36,37 +33,57 @@ TRUNCATE_RECORDS_MIN: Final = 1_024  # below that a request costs more than it f
 BOUNDS_TIMEOUT_S: Final = 10.0
 
 
-class LogMaintenance:
-    """Upkeep of all logs of one Loop. Called with the loop's lock held, but for what runs on the clerk."""
+class Logs(Protocol):
+    """The logs that are maintained, and the consumers that live in them: the Loop."""
 
-    def __init__(self, loop: Loop, policy: RetentionPolicy) -> None:
-        self.loop, self.policy = loop, policy
-        self.keepers: dict[int, Snapshotter] = {}
+    worlds: dict[int, World]
+
+    @property
+    def drivers(self) -> list[ConsumerDriver]: ...
+
+    def break_log(self, number: int, error: CoordinationError) -> None: ...
+
+    def check_topic(self) -> bool: ...
+
+
+class LogMaintenance:
+    """The maintenance of all logs of one Marshal.
+
+    Called with the lock held, except for what runs on the history worker.
+    """
+
+    def __init__(self, context: Context, logs: Logs) -> None:
+        self._context, self._logs = context, logs
+        self.snapshotters: dict[int, Snapshotter] = {}
         self._truncate_due_ms: dict[int, int] = {}
         self._check_due_ms: dict[int, int] = {}  # logs that began at a snapshot which is not checked yet
         self._refused = False  # this client may not delete records: an admin does (N12)
 
     def begin(self, world: World) -> None:
-        self.keepers[world.log] = Snapshotter(world, self.policy.snapshot_every_records, self.loop.draw)
+        self.snapshotters[world.log] = Snapshotter(
+            world, self._context.retention.snapshot_every_records, self._context.draw
+        )
         if world.began_at:
-            self._check_due_ms[world.log] = self.loop.clock.now().mono_ms + CHECK_AFTER_MS
+            self._check_due_ms[world.log] = self._context.clock.now().mono_ms + CHECK_AFTER_MS
 
     def folded(self, number: int, verdict: Verdict, now_ms: int) -> None:
-        self.keepers[number].folded(verdict, now_ms)
+        self.snapshotters[number].folded(verdict, now_ms)
 
     def tick(self, now: Instant) -> None:
-        if not self.loop.drivers:
+        if not self._logs.drivers:
             return
         for number in [number for number, due_ms in self._check_due_ms.items() if now.mono_ms >= due_ms]:
             del self._check_due_ms[number]
-            world = self.loop.worlds[number]
-            self.loop.clerk.submit(f"check of the start of log {number}", partial(self._check_start, world))
+            world = self._logs.worlds[number]
+            self._context.history_worker.submit(
+                f"check of the start of log {number}", partial(self._check_start, world)
+            )
         here: dict[int, list[Member]] = {}
-        for driver in self.loop.drivers:
+        for driver in self._logs.drivers:
             if driver.member.session != NONE and not driver.away:
                 here.setdefault(driver.log, []).append(driver.member)
         for number, members in here.items():
-            snapshotter, live = self.keepers[number], {member.session for member in members}
+            snapshotter, live = self.snapshotters[number], {member.session for member in members}
             tasks = snapshotter.tick(
                 now,
                 Presence(
@@ -85,7 +102,9 @@ class LogMaintenance:
             if snapshotter.confirmed_at != NONE and now.mono_ms >= self._truncate_due_ms.get(number, 0):
                 self._truncate_due_ms[number] = now.mono_ms + TRUNCATE_EVERY_MS
                 if snapshotter.leads(live):
-                    self.loop.clerk.submit(f"truncation of log {number}", partial(self._truncate, snapshotter))
+                    self._context.history_worker.submit(
+                        f"truncation of log {number}", partial(self._truncate, snapshotter)
+                    )
 
     def _send(self, number: int, records: list[Snapshot]) -> None:
         if not records:
@@ -93,18 +112,18 @@ class LogMaintenance:
         values = [codec.encode(record, "", record.genesis.incarnation) for record in records]
 
         def refused(error: MarshalError) -> None:  # too large for this cluster: the history stays, consumers go on
-            with self.loop.lock:
+            with self._context.lock:
                 self._tell(number, "snapshot_refused", records[0].at, str(error))
 
-        self.loop.outbox.put(number, b"", values, refused)
+        self._context.outbox.put(number, b"", values, refused)
 
     def _evict(self, world: World, records: list[tuple[str, Evict]]) -> None:
         """N14: under the name of the other group, as one of its members would."""
         for group, record in records:
             assert world.genesis is not None  # it has sessions
             value = codec.encode(record, group, world.genesis.incarnation, world.writes_version(group))
-            self.loop.outbox.put(world.log, group.encode(), (value,), partial(self._warn, world.log))
-            log.info(
+            self._context.outbox.put(world.log, group.encode(), (value,), partial(self._warn, world.log))
+            logger.info(
                 "group %s: %s has been silent for %.1f s; its session is evicted",
                 group,
                 world.groups[group].sessions[record.session].join.client_id,
@@ -113,10 +132,10 @@ class LogMaintenance:
             )
 
     def _warn(self, number: int, error: MarshalError) -> None:
-        log.warning("coordination partition %d: %s", number, error, extra={"marshal_log": number})
+        logger.warning("coordination partition %d: %s", number, error, extra={"marshal_log": number})
 
     def _tell(self, number: int, kind: str, offset: int, text: str) -> None:
-        for driver in self.loop.drivers:
+        for driver in self._logs.drivers:
             if driver.log == number:
                 member = driver.member
                 driver.tell(
@@ -126,32 +145,32 @@ class LogMaintenance:
     # --- on the clerk
 
     def _submit_audit(self, snapshotter: Snapshotter, stored: Stored) -> None:
-        self.loop.clerk.submit(
+        self._context.history_worker.submit(
             f"audit of the snapshot of log {snapshotter.world.log}", lambda: self._audit(snapshotter, stored)
         )
 
     def _audit(self, snapshotter: Snapshotter, stored: Stored) -> None:
         """N6: a second fold of re-read bytes, by a process that is alone in the log."""
         again = self._again(snapshotter.world, stored.at)
-        with self.loop.outbox, self.loop.lock:
+        with self._context.outbox, self._context.lock:
             self._send(snapshotter.world.log, snapshotter.audited(stored, again))
 
     def _again(self, world: World, at: int, group: str = "") -> World | None:
         """The log folded once more up to a checkpoint, from the newest confirmed point below it."""
-        loop = self.loop
+        context = self._context
         try:
-            bounds = loop.log.bounds(world.log, BOUNDS_TIMEOUT_S)
-            base = replay_start.base_of(loop.log, world.log, world.root, bounds, at - CHECKPOINT_OFFSETS)
-            return replay_start.refold(loop.log, base, at, group)
+            bounds = context.coordination.bounds(world.log, BOUNDS_TIMEOUT_S)
+            base = replay_start.base_of(context.coordination, world.log, world.root, bounds, at - CHECKPOINT_OFFSETS)
+            return replay_start.refold(context.coordination, base, at, group)
         except (ClusterError, HistoryTruncated) as error:
-            log.warning(
+            logger.warning(
                 "coordination partition %d could not be folded again: %s",
                 world.log,
                 error,
                 extra={"marshal_log": world.log},
             )
         except CoordinationError as error:  # a reader that meets a gap stops, wherever it reads (L8)
-            loop.break_log(world.log, error)
+            self._logs.break_log(world.log, error)
         return None
 
     def refold(self, driver: ConsumerDriver, at: int) -> None:
@@ -160,55 +179,57 @@ class LogMaintenance:
 
         def work() -> None:
             again = self._again(world, at, member.name)
-            with self.loop.lock:
+            with self._context.lock:
                 if member.world is world:
-                    member.refolded(at, again, self.loop.clock.now())
-            self.loop.kick(driver)
+                    member.refolded(at, again, self._context.clock.now())
+            driver.kick()
 
-        self.loop.clerk.submit(f"group {member.name}: the second fold", work, driver)
+        self._context.history_worker.submit(f"group {member.name}: the second fold", work, driver)
 
     def _check_start(self, world: World) -> None:
         """N9: the older of the two newest confirmed snapshots folds to the newer one, with which this reader began."""
-        loop, at = self.loop, world.began_at
-        bounds = loop.log.bounds(world.log, BOUNDS_TIMEOUT_S)
+        context, at = self._context, world.began_at
+        bounds = context.coordination.bounds(world.log, BOUNDS_TIMEOUT_S)
         assert world.genesis is not None  # a snapshot names it
-        store = replay_start.find(loop.log, world.log, bounds, world.genesis.incarnation, 2)
+        store = replay_start.find(context.coordination, world.log, bounds, world.genesis.incarnation, 2)
         older = [stored for stored in store.confirmed(bounds.first) if stored.at < at]
         began = [stored for stored in store.confirmed(bounds.first) if stored.at == at]
         base = snapshot.load(older[0], world.log, world.root) if older else None
         if base is None or not began:
             return
         try:
-            again = replay_start.refold(loop.log, base, at)
+            again = replay_start.refold(context.coordination, base, at)
         except HistoryTruncated:
             return  # meanwhile; the older one is gone
         except CoordinationError as error:
-            loop.break_log(world.log, error)  # L8
+            self._logs.break_log(world.log, error)  # L8
             return
         key = began[0].key
-        if (snapshot.digest_of(again), again.chain) != (key.state, key.chain) and loop.worlds.get(world.log) is world:
-            loop.break_log(world.log, SnapshotRefused(world.log, at, older[0].at))
+        if (snapshot.digest_of(again), again.chain) != (key.state, key.chain) and self._logs.worlds.get(
+            world.log
+        ) is world:
+            self._logs.break_log(world.log, SnapshotRefused(world.log, at, older[0].at))
 
     def _truncate(self, snapshotter: Snapshotter) -> None:
         """N12: what lies behind two confirmed snapshots, and is older than the margin, goes."""
-        loop, number = self.loop, snapshotter.world.log
-        with loop.lock:
+        context, number = self._context, snapshotter.world.log
+        with context.lock:
             before = snapshotter.deletable()
-        if not before or self._refused or not {"truncate", "time_lookup"} <= loop.admin.capabilities:
+        if not before or self._refused or not {"truncate", "time_lookup"} <= context.admin.capabilities:
             return
-        tp = TopicPartition(loop.topic, number)
-        first = loop.log.bounds(number, BOUNDS_TIMEOUT_S).first
-        kept_from_ms = loop.clock.now().wall_ms - round(self.policy.history_kept_s * 1000)
-        before = min(before, loop.admin.offsets_at([tp], kept_from_ms).get(tp, before))
-        if before - first < TRUNCATE_RECORDS_MIN or not loop.check_topic():
+        tp = TopicPartition(context.topic, number)
+        first = context.coordination.bounds(number, BOUNDS_TIMEOUT_S).first
+        kept_from_ms = context.clock.now().wall_ms - round(self._context.retention.history_kept_s * 1000)
+        before = min(before, context.admin.offsets_at([tp], kept_from_ms).get(tp, before))
+        if before - first < TRUNCATE_RECORDS_MIN or not self._logs.check_topic():
             return  # nothing worth a request; or a topic made anew, which has other records at these offsets
-        refused = loop.admin.delete_records(tp, before)
+        refused = context.admin.delete_records(tp, before)
         if refused:
             self._refused = True
-            with loop.lock:
+            with context.lock:
                 self._tell(number, "truncation_refused", before, refused)
         else:
-            log.info(
+            logger.info(
                 "coordination partition %d: records below %d were deleted",
                 number,
                 before,

@@ -16,10 +16,13 @@ from marshal_py.client import start_positions
 from marshal_py.client.callbacks import Callbacks
 from marshal_py.client.consumer import Consumer
 from marshal_py.client.consumer_driver import ConsumerDriver
-from marshal_py.client.ending import LEAVE_TIMEOUT_S
+from marshal_py.client.context import Context
+from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.loop import Loop
+from marshal_py.client.membership import Membership
 from marshal_py.client.metrics import Metrics, consumers_of
 from marshal_py.client.options import COORDINATION_TOPIC, ConsumerOptions, check_pattern, check_policy, check_topics
+from marshal_py.client.planner import Planner
 from marshal_py.client.retention import HISTORY_KEPT_S, RetentionPolicy
 from marshal_py.errors import ConsumerClosed, InvalidOption, KafkaGroupIsLive, TopicMissing, UnsupportedPlatform
 from marshal_py.protocol.identity import check_id
@@ -122,10 +125,10 @@ class Marshal:
         self.coordination_topic = topic
         self.transport = transport
         self._timeout_s = timeout_s
-        self._consumers: dict[Consumer, None] = {}  # those that are to be stopped, in the order of their making
+        self._consumers: dict[ConsumerDriver, Membership] = {}  # those to stop, in the order of their making
         self._closed = self._done = False
         servers = str(transport.given["bootstrap.servers"]) if isinstance(transport, KafkaTransport) else "memory"
-        self._loop = Loop(
+        self._context = Context(
             transport.log(topic, client_id),
             transport.admin(),
             SystemClock(),
@@ -135,6 +138,7 @@ class Marshal:
             policy,
             callbacks,
         )
+        self._loop = Loop(self._context)
         try:
             self._loop.start()
             self.root: Genesis = self._loop.open_root(partitions, timeout_s)
@@ -174,49 +178,73 @@ class Marshal:
         Raises InvalidName, InvalidOption, TopicMissing, KafkaGroupIsLive, ModeMismatch, GroupDeleted, GroupOpaque,
         CoordinationError, ClusterUnreachable, BackgroundThreadEnded, ReentrantCall.
         """
-        self._loop.check_call("Marshal", "consumer", waits=True)
+        deadline = time.monotonic() + self._timeout_s
+        driver, connection, ending = self._new("consumer", group, topics, options, deadline, plans=False)
+        consumer = Consumer(self._context, driver, connection, ending)
+        self._join(driver, consumer, deadline)
+        return consumer
+
+    def planner(self, group: str, topics: Sequence[str], **options: Any) -> Planner:
+        """Joins `group` as a consumer that plans ranges for other readers; returns once the group has it.
+
+        It fetches nothing. Options, callbacks and errors are those of `consumer`.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        driver, connection, ending = self._new("planner", group, topics, options, deadline, plans=True)
+        planner = Planner(self._context, driver, connection, ending)
+        self._join(driver, planner, deadline)
+        return planner
+
+    def _new(
+        self, verb: str, group: str, topics: Sequence[str], options: Mapping[str, Any], deadline: float, *, plans: bool
+    ) -> tuple[ConsumerDriver, Mapping[str, Any], Ending]:
+        """A driver that has not joined yet, librdkafka's settings of its data consumer, and how it ends."""
+        context, loop = self._context, self._loop
+        context.check_call("Marshal", verb, waits=True)
         if self._closed:
             raise ConsumerClosed("Marshal", "it was closed")
-        self._loop.check_alive()
+        context.check_alive()
         check_id("group", group)
         names = check_topics(topics)
         unknown = sorted(options.keys() - ConsumerOptions.__dataclass_fields__.keys())
         if unknown:
             where = "; client_id is an argument of connect()" if "client_id" in unknown else ""
-            raise InvalidOption("consumer()", unknown, f"no option has such a name{where}")
+            raise InvalidOption(f"{verb}()", unknown, f"no option has such a name{where}")
         chosen = ConsumerOptions(**options)
         start_positions.check_topics(chosen.start, names)
-        loop = self._loop
-        deadline = time.monotonic() + self._timeout_s
         found = self._check(group, names, chosen)
         number = route(group, self.root.partitions)
         world = loop.open_world(number, None if number == 0 else self.root, deadline)
         source = self.transport.source(group, self.client_id, chosen.settings, chosen.prefetch_bytes)
         source.learn_leaders(names)
-        with loop.lock:
+        with context.lock:
             later = start_positions.new_topics(world.groups.get(group), names)
             member = Member(world, group, chosen.member_options(self.client_id, names, VERSION), secrets.token_bytes)
-            for topic, info in found.items():  # D10: before it can claim anything
+            for topic, info in found.items():  # before it can claim anything (D10)
                 member.learn_topic(topic, info.partitions, info.topic_id)
         driver = ConsumerDriver(
-            loop,
+            context,
             number,
             member,
             source,
             chosen,
             self.root.incarnation,
             later if chosen.new_topics == "earliest" else frozenset(),
+            loop.maintenance.refold,
+            plans=plans,
         )
         given = self.transport.given if isinstance(self.transport, KafkaTransport) else {}
-        consumer = Consumer(loop, driver, {**given, **chosen.settings}, self._forget)
-        self._consumers[consumer] = None
+        ending = Ending(context, driver, lambda: self._consumers.pop(driver, None))
+        return driver, {**given, **chosen.settings}, ending
+
+    def _join(self, driver: ConsumerDriver, consumer: Membership, deadline: float) -> None:
+        self._consumers[driver] = consumer
         try:
-            loop.add(driver)
+            self._loop.add(driver)
             consumer.wait_joined(max(1.0, deadline - time.monotonic()))
         except BaseException:
             consumer.stop(EXIT_TIMEOUT_S)
             raise
-        return consumer
 
     def topics(self, pattern: str) -> tuple[str, ...]:
         """The cluster's topics whose whole names match a regular expression of Python's, sorted, as of now.
@@ -224,53 +252,50 @@ class Marshal:
         The coordination topic and those of Kafka's own are not among them. Raises InvalidOption, ClusterUnreachable,
         ReentrantCall.
         """
-        self._loop.check_call("Marshal", "topics", waits=True)
+        self._context.check_call("Marshal", "topics", waits=True)
         wanted = check_pattern(pattern)
-        found = self._loop.admin.topics() - _NO_DATA - {self.coordination_topic}
+        found = self._context.admin.topics() - _NO_DATA - {self.coordination_topic}
         return tuple(sorted(topic for topic in found if wanted.fullmatch(topic)))
-
-    def _forget(self, consumer: Consumer) -> None:
-        self._consumers.pop(consumer, None)
 
     def _check(self, group: str, topics: Sequence[str], options: ConsumerOptions) -> dict[str, TopicInfo]:
         """Topics exist; no ordinary Kafka consumers share the group id (D7)."""
         found: dict[str, TopicInfo] = {}
         for topic in topics:
-            info = self._loop.admin.describe_topic(topic)
+            info = self._context.admin.describe_topic(topic)
             if info is None:
                 raise TopicMissing(topic)
             found[topic] = info
         if not options.join_live_kafka_group:
-            live = self._loop.admin.live_kafka_members(group)
+            live = self._context.admin.live_kafka_members(group)
             if live:
                 raise KafkaGroupIsLive(group, live)
         return found
 
     def metrics(self) -> Metrics:
         """Figures of this connection and its consumers, as of now; asks nobody, so it may be called every second."""
-        self._loop.check_call("Marshal", "metrics")
-        loop = self._loop
-        with loop.lock:
-            now = loop.clock.now()
-            consumers = consumers_of(loop, now)
+        self._context.check_call("Marshal", "metrics")
+        context, loop = self._context, self._loop
+        with context.lock:
+            now = context.clock.now()
+            consumers = consumers_of(loop.drivers, now)
         return Metrics(
             self.client_id,
             self.coordination_topic,
             now.wall_ms,
             loop.folded,
-            loop.log.produce_errors,
+            context.coordination.produce_errors,
             self.waiting_for,
             consumers,
             self.transport.statistics() if isinstance(self.transport, KafkaTransport) else {},
-            loop.callbacks.dropped,
-            loop.stalls.total_ms,
-            loop.stalls.longest_ms,
+            context.callbacks.dropped,
+            context.stalls.total_ms,
+            context.stalls.longest_ms,
         )
 
     @property
     def waiting_for(self) -> str:
         """What the connection is waiting for, in words for people; "" when all is well."""
-        return self._loop.waiting_for()
+        return self._context.waiting_for()
 
     def close(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
         """Stops every consumer, sends what is queued, disconnects. Raises the first error of a consumer at the end.
@@ -278,13 +303,13 @@ class Marshal:
         Twice is once. After a call that was interrupted (ctrl-C) the next one does what is left. Raises
         ReentrantCall.
         """
-        self._loop.check_call("Marshal", "close", waits=True)
+        self._context.check_call("Marshal", "close", waits=True)
         if self._done:
             return
         self._closed = True
         deadline = time.monotonic() + timeout_s  # one for all: without the cluster each would wait for itself
         failed: list[Exception] = []
-        for consumer in list(self._consumers):
+        for consumer in list(self._consumers.values()):
             try:
                 consumer.stop(max(0.0, deadline - time.monotonic()))
             except Exception as error:  # the others hold claims, too
@@ -299,7 +324,7 @@ class Marshal:
 def _close_all() -> None:
     """Interpreter exit without stop: release what can be released quickly. A fork owns nothing."""
     for marshal in list(_open):
-        if marshal._loop.pid == os.getpid():
+        if marshal._context.pid == os.getpid():
             with contextlib.suppress(Exception):
                 marshal.close(EXIT_TIMEOUT_S)
 

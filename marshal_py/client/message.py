@@ -106,7 +106,7 @@ class Message(Struct, eq=False, frozen=True, gc=False):
         """
         delivered, index = self._delivered, self._index
         # Not acquire() and `try`, although that is faster: between the two a signal may come whose handler raises.
-        with delivered.queue.lock:
+        with delivered.context.lock:
             if delivered.claim.sealed:
                 return delivered.finish_late()
             run = delivered.run

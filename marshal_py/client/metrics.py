@@ -7,20 +7,13 @@ was made; they never fall. Messages that are handed over one by one are counted 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from marshal_py.client.delivery_queue import DeliveryQueue
+from marshal_py.client.consumer_driver import ConsumerDriver
+from marshal_py.client.counters import in_flight
 from marshal_py.protocol.claim import Claim
-from marshal_py.protocol.delivery import AtLeastOnce
 from marshal_py.protocol.identity import NONE, Instant
-from marshal_py.protocol.ready import Ready
-from marshal_py.protocol.records import Heartbeat
-
-if TYPE_CHECKING:
-    from marshal_py.client.consumer_driver import ConsumerDriver
-    from marshal_py.client.loop import Loop
 
 
 class PartitionMetrics(Struct, frozen=True):
@@ -96,31 +89,15 @@ class Metrics(Struct, frozen=True):
     longest_stall_ms: int = 0
 
 
-class Counters:
-    """Counts of one consumer, from the duties that its station executes."""
-
-    def __init__(self) -> None:
-        self.heartbeats = self.records = self.claims = self.claims_ended = self.abandoned = 0
-
-    def count(self, ready: Ready) -> None:
-        self.records += len(ready.send)
-        self.heartbeats += sum(isinstance(record, Heartbeat) for record in ready.send)
-        self.claims += len(ready.claimed)
-        self.claims_ended += len(ready.lost)
-        self.abandoned += sum(_in_flight(claim) for claim, _ in ready.lost)
-
-
-def consumers_of(loop: Loop, now: Instant) -> list[ConsumerMetrics]:
-    """Every consumer that has not ended. The lock is held."""
-    return [_consumer(driver, now) for driver in loop.drivers]
+def consumers_of(drivers: Iterable[ConsumerDriver], now: Instant) -> list[ConsumerMetrics]:
+    """The figures of these consumers. The lock is held."""
+    return [_consumer(driver, now) for driver in drivers]
 
 
 def _consumer(driver: ConsumerDriver, now: Instant) -> ConsumerMetrics:
-    member, tally, queue = driver.member, driver.tally, driver.queue
+    member, counters, queue = driver.member, driver.counters, driver.queue
     partitions = list(_partitions(driver, member.claims.values()))
-    in_flight = sum(partition.in_flight for partition in partitions)
-    # A consumer that plans ranges hands no messages over: others read what it grants.
-    delivered = queue.delivered if isinstance(queue, DeliveryQueue) else 0
+    unacked = sum(partition.in_flight for partition in partitions)
     return ConsumerMetrics(
         member.name,
         member.options.client_id,
@@ -129,16 +106,16 @@ def _consumer(driver: ConsumerDriver, now: Instant) -> ConsumerMetrics:
         member.paused,
         max(0, member.lease_left_ms(now)) if member.session != NONE else 0,
         member.round_trip_ms,
-        tally.heartbeats,
-        tally.records,
-        tally.claims,
-        tally.claims_ended,
+        counters.heartbeats,
+        counters.records,
+        counters.claims,
+        counters.claims_ended,
         member.take_overs,
         len(driver.parked()),
-        delivered,
-        max(0, delivered - in_flight - tally.abandoned),
-        in_flight,
-        queue.buffered() if isinstance(queue, DeliveryQueue) else 0,
+        queue.delivered,
+        max(0, queue.delivered - unacked - counters.abandoned),
+        unacked,
+        queue.buffered(),
         member.late_acks,
         member.grants_dropped,
         partitions,
@@ -146,20 +123,14 @@ def _consumer(driver: ConsumerDriver, now: Instant) -> ConsumerMetrics:
 
 
 def _partitions(driver: ConsumerDriver, claims: Iterable[Claim]) -> Iterable[PartitionMetrics]:
-    buffers = driver.queue.buffers if isinstance(driver.queue, DeliveryQueue) else {}
     for claim in claims:
         position, end = driver.position(claim), driver.end_offset(claim.tp)
-        buffer = buffers.get(claim.tp)
         yield PartitionMetrics(
             *claim.tp,
             claim.epoch,
             position,
             end,
             driver.lag(claim),
-            _in_flight(claim),
-            buffer.size if buffer is not None else 0,
+            in_flight(claim),
+            driver.queue.buffered_of(claim.tp),
         )
-
-
-def _in_flight(claim: Claim) -> int:
-    return claim.tracker.in_flight if isinstance(claim.tracker, AtLeastOnce) else 0

@@ -13,28 +13,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import Any, Final, Self
 
 from marshal_py.client import start_positions
+from marshal_py.client.consumer_driver import ConsumerDriver
+from marshal_py.client.context import Context
+from marshal_py.client.ending import Ending
+from marshal_py.client.membership import WAIT_SLICE_S, Membership
 from marshal_py.client.microbatches import End, MicroBatches
-from marshal_py.client.ranges import ClaimedRange, Taken, UnfetchedSource, share
+from marshal_py.client.planned_claims import PlannedClaims
+from marshal_py.client.ranges import ClaimedRange, Taken, share
 from marshal_py.errors import BatchNotCommitted, BatchUnclaimed, ClaimLost, ClusterUnreachable, InvalidOption
 from marshal_py.protocol import parking
 from marshal_py.protocol.advisory import UNCOMMITTED
 from marshal_py.protocol.identity import NONE, Token, TopicPartition
 
-if TYPE_CHECKING:
-    from marshal_py.client.consumer import Consumer
-    from marshal_py.client.consumer_driver import ConsumerDriver
-    from marshal_py.client.loop import Loop
-
-log = logging.getLogger("marshal_py")
+logger = logging.getLogger("marshal_py")
 
 SETTLE_INTERVALS: Final = 4.0  # a dead owner is waited out in two; ranks, claims and a slow broker get the rest
 GRANT_INTERVALS: Final = 1.0  # a grant takes one round trip of the log; then the range is left for the next plan
-WAIT_SLICE_S: Final = 0.1  # a waiting planner looks up so often: for signals, errors, a stop from elsewhere
 LOOK_S: Final = 0.25  # between two looks for new data: two requests to the cluster
 
 
@@ -102,22 +101,21 @@ class ClaimedBatch:
             self._planner.give_back(self.taken)
 
 
-class Planner:
-    """Made by `Consumer.plan_ranges`, once per consumer."""
+class Planner(Membership):
+    """A consumer that plans ranges for other readers. Made by `Marshal.planner`, or by `Consumer.plan_ranges`."""
 
-    def __init__(
-        self, consumer: Consumer, loop: Loop, driver: ConsumerDriver, raise_if_ended: Callable[[], None]
-    ) -> None:
-        self.consumer = consumer
-        self._loop, self._driver, self._raise_if_ended = loop, driver, raise_if_ended
-        with self._loop.lock:
-            self._ranges = self._driver.plan_ranges()
-            source = self._driver.source
-            assert isinstance(source, UnfetchedSource)
-            self._source = source
+    def __init__(self, context: Context, driver: ConsumerDriver, connection: Mapping[str, Any], ending: Ending) -> None:
+        super().__init__(context, driver, connection, ending)
+        assert isinstance(driver.claims, PlannedClaims)
+        self._planned, self._ranges, self._source = driver.claims, driver.claims.queue, driver.claims.source
         self._batch: ClaimedBatch | None = None
-        stable = consumer.connection.get("isolation.level", "read_committed")
+        stable = connection.get("isolation.level", "read_committed")
         self._committed_ends = stable == "read_committed"
+
+    def wait_joined(self, timeout_s: float) -> None:
+        super().wait_joined(timeout_s)
+        with self._context.lock:
+            self._planned.called()
 
     @property
     def at_most_once(self) -> bool:
@@ -129,9 +127,9 @@ class Planner:
 
     def alive(self) -> None:
         """Somebody reads here. Raises what ended the consumer."""
-        self._loop.check_call("Consumer", "plan", waits=True)
-        self._raise_if_ended()
-        self._driver.called()
+        self._context.check_call("Consumer", "plan", waits=True)
+        self._ending.raise_if_ended()
+        self._planned.called()
 
     # --- looking
 
@@ -144,30 +142,30 @@ class Planner:
         deadline = time.monotonic() + (intervals_s if timeout_s is None else timeout_s)
         while True:
             self.alive()
-            with self._loop.outbox, self._loop.lock:
+            with self._context.outbox, self._context.lock:
                 if self._ranges.settled():
                     return True
                 left_s = deadline - time.monotonic()
-                if left_s <= 0 or self.consumer.stopping:
+                if left_s <= 0 or self.stopping:
                     return False
-                self._loop.changed.wait(min(WAIT_SLICE_S, left_s))
+                self._context.changed.wait(min(WAIT_SLICE_S, left_s))
 
     def resumed(self) -> bool:
         """Whether an earlier owner of one of this consumer's claims has moved its position."""
-        with self._loop.outbox, self._loop.lock:
-            group = self._driver.member.group
+        with self._context.outbox, self._context.lock:
+            group = self._member.group
             parts = [] if group is None else [group.partitions[tp] for tp in self._ranges.lots]
             return any(part.last_owner != NONE and part.position > 0 for part in parts)
 
     def _partitions(self) -> list[TopicPartition]:
         """All of the topics, claimed or not."""
-        counts = {topic: self._loop.admin.partition_count(topic) or 0 for topic in self._driver.member.options.topics}
+        counts = {topic: self._context.admin.partition_count(topic) or 0 for topic in self._member.options.topics}
         return [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
 
     def ends_at(self, until: str) -> dict[TopicPartition, int]:
         """Where `until` lies in every partition of the topics: a text as `start`. Raises as start_positions.offsets."""
         return start_positions.offsets(
-            until, "until", self._partitions(), self._loop.admin, committed=self._committed_ends
+            until, "until", self._partitions(), self._context.admin, committed=self._committed_ends
         )
 
     def ends(self) -> dict[TopicPartition, int]:
@@ -181,16 +179,16 @@ class Planner:
         others go on. Raises ClusterUnreachable, what ended the consumer.
         """
         self.alive()
-        with self._loop.lock:
+        with self._context.lock:
             tps = [*self._ranges.lots]
         if not tps:
             return []
-        bounds = self._loop.admin.bounds(tps, committed=self._committed_ends)
-        with self._loop.lock:
+        bounds = self._context.admin.bounds(tps, committed=self._committed_ends)
+        with self._context.lock:
             beyond = self._ranges.beyond(bounds)
         if beyond:
             self._park_beyond([tp for tp, _, _ in beyond])
-        with self._loop.outbox, self._loop.lock:
+        with self._context.outbox, self._context.lock:
             self._source.ends.update((tp, bounds[tp].end) for tp in tps)
             found = self._ranges.available(bounds)
             if up_to is not None:
@@ -201,8 +199,8 @@ class Planner:
 
     def _park_beyond(self, tps: list[TopicPartition]) -> None:
         """D6. The end of open transactions may lie below a position that began at the log's end: that will pass."""
-        bounds = self._loop.admin.bounds(tps)
-        with self._loop.outbox, self._loop.lock:
+        bounds = self._context.admin.bounds(tps)
+        with self._context.outbox, self._context.lock:
             beyond = self._ranges.beyond(bounds)
             for tp, position, end in beyond:
                 self._driver.park(tp, parking.BEYOND_END, parking.beyond_end(position, end))
@@ -214,8 +212,8 @@ class Planner:
         self.alive()
         if self.at_most_once:
             self._await_grants(wanted)
-        with self._loop.outbox, self._loop.lock:
-            now = self._loop.clock.now()
+        with self._context.outbox, self._context.lock:
+            now = self._context.clock.now()
             try:
                 return [taken for one in wanted if (taken := self._ranges.take(one, now)) is not None]
             finally:
@@ -223,44 +221,44 @@ class Planner:
 
     def _await_grants(self, wanted: Sequence[ClaimedRange]) -> None:
         deadline = time.monotonic() + self._driver.options.heartbeat_interval_s * GRANT_INTERVALS
-        with self._loop.outbox, self._loop.lock:
+        with self._context.outbox, self._context.lock:
             for one in wanted:
                 self._ranges.wish(one)
             while self._ranges.waits_for_grant() and time.monotonic() < deadline and not self._driver.ended:
-                self._driver.ask_grants(self._loop.clock.now())
-                self._loop.changed.wait(WAIT_SLICE_S)
+                self._driver.ask_grants(self._context.clock.now())
+                self._context.changed.wait(WAIT_SLICE_S)
 
     # --- finishing
 
     def check(self, taken: Iterable[Taken]) -> None:
         """Raises ClaimLost unless every claim may still deliver or drain."""
         self.alive()
-        with self._loop.lock:
-            now, member = self._loop.clock.now(), self._driver.member
+        with self._context.lock:
+            now, member = self._context.clock.now(), self._member
             valid = member.lease_left_ms(now) >= 0
             lost = [one.range.tp for one in taken if one.claim.sealed or not valid]
         if lost:
-            raise ClaimLost(self.consumer.group, tuple(map(str, lost)))
+            raise ClaimLost(self.group, tuple(map(str, lost)))
 
     def touch(self, taken: Iterable[Taken]) -> None:
         self.alive()
-        with self._loop.lock:
-            now = self._loop.clock.now()
+        with self._context.lock:
+            now = self._context.clock.now()
             for one in taken:
                 self._ranges.touch(one, now)
 
     def finish(self, taken: Iterable[Taken]) -> None:
         """Acks, and returns once the log has accepted it. Raises ClaimLost, ClusterUnreachable."""
-        with self._loop.outbox, self._loop.lock:
+        with self._context.outbox, self._context.lock:
             lost = [one.range.tp for one in taken if not self._ranges.finish(one)]
         self.alive()
         if not self.at_most_once:  # there the grant was the ack
-            self.consumer.flush()
+            self.flush()
         if lost:
-            raise ClaimLost(self.consumer.group, tuple(map(str, lost)))
+            raise ClaimLost(self.group, tuple(map(str, lost)))
 
     def give_back(self, taken: Iterable[Taken]) -> None:
-        with self._loop.outbox, self._loop.lock:
+        with self._context.outbox, self._context.lock:
             for one in taken:
                 self._ranges.give_back(one)
 
@@ -268,32 +266,32 @@ class Planner:
 
     def micro_batches(self, before: MicroBatches | None = None) -> MicroBatches:
         """`before`: of an earlier consumer of the same query."""
-        return MicroBatches(self._driver.member, self._ranges, self.incarnation, before)
+        return MicroBatches(self._member, self._ranges, self.incarnation, before)
 
     def commit_end(self, batches: MicroBatches, end: End) -> None:
         """The query has committed the batch that ends at `end`; returns once the log has it.
 
         Raises ClusterUnreachable: the positions go on being sent.
         """
-        with self._loop.outbox, self._loop.lock:
-            moved = batches.commit(end, self._loop.clock.now())
+        with self._context.outbox, self._context.lock:
+            moved = batches.commit(end, self._context.clock.now())
         self.alive()
         if moved and not self.at_most_once:
-            self.consumer.flush()
+            self.flush()
 
     def commit_told(self, batches: MicroBatches, digest: str) -> None:
         """The same news from elsewhere, in any thread; `digest_of` the end. Waits for nothing, and may come twice."""
-        with self._loop.outbox, self._loop.lock:
-            if batches.told(digest, self._loop.clock.now()):
-                self._driver.called()
-                self._driver.member.urgent = True
-                self._loop.kick(self._driver)
+        with self._context.outbox, self._context.lock:
+            if batches.told(digest, self._context.clock.now()):
+                self._planned.called()
+                self._member.urgent = True
+                self._driver.kick()
 
     def plan_end(self, batches: MicroBatches, start: End, available: Sequence[ClaimedRange]) -> End:
         """The end of the next batch, `start` if there is none. In at-least-once mode its ranges are handed over."""
         self.alive()
-        with self._loop.outbox, self._loop.lock:
-            return batches.plan(start, available, self._loop.clock.now())
+        with self._context.outbox, self._context.lock:
+            return batches.plan(start, available, self._context.clock.now())
 
     def take_end(self, batches: MicroBatches, end: End, wanted: Sequence[ClaimedRange] | None) -> list[Taken]:
         """In at-most-once mode: hands over the batch that ends at `end`, as far as the log grants it.
@@ -304,7 +302,7 @@ class Planner:
         if wanted is None:
             self.settle()
         taken = self.take(wanted or [])
-        with self._loop.outbox, self._loop.lock:
+        with self._context.outbox, self._context.lock:
             if wanted is None:
                 self._note(batches.lost_with(end))
             batches.hand_over(end, taken)
@@ -313,12 +311,12 @@ class Planner:
     def note_uncommitted(self, batches: MicroBatches) -> None:
         """This process ends: in at-most-once mode what is with the query is lost, as far as is known here."""
         if self.at_most_once:
-            with self._loop.outbox, self._loop.lock:
+            with self._context.outbox, self._context.lock:
                 self._note(batches.uncommitted())
 
     def _note(self, lost: Sequence[tuple[TopicPartition, int, int]]) -> None:
         for tp, start, to in lost:
-            self._driver.member.note(UNCOMMITTED, tp, start, to)
+            self._member.note(UNCOMMITTED, tp, start, to)
 
     def replay_end(self, batches: MicroBatches, end: End) -> list[Taken]:
         """What of a batch that an earlier life planned is read here; waits until that can be told.
@@ -331,22 +329,22 @@ class Planner:
         self.plan(None)  # passes what retention has deleted meanwhile (D6)
         while True:
             self.alive()
-            with self._loop.outbox, self._loop.lock:
-                replay = batches.replay(end, self._loop.clock.now())
+            with self._context.outbox, self._context.lock:
+                replay = batches.replay(end, self._context.clock.now())
                 if not replay.waits:
                     break
-                if self._driver.member.paused:
+                if self._member.paused:
                     deadline = time.monotonic() + wait_s
                 elif time.monotonic() >= deadline:
-                    raise BatchUnclaimed(self.consumer.group, _in_words(replay.waits))
-                self._loop.changed.wait(WAIT_SLICE_S)
+                    raise BatchUnclaimed(self.group, _in_words(replay.waits))
+                self._context.changed.wait(WAIT_SLICE_S)
             if _in_words(replay.waits) != said:
                 said = _in_words(replay.waits)
-                log.info("group %s: a batch that was planned before waits: %s", self.consumer.group, said)
+                logger.info("group %s: a batch that was planned before waits: %s", self.group, said)
         if replay.left_out:
-            log.warning(
+            logger.warning(
                 "group %s: of a batch that was planned before, %d of %d ranges are not read here: %s",
-                self.consumer.group,
+                self.group,
                 len(replay.left_out),
                 len(replay.left_out) + len(replay.taken),
                 _in_words(replay.left_out),
@@ -370,13 +368,13 @@ class Planner:
         if self._batch is not None and self._batch.open:
             raise BatchNotCommitted(self._batch.offsets)
         deadline = None if wait_s is None else time.monotonic() + wait_s
-        while not self.consumer.stopping:
+        while not self.stopping:
             try:
                 taken = self.take(self.plan(rows_max, up_to))
             except ClusterUnreachable as error:
                 if deadline is not None and time.monotonic() >= deadline:
                     raise
-                log.warning("%s; trying again", error)
+                logger.warning("%s; trying again", error)
                 taken = []
             if taken:
                 self._batch = ClaimedBatch(self, taken)
@@ -384,10 +382,10 @@ class Planner:
             left_s = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
             if left_s <= 0:
                 break
-            with self._loop.outbox, self._loop.lock:
-                self._loop.changed.wait(left_s)
-        if self.consumer.closed:
-            self._raise_if_ended()
+            with self._context.outbox, self._context.lock:
+                self._context.changed.wait(left_s)
+        if self.closed:
+            self._ending.raise_if_ended()
         return ClaimedBatch(self, ())
 
 

@@ -17,7 +17,7 @@ from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, OffsetRun
 from marshal_py.protocol.identity import NONE, Instant, Token, TopicPartition
 from marshal_py.protocol.member import Member
 from marshal_py.protocol.records import GRANT_OFFSETS_MAX
-from marshal_py.transport.ports import Bounds, Broken, DataSource, OutOfRange
+from marshal_py.transport.ports import Bounds
 
 BEGUN_KEPT: Final = 64  # claims of a partition: who has had more since a batch was planned delivers it again
 
@@ -69,38 +69,6 @@ class PlannedClaim:
         self.wish: tuple[int, int] | None = None  # in at-most-once mode: the range that a grant is wanted for
 
 
-class UnfetchedSource:
-    """What is left of the DataSource of a consumer that fetches nothing: the ends that were seen."""
-
-    def __init__(self, fetching: DataSource) -> None:
-        """`fetching`: of the consumer so far. It stays open, without assignment, until the consumer closes."""
-        self._inner = fetching
-        self.ends: dict[TopicPartition, int] = {}
-
-    def learn_leaders(self, topics: Iterable[str]) -> None:
-        self._inner.learn_leaders(topics)
-
-    def end_offset(self, tp: TopicPartition) -> int:
-        return self.ends.get(tp, -1)
-
-    def out_of_range(self) -> list[OutOfRange]:
-        self._inner.out_of_range()  # of fetches before this source took over
-        return []
-
-    def broken(self) -> list[Broken]:
-        self._inner.broken()
-        return []
-
-    def round(self, tp: TopicPartition) -> int:
-        return 0  # nothing is assigned
-
-    def carry_out(self) -> None:
-        self._inner.carry_out()
-
-    def close(self) -> None:
-        self._inner.close()
-
-
 class Ranges:
     """All lots of one Consumer."""
 
@@ -114,9 +82,17 @@ class Ranges:
 
     # --- what the Station tells, as it tells a Flow
 
-    @property
-    def buffers(self) -> Mapping[TopicPartition, PlannedClaim]:
-        return self.lots
+    delivered = 0  # nothing passes through this process: other processes read the ranges
+
+    def buffered(self) -> int:
+        return 0
+
+    def buffered_of(self, tp: TopicPartition) -> int:
+        return 0
+
+    def has(self, tp: TopicPartition) -> bool:
+        """Whether the partition is claimed here."""
+        return tp in self.lots
 
     def start_prefetch(self, tp: TopicPartition, position: int) -> None:
         """Nothing is fetched ahead; the successor is ready as soon as it knows the partition's end (A3)."""

@@ -68,8 +68,7 @@ class QueryMember:
             self.topics = options.topics if self._pattern is None else self.marshal.topics(self._pattern)
             if not self.topics:
                 raise InvalidOption("topics_pattern", self._pattern, "the cluster has no topic of such a name")
-            self.consumer = self.marshal.consumer(options.group, self.topics, **options.consumer)
-            self.planner = self.consumer.plan_ranges()
+            self.consumer = self.planner = self.marshal.planner(options.group, self.topics, **options.consumer)
         except BaseException:
             self.marshal.close(RELEASE_S)
             raise

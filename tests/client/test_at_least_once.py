@@ -179,7 +179,7 @@ def test_a_handler_at_work_does_not_keep_the_partition_of_a_hung_one(memory: Mem
     memory.fill(topic, 0, 2)
     with memory.connect() as marshal, joined(marshal, group, [topic], handler_timeout_s=1.0) as consumer:
         batch = consumer.fetch(2, expires_s=5.0)
-        messages, clock = list(batch), consumer._driver.loop.clock
+        messages, clock = list(batch), consumer._driver.context.clock
         assert len(messages) == 2
         began = clock.now().mono_ms
 
@@ -204,11 +204,11 @@ def test_a_handler_that_says_it_is_at_work_keeps_its_partition(memory: MemoryGro
     with memory.connect() as marshal, joined(marshal, group, [topic], handler_timeout_s=1.0) as consumer:
         message = collect(consumer, 1, ack=False)[0]
         driver = consumer._driver
-        began = driver.loop.clock.now().mono_ms
+        began = driver.context.clock.now().mono_ms
 
         def worked_for_longer() -> bool:
             message.in_progress()
-            return driver.loop.clock.now().mono_ms - began > 2_500
+            return driver.context.clock.now().mono_ms - began > 2_500
 
         until(worked_for_longer, "two and a half times the handler timeout")
         assert message.ack() is True

@@ -146,13 +146,13 @@ def test_one_slow_coordinator_holds_up_no_other_start(memory: MemoryGround, monk
     memory.fill(topic, 0, 2)
     answer = threading.Event()
     with memory.connect() as marshal:
-        committed = marshal._loop.admin.committed
+        committed = marshal._context.admin.committed
 
         def ask(group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
             assert group != slow or answer.wait(3 * DEADLINE_S)
             return committed(group, tps)
 
-        monkeypatch.setattr(marshal._loop.admin, "committed", ask)
+        monkeypatch.setattr(marshal._context.admin, "committed", ask)
         first = {"start": "committed", "start_fallback": "earliest"}
         with joined(marshal, slow, [topic], **first) as one, joined(marshal, quick, [topic], **first) as two:
             until(owns(two, 0), "the other group has its partition")
@@ -167,7 +167,7 @@ def test_a_log_that_is_slow_to_open_holds_up_no_other(memory: MemoryGround, monk
     groups = {number: next(f"g{i}" for i in range(100) if route(f"g{i}", LOGS) == number) for number in range(LOGS)}
     asked, answer = threading.Event(), threading.Event()
     with memory.connect() as marshal:
-        bounds, found = marshal._loop.log.bounds, list[marshal_py.Consumer]()
+        bounds, found = marshal._context.coordination.bounds, list[marshal_py.Consumer]()
 
         def ask(number: int, timeout_s: float) -> Bounds:
             if number == 1:
@@ -175,7 +175,7 @@ def test_a_log_that_is_slow_to_open_holds_up_no_other(memory: MemoryGround, monk
                 assert answer.wait(3 * DEADLINE_S)
             return bounds(number, timeout_s)
 
-        monkeypatch.setattr(marshal._loop.log, "bounds", ask)
+        monkeypatch.setattr(marshal._context.coordination, "bounds", ask)
         opening = threading.Thread(target=lambda: found.append(joined(marshal, groups[1], [topic])))
         opening.start()
         assert asked.wait(DEADLINE_S)
@@ -197,7 +197,7 @@ def end_thread(marshal: Marshal, monkeypatch: pytest.MonkeyPatch) -> None:
     def leave(_: float) -> NoReturn:
         raise SystemExit(3)
 
-    monkeypatch.setattr(marshal._loop.log, "poll", leave)
+    monkeypatch.setattr(marshal._context.coordination, "poll", leave)
 
 
 @pytest.mark.parametrize("verb", ["fetch", "next", "iteration", "flush", "info"])
@@ -214,8 +214,8 @@ def test_what_ends_the_thread_is_a_named_error_in_every_verb(
         "fetch": lambda: [consumer.fetch(1, expires_s=1.0) for _ in range(60)],
         "next": lambda: [consumer.next(1.0) for _ in range(60)],
         "iteration": lambda: [*consumer],
-        "flush": lambda: [until(lambda: marshal._loop.ended, "the end"), consumer.flush()],
-        "info": lambda: [until(lambda: marshal._loop.ended, "the end"), consumer.info()],
+        "flush": lambda: [until(lambda: marshal._context.ended, "the end"), consumer.flush()],
+        "info": lambda: [until(lambda: marshal._context.ended, "the end"), consumer.info()],
     }
     with pytest.raises(BackgroundThreadEnded, match=r"SystemExit\(3\)"):
         verbs[verb]()

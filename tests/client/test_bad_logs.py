@@ -284,7 +284,7 @@ def test_a_cut_log_on_a_broker_ends_a_consumer_that_is_behind(embedded: Embedded
         consumer = joined(marshal, IN[1], [topic])
         embedded.put(LOG, 1, b"x")
         consumer.info()
-        end = marshal._loop.log.bounds(1, DEADLINE_S).end
+        end = marshal._context.coordination.bounds(1, DEADLINE_S).end
         embedded.truncate(LOG, 1, end)
-        marshal._loop.log.follow(1, 1)
+        marshal._context.coordination.follow(1, 1)
         ends_with(consumer, HistoryTruncated)

@@ -115,7 +115,7 @@ def _works(ground: TestCluster, odd: str) -> None:
             assert consumer.info().client_id == odd
         with joined(marshal, odd, [topic]) as consumer:
             assert places(collect(consumer, 1)) == [(0, 2)]
-        until(lambda: marshal._loop.admin.committed(odd, [tp]) == {tp: 3}, "the mirror")
+        until(lambda: marshal._context.admin.committed(odd, [tp]) == {tp: 3}, "the mirror")
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_an_ack_in_a_fork_is_refused(memory: MemoryGround, delivery: str) -> Non
             held, over = threading.Event(), threading.Event()
 
             def hold() -> None:
-                with marshal._loop.lock:
+                with marshal._context.lock:
                     held.set()
                     assert over.wait(40)
 

@@ -71,7 +71,7 @@ def test_an_interrupted_ack_leaves_the_lock_free(memory: MemoryGround) -> None:
         messages = collect(consumer, 3, ack=False)
         for number in range(INTERRUPTS):
             interrupt(1e-6 * (1 + number), lambda: [message.ack() for message in messages])
-        assert can_lock(marshal._loop.lock)
+        assert can_lock(marshal._context.lock)
 
 
 def test_an_interrupted_fetch_leaves_the_consumer_to_the_next(memory: MemoryGround) -> None:
@@ -114,7 +114,7 @@ def test_what_an_interrupted_fetch_had_in_hand_is_not_lost(
         for _ in range(INTERRUPTS // 2):
             if len(handled) < count // 2:
                 interrupt(0.004, lambda: handle(consumer))
-        assert can_lock(marshal._loop.lock)
+        assert can_lock(marshal._context.lock)
     with ground.connect() as marshal, joined(marshal, group, [topic]) as consumer:
         deadline = time.monotonic() + DEADLINE_S
         while len(handled) < count:
@@ -174,8 +174,8 @@ class Once:
 
 INSIDE_STOP = {
     "as it begins to leave": lambda consumer: (consumer._member, "leave"),
-    "while it leaves": lambda consumer: (consumer._loop, "kick"),
-    "while it waits to have left": lambda consumer: (consumer._loop.changed, "wait"),
+    "while it leaves": lambda consumer: (consumer._driver, "kick"),
+    "while it waits to have left": lambda consumer: (consumer._context.changed, "wait"),
     "before the source is closed": lambda consumer: (consumer._driver.source, "close"),
 }
 
@@ -231,9 +231,9 @@ def test_a_marshal_forgets_the_consumers_that_have_ended(memory: MemoryGround) -
             with joined(marshal, memory.group(), [topic], delivery=delivery) as consumer:
                 gone.append(weakref.ref(consumer))
         failed = joined(marshal, memory.group(), [topic])
-        with marshal._loop.outbox, marshal._loop.lock:
+        with marshal._context.outbox, marshal._context.lock:
             failed._member.fail(GroupDeleted(failed.group))
-            marshal._loop.kick(failed._driver)
+            failed._driver.kick()
         with pytest.raises(GroupDeleted):
             failed.fetch(1)
         gone.append(weakref.ref(failed))

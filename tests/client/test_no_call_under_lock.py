@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from marshal_py import Consumer, TopicPartition
-from marshal_py.client import loop
+from marshal_py.client import context
 from marshal_py.transport import kafka, kafka_admin, kafka_source
 from tests.support.client_fixtures import DEADLINE_S, ROOT, BackgroundConsumer, EmbeddedGround, joined, owns, until
 
@@ -26,19 +26,19 @@ CLIENTS = {"Consumer": (kafka, kafka_source, kafka_admin), "Producer": (kafka,),
 
 
 class Watch:
-    """Notes each call of a client of librdkafka by a thread that holds the lock of a Loop."""
+    """Notes each call of a client of librdkafka by a thread that holds the lock of a Marshal."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.loops: list[loop.Loop] = []
+        self.contexts: list[context.Context] = []
         self.calls: set[str] = set()
         self.under_lock: set[str] = set()
-        plain = loop.Loop.__init__
+        plain = context.Context.__init__
 
-        def made(this: loop.Loop, *arguments: Any, **named: Any) -> None:
+        def made(this: context.Context, *arguments: Any, **named: Any) -> None:
             plain(this, *arguments, **named)
-            self.loops.append(this)
+            self.contexts.append(this)
 
-        monkeypatch.setattr(loop.Loop, "__init__", made)
+        monkeypatch.setattr(context.Context, "__init__", made)
         for name, modules in CLIENTS.items():
             for module in modules:
                 if hasattr(module, name):
@@ -51,7 +51,7 @@ class Watch:
             @functools.wraps(call)
             def watched(*arguments: Any, **named: Any) -> Any:
                 self.calls.add(name)
-                if any(one.lock._is_owned() for one in self.loops):  # type: ignore[attr-defined]
+                if any(one.lock._is_owned() for one in self.contexts):  # type: ignore[attr-defined]
                     self.under_lock.add(name)
                 return call(*arguments, **named)
 

@@ -235,7 +235,7 @@ def test_a_look_at_the_cluster_that_fails_does_no_harm(
     memory.fill(topic, 0, 2)
     with memory.connect() as marshal:
         calls: list[str] = []
-        bounds = marshal._loop.admin.bounds
+        bounds = marshal._context.admin.bounds
 
         def fails(tps: object) -> object:
             calls.append("asked")
@@ -245,7 +245,7 @@ def test_a_look_at_the_cluster_that_fails_does_no_harm(
                 raise ClusterUnreachable("memory", "bounds", "test")
             return bounds(tps)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(marshal._loop.admin, "bounds", fails)
+        monkeypatch.setattr(marshal._context.admin, "bounds", fails)
         with caplog.at_level(logging.CRITICAL), joined(marshal, memory.group(), [topic]) as consumer:
             assert places(collect(consumer, 2)) == [(0, 0), (0, 1)]
         assert len(calls) == 3
@@ -262,7 +262,7 @@ def test_a_refused_position_is_asked_for_until_the_cluster_answers(
             collect(consumer, 1)
         memory.truncate(topic, 0, 3)
         calls: list[str] = []
-        bounds = marshal._loop.admin.bounds
+        bounds = marshal._context.admin.bounds
 
         def fails_once(tps: object) -> object:
             calls.append("asked")
@@ -270,7 +270,7 @@ def test_a_refused_position_is_asked_for_until_the_cluster_answers(
                 raise ClusterUnreachable("memory", "bounds", "test")
             return bounds(tps)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(marshal._loop.admin, "bounds", fails_once)
+        monkeypatch.setattr(marshal._context.admin, "bounds", fails_once)
         with caplog.at_level(logging.CRITICAL), joined(marshal, group, [topic]) as consumer:
             assert places(collect(consumer, 2)) == [(0, 3), (0, 4)]
 

@@ -33,7 +33,7 @@ def test_one_partition_beyond_its_end_stops_nobody(ground: TestCluster) -> None:
     with ExitStack() as stack:
         marshals = [stack.enter_context(ground.connect(f"c{number}")) for number in range(CONSUMERS)]
         starts = {TopicPartition(topic, number): 0 for number in range(1, PARTITIONS)} | {stuck: POSITION}
-        assert marshals[0]._loop.admin.commit(group, starts) == ""
+        assert marshals[0]._context.admin.commit(group, starts) == ""
         consumers = [stack.enter_context(joined(marshal, group, [topic], start="committed")) for marshal in marshals]
         keepers = [stack.enter_context(BackgroundConsumer(consumer)) for consumer in consumers]
 
@@ -77,7 +77,7 @@ def test_who_has_nothing_but_parked_partitions_says_so(memory: MemoryGround) -> 
     topic, group = memory.topic(), memory.group()
     memory.fill(topic, 0, MESSAGES)
     with memory.connect("c") as marshal:
-        marshal._loop.admin.commit(group, {TopicPartition(topic, 0): POSITION})
+        marshal._context.admin.commit(group, {TopicPartition(topic, 0): POSITION})
         with joined(marshal, group, [topic], start="committed") as consumer, BackgroundConsumer(consumer) as keeper:
             waiting_for = until(lambda: consumer.cached_info().waiting_for, "it says why it has nothing to do")
             assert waiting_for.startswith(f"an admin: all of its 1 partitions are parked: {BEYOND}")
@@ -124,7 +124,7 @@ def refuse(consumer: Consumer, tp: TopicPartition) -> None:
     source = consumer._driver.source
     assert isinstance(source, MemorySource)
     until(lambda: source.fetching(tp), "it is assigned")
-    with consumer._loop.lock, source.broker.changed:
+    with consumer._context.lock, source.broker.changed:
         source._assignments.take(0)  # as a poll does
         source._assignments.refuse_permanently(tp, "Topic authorization failed")
         consumer._member.request_tick()

@@ -165,7 +165,7 @@ def test_a_drain_hands_over_a_piece_and_not_all_that_was_fetched_ahead(ground: O
         until(owns(consumer, 0, 1, 2), "all partitions are its")
         messages = one_by_one(consumer)
         seen = [next(messages) for _ in range(20)]
-        assert consumer._flow.buffered() > 3 * MERGED_MAX
+        assert consumer._queue.buffered() > 3 * MERGED_MAX
         for message in consumer:
             if not consumer.stopping:
                 consumer.drain()
@@ -230,12 +230,12 @@ def test_nothing_is_fetched_while_the_gate_is_shut(ground: OneQueueGround, deliv
         open_again = shut()
         reader = Reader(consumer, way)
         try:
-            queue, source = consumer._flow, source_of(consumer)
+            queue, source = consumer._queue, source_of(consumer)
             until(lambda: queue.buffers and all(b.held_back for b in queue.buffers.values()), "nothing is fetched")
             before, polls = source.handed_out, source.polls
             until(lambda: source.polls > polls + 5, "it still looks")
             assert source.handed_out == before <= 3 * 2_000
-            with marshal._loop.lock:
+            with marshal._context.lock:
                 queue.start_prefetch(TopicPartition(other, 0), 5)
             until(
                 lambda: queue.buffers[TopicPartition(other, 0)].held_back, "it is fetched ahead, as much as is useful"
@@ -264,7 +264,7 @@ def test_what_is_buffered_is_bounded_in_bytes(ground: OneQueueGround, partitions
         most = 0
         for got, message in enumerate(consumer, 1):
             message.ack()
-            most = max(most, size * consumer._flow.buffered())
+            most = max(most, size * consumer._queue.buffered())
             if got == partitions * 2_000:
                 break
         assert bound // 2 <= most <= 2 * bound + 20 * size
@@ -283,7 +283,7 @@ def test_in_at_most_once_mode_what_waits_for_grants_that_do_not_come_is_bounded(
         ground.broker.writable = False
         source = source_of(consumer)
         until(lambda: not consumer.fetch(10, expires_s=0) and source.polls > 200, "it was polled long enough")
-        assert 0 < 1_000 * consumer._flow.buffered() <= 2 * 100_000 + 50 * 1_000
+        assert 0 < 1_000 * consumer._queue.buffered() <= 2 * 100_000 + 50 * 1_000
         ground.broker.writable = True
 
 

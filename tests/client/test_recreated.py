@@ -190,7 +190,7 @@ def test_a_refusal_of_the_old_topics_position_that_comes_late(memory: MemoryGrou
     with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
         collect(consumer, 3)
         tp = TopicPartition(topic, 0)
-        with marshal._loop.lock:
+        with marshal._context.lock:
             consumer._driver.unplaced[tp] = OutOfRange(tp, 100, consumer._driver.source.round(tp) - 1)
         consumer._driver._place()
         memory.fill(topic, 0, 2)
@@ -221,11 +221,11 @@ def test_a_partition_that_somebody_parked_for_another_reason(memory: MemoryGroun
     with memory.connect() as marshal, joined(marshal, group, [topic]) as consumer:
         collect(consumer, 2)
         consumer.flush()
-        with marshal._loop.lock:
+        with marshal._context.lock:
             (claim,) = consumer._member.claims.values()
             claim.parking = "SomethingNew"
             claim.stop("parked", 0)
-            marshal._loop.kick(consumer._driver)
+            consumer._driver.kick()
         waiting_for = until(lambda: consumer.cached_info().waiting_for, "it says why it has nothing to do")
         assert "SomethingNew" in waiting_for
         assert f"marshal set-position {group} {topic}:0 --to POSITION" in waiting_for

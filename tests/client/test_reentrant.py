@@ -86,7 +86,7 @@ def test_whoever_holds_the_lock_is_refused_by_name(memory: MemoryGround) -> None
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
         until(owns(consumer, 0), "the partition")
         calls = verbs(marshal, consumer, topic)
-        with marshal._loop.lock:
+        with marshal._context.lock:
             told = {name: outcome(call) for name, call in calls.items()}
         place = "a call of the same thread that holds the Marshal's lock"
         assert refused(told) == named((*TAKING, *WAITING, *LOOKING), place)
@@ -123,7 +123,7 @@ def test_what_waits_for_the_background_thread_is_refused_on_it(
         until(owns(consumer, 0), "the partition")
         calls = verbs(marshal, consumer, topic)
         names = (*TAKING, *WAITING, *LOOKING, *ANYWHERE[1:])
-        inside = Inside(monkeypatch, marshal._loop.log, "poll", *(calls[name] for name in names))
+        inside = Inside(monkeypatch, marshal._context.coordination, "poll", *(calls[name] for name in names))
         assert inside.done.wait(40)
         told = dict(zip(names, inside.told, strict=True))
         place = "the background thread of the Marshal, which sends the heartbeats"

@@ -290,9 +290,9 @@ def test_the_consumers_keep_their_log_short(memory: MemoryGround, monkeypatch: p
         assert not b.closed
         found = [codec.open_snapshot(value) for value in memory.log_values(1)]
         records = [record for record in found if record is not None]
-        instances = {loop.maintenance.keepers[1].instance for loop in (one._loop, two._loop)}
+        instances = {loop.maintenance.snapshotters[1].instance for loop in (one._loop, two._loop)}
         assert {record.instance for record in records} == instances
-        confirmed = one._loop.maintenance.keepers[1].store.confirmed()
+        confirmed = one._loop.maintenance.snapshotters[1].store.confirmed()
         assert not confirmed[0].self_audit
         assert memory.broker.bounds(tp).first <= confirmed[1].at
     memory.fill(topic, 0, 1)
@@ -337,7 +337,7 @@ def test_a_killed_process_does_not_stop_snapshots(embedded: EmbeddedGround) -> N
         def confirmed() -> bool:
             for _ in range(16):
                 embedded.put(LOG, 1, filler)
-            return one._loop.maintenance.keepers[1].confirmed_at > 0
+            return one._loop.maintenance.snapshotters[1].confirmed_at > 0
 
         until(confirmed, "a snapshot is confirmed")
     (evicted,) = embedded.accepted(IN[1], Evict)
@@ -348,7 +348,7 @@ def test_alone_it_audits_itself(memory: MemoryGround, number: int) -> None:
     """N6: one client in the log: a second fold of re-read bytes."""
     topic = memory.topic()
     with memory.connect("a", snapshot_every_records=64) as one, joined(one, IN[number], [topic]):
-        kept = one._loop.maintenance.keepers[number]
+        kept = one._loop.maintenance.snapshotters[number]
         until(lambda: pad(memory, number, 16) and kept.confirmed_at > 0, "confirmed")
         assert kept.store.confirmed()[0].self_audit
 
@@ -367,7 +367,7 @@ def test_without_the_right_to_delete(memory: MemoryGround, monkeypatch: pytest.M
 
         until(lambda: pad(memory, 1, 16) and refused(), "it was refused")
         end = memory.broker.bounds(tp).end
-        kept = one._loop.maintenance.keepers[1]
+        kept = one._loop.maintenance.snapshotters[1]
         until(lambda: pad(memory, 1, 16) and kept.confirmed_at > end, "snapshots go on")
         assert len(refused()) == 1
         assert memory.broker.bounds(tp).first == 0
@@ -391,7 +391,7 @@ def test_young_history_stays(memory: MemoryGround, monkeypatch: pytest.MonkeyPat
     )
     tp = TopicPartition(LOG, 1)
     with memory.connect("a", snapshot_every_records=64, history_kept_s=3_600.0) as one, joined(one, IN[1], [topic]):
-        kept = one._loop.maintenance.keepers[1]
+        kept = one._loop.maintenance.snapshotters[1]
         until(lambda: pad(memory, 1, 16) and len(kept.store.confirmed()) == 2, "two are confirmed")
         until(lambda: pad(memory, 1, 16) and kept.deletable() > 100, "the session has shown that it read on")
         end = memory.broker.bounds(tp).end
@@ -410,7 +410,7 @@ def test_a_topic_made_anew_is_not_truncated(memory: MemoryGround, monkeypatch: p
         memory.connect("a", snapshot_every_records=64, history_kept_s=0.0) as one,
         joined(one, IN[1], [topic]) as consumer,
     ):
-        monkeypatch.setattr(one._loop.admin, "describe_topic", lambda topic: TopicInfo(1, "another"))
+        monkeypatch.setattr(one._context.admin, "describe_topic", lambda topic: TopicInfo(1, "another"))
 
         def ended() -> bool:
             pad(memory, 1, 16)

@@ -52,7 +52,7 @@ def test_a_fence_for_another_reason_says_nothing_of_it(memory: MemoryGround, mon
     with memory.connect() as marshal, joined(marshal, memory.group(), [topic]) as consumer:
         until(owns(consumer, 0), "the partition is ours")
         [*consumer.events()]
-        monkeypatch.setattr(marshal._loop.stalls, "recent_ms", lambda _: 300)
+        monkeypatch.setattr(marshal._context.stalls, "recent_ms", lambda _: 300)
         memory.broker.queue_full = True
         fenced = until(lambda: [event for event in consumer.events() if event.kind == "fenced"], "the fence falls")
         assert fenced[0].text == ""

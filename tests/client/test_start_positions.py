@@ -48,7 +48,7 @@ def test_a_group_that_ordinary_consumers_left_goes_on_where_they_were(ground: Te
     ground.fill(topic, 0, 5)
     ground.fill(topic, 1, 5)
     with ground.connect() as marshal:
-        assert marshal._loop.admin.commit(group, {TopicPartition(topic, 0): 3}) == ""
+        assert marshal._context.admin.commit(group, {TopicPartition(topic, 0): 3}) == ""
         with joined(marshal, group, [topic], start="committed", start_fallback="earliest") as consumer:
             assert sorted(places(collect(consumer, 7))) == [(0, 3), (0, 4), *((1, i) for i in range(5))]
 
@@ -264,7 +264,7 @@ def test_accepted_positions_are_mirrored(ground: TestCluster) -> None:
     with ground.connect() as marshal, ground.connect() as onlooker:
         with joined(marshal, group, [topic]) as consumer:
             collect(consumer, 6)
-        until(lambda: onlooker._loop.admin.committed(group, tps) == {tps[0]: 1, tps[1]: 2, tps[2]: 3}, "the mirror")
+        until(lambda: onlooker._context.admin.committed(group, tps) == {tps[0]: 1, tps[1]: 2, tps[2]: 3}, "the mirror")
 
 
 def test_two_consumers_of_one_marshal_are_both_mirrored(ground: TestCluster) -> None:
@@ -278,7 +278,7 @@ def test_two_consumers_of_one_marshal_are_both_mirrored(ground: TestCluster) -> 
             until(lambda: len(one.claims()) == len(two.claims()) == 1, "one partition each")
             collect(one, 4)
             collect(two, 4)
-        until(lambda: onlooker._loop.admin.committed(group, tps) == {tps[0]: 4, tps[1]: 4}, "the mirror")
+        until(lambda: onlooker._context.admin.committed(group, tps) == {tps[0]: 4, tps[1]: 4}, "the mirror")
 
 
 def test_mirroring_can_be_switched_off(memory: MemoryGround) -> None:

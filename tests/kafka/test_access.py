@@ -154,7 +154,9 @@ def test_asking_makes_no_topic(guarded: GuardedCluster, root: AdminClient, group
             admin.lagging_replicas(f"missing-{group}")
         root.delete_topics([log])[log].result(DEADLINE_S)
         wait_until(lambda: admin.partition_count(log) is None, DEADLINE_S, "it is gone")
-        assert marshal._loop.log._producer.list_topics(log, timeout=DEADLINE_S).topics[log].error, "as before it writes"
+        assert marshal._context.coordination._producer.list_topics(log, timeout=DEADLINE_S).topics[log].error, (
+            "as before it writes"
+        )
     assert [topic for topic in root.list_topics(timeout=DEADLINE_S).topics if group in topic] == []
 
 
@@ -327,7 +329,7 @@ def test_who_may_not_delete_leaves_that_to_an_admin(
     ):
         log = TopicPartition("__marshal", route(group, marshal.root.partitions))
         value = codec.encode(Note(-1, "filler"), group, marshal.root.incarnation)
-        kept = marshal._loop.maintenance.keepers[log.partition]
+        kept = marshal._loop.maintenance.snapshotters[log.partition]
 
         def grow() -> bool:
             for _ in range(16):
@@ -343,16 +345,16 @@ def test_who_may_not_delete_leaves_that_to_an_admin(
         (told,) = refused()
         assert "uthoriz" in told.text, told.text
         assert told.log == log.partition
-        assert marshal._loop.admin.bounds([log])[log].first == 0
+        assert marshal._context.admin.bounds([log])[log].first == 0
         wait_until(lambda: grow() and kept.deletable() > 0, DEADLINE_S, "its heartbeats show that it reads on")
         truncate = ("snapshot", "--log", str(log.partition), "--truncate", "--keep", "0s")
         lesser = who.marshal(*truncate, asks=True)
         assert lesser.exit_code == 1
         assert "the deletion of its records is refused" in lesser.stderr
-        assert marshal._loop.admin.bounds([log])[log].first == 0
+        assert marshal._context.admin.bounds([log])[log].first == 0
         (row,) = chief.json(*truncate, asks=True)
         assert row["sessions"] == ["lesser"]
-        assert marshal._loop.admin.bounds([log])[log].first == row["deleted_before"] > 0
+        assert marshal._context.admin.bounds([log])[log].first == row["deleted_before"] > 0
         assert len(refused()) == 1
         assert not consumer.closed
     with marshal_py.connect(who.settings, timeout_s=DEADLINE_S) as later, later.consumer(group, [orders]) as consumer:

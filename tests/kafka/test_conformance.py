@@ -236,7 +236,7 @@ def test_live_ordinary_consumers_keep_their_group(apache: ApacheRig) -> None:
         with pytest.raises(KafkaGroupIsLive):
             marshal.consumer(group, [topic])
         leave()
-        until(lambda: marshal._loop.admin.live_kafka_members(group) == 0, "the group is empty")
+        until(lambda: marshal._context.admin.live_kafka_members(group) == 0, "the group is empty")
         marshal.consumer(group, [topic]).stop()
 
 
@@ -247,7 +247,7 @@ def test_a_lost_range_a_new_partition_and_the_mirror(apache: ApacheRig) -> None:
     apache.truncate(topic, 0, 4)
     tp = TopicPartition(topic, 0)
     with connect(apache.bootstrap, coordination_topic=log) as marshal:
-        marshal._loop.admin.commit(group, {tp: 1})
+        marshal._context.admin.commit(group, {tp: 1})
         with marshal.consumer(group, [topic], heartbeat_interval_s=1.0) as consumer:
             batch = consumer.fetch(6, expires_s=DEADLINE_S)
             assert [m.offset for m in batch] == list(range(4, 10))
@@ -260,4 +260,4 @@ def test_a_lost_range_a_new_partition_and_the_mirror(apache: ApacheRig) -> None:
             assert [(m.partition, m.offset, m.value) for m in late] == [(1, 0, b"early")]
             late.ack()
         tps = [tp, TopicPartition(topic, 1)]
-        until(lambda: marshal._loop.admin.committed(group, tps) == {tps[0]: 10, tps[1]: 1}, "the mirror")
+        until(lambda: marshal._context.admin.committed(group, tps) == {tps[0]: 10, tps[1]: 1}, "the mirror")

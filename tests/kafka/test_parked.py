@@ -23,7 +23,7 @@ def test_three_consumers_outlive_a_partition_beyond_its_end(kafka: Cluster, topi
     starts = {TopicPartition(context.topic, number): 0 for number in range(1, PARTITIONS)}
     with ExitStack() as stack:
         marshals = [stack.enter_context(context.connect()) for _ in range(CONSUMERS)]
-        marshals[0]._loop.admin.commit(context.group, starts | {TopicPartition(context.topic, 0): POSITION})
+        marshals[0]._context.admin.commit(context.group, starts | {TopicPartition(context.topic, 0): POSITION})
         consumers = [
             stack.enter_context(joined(marshal, context.group, [context.topic], start="committed"))
             for marshal in marshals

@@ -158,7 +158,7 @@ def test_by_hand_under_a_running_consumer(ledger: Ledger, topic: TopicFactory) -
         at = first["snapshot"]
 
         def shown() -> bool:  # its heartbeats say that it has read so far
-            kept = marshal._loop.maintenance.keepers[0]
+            kept = marshal._loop.maintenance.snapshotters[0]
             return kept.reported.get(consumer._driver.member.session, 0) >= at
 
         until(shown, "its heartbeat has shown a newer checkpoint")
@@ -250,7 +250,7 @@ def test_a_reader_that_falls_behind_its_log_begins_anew(ledger: Ledger, topic: T
             ledger.grow(200)
             (first,) = ledger.json("snapshot")
             ledger.grow(100)
-            kept = marshal._loop.maintenance.keepers[0]
+            kept = marshal._loop.maintenance.snapshotters[0]
             until(lambda: kept.reported.get(other._driver.member.session, 0) >= first["snapshot"], "it has read on")
             (second,) = ledger.json("snapshot", "--truncate", "--keep", "0s", "--yes")
             assert second["deleted_before"] == first["snapshot"] == ledger.bounds().first

@@ -549,7 +549,7 @@ def test_topics_that_match_a_pattern_are_found_while_the_query_runs(
     here.fill(4)
     query.until_idle()
     old, here.topic = here.topic, f"{here.topic}-new"
-    query.life.marshal._loop.admin.create_topic(here.topic, 1)
+    query.life.marshal._context.admin.create_topic(here.topic, 1)
     here.fill(5)
     until(query.turn, "the topic is found")
     query.until_idle()

@@ -1,0 +1,103 @@
+"""What the parts of one Marshal share: its lock, clock, connections and workers. Decides nothing.
+
+loop.py makes the context and closes what is in it. A part that decides something takes the lock as
+`with context.outbox, context.lock`: records that were decided under the lock are sent once it is free (outbox.py).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Final
+
+from marshal_py.client.background_worker import Worker
+from marshal_py.client.callbacks import Callbacks
+from marshal_py.client.forks import ForkedLock, watch
+from marshal_py.client.outbox import Changes, Outbox
+from marshal_py.client.retention import RetentionPolicy
+from marshal_py.client.stalls import Stalls
+from marshal_py.errors import BackgroundThreadEnded, ClusterUnreachable, CoordinationError, ReentrantCall, UsedAfterFork
+from marshal_py.transport.ports import Clock, ClusterAdmin, CoordinationLog
+
+POLL_S_MAX: Final = 0.1  # whoever waits looks up at least so often: for steps that other threads brought forward
+
+
+class Context:
+    """Shared by the loop, the consumers and the maintenance of one Marshal."""
+
+    def __init__(
+        self,
+        coordination: CoordinationLog,
+        admin: ClusterAdmin,
+        clock: Clock,
+        servers: str,
+        topic: str,
+        draw: Callable[[int], bytes],
+        retention: RetentionPolicy,
+        callbacks: Callbacks,
+    ) -> None:
+        """`servers`: for error texts. `topic`: the coordination topic. `draw`: that many random bytes."""
+        self.coordination, self.admin, self.clock = coordination, admin, clock
+        self.servers, self.topic, self.draw = servers, topic, draw
+        self.retention, self.callbacks = retention, callbacks
+        lock = threading.RLock()
+        self.lock: AbstractContextManager[object] = lock
+        self._held: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]  # as threading.Condition asks it
+        self.outbox = Outbox(coordination, self._held)
+        self.changed: threading.Condition = Changes(lock, self.outbox)
+        self.stalls = Stalls()
+        self.worker = Worker("marshal-worker")
+        self.history_worker = Worker("marshal-history")  # reads take seconds, and no consumer's start may wait for them
+        self.broken: dict[int, CoordinationError] = {}  # logs that cannot be trusted any more, with the reason
+        self.ended: BackgroundThreadEnded | None = None  # what every method raises once the thread is gone
+        self.thread: threading.Thread | None = None  # the background thread
+        self.pid = os.getpid()
+        watch(self)
+
+    def forked(self) -> None:
+        """In a child process nothing that needs the lock works (forks.py)."""
+        self.lock = self.changed = ForkedLock("Marshal", self.pid)
+        self.outbox = Outbox(self.coordination, self._held)  # the parent sends what is waiting
+
+    def check_call(self, what: str, verb: str, *, waits: bool = False) -> None:
+        """Every public method calls this first. Raises UsedAfterFork, ReentrantCall.
+
+        `waits`: the method waits for the background thread, so it cannot be called on that thread. It can be called on
+        the thread of the user's callbacks.
+        """
+        if os.getpid() != self.pid:
+            raise UsedAfterFork(what, self.pid, os.getpid())
+        if self._held():
+            raise ReentrantCall(verb, "a call of the same thread that holds the Marshal's lock")
+        if waits and threading.current_thread() is self.thread:
+            raise ReentrantCall(verb, "the background thread of the Marshal, which sends the heartbeats")
+
+    def check_alive(self) -> None:
+        """Raises BackgroundThreadEnded if the background thread has ended."""
+        if self.ended is not None:
+            raise self.ended
+
+    def wait_for(self, condition: Callable[[], bool], what: str, deadline: float, log: int) -> None:
+        """Waits until `condition` holds; it is called under the lock. `deadline`: of the monotonic clock, in seconds.
+
+        Raises the error that broke coordination partition `log`, ClusterUnreachable, BackgroundThreadEnded.
+        """
+        with self.outbox, self.lock:
+            self.check_alive()  # a caller that reads to the end must not get what was read before the thread ended
+            while not condition():
+                self.check_alive()
+                if log in self.broken:
+                    raise self.broken[log]
+                if (refused := self.coordination.refused()) is not None:
+                    raise refused
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    raise ClusterUnreachable(self.servers, what, self.coordination.waiting_for() or "no answer in time")
+                self.changed.wait(min(left_s, POLL_S_MAX))
+
+    def waiting_for(self) -> str:
+        """What the connection is waiting for, in words for people; "" when all is well."""
+        return self.coordination.waiting_for() if self.ended is None else str(self.ended)

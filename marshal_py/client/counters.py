@@ -1,0 +1,27 @@
+"""Counts of one consumer since it was made, taken from what its driver executes. They never fall."""
+
+from __future__ import annotations
+
+from marshal_py.protocol.claim import Claim
+from marshal_py.protocol.delivery import AtLeastOnce
+from marshal_py.protocol.ready import Ready
+from marshal_py.protocol.records import Heartbeat
+
+
+class Counters:
+    """`records` and `heartbeats` were handed to the producer. `abandoned`: in flight when their claims ended."""
+
+    def __init__(self) -> None:
+        self.heartbeats = self.records = self.claims = self.claims_ended = self.abandoned = 0
+
+    def count(self, ready: Ready) -> None:
+        self.records += len(ready.send)
+        self.heartbeats += sum(isinstance(record, Heartbeat) for record in ready.send)
+        self.claims += len(ready.claimed)
+        self.claims_ended += len(ready.lost)
+        self.abandoned += sum(in_flight(claim) for claim, _ in ready.lost)
+
+
+def in_flight(claim: Claim) -> int:
+    """Messages delivered and not acked; 0 in at-most-once mode."""
+    return claim.tracker.in_flight if isinstance(claim.tracker, AtLeastOnce) else 0

@@ -1,0 +1,112 @@
+"""The claims of a consumer that plans ranges: other processes read them, so nothing is fetched here.
+
+A claim is opened at its position at once; ranges.py holds what is planned. The ends of the partitions are asked from
+the cluster, since no fetch tells them. A user who stops calling loses the claims: with no range in flight, nothing but
+calls shows that somebody reads. Called with the Marshal's lock held, except for the question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from msgspec import structs
+
+from marshal_py.client.context import Context
+from marshal_py.client.fetched_claims import FetchedClaims, positions_of
+from marshal_py.client.options import ConsumerOptions
+from marshal_py.client.ranges import Ranges
+from marshal_py.protocol.claim import Claim
+from marshal_py.protocol.identity import Instant, TopicPartition
+from marshal_py.protocol.member import Member
+from marshal_py.transport.ports import Broken, DataSource, OutOfRange
+
+
+class UnfetchedSource:
+    """The source of a consumer that fetches nothing: it knows the ends that were asked for."""
+
+    def __init__(self, fetching: DataSource) -> None:
+        """`fetching` stays open, without assignment, until the consumer closes."""
+        self._inner = fetching
+        self.ends: dict[TopicPartition, int] = {}
+
+    def learn_leaders(self, topics: Iterable[str]) -> None:
+        self._inner.learn_leaders(topics)
+
+    def end_offset(self, tp: TopicPartition) -> int:
+        return self.ends.get(tp, -1)
+
+    def out_of_range(self) -> list[OutOfRange]:
+        self._inner.out_of_range()  # left over from fetches, which do not matter any more
+        return []
+
+    def broken(self) -> list[Broken]:
+        self._inner.broken()
+        return []
+
+    def round(self, tp: TopicPartition) -> int:
+        return 0  # nothing is assigned
+
+    def carry_out(self) -> None:
+        self._inner.carry_out()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class PlannedClaims:
+    """The claims of one consumer that plans."""
+
+    def __init__(
+        self,
+        context: Context,
+        member: Member,
+        source: DataSource,
+        options: ConsumerOptions,
+        incarnation: bytes,
+        submit: Callable[[str, Callable[[], None]], None],
+    ) -> None:
+        """`submit`: runs a named task on the consumer's worker thread."""
+        self._context, self._member, self._submit = context, member, submit
+        self._timeout_ms = round(1000 * options.handler_timeout_s)
+        if options.hand_over_timeout_s is None:  # a range is long work, and its reader elsewhere cannot be stopped
+            whole_ms = member.options.handler_timeout_ms
+            member.options = structs.replace(member.options, hand_over_timeout_ms=whole_ms)
+        self.source = UnfetchedSource(source)
+        self.queue = Ranges(member, incarnation)
+        self._called_ms: int | None = None  # None until the group has it: a join may take long
+
+    def adopt(self, fetched: FetchedClaims) -> None:
+        """Takes over the claims of a consumer that has fetched until now. What was not delivered is planned again."""
+        self.queue.adopt(self._member.claims.values())
+        self.queue.prefetching.update(tp for tp, buffer in fetched.queue.buffers.items() if buffer.claim is None)
+        fetched.queue.drop([*fetched.queue.buffers])
+        fetched.drop([*self._member.claims.values()])
+        self.called()
+
+    def open(self, claims: Sequence[Claim]) -> None:
+        """Claims that were read accepted."""
+        self.queue.open(claims, positions_of(claims, self._member))
+
+    def drop(self, claims: Iterable[Claim]) -> None:
+        """Claims that are gone: nothing waits for an answer here."""
+
+    def look(self) -> None:
+        """Asks for the ends of the partitions."""
+        if self.queue.looked_at():
+            self._submit("the ends of partitions", self._ask)
+
+    def _ask(self) -> None:
+        """The ends give the lag, and show that this member is ready for a hand-over (A3)."""
+        with self._context.lock:
+            tps = self.queue.looked_at()
+        ends = {tp: bounds.end for tp, bounds in self._context.admin.bounds(tps).items()} if tps else {}
+        with self._context.lock:
+            self.source.ends.update(ends)
+
+    def called(self) -> None:
+        """The user has just called, so somebody still reads."""
+        self._called_ms = self._context.clock.now().mono_ms
+
+    def overdue(self, now: Instant) -> bool:
+        """Whether the user has not called for the handler timeout (D9)."""
+        return self._called_ms is not None and now.mono_ms - self._called_ms >= self._timeout_ms
