@@ -1,11 +1,12 @@
 """Pipelines on PySpark: claimed streams and batches, the coordination log as tables, sweeps on a cluster.
 
-Spark is an extra (`pip install 'marshal_py[spark]'`), and importing it takes a second, so nothing here imports it
-before a name is asked for; without it that name raises MissingSpark, which says what to install.
+Spark is an extra (`pip install 'marshal_py[spark]'`), and importing it takes a second. So this file imports it only
+when a name is used; without Spark that raises MissingSpark, which says what to install.
 
-`spark.read.format("marshal-...")` needs no call: Spark looks for top-level packages called `pyspark_*` and registers
-the class `DefaultSource` of each, so every format has such a package of a few lines beside this one. They are imported
-in every look-up process of every job: they import Spark's own base class and nothing else before they are used.
+`spark.read.format("marshal-...")` works without a call that registers it: Spark searches for top-level packages called
+`pyspark_*` and registers the class `DefaultSource` of each, so every format has such a small package beside this one.
+Spark imports them in every process that looks for a format, so they must import nothing but Spark's base class before
+they are used.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ INSTALL: Final = "pip install 'marshal_py[spark]'"
 # Public name -> the package that it needs beside Spark, and the extra that brings it.
 _PACKAGES: Final = {"DeltaOutput": ("deltalake", "delta"), "IcebergOutput": ("pyiceberg", "iceberg")}
 
-# Public name -> file of this room that has it. No name is also a file: importing the file would hide it.
-_HOMES: Final = {
+# Public name -> the file here that defines it. No file may have a public name: importing it would hide the name.
+_FILES: Final = {
     "Database": "database",
     "DeltaOutput": "delta",
     "IcebergOutput": "iceberg",
@@ -44,7 +45,7 @@ _HOMES: Final = {
     "write_batch": "guards",
 }
 
-__all__ = [  # __getattr__ has them
+__all__ = [  # __getattr__ provides them
     "Database",
     "DeltaOutput",
     "IcebergOutput",
@@ -68,7 +69,7 @@ __all__ = [  # __getattr__ has them
 
 
 def require_spark() -> None:
-    """Raises MissingSpark unless pyspark, pyarrow and pandas are there and new enough."""
+    """Raises MissingSpark unless pyspark, pyarrow and pandas are installed and new enough."""
     for package in ("pyspark", "pyarrow", "pandas"):
         if util.find_spec(package) is None:
             raise MissingSpark(package, "which is not installed here", INSTALL)
@@ -79,7 +80,7 @@ def require_spark() -> None:
 
 
 def _version() -> str:
-    """Of the package pyspark. One that pip did not install under this name says so itself, once it is imported."""
+    """Returns the version of pyspark; asks the module itself if pip did not install it under this name."""
     try:
         return metadata.version("pyspark")
     except metadata.PackageNotFoundError:  # SPARK_HOME/python in the path, or the light client of Spark Connect
@@ -87,10 +88,10 @@ def _version() -> str:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _FILES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require_spark()
     if name in _PACKAGES and util.find_spec(_PACKAGES[name][0]) is None:
         package, extra = _PACKAGES[name]
         raise MissingSpark(package, "which is not installed here", f"pip install 'marshal_py[{extra}]'")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_FILES[name]}"), name)

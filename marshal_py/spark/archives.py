@@ -1,8 +1,8 @@
-"""Keeping the coordination log as Parquet: incremental, resumable, partitioned by log and day. Folds nothing.
+"""Archives of the coordination log in Parquet: incremental, resumable, partitioned by log and day. Must not fold.
 
-Strategy: what an archive holds is asked of its own files, nothing is kept beside them. Each run reads every log from
-where its archive has no hole to the log's end as of the start, one task per log. A run that was cut off may leave part
-of its files: the next one begins at the first missing offset again, and readers pass over what stands twice.
+An archive's own files say what it holds; nothing else is kept. Each run reads every log, one task per log, from the
+first offset that its archive misses up to the log's end at the start of the run. A run that was interrupted may leave
+some of its files. The next run starts again at the first missing offset, and readers skip records that are there twice.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DAY: Final = "day"
 
 
 class Archived(NamedTuple):
-    """What a run did to one log: records [first, end) were added; it had [begin, first)."""
+    """What a run did for one log: the archive had the records [begin, first), and now also has [first, end)."""
 
     log: int
     begin: int
@@ -40,48 +40,48 @@ class Archived(NamedTuple):
 def archive(
     spark: SparkSession, servers: str | Mapping[str, Any], path: str, *, coordination_topic: str = COORDINATION_TOPIC
 ) -> list[Archived]:
-    """Adds what is new in the coordination topic to the archive at `path`; makes it if there is none.
+    """Adds new records of the coordination topic to the archive at `path`, which it creates if there is none.
 
     `servers`: "host:port,..." or librdkafka's settings. Returns one entry per log that has records. Raises
-    TopicRecreated if the archive is another topic's, LogGap if the topic has lost records that the archive misses,
+    TopicRecreated if the archive is of another topic, LogGap if the topic has deleted records that the archive lacks,
     InvalidOption, CoordinationError, ClusterUnreachable.
     """
     settings = {"bootstrap.servers": servers} if isinstance(servers, str) else dict(servers)
-    origin = TopicSource({"log_level": 0, **settings}, coordination_topic)
-    held = read_archive(spark, path)
-    root = root_of(origin)
+    source = TopicSource({"log_level": 0, **settings}, coordination_topic)
+    archived = read_archive(spark, path)
+    root = root_of(source)
     if root is None:
         return []
-    kept: dict[int, Bounds] = {}
-    if held is not None:
-        _check_same(root, find_root(held))
-        kept = _kept(held)
-    # Partitions beyond the root's count belong to nobody (L3).
-    there = {log: bounds for log, bounds in sorted(origin.spans().items()) if log < root.partitions}
-    runs = [_next(log, bounds, kept.get(log)) for log, bounds in there.items()]
+    archived_bounds: dict[int, Bounds] = {}
+    if archived is not None:
+        _check_same(root, find_root(archived))
+        archived_bounds = _bounds_of(archived)
+    # Partitions that were added to the topic later are not logs (L3).
+    bounds_by_log = {log: bounds for log, bounds in sorted(source.spans().items()) if log < root.partitions}
+    runs = [_next_run(log, bounds, archived_bounds.get(log)) for log, bounds in bounds_by_log.items()]
     ranges = {str(run.log): [run.first, run.end] for run in runs if run.first < run.end}
     if ranges:
         options = {**as_options(settings), "coordination_topic": coordination_topic, "ranges": json.dumps(ranges)}
-        news = spark.read.format("marshal-log").options(**options, raw="true").load()
-        write_archive(news, path)
+        new_records = spark.read.format("marshal-log").options(**options, raw="true").load()
+        write_archive(new_records, path)
     return runs
 
 
 def write_archive(records: DataFrame, path: str) -> None:
-    """Appends raw records. Within a file they stand in the order of their offsets."""
+    """Appends raw records to an archive. Within a file they are in the order of their offsets."""
     by_day = records.withColumn(DAY, functions.coalesce(functions.to_date("time"), functions.lit("1970-01-01")))
-    # The order in which Spark's writer wants them, and the offsets behind it: so it does not sort again without them.
+    # First the order that Spark's writer wants, then offsets; otherwise it would sort again and lose their order.
     by_day.sortWithinPartitions("log", DAY, "offset").write.mode("append").partitionBy("log", DAY).parquet(path)
 
 
 def read_archive(spark: SparkSession, path: str) -> DataFrame | None:
-    """The raw records of an archive as they stand in its files: not sorted, some perhaps twice. None: there is none.
+    """Returns the raw records of an archive, unsorted, some perhaps twice; None if there is no archive at `path`.
 
-    `replay` folds them.
+    `replay` folds them. Raises InvalidOption if the folder holds something else.
     """
     try:
         found = spark.read.parquet(path)
-        names = set(found.columns)  # over Spark Connect this is what looks
+        names = set(found.columns)  # over Spark Connect, only this reads the files
     except AnalysisException as error:
         if error.getCondition() in ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"):
             return None
@@ -96,11 +96,11 @@ def _check_same(root: Genesis, archived: Genesis | None) -> None:
         raise TopicRecreated(0, f"{archived.incarnation.hex()} in the archive", root.incarnation.hex())
 
 
-def _kept(held: DataFrame) -> dict[int, Bounds]:
-    """Of each log, the first offset and the one behind the last before any hole."""
-    behind = functions.lead("offset").over(Window.partitionBy("log").orderBy("offset"))
-    steps = held.select("log", "offset", behind.alias("next"))
-    # A hole or the end follows where the next offset is neither the same (archived twice) nor the next.
+def _bounds_of(archived: DataFrame) -> dict[int, Bounds]:
+    """For each log, the archived offsets up to the first hole."""
+    following = functions.lead("offset").over(Window.partitionBy("log").orderBy("offset"))
+    steps = archived.select("log", "offset", following.alias("next"))
+    # A hole or the end follows unless the next row has the same offset (archived twice) or the next one.
     stops = functions.when(
         functions.col("next").isNull() | (functions.col("next") > functions.col("offset") + 1), functions.col("offset")
     )
@@ -108,11 +108,11 @@ def _kept(held: DataFrame) -> dict[int, Bounds]:
     return {row["log"]: Bounds(row["first"], row["last"] + 1) for row in ends.collect()}
 
 
-def _next(log: int, there: Bounds, kept: Bounds | None) -> Archived:
-    if kept is None:
-        return Archived(log, there.first, there.first, there.end)
-    if there.end < kept.end:
-        raise TopicRecreated(log, f"{kept.end} records in the archive", f"{there.end} in the topic")
-    if there.first > kept.end:
-        raise LogGap(log, kept.end, there.first)
-    return Archived(log, kept.first, kept.end, there.end)
+def _next_run(log: int, in_topic: Bounds, archived: Bounds | None) -> Archived:
+    if archived is None:
+        return Archived(log, in_topic.first, in_topic.first, in_topic.end)
+    if in_topic.end < archived.end:
+        raise TopicRecreated(log, f"{archived.end} records in the archive", f"{in_topic.end} in the topic")
+    if in_topic.first > archived.end:
+        raise LogGap(log, archived.end, in_topic.first)
+    return Archived(log, archived.first, archived.end, in_topic.end)

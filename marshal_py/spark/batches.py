@@ -1,13 +1,13 @@
-"""Claimed batches: a Spark job over ranges that an ordinary consumer of this process has claimed.
+"""Claimed batches: Spark jobs over ranges that an ordinary consumer of this process has claimed.
 
     with marshal.consumer("billing", ["orders"]) as consumer, claimed_batches(spark, consumer) as batches:
         for batch in batches:
             batch.df.write.mode("append").parquet(path)
             batch.commit()
 
-Claims and heartbeats stay in the driver's own process; executors read what is planned. There is no Spark checkpoint:
-the position stands in the coordination log alone. Works in jobs, notebooks and over Spark Connect: nothing here touches
-a SparkContext. In at-most-once mode the ranges are granted in the log before `batch.df` exists.
+Claims and heartbeats stay in the driver's own process; executors read the planned ranges. There is no Spark checkpoint:
+only the coordination log has the position. In at-most-once mode the log grants the ranges before `batch.df` exists.
+Works in jobs, notebooks and over Spark Connect, so nothing here may touch a SparkContext.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from marshal_py.client.ranges import ClaimedRange
     from marshal_py.spark.tasks import Piece
 
-MAX_ROWS: Final = 1_000_000  # a batch of some seconds: the floor of a Spark job is a third of one
+MAX_ROWS: Final = 1_000_000  # some seconds of work; the overhead of a Spark job is a third of a second
 
 
 def claimed_batches(
@@ -48,43 +48,47 @@ def claimed_batches(
     reader: Literal["python", "jvm"] = "python",
     jvm_options: Mapping[str, str] | None = None,
 ) -> Batches:
-    """Batches of at most `max_rows` offsets of what `consumer` claims. A context manager and an iterator.
+    """Returns a context manager and iterator of batches, each of at most `max_rows` offsets of `consumer`'s claims.
 
-    The consumer fetches nothing itself from now on. Iteration ends when the consumer stops, or when no data came for
-    `wait_s` (0: takes what is there now and ends). `read_timeout_s`: what a task waits without progress.
-    `columns`: those of the rows that are wanted. `min_partitions`: tasks of a batch, at least; None: small ranges share
-    tasks, down to eight.
+    From now on the consumer fetches nothing itself. Iteration ends when the consumer stops, or when no messages came
+    for `wait_s` seconds (0: takes what is there now and ends; None: waits until the consumer stops).
 
-    `until`: where every partition ends: a time, offsets or `latest`, in the form of a consumer's `start`, looked up
-    now. Iteration then ends when nothing below it is left to this consumer, and `wait_s` is left out.
+    `read_timeout_s`: a task fails after so long without progress. `columns`: of the rows. `min_partitions`: tasks of a
+    batch, at least; with None small ranges share tasks, of which at least eight are kept.
 
-    `reader`: "jvm" reads by Spark's own Kafka source, where its package is on the session's class path, in
-    at-least-once mode. `jvm_options`: options for it, as how to connect in the words of Java's client.
+    `until`: where every partition ends: a time, offsets or `latest`, written as a consumer's `start` and looked up now.
+    Iteration then ends when this consumer has nothing below it left; leave `wait_s` out.
+
+    `reader`: "jvm" lets Spark's own Kafka source read, in at-least-once mode only; its package must be on the session's
+    class path. `jvm_options`: options for it, for example how to connect, under the names of Java's client.
+
     Raises InvalidOption, PositionOutOfRange, ClusterUnreachable, MissingSpark.
     """
     if max_rows < 1:
         raise InvalidOption("max_rows", max_rows, "at least 1")
     if wait_s is not None and wait_s < 0:
-        raise InvalidOption("wait_s", wait_s, "0 takes what is there now; None waits for ever")
+        raise InvalidOption("wait_s", wait_s, "0 takes what is there now; None waits until the consumer stops")
     if min_partitions is not None and min_partitions < 1:
         raise InvalidOption("min_partitions", min_partitions, "at least 1; None lets the ranges decide")
     options = {"read_timeout_s": str(read_timeout_s), "columns": ",".join(columns_of(",".join(columns)))}
     if min_partitions is not None:
         options["min_partitions"] = str(min_partitions)
     if until is not None and wait_s:
-        raise InvalidOption("wait_s", wait_s, "until is given, and what comes later is not waited for: leave it out")
+        raise InvalidOption("wait_s", wait_s, "leave it out: until is given, and later messages are not waited for")
     if reader not in ("python", "jvm"):
         raise InvalidOption("reader", reader, "python or jvm")
     if reader == "python" and jvm_options is not None:
         raise InvalidOption("jvm_options", sorted(jvm_options), "they are for reader='jvm'")
     if reader == "jvm":
         jvm.check(spark)
-    of_jvm = (jvm_options or {}) if reader == "jvm" else None
-    return Batches(spark, consumer, max_rows, wait_s, options, until, of_jvm)
+    return Batches(spark, consumer, max_rows, wait_s, options, until, (jvm_options or {}) if reader == "jvm" else None)
 
 
 class Batch:
-    """One claimed batch. Left without `commit` it is planned again (in at-most-once mode: lost)."""
+    """One claimed batch. Without `commit` it is planned again; in at-most-once mode it is lost.
+
+    `df`: its rows.
+    """
 
     def __init__(self, claimed: ClaimedBatch, df: DataFrame) -> None:
         self._claimed = claimed
@@ -97,7 +101,7 @@ class Batch:
 
     @property
     def token(self) -> Token:
-        """Greater than the token of every batch that an earlier owner had of one of these partitions."""
+        """The batch's fencing token: greater than those of all earlier owners of these partitions."""
         return self._claimed.token
 
     @property
@@ -106,19 +110,19 @@ class Batch:
         return self._claimed.tokens
 
     def check(self) -> None:
-        """Raises ClaimLost unless every claim is still held: the fence to ask just before a write."""
+        """Raises ClaimLost unless every claim is still held. Call it just before a write."""
         self._claimed.check()
 
     def in_progress(self) -> None:
-        """Begins the consumer's `handler_timeout_s` anew: for batches of several steps."""
+        """Restarts the consumer's `handler_timeout_s`. For batches of several steps."""
         self._claimed.in_progress()
 
     def commit(self) -> None:
-        """The batch is done; returns once the log has its positions. Raises ClaimLost, ClusterUnreachable."""
+        """Acks the batch; returns once the log has its positions. Raises ClaimLost, ClusterUnreachable."""
         self._claimed.commit()
 
     def give_back(self) -> None:
-        """The batch is not done and will be planned again; in at-most-once mode it is lost."""
+        """Gives the batch back: it is planned again; in at-most-once mode it is lost."""
         self._claimed.give_back()
 
 
@@ -133,22 +137,22 @@ class Batches:
         wait_s: float | None,
         options: Mapping[str, str],
         until: str | None,
-        of_jvm: Mapping[str, str] | None,
+        jvm_options: Mapping[str, str] | None,
     ) -> None:
-        """`of_jvm`: the caller's options for Spark's own source, if that reads."""
+        """`jvm_options`: the caller's options for Spark's own source; None: the Python reader reads."""
         self._spark, self._consumer = spark, consumer
         self._max_rows, self._wait_s = max_rows, wait_s
         self._once = consumer.cached_info().delivery == "at_most_once"
         if not consumer.connection:
             raise InvalidOption("bootstrap.servers", "", "executors can only reach a cluster over the network")
-        self._of_jvm = None if of_jvm is None else jvm.options_of(consumer.connection, of_jvm)
-        if self._of_jvm is not None and self._once:
+        self._jvm_options = None if jvm_options is None else jvm.options_of(consumer.connection, jvm_options)
+        if self._jvm_options is not None and self._once:
             raise InvalidOption(
                 "reader",
                 "jvm",
-                "in at-most-once mode a task that is tried again is refused, which only the Python reader does",
+                "in at-most-once mode a second attempt of a task must fail, and only the Python reader sees to that",
             )
-        ours = {} if self._of_jvm is not None else as_options(consumer.connection)
+        ours = {} if self._jvm_options is not None else as_options(consumer.connection)
         self._options = {**ours, **options, "once": str(self._once).lower()}
         self._planner = consumer.plan_ranges()
         self._up_to = None if until is None else self._planner.ends_at(until)
@@ -171,16 +175,18 @@ class Batches:
             yield self._last
 
     def _df(self, pieces: list[Piece]) -> DataFrame:
-        if self._of_jvm is not None:
-            least = {"minPartitions": tasks} if (tasks := self._options.get("min_partitions")) else {}
-            return jvm.frame(self._spark, pieces, {**least, **self._of_jvm}, self._options["columns"].split(","))
+        if self._jvm_options is not None:
+            at_least = {"minPartitions": tasks} if (tasks := self._options.get("min_partitions")) else {}
+            return jvm.frame(
+                self._spark, pieces, {**at_least, **self._jvm_options}, self._options["columns"].split(",")
+            )
         return self._spark.read.format("marshal-ranges").options(**self._options, ranges=ranges_json(pieces)).load()
 
     def _claimed(self) -> ClaimedBatch:
         if self._up_to is None:
             return self._planner.batch(self._max_rows, self._wait_s)
         claimed = self._planner.batch(self._max_rows, 0, self._up_to)
-        if not claimed and self._planner.settle():  # what was still to come when we looked first
+        if not claimed and self._planner.settle():  # claims were granted meanwhile
             claimed = self._planner.batch(self._max_rows, 0, self._up_to)
         return claimed
 

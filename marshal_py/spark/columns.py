@@ -1,7 +1,7 @@
-"""The tables of history/tables.py as Spark and Arrow columns: schemas, and rows into record batches. Folds nothing.
+"""The tables of history/tables.py as Spark and Arrow columns: schemas, and rows as record batches. Must not fold.
 
-Column names are the fields' names; a moment (`..._time_ms`, `time_ms`) becomes a timestamp and loses its `_ms`. Several
-tables together are one wide table: a column `table` says which, and what a table does not have is NULL.
+A column has the name of its field; a time (`..._time_ms`, `time_ms`) becomes a timestamp and loses its `_ms`. Several
+tables together are one wide table: its column `table` names a row's table, and columns that this table lacks are NULL.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pyspark.sql import types
 from marshal_py.history.tables import TABLES, Row
 
 BATCH_ROWS: Final = 20_000  # per batch that goes to the JVM: a few MB; larger ones are not faster
-TIME_MS_MAX: Final = 253_402_300_799_999  # the year 9999, which ends Spark's calendar; a writer may claim any time
+TIME_MS_MAX: Final = 253_402_300_799_999  # the year 9999, where Spark's calendar ends; a record's time may be anything
 
 WHICH: Final = "table"
 RAW: Final = ("log", "offset", "time", "key", "value")
 
-_MOMENT: Final = pa.timestamp("us", tz="UTC")
+_TIME: Final = pa.timestamp("us", tz="UTC")
 _INT32: Final = frozenset({"log", "partition"})  # numbers of partitions, as Spark's other Kafka sources have them
 _SPARK: Final = {
     pa.int32(): types.IntegerType(),
@@ -28,7 +28,7 @@ _SPARK: Final = {
     pa.string(): types.StringType(),
     pa.bool_(): types.BooleanType(),
     pa.binary(): types.BinaryType(),
-    _MOMENT: types.TimestampType(),
+    _TIME: types.TimestampType(),
 }
 
 
@@ -37,7 +37,7 @@ def _arrow_fields(row: type[Row]) -> dict[str, pa.DataType]:
     found: dict[str, pa.DataType] = {}
     for name, hint in get_type_hints(row).items():
         if name.endswith("time_ms"):
-            found[name.removesuffix("_ms")] = _MOMENT
+            found[name.removesuffix("_ms")] = _TIME
         elif bool in (hint, *getattr(hint, "__args__", ())):
             found[name] = pa.bool_()
         elif str in (hint, *getattr(hint, "__args__", ())):
@@ -48,11 +48,11 @@ def _arrow_fields(row: type[Row]) -> dict[str, pa.DataType]:
 
 
 _FIELDS: Final = {name: _arrow_fields(row) for name, row in TABLES.items()}
-_RAW_FIELDS: Final = dict(zip(RAW, (pa.int32(), pa.int64(), _MOMENT, pa.binary(), pa.binary()), strict=True))
+_RAW_FIELDS: Final = dict(zip(RAW, (pa.int32(), pa.int64(), _TIME, pa.binary(), pa.binary()), strict=True))
 
 
 def columns(tables: Sequence[str]) -> dict[str, pa.DataType]:
-    """Of one table, or of several in one wide one."""
+    """Returns the columns of one table, or of the wide table of several: name -> type."""
     if len(tables) == 1:
         return _FIELDS[tables[0]]
     wide = {WHICH: pa.string()}
@@ -75,7 +75,7 @@ def raw_fields() -> dict[str, pa.DataType]:
 
 
 def batches(rows: Mapping[str, Sequence[Row]], tables: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Rows by table as batches with the columns of `tables`."""
+    """Yields rows, given by table, as batches with the columns of `tables`."""
     fields = columns(tables)
     schema = arrow_schema(fields)
     for name in tables:
@@ -92,7 +92,7 @@ def batches(rows: Mapping[str, Sequence[Row]], tables: Sequence[str]) -> Iterato
 
 
 def raw_batches(records: Iterator[tuple[int, int, int, bytes | None, bytes | None]]) -> Iterator[pa.RecordBatch]:
-    """Records (log, offset, time in ms, key, value) as batches of the raw columns."""
+    """Yields records (log, offset, time in ms, key, value) as batches of the raw columns."""
     schema = arrow_schema(_RAW_FIELDS)
     part: list[tuple[Any, ...]] = []
     for record in records:
@@ -112,21 +112,21 @@ def _raw_batch(part: Collection[tuple[Any, ...]], schema: pa.Schema) -> pa.Recor
 
 
 def _array(cells: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    if kind != _MOMENT:
+    if kind != _TIME:
         return pa.array(cells, kind)
     known = [cell if cell is not None and 0 <= cell <= TIME_MS_MAX else None for cell in cells]
-    return pa.array(known, pa.timestamp("ms", tz="UTC")).cast(_MOMENT)
+    return pa.array(known, pa.timestamp("ms", tz="UTC")).cast(_TIME)
 
 
-def is_moment(kind: pa.DataType) -> bool:
-    return bool(kind == _MOMENT)
+def is_time(kind: pa.DataType) -> bool:
+    return bool(kind == _TIME)
 
 
 def in_ms(column: pa.Array) -> pa.Array:
-    """A column of moments as ms since 1970."""
+    """A column of times as ms since 1970."""
     return column.cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64())
 
 
-def moments_ms(column: pa.Array) -> list[int]:
-    """The same as numbers; -1 for NULL."""
+def times_ms(column: pa.Array) -> list[int]:
+    """A column of times as a list of ms since 1970; -1 for NULL."""
     return [-1 if ms is None else ms for ms in in_ms(column).to_pylist()]

@@ -1,10 +1,10 @@
-"""The news that Spark has committed a batch, from the driver to the process of the query's source.
+"""Reports from the driver to the query's source process that Spark has committed a batch.
 
-Spark itself tells a source in Python with the next trigger. A listener in the driver hears of the commit at once, and
-`tell` sends it to the socket at which the source's process listens: one datagram, the digest of the batch's end offset.
-The socket lies in a folder that no other user can enter, so the file system says who may send; and a digest counts for
-nothing but a batch that the process itself has handed over. Where the listener is on another machine, nobody is told
-and nothing is lost but time.
+Spark itself tells a source in Python only at the next trigger. A listener in the driver knows at once, and `report`
+sends one datagram to the socket of the source's process: the digest of the batch's end offset. The socket is in a
+folder that no other user can enter, so the file system says who may send; and a digest has an effect only if the
+process itself has handed over the batch. If the listener runs on another machine the report fails, which costs time
+and nothing else: the commit is known at the next trigger.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from typing import Final
 from marshal_py.client.microbatches import digest_of
 from marshal_py.errors import MarshalError
 
-log = logging.getLogger("marshal_py.spark")
+logger = logging.getLogger("marshal_py.spark")
 
 DIGEST_BYTES: Final = 64
 
 
 class CommitSocket:
-    """Where the source's process listens. `on_commit` is called with each digest, in a thread of this socket.
+    """The socket at which the source's process listens. `on_commit` is called with each digest, in its own thread.
 
-    Raises OSError, AttributeError where there are no such sockets, or no place for one.
+    Raises AttributeError where there are no Unix sockets, OSError where none can be made.
     """
 
     def __init__(self, on_commit: Callable[[str], None]) -> None:
@@ -43,7 +43,7 @@ class CommitSocket:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.bind(self.address)
             self._waker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._waker.connect(self.address)  # reaches it also when somebody has cleared the folder
+            self._waker.connect(self.address)  # keeps working if the folder is deleted
         except BaseException:
             self._clear()
             raise
@@ -57,11 +57,11 @@ class CommitSocket:
                 return
             try:
                 self._on_commit(digest.decode("ascii", "replace"))
-            except MarshalError as error:  # the query's own calls meet it too
-                log.info("a commit was heard of in vain: %s", error)
+            except MarshalError as error:  # the query's own calls raise it too
+                logger.info("a reported commit was not acked: %s", error)
 
     def close(self) -> None:
-        """Returns when no call of `on_commit` runs any more."""
+        """Closes the socket. Returns once no call of `on_commit` is running."""
         self._closing = True
         assert self._waker is not None
         self._waker.send(b"")
@@ -75,11 +75,11 @@ class CommitSocket:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def tell(address: str, end: str) -> bool:
-    """Spark has committed the batch with this end offset, as JSON. False if nobody could be told."""
+def report(address: str, end: str) -> bool:
+    """Reports that Spark has committed the batch with this end offset (JSON). False if it could not be sent."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending:
-            sending.setblocking(False)  # a process that does not read is told nothing more
+            sending.setblocking(False)  # if the process does not read, the report is dropped
             sending.sendto(digest_of(json.loads(end)).encode(), address)
     except (AttributeError, OSError, ValueError):
         return False

@@ -1,4 +1,4 @@
-"""Rows into a database, each message once: the guard's rows move in the transaction of the effect.
+"""Writes rows into a database, each message once: the guard table changes in the same transaction as the effect.
 
     database = Database(lambda: psycopg.connect("dbname=shop"))
 
@@ -7,12 +7,12 @@
 
     stream.writeStream.foreachBatch(database.sink(handle)).option("checkpointLocation", ...).start()
 
-Strategy: one transaction per batch, over one DB-API connection of the driver. It locks the row of each partition in the
-guard table, reads it, has the effect, moves the row and commits. Two writers of one partition wait for each other.
-Spark's own JDBC writer cannot do this: it commits once per task, over connections of its own.
+There is one transaction per batch, over one DB-API connection of the driver. It locks the guard table's row of each
+partition, reads it, runs the effect, updates the row and commits. Two writers of one partition wait for each other.
+Spark's own JDBC writer cannot do this: it commits once per task, over its own connections.
 
-The guard table is that of docs/fencing.md, so a Python service writes beside a query, with `begin` or with
-its own SQL. Nothing here knows a database's dialect: UPDATE, INSERT, SELECT, and the module's `paramstyle`.
+The guard table is that of the README ("Writing once"), so a Python service can write beside a query, with `begin` or
+its own SQL. Nothing here depends on a database's dialect: UPDATE, INSERT, SELECT, and the module's `paramstyle`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _WHERE: Final = "WHERE topic = ? AND partition = ?"
 
 
 class DatabaseEntry(guards.Entry):
-    """A batch in an open transaction. Only what is done with `cursor` belongs to it."""
+    """A batch in an open transaction. Only statements of `cursor` belong to it."""
 
     def __init__(self, database: Database, spans: Mapping[TopicPartition, Span]) -> None:
         self._session = _Session(database)
@@ -47,8 +47,8 @@ class DatabaseEntry(guards.Entry):
         self.cursor: Any = self._session.cursor
 
     def commit(self) -> None:
-        """Moves the guard's rows and commits. What the database raises is raised; then nothing is written."""
-        self._session.move(self.positions())
+        """Updates the guard table and commits. If the database raises an error, nothing is written."""
+        self._session.update(self.positions())
         self._session.connection.commit()
 
     def close(self) -> None:
@@ -56,17 +56,17 @@ class DatabaseEntry(guards.Entry):
 
 
 class Database:
-    """Where the effects of messages go, and the table that says how far each partition's have gone."""
+    """A database that messages change, and its guard table, which says how far each partition is written."""
 
     def __init__(self, connect: Callable[[], Any], guard: str = GUARD) -> None:
         """`connect` makes a DB-API connection that begins transactions by itself, as sqlite3's and psycopg's do.
 
-        `guard` is the name of the guard table. `create` makes it.
+        `guard`: the name of the guard table, which `create` creates.
         """
         self.connect, self.guard = connect, guard
 
     def create(self) -> None:
-        """Makes the guard table unless it is there."""
+        """Creates the guard table if it does not exist."""
         session = _Session(self)
         try:
             session.cursor.execute(
@@ -79,7 +79,7 @@ class Database:
             session.close()
 
     def known(self, spans: Mapping[TopicPartition, Span]) -> Mapping[TopicPartition, Position]:
-        """How far the partitions of these spans are written, and by whom."""
+        """Returns how far these partitions are written, and under which tokens."""
         session = _Session(self)
         try:
             return session.read(spans)
@@ -87,37 +87,38 @@ class Database:
             session.close()
 
     def begin(self, spans: Mapping[TopicPartition, Span]) -> DatabaseEntry:
-        """Begins a transaction for a batch that holds these spans: no other writer of its partitions gets on until it
-        is committed or closed. Raises WriteFenced, LedgerMoved."""
+        """Begins a transaction for a batch that holds these spans. Other writers of its partitions wait until it is
+        committed or closed. Raises WriteFenced, LedgerMoved."""
         return DatabaseEntry(self, spans)
 
     def sink(
         self, handle: Callable[[DataFrame, DatabaseEntry], object], topics: TopicIds | None = None
     ) -> Callable[[DataFrame, int], None]:
-        """A function for foreachBatch: `handle(rows, entry)` writes what is new with `entry.cursor`, without a commit.
+        """Returns a function for foreachBatch. `handle(rows, entry)` gets the rows that are not written yet and writes
+        them with `entry.cursor`; it must not commit.
 
         Rows of partitions that a later owner has written meanwhile are left out and logged. With `topics`, a topic that
-        was deleted and made again begins anew; without, its first messages are taken for those that are there.
+        was deleted and created again starts at offset 0; without, its first messages are taken for known ones.
         """
         return guards.sink_of(self.guard, self, handle, topics)
 
 
 class _Session:
-    """One connection and what is asked over it."""
+    """One connection, and the guard table's SQL."""
 
     def __init__(self, database: Database) -> None:
         self.guard = database.guard
         self.connection = database.connect()
         module = sys.modules[type(self.connection).__module__.partition(".")[0]]
         style = getattr(module, "paramstyle", "")
-        # sqlite3 says it by isolation_level as well, and -1 is its "as ever".
-        itself = getattr(self.connection, "autocommit", False) is True
-        if itself or (module.__name__ == "sqlite3" and self.connection.isolation_level is None):
+        # sqlite3 has isolation_level, too; its autocommit may be -1, which leaves it to that.
+        autocommit = getattr(self.connection, "autocommit", False) is True
+        if autocommit or (module.__name__ == "sqlite3" and self.connection.isolation_level is None):
             self.close()
             raise InvalidOption(
                 "connect",
                 self.connection,
-                "a connection that does not commit by itself: the effect and the guard's rows are one transaction",
+                "a connection that does not commit by itself: the effect and the guard's rows must be one transaction",
             )
         if style not in _MARKS:
             self.close()
@@ -128,7 +129,7 @@ class _Session:
                 f"{', '.join(_MARKS)}; that of {module.__name__} is {style!r}",
             )
         self._mark = _MARKS[style]
-        self._doubled: type[Exception] = module.IntegrityError
+        self._duplicate: type[Exception] = module.IntegrityError
         self.cursor = self.connection.cursor()
 
     def _run(self, sql: str, *values: object) -> int:
@@ -136,14 +137,15 @@ class _Session:
         return int(self.cursor.rowcount)
 
     def lock(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Position]:
-        """Takes the row of each partition, in one order for all writers, so that none waits in a circle."""
+        """Locks the row of each partition and returns what they say. All writers lock in the same order, so that no two
+        wait for each other for ever."""
         for tp in sorted(tps):
             if not self._run(f"UPDATE {self.guard} SET token = token {_WHERE}", *tp):
                 columns = "topic, partition, topic_id, token, next_offset"
                 try:
                     self._run(f"INSERT INTO {self.guard} ({columns}) VALUES (?, ?, '', '', 0)", *tp)
-                except self._doubled as error:
-                    raise LedgerMoved(self.guard) from error  # another writer has just made it: begin again
+                except self._duplicate as error:
+                    raise LedgerMoved(self.guard) from error  # another writer has just inserted it
         return self.read(tps)
 
     def read(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Position]:
@@ -151,11 +153,11 @@ class _Session:
         for tp in tps:
             self._run(f"SELECT token, next_offset, topic_id FROM {self.guard} {_WHERE}", *tp)
             for token, to, topic_id in self.cursor.fetchall():
-                if token:  # else the row is there to be locked
+                if token:  # a row without one was inserted only to be locked
                     found[tp] = Position(Token.parse(token), to, topic_id)
         return found
 
-    def move(self, positions: Mapping[TopicPartition, Position]) -> None:
+    def update(self, positions: Mapping[TopicPartition, Position]) -> None:
         for tp, at in positions.items():
             self._run(
                 f"UPDATE {self.guard} SET token = ?, next_offset = ?, topic_id = ? {_WHERE}",
@@ -166,6 +168,6 @@ class _Session:
             )
 
     def close(self) -> None:
-        """What was not committed is rolled back: sqlite3 would keep its lock while a statement is still open."""
+        """Rolls back what was not committed. sqlite3 would keep its lock as long as a statement is open."""
         self.connection.rollback()
         self.connection.close()

@@ -1,13 +1,12 @@
-"""Rows into a Delta Lake table, each message once, on object stores too. Through delta-rs (`deltalake`), without a JVM.
+"""Writes rows into a Delta Lake table, each message once, also on object stores. Through delta-rs, without a JVM.
 
     orders = DeltaOutput("s3://lake/orders", {"aws_region": "eu-central-1"})
     stream.writeStream.foreachBatch(orders.sink(clean)).option("checkpointLocation", ...).start()
 
-Strategy: executors write Parquet files below the table; one commit adds them and moves the positions, which are app
-transactions (`txn` actions) of the table, three per partition: they are in every checkpoint of the table's log and
-outlive its clean-up. A commit that is not the next version fails, is checked against what came in between, and is tried
-again with the same files. Spark's own option `txnVersion` is of no use here: it is one number per query, a batch's, and
-those begin again with a fresh checkpoint; and blind appends of two queries never conflict.
+Executors write Parquet files below the table; one commit adds them and moves the positions (lakes.py has the loop).
+Positions are app transactions (`txn` actions) of the table, three per partition: they are in every checkpoint of the
+table's log, so they survive its clean-up. Spark's own option `txnVersion` does not help: it is one batch number per
+query, which starts again with a fresh checkpoint, and blind appends of two queries never conflict.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-_TIME_BYTES: Final = 7  # of an incarnation: its time and one byte of chance, as much as a version holds
+_TIME_BYTES: Final = 7  # of an incarnation: its time and one random byte; more does not fit into a version
 
 
 class DeltaEntry(lakes.LakeEntry):
@@ -94,10 +93,10 @@ class DeltaOutput(lakes.LakeOutput):
         spark_uri: str | None = None,
         partition_by: tuple[str, ...] = (),
     ) -> None:
-        """`uri` and `storage_options` are delta-rs's, for the table's log; a local `uri` is a path.
+        """`uri` and `storage_options`: for delta-rs, which writes the table's log. A local `uri` is a path.
 
-        `spark_uri` is the same folder as Spark calls it, for the files; by default `uri` with s3:// as s3a://.
-        `partition_by` is for a table that is not there yet.
+        `spark_uri`: the same folder for Spark, which writes the files; by default `uri` with s3:// as s3a://.
+        `partition_by`: columns, used only if the table is created.
         """
         self.name = self.uri = uri
         self.partition_by = partition_by
@@ -105,17 +104,18 @@ class DeltaOutput(lakes.LakeOutput):
         self._options = dict(storage_options or {})
 
     def table(self) -> DeltaTable | None:
-        """The table as it is now, if it is there."""
+        """Returns the table as it is now, None if it does not exist."""
         try:
             return DeltaTable(self.uri, storage_options=self._options)
         except TableNotFoundError:
             return None
 
     def make(self, columns: Callable[[], pa.Schema | None]) -> DeltaTable:
-        """Makes the table unless it is there. Raises InvalidOption if nobody knows its columns."""
+        """Creates the table if it does not exist, with the schema that `columns` returns. Raises InvalidOption if that
+        is None."""
         schema = columns()
         if schema is None:
-            raise InvalidOption("uri", self.uri, "a table that is there, or an entry with rows to make it from")
+            raise InvalidOption("uri", self.uri, "a table that exists, or an entry with rows to create it from")
         DeltaTable.create(
             self.uri,
             Schema.from_arrow(schema),
@@ -126,17 +126,18 @@ class DeltaOutput(lakes.LakeOutput):
         return DeltaTable(self.uri, storage_options=self._options)
 
     def known(self, spans: Mapping[TopicPartition, Span]) -> Mapping[TopicPartition, Position]:
-        """How far the partitions of these spans are written, and by whom."""
+        """Returns how far these partitions are written, and under which tokens."""
         table = self.table()
         return {} if table is None else _known(table, spans)
 
     def begin(self, spans: Mapping[TopicPartition, Span]) -> DeltaEntry:
-        """An entry for a batch that holds these spans. Raises WriteFenced."""
+        """Returns an entry for a batch that holds these spans. Raises WriteFenced."""
         return DeltaEntry(self, spans)
 
 
 def _known(table: DeltaTable, spans: Mapping[TopicPartition, Span]) -> dict[TopicPartition, Position]:
-    """The fence is a partition's, the position a topic's: a topic that was made again has none."""
+    """Reads positions from app transactions. Tokens are kept per partition, offsets per topic id: a topic that was
+    created again has no offset."""
     found = {}
     for tp, span in spans.items():
         since, epoch = (table.transaction_version(f"marshal/{tp}/{what}") for what in ("log", "epoch"))
@@ -146,7 +147,7 @@ def _known(table: DeltaTable, spans: Mapping[TopicPartition, Span]) -> dict[Topi
         if span.token.incarnation[:_TIME_BYTES] == token.incarnation[:_TIME_BYTES]:
             token = Token(span.token.incarnation, epoch)
         to = table.transaction_version(f"marshal/{tp}/next/{span.topic_id}")
-        if to is None and span.topic_id:  # what was written when nobody knew ids
+        if to is None and span.topic_id:  # written without ids, by a sink without `topics`
             to = table.transaction_version(f"marshal/{tp}/next/")
         found[tp] = Position(token, to or 0, span.topic_id)
     return found

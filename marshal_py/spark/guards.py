@@ -1,12 +1,12 @@
-"""Tables that hold every message once: what a table knows of each partition, and what a batch may add to it.
+"""Rules for tables that hold every message once: what a table knows of each partition, what a batch may add to it.
 
-Strategy: beside the rows, and changed in the same transaction, a table keeps per partition the offset below which
-everything is written, the fencing token of the last writer (PROTOCOL.md K1) and the id of the topic. From that every
-writer knows what to leave out (a batch that comes again, with or without its Spark checkpoint) and whether it may write
-at all. Batch numbers are not used: they begin again with each checkpoint folder.
+Beside the rows, and changed in the same transaction, a table keeps for each partition the offset below which everything
+is written, the fencing token of the last writer (a later owner's is greater, PROTOCOL.md K1), and the topic's id. From
+these a writer knows which rows of a repeated batch to leave out, with or without its Spark checkpoint, and whether it
+may write at all. Spark's batch numbers are not used: they start again with each checkpoint folder.
 
-The rules are here, once for all tables; how rows and positions get into one transaction is each table's own affair
-(ledger.py, database.py, delta.py, iceberg.py).
+The rules are the same for all tables and are here alone. How a table changes rows and positions in one transaction is
+in its own file: ledger.py, database.py, delta.py, iceberg.py.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
     from marshal_py.client.message import Batch, Message
 
-log = logging.getLogger("marshal_py.spark")
+logger = logging.getLogger("marshal_py.spark")
 
-TRIES_MAX: Final = 10  # another writer was faster with an overlapping batch: rare, and each time somebody got on
+TRIES_MAX: Final = 10  # a try fails only if another writer was faster with an overlapping batch, which is rare
 
 
 class Span(NamedTuple):
-    """What a batch holds of one partition: offsets in [start, to), read under `token`. "" is an unknown topic id."""
+    """What a batch holds of one partition: offsets in [start, to), read under `token`. `topic_id`: "" if unknown."""
 
     token: Token
     start: int
@@ -43,9 +43,9 @@ class Span(NamedTuple):
 
 
 class Position(NamedTuple):
-    """How far a partition is written: everything below `to`, last under `token`, of the topic with this id.
+    """How far a partition of the topic with this id is written: everything below `to`, last under `token`.
 
-    `rewind`: a number that changes when the position is moved back.
+    `rewind`: a number that changes whenever the position is moved back; -1 if it never was.
     """
 
     token: Token
@@ -54,18 +54,20 @@ class Position(NamedTuple):
     rewind: int = -1
 
     def is_of(self, topic_id: str) -> bool:
-        """Whether the offsets are of that topic. One that was deleted and made again has another id."""
+        """Whether the offsets are of that topic. A topic that was deleted and created again has another id."""
         return "" in (self.topic_id, topic_id) or self.topic_id == topic_id
 
 
 class Entry(ABC):
-    """A batch on its way into a table. What it wrote counts from `commit` on. A context manager: leaving it without
-    `commit` gives the batch up."""
+    """A batch on its way into a table. Nothing that it writes counts before `commit`.
+
+    It is a context manager: leaving it without `commit` drops the batch.
+    """
 
     def __init__(
         self, name: str, spans: Mapping[TopicPartition, Span], positions: Mapping[TopicPartition, Position]
     ) -> None:
-        """`name`: of the table, for errors. Raises WriteFenced."""
+        """`name`: of the table, for errors. `positions`: what the table knows. Raises WriteFenced."""
         self.name, self.spans = name, spans
         check_fence(name, spans, positions)
         self.seen = {tp: positions[tp] for tp in spans if tp in positions}
@@ -80,7 +82,7 @@ class Entry(ABC):
         self.close()
 
     def close(self) -> None:
-        """Gives up what was not committed."""
+        """Drops what was not committed."""
         return
 
     def is_new(self, tp: TopicPartition, offset: int) -> bool:
@@ -88,24 +90,25 @@ class Entry(ABC):
         return offset >= self.done.get(tp, 0)
 
     def new_rows(self, df: DataFrame) -> DataFrame:
-        """The rows of the batch that are not in the table yet."""
+        """Returns the rows of the batch that are not in the table yet."""
         return self.rows_of(df, self.spans)
 
     def rows_of(self, df: DataFrame, spans: Mapping[TopicPartition, Span]) -> DataFrame:
-        """The same of a batch that holds `spans`: partitions that this entry does not write are left out."""
+        """As `new_rows`, for a batch that holds `spans`. Rows of partitions that this entry does not write are left
+        out."""
         from pyspark.sql import functions as F
 
-        out = None
+        left_out = None
         for tp, span in spans.items():
             done = self.done.get(tp, 0) if tp in self.spans else span.to
             if done <= span.start:
                 continue
-            there = (F.col("topic") == tp.topic) & (F.col("partition") == tp.partition) & (F.col("offset") < done)
-            out = there if out is None else out | there
-        return df if out is None else df.where(~out)
+            old = (F.col("topic") == tp.topic) & (F.col("partition") == tp.partition) & (F.col("offset") < done)
+            left_out = old if left_out is None else left_out | old
+        return df if left_out is None else df.where(~left_out)
 
     def positions(self) -> dict[TopicPartition, Position]:
-        """What the table knows once this entry is made."""
+        """Returns what the table knows of this entry's partitions once it is committed."""
         found = {}
         for tp, span in self.spans.items():
             seen = self.seen.get(tp)
@@ -115,7 +118,7 @@ class Entry(ABC):
         return found
 
     def recheck(self, positions: Mapping[TopicPartition, Position]) -> None:
-        """Whether what the table knows now is what this entry began with. Raises WriteFenced, LedgerMoved."""
+        """Raises WriteFenced or LedgerMoved if another writer has written these partitions since the entry began."""
         check_fence(self.name, self.spans, positions)
         for tp in self.spans:
             was, now = self.seen.get(tp), positions.get(tp)
@@ -136,14 +139,14 @@ def check_fence(name: str, spans: Mapping[TopicPartition, Span], positions: Mapp
 
 
 class TopicIds:
-    """Tells topics of one name apart: Kafka gives each an id of its own, also when it is deleted and made again."""
+    """Tells a topic from one of the same name that was deleted: Kafka gives every topic an id of its own."""
 
     def __init__(self, servers: str | Mapping[str, Any], topics: Iterable[str]) -> None:
-        """`servers`: as for `marshal_py.connect`. `topics`: all of the query, or of the service."""
+        """`servers`: as for `marshal_py.connect`. `topics`: all topics of the query or the service."""
         self._servers, self._topics = servers, tuple(topics)
 
     def ask(self) -> dict[str, str]:
-        """The id of each topic as of now; "" where the cluster has none to tell. Raises ClusterUnreachable."""
+        """Returns each topic's present id, "" if the cluster does not know one. Raises ClusterUnreachable."""
         with closing(KafkaTransport(self._servers, CONNECT_TIMEOUT_S).admin()) as admin:
             found = {topic: admin.describe_topic(topic) for topic in self._topics}
         return {topic: "" if info is None else info.topic_id for topic, info in found.items()}
@@ -157,25 +160,26 @@ class Table(Protocol[E_co]):
     """A table that keeps positions beside its rows."""
 
     def known(self, spans: Mapping[TopicPartition, Span], /) -> Mapping[TopicPartition, Position]:
-        """How far the partitions of these spans are written, as of now. One of which nothing is written is missing."""
+        """Returns how far these partitions are written now. A partition of which nothing is written is missing."""
         ...
 
     def begin(self, spans: Mapping[TopicPartition, Span]) -> E_co:
-        """An entry for a batch that holds these spans. Raises WriteFenced."""
+        """Returns an entry for a batch that holds these spans. Raises WriteFenced."""
         ...
 
 
 def sink_of(
     name: str, table: Table[E], handle: Callable[[DataFrame, E], object], topics: TopicIds | None
 ) -> Callable[[DataFrame, int], None]:
-    """A function for foreachBatch: `handle(rows, entry)` gets what is not written yet and writes it into `entry`.
+    """Returns a function for foreachBatch. `handle(rows, entry)` gets the rows that are not written yet and writes them
+    into `entry`.
 
-    The rows are kept in memory or on disk while it runs, so that several actions read Kafka once. `handle` may be
-    called again with fewer rows when another writer was faster. Rows of partitions that a later owner has written
-    meanwhile are left out and logged: they are that owner's, and the query goes on.
+    The rows are cached while `handle` runs, so that several actions read Kafka once. If another writer was faster,
+    `handle` is called again, with fewer rows. Rows of partitions that a later owner has written meanwhile are left out
+    and logged: that owner handles them, and the query continues.
 
-    With `topics`, topics that were deleted and made again are told apart. Kafka is asked before and after the rows are
-    read: between two equal answers the topic was the same, for no id is given twice.
+    With `topics`, a topic that was deleted and created again starts at offset 0. Kafka is asked for the ids before and
+    after the rows are read; if both answers are equal, all rows are of that topic, for Kafka never gives an id twice.
     """
 
     def write(df: DataFrame, batch: int) -> None:
@@ -191,7 +195,7 @@ def sink_of(
                     break
                 try:
                     with table.begin(mine) as entry:
-                        _tell_nothing_new(entry, batch)
+                        _warn_if_nothing_new(entry, batch)
                         handle(entry.rows_of(kept, spans), entry)
                         entry.commit()
                     break
@@ -205,10 +209,11 @@ def sink_of(
 
 
 def write_batch(table: Table[E], batch: Batch, handle: Callable[[list[Message], E], object]) -> None:
-    """The same for a Python service: `handle(messages, entry)` gets those of a fetched batch that are not written yet.
+    """Writes a fetched batch from a Python service. `handle(messages, entry)` gets the messages that are not written
+    yet, and writes them into `entry`. If another writer was faster, it is called again, with fewer messages.
 
-    It is called again with fewer when another writer was faster. Ack the batch afterwards. Raises WriteFenced if a
-    later owner has written: then do not ack, the messages are that owner's.
+    Ack the batch afterwards. Raises WriteFenced if a later owner has written the partition: then do not ack, for that
+    owner handles the messages. Raises LedgerMoved if other writers were faster ten times.
     """
     spans: dict[TopicPartition, Span] = {}
     for part in batch.parts:  # a partition may come in several parts, in order
@@ -237,44 +242,45 @@ def write_batch(table: Table[E], batch: Batch, handle: Callable[[list[Message], 
 def _identified(
     spans: Mapping[TopicPartition, Span], before: Mapping[str, str], after: Mapping[str, str]
 ) -> dict[TopicPartition, Span]:
-    """The spans with the ids of their topics. Raises PartitionError, InvalidOption."""
+    """Returns the spans with the ids of their topics. Raises PartitionError, InvalidOption."""
     for tp in spans:
         if tp.topic not in before:
             raise InvalidOption("topics", sorted(before), f"all topics of the query: this batch has rows of {tp.topic}")
         if before[tp.topic] != after[tp.topic]:
-            raise PartitionError(*tp, "the topic was deleted and made again while the batch was read")
+            raise PartitionError(*tp, "the topic was deleted and created again while the batch was read")
     return {tp: span._replace(topic_id=after[tp.topic]) for tp, span in spans.items()}
 
 
 def _unfenced(
     name: str, spans: Mapping[TopicPartition, Span], positions: Mapping[TopicPartition, Position]
 ) -> dict[TopicPartition, Span]:
-    """Those that no later owner has written."""
+    """Returns the spans of partitions that no later owner has written; logs the others."""
     mine = {}
     for tp, span in spans.items():
         try:
             check_fence(name, {tp: span}, positions)
             mine[tp] = span
         except WriteFenced as error:
-            log.warning("offsets %d to %d of %s are left out: %s", span.start, span.to - 1, tp, error)
+            logger.warning("offsets %d to %d of %s are left out: %s", span.start, span.to - 1, tp, error)
     return mine
 
 
-def _tell_nothing_new(entry: Entry, batch: int) -> None:
-    """A batch that is in the table already: it was replayed, or somebody moved the group's positions back."""
+def _warn_if_nothing_new(entry: Entry, batch: int) -> None:
+    """Warns if the whole batch is in the table already: it was replayed, or the group's positions were moved back."""
     if all(entry.done.get(tp, 0) >= span.to for tp, span in entry.spans.items()):
-        there = ", ".join(f"{tp} from {span.start} to {span.to - 1}" for tp, span in sorted(entry.spans.items()))
-        log.warning(
-            "batch %d holds nothing new for %s, which has %s: right after a crash; to write a range again, "
-            "move the table back too",
+        ranges = ", ".join(f"{tp} from {span.start} to {span.to - 1}" for tp, span in sorted(entry.spans.items()))
+        logger.warning(
+            "batch %d holds nothing new for %s, which has %s. This is normal after a crash; to write a range "
+            "again, move the table's position back too",
             batch,
             entry.name,
-            there,
+            ranges,
         )
 
 
 def spans_of(df: DataFrame) -> dict[TopicPartition, Span]:
-    """What a batch of a Marshal stream holds, by its columns topic, partition, offset, token and, if any, topic_id."""
+    """Returns what a batch of a Marshal stream holds, from its columns topic, partition, offset, token, and topic_id if
+    there is one. Runs a Spark job."""
     from pyspark.sql import functions as F
 
     topic_id = F.max("topic_id") if "topic_id" in df.columns else F.lit("")

@@ -1,11 +1,10 @@
-"""Rows into an Iceberg table, each message once, on object stores too. Through pyiceberg, without a JVM.
+"""Writes rows into an Iceberg table, each message once, also on object stores. Through pyiceberg, without a JVM.
 
     orders = IcebergOutput(load_catalog("lake"), "sales.orders")
     stream.writeStream.foreachBatch(orders.sink(clean)).option("checkpointLocation", ...).start()
 
-Strategy: executors write Parquet files below the table's location; one commit adds them and moves the positions, which
-are table properties, one per partition: snapshots expire, properties stay. A commit whose parent is not the table's
-newest snapshot fails, is checked against what came in between, and is tried again with the same files.
+Executors write Parquet files below the table's location; one commit adds them and moves the positions (lakes.py has the
+loop). Positions are table properties, one per partition, because snapshots expire and properties do not.
 """
 
 from __future__ import annotations
@@ -67,19 +66,19 @@ class IcebergOutput(lakes.LakeOutput):
     """An Iceberg table. Batches of Marshal streams write to it; other writers may do so too."""
 
     def __init__(self, catalog: Catalog, name: str, *, spark_uri: Callable[[str], str] = spark_uri_of) -> None:
-        """The table must be there. `spark_uri` makes of an address of the table's what Spark calls it."""
+        """The table must exist. `spark_uri` turns an address of the table into the one that Spark uses."""
         self.catalog, self.name, self.spark_uri = catalog, name, spark_uri
 
     def table(self) -> IcebergTable:
-        """The table as it is now."""
+        """Returns the table as it is now."""
         return self.catalog.load_table(self.name)
 
     def known(self, spans: Mapping[TopicPartition, Span]) -> Mapping[TopicPartition, Position]:
-        """How far the partitions of these spans are written, and by whom."""
+        """Returns how far these partitions are written, and under which tokens."""
         return _known(self.table(), spans)
 
     def begin(self, spans: Mapping[TopicPartition, Span]) -> IcebergEntry:
-        """An entry for a batch that holds these spans. Raises WriteFenced."""
+        """Returns an entry for a batch that holds these spans. Raises WriteFenced."""
         return IcebergEntry(self, spans)
 
 

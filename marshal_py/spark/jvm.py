@@ -1,10 +1,10 @@
-"""Claimed ranges, read by Spark's own Kafka source: `claimed_batches(..., reader="jvm")`. Claims stay ours.
+"""Claimed ranges read by Spark's own Kafka source, for `claimed_batches(..., reader="jvm")`. Must not claim.
 
-Rows then never pass through Python, and what Spark does for its own sources it does here. The source is a package that
-the session has to bring (PACKAGE). Its client is Java's: settings of librdkafka's that say how to connect mean nothing
-to it, so they are given a second time, in its words.
+Rows then never pass through Python, and Spark optimises as for any of its own sources. The session has to bring the
+source's package (PACKAGE). The source uses Java's client, which does not know librdkafka's settings. So the caller
+gives those that say how to connect a second time, under Java's names.
 
-`format("marshal")` cannot do so: Spark hands the partitions of a Python source to Python workers and to nobody else.
+`format("marshal")` cannot use it: Spark has the partitions of a Python source read by Python workers only.
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ _OURS: Final = frozenset(
 
 
 def options_of(connection: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
-    """Options of Spark's source for a consumer of this `connection`. `given` are the caller's, and win.
+    """Returns the options of Spark's source for a consumer of this `connection`. `given`, from the caller, win.
 
-    Raises InvalidOption for a setting of security that `given` says nothing of, and for options that are ours.
+    Raises InvalidOption if the connection is secured and `given` does not say how, and for options that the claims
+    decide.
     """
     for name in given:
         if name.lower() in _OURS:
-            raise InvalidOption("jvm_options", name, "which ranges are read is told by the claims")
-    said = any(name.lower().startswith(tuple(f"kafka.{kind}" for kind in _SECURITY)) for name in given)
+            raise InvalidOption("jvm_options", name, "the claims say which ranges are read: leave it out")
+    secured = any(name.lower().startswith(tuple(f"kafka.{kind}" for kind in _SECURITY)) for name in given)
     for name in connection:
-        if name.startswith(_SECURITY) and not said:
+        if name.startswith(_SECURITY) and not secured:
             rule = (
-                "Java's client has other names for it: give kafka.security.protocol and what belongs to it in "
+                "Java's client has other names for it: give kafka.security.protocol and its related options in "
                 "jvm_options, as for format('kafka')"
             )
             raise InvalidOption("jvm_options", name, rule)
@@ -64,7 +65,7 @@ def options_of(connection: Mapping[str, Any], given: Mapping[str, str]) -> dict[
 
 
 def check(spark: SparkSession) -> None:
-    """Raises MissingSpark where the session has no Kafka source."""
+    """Raises MissingSpark if the session has no Kafka source."""
     from pyspark.errors import AnalysisException
 
     try:
@@ -82,7 +83,7 @@ def check(spark: SparkSession) -> None:
 def frame(
     spark: SparkSession, pieces: Sequence[Piece], options: Mapping[str, str], columns: Sequence[str]
 ) -> DataFrame:
-    """The rows of these ranges, as format("marshal-ranges") has them."""
+    """Returns the rows of these ranges, with the columns of format("marshal-ranges")."""
     topics: dict[str, dict[int, Piece]] = {}
     for piece in pieces:
         topics.setdefault(piece.topic, {})[piece.partition] = piece
@@ -96,7 +97,7 @@ def frame(
 
 
 def _tokens(topics: Mapping[str, Mapping[int, Piece]]) -> Column:
-    """The token of the row's partition: an array per topic, indexed by the partition."""
+    """A column with the token of the row's partition: an array per topic, indexed by the partition."""
     from pyspark.sql import functions
 
     column = functions.lit(None).cast("string")

@@ -81,7 +81,7 @@ class LakeOutput(ABC):
 
     @abstractmethod
     def known(self, spans: Mapping[TopicPartition, Span]) -> Mapping[TopicPartition, Position]:
-        """How far the partitions of these spans are written, and by whom."""
+        """Returns how far these partitions are written, and under which tokens."""
 
     @abstractmethod
     def begin(self, spans: Mapping[TopicPartition, Span]) -> LakeEntry:

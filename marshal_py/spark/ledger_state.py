@@ -1,4 +1,4 @@
-"""The fold of a ledger's entries: which folders count, how far each partition is written. Reads and writes no file."""
+"""The fold of a ledger's entries: which folders count, and how far each partition is written. Must not touch files."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class Rewind(NamedTuple):
 
 
 class LedgerState:
-    """What entries 0 to `next` - 1 say together."""
+    """The result of folding entries 0 to `next` - 1."""
 
     def __init__(self) -> None:
         self.next = 0
         self.positions: dict[TopicPartition, Position] = {}
-        self.folders: dict[str, dict[str, int]] = {}  # table -> folder -> number of its entry
+        self.folders: dict[str, dict[str, int]] = {}  # table -> folder -> number of the entry that added it
         self.rewinds: tuple[Rewind, ...] = ()
 
     def fold(self, content: Mapping[str, Any]) -> None:
-        """The next entry. An entry of an older release may lack what came later."""
+        """Folds the next entry. An entry of an older release may lack newer fields."""
         for name, (token, to, *rest) in content["positions"].items():
             tp = _tp(name)
-            was = self.positions.get(tp)
+            old = self.positions.get(tp)
             [topic_id] = rest or [""]
-            self.positions[tp] = Position(Token.parse(token), to, topic_id, -1 if was is None else was.rewind)
+            self.positions[tp] = Position(Token.parse(token), to, topic_id, -1 if old is None else old.rewind)
         for table, replaced in content.get("replaces", {}).items():
             for folder in replaced:
                 del self.folders[table][folder]
@@ -42,20 +42,20 @@ class LedgerState:
             self.folders.setdefault(table, {})[folder] = self.next
         for name, to in content.get("rewinds", {}).items():
             tp = _tp(name)
-            was = self.positions[tp]
-            self.positions[tp] = was._replace(to=to, rewind=self.next)
-            self.rewinds = (*self.rewinds, Rewind(self.next, tp, to, was.topic_id))
-        if "replaces" in content:  # a compaction took the rows out for good
-            oldest = min((number for born in self.folders.values() for number in born.values()), default=self.next)
+            old = self.positions[tp]
+            self.positions[tp] = old._replace(to=to, rewind=self.next)
+            self.rewinds = (*self.rewinds, Rewind(self.next, tp, to, old.topic_id))
+        if "replaces" in content:  # the merged folder lacks the rows that were taken out
+            oldest = min((number for added in self.folders.values() for number in added.values()), default=self.next)
             self.rewinds = tuple(rewind for rewind in self.rewinds if rewind.number > oldest)
         self.next += 1
 
     def rewinds_after(self, number: int) -> tuple[Rewind, ...]:
-        """Those that concern the folders of that entry."""
+        """Returns the rewinds that concern the folders of that entry."""
         return tuple(rewind for rewind in self.rewinds if rewind.number > number)
 
     def text(self) -> str:
-        """As JSON."""
+        """Returns the state as JSON."""
         return json.dumps(
             {
                 "next": self.next,
@@ -67,14 +67,16 @@ class LedgerState:
 
     @classmethod
     def parse(cls, text: str) -> LedgerState:
-        """What `text` returned."""
-        found, made = json.loads(text), cls()
-        made.next, made.folders = found["next"], found["folders"]
-        made.positions = {
+        """The reverse of `text`."""
+        found, state = json.loads(text), cls()
+        state.next, state.folders = found["next"], found["folders"]
+        state.positions = {
             _tp(name): Position(Token.parse(token), *rest) for name, (token, *rest) in found["positions"].items()
         }
-        made.rewinds = tuple(Rewind(number, _tp(name), to, topic_id) for number, name, to, topic_id in found["rewinds"])
-        return made
+        state.rewinds = tuple(
+            Rewind(number, _tp(name), to, topic_id) for number, name, to, topic_id in found["rewinds"]
+        )
+        return state
 
 
 def _tp(name: str) -> TopicPartition:

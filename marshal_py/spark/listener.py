@@ -1,15 +1,16 @@
-"""What a query's progress says: that a batch is committed, to the source; lag and claims, to whoever collects figures.
+"""Listeners for a query's progress: they report commits to the source, and export lag and claims as metrics.
 
     spark.streams.addListener(QueryListener(prometheus_gauges()))
 
-The source reports with every trigger what its member holds; Spark shows that as the source's `latestOffset`. The same
-figures stand in the coordination log (`marshal lag`) and, as committed offsets, in Kafka's own tools.
+At every trigger the source reports what its member holds, and Spark shows that as the source's `latestOffset`. The
+same figures are in the coordination log (`marshal lag`) and, as committed offsets, in Kafka's own tools.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,11 +27,11 @@ from marshal_py.spark import commits
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-log = logging.getLogger("marshal_py.spark")
+logger = logging.getLogger("marshal_py.spark")
 
 
 class Progress(NamedTuple):
-    """One batch of one query, as its member saw it. `lag` is in messages, over the partitions that it claims."""
+    """One batch of one query, as its member saw it. `lag`: messages, over all partitions that it claims."""
 
     query: str
     batch: int
@@ -45,49 +46,50 @@ Export = Callable[[Progress], None]
 
 
 class CommitListener(StreamingQueryListener):
-    """Tells the sources of `format("marshal")` of each batch as soon as Spark has committed it.
+    """Reports each batch to the sources of `format("marshal")` as soon as Spark has committed it.
 
-    Spark posts a progress when the batch is in the commit log.
+    Spark posts a progress event once the batch is in its commit log.
     """
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing to tell."""
+        """Does nothing."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         for source in event.progress.sources:
             report = _report(source.latestOffset)
             if report is not None and report.get("commits") is not None:
-                commits.tell(report["commits"], source.endOffset)
+                commits.report(report["commits"], source.endOffset)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Nothing to tell."""
+        """Does nothing."""
 
 
 class QueryListener(CommitListener):
-    """And logs the progress of every query that reads `format("marshal")`, and hands it to `export`."""
+    """A CommitListener that also logs the progress of every query that reads `format("marshal")`, and calls `export`
+    with it."""
 
     def __init__(self, export: Export | None = None) -> None:
         self._export = export
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        log.info("query %s started", event.name or event.id)
+        logger.info("query %s started", event.name or event.id)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         super().onQueryProgress(event)
         for progress in progress_of(event.progress):
-            log.info("query %s, batch %d, group %s: %d claims, lag %d, %d rows, %.0f rows/s", *progress)
+            logger.info("query %s, batch %d, group %s: %d claims, lag %d, %d rows, %.0f rows/s", *progress)
             if self._export is not None:
                 self._export(progress)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         if event.exception:
-            log.error("query %s ended: %s", event.id, event.exception)
+            logger.error("query %s ended: %s", event.id, event.exception)
         else:
-            log.info("query %s ended", event.id)
+            logger.info("query %s ended", event.id)
 
 
 def progress_of(progress: StreamingQueryProgress) -> list[Progress]:
-    """What the sources of ours report in one progress of a query; other sources are passed over."""
+    """Returns what our sources report in one progress event of a query; other sources are left out."""
     found = []
     for source in progress.sources:
         report = _report(source.latestOffset)
@@ -101,9 +103,9 @@ def progress_of(progress: StreamingQueryProgress) -> list[Progress]:
                     report["claims"],
                     report["lag"],
                     source.numInputRows,
-                    rows_per_s if rows_per_s == rows_per_s else 0.0,
+                    0.0 if math.isnan(rows_per_s) else rows_per_s,  # NaN: the batch was empty
                 )
-            )  # NaN of an empty batch
+            )
     return found
 
 
@@ -116,7 +118,10 @@ def _report(text: Any) -> dict[str, Any] | None:
 
 
 def prometheus_gauges(registry: Any = None) -> Export:
-    """An `export` that sets gauges per query and group. Raises UnsupportedPlatform without prometheus-client."""
+    """Returns an `export` that sets gauges per query and group: marshal_spark_lag, _claims, _rows.
+
+    `registry`: by default the global one of prometheus-client. Raises UnsupportedPlatform without prometheus-client.
+    """
     try:
         from prometheus_client import REGISTRY, Gauge
     except ImportError as error:

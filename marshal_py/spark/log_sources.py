@@ -25,7 +25,7 @@ from marshal_py.client.options import COORDINATION_TOPIC
 from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, InvalidOption, LogGap
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.records import OFFSET_MAX, Genesis
-from marshal_py.spark.columns import RAW, moments_ms
+from marshal_py.spark.columns import RAW, times_ms
 from marshal_py.spark.options import kafka_options
 from marshal_py.spark.replay_starts import root_among
 from marshal_py.transport.dump import Reader
@@ -131,7 +131,7 @@ def _batches(file: pyarrow.parquet.ParquetFile) -> Iterator[pa.RecordBatch]:
 
 def _cells(batch: pa.RecordBatch) -> tuple[list[int], list[int], list[bytes | None], list[bytes | None]]:
     offsets, times, keys, values = (batch.column(name) for name in RAW[1:])
-    return offsets.to_pylist(), moments_ms(times), keys.to_pylist(), values.to_pylist()
+    return offsets.to_pylist(), times_ms(times), keys.to_pylist(), values.to_pylist()
 
 
 def _is_run(batch: pa.RecordBatch, first: int, end: int) -> bool:

@@ -1,7 +1,7 @@
-"""Parquet files that Spark writes beside a table, for a commit that names them. Writes no table's log.
+"""Parquet files that Spark writes below a table, for a later commit that names them. Must not write a table's log.
 
-Executors write, through Spark's own file systems; the driver lists what came out, through Spark too. Files that no
-commit names are never read; the table's own vacuum deletes them.
+Executors write the files, through Spark's own file systems; the driver lists them, also through Spark. Files that no
+commit names are never read, and the table's own vacuum deletes them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TIMES: Final = "spark.sql.parquet.outputTimestampType"
 
 
 class DataFile(NamedTuple):
-    """One file: its path below the table's folder, its bytes, its rows, its values of the partition columns."""
+    """One file. `path`: below the table's folder. `size`: in bytes. `values`: of the partition columns."""
 
     path: str
     size: int
@@ -28,12 +28,12 @@ class DataFile(NamedTuple):
 
 
 def spark_uri_of(uri: str) -> str:
-    """An address on S3 as Hadoop's file system calls it; others are the same."""
+    """Returns an S3 address as Hadoop's file system writes it; other addresses are returned unchanged."""
     return "s3a" + uri[2:] if uri.startswith("s3://") else uri
 
 
 def write_files(df: DataFrame, root: str, partition_by: Sequence[str]) -> list[DataFile]:
-    """Writes the rows into a new folder below `root`. Files without rows are not told."""
+    """Writes the rows into a new folder below `root`; returns the files that have rows."""
     name = f"marshal-{uuid.uuid4().hex}"
     folder = f"{root.rstrip('/')}/{name}"
     conf = df.sparkSession.conf
@@ -54,7 +54,7 @@ def write_files(df: DataFrame, root: str, partition_by: Sequence[str]) -> list[D
     )
     files = []
     for path, size, rows in found:
-        below = unquote(path[path.index(name) :])  # the column has an URL; `below` is what the file is called
+        below = unquote(path[path.index(name) :])  # `path` is a URL; this is the file's name
         parts = [part.partition("=") for part in below.split("/")[1:-1]]
         values = {unquote(key): None if value == _NULL else unquote(value) for key, _, value in parts}
         files.append(DataFile(below, size, rows, values))

@@ -1,13 +1,13 @@
-"""What executors do: read explicit offset ranges of Kafka into Arrow batches, and nothing else.
+"""Reads explicit offset ranges of Kafka into Arrow batches, in Spark's executors. All Kafka sources end up here.
 
-Strategy: a task has ranges of one or more partitions (tasks.py), and one librdkafka client, assigned by hand, reads
-them together. A range is read when the position has passed its last offset, however many offsets are missing in between
-(compaction, transactions); the partition's end tells so where nothing follows. What cannot be read is an error: Spark's
-retry, or the next plan, is the way out. No claim, no position and no coordination here: an executor cannot know them,
-so rows carry the claim's token.
+A task has ranges of one or more partitions (tasks.py). One librdkafka client, assigned by hand, reads them together. A
+range is complete when the position has passed its last offset, however many offsets are missing in between
+(compaction, transactions); if no message follows, the partition's end-of-file event says so. A range that cannot be
+read is an error, and Spark's retry or the next plan reads it again. Executors must not claim, ack or coordinate: they
+cannot see the log. So rows carry their claim's token.
 
-Spark's Python processes go from task to task, and so does their client: connecting costs more than a small range.
-Messages are handled in bulk, by functions that loop in C: whatever Python does per message shows in a job's time.
+Spark reuses its Python processes for many tasks, and they reuse their client: connecting costs more than a small range.
+Messages are handled in bulk, by functions that loop in C, because Python work per message shows in a job's time.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
     from marshal_py.spark.tasks import Piece
 
 BATCH_ROWS: Final = 10_000  # of one Arrow batch; from 1,000 to 50,000 it makes no difference
-POLL_S: Final = 1.0  # a waiting task looks up so often
-READER_ID: Final = "marshal-spark"  # client id, and the group id that librdkafka wants; nothing is committed under it
+POLL_S: Final = 1.0  # how long one poll waits; then the deadline is checked
+READER_ID: Final = "marshal-spark"  # client id, and the group id that librdkafka requires; it commits nothing
 
-# A task reads its ranges as fast as it can and ends: librdkafka's defaults are made for consumers that stay (measured:
-# a third of the rows per second). Memory is per task, and `kafka.` options win.
+# A task reads its ranges as fast as it can and ends. librdkafka's defaults are for long-lived consumers, and read a
+# third of the rows per second. Memory is per task; `kafka.` options override these.
 _FETCH: Final[Mapping[str, Any]] = {
     "queued.max.messages.kbytes": 65_536,
     "fetch.wait.max.ms": 10,
-    "enable.partition.eof": True,  # the only sign of a range whose last offsets are missing at the log's end
+    "enable.partition.eof": True,  # completes a range whose last offsets are missing at the log's end
 }
-# What is fetched beyond a short range is thrown away, and with many partitions that is most of it.
+# What is fetched beyond a short range is thrown away; with many partitions that would be most of it.
 QUEUE_ROWS_MAX: Final = 200_000
 FETCH_BYTES_MAX: Final = 5_000_000
-FETCH_BYTES_PER_ROW: Final = 512  # asked for at once; longer messages take more than one fetch
-_SIZES: Final = (256, 1_024, 4_096, 16_384, 65_536, QUEUE_ROWS_MAX)  # few, so that the next batch finds its client good
+FETCH_BYTES_PER_ROW: Final = 512  # a guess; longer messages take more than one fetch
+_SIZES: Final = (256, 1_024, 4_096, 16_384, 65_536, QUEUE_ROWS_MAX)  # few, so that the next task can reuse the client
 
 _REFUSED: Final = frozenset(
     {
@@ -67,7 +67,7 @@ _REFUSED: Final = frozenset(
 
 
 class RangePartition(InputPartition):
-    """One task. Everything that it needs is in here: a reader is pickled long before its partitions are planned."""
+    """One task, with everything that it needs: Spark pickles the reader long before it plans partitions."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class RangePartition(InputPartition):
         once: bool,
         columns: Sequence[str] = COLUMNS,
     ) -> None:
-        """`once`: a second attempt of the task is refused. `timeout_s`: without progress."""
+        """`once`: a second attempt of the task fails. `timeout_s`: without progress."""
         super().__init__(tuple(pieces))
         self.kafka, self.timeout_s, self.once, self.columns = dict(kafka), timeout_s, once, tuple(columns)
 
@@ -105,9 +105,9 @@ def read_ranges(task: InputPartition) -> Iterator[pa.RecordBatch]:
     consumer = _client(configuration)
     try:
         consumer.assign([KafkaPartition(piece.topic, piece.partition, piece.start) for piece in pieces])
-        yield from _Reading(consumer, pieces, str(configuration["bootstrap.servers"])).batches(task)
+        yield from _RangeReader(consumer, pieces, str(configuration["bootstrap.servers"])).batches(task)
         consumer.unassign()
-    except BaseException:  # also when nobody wants the rest of the rows
+    except BaseException:  # also when Spark wants no more rows
         consumer.close()
         raise
     if context is None:
@@ -117,13 +117,14 @@ def read_ranges(task: InputPartition) -> Iterator[pa.RecordBatch]:
 
 
 def _sizes(pieces: Sequence[Piece]) -> dict[str, int]:
-    """What librdkafka fetches ahead."""
+    """librdkafka's settings for how much it fetches ahead."""
     longest, together = max(piece.rows for piece in pieces), sum(piece.rows for piece in pieces)
     fetch, queue = (next((size for size in _SIZES if rows <= size), QUEUE_ROWS_MAX) for rows in (longest, together))
     return {"queued.min.messages": queue, "fetch.message.max.bytes": min(fetch * FETCH_BYTES_PER_ROW, FETCH_BYTES_MAX)}
 
 
-_idle: Final[list[tuple[settings.Settings, Consumer]]] = []  # what the last task of this process left: one at most
+# The client that the last task of this process left; one at most.
+_idle: Final[list[tuple[settings.Settings, Consumer]]] = []
 
 
 def _client(configuration: settings.Settings) -> Consumer:
@@ -141,31 +142,31 @@ def _close_idle() -> None:
         _idle.pop()[1].close()
 
 
-class _Reading:
-    """The ranges of a task, as far as they are read."""
+class _RangeReader:
+    """Reads the ranges of one task, and knows how far each is read."""
 
     def __init__(self, consumer: Consumer, pieces: Sequence[Piece], servers: str) -> None:
         self.consumer, self.servers = consumer, servers
         self.left = {(piece.topic, piece.partition): piece for piece in pieces}
         self.at = {key: piece.start for key, piece in self.left.items()}
         self.alone = len(self.left) == 1
-        self.trouble = "no answer in time"
+        self.last_error = "no answer in time"
 
     def batches(self, task: RangePartition) -> Iterator[pa.RecordBatch]:
         while True:
-            with _no_garbage():
+            with _gc_paused():
                 batch = self._batch(task)
             if batch is None:
                 return
             yield batch
 
     def _batch(self, task: RangePartition) -> pa.RecordBatch | None:
-        """Of BATCH_ROWS, smaller where the broker is slower than the reader; None: all is read."""
+        """Returns the next batch, None once everything is read. Where the broker is slow, it has fewer rows."""
         runs: list[Run] = []
         rows, deadline = 0, time.monotonic() + task.timeout_s
         while self.left and rows < BATCH_ROWS:
             before = sum(self.at.values())
-            found = self._taken(_next(self.consumer, BATCH_ROWS - rows))
+            found = self._take(_poll(self.consumer, BATCH_ROWS - rows))
             runs += found
             rows += sum(len(run.messages) for run in found)
             if sum(self.at.values()) > before:
@@ -181,41 +182,41 @@ class _Reading:
         what = f"{topic}:{partition} from {self.at[topic, partition]} on, planned to {piece.to}"
         if len(self.left) > 1:
             what += f", and {len(self.left) - 1} more partitions"
-        return ClusterUnreachable(self.servers, what, f"{self.trouble} ({timeout_s:g} s without progress)")
+        return ClusterUnreachable(self.servers, what, f"{self.last_error} ({timeout_s:g} s without progress)")
 
-    def _taken(self, found: list[Message]) -> list[Run]:
-        """What of these messages belongs to the ranges."""
+    def _take(self, found: list[Message]) -> list[Run]:
+        """Returns those of these messages that belong to the ranges; handles the events among them."""
         events: list[Message] = []
         errors = list(map(Message.error, found))
         if any(errors):
             events = [message for message, error in zip(found, errors, strict=True) if error is not None]
             found = [message for message, error in zip(found, errors, strict=True) if error is None]
         runs = [run for key, messages in self._by_partition(found) if (run := self._run(key, messages)).messages]
-        for event in events:  # the end of a partition comes behind its messages
-            self._told(event)
+        for event in events:  # last: the end of a partition follows its messages
+            self._handle_event(event)
         return runs
 
     def _by_partition(self, messages: list[Message]) -> Iterator[tuple[tuple[str, int], list[Message]]]:
-        """Messages of one partition after the other, as they came."""
+        """Yields stretches of messages of one partition, in the order in which they came."""
         if self.alone:
             if messages and self.left:
                 yield next(iter(self.left)), messages
             return
-        for topic, of_topic in _alike(messages, Message.topic):
-            for partition, of_both in _alike(of_topic, Message.partition):
+        for topic, of_topic in _adjacent(messages, Message.topic):
+            for partition, of_both in _adjacent(of_topic, Message.partition):
                 yield (topic, partition), of_both
 
     def _run(self, key: tuple[str, int], messages: list[Message]) -> Run:
         piece = self.left.get(key)
-        if piece is None:  # it was read to its end, and this comes behind it
+        if piece is None:  # the range is complete, and these messages follow it
             return Run(*key, "", [])
         last = _offset(messages[-1])
         if last >= piece.to:
             messages = messages[: bisect_left(messages, piece.to, key=_offset)]
-        self._passed(key, last + 1)
+        self._advance(key, last + 1)
         return Run(*key, piece.token, messages)
 
-    def _passed(self, key: tuple[str, int], position: int) -> None:
+    def _advance(self, key: tuple[str, int], position: int) -> None:
         piece = self.left[key]
         self.at[key] = min(max(self.at[key], position), piece.to)
         if self.at[key] == piece.to:
@@ -223,26 +224,26 @@ class _Reading:
             if self.left:
                 self.consumer.incremental_unassign([KafkaPartition(*key)])
 
-    def _told(self, event: Message) -> None:
-        """The end of a partition, or an error. Raises what does not pass."""
+    def _handle_event(self, event: Message) -> None:
+        """Handles the end of a partition, or an error. Raises errors that waiting does not cure."""
         error, key = event.error(), (event.topic() or "", event.partition() or 0)
         assert error is not None
         if error.code() == KafkaError._PARTITION_EOF:
             if key in self.left:
-                self._passed(key, _offset(event))
+                self._advance(key, _offset(event))
             return
         piece = self.left.get(key) or next(iter(self.left.values()), None)
         if piece is not None and error.code() == KafkaError._AUTO_OFFSET_RESET:
             raise RangeLost(piece.topic, piece.partition, piece.start, piece.to, error.str())
         if piece is not None and (error.code() in _REFUSED or error.fatal()):
             raise PartitionError(piece.topic, piece.partition, error.str())
-        self.trouble = error.str()
+        self.last_error = error.str()
 
 
 @contextmanager
-def _no_garbage() -> Iterator[None]:
-    """Messages are in no reference cycle, and ten thousand new ones set off Python's collector again and again: that
-    took half of the time of reading.
+def _gc_paused() -> Iterator[None]:
+    """Switches Python's garbage collector off. Thousands of new messages would start it again and again, which took
+    half of the time of reading; messages are in no reference cycles.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -257,8 +258,8 @@ def _offset(message: Message) -> int:
     return message.offset() or 0
 
 
-def _alike(messages: list[Message], what: Callable[[Message], Any]) -> Iterator[tuple[Any, list[Message]]]:
-    """Messages that follow each other and are the same in this."""
+def _adjacent(messages: list[Message], what: Callable[[Message], Any]) -> Iterator[tuple[Any, list[Message]]]:
+    """Yields stretches of adjacent messages for which `what` returns the same value, with that value."""
     start = 0
     for found, same in groupby(map(what, messages)):
         to = start + len(list(same))
@@ -266,7 +267,7 @@ def _alike(messages: list[Message], what: Callable[[Message], Any]) -> Iterator[
         start = to
 
 
-def _next(consumer: Consumer, count: int) -> list[Message]:
-    """What has come, as soon as something has: `consume` with a timeout would wait for all of `count`."""
+def _poll(consumer: Consumer, count: int) -> list[Message]:
+    """Returns at most `count` messages, as soon as there is one; `consume` alone would wait for all."""
     first = consumer.poll(POLL_S)
     return [] if first is None else [first, *(consumer.consume(count - 1, 0) if count > 1 else ())]

@@ -54,7 +54,7 @@ def replay_stream(sdf: DataFrame, root: Genesis, tables: Sequence[str] | None = 
     if provider != ROCKSDB:
         raise InvalidOption(PROVIDER, provider, f"{ROCKSDB}: set it on the session, no other store keeps such a state")
     fields = columns.columns(wanted)
-    in_ms = {name: pa.int64() if columns.is_moment(kind) else kind for name, kind in fields.items()}
+    in_ms = {name: pa.int64() if columns.is_time(kind) else kind for name, kind in fields.items()}
     known = sdf.select(*NEEDED).where(functions.col("log") < root.partitions)
     # As numbers: in pandas a time would depend on the session's zone.
     rows = (
@@ -64,7 +64,7 @@ def replay_stream(sdf: DataFrame, root: Genesis, tables: Sequence[str] | None = 
     )
     return rows.select(
         *(
-            functions.timestamp_millis(name).alias(name) if columns.is_moment(kind) else name
+            functions.timestamp_millis(name).alias(name) if columns.is_time(kind) else name
             for name, kind in fields.items()
         )
     )
@@ -186,6 +186,6 @@ def _records(rows: Iterable[pd.DataFrame]) -> Iterator[tuple[int, int, bytes | N
 
 def _frame(batch: pa.RecordBatch) -> pd.DataFrame:
     """Numbers that may be missing stay whole numbers, and moments are ms."""
-    arrays = [columns.in_ms(column) if columns.is_moment(column.type) else column for column in batch.columns]
+    arrays = [columns.in_ms(column) if columns.is_time(column.type) else column for column in batch.columns]
     table = pa.Table.from_arrays(arrays, names=batch.schema.names)
     return table.to_pandas(types_mapper=_PANDAS.get)

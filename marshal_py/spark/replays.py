@@ -144,7 +144,7 @@ class LogReader:
         """The columns offset, time and value of the next records."""
         offsets, values = (batch.column(name).to_pylist() for name in ("offset", "value"))
         world, read, last = self.timeline.world, self.timeline.read, self._last
-        for offset, time_ms, value in zip(offsets, columns.moments_ms(batch.column("time")), values, strict=True):
+        for offset, time_ms, value in zip(offsets, columns.times_ms(batch.column("time")), values, strict=True):
             if offset >= world.next_offset:
                 read(offset, time_ms, value)
                 last = value

@@ -1,20 +1,21 @@
-"""The streaming source: a query that is a member of a group. `spark.readStream.format("marshal")`.
+"""The streaming source `spark.readStream.format("marshal")`: a query that is a member of a group.
 
-Spark keeps one Python process per running query, beside the driver; the member, its claims and its heartbeats live
-there (`Life`). Spark's calls, in the order of one trigger:
+Spark keeps one Python process per running query, beside the driver. The member lives there, with its claims and its
+heartbeats (`QueryMember`). Spark's calls, in the order of one trigger:
 
-    latestOffset(start)    `start` is the end of the last batch that Spark has committed: what was handed over of it is
-                           acked. The next ranges are planned, and in at-least-once mode handed over
+    latestOffset(start)    `start` is the end of the last batch that Spark has committed; the member acks that batch.
+                           Then it plans the next ranges, and in at-least-once mode hands them over
     (Spark writes the end offset, which holds the whole plan, to its write-ahead log)
-    commit(start)          the same news again (and both are old news where a listener tells of commits: commits.py)
-    partitions(start, end) the ranges of the batch; in at-most-once mode the log grants them only now
+    commit(start)          reports the same commit again (a listener may have reported it earlier: commits.py)
+    partitions(start, end) returns the batch's ranges; in at-most-once mode the log grants them only now
     tasks read             explicit ranges, nothing else
 
-So Spark's checkpoint says what to replay, and the coordination log says what is ours and what is done; microbatches.py
-has the rules. In at-most-once mode a replayed batch is empty, and a loss is noted: by this process, which outlives the
-JVM, or by the one that is asked to replay. Losing the checkpoint loses no position.
+So Spark's checkpoint says what to replay, and the coordination log says what this member owns and what is done.
+client/microbatches.py has the rules. In at-most-once mode a replayed batch is empty and a loss is noted in the log: by
+this process, which outlives the JVM, or by the process that Spark asks to replay. Losing the checkpoint loses no
+position.
 
-Nothing is claimed in constructors: Spark builds readers for planning alone, and pickles them.
+Constructors must not claim anything: Spark also builds readers just for planning, and pickles them.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ if TYPE_CHECKING:
 
     from marshal_py.client.ranges import Taken
 
-log = logging.getLogger("marshal_py.spark")
+logger = logging.getLogger("marshal_py.spark")
 
-TOPICS_LOOK_S: Final = 30.0  # between two looks for topics that match a pattern: as often as clients look for leaders
-RELEASE_S: Final = 2.0  # what stop() may take; Spark kills the process some time after it asked
+TOPICS_CHECK_S: Final = 30.0  # between two searches for topics that match a pattern; a lookup each
+RELEASE_S: Final = 2.0  # for stop(); Spark kills the process some time after it asked it to end
 
 
 class QueryMember:
-    """One membership of a query's process: joined when made, until it is closed or falls silent for too long."""
+    """A query's membership in its group. It joins when it is made, and leaves when it is closed or overdue."""
 
-    def __init__(self, options: StreamOptions, before: MicroBatches | None = None) -> None:
-        """`before`: what an earlier life of this process has handed over."""
+    def __init__(self, options: StreamOptions, earlier: MicroBatches | None = None) -> None:
+        """`earlier`: the batches that an earlier member of this process has handed over."""
         self.marshal = connect(
             options.kafka,
             client_id=options.client_id,
@@ -64,7 +65,7 @@ class QueryMember:
             coordination_partitions=options.coordination_partitions,
         )
         try:
-            self._pattern, self._looked_s = options.topics_pattern, time.monotonic()
+            self._pattern, self._checked_s = options.topics_pattern, time.monotonic()
             self.topics = options.topics if self._pattern is None else self.marshal.topics(self._pattern)
             if not self.topics:
                 raise InvalidOption("topics_pattern", self._pattern, "the cluster has no topic of such a name")
@@ -72,64 +73,69 @@ class QueryMember:
         except BaseException:
             self.marshal.close(RELEASE_S)
             raise
-        self.batches = self.planner.micro_batches(before)
-        self._commits = self._listen()
-        self.planned: dict[str, list[ClaimedRange]] = {}  # at most once: the newest plan, by its end offset as JSON
+        self.batches = self.planner.micro_batches(earlier)
+        self._commits = self._open_commit_socket()
+        self.planned: dict[str, list[ClaimedRange]] = {}  # at-most-once: the newest plan, by its end offset
         self.settled = self.warned = False
-        self._rows_min, self._delay_s, self._batch_s = options.rows_min, options.delay_s, -math.inf  # the last batch
+        self._rows_min, self._delay_s = options.rows_min, options.delay_s
+        self._last_batch_s = -math.inf
 
-    def outgrown(self) -> bool:
-        """Whether other topics than this life's match the pattern by now; asks the cluster now and then."""
+    def has_new_topics(self) -> bool:
+        """Whether topics have appeared that match the pattern. Asks the cluster every TOPICS_CHECK_S at most."""
         now_s = time.monotonic()
-        if self._pattern is None or now_s - self._looked_s < TOPICS_LOOK_S:
+        if self._pattern is None or now_s - self._checked_s < TOPICS_CHECK_S:
             return False
-        self._looked_s = now_s
+        self._checked_s = now_s
         new = sorted(set(self.marshal.topics(self._pattern)) - set(self.topics))
         if new:
-            log.info("group %s: topics that match %s came: %s", self.consumer.group, self._pattern, ", ".join(new))
+            logger.info("group %s: new topics match %s: %s", self.consumer.group, self._pattern, ", ".join(new))
         return bool(new)
 
-    def _listen(self) -> CommitSocket | None:
-        """For commits that somebody in the driver tells before Spark does; None where that cannot be."""
+    def _open_commit_socket(self) -> CommitSocket | None:
+        """For commits that a listener in the driver reports before Spark does; None where there are no such sockets."""
         try:
             return CommitSocket(lambda digest: self.planner.commit_told(self.batches, digest))
         except (AttributeError, OSError) as error:
-            log.info("commits are heard of with the next trigger: %s", error)
+            logger.info("commits are known at the next trigger only: %s", error)
             return None
 
     def settle(self) -> None:
-        """Once per life: the claims that are to come have come, and dead owners have been waited out."""
+        """Waits, once per member, until its first claims are granted and dead owners are evicted."""
         if not self.settled:
             self.planner.settle()
             self.settled = True
 
     def warn_of_fresh_checkpoint(self) -> None:
-        """Once per life. Sinks that know batches by their numbers skip those that they have (docs/spark.md)."""
+        """Warns, once per member: sinks that know batches by number skip numbers that they have (docs/spark.md)."""
         if not self.warned and self.planner.resumed():
-            log.warning(
-                "group %s has positions, and this query begins with a fresh checkpoint: it goes on there, "
-                "whatever its start says; its batches are numbered from 0 again, and a sink that has such "
-                "numbers already, as Spark's file sink in an old folder, skips them",
+            logger.warning(
+                "group %s has positions, and this query begins with a fresh checkpoint: it continues at the "
+                "group's positions and ignores its option start. Its batches are numbered from 0 again; a sink "
+                "that has such numbers already, as Spark's file sink in an old folder, skips them",
                 self.consumer.group,
             )
         self.warned = True
 
-    def done(self, end: dict[str, Any]) -> None:
-        """Spark has committed the batch that ends at `end`, of this life or of an earlier one. Twice is once."""
+    def ack(self, end: dict[str, Any]) -> None:
+        """Acks the batch that ends at `end`: Spark has committed it. This may be an earlier member's batch, and it may
+        be acked already."""
         self.planner.commit_end(self.batches, end)
 
     def plan(
         self, start: dict[str, Any], rows_max: int | None, targets: Mapping[TopicPartition, int] | None
     ) -> dict[str, Any]:
-        """The next end offset, `start` itself if there is nothing to do."""
-        end = self._planned(start, rows_max, targets)
+        """Returns the next end offset, or `start` itself if there is nothing to do.
+
+        `targets`: where the query ends (availableNow); None for a query without an end.
+        """
+        end = self._plan_once(start, rows_max, targets)
         if end == start and targets is not None and self.planner.settle():
-            end = self._planned(start, rows_max, targets)  # what was still to come when we looked first
+            end = self._plan_once(start, rows_max, targets)  # claims were granted meanwhile
         if end == start and targets is not None and self.consumer.cached_info().paused:
-            log.warning("group %s is paused: the query ends with what was done before", self.consumer.group)
+            logger.warning("group %s is paused: the query ends, though not everything is read", self.consumer.group)
         return end
 
-    def _planned(
+    def _plan_once(
         self, start: dict[str, Any], rows_max: int | None, targets: Mapping[TopicPartition, int] | None
     ) -> dict[str, Any]:
         ranges = self.planner.plan(rows_max, targets)
@@ -140,17 +146,17 @@ class QueryMember:
         return end
 
     def _waits_for_more(self, rows: int) -> bool:
-        """Whether a batch of so few waits: counted from the batch before. The first goes at once."""
+        """Whether a batch of so few rows waits. The delay counts from the last batch; the first never waits."""
         now_s = time.monotonic()
-        waits = 0 < rows < self._rows_min and now_s - self._batch_s < self._delay_s
+        waits = 0 < rows < self._rows_min and now_s - self._last_batch_s < self._delay_s
         if rows and not waits:
-            self._batch_s = now_s
+            self._last_batch_s = now_s
         return waits
 
     def take(self, start: dict[str, Any], end: dict[str, Any]) -> list[Taken]:
-        """What the batch that ends at `end` holds: planned by this life, or replayed.
+        """Returns the ranges of the batch that ends at `end`: planned by this member, or replayed.
 
-        In at-most-once mode a replayed batch is empty: it may have been granted and read. What is lost is noted.
+        In at-most-once mode a replayed batch is empty, for it may have been granted and read; its loss is noted.
         """
         taken = self.batches.handed_over(end)
         if taken is None:
@@ -159,11 +165,11 @@ class QueryMember:
                 taken = self.planner.take_end(self.batches, end, planned)
             else:
                 self.settle()
-                self.done(start)
+                self.ack(start)
                 taken = self.planner.replay_end(self.batches, end)
             if not taken:
-                log.warning(
-                    "group %s: batch %d hands over nothing of the %d ranges that were planned",
+                logger.warning(
+                    "group %s: batch %d is empty; %d ranges were planned for it",
                     self.consumer.group,
                     end["b"],
                     len(end["r"]),
@@ -171,14 +177,14 @@ class QueryMember:
         return taken
 
     def report(self) -> dict[str, Any]:
-        """For the query's progress. `commits`: where this process listens for commits."""
-        info, heard_at = self.consumer.cached_info(), None if self._commits is None else self._commits.address
+        """For the query's progress. `commits`: the address of the socket to which commits are reported."""
+        info = self.consumer.cached_info()
         return {
             "group": info.group,
             "claims": len(info.claims),
             "lag": info.lag,
             "paused": info.paused,
-            "commits": heard_at,
+            "commits": None if self._commits is None else self._commits.address,
             "partitions": {
                 str(tp): {"position": claim.position, "lag": claim.lag} for tp, claim in sorted(info.claims.items())
             },
@@ -193,44 +199,44 @@ class QueryMember:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """What Spark calls. Everything that lives is in `_life`, which exists in the query's own process alone."""
+    """What Spark calls. The member, `_member`, exists in the query's own process alone."""
 
     def __init__(self, options: StreamOptions) -> None:
         self.options = options
-        self._life: QueryMember | None = None
-        self._before: MicroBatches | None = None
-        self._bounded = False  # availableNow
+        self._member: QueryMember | None = None
+        self._earlier: MicroBatches | None = None
+        self._available_now = False
         self._targets: dict[TopicPartition, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"options": self.options, "_life": None, "_before": None, "_bounded": False, "_targets": None}
+        return {"options": self.options, "_member": None, "_earlier": None, "_available_now": False, "_targets": None}
 
-    def _alive(self) -> QueryMember:
-        """The life of this process; a new one after a silence that ended the last."""
-        if self._life is not None:
+    def _joined(self) -> QueryMember:
+        """Returns this process's member. Joins if there is none, or if the last one was overdue."""
+        if self._member is not None:
             try:
-                self._life.planner.alive()
+                self._member.planner.alive()
             except BatchOverdue as error:
-                log.warning("%s", error)
-                self._end_life()
-        if self._life is None:
+                logger.warning("%s", error)
+                self._leave()
+        if self._member is None:
             _stop_on_sigterm()
-            self._life = QueryMember(self.options, self._before)
-        return self._life
+            self._member = QueryMember(self.options, self._earlier)
+        return self._member
 
-    def _renewed(self) -> QueryMember:
-        """A life with the topics of now, for those of a membership stay as they are. Nothing is in flight."""
-        self._end_life()
-        life = self._alive()
-        life.settle()
-        return life
+    def _rejoined(self) -> QueryMember:
+        """Returns a new member with the topics that exist now; a member's topics never change. Nothing is in flight."""
+        self._leave()
+        member = self._joined()
+        member.settle()
+        return member
 
-    def _end_life(self) -> None:
-        """The process goes on, and so do the batches that are with Spark."""
-        life, self._life = self._life, None
-        if life is not None:
-            self._before = life.batches
-            life.close()
+    def _leave(self) -> None:
+        """Leaves the group. The process continues, and so do the batches that it has handed to Spark."""
+        member, self._member = self._member, None
+        if member is not None:
+            self._earlier = member.batches
+            member.close()
 
     # --- Spark's calls
 
@@ -241,59 +247,59 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self.options.rows_max)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._bounded = True  # nothing is claimed before the offsets are seen: they may be another source's
+        self._available_now = True  # claims nothing yet: the checkpoint may be another source's
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         rows_max = _rows(limit)
         _check_ours(start, start)
         try:
-            life = self._alive()
-            life.settle()  # before what Spark has done is told: that takes claims
+            member = self._joined()
+            member.settle()  # first: acking Spark's last batch takes claims
             if key_of(start) == key_of(FIRST):
-                life.warn_of_fresh_checkpoint()
-            life.done(start)
-            if self._bounded and self._targets is None:
-                self._targets = life.planner.ends()
-            if not self._bounded and life.outgrown():
-                life = self._renewed()
-            return life.plan(start, rows_max, self._targets)
+                member.warn_of_fresh_checkpoint()
+            member.ack(start)
+            if self._available_now and self._targets is None:
+                self._targets = member.planner.ends()
+            if not self._available_now and member.has_new_topics():
+                member = self._rejoined()
+            return member.plan(start, rows_max, self._targets)
         except ClusterUnreachable as error:
-            if self._bounded or self._life is None:
+            if self._available_now or self._member is None:
                 raise  # "nothing to do" would end the query as if it were complete
-            log.warning("%s; trying again at the next trigger", error)
+            logger.warning("%s; trying again at the next trigger", error)
             return start
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return None if self._life is None else self._life.report()
+        return None if self._member is None else self._member.report()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         if key_of(start) == key_of(end):
             return []
         _check_ours(end, start)
-        pieces = pieces_of(taken.range for taken in self._alive().take(start, end))
+        pieces = pieces_of(taken.range for taken in self._joined().take(start, end))
         return partitions_of(pieces, self.options, once=self.options.at_most_once)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_ranges(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        if self._life is not None:
-            self._life.done(end)
+        if self._member is not None:
+            self._member.ack(end)
 
     def stop(self) -> None:
-        """The process ends: Spark has stopped the query, or is gone."""
-        life, self._life = self._life, None
-        if life is not None:
-            life.planner.note_uncommitted(life.batches)
-            life.close()
+        """Called when the process ends: Spark has stopped the query, or is gone."""
+        member, self._member = self._member, None
+        if member is not None:
+            member.planner.note_uncommitted(member.batches)
+            member.close()
 
 
 def _check_ours(offset: dict[str, Any], committed: dict[str, Any]) -> None:
-    """Spark does not look whose checkpoint it reads. Raises InvalidOption for that of another source."""
+    """Raises InvalidOption for the checkpoint of another source. Spark does not check that."""
     if not isinstance(offset.get("b"), int):
         rule = (
-            "the folder holds the checkpoint of another source: take a new one. If it is of format('kafka'), a "
-            "group without positions goes on there with this value as startingOffsets"
+            "the folder holds the checkpoint of another source: use a new folder. If it was format('kafka'), a "
+            "group without positions continues there if this value is given as startingOffsets"
         )
         raise InvalidOption("checkpointLocation", key_of(committed), rule)
 
@@ -304,13 +310,14 @@ def _rows(limit: ReadLimit) -> int | None:
             return limit.max_rows
         case ReadAllAvailable():
             return None
-    raise InvalidOption("limit", type(limit).__name__, "this source is limited by rows: max_rows_per_batch")
+    raise InvalidOption("limit", type(limit).__name__, "this source limits a batch by rows: use max_rows_per_batch")
 
 
 def _stop_on_sigterm() -> None:
-    """Spark ends a query's process by SIGTERM and would not call `stop`: the claims would wait for their eviction.
+    """Makes SIGTERM end the process by way of `stop`. Spark ends a query's process by SIGTERM and would not call it:
+    other members would have to wait for the eviction of this one.
 
-    Twice: the second signal must not interrupt the release that the first one began.
+    Spark sends the signal twice; the second one must not interrupt the release that the first one began.
     """
 
     def leave(number: int, frame: object) -> NoReturn:

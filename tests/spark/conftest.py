@@ -5,13 +5,13 @@ The broker is the one of tests/kafka, when both folders run in one process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 from marshal_py.spark import local_session
-from tests.spark.kafka_topic import Place
+from tests.spark.kafka_topic import KafkaTopic, MakeTopic
 from tests.support.kafka import Cluster, TopicFactory
 
 if TYPE_CHECKING:
@@ -37,6 +37,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.fixture
-def place(kafka: Cluster, topic: TopicFactory) -> Callable[[int], Place]:
-    """Makes a Place with so many partitions."""
-    return lambda partitions: Place(kafka, topic, partitions)
+def make_topic(kafka: Cluster, topic: TopicFactory) -> MakeTopic:
+    """Makes a KafkaTopic with this many partitions."""
+    return lambda partitions: KafkaTopic(kafka, topic, partitions)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
-from tests.spark.kafka_topic import Place
+from tests.spark.kafka_topic import KafkaTopic
 from tests.support.client_fixtures import until
 from tests.support.journal import Tail
 
@@ -24,7 +24,7 @@ class Job:
 
     def __init__(
         self,
-        place: Place,
+        orders: KafkaTopic,
         folder: Path,
         name: str,
         *,
@@ -35,7 +35,7 @@ class Job:
         self.path = folder / f"{name}.jsonl"
         self._tail, self.lines = Tail(self.path), list[dict[str, Any]]()
         given = {
-            "options": {**place.options, **(options or {})},
+            "options": {**orders.options, **(options or {})},
             "checkpoint": str(folder / checkpoint),
             "journal": str(self.path),
             **settings,

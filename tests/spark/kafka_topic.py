@@ -1,9 +1,9 @@
-"""A topic on the real broker for one test: hands to write it, a connection of its own coordination topic."""
+"""A topic on the real broker for one test, with a group and a coordination topic of its own."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from confluent_kafka import Producer
@@ -19,8 +19,11 @@ from tests.support.kafka import Cluster, TopicFactory
 INTERVAL_S = 1.0  # the shortest that is allowed: every take-over waits two of them
 
 
-class Place:
-    """One data topic, one group, one coordination topic, all with fresh names."""
+class KafkaTopic:
+    """One data topic, one group, one coordination topic, all with fresh names.
+
+    `written`: (partition, offset) of every message that was produced and not aborted.
+    """
 
     def __init__(self, cluster: Cluster, topic: TopicFactory, partitions: int) -> None:
         self.bootstrap = cluster.bootstrap
@@ -39,7 +42,7 @@ class Place:
         headers: Sequence[tuple[str, bytes | None]] = (),
         transaction: str = "",
     ) -> None:
-        """`count` messages into each partition; in a transaction that is then committed or aborted, if named."""
+        """Produces `count` messages into each partition. `transaction`: "commit" or "abort" for one that ends so."""
         extra = {"transactional.id": f"{self.topic}-{uuid.uuid4().hex[:6]}"} if transaction else {}
         producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 20, **extra})
         if transaction:
@@ -68,7 +71,7 @@ class Place:
 
     @property
     def options(self) -> dict[str, str]:
-        """Of the streaming source."""
+        """Options of the streaming source for this topic and group."""
         return {
             "group": self.group,
             "topics": self.topic,
@@ -83,14 +86,14 @@ class Place:
         return Observer(KafkaTransport(self.bootstrap, 30.0), self.log)
 
     def positions(self) -> dict[int, int]:
-        """By partition, as the log has them."""
+        """The group's position by partition, from the coordination log."""
         with self.observe() as observer:
             observer.fold(self.group)
             (group,) = [found for _, found in observer.groups() if found.name == self.group]
             return {tp.partition: part.position for tp, part in sorted(group.partitions.items())}
 
     def accepted(self, kind: type[Any]) -> list[Any]:
-        """Accepted records of one kind, in the order of the log."""
+        """Accepted records of this type, in the order of the log."""
         with self.observe() as observer:
             return [
                 judged.verdict.record
@@ -107,3 +110,6 @@ class Place:
         return marshal.consumer(
             self.group, [self.topic], **{"heartbeat_interval_s": INTERVAL_S, "start": "earliest", **options}
         )
+
+
+MakeTopic = Callable[[int], KafkaTopic]  # the fixture `make_topic`: partitions to topic

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -17,16 +16,15 @@ from marshal_py.errors import InvalidOption, PositionOutOfRange, TopicMissing
 from marshal_py.spark.backfills import BackfillOptions
 from marshal_py.spark.messages import arrow_schema
 from pyspark_marshal import DefaultSource
-from tests.spark.kafka_topic import Place
+from tests.spark.kafka_topic import KafkaTopic, MakeTopic
 
-MakePlace = Callable[[int], Place]
 DAY_MS = 86_400_000
 BASIS = {"bootstrap.servers": "127.0.0.1:1", "topics": "orders"}
 
 
-def read(place: Place, **options: str) -> list[tuple[int, int]]:
+def read(orders: KafkaTopic, **options: str) -> list[tuple[int, int]]:
     """As Spark reads: the source in the driver, its reader and its partitions in executors."""
-    given = {"bootstrap.servers": place.bootstrap, "topics": place.topic, "min_partitions": "3", **options}
+    given = {"bootstrap.servers": orders.bootstrap, "topics": orders.topic, "min_partitions": "3", **options}
     source = DefaultSource(given)
     columns = BackfillOptions.of(given).columns
     reader = source.reader(from_arrow_schema(arrow_schema(columns)))
@@ -36,75 +34,75 @@ def read(place: Place, **options: str) -> list[tuple[int, int]]:
     return sorted(zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True))
 
 
-def test_a_batch_read_needs_no_group_and_reads_what_is_there(place: MakePlace) -> None:
-    here = place(2)
-    here.fill(20)
-    assert read(here) == [(partition, offset) for partition in range(2) for offset in range(20)]
+def test_a_batch_read_needs_no_group_and_reads_what_is_there(make_topic: MakeTopic) -> None:
+    orders = make_topic(2)
+    orders.fill(20)
+    assert read(orders) == [(partition, offset) for partition in range(2) for offset in range(20)]
 
 
-def test_a_batch_read_is_bounded_by_offsets(place: MakePlace) -> None:
+def test_a_batch_read_is_bounded_by_offsets(make_topic: MakeTopic) -> None:
     """Partitions that are not named are not read; Spark's names say the same."""
-    here = place(3)
-    here.fill(20)
-    start, until = json.dumps({here.topic: {"0": 3, "2": -2}}), json.dumps({here.topic: {"0": 7, "2": 2}})
+    orders = make_topic(3)
+    orders.fill(20)
+    start, until = json.dumps({orders.topic: {"0": 3, "2": -2}}), json.dumps({orders.topic: {"0": 7, "2": 2}})
     wanted = [(0, 3), (0, 4), (0, 5), (0, 6), (2, 0), (2, 1)]
-    assert read(here, start=start, until=until) == wanted
-    assert read(here, startingOffsets=start, endingOffsets=until, failOnDataLoss="true") == wanted
-    assert read(here, start="latest") == []
+    assert read(orders, start=start, until=until) == wanted
+    assert read(orders, startingOffsets=start, endingOffsets=until, failOnDataLoss="true") == wanted
+    assert read(orders, start="latest") == []
 
 
-def test_a_batch_read_is_bounded_by_time(place: MakePlace) -> None:
+def test_a_batch_read_is_bounded_by_time(make_topic: MakeTopic) -> None:
     """From the first message that is not older, up to the first that is not older than the end."""
-    here = place(1)
-    producer = Producer({"bootstrap.servers": here.bootstrap})
+    orders = make_topic(1)
+    producer = Producer({"bootstrap.servers": orders.bootstrap})
     for day in range(10):
-        producer.produce(here.topic, str(day), partition=0, timestamp=day * DAY_MS + 1_600_000_000_000)
+        producer.produce(orders.topic, str(day), partition=0, timestamp=day * DAY_MS + 1_600_000_000_000)
     assert producer.flush(30) == 0
     third, sixth = (1_600_000_000_000 + day * DAY_MS for day in (3, 6))
     wanted = [(0, 3), (0, 4), (0, 5)]
     iso = datetime.fromtimestamp(third / 1000, UTC).isoformat()
-    assert read(here, start=iso, until=str(sixth)) == wanted
-    assert read(here, startingTimestamp=str(third), endingTimestamp=str(sixth)) == wanted
-    assert read(here, until="2030-01-01") == [(0, day) for day in range(10)]
+    assert read(orders, start=iso, until=str(sixth)) == wanted
+    assert read(orders, startingTimestamp=str(third), endingTimestamp=str(sixth)) == wanted
+    assert read(orders, until="2030-01-01") == [(0, day) for day in range(10)]
 
 
-def test_an_end_before_the_start_is_refused(place: MakePlace) -> None:
+def test_an_end_before_the_start_is_refused(make_topic: MakeTopic) -> None:
     """It would be a day without a row, and look like success."""
-    here = place(1)
-    here.fill(9)
+    orders = make_topic(1)
+    orders.fill(9)
     turned = (
-        {"start": json.dumps({here.topic: {"0": 5}}), "until": json.dumps({here.topic: {"0": 3}})},
+        {"start": json.dumps({orders.topic: {"0": 5}}), "until": json.dumps({orders.topic: {"0": 3}})},
         {"start": "latest", "until": "2001-01-01"},
     )
     for options in turned:
         with pytest.raises(InvalidOption, match=r"until=.* it lies before start="):
-            read(here, **options)
-    assert read(here, startingOffsets="LATEST", endingOffsets="Latest") == []
+            read(orders, **options)
+    assert read(orders, startingOffsets="LATEST", endingOffsets="Latest") == []
 
 
-def test_a_batch_read_ends_before_an_open_transaction(place: MakePlace) -> None:
-    here = place(1)
-    here.fill(4)
-    producer = Producer({"bootstrap.servers": here.bootstrap, "transactional.id": here.topic})
+def test_a_batch_read_ends_before_an_open_transaction(make_topic: MakeTopic) -> None:
+    orders = make_topic(1)
+    orders.fill(4)
+    producer = Producer({"bootstrap.servers": orders.bootstrap, "transactional.id": orders.topic})
     producer.init_transactions(30)
     producer.begin_transaction()
-    producer.produce(here.topic, "open", partition=0)
+    producer.produce(orders.topic, "open", partition=0)
     assert producer.flush(30) == 0
-    assert read(here) == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert read(orders) == [(0, 0), (0, 1), (0, 2), (0, 3)]
     producer.abort_transaction(30)
 
 
-def test_what_a_partition_does_not_hold_is_refused(place: MakePlace) -> None:
-    here = place(1)
-    here.fill(9)
-    here.truncate(0, 5)
+def test_what_a_partition_does_not_hold_is_refused(make_topic: MakeTopic) -> None:
+    orders = make_topic(1)
+    orders.fill(9)
+    orders.truncate(0, 5)
     for option, offset in (("start", 2), ("until", 10)):
         with pytest.raises(PositionOutOfRange, match=f"no position {offset}: valid are 5 to 9"):
-            read(here, **{option: json.dumps({here.topic: {"0": offset}})})
-    with pytest.raises(InvalidOption, match=f"{here.topic}:1 is no partition"):
-        read(here, start=json.dumps({here.topic: {"1": 0}}))
+            read(orders, **{option: json.dumps({orders.topic: {"0": offset}})})
+    with pytest.raises(InvalidOption, match=f"{orders.topic}:1 is no partition"):
+        read(orders, start=json.dumps({orders.topic: {"1": 0}}))
     with pytest.raises(TopicMissing):
-        read(here, topics="nobodys-topic")
+        read(orders, topics="nobodys-topic")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +13,10 @@ from marshal_py.errors import BatchNotCommitted, ClaimLost, InvalidOption, Posit
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.spark import claimed_batches
 from marshal_py.transport.memory import MemoryBroker
-from tests.spark.kafka_topic import Place
+from tests.spark.kafka_topic import MakeTopic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-MakePlace = Callable[[int], Place]
 
 
 def places(df: DataFrame) -> list[tuple[int, int]]:
@@ -27,14 +24,14 @@ def places(df: DataFrame) -> list[tuple[int, int]]:
 
 
 def test_a_job_writes_everything_once_and_a_second_one_goes_on(
-    spark: SparkSession, place: MakePlace, tmp_path: Path
+    spark: SparkSession, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
-    here, out = place(3), str(tmp_path / "out")
-    here.fill(400)
+    orders, out = make_topic(3), str(tmp_path / "out")
+    orders.fill(400)
     tokens = set()
-    with here.connect() as marshal:
+    with orders.connect() as marshal:
         for _ in range(2):
-            with here.consumer(marshal) as consumer:
+            with orders.consumer(marshal) as consumer:
                 with claimed_batches(spark, consumer, max_rows=500, wait_s=0) as batches:
                     for batch in batches:
                         assert sum(r.to - r.start for r in batch.ranges) <= 500
@@ -44,15 +41,15 @@ def test_a_job_writes_everything_once_and_a_second_one_goes_on(
                         tokens.add(str(batch.token))
                 assert {info.position for info in consumer.claims().values()} == {400}
     written = spark.read.parquet(out)
-    assert places(written) == sorted(here.written)
+    assert places(written) == sorted(orders.written)
     assert {row.token for row in written.select("token").distinct().collect()} >= tokens
     assert written.where("value IS NULL OR timestamp IS NULL OR topic IS NULL").count() == 0
 
 
-def test_a_batch_that_is_not_committed_comes_again(spark: SparkSession, place: MakePlace) -> None:
-    here = place(1)
-    here.fill(10)
-    with here.connect() as marshal, here.consumer(marshal) as consumer:
+def test_a_batch_that_is_not_committed_comes_again(spark: SparkSession, make_topic: MakeTopic) -> None:
+    orders = make_topic(1)
+    orders.fill(10)
+    with orders.connect() as marshal, orders.consumer(marshal) as consumer:
         with claimed_batches(spark, consumer, wait_s=0) as batches:
             for _ in batches:
                 break
@@ -65,11 +62,11 @@ def test_a_batch_that_is_not_committed_comes_again(spark: SparkSession, place: M
             assert list(batches) == []
 
 
-def test_at_most_once_a_batch_is_never_read_again(spark: SparkSession, place: MakePlace) -> None:
+def test_at_most_once_a_batch_is_never_read_again(spark: SparkSession, make_topic: MakeTopic) -> None:
     """What was granted and not done is lost, and no later batch has it."""
-    here = place(1)
-    here.fill(20)
-    with here.connect() as marshal, here.consumer(marshal, delivery="at_most_once") as consumer:
+    orders = make_topic(1)
+    orders.fill(20)
+    with orders.connect() as marshal, orders.consumer(marshal, delivery="at_most_once") as consumer:
         with claimed_batches(spark, consumer, max_rows=5, wait_s=0, columns=("offset", "partition")) as batches:
             assert places(next(iter(batches)).df) == [(0, offset) for offset in range(5)]
         seen = []
@@ -80,33 +77,33 @@ def test_at_most_once_a_batch_is_never_read_again(spark: SparkSession, place: Ma
     assert seen == [(0, offset) for offset in range(5, 20)]
 
 
-def test_a_rewind_loses_the_batch_and_plans_it_anew(spark: SparkSession, place: MakePlace) -> None:
-    here = place(1)
-    here.fill(12)
+def test_a_rewind_loses_the_batch_and_plans_it_anew(spark: SparkSession, make_topic: MakeTopic) -> None:
+    orders = make_topic(1)
+    orders.fill(12)
     with (
-        here.connect() as marshal,
-        here.consumer(marshal) as consumer,
+        orders.connect() as marshal,
+        orders.consumer(marshal) as consumer,
         claimed_batches(spark, consumer, max_rows=6) as batches,
     ):
         turns = iter(batches)
         next(turns).commit()
         held = next(turns)
         assert places(held.df)[0] == (0, 6)
-        marshal_py.group(marshal, here.group).set_position(here.topic, "earliest")
-        with pytest.raises(ClaimLost, match=f"{here.topic}:0"):
+        marshal_py.group(marshal, orders.group).set_position(orders.topic, "earliest")
+        with pytest.raises(ClaimLost, match=f"{orders.topic}:0"):
             held.commit()
         again = next(turns)
         assert places(again.df) == [(0, offset) for offset in range(6)]
-        assert again.tokens[TopicPartition(here.topic, 0)] > held.token
+        assert again.tokens[TopicPartition(orders.topic, 0)] > held.token
         again.commit()
 
 
-def test_batches_end_where_they_are_told(spark: SparkSession, place: MakePlace) -> None:
+def test_batches_end_where_they_are_told(spark: SparkSession, make_topic: MakeTopic) -> None:
     """Also where the group is beyond already; what comes after the end stays the group's."""
-    here = place(2)
-    here.fill(10)
-    until = json.dumps({here.topic: {"0": 4, "1": -1}})
-    with here.connect() as marshal, here.consumer(marshal) as consumer:
+    orders = make_topic(2)
+    orders.fill(10)
+    until = json.dumps({orders.topic: {"0": 4, "1": -1}})
+    with orders.connect() as marshal, orders.consumer(marshal) as consumer:
         seen = []
         with claimed_batches(spark, consumer, max_rows=5, until=until) as batches:
             for batch in batches:
@@ -116,7 +113,7 @@ def test_batches_end_where_they_are_told(spark: SparkSession, place: MakePlace) 
         assert {tp.partition: info.position for tp, info in consumer.claims().items()} == {0: 4, 1: 10}
         assert list(claimed_batches(spark, consumer, until=until)) == []
         with pytest.raises(PositionOutOfRange, match="no position 11"):
-            claimed_batches(spark, consumer, until=json.dumps({here.topic: {"0": 11, "1": -1}}))
+            claimed_batches(spark, consumer, until=json.dumps({orders.topic: {"0": 11, "1": -1}}))
 
 
 def test_spark_cannot_read_a_log_in_memory(spark: SparkSession) -> None:
@@ -143,11 +140,11 @@ def test_spark_cannot_read_a_log_in_memory(spark: SparkSession) -> None:
         {"jvm_options": {}},
     ],
 )
-def test_a_bad_argument_is_named(spark: SparkSession, place: MakePlace, options: dict[str, Any]) -> None:
-    here = place(1)
+def test_a_bad_argument_is_named(spark: SparkSession, make_topic: MakeTopic, options: dict[str, Any]) -> None:
+    orders = make_topic(1)
     with (
-        here.connect() as marshal,
-        here.consumer(marshal) as consumer,
+        orders.connect() as marshal,
+        orders.consumer(marshal) as consumer,
         pytest.raises(InvalidOption, match=next(iter(options))),
     ):
         claimed_batches(spark, consumer, **options)

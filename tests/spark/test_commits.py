@@ -6,7 +6,6 @@ import json
 import stat
 import tempfile
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +13,9 @@ from typing import Any
 import pytest
 
 from marshal_py.spark import QueryListener, commits
-from tests.spark.kafka_topic import Place
+from tests.spark.kafka_topic import MakeTopic
 from tests.spark.test_stream_source import Query
 from tests.support.client_fixtures import until
-
-MakePlace = Callable[[int], Place]
 
 
 def progress(query: Query, end: dict[str, Any]) -> Any:
@@ -38,57 +35,57 @@ def address(query: Query) -> str:
     return str(report["commits"])
 
 
-def test_a_commit_is_acked_when_a_listener_tells_it(place: MakePlace) -> None:
-    here = place(2)
-    here.fill(10)
-    query = Query(here)
+def test_a_commit_is_acked_when_a_listener_tells_it(make_topic: MakeTopic) -> None:
+    orders = make_topic(2)
+    orders.fill(10)
+    query = Query(orders)
     query.turn()
-    assert here.positions() == {0: 0, 1: 0}
+    assert orders.positions() == {0: 0, 1: 0}
     QueryListener().onQueryProgress(progress(query, query.offset(0)))
-    until(lambda: here.positions() == {0: 10, 1: 10}, "the batch is acked, and no trigger came")
-    here.fill(5)
+    until(lambda: orders.positions() == {0: 10, 1: 10}, "the batch is acked, and no trigger came")
+    orders.fill(5)
     query.turn()
     QueryListener().onQueryProgress(progress(query, query.offset(1)))
-    until(lambda: here.positions() == {0: 15, 1: 15}, "the next one too")
+    until(lambda: orders.positions() == {0: 15, 1: 15}, "the next one too")
     query.until_idle()
-    assert sorted(query.out) == sorted(here.written)
+    assert sorted(query.out) == sorted(orders.written)
     query.reader.stop()
 
 
-def test_only_the_batch_that_is_with_the_query_counts(place: MakePlace) -> None:
+def test_only_the_batch_that_is_with_the_query_counts(make_topic: MakeTopic) -> None:
     """An idle trigger's progress ends at the last commit; others say what was never planned, or nothing readable."""
-    here = place(1)
-    here.fill(10)
-    query = Query(here, max_rows_per_batch=5)
+    orders = make_topic(1)
+    orders.fill(10)
+    query = Query(orders, max_rows_per_batch=5)
     query.turn()
     assert query.write_ahead()
     query.read()  # its tasks run; Spark has not committed it
-    other = {**query.offset(1), "r": {f"{here.topic}:0": [1, 0, 0, 10]}}
+    other = {**query.offset(1), "r": {f"{orders.topic}:0": [1, 0, 0, 10]}}
     for end in (query.offset(-1), query.offset(0), query.offset(0), other):
-        assert commits.tell(address(query), json.dumps(end))
-    assert not commits.tell(address(query), "no JSON")
-    assert commits.tell(address(query), "null")
-    life = query.reader._life
-    assert life is not None
-    life.consumer.flush()
-    assert here.positions() == {0: 5}
-    assert life.batches.handed_over(query.offset(1)), "it is still with the query"
-    commits.tell(address(query), json.dumps(query.offset(1)))
-    until(lambda: here.positions() == {0: 10}, "told when it was done")
+        assert commits.report(address(query), json.dumps(end))
+    assert not commits.report(address(query), "no JSON")
+    assert commits.report(address(query), "null")
+    member = query.reader._member
+    assert member is not None
+    member.consumer.flush()
+    assert orders.positions() == {0: 5}
+    assert member.batches.handed_over(query.offset(1)), "it is still with the query"
+    commits.report(address(query), json.dumps(query.offset(1)))
+    until(lambda: orders.positions() == {0: 10}, "told when it was done")
     query.reader.stop()
 
 
-def test_news_comes_while_the_query_plans_and_reads(place: MakePlace) -> None:
+def test_news_comes_while_the_query_plans_and_reads(make_topic: MakeTopic) -> None:
     """Early, late, doubled, of all batches at any time: every message comes once."""
-    here = place(3)
-    here.fill(60)
-    query = Query(here, max_rows_per_batch=6)
+    orders = make_topic(3)
+    orders.fill(60)
+    query = Query(orders, max_rows_per_batch=6)
     ended = threading.Event()
 
     def news() -> None:
         while not ended.is_set():
             for end in query.offsets[: query.commits]:
-                commits.tell(address(query), end)
+                commits.report(address(query), end)
 
     teller = threading.Thread(target=news)
     query.turn()
@@ -98,37 +95,37 @@ def test_news_comes_while_the_query_plans_and_reads(place: MakePlace) -> None:
     finally:
         ended.set()
         teller.join()
-    assert sorted(query.out) == sorted(here.written)
+    assert sorted(query.out) == sorted(orders.written)
     assert query.commits >= 30
-    until(lambda: here.positions() == {0: 60, 1: 60, 2: 60}, "all of it is acked")
+    until(lambda: orders.positions() == {0: 60, 1: 60, 2: 60}, "all of it is acked")
     query.reader.stop()
 
 
-def test_the_socket_is_this_users_alone_and_goes_with_the_process(place: MakePlace) -> None:
-    here = place(1)
-    here.fill(1)
-    query = Query(here)
+def test_the_socket_is_this_users_alone_and_goes_with_the_process(make_topic: MakeTopic) -> None:
+    orders = make_topic(1)
+    orders.fill(1)
+    query = Query(orders)
     query.turn()
     where = Path(address(query))
     assert stat.S_IMODE(where.parent.stat().st_mode) == 0o700
     query.reader.stop()
     assert not where.parent.exists()
-    assert not commits.tell(str(where), "{}"), "whoever is told too late is told in vain"
+    assert not commits.report(str(where), "{}"), "whoever is told too late is told in vain"
 
 
 def test_without_a_socket_commits_are_told_by_the_next_trigger(
-    place: MakePlace, monkeypatch: pytest.MonkeyPatch
+    make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(**_: Any) -> str:
         raise OSError("no space left")
 
-    here = place(1)
-    here.fill(5)
+    orders = make_topic(1)
+    orders.fill(5)
     monkeypatch.setattr(tempfile, "mkdtemp", full)
-    query = Query(here)
+    query = Query(orders)
     query.turn()
     QueryListener().onQueryProgress(progress(query, query.offset(0)))
-    assert here.positions() == {0: 0}
+    assert orders.positions() == {0: 0}
     query.until_idle()
-    assert here.positions() == {0: 5}
+    assert orders.positions() == {0: 5}
     query.reader.stop()

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ import pytest
 import marshal_py.spark
 from marshal_py.errors import MissingSpark
 from marshal_py.simulator.run import simulate
-from tests.spark.kafka_topic import Place
+from tests.spark.kafka_topic import MakeTopic
 from tests.support.connect_job import SMALL
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ def server(spark: SparkSession) -> Iterator[str]:
 
 
 @pytest.mark.timeout(300)
-def test_a_client_of_spark_connect_does_all_of_it(server: str, place: Callable[[int], Place], tmp_path: Path) -> None:
+def test_a_client_of_spark_connect_does_all_of_it(server: str, make_topic: MakeTopic, tmp_path: Path) -> None:
     """Claimed batches, a stream with a sink in Python, an archive, its replay in SQL, a sweep."""
-    here = place(3)
-    here.fill(30)
-    given = {"url": server, "options": here.options, "folder": str(tmp_path)}
+    orders = make_topic(3)
+    orders.fill(30)
+    given = {"url": server, "options": orders.options, "folder": str(tmp_path)}
     # Of Spark's own variables, which name the JVM of this process, the client sees none.
     environ = {
         name: value
@@ -55,9 +55,9 @@ def test_a_client_of_spark_connect_does_all_of_it(server: str, place: Callable[[
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["batches"] == sorted(map(list, here.written))
+    assert found["batches"] == sorted(map(list, orders.written))
     assert found["stream"] == found["batches"]
-    assert found["intervals"] == [[here.topic, partition, 2] for partition in range(3)]
+    assert found["intervals"] == [[orders.topic, partition, 2] for partition in range(3)]
     assert found["sweep"] == [simulate(seed, SMALL).trace_hash for seed in range(4)]
 
 

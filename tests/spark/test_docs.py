@@ -17,7 +17,7 @@ from marshal_py.spark.log_tables import STATE_TABLES
 from marshal_py.spark.options import OPTIONS
 from marshal_py.spark.replay_streams import PROVIDER
 from marshal_py.spark.reports import QUESTIONS
-from tests.spark.kafka_topic import Place
+from tests.spark.kafka_topic import KafkaTopic
 from tests.support.kafka import Cluster, TopicFactory
 
 if TYPE_CHECKING:
@@ -28,20 +28,20 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 MESSAGES = 10  # per partition and time
 
 
-def here_and_now(program: str, here: Place, folder: Path) -> str:
+def adapted(program: str, orders: KafkaTopic, folder: Path) -> str:
     """The program against this broker and folder, with a coordination topic of its own: the broker is shared."""
-    own = f'coordination_topic="{here.log}"'
+    own = f'coordination_topic="{orders.log}"'
     for shown, meant in (
         ('connect("localhost:9092"', f'connect("localhost:9092", {own}'),
         ('"/data/archive")\nfolded', f'"/data/archive", {own})\nfolded'),
         (
             '{"bootstrap.servers": "localhost:9092"}',
-            f'{{"bootstrap.servers": "localhost:9092", "coordination_topic": "{here.log}"}}',
+            f'{{"bootstrap.servers": "localhost:9092", "coordination_topic": "{orders.log}"}}',
         ),
-        ('.option("group"', f'.option("coordination_topic", "{here.log}").option("group"'),
-        ('"topics", "orders"', f'"topics", "{here.topic}"'),
-        ('["orders"]', f'["{here.topic}"]'),
-        ("localhost:9092", here.bootstrap),
+        ('.option("group"', f'.option("coordination_topic", "{orders.log}").option("group"'),
+        ('"topics", "orders"', f'"topics", "{orders.topic}"'),
+        ('["orders"]', f'["{orders.topic}"]'),
+        ("localhost:9092", orders.bootstrap),
         ("/data/", f"{folder}/"),
     ):
         program = program.replace(shown, meant)
@@ -55,13 +55,13 @@ def test_the_programs_run_twice(spark: SparkSession, kafka: Cluster, topic: Topi
     The second time over more messages and without the checkpoint folders; the tables stay. Whoever adds a program says
     below what it leaves.
     """
-    here = Place(kafka, topic, partitions=2)
+    orders = KafkaTopic(kafka, topic, partitions=2)
     assert len(PROGRAMS) == TEXT.count("```python") == 9
     gaps: list[set[tuple[Any, ...]]] = []
     for _ in range(2):
-        here.fill(MESSAGES)
-        run(spark, here, tmp_path)
-        once = Counter(here.written)
+        orders.fill(MESSAGES)
+        run(spark, orders, tmp_path)
+        once = Counter(orders.written)
         # The first job and "Writing once": every message once, although the checkpoint was deleted.
         assert counted(Ledger(tmp_path / "orders").read(spark, "orders")) == once
         assert counted(Ledger(tmp_path / "ledger").read(spark, "orders")) == once
@@ -84,13 +84,13 @@ def test_the_programs_run_twice(spark: SparkSession, kafka: Cluster, topic: Topi
     assert gaps[0] < gaps[1]
 
 
-def run(spark: SparkSession, here: Place, folder: Path) -> None:
+def run(spark: SparkSession, orders: KafkaTopic, folder: Path) -> None:
     """All programs, as one program that begins now. What they leave in the session is taken out of it."""
     names: dict[str, Any] = {}
     before = spark.conf.get(PROVIDER)
     try:
         for number, program in enumerate(PROGRAMS):
-            code = here_and_now(program, here, folder)
+            code = adapted(program, orders, folder)
             exec(compile(code, f"docs/spark.md, program {number + 1}", "exec"), names)
     finally:
         spark.conf.set(PROVIDER, before)

@@ -13,8 +13,8 @@ from confluent_kafka import Producer
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
 from marshal_py.spark import Ledger
-from tests.spark.kafka_topic import Place
-from tests.spark.test_docs import here_and_now
+from tests.spark.kafka_topic import KafkaTopic
+from tests.spark.test_docs import adapted
 from tests.support.kafka import Cluster, TopicFactory
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ def test_what_cannot_be_decoded_is_a_row_and_no_error(
     spark: SparkSession, kafka: Cluster, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every message is in the tables once, after a second run without checkpoints too."""
-    here = Place(kafka, topic, partitions=1)
+    orders = KafkaTopic(kafka, topic, partitions=1)
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     for value in VALUES:
-        producer.produce(here.topic, value, partition=0)
+        producer.produce(orders.topic, value, partition=0)
     assert producer.flush(30) == 0
     monkeypatch.syspath_prepend(tmp_path)
     for name, text in {**MODULES, "orders_pb2.py": orders_pb2()}.items():
@@ -70,7 +70,7 @@ def test_what_cannot_be_decoded_is_a_row_and_no_error(
         for _ in range(2):
             names: dict[str, Any] = {}
             for number, program in enumerate(PROGRAMS):
-                code = here_and_now(program, here, tmp_path)
+                code = adapted(program, orders, tmp_path)
                 exec(compile(code, f"docs/spark-formats.md, program {number + 1}", "exec"), names)
             for checkpoint in tmp_path.glob("*-checkpoint"):
                 shutil.rmtree(checkpoint)

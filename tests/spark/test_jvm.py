@@ -15,11 +15,9 @@ from marshal_py.spark import claimed_batches
 from marshal_py.spark.jvm import options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import SparkSession
 
-    from tests.spark.kafka_topic import Place
+    from tests.spark.kafka_topic import MakeTopic
 
 PLAIN = {"bootstrap.servers": "a:1", "client.id": "x", "fetch.wait.max.ms": 5}
 
@@ -52,9 +50,9 @@ def test_ranges_are_not_the_callers_to_choose(name: str) -> None:
         options_of(PLAIN, {name: "x"})
 
 
-def test_without_the_package_its_coordinates_are_named(spark: SparkSession, place: Callable[[int], Place]) -> None:
-    here = place(1)
-    with here.connect() as marshal, here.consumer(marshal) as consumer:
+def test_without_the_package_its_coordinates_are_named(spark: SparkSession, make_topic: MakeTopic) -> None:
+    orders = make_topic(1)
+    with orders.connect() as marshal, orders.consumer(marshal) as consumer:
         with pytest.raises(MissingSpark, match=rf"spark-sql-kafka-0-10_2\.13:{spark.version}"):
             claimed_batches(spark, consumer, reader="jvm")
         assert not list(claimed_batches(spark, consumer, wait_s=0)), "the consumer is as it was"

@@ -18,10 +18,9 @@ import pytest
 from marshal_py.protocol.advisory import UNCOMMITTED
 from marshal_py.protocol.records import Note
 from tests.spark.job import DEADLINE_S, ROOT, Job, Rows
-from tests.spark.kafka_topic import INTERVAL_S, Place
+from tests.spark.kafka_topic import INTERVAL_S, KafkaTopic, MakeTopic
 from tests.support.client_fixtures import until
 
-MakePlace = Callable[[int], Place]
 BATCH = 120  # rows
 
 
@@ -30,47 +29,47 @@ def doubled(rows: Rows) -> Rows:
 
 
 @pytest.mark.timeout(400)
-def test_at_least_once_killed_twice_once_without_its_checkpoint(place: MakePlace, tmp_path: Path) -> None:
+def test_at_least_once_killed_twice_once_without_its_checkpoint(make_topic: MakeTopic, tmp_path: Path) -> None:
     """Nothing is missing; twice comes at most the batch that was in the sink, also when the checkpoint is gone."""
-    here = place(4)
-    here.fill(100)
+    orders = make_topic(4)
+    orders.fill(100)
     options = {"max_rows_per_batch": str(BATCH)}
-    with Job(here, tmp_path, "one", options=options, hold_at=2) as one:
+    with Job(orders, tmp_path, "one", options=options, hold_at=2) as one:
         held = one.await_line("held")["rows"]
         one.kill()
-    with Job(here, tmp_path, "two", options=options, hold_at=2, hold_before=True) as two:
+    with Job(orders, tmp_path, "two", options=options, hold_at=2, hold_before=True) as two:
         held_again = two.await_line("held")["rows"]
         two.kill()
     rows = [*one.rows, *two.rows]
     assert sorted(two.rows) == sorted(map(tuple, held)), "the batch in the sink is replayed, range for range"
-    with Job(here, tmp_path, "three", options=options, checkpoint="another", available_now=True) as three:
+    with Job(orders, tmp_path, "three", options=options, checkpoint="another", available_now=True) as three:
         three.finish()
     assert set(map(tuple, held_again)) <= set(three.rows), "without its checkpoint the log knows what was not done"
     rows += three.rows
-    assert set(rows) == here.written, "missing 0"
+    assert set(rows) == orders.written, "missing 0"
     assert sorted(doubled(rows)) == sorted(map(tuple, held)), "twice: exactly the batch that was in the sink"
     assert len(held) == BATCH
-    assert set(here.positions().values()) == {100}
+    assert set(orders.positions().values()) == {100}
 
 
 @pytest.mark.timeout(400)
-def test_at_most_once_killed_while_the_sink_reads(place: MakePlace, tmp_path: Path) -> None:
+def test_at_most_once_killed_while_the_sink_reads(make_topic: MakeTopic, tmp_path: Path) -> None:
     """Twice 0; missing are at most the ranges that were claimed for the batch, and the log tells them."""
-    here = place(4)
-    here.fill(100)
+    orders = make_topic(4)
+    orders.fill(100)
     options = {"max_rows_per_batch": str(BATCH), "delivery": "at_most_once"}
-    with Job(here, tmp_path, "one", options=options, hold_at=2, hold_before=True) as one:
+    with Job(orders, tmp_path, "one", options=options, hold_at=2, hold_before=True) as one:
         held = one.await_line("held")["rows"]
         one.kill()
-    with Job(here, tmp_path, "two", options=options, available_now=True) as two:
+    with Job(orders, tmp_path, "two", options=options, available_now=True) as two:
         two.finish()
     rows = [*one.rows, *two.rows]
     assert doubled(rows) == []
-    assert here.written - set(rows) == set(map(tuple, held))
+    assert orders.written - set(rows) == set(map(tuple, held))
     assert len(held) == BATCH
     told = [
         (note.partition, offset)
-        for note in here.accepted(Note)
+        for note in orders.accepted(Note)
         if note.kind == UNCOMMITTED
         for offset in range(note.from_, note.to)
     ]
@@ -80,16 +79,16 @@ def test_at_most_once_killed_while_the_sink_reads(place: MakePlace, tmp_path: Pa
 class Service:
     """`marshal consume`: a member of the same group that knows nothing of Spark."""
 
-    def __init__(self, place: Place, name: str) -> None:
+    def __init__(self, orders: KafkaTopic, name: str) -> None:
         command = [
             sys.executable,
             "-B",
             "-m",
             "marshal_py.cli",
             "consume",
-            place.topic,
+            orders.topic,
             "--group",
-            place.group,
+            orders.group,
             "--json",
             "--client-id",
             name,
@@ -98,9 +97,9 @@ class Service:
             "--start",
             "earliest",
             "--coordination-topic",
-            place.log,
+            orders.log,
             "--bootstrap-servers",
-            place.bootstrap,
+            orders.bootstrap,
         ]
         self.name, self.rows = name, Rows()
         self.process = subprocess.Popen(
@@ -135,10 +134,10 @@ class Service:
         self.process.stdout.close()
 
 
-def owners(place: Place) -> Counter[str]:
+def owners(orders: KafkaTopic) -> Counter[str]:
     """Partitions per live client, by the log."""
-    with place.observe() as observer:
-        observer.fold(place.group)
+    with orders.observe() as observer:
+        observer.fold(orders.group)
         for _, group in observer.groups():
             names = {session.id: session.join.client_id for session in group.sessions.values()}
             return Counter(names[part.owner] for part in group.partitions.values() if part.owner in names)
@@ -146,37 +145,37 @@ def owners(place: Place) -> Counter[str]:
 
 
 @pytest.mark.timeout(600)
-def test_a_query_and_two_services_share_a_topic_and_survive_each_other(place: MakePlace, tmp_path: Path) -> None:
+def test_a_query_and_two_services_share_a_topic_and_survive_each_other(make_topic: MakeTopic, tmp_path: Path) -> None:
     """Twelve partitions, three members; Spark is killed, then a service: nothing is missing, and what comes twice was
     in the hands of the one that died."""
-    here = place(12)
-    here.fill(30)
-    here.connect().close()  # makes the coordination topic
+    orders = make_topic(12)
+    orders.fill(30)
+    orders.connect().close()  # makes the coordination topic
     options = {"client_id": "spark", "max_rows_per_batch": str(BATCH)}
 
     def shared(*names: str) -> Callable[[], bool]:
-        return lambda: sorted(owners(here)) == sorted(names) and sum(owners(here).values()) == 12
+        return lambda: sorted(owners(orders)) == sorted(names) and sum(owners(orders).values()) == 12
 
-    with Service(here, "one") as one, Service(here, "two") as two:
-        with Job(here, tmp_path, "first", options=options) as first:
-            until(lambda: owners(here) == Counter({"one": 4, "two": 4, "spark": 4}), "a third for each", DEADLINE_S)
-            here.fill(30)
-            until(lambda: set(first.rows) | {*one.rows, *two.rows} >= here.written, "all of it is there", DEADLINE_S)
-            here.fill(20)
+    with Service(orders, "one") as one, Service(orders, "two") as two:
+        with Job(orders, tmp_path, "first", options=options) as first:
+            until(lambda: owners(orders) == Counter({"one": 4, "two": 4, "spark": 4}), "a third for each", DEADLINE_S)
+            orders.fill(30)
+            until(lambda: set(first.rows) | {*one.rows, *two.rows} >= orders.written, "all of it is there", DEADLINE_S)
+            orders.fill(20)
             first.kill()
         until(shared("one", "two"), "the services have taken over", DEADLINE_S)
-        with Job(here, tmp_path, "second", options=options) as second:
-            until(lambda: owners(here)["spark"] == 4, "the query has its third again", DEADLINE_S)
-            here.fill(20)
+        with Job(orders, tmp_path, "second", options=options) as second:
+            until(lambda: owners(orders)["spark"] == 4, "the query has its third again", DEADLINE_S)
+            orders.fill(20)
             one.end(signal.SIGKILL)
             until(shared("two", "spark"), "the dead service's partitions are taken over", DEADLINE_S)
-            here.fill(10)
+            orders.fill(10)
             read = lambda: [*first.rows, *second.rows, *one.rows, *two.rows]  # noqa: E731
-            until(lambda: set(read()) >= here.written, "all of it is there", DEADLINE_S)
-            until(lambda: set(here.positions().values()) == {110}, "all of it is done", DEADLINE_S)
+            until(lambda: set(read()) >= orders.written, "all of it is there", DEADLINE_S)
+            until(lambda: set(orders.positions().values()) == {110}, "all of it is done", DEADLINE_S)
             second.terminate()
     rows = [*first.rows, *second.rows, *one.rows, *two.rows]
-    assert set(rows) == here.written, "missing 0"
+    assert set(rows) == orders.written, "missing 0"
     last_batch = {(p, o) for p, o in first.said("batch")[-1]["rows"]}
     assert len(last_batch) <= BATCH
     assert set(doubled(rows)) <= last_batch | set(one.rows), "only what the dead had in their hands comes twice"

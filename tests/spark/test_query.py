@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,25 +15,24 @@ from prometheus_client import CollectorRegistry
 import marshal_py
 from marshal_py.spark import QueryListener, prometheus_gauges
 from marshal_py.spark.listener import Progress
-from tests.spark.kafka_topic import Place
+from tests.spark.kafka_topic import KafkaTopic, MakeTopic
 from tests.support.client_fixtures import until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-MakePlace = Callable[[int], Place]
 PATIENCE_S = 60
 
 
-def stream(spark: SparkSession, place: Place, **options: Any) -> DataFrame:
-    return spark.readStream.format("marshal").options(**{**place.options, **options}).load()
+def stream(spark: SparkSession, orders: KafkaTopic, **options: Any) -> DataFrame:
+    return spark.readStream.format("marshal").options(**{**orders.options, **options}).load()
 
 
-def moved(spark: SparkSession, place: Place, **options: Any) -> DataFrame:
+def moved(spark: SparkSession, orders: KafkaTopic, **options: Any) -> DataFrame:
     """As it was with `format("kafka")`, but for the group (and what belongs to tests)."""
     theirs = {"bootstrap.servers": "kafka.bootstrap.servers", "topics": "subscribe", "start": "startingOffsets"}
-    given = {theirs.get(name, name): value for name, value in place.options.items()}
+    given = {theirs.get(name, name): value for name, value in orders.options.items()}
     return spark.readStream.format("marshal").options(**{**given, **options}).load()
 
 
@@ -49,19 +48,19 @@ def places(df: DataFrame) -> list[tuple[int, int]]:
     return sorted((row.partition, row.offset) for row in df.select("partition", "offset").collect())
 
 
-def committed(place: Place) -> dict[int, int]:
+def committed(orders: KafkaTopic) -> dict[int, int]:
     """What Kafka's own tools see of the group."""
-    with contextlib.closing(KafkaConsumer({"bootstrap.servers": place.bootstrap, "group.id": place.group})) as asker:
-        tps = [KafkaPartition(place.topic, number) for number in range(place.partitions)]
+    with contextlib.closing(KafkaConsumer({"bootstrap.servers": orders.bootstrap, "group.id": orders.group})) as asker:
+        tps = [KafkaPartition(orders.topic, number) for number in range(orders.partitions)]
         return {tp.partition: tp.offset for tp in asker.committed(tps, timeout=30)}
 
 
-def test_available_now_into_parquet_and_again(spark: SparkSession, place: MakePlace, tmp_path: Path) -> None:
+def test_available_now_into_parquet_and_again(spark: SparkSession, make_topic: MakeTopic, tmp_path: Path) -> None:
     """Found without a register call, under the options of Spark's own Kafka source; a second run has what is new;
     progress, listener, Kafka and the log agree.
     """
-    here, out = place(3), str(tmp_path / "out")
-    here.fill(300)
+    orders, out = make_topic(3), str(tmp_path / "out")
+    orders.fill(300)
     seen: list[Progress] = []
     registry = CollectorRegistry()
     gauges = prometheus_gauges(registry)
@@ -74,7 +73,7 @@ def test_available_now_into_parquet_and_again(spark: SparkSession, place: MakePl
     spark.streams.addListener(listener)
     try:
         for _ in range(2):
-            df = moved(spark, here, maxOffsetsPerTrigger=400, includeHeaders=False)
+            df = moved(spark, orders, maxOffsetsPerTrigger=400, includeHeaders=False)
             query = (
                 df.writeStream.format("parquet")
                 .option("path", out)
@@ -84,55 +83,55 @@ def test_available_now_into_parquet_and_again(spark: SparkSession, place: MakePl
                 .start()
             )
             assert query.awaitTermination(PATIENCE_S)
-            assert places(spark.read.parquet(out)) == sorted(here.written)
+            assert places(spark.read.parquet(out)) == sorted(orders.written)
             assert "headers" not in spark.read.parquet(out).columns
-            assert here.positions() == {p: max(o for q, o in here.written if p == q) + 1 for p in range(3)}
-            here.fill(20, [1])
+            assert orders.positions() == {p: max(o for q, o in orders.written if p == q) + 1 for p in range(3)}
+            orders.fill(20, [1])
         until(lambda: sum(progress.rows for progress in seen) == 920, "the listener has heard of every row")
     finally:
         spark.streams.removeListener(listener)
-    assert {progress.group for progress in seen} == {here.group}
+    assert {progress.group for progress in seen} == {orders.group}
     assert seen[0].claims == 3
     assert seen[0].lag == 900
-    assert registry.get_sample_value("marshal_spark_claims", {"query": "copy", "group": here.group}) == 3
-    until(lambda: committed(here) == {0: 300, 1: 320, 2: 300}, "the usual lag tools see the group")
+    assert registry.get_sample_value("marshal_spark_claims", {"query": "copy", "group": orders.group}) == 3
+    until(lambda: committed(orders) == {0: 300, 1: 320, 2: 300}, "the usual lag tools see the group")
 
 
-def test_a_stopped_query_releases_at_once(spark: SparkSession, place: MakePlace, tmp_path: Path) -> None:
+def test_a_stopped_query_releases_at_once(spark: SparkSession, make_topic: MakeTopic, tmp_path: Path) -> None:
     """Spark kills the query's process with SIGTERM; the claims do not wait for an eviction."""
-    here = place(2)
-    here.fill(10)
+    orders = make_topic(2)
+    orders.fill(10)
     rows: list[tuple[int, int]] = []
     query = (
-        stream(spark, here)
+        stream(spark, orders)
         .writeStream.foreachBatch(lambda df, _: rows.extend(places(df)))
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .start()
     )
     with running(query):
         until(lambda: len(rows) == 20, "the first batch")
-        here.fill(5)
+        orders.fill(5)
         until(lambda: len(rows) == 30, "the second batch")
-        until(lambda: set(here.positions().values()) == {15}, "an idle trigger acks the last batch")
-    with here.connect() as marshal, here.consumer(marshal, heartbeat_interval_s=60.0) as successor:
+        until(lambda: set(orders.positions().values()) == {15}, "an idle trigger acks the last batch")
+    with orders.connect() as marshal, orders.consumer(marshal, heartbeat_interval_s=60.0) as successor:
         # An eviction would have to be waited for two minutes.
         until(lambda: len(successor.claims()) == 2, "the partitions are free")
 
 
-def test_a_batch_is_acked_when_spark_commits_it(spark: SparkSession, place: MakePlace, tmp_path: Path) -> None:
+def test_a_batch_is_acked_when_spark_commits_it(spark: SparkSession, make_topic: MakeTopic, tmp_path: Path) -> None:
     """Long before the second trigger: `local_session` has a listener."""
-    here = place(2)
-    here.fill(10)
-    writer = stream(spark, here).writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    orders = make_topic(2)
+    orders.fill(10)
+    writer = stream(spark, orders).writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
     with running(writer.trigger(processingTime="10 minutes").start()) as query:
         until(lambda: query.recentProgress, "batch 0 is done", 2 * PATIENCE_S)
-        until(lambda: here.positions() == {0: 10, 1: 10}, "the group stands behind it")
+        until(lambda: orders.positions() == {0: 10, 1: 10}, "the group stands behind it")
         assert [progress.batchId for progress in query.recentProgress] == [0]
 
 
-def test_a_sink_that_fails_gets_its_batch_again(spark: SparkSession, place: MakePlace, tmp_path: Path) -> None:
-    here = place(1)
-    here.fill(10)
+def test_a_sink_that_fails_gets_its_batch_again(spark: SparkSession, make_topic: MakeTopic, tmp_path: Path) -> None:
+    orders = make_topic(1)
+    orders.fill(10)
     seen: list[list[tuple[int, int]]] = []
 
     def sink(df: DataFrame, batch: int) -> None:
@@ -141,7 +140,7 @@ def test_a_sink_that_fails_gets_its_batch_again(spark: SparkSession, place: Make
             raise ZeroDivisionError("the sink is down")
 
     def run() -> StreamingQuery:
-        writer = stream(spark, here, max_rows_per_batch=4).writeStream.foreachBatch(sink)
+        writer = stream(spark, orders, max_rows_per_batch=4).writeStream.foreachBatch(sink)
         return writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
 
     first = run()
@@ -149,15 +148,15 @@ def test_a_sink_that_fails_gets_its_batch_again(spark: SparkSession, place: Make
         first.awaitTermination(PATIENCE_S)
     assert run().awaitTermination(PATIENCE_S)
     assert [[o for _, o in rows] for rows in seen] == [[0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7], [8, 9]]
-    assert here.positions() == {0: 10}
+    assert orders.positions() == {0: 10}
 
 
-def test_at_most_once_with_two_queries_in_turn(spark: SparkSession, place: MakePlace, tmp_path: Path) -> None:
-    here, out = place(2), str(tmp_path / "out")
-    here.fill(50)
+def test_at_most_once_with_two_queries_in_turn(spark: SparkSession, make_topic: MakeTopic, tmp_path: Path) -> None:
+    orders, out = make_topic(2), str(tmp_path / "out")
+    orders.fill(50)
     for number in range(2):
         query = (
-            stream(spark, here, delivery="at_most_once", max_rows_per_batch=60)
+            stream(spark, orders, delivery="at_most_once", max_rows_per_batch=60)
             .writeStream.format("parquet")
             .option("path", out)
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
@@ -165,32 +164,32 @@ def test_at_most_once_with_two_queries_in_turn(spark: SparkSession, place: MakeP
             .start()
         )
         assert query.awaitTermination(PATIENCE_S)
-        assert places(spark.read.parquet(out)) == sorted(here.written)
-        here.fill(10 * (1 - number))
-    assert here.positions() == {0: 60, 1: 60}
+        assert places(spark.read.parquet(out)) == sorted(orders.written)
+        orders.fill(10 * (1 - number))
+    assert orders.positions() == {0: 60, 1: 60}
 
 
-def test_a_continuous_trigger_is_refused(spark: SparkSession, place: MakePlace, tmp_path: Path) -> None:
+def test_a_continuous_trigger_is_refused(spark: SparkSession, make_topic: MakeTopic, tmp_path: Path) -> None:
     """By Spark, for every source in Python; nothing is claimed by it."""
     from pyspark.errors import UnsupportedOperationException
 
-    here = place(1)
-    writer = stream(spark, here).writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    orders = make_topic(1)
+    writer = stream(spark, orders).writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
     with pytest.raises(UnsupportedOperationException, match="marshal does not support continuous processing"):
         writer.trigger(continuous="1 second").start()
 
 
-def test_a_wrong_option_is_named_at_load(spark: SparkSession, place: MakePlace) -> None:
-    here = place(1)
+def test_a_wrong_option_is_named_at_load(spark: SparkSession, make_topic: MakeTopic) -> None:
+    orders = make_topic(1)
     with pytest.raises(Exception, match=r"InvalidOption: delivery='exactly_once' is not allowed: one of at_least_once"):
-        stream(spark, here, delivery="exactly_once")
+        stream(spark, orders, delivery="exactly_once")
 
 
-def test_a_group_of_the_other_mode_ends_the_query(spark: SparkSession, place: MakePlace, tmp_path: Path) -> None:
-    here = place(1)
-    with here.connect() as marshal, here.consumer(marshal, delivery="at_most_once"):
+def test_a_group_of_the_other_mode_ends_the_query(spark: SparkSession, make_topic: MakeTopic, tmp_path: Path) -> None:
+    orders = make_topic(1)
+    with orders.connect() as marshal, orders.consumer(marshal, delivery="at_most_once"):
         query = (
-            stream(spark, here)
+            stream(spark, orders)
             .writeStream.format("noop")
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -21,18 +20,17 @@ from marshal_py.spark.range_reader import RangePartition
 from marshal_py.spark.ranges import RangesReader, ranges_json
 from marshal_py.spark.tasks import Piece, pieces_of
 from marshal_py.transport import settings
-from tests.spark.kafka_topic import Place
+from tests.spark.kafka_topic import KafkaTopic, MakeTopic
 
-MakePlace = Callable[[int], Place]
 SERVERS = {"bootstrap.servers": "127.0.0.1:1"}
 
 
-def read(place: Place, start: int, to: int, *, timeout_s: float = 30.0, **options: str) -> pa.Table:
+def read(orders: KafkaTopic, start: int, to: int, *, timeout_s: float = 30.0, **options: str) -> pa.Table:
     """As an executor reads: the reader and its partitions have travelled by pickle."""
     given = {
-        "bootstrap.servers": place.bootstrap,
+        "bootstrap.servers": orders.bootstrap,
         "read_timeout_s": str(timeout_s),
-        "ranges": ranges_json([Piece(place.topic, 0, start, to, "t")]),
+        "ranges": ranges_json([Piece(orders.topic, 0, start, to, "t")]),
         **options,
     }
     reader = RangesReader(given)
@@ -43,35 +41,37 @@ def read(place: Place, start: int, to: int, *, timeout_s: float = 30.0, **option
     )
 
 
-def test_a_range_is_read_exactly(place: MakePlace) -> None:
-    here = place(1)
-    here.fill(30)
-    found = read(here, 7, 21)
+def test_a_range_is_read_exactly(make_topic: MakeTopic) -> None:
+    orders = make_topic(1)
+    orders.fill(30)
+    found = read(orders, 7, 21)
     assert found["offset"].to_pylist() == list(range(7, 21))
     assert found["value"].to_pylist()[0] == b"0-7"
     assert found["key"].to_pylist()[0] == b"7"
-    assert set(found["topic"].to_pylist()) == {here.topic}
+    assert set(found["topic"].to_pylist()) == {orders.topic}
     assert set(found["partition"].to_pylist()) == {0}
     assert set(found["token"].to_pylist()) == {"t"}
     assert found["headers"].null_count == 14
     assert found["timestamp"].null_count == 0
 
 
-def test_headers_and_tombstones_arrive(place: MakePlace) -> None:
-    here = place(1)
-    here.fill(1, headers=[("trace", b"\x00\x01"), ("trace", b""), ("none", None)])
-    here.fill(1)
-    found = read(here, 0, 2)["headers"].to_pylist()
+def test_headers_and_tombstones_arrive(make_topic: MakeTopic) -> None:
+    orders = make_topic(1)
+    orders.fill(1, headers=[("trace", b"\x00\x01"), ("trace", b""), ("none", None)])
+    orders.fill(1)
+    found = read(orders, 0, 2)["headers"].to_pylist()
     assert found == [
         [{"key": "trace", "value": b"\x00\x01"}, {"key": "trace", "value": b""}, {"key": "none", "value": None}],
         None,
     ]
 
 
-def test_what_is_not_chosen_is_not_taken_out_of_the_message(place: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_chosen_is_not_taken_out_of_the_message(
+    make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Headers, keys and values cost a call and a copy per message."""
-    here = place(1)
-    here.fill(3, headers=[("trace", b"1")])
+    orders = make_topic(1)
+    orders.fill(3, headers=[("trace", b"1")])
 
     def refuse(found: object) -> pa.Array:
         raise AssertionError(found)
@@ -81,7 +81,7 @@ def test_what_is_not_chosen_is_not_taken_out_of_the_message(place: MakePlace, mo
         for name, column in messages._COLUMNS.items()
     }
     monkeypatch.setattr(messages, "_COLUMNS", bare)
-    assert read(here, 0, 3, columns="offset, value").to_pydict() == {
+    assert read(orders, 0, 3, columns="offset, value").to_pydict() == {
         "offset": [0, 1, 2],
         "value": [b"0-0", b"0-1", b"0-2"],
     }
@@ -93,58 +93,58 @@ def test_columns_that_are_none_are_named(columns: str) -> None:
         columns_of(columns)
 
 
-def test_a_range_that_ends_in_missing_offsets_ends(place: MakePlace) -> None:
+def test_a_range_that_ends_in_missing_offsets_ends(make_topic: MakeTopic) -> None:
     """Aborted records and the markers of transactions are offsets without messages, also at the log's very end."""
-    here = place(1)
-    here.fill(5)
-    here.fill(5, transaction="abort")
-    here.fill(5, transaction="commit")
-    assert read(here, 0, 17)["offset"].to_pylist() == [0, 1, 2, 3, 4, 11, 12, 13, 14, 15]
-    assert read(here, 5, 11).num_rows == 0
-    assert read(here, 3, 8)["offset"].to_pylist() == [3, 4]
-    uncommitted = read(here, 0, 17, **{"kafka.isolation.level": "read_uncommitted"})
+    orders = make_topic(1)
+    orders.fill(5)
+    orders.fill(5, transaction="abort")
+    orders.fill(5, transaction="commit")
+    assert read(orders, 0, 17)["offset"].to_pylist() == [0, 1, 2, 3, 4, 11, 12, 13, 14, 15]
+    assert read(orders, 5, 11).num_rows == 0
+    assert read(orders, 3, 8)["offset"].to_pylist() == [3, 4]
+    uncommitted = read(orders, 0, 17, **{"kafka.isolation.level": "read_uncommitted"})
     assert uncommitted.num_rows == 15
 
 
-def test_a_range_whose_beginning_is_deleted_is_lost(place: MakePlace) -> None:
-    here = place(1)
-    here.fill(30)
-    here.truncate(0, 10)
-    with pytest.raises(RangeLost, match=rf"{here.topic}:0 \[5, 20\) cannot be read any more"):
-        read(here, 5, 20)
-    assert read(here, 10, 20).num_rows == 10
+def test_a_range_whose_beginning_is_deleted_is_lost(make_topic: MakeTopic) -> None:
+    orders = make_topic(1)
+    orders.fill(30)
+    orders.truncate(0, 10)
+    with pytest.raises(RangeLost, match=rf"{orders.topic}:0 \[5, 20\) cannot be read any more"):
+        read(orders, 5, 20)
+    assert read(orders, 10, 20).num_rows == 10
 
 
-def test_no_progress_is_an_error_that_says_where(place: MakePlace) -> None:
-    here = place(1)
-    here.fill(3)
-    with pytest.raises(ClusterUnreachable, match=rf"{here.topic}:0 from 3 on, planned to 9: .*1 s without progress"):
-        read(here, 0, 9, timeout_s=1.0)
+def test_no_progress_is_an_error_that_says_where(make_topic: MakeTopic) -> None:
+    orders = make_topic(1)
+    orders.fill(3)
+    with pytest.raises(ClusterUnreachable, match=rf"{orders.topic}:0 from 3 on, planned to 9: .*1 s without progress"):
+        read(orders, 0, 9, timeout_s=1.0)
 
 
-def test_at_most_once_a_second_attempt_is_refused(place: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = place(1)
-    here.fill(3)
-    assert read(here, 0, 3, once="true").num_rows == 3
+def test_at_most_once_a_second_attempt_is_refused(make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+    orders = make_topic(1)
+    orders.fill(3)
+    assert read(orders, 0, 3, once="true").num_rows == 3
     second = type("Second", (), {"attemptNumber": lambda self: 1})()
     monkeypatch.setattr(TaskContext, "get", classmethod(lambda cls: second))
-    assert read(here, 0, 3).num_rows == 3
+    assert read(orders, 0, 3).num_rows == 3
     with pytest.raises(RangeReadTwice, match=r"\[0, 3\) is read at most once, and this is attempt 2.*maxFailures=1"):
-        read(here, 0, 3, once="true")
+        read(orders, 0, 3, once="true")
 
 
-def test_ranges_of_several_partitions_share_a_task_and_a_client(place: MakePlace) -> None:
+def test_ranges_of_several_partitions_share_a_task_and_a_client(make_topic: MakeTopic) -> None:
     """Each with its own token, also where the log has more behind a range, or misses its last offsets."""
-    here = place(4)
-    here.fill(30)
-    here.fill(4, [3], transaction="abort")
+    orders = make_topic(4)
+    orders.fill(30)
+    orders.fill(4, [3], transaction="abort")
     wanted = [
-        Piece(here.topic, 0, 3, 20, "a"),
-        Piece(here.topic, 1, 0, 30, "b"),
-        Piece(here.topic, 2, 29, 30, "c"),
-        Piece(here.topic, 3, 28, 35, "d"),
+        Piece(orders.topic, 0, 3, 20, "a"),
+        Piece(orders.topic, 1, 0, 30, "b"),
+        Piece(orders.topic, 2, 29, 30, "c"),
+        Piece(orders.topic, 3, 28, 35, "d"),
     ]
-    reader = RangesReader({"bootstrap.servers": here.bootstrap, "ranges": ranges_json(wanted), "min_partitions": "1"})
+    reader = RangesReader({"bootstrap.servers": orders.bootstrap, "ranges": ranges_json(wanted), "min_partitions": "1"})
     (task,) = reader.partitions()
     found = pa.Table.from_batches(list(reader.read(task)))
     rows = sorted(
@@ -162,10 +162,10 @@ def test_ranges_of_several_partitions_share_a_task_and_a_client(place: MakePlace
     ]
 
 
-def test_the_next_task_of_a_worker_has_its_client(place: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_task_of_a_worker_has_its_client(make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that was fetched for one task comes into the next one, which may begin earlier."""
-    here = place(2)
-    here.fill(50)
+    orders = make_topic(2)
+    orders.fill(50)
     made: list[object] = []
     first = type("First", (), {"attemptNumber": lambda self: 0})()
     monkeypatch.setattr(TaskContext, "get", classmethod(lambda cls: first))
@@ -174,9 +174,9 @@ def test_the_next_task_of_a_worker_has_its_client(place: MakePlace, monkeypatch:
     try:
         for partition, start, to in ((0, 20, 40), (0, 5, 10), (1, 0, 50), (0, 0, 50)):
             pieces = ranges_json(
-                [Piece(here.topic, partition, start, to, "t"), Piece(here.topic, 1 - partition, 7, 8, "u")]
+                [Piece(orders.topic, partition, start, to, "t"), Piece(orders.topic, 1 - partition, 7, 8, "u")]
             )
-            reader = RangesReader({"bootstrap.servers": here.bootstrap, "ranges": pieces, "min_partitions": "1"})
+            reader = RangesReader({"bootstrap.servers": orders.bootstrap, "ranges": pieces, "min_partitions": "1"})
             found = pa.Table.from_batches([batch for task in reader.partitions() for batch in reader.read(task)])
             own = found.filter(pa.compute.equal(found["token"], "t"))
             assert own["offset"].to_pylist() == list(range(start, to))

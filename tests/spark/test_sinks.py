@@ -113,7 +113,7 @@ def test_a_query_tells_topics_apart_by_asking_the_cluster(spark: SparkSession, t
 
     sink = target.table.sink(handle, Cluster(old=3))
     sink(batch(spark, 5, [(0, 0), (0, 1)]), 0)
-    with pytest.raises(PartitionError, match="made again while the batch was read"):
+    with pytest.raises(PartitionError, match="created again while the batch was read"):
         sink(batch(spark, 5, [(0, 2)]), 1)
     sink(batch(spark, 9, [(0, 0)]), 0)
     assert target.rows() == [(0, 0), (0, 0), (0, 1)]

@@ -12,9 +12,9 @@ import pytest
 from deltalake import DeltaTable
 
 from marshal_py.spark import Ledger, TopicIds
-from tests.spark.kafka_topic import Place
+from tests.spark.kafka_topic import KafkaTopic
 from tests.spark.targets import pairs
-from tests.spark.test_docs import here_and_now
+from tests.spark.test_docs import adapted
 from tests.support.kafka import Cluster, TopicFactory
 
 if TYPE_CHECKING:
@@ -28,33 +28,33 @@ MESSAGES = 20  # per partition
 @pytest.mark.timeout(600)
 def test_the_programs_run_twice(spark: SparkSession, kafka: Cluster, topic: TopicFactory, tmp_path: Path) -> None:
     """The second time without their checkpoints, over more messages."""
-    here = Place(kafka, topic, partitions=2)
-    [topic_id] = TopicIds(kafka.bootstrap, [here.topic]).ask().values()
-    assert topic_id == TopicIds(kafka.bootstrap, [here.topic]).ask()[here.topic] != ""
+    orders = KafkaTopic(kafka, topic, partitions=2)
+    [topic_id] = TopicIds(kafka.bootstrap, [orders.topic]).ask().values()
+    assert topic_id == TopicIds(kafka.bootstrap, [orders.topic]).ask()[orders.topic] != ""
     names: dict[str, Any] = {"spark": spark}
     left: set[tuple[int, int]] = set()
     for _ in range(2):
-        here.fill(MESSAGES)
+        orders.fill(MESSAGES)
         for number, program in enumerate(PROGRAMS):
-            code = here_and_now(program, here, tmp_path).replace('"orders", 0, 10', f'"{here.topic}", 0, 10')
+            code = adapted(program, orders, tmp_path).replace('"orders", 0, 10', f'"{orders.topic}", 0, 10')
             code = code.replace('"start", "earliest")', '"start", "earliest").option("heartbeat_interval_s", "1")')
-            before = set(here.written)
+            before = set(orders.written)
             if "write_batch(" in program:
-                here.fill(MESSAGES)  # for the service: the query has had the others
+                orders.fill(MESSAGES)  # for the service: the query has had the others
             exec(compile(code, f"docs/sinks.md, program {number + 1}", "exec"), names)
             if ".rewind(" in program:
-                left = {row for row in here.written if row[0] == 1 or row[1] < 10}
+                left = {row for row in orders.written if row[0] == 1 or row[1] < 10}
                 assert stored(spark, tmp_path) == sorted(left)
             if "write_batch(" in program:
-                assert stored(spark, tmp_path) == sorted(left | (here.written - before))
+                assert stored(spark, tmp_path) == sorted(left | (orders.written - before))
         for checkpoint in tmp_path.glob("*-checkpoint"):
             shutil.rmtree(checkpoint)
     with sqlite3.connect(tmp_path / "shop.db") as db:
-        assert db.execute("SELECT orders FROM total").fetchall() == [(len(here.written),)]
+        assert db.execute("SELECT orders FROM total").fetchall() == [(len(orders.written),)]
     db.close()
     lake = DeltaTable(str(tmp_path / "lake" / "orders")).to_pyarrow_table()
-    assert pairs(lake) == sorted(here.written)
-    assert pairs(names["catalog"].load_table("shop.orders").scan().to_arrow()) == sorted(here.written)
+    assert pairs(lake) == sorted(orders.written)
+    assert pairs(names["catalog"].load_table("shop.orders").scan().to_arrow()) == sorted(orders.written)
 
 
 def stored(spark: SparkSession, folder: Path) -> list[tuple[int, int]]:

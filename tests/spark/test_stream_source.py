@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,10 +19,9 @@ from marshal_py.spark import stream_source
 from marshal_py.spark.options import StreamOptions
 from marshal_py.spark.stream_source import QueryMember, StreamReader
 from pyspark_marshal import DefaultSource
-from tests.spark.kafka_topic import Place
+from tests.spark.kafka_topic import KafkaTopic, MakeTopic
 from tests.support.client_fixtures import BackgroundConsumer, places, until
 
-MakePlace = Callable[[int], Place]
 Rows = list[tuple[int, int]]
 NEEDED = {"group": "g", "topics": "t", "bootstrap.servers": "127.0.0.1:1"}
 
@@ -31,8 +29,8 @@ NEEDED = {"group": "g", "topics": "t", "bootstrap.servers": "127.0.0.1:1"}
 class Query:
     """A structured query: calls a reader in Spark's order and keeps its checkpoint, as JSON, as Spark does."""
 
-    def __init__(self, place: Place, **options: Any) -> None:
-        self.given = {**place.options, **{name: str(value) for name, value in options.items()}}
+    def __init__(self, orders: KafkaTopic, **options: Any) -> None:
+        self.given = {**orders.options, **{name: str(value) for name, value in options.items()}}
         if "topics_pattern" in options:
             del self.given["topics"]
         self.offsets: list[str] = []  # the write-ahead log
@@ -47,25 +45,25 @@ class Query:
         self.current = json.dumps(self.reader.initialOffset())
 
     @property
-    def life(self) -> QueryMember:
+    def member(self) -> QueryMember:
         """Of the reader, which is at work."""
-        assert self.reader._life is not None
-        return self.reader._life
+        assert self.reader._member is not None
+        return self.reader._member
 
     def await_left(self) -> None:
         """Its member is overdue and leaves."""
-        life = self.life
-        until(lambda: life.consumer._driver.ended, "the member has left")
+        member = self.member
+        until(lambda: member.consumer._driver.ended, "the member has left")
 
     def crash(self) -> None:
         """The process is gone without a word: no stop, no heartbeat. (A thread cannot be killed: it is cut off.)"""
-        life = self.life
-        life.marshal._loop._closing = True
-        life.marshal._loop._thread.join()
-        if life._commits is not None:
-            life._commits.close()
-        life.consumer._ending.done = True  # so that what follows ends its connections and says no word
-        life.marshal.close(0.0)
+        member = self.member
+        member.marshal._loop._closing = True
+        member.marshal._loop._thread.join()
+        if member._commits is not None:
+            member._commits.close()
+        member.consumer._ending.done = True  # so that what follows ends its connections and says no word
+        member.marshal.close(0.0)
         self.start()
 
     def offset(self, batch: int) -> dict[str, Any]:
@@ -119,32 +117,32 @@ class Query:
         self.until_idle()
 
 
-def test_everything_comes_once_in_batches_of_the_limit(place: MakePlace) -> None:
-    here = place(3)
-    here.fill(40)
-    query = Query(here, max_rows_per_batch=50)
+def test_everything_comes_once_in_batches_of_the_limit(make_topic: MakeTopic) -> None:
+    orders = make_topic(3)
+    orders.fill(40)
+    query = Query(orders, max_rows_per_batch=50)
     query.until_idle()
-    assert sorted(query.out) == sorted(here.written)
+    assert sorted(query.out) == sorted(orders.written)
     assert query.commits >= 3
-    here.fill(5)
+    orders.fill(5)
     query.until_idle()
-    assert sorted(query.out) == sorted(here.written)
+    assert sorted(query.out) == sorted(orders.written)
     report = query.reader.reportLatestOffset()
     assert report is not None
-    assert (report["group"], report["claims"], report["lag"]) == (here.group, 3, 0)
+    assert (report["group"], report["claims"], report["lag"]) == (orders.group, 3, 0)
     query.reader.stop()
 
 
-def test_the_end_offset_holds_the_plan(place: MakePlace) -> None:
+def test_the_end_offset_holds_the_plan(make_topic: MakeTopic) -> None:
     """Claim epoch, generation, from, to per partition. The first offset is constant; without data it is the start."""
-    here = place(1)
-    here.fill(7)
-    query = Query(here, max_rows_per_batch=5)
+    orders = make_topic(1)
+    orders.fill(7)
+    query = Query(orders, max_rows_per_batch=5)
     assert query.reader.initialOffset() == {"b": 0, "r": {}}
     query.turn()
     first = query.offset(0)
     ((epoch, generation, start, to),) = first["r"].values()
-    assert (first["b"], list(first["r"]), generation, start, to) == (1, [f"{here.topic}:0"], 0, 0, 5)
+    assert (first["b"], list(first["r"]), generation, start, to) == (1, [f"{orders.topic}:0"], 0, 0, 5)
     assert epoch > 0
     query.until_idle()
     assert query.reader.latestOffset(query.offset(1), ReadAllAvailable()) == query.offset(1)
@@ -152,111 +150,111 @@ def test_the_end_offset_holds_the_plan(place: MakePlace) -> None:
     query.reader.stop()
 
 
-def test_the_position_follows_what_spark_has_committed(place: MakePlace) -> None:
-    here = place(1)
-    here.fill(10)
-    query = Query(here, max_rows_per_batch=5)
+def test_the_position_follows_what_spark_has_committed(make_topic: MakeTopic) -> None:
+    orders = make_topic(1)
+    orders.fill(10)
+    query = Query(orders, max_rows_per_batch=5)
     query.turn()
-    assert here.positions() == {0: 0}, "the batch is done only when Spark says so"
+    assert orders.positions() == {0: 0}, "the batch is done only when Spark says so"
     query.write_ahead()
-    assert here.positions() == {0: 5}
+    assert orders.positions() == {0: 5}
     query.reader.stop()
-    assert here.positions() == {0: 5}
+    assert orders.positions() == {0: 5}
 
 
 @pytest.mark.parametrize("how", ["crash", "stop"])
-def test_a_restart_between_triggers_skips_nothing_and_repeats_nothing(place: MakePlace, how: str) -> None:
+def test_a_restart_between_triggers_skips_nothing_and_repeats_nothing(make_topic: MakeTopic, how: str) -> None:
     """Spark has committed the batch and nobody has said so yet: the next life tells it from the claims."""
-    here = place(2)
-    here.fill(10)
-    query = Query(here)
+    orders = make_topic(2)
+    orders.fill(10)
+    query = Query(orders)
     query.turn()
-    here.fill(10)
+    orders.fill(10)
     if how == "crash":
         query.crash()
     else:
         query.reader.stop()
         query.start()
     query.settled()
-    assert sorted(query.out) == sorted(here.written)
-    assert here.positions() == {0: 20, 1: 20}
+    assert sorted(query.out) == sorted(orders.written)
+    assert orders.positions() == {0: 20, 1: 20}
     query.reader.stop()
 
 
-def test_a_trigger_beyond_the_handler_timeout_loses_nothing(place: MakePlace) -> None:
+def test_a_trigger_beyond_the_handler_timeout_loses_nothing(make_topic: MakeTopic) -> None:
     """Between two triggers nobody calls: the member leaves, and what it had handed over is told by the next one."""
-    here = place(2)
-    query = Query(here, handler_timeout_s=1.0)
+    orders = make_topic(2)
+    query = Query(orders, handler_timeout_s=1.0)
     for _ in range(3):
-        here.fill(10)
+        orders.fill(10)
         query.settled()
         query.await_left()
     query.turn()
-    assert sorted(query.out) == sorted(here.written)
-    assert here.positions() == {0: 30, 1: 30}
+    assert sorted(query.out) == sorted(orders.written)
+    assert orders.positions() == {0: 30, 1: 30}
     query.reader.stop()
 
 
-def test_a_batch_that_outlives_two_memberships_comes_once(place: MakePlace) -> None:
+def test_a_batch_that_outlives_two_memberships_comes_once(make_topic: MakeTopic) -> None:
     """Each time the member left as overdue and joined anew while Spark was at the same batch."""
-    here = place(2)
-    here.fill(10)
-    query = Query(here, handler_timeout_s=3.0)
+    orders = make_topic(2)
+    orders.fill(10)
+    query = Query(orders, handler_timeout_s=3.0)
     assert query.write_ahead()
     rows = query.read()
     for _ in range(2):
         query.await_left()
         query.read()  # Spark asks again
-        until(lambda: len(query.life.consumer._member.claims) == 2, "it is back")
+        until(lambda: len(query.member.consumer._member.claims) == 2, "it is back")
     query.finish(rows)
-    here.fill(5)
+    orders.fill(5)
     query.settled()
-    assert sorted(query.out) == sorted(here.written)
+    assert sorted(query.out) == sorted(orders.written)
     query.reader.stop()
 
 
-def test_a_pause_between_the_plan_and_its_tasks_loses_nothing(place: MakePlace) -> None:
+def test_a_pause_between_the_plan_and_its_tasks_loses_nothing(make_topic: MakeTopic) -> None:
     """The batch is what was planned: its ranges were handed over with the plan."""
-    here = place(2)
-    here.fill(10)
-    query = Query(here)
+    orders = make_topic(2)
+    orders.fill(10)
+    query = Query(orders)
     assert query.write_ahead()
-    with here.connect() as marshal, ThreadPoolExecutor(1) as aside:
-        admin = marshal_py.group(marshal, here.group)
+    with orders.connect() as marshal, ThreadPoolExecutor(1) as aside:
+        admin = marshal_py.group(marshal, orders.group)
         hold = aside.submit(admin.pause, 60)
-        life = query.life
-        until(lambda: life.consumer.cached_info().paused, "the group is paused")
+        member = query.member
+        until(lambda: member.consumer.cached_info().paused, "the group is paused")
         query.finish(query.read())
         assert not query.turn(), "the pause has waited for the batch, and nothing new is planned"
         admin.resume(token=hold.result(30).token)
-    here.fill(5)
+    orders.fill(5)
     query.settled()
-    assert set(query.out) == set(here.written), "nothing is lost"
+    assert set(query.out) == set(orders.written), "nothing is lost"
     query.reader.stop()
 
 
-def test_what_another_member_has_had_since_is_left_to_the_log(place: MakePlace) -> None:
+def test_what_another_member_has_had_since_is_left_to_the_log(make_topic: MakeTopic) -> None:
     """A batch of a dead life is replayed without the partitions that somebody else owns, and never counted as done."""
-    here = place(2)
-    here.fill(10)
-    query = Query(here)
+    orders = make_topic(2)
+    orders.fill(10)
+    query = Query(orders)
     assert query.write_ahead()
     query.read()
     query.crash()
-    with here.connect() as marshal, here.consumer(marshal) as consumer:
+    with orders.connect() as marshal, orders.consumer(marshal) as consumer:
         until(lambda: len(consumer.claims()) == 2, "the dead query is waited out")
         until(lambda: (query.turn() or True) and query.commits > 0, "the replayed batch is done")
         query.crash()  # committed, and nobody has told it
     query.settled()
-    assert set(query.out) == set(here.written), "nothing is lost"
+    assert set(query.out) == set(orders.written), "nothing is lost"
     query.reader.stop()
 
 
 @pytest.mark.parametrize("at", ["before the tasks", "in the sink", "after the sink"])
-def test_at_least_once_a_crash_makes_at_most_its_batch_twice(place: MakePlace, at: str) -> None:
-    here = place(2)
-    here.fill(20)
-    query = Query(here, max_rows_per_batch=16)
+def test_at_least_once_a_crash_makes_at_most_its_batch_twice(make_topic: MakeTopic, at: str) -> None:
+    orders = make_topic(2)
+    orders.fill(20)
+    query = Query(orders, max_rows_per_batch=16)
     query.turn()
     query.write_ahead()
     doubled: Rows = []
@@ -268,16 +266,18 @@ def test_at_least_once_a_crash_makes_at_most_its_batch_twice(place: MakePlace, a
         doubled = []
     query.crash()
     query.settled()
-    assert sorted(query.out) == sorted([*here.written, *doubled])
+    assert sorted(query.out) == sorted([*orders.written, *doubled])
     assert len(doubled) <= 16
     query.reader.stop()
 
 
-def test_at_least_once_without_its_checkpoint_the_log_knows(place: MakePlace, caplog: pytest.LogCaptureFixture) -> None:
+def test_at_least_once_without_its_checkpoint_the_log_knows(
+    make_topic: MakeTopic, caplog: pytest.LogCaptureFixture
+) -> None:
     """It says so: sinks that know batches by their numbers would skip them."""
-    here = place(2)
-    here.fill(20)
-    query = Query(here, max_rows_per_batch=16)
+    orders = make_topic(2)
+    orders.fill(20)
+    query = Query(orders, max_rows_per_batch=16)
     query.turn()
     query.write_ahead()
     doubled = query.read()
@@ -286,20 +286,20 @@ def test_at_least_once_without_its_checkpoint_the_log_knows(place: MakePlace, ca
     query.offsets, query.commits = [], 0
     assert "fresh checkpoint" not in caplog.text
     query.settled()
-    assert sorted(query.out) == sorted([*here.written, *doubled])
+    assert sorted(query.out) == sorted([*orders.written, *doubled])
     assert caplog.text.count("fresh checkpoint") == 1
     query.reader.stop()
 
 
 @pytest.mark.parametrize("at", ["before the tasks", "in the sink"])
-def test_at_most_once_a_crash_loses_at_most_its_batch(place: MakePlace, at: str) -> None:
+def test_at_most_once_a_crash_loses_at_most_its_batch(make_topic: MakeTopic, at: str) -> None:
     """The replayed batch is empty, whatever became of its tasks."""
-    here = place(2)
-    here.fill(20)
-    query = Query(here, max_rows_per_batch=16, delivery="at_most_once")
+    orders = make_topic(2)
+    orders.fill(20)
+    query = Query(orders, max_rows_per_batch=16, delivery="at_most_once")
     query.turn()
     query.write_ahead()
-    granted = [wanted for record in here.accepted(ClaimingMessages) for wanted in record.ranges]
+    granted = [wanted for record in orders.accepted(ClaimingMessages) for wanted in record.ranges]
     assert sum(wanted.to - wanted.start for wanted in granted) == 16, "planned is not granted"
     lost = query.read()
     assert len(lost) == 16
@@ -308,150 +308,150 @@ def test_at_most_once_a_crash_loses_at_most_its_batch(place: MakePlace, at: str)
         lost = []
     query.crash()
     query.settled()
-    assert sorted(query.out + lost) == sorted(here.written)
+    assert sorted(query.out + lost) == sorted(orders.written)
     query.reader.stop()
 
 
-def test_a_claim_lost_in_the_middle_comes_again_elsewhere(place: MakePlace) -> None:
+def test_a_claim_lost_in_the_middle_comes_again_elsewhere(make_topic: MakeTopic) -> None:
     """A member that joins takes its share; what the query holds it finishes first."""
-    here = place(4)
-    here.fill(25)
-    query = Query(here, max_rows_per_batch=40)
+    orders = make_topic(4)
+    orders.fill(25)
+    query = Query(orders, max_rows_per_batch=40)
     query.turn()
     query.write_ahead()
     rows = query.read()
-    with here.connect() as marshal, here.consumer(marshal) as consumer, BackgroundConsumer(consumer) as keeper:
+    with orders.connect() as marshal, orders.consumer(marshal) as consumer, BackgroundConsumer(consumer) as keeper:
         query.finish(rows)
         until(lambda: (query.turn() or True) and len(consumer.claims()) == 2, "the consumer has its share")
-        here.fill(25)
+        orders.fill(25)
         until(lambda: (query.turn() or True) and len(keeper.seen) + len(query.out) == 200, "all is there")
-        assert sorted([*places(keeper.seen), *query.out]) == sorted(here.written)
+        assert sorted([*places(keeper.seen), *query.out]) == sorted(orders.written)
         assert keeper.seen
     query.turn()
     query.reader.stop()
-    assert here.positions() == dict.fromkeys(range(4), 50)
+    assert orders.positions() == dict.fromkeys(range(4), 50)
 
 
-def test_a_pause_and_a_rewind_in_the_middle(place: MakePlace) -> None:
+def test_a_pause_and_a_rewind_in_the_middle(make_topic: MakeTopic) -> None:
     """T12: the batch in the tasks is let go of; the rewound ranges come as a new plan, under new tokens."""
-    here = place(1)
-    here.fill(12)
-    query = Query(here, max_rows_per_batch=6)
+    orders = make_topic(1)
+    orders.fill(12)
+    query = Query(orders, max_rows_per_batch=6)
     query.turn()
     query.write_ahead()
     rows = query.read()
-    with here.connect() as marshal:
-        marshal_py.group(marshal, here.group).set_position(here.topic, "earliest")
+    with orders.connect() as marshal:
+        marshal_py.group(marshal, orders.group).set_position(orders.topic, "earliest")
     query.finish(rows)
     query.settled()
     offsets = [offset for _, offset in query.out]
     assert offsets == [*range(6), *range(6, 12), *range(6), *range(6, 12)]
-    first, again = query.offset(0)["r"][f"{here.topic}:0"], query.offset(2)["r"][f"{here.topic}:0"]
+    first, again = query.offset(0)["r"][f"{orders.topic}:0"], query.offset(2)["r"][f"{orders.topic}:0"]
     assert (again[1], again[2]) == (first[1] + 1, 0)
     query.reader.stop()
 
 
-def test_a_paused_group_plans_nothing(place: MakePlace) -> None:
-    here = place(1)
-    here.fill(5)
-    query = Query(here)
+def test_a_paused_group_plans_nothing(make_topic: MakeTopic) -> None:
+    orders = make_topic(1)
+    orders.fill(5)
+    query = Query(orders)
     assert query.write_ahead()
     query.finish(query.read())
     query.turn()
-    with here.connect() as marshal:
-        admin = marshal_py.group(marshal, here.group)
+    with orders.connect() as marshal:
+        admin = marshal_py.group(marshal, orders.group)
         hold = admin.pause(30)
-        here.fill(5)
+        orders.fill(5)
         assert not query.turn()
         report = query.reader.reportLatestOffset()
         assert report is not None
         assert report["paused"]
         admin.resume(token=hold.token)
     query.settled()
-    assert sorted(query.out) == sorted(here.written)
+    assert sorted(query.out) == sorted(orders.written)
     query.reader.stop()
 
 
-def test_available_now_ends_at_what_was_there(place: MakePlace) -> None:
-    here = place(2)
-    here.fill(10)
-    query = Query(here, max_rows_per_batch=8)
+def test_available_now_ends_at_what_was_there(make_topic: MakeTopic) -> None:
+    orders = make_topic(2)
+    orders.fill(10)
+    query = Query(orders, max_rows_per_batch=8)
     query.reader.prepareForTriggerAvailableNow()
-    there = set(here.written)
+    there = set(orders.written)
     assert query.turn()
-    here.fill(10)
+    orders.fill(10)
     query.until_idle()
     assert sorted(query.out) == sorted(there)
-    assert here.positions() == {0: 10, 1: 10}
+    assert orders.positions() == {0: 10, 1: 10}
     query.reader.stop()
 
 
-def test_available_now_waits_for_a_dead_owner(place: MakePlace) -> None:
+def test_available_now_waits_for_a_dead_owner(make_topic: MakeTopic) -> None:
     """Nothing may be left out because a crashed run still seems to own it."""
-    here = place(2)
-    here.fill(10)
-    query = Query(here)
+    orders = make_topic(2)
+    orders.fill(10)
+    query = Query(orders)
     query.turn()
     query.crash()
     query.offsets, query.commits, query.out = [], 0, []
     query.reader.prepareForTriggerAvailableNow()
     query.until_idle()
-    assert sorted(query.out) == sorted(here.written)
+    assert sorted(query.out) == sorted(orders.written)
     query.reader.stop()
 
 
-def test_a_silent_spark_is_left_and_found_again(place: MakePlace) -> None:
+def test_a_silent_spark_is_left_and_found_again(make_topic: MakeTopic) -> None:
     """D4: a hung driver keeps no claim; when it comes back the query joins anew."""
-    here = place(1)
-    here.fill(6)
-    query = Query(here, handler_timeout_s=1.0, max_rows_per_batch=3)
+    orders = make_topic(1)
+    orders.fill(6)
+    query = Query(orders, handler_timeout_s=1.0, max_rows_per_batch=3)
     query.turn()
-    with here.connect() as marshal, here.consumer(marshal) as consumer:
+    with orders.connect() as marshal, orders.consumer(marshal) as consumer:
         until(lambda: len(consumer.claims()) == 1, "the partition went to somebody who reads")
     query.settled()
-    assert set(query.out) == here.written
+    assert set(query.out) == orders.written
     assert len(query.out) <= 6 + 3, "at most the batch that Spark had while somebody else owned the partition"
     query.reader.stop()
 
 
-def test_ranges_that_retention_deleted_are_passed_in_a_replay(place: MakePlace) -> None:
+def test_ranges_that_retention_deleted_are_passed_in_a_replay(make_topic: MakeTopic) -> None:
     """D6: noted in the log; the query goes on behind them."""
-    here = place(1)
-    here.fill(20)
-    query = Query(here, max_rows_per_batch=10)
+    orders = make_topic(1)
+    orders.fill(20)
+    query = Query(orders, max_rows_per_batch=10)
     query.write_ahead()
     query.crash()
-    here.truncate(0, 4)
+    orders.truncate(0, 4)
     query.settled()
     assert [offset for _, offset in query.out] == [*range(4, 20)]
     query.reader.stop()
 
 
-def test_another_coordination_topic_is_another_history(place: MakePlace) -> None:
+def test_another_coordination_topic_is_another_history(make_topic: MakeTopic) -> None:
     """Offsets of another incarnation say nothing here."""
-    here = place(1)
-    here.fill(5)
-    query = Query(here)
+    orders = make_topic(1)
+    orders.fill(5)
+    query = Query(orders)
     query.turn()
     query.reader.stop()
-    query.given["coordination_topic"] = f"{here.log}-new"
+    query.given["coordination_topic"] = f"{orders.log}-new"
     query.start()
     query.settled()
     assert query.out == [*((0, n) for n in range(5))] * 2
     query.reader.stop()
 
 
-def test_a_cluster_that_does_not_answer_is_waited_for(place: MakePlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = place(1)
-    here.fill(3)
-    query = Query(here)
+def test_a_cluster_that_does_not_answer_is_waited_for(make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+    orders = make_topic(1)
+    orders.fill(3)
+    query = Query(orders)
     query.turn()
-    life = query.life
+    member = query.member
 
     def silent(*_: Any) -> Any:
         raise ClusterUnreachable("a:1", "bounds", "gone")
 
-    monkeypatch.setattr(life, "plan", silent)
+    monkeypatch.setattr(member, "plan", silent)
     assert not query.turn()
     query.reader.prepareForTriggerAvailableNow()
     with pytest.raises(ClusterUnreachable):
@@ -462,7 +462,7 @@ def test_a_cluster_that_does_not_answer_is_waited_for(place: MakePlace, monkeypa
 def test_a_reader_makes_nothing_before_it_is_used() -> None:
     """Spark builds readers in processes that only plan: nothing listens at this address."""
     reader = DefaultSource(NEEDED).streamReader(None)  # type: ignore[arg-type]
-    assert reader._life is None
+    assert reader._member is None
     reader.commit({"b": 1, "r": {}})
     assert reader.reportLatestOffset() is None
     reader.stop()
@@ -530,83 +530,83 @@ def test_a_schema_of_the_users_own_is_refused_before_a_query_reads() -> None:
     columns = "value,offset"
     source = DefaultSource({**NEEDED, "columns": columns})
     own = StructType([StructField("value", BinaryType()), StructField("offset", LongType())])
-    assert source.streamReader(own)._life is None
+    assert source.streamReader(own)._member is None
     with pytest.raises(InvalidOption, match=r"leave \.schema\(\) out"):
         source.streamReader(StructType([StructField("value", StringType())]))
 
 
 def test_topics_that_match_a_pattern_are_found_while_the_query_runs(
-    place: MakePlace, monkeypatch: pytest.MonkeyPatch
+    make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From their beginning, also where the group began at the end: nobody could name them before. In between nothing
     is lost or doubled.
     """
-    monkeypatch.setattr(stream_source, "TOPICS_LOOK_S", 0.0)
-    here = place(1)
-    here.fill(3)
-    query = Query(here, topics_pattern=f"{here.topic}(-new)?", start="latest")
+    monkeypatch.setattr(stream_source, "TOPICS_CHECK_S", 0.0)
+    orders = make_topic(1)
+    orders.fill(3)
+    query = Query(orders, topics_pattern=f"{orders.topic}(-new)?", start="latest")
     query.until_idle()
-    here.fill(4)
+    orders.fill(4)
     query.until_idle()
-    old, here.topic = here.topic, f"{here.topic}-new"
-    query.life.marshal._context.admin.create_topic(here.topic, 1)
-    here.fill(5)
+    old, orders.topic = orders.topic, f"{orders.topic}-new"
+    query.member.marshal._context.admin.create_topic(orders.topic, 1)
+    orders.fill(5)
     until(query.turn, "the topic is found")
     query.until_idle()
     assert sorted(query.out) == sorted([(0, at) for at in range(3, 7)] + [(0, at) for at in range(5)])
-    here.topic = old
-    here.fill(1)
+    orders.topic = old
+    orders.fill(1)
     query.until_idle()
     assert query.out[-1] == (0, 7)
     query.reader.stop()
 
 
-def test_a_pattern_that_matches_nothing_is_refused(place: MakePlace) -> None:
-    query = Query(place(1), topics_pattern="no-such-topic")
+def test_a_pattern_that_matches_nothing_is_refused(make_topic: MakeTopic) -> None:
+    query = Query(make_topic(1), topics_pattern="no-such-topic")
     with pytest.raises(InvalidOption, match="topics_pattern='no-such-topic'"):
         query.turn()
 
 
-def test_a_small_batch_waits_for_others_within_a_bound(place: MakePlace) -> None:
+def test_a_small_batch_waits_for_others_within_a_bound(make_topic: MakeTopic) -> None:
     """Spark's minOffsetsPerTrigger and maxTriggerDelay. The first batch goes at once, and a query that ends waits for
     nothing.
     """
-    here = place(1)
-    query = Query(here, min_rows_per_batch=5, max_batch_delay_s=3600)
+    orders = make_topic(1)
+    query = Query(orders, min_rows_per_batch=5, max_batch_delay_s=3600)
     assert not query.turn()
-    here.fill(3)
+    orders.fill(3)
     assert query.turn()
-    here.fill(4)
+    orders.fill(4)
     assert not query.turn()
-    here.fill(1)
+    orders.fill(1)
     assert query.turn()
     assert len(query.out) == 8
-    here.fill(2)
+    orders.fill(2)
     assert not query.turn()
-    life = query.life
-    life._batch_s -= 3600
+    member = query.member
+    member._last_batch_s -= 3600
     assert query.turn()
-    here.fill(1)
+    orders.fill(1)
     assert not query.turn()
     query.reader.prepareForTriggerAvailableNow()
     assert query.turn()
-    assert sorted(query.out) == sorted(here.written)
+    assert sorted(query.out) == sorted(orders.written)
     query.reader.stop()
 
 
-def test_the_checkpoint_of_another_source_is_named_and_its_offsets_can_be_taken_over(place: MakePlace) -> None:
-    here = place(2)
-    here.fill(9)
-    offsets = {here.topic: {"0": 4, "1": 7}}
-    reader = Query(here).reader
+def test_the_checkpoint_of_another_source_is_named_and_its_offsets_can_be_taken_over(make_topic: MakeTopic) -> None:
+    orders = make_topic(2)
+    orders.fill(9)
+    offsets = {orders.topic: {"0": 4, "1": 7}}
+    reader = Query(orders).reader
     reader.prepareForTriggerAvailableNow()
-    planned = {here.topic: {"0": 9, "1": 9}}  # by a batch that has not been committed
+    planned = {orders.topic: {"0": 9, "1": 9}}  # by a batch that has not been committed
     for call in (lambda: reader.latestOffset(offsets, ReadAllAvailable()), lambda: reader.partitions(offsets, planned)):
         with pytest.raises(InvalidOption, match=r"checkpointLocation=.*as startingOffsets") as raised:
             call()
         assert raised.value.value == json.dumps(offsets)
-        assert reader._life is None, "who claims gives the group positions, and then no start counts"
-    query = Query(here, start=json.dumps(offsets))
+        assert reader._member is None, "who claims gives the group positions, and then no start counts"
+    query = Query(orders, start=json.dumps(offsets))
     query.until_idle()
     assert sorted(query.out) == [(0, at) for at in range(4, 9)] + [(1, 7), (1, 8)]
     query.reader.stop()
@@ -618,10 +618,10 @@ def test_a_batch_job_is_shown_the_way() -> None:
 
 
 @pytest.mark.parametrize(("limit", "rows"), [(ReadMaxRows(3), 3), (ReadAllAvailable(), 9)])
-def test_limits_of_rows_are_kept(place: MakePlace, limit: Any, rows: int) -> None:
-    here = place(1)
-    here.fill(9)
-    query = Query(here)
+def test_limits_of_rows_are_kept(make_topic: MakeTopic, limit: Any, rows: int) -> None:
+    orders = make_topic(1)
+    orders.fill(9)
+    query = Query(orders)
     start = query.reader.initialOffset()
     ((_, _, first, to),) = query.reader.latestOffset(start, limit)["r"].values()
     assert to - first == rows

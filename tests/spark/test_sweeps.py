@@ -25,12 +25,12 @@ SMALL = Options(clients=2, partitions=2, interval_ms=1_000, intervals=4)
 
 
 def test_the_sum_and_the_hash_are_those_of_a_local_sweep(spark: SparkSession) -> None:
-    here = local.total(simulate(seed, SMALL) for seed in SEEDS)
-    assert here.deliveries > 0
+    orders = local.total(simulate(seed, SMALL) for seed in SEEDS)
+    assert orders.deliveries > 0
     for tasks in (1, 5):
         found = sweep(spark, SEEDS, options=SMALL, tasks=tasks)
         assert found.rdd.getNumPartitions() == tasks
-        assert local.total(runs(found)) == here
+        assert local.total(runs(found)) == orders
 
 
 def test_a_sweep_is_a_table(spark: SparkSession) -> None:
@@ -60,12 +60,12 @@ def test_bad_input_is_named(spark: SparkSession) -> None:
 
 def test_simulate_on_spark_prints_what_it_prints_here(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(spark), "stop", lambda self: None)  # the command stops its session; this one is shared
-    there, here = (
+    there, orders = (
         CliRunner().invoke(app, ["simulate", "--seeds", "0:6", "--json", *more])
         for more in (["--spark"], ["--processes", "1"])
     )
-    assert (there.exit_code, here.exit_code) == (0, 0), there.output
-    assert json.loads(there.stdout) == json.loads(here.stdout)
+    assert (there.exit_code, orders.exit_code) == (0, 0), there.output
+    assert json.loads(there.stdout) == json.loads(orders.stdout)
 
 
 @pytest.mark.parametrize(
