@@ -1,4 +1,7 @@
-"""Spark finds `format("marshal")` here, by the name of this package. Light: every look-up process imports it."""
+"""Lets Spark find `format("marshal")`: it searches packages called pyspark_* for a class DefaultSource.
+
+Must import nothing but Spark's base class before it is used: every process that looks for a format imports it.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class DefaultSource(DataSource):
-    """A structured stream that is a member of a group (marshal_py/spark/options.py), or a batch read without group and
-    claims (backfills.py). The option `group` tells which, for Spark does not.
+    """A structured stream that is a member of a group (spark/stream_source.py), or a batch read without group and
+    claims (spark/backfills.py). Spark does not say which one it wants the schema of; the option `group` does.
     """
 
     @classmethod
@@ -28,10 +31,10 @@ class DefaultSource(DataSource):
         from marshal_py.spark.options import StreamOptions
 
         kind = StreamOptions if self.options.get("group") else BackfillOptions
-        return spark_schema(kind.of(self.options).columns)  # a wrong option is named here, at load()
+        return spark_schema(kind.of(self.options).columns)  # raises InvalidOption at load()
 
     def streamReader(self, schema: StructType | None) -> StreamReader:
-        """`schema`: also one that the user has set, of which Spark tells nobody before. Raises InvalidOption."""
+        """`schema` may be the user's, which Spark passes here first. Raises InvalidOption."""
         from marshal_py.spark.messages import check_schema
         from marshal_py.spark.options import StreamOptions
         from marshal_py.spark.stream_source import StreamReader

@@ -1,4 +1,7 @@
-"""Spark finds `format("marshal-ranges")` here, by the name of this package. Light: every look-up process imports it."""
+"""Lets Spark find `format("marshal-ranges")`: it searches packages called pyspark_* for a class DefaultSource.
+
+Must import nothing but Spark's base class before it is used: every process that looks for a format imports it.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where Spark finds format("marshal-state"): it looks for the class DefaultSource in packages called pyspark_*.
+"""Lets Spark find `format("marshal-state")`: it searches packages called pyspark_* for a class DefaultSource.
 
-Imported in every look-up process of every job, so the rest is imported when it is used.
+Must import nothing but Spark's base class before it is used: every process that looks for a format imports it.
 """
 
 from __future__ import annotations

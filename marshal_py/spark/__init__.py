@@ -37,7 +37,7 @@ _FILES: Final = {
     "prometheus_gauges": "listener",
     "read_archive": "archives",
     "replay": "replays",
-    "replay_stream": "streams",
+    "replay_stream": "replay_streams",
     "report": "reports",
     "runs": "sweeps",
     "sweep": "sweeps",

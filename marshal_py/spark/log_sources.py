@@ -1,7 +1,7 @@
-"""Where the records of coordination logs come from: a live topic, a dump file, a Parquet archive. Folds nothing.
+"""Sources of coordination log records: a live topic, a dump file, a Parquet archive.
 
-An origin is a small picklable value: the planner asks it for the spans of the logs, a task reads one log.
-Records are (log, offset, time in ms, key, value), each log gapless and in order. Knows no Spark.
+A source is a small picklable value. The planner asks it for the spans of the logs, and a task reads one log from it.
+Records are (log, offset, time in ms, key, value), each log without gaps and in order. Must not fold, nor import Spark.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ Raw = tuple[int, int, int, bytes | None, bytes | None]  # log, offset, time in m
 
 CONNECT_TIMEOUT_S: Final = 30.0
 _OF_LOG: Final = re.compile(r"log=(\d+)").fullmatch
-ROWS_PER_READ: Final = 8_192  # of an archive's file, per file that is open
+ROWS_PER_READ: Final = 8_192  # from an archive's file; so many per open file are in memory
 
 
 class LogSource(Protocol):
-    """Raises CoordinationError, ClusterUnreachable, DumpDamaged or InvalidOption from every method."""
+    """Every method raises CoordinationError, ClusterUnreachable, DumpDamaged, InvalidOption."""
 
     def spans(self) -> dict[int, Bounds]:
-        """First and end offset of each log that has records, as of now."""
+        """Returns the first offset and the end of each log that has records, as of now."""
 
     def read(self, log: int, first: int, end: int) -> Iterator[Raw]:
-        """The records [first, end) of one log."""
+        """Yields the records [first, end) of one log. Raises LogGap where one is missing."""
 
 
 def root_of(origin: LogSource) -> Genesis | None:
-    """The root of all logs (L3), None if nobody has ever written one."""
+    """Returns the Genesis that counts for all logs (L3), None if no client has ever written one."""
     first, end = origin.spans().get(0, Bounds(0, 0))
     records = origin.read(0, first, end) if first < end else ()
     return root_among(first, ((offset, value) for _, offset, _, _, value in records))
@@ -58,7 +58,7 @@ def root_of(origin: LogSource) -> Genesis | None:
 
 @dataclass
 class TopicSource:
-    """A live coordination topic. `settings`: librdkafka's."""
+    """A live coordination topic. `settings`: for librdkafka."""
 
     settings: Mapping[str, Any]
     topic: str
@@ -80,7 +80,7 @@ class TopicSource:
         return {tp.partition: bounds for tp, bounds in found.items() if bounds.first < bounds.end}
 
     def read(self, log: int, first: int, end: int) -> Iterator[Raw]:
-        """Ends at `end`; raises ClusterUnreachable after so long without a record."""
+        """Raises ClusterUnreachable after READ_TIMEOUT_S without a record."""
         transport = self._transport()
         reader = transport.log(self.topic, f"{transport.client_id}-spark", writes=False)
         try:
@@ -106,7 +106,7 @@ class TopicSource:
 
 @dataclass
 class DumpSource:
-    """A file of `marshal log dump`. Every task reads the whole of it, for its sums are a chain."""
+    """A file of `marshal log dump`. Every task reads all of it, because each checksum depends on those before it."""
 
     path: str
 
@@ -125,7 +125,7 @@ _Row = tuple[int, int, bytes | None, bytes | None]  # offset, time in ms, key, v
 
 
 def _batches(file: pyarrow.parquet.ParquetFile) -> Iterator[pa.RecordBatch]:
-    """An archive's file; its rows are in the order of their offsets."""
+    """Reads an archive's file, whose rows are in the order of their offsets."""
     return file.iter_batches(ROWS_PER_READ, columns=list(RAW[1:]))  # type: ignore[no-any-return]
 
 
@@ -135,14 +135,14 @@ def _cells(batch: pa.RecordBatch) -> tuple[list[int], list[int], list[bytes | No
 
 
 def _is_run(batch: pa.RecordBatch, first: int, end: int) -> bool:
-    """Whether its offsets are those from `first` on, none missing, none twice, none from `end` on."""
+    """Whether the batch's offsets count up from `first` without holes or repeats, and are all below `end`."""
     offsets, last = batch.column("offset"), first + batch.num_rows - 1
     return last < end and bool(offsets.equals(pa.array(range(first, last + 1), pa.int64())))
 
 
 @dataclass
 class ArchiveSource:
-    """A folder that `marshal spark archive` wrote: log=N/day=D/*.parquet. Any file system that pyarrow reads."""
+    """A folder that `marshal spark archive` wrote: log=N/day=D/*.parquet, on any file system that pyarrow reads."""
 
     path: str
 
@@ -151,7 +151,7 @@ class ArchiveSource:
 
     @cached_property
     def _system(self) -> tuple[pyarrow.fs.FileSystem, str]:
-        """The file system and the folder in it. A path that is no URI may be relative."""
+        """The file system, and the folder in it. A path that is not a URI may be relative."""
         path = self.path if "://" in self.path else str(Path(self.path).absolute())
         try:
             system, folder = pyarrow.fs.FileSystem.from_uri(path)
@@ -164,7 +164,7 @@ class ArchiveSource:
 
     @cached_property
     def _files(self) -> dict[int, list[str]]:
-        """Of each log. Names that begin with _ or . are Spark's own: marks, sums, and files of writers that died."""
+        """The files of each log. Names that begin with _ or . are Spark's own: markers, checksums, unfinished files."""
         system, folder = self._system
         try:
             found = system.get_file_info(pyarrow.fs.FileSelector(folder, recursive=True))
@@ -177,20 +177,22 @@ class ArchiveSource:
                 log = _OF_LOG(parts[0])
                 if log is None or len(parts) < 2:
                     raise InvalidOption(
-                        "path", self.path, f"a folder written by `marshal spark archive`; {file.path} lies in no log=N"
+                        "path",
+                        self.path,
+                        f"a folder written by `marshal spark archive`; {file.path} is in no folder log=N",
                     )
                 files.setdefault(int(log[1]), []).append(file.path)
         return files
 
     @cached_property
-    def _known(self) -> dict[int, list[tuple[int, int, str]]]:
+    def _pieces_by_log(self) -> dict[int, list[tuple[int, int, str]]]:
         return {}
 
     def _pieces(self, log: int) -> list[tuple[int, int, str]]:
         """(first offset, last offset, file), in the order of the first offsets, from the files' own statistics."""
-        if log not in self._known:
-            self._known[log] = sorted((*self._reach(path), path) for path in self._files.get(log, ()))
-        return self._known[log]
+        if log not in self._pieces_by_log:
+            self._pieces_by_log[log] = sorted((*self._offsets_in(path), path) for path in self._files.get(log, ()))
+        return self._pieces_by_log[log]
 
     def _open(self, path: str) -> pyarrow.parquet.ParquetFile:
         try:
@@ -198,7 +200,7 @@ class ArchiveSource:
         except (OSError, pa.ArrowException) as error:
             raise self._unreadable(error) from error
 
-    def _reach(self, path: str) -> tuple[int, int]:
+    def _offsets_in(self, path: str) -> tuple[int, int]:
         with self._open(path) as file:
             at = file.schema_arrow.get_field_index("offset")
             groups = [file.metadata.row_group(i).column(at).statistics for i in range(file.metadata.num_row_groups)]
@@ -212,18 +214,18 @@ class ArchiveSource:
         return found
 
     def read(self, log: int, first: int, end: int) -> Iterator[Raw]:
-        """Files overlap where clocks of writers disagree about the day, or where a run was cut off and done again."""
+        """Files overlap if writers' clocks disagree about the day, or if an interrupted run was repeated."""
         expected, previous = first, None
         for part in self._parts(log, first, end):
             if isinstance(part, pa.RecordBatch):
-                if _is_run(part, expected, end):  # nearly always: then nothing is to be looked at row by row
+                if _is_run(part, expected, end):  # nearly always; then no row needs a check of its own
                     yield from zip(repeat(log), *_cells(part))
                     expected, previous = expected + part.num_rows, part.column("value")[-1].as_py()
                     continue
                 part = zip(*_cells(part), strict=True)
             for offset, time_ms, key, value in part:
                 if not first <= offset < end or (offset == expected - 1 and previous == value):
-                    continue  # not asked for, or archived twice
+                    continue  # not wanted, or archived twice
                 if offset != expected:
                     raise LogGap(log, expected, offset)
                 yield log, offset, time_ms, key, value
@@ -232,7 +234,7 @@ class ArchiveSource:
             raise LogGap(log, expected, end)
 
     def _parts(self, log: int, first: int, end: int) -> Iterator[pa.RecordBatch | Iterator[_Row]]:
-        """In order: the batches of files that overlap no other, and the merged rows of those that do."""
+        """Yields, in order, the batches of files that overlap no other, and the merged rows of those that do."""
         together: list[tuple[int, int, str]] = []
         for piece in [*self._pieces(log), (OFFSET_MAX, OFFSET_MAX, "")]:
             if together and piece[0] > max(last for _, last, _ in together):
@@ -245,7 +247,7 @@ class ArchiveSource:
                 together.append(piece)
 
     def _merged(self, waiting: list[tuple[int, int, str]]) -> Iterator[_Row]:
-        """By offset. A file is opened when its first offset is due, so that few are open at a time."""
+        """Merges files by offset. It opens a file when its first offset is due, so that few are open at a time."""
         heads: list[tuple[int, int, _Row, Iterator[_Row]]] = []
         number = 0
         while waiting or heads:
@@ -261,15 +263,15 @@ class ArchiveSource:
             others += [heads[0][0]] if heads else []
             limit = min(others, default=OFFSET_MAX)
             yield row
-            for row in rows:  # as long as no other file has an earlier one
+            for row in rows:  # until another file has an earlier one
                 if row[0] > limit:
                     heapq.heappush(heads, (row[0], tie, row, rows))
                     break
                 yield row
 
 
-def origin_of(options: Mapping[str, str]) -> LogSource:
-    """The origin that a source's options name: `path`, or `bootstrap.servers` with `kafka.*` and `coordination_topic`.
+def source_of(options: Mapping[str, str]) -> LogSource:
+    """Returns the source that a format's options name: `path`, or `bootstrap.servers`, `kafka.*`, `coordination_topic`.
 
     Raises InvalidOption.
     """

@@ -1,8 +1,8 @@
-"""The coordination log as Spark tables: what stands behind format("marshal-log") and format("marshal-state").
+"""The coordination log as Spark tables: the readers of format("marshal-log") and format("marshal-state").
 
-Strategy: one task per log reads it from its beginning in the order of its offsets, folds it with the rationalizer of
-the library and hands out the rows of history/timeline.py; there is no shuffle. `since` and `until` cut the rows, never
-the fold. With `raw` nothing is folded, and any range can be read, also as a stream.
+One task per log reads it from its beginning in the order of its offsets, folds it with the library's own rationalizer
+and yields the rows of history/timeline.py; there is no shuffle. `since` and `until` must limit only the rows, not the
+fold. With `raw` nothing is folded, and any range can be read, also as a stream.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from marshal_py.protocol.identity import check_id
 from marshal_py.protocol.records import Genesis
 from marshal_py.protocol.routing import route
 from marshal_py.spark import columns
-from marshal_py.spark.log_sources import origin_of, root_of
+from marshal_py.spark.log_sources import root_of, source_of
 from marshal_py.spark.replay_starts import beginning
 from marshal_py.transport.ports import Bounds
 
 STATE_TABLES: Final = tuple(name for name in TABLES if name != "records")
-ROWS_HELD_MAX: Final = columns.BATCH_ROWS  # rows that wait in a task before they go to the JVM
-LOOK_EVERY: Final = 1_024  # offsets between two looks at how many wait
+ROWS_HELD_MAX: Final = columns.BATCH_ROWS  # rows that a task collects before they go to the JVM
+CHECK_EVERY: Final = 1_024  # offsets between two checks of how many rows are collected
 
-_ORIGIN: Final = frozenset({"path", "bootstrap.servers", "coordination_topic"})
-_LOG: Final = _ORIGIN | {"group", "since", "until", "raw", "ranges"}
-_STATE: Final = _ORIGIN | {"group", "since", "until", "table"}
+_SOURCE: Final = frozenset({"path", "bootstrap.servers", "coordination_topic"})
+_LOG: Final = _SOURCE | {"group", "since", "until", "raw", "ranges"}
+_STATE: Final = _SOURCE | {"group", "since", "until", "table"}
 
 
-class Window:
-    """Which rows are wanted: of one group, and of a stretch of the log."""
+class RowFilter:
+    """Selects rows by group and by a range of the log. Raises InvalidOption, InvalidName."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self.group = options.get("group")
         if self.group is not None:
             check_id("group", self.group)
-        self.since, self.until = (_moment(name, options.get(name)) for name in ("since", "until"))
+        self.since, self.until = (_bound(name, options.get(name)) for name in ("since", "until"))
 
     def ends_before(self, offset: int, time_ms: int) -> bool:
         return self.until is not None and self.until.number < (offset if self.until.kind == OFFSET else time_ms)
@@ -54,7 +54,7 @@ class Window:
         return self.since is not None and self.since.number > (offset if self.since.kind == OFFSET else time_ms)
 
 
-def _moment(name: str, text: str | None) -> Target | None:
+def _bound(name: str, text: str | None) -> Target | None:
     if text is None:
         return None
     try:
@@ -105,32 +105,32 @@ def log_reader(options: Mapping[str, str]) -> DataSourceReader:
         raise InvalidOption(
             "ranges",
             options["ranges"],
-            "with raw=true only: a fold begins at the beginning of a log; cut its rows by since and until",
+            "only with raw=true: a fold starts at the beginning of a log; since and until limit its rows",
         )
     return FoldReader(options, ("records",))
 
 
 class RawReader(DataSourceReader):
-    """Records as they stand in the log."""
+    """Reads records as they are in the log."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         for name in ("group", "since", "until"):
             if name in options:
                 raise InvalidOption(name, options[name], "not together with raw=true: filter the DataFrame")
-        self._origin = origin_of(options)
+        self._source = source_of(options)
         self._ranges = _ranges(options.get("ranges"))
 
     def partitions(self) -> Sequence[InputPartition]:
-        spans = self._origin.spans() if self._ranges is None else self._ranges
+        spans = self._source.spans() if self._ranges is None else self._ranges
         return [LogSpan(log, first, end) for log, (first, end) in sorted(spans.items()) if first < end]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, LogSpan):  # Spark makes an empty one up where there is none
-            yield from columns.raw_batches(self._origin.read(partition.log, partition.first, partition.end))
+        if isinstance(partition, LogSpan):  # where a source plans no partitions, Spark makes one up
+            yield from columns.raw_batches(self._source.read(partition.log, partition.first, partition.end))
 
 
 def _ranges(text: str | None) -> dict[int, Bounds] | None:
-    """`{"0": [first, end], ...}`."""
+    """Parses `{"0": [first, end], ...}`."""
     if text is None:
         return None
     try:
@@ -141,25 +141,25 @@ def _ranges(text: str | None) -> dict[int, Bounds] | None:
 
 def log_stream(options: Mapping[str, str]) -> DataSourceStreamReader:
     if not is_raw(options):
-        raise InvalidOption("raw", "false", "a stream of the log is raw=true; replay_stream folds it")
+        raise InvalidOption("raw", "false", "a stream of the log needs raw=true; replay_stream folds it")
     return RawStream(options)
 
 
 class RawStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The live log, as far as it has come, from its beginning. An offset is {"log": next offset}."""
+    """Reads the live log from its beginning. Spark's offset is {log: next offset}."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         if "ranges" in options:
-            raise InvalidOption("ranges", options["ranges"], "not for a stream, which begins at the beginning")
+            raise InvalidOption("ranges", options["ranges"], "not for a stream, which starts at the beginning")
         self._reader = RawReader(options)
-        self._origin = origin_of(options)
-        self._target: dict[str, int] | None = None  # of a query that ends when it has read what is there now
+        self._source = source_of(options)
+        self._target: dict[str, int] | None = None  # where a query with availableNow ends
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._ends()
 
     def _ends(self) -> dict[str, int]:
-        return {str(log): bounds.end for log, bounds in sorted(self._origin.spans().items())}
+        return {str(log): bounds.end for log, bounds in sorted(self._source.spans().items())}
 
     def initialOffset(self) -> dict[str, int]:
         return {}
@@ -175,7 +175,7 @@ class RawStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._reader.read(partition)
 
 
-# --- what is folded
+# --- marshal-state
 
 
 def state_schema(options: Mapping[str, str]) -> StructType:
@@ -197,20 +197,20 @@ def _tables_of(options: Mapping[str, str]) -> tuple[str, ...]:
 
 
 class FoldReader(DataSourceReader):
-    """Folds a log per task."""
+    """Folds one log per task."""
 
     def __init__(self, options: Mapping[str, str], tables: Sequence[str]) -> None:
-        self._origin = origin_of(options)
+        self._source = source_of(options)
         self._tables = tuple(tables)
-        self._window = Window(options)
+        self._filter = RowFilter(options)
 
     def partitions(self) -> Sequence[InputPartition]:
-        root = root_of(self._origin)
+        root = root_of(self._source)
         if root is None:
             return []
-        group = self._window.group
+        group = self._filter.group
         wanted = range(root.partitions) if group is None else [route(group, root.partitions)]
-        spans = self._origin.spans()
+        spans = self._source.spans()
         return [LogSpan(log, *spans[log], root) for log in wanted if log in spans]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -220,23 +220,23 @@ class FoldReader(DataSourceReader):
             yield from columns.batches(rows, self._tables)
 
     def _folded(self, span: LogSpan) -> Iterator[Mapping[str, Sequence[Row]]]:
-        assert span.root is not None  # else there would be no span
-        window = self._window
-        values = ((offset, value) for _, offset, _, _, value in self._origin.read(span.log, span.first, span.end))
+        assert span.root is not None  # `partitions` planned it
+        row_filter = self._filter
+        values = ((offset, value) for _, offset, _, _, value in self._source.read(span.log, span.first, span.end))
         timeline = Timeline(beginning(span.log, span.first, span.root, values).world(), self._tables)
-        read, begins, ends = timeline.read, window.since is not None, window.until is not None
-        for _, offset, time_ms, _, value in self._origin.read(span.log, timeline.world.next_offset, span.end):
-            if ends and window.ends_before(offset, time_ms):
+        read, has_since, has_until = timeline.read, row_filter.since is not None, row_filter.until is not None
+        for _, offset, time_ms, _, value in self._source.read(span.log, timeline.world.next_offset, span.end):
+            if has_until and row_filter.ends_before(offset, time_ms):
                 break
             read(offset, time_ms, value)
-            if begins and window.begins_after(offset, time_ms):
+            if has_since and row_filter.begins_after(offset, time_ms):
                 timeline.take()
-            elif offset % LOOK_EVERY == 0 and timeline.pending >= ROWS_HELD_MAX:
+            elif offset % CHECK_EVERY == 0 and timeline.pending >= ROWS_HELD_MAX:
                 yield self._of_group(timeline.take())
         yield self._of_group(timeline.finish())
 
     def _of_group(self, rows: Mapping[str, Sequence[Row]]) -> Mapping[str, Sequence[Row]]:
-        group = self._window.group
+        group = self._filter.group
         return (
             rows
             if group is None

@@ -1,7 +1,7 @@
-"""Messages as rows: their columns, a choice of them, and messages of partitions as an Arrow batch. Reads nothing.
+"""Messages as rows: the columns, a selection of them, and messages as an Arrow batch. Must not read from Kafka.
 
-What is not chosen costs nothing: it is neither taken out of the message nor sent to the JVM. Loops over messages run in
-C, by `map` over a method of their class.
+A column that is not selected costs nothing: it is neither taken out of the message nor sent to the JVM. Loops over
+messages run in C, by `map` over a method of their class.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from marshal_py.transport.ports import RawMessage
 
 
 class Run(NamedTuple):
-    """Messages of one partition, in their order, with the token of the claim under which they are read."""
+    """Messages of one partition, in order, and the token of the claim under which they are read."""
 
     topic: str
     partition: int
@@ -25,7 +25,7 @@ class Run(NamedTuple):
 
 
 class Column(NamedTuple):
-    """`spark`: the type as Spark's simple string. `take`: this column of messages; None: they all have the same."""
+    """`spark`: the type as Spark's simple string. `take`: makes this column; None: its value is the same in a Run."""
 
     spark: str
     arrow: pa.DataType
@@ -33,11 +33,11 @@ class Column(NamedTuple):
 
 
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-_MOMENT: Final = pa.timestamp("us", "UTC")
+_TIME: Final = pa.timestamp("us", "UTC")
 
 
 def _each(method: str, messages: Sequence[RawMessage]) -> Iterator[Any]:
-    """What a method of each message says. The messages are of one class, and there is at least one."""
+    """Calls this method of each message. The messages are of one class, and there is at least one."""
     return map(getattr(type(messages[0]), method), messages)
 
 
@@ -52,7 +52,7 @@ def _header_list(headers: Any) -> list[dict[str, Any]] | None:
 
 def _timestamps(messages: Sequence[RawMessage]) -> pa.Array:
     times = [at_ms if kind else None for kind, at_ms in _each("timestamp", messages)]
-    return pa.array(times, pa.timestamp("ms", "UTC")).cast(_MOMENT)
+    return pa.array(times, pa.timestamp("ms", "UTC")).cast(_TIME)
 
 
 _COLUMNS: Final[Mapping[str, Column]] = {
@@ -62,14 +62,14 @@ _COLUMNS: Final[Mapping[str, Column]] = {
     "topic": Column("string", pa.string()),
     "partition": Column("int", pa.int32()),
     "offset": Column("bigint", pa.int64(), lambda found: pa.array(list(_each("offset", found)), pa.int64())),
-    "timestamp": Column("timestamp", _MOMENT, _timestamps),
+    "timestamp": Column("timestamp", _TIME, _timestamps),
     "token": Column("string", pa.string()),
 }
 COLUMNS: Final = tuple(_COLUMNS)
 
 
 def columns_of(text: str | None) -> tuple[str, ...]:
-    """The option `columns`: names in the order wanted, a comma between them; all, if None. Raises InvalidOption."""
+    """The option `columns`: names with commas between them, in the wanted order; None: all. Raises InvalidOption."""
     if text is None:
         return COLUMNS
     names = tuple(name.strip().lower() for name in text.split(","))
@@ -79,18 +79,18 @@ def columns_of(text: str | None) -> tuple[str, ...]:
 
 
 def spark_schema(columns: Sequence[str] = COLUMNS) -> str:
-    """As DDL."""
+    """Returns the columns as DDL."""
     return ", ".join(f"{name} {_COLUMNS[name].spark}" for name in columns)
 
 
 def check_schema(found: str, columns: Sequence[str]) -> None:
-    """`found`: as `StructType.simpleString` has it. Raises InvalidOption unless it is that of `columns`."""
+    """Raises InvalidOption unless `found` (`StructType.simpleString`) is the schema of `columns`."""
     if found != f"struct<{','.join(f'{name}:{_COLUMNS[name].spark}' for name in columns)}>":
         raise InvalidOption(
             "schema",
             found,
-            "leave .schema() out: rows are messages of Kafka, the option columns "
-            "chooses of theirs, and from_json or from_avro takes `value` apart",
+            "leave .schema() out: rows are messages of Kafka, whose columns the option columns selects; parse `value` "
+            "with from_json or from_avro",
         )
 
 
@@ -99,7 +99,7 @@ def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
 
 
 def as_arrow(runs: Sequence[Run], columns: Sequence[str]) -> pa.RecordBatch:
-    """One row per message."""
+    """Returns a batch with one row per message."""
     messages = runs[0].messages if len(runs) == 1 else [message for run in runs for message in run.messages]
 
     def array(name: str, column: Column) -> pa.Array:

@@ -1,6 +1,7 @@
-"""Where the fold of a log begins: at its Genesis, or at a confirmed snapshot where the records before it are deleted.
+"""Where the fold of a log begins: at its Genesis, or at a confirmed snapshot if the records before it are deleted.
 
-Of several snapshots the oldest is taken: readers of history want as much of it as there is. Pure, and without Spark.
+Of several snapshots it takes the oldest, because readers of history want as much of it as possible. Pure functions;
+must not import Spark.
 """
 
 from __future__ import annotations
@@ -19,45 +20,49 @@ Placed = tuple[int, bytes | None]  # offset and value
 
 
 class Beginning(NamedTuple):
-    """Of one log. `stored`: the snapshot that stands in for deleted records, None if the log begins at offset 0."""
+    """Where one log's fold begins. `stored`: the snapshot that replaces deleted records; None: offset 0."""
 
     log: int
     root: Genesis
     stored: Stored | None = None
 
     def world(self) -> World:
-        """A fresh world that stands where the fold begins."""
+        """Returns a new world, as it is where the fold begins."""
         root = None if self.log == 0 else self.root
         if self.stored is None:
             return World(self.log, root)
         world = snapshot.load(self.stored, self.log, root)
-        assert world is not None  # `beginning` looked
+        assert world is not None  # `beginning` checked that
         return world
 
 
 def root_among(first: int, values: Iterable[Placed]) -> Genesis | None:
-    """The root (L3) from the values of log 0, which begin at offset `first` and come in order; None if there is none.
+    """Returns the root, the Genesis that counts for all logs (L3), or None if there is none.
 
-    Where the log's beginning is deleted, a confirmed snapshot names it.
+    `values`: those of log 0, in order, from its first offset `first` on. If that is not 0, the log's beginning is
+    deleted, and a confirmed snapshot names the root.
     """
     if first == 0:
         opened = (open_envelope(value, -1) for _, value in values)
         return next((found[5] for found in opened if found is not None and isinstance(found[5], Genesis)), None)
-    confirmed = _shelf(None, values).confirmed(first)
+    confirmed = _snapshots(None, values).confirmed(first)
     return confirmed[-1].genesis if confirmed else None
 
 
 def beginning(log: int, first: int, root: Genesis, values: Iterable[Placed]) -> Beginning:
-    """`values`: of the log, from its first offset on; not read if that is 0. Raises HistoryTruncated (N10)."""
+    """Returns where the fold of a log begins. `values`: the log's, from `first` on; not read if that is 0.
+
+    Raises HistoryTruncated (N10) if the beginning is deleted and no confirmed snapshot replaces it.
+    """
     if first == 0:
         return Beginning(log, root)
-    for stored in reversed(_shelf(root.incarnation, values).confirmed(first)):
+    for stored in reversed(_snapshots(root.incarnation, values).confirmed(first)):
         if snapshot.load(stored, log, None if log == 0 else root) is not None:
             return Beginning(log, root, stored)
     raise HistoryTruncated(log, first)
 
 
-def _shelf(incarnation: bytes | None, values: Iterable[Placed]) -> SnapshotStore:
+def _snapshots(incarnation: bytes | None, values: Iterable[Placed]) -> SnapshotStore:
     store = SnapshotStore(incarnation)
     for offset, value in values:
         record = open_snapshot(value)

