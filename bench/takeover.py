@@ -21,12 +21,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its types forget them
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ResourceType,
-)
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType  # type: ignore
 
 from bench.environment import ADMIN_TIMEOUT_S, BenchEnvironment, Result, percentile, ratio, spread
 from bench.group_load import LoadGroup

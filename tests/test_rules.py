@@ -1,8 +1,8 @@
 """Every numbered rule of PROTOCOL.md has a test that names it, and no test names a rule that does not exist.
 
 A rule is a list entry that begins with its number in bold. A test names rules at the beginning of its docstring:
-`F4.3: ...`, or `F4.2, F4.3: ...`. Nothing is imported: the tests are read as text, so that a test which needs Kafka or
-Spark counts on every machine.
+`F4.3: ...`, or `F4.2, F4.3: ...`. Tests are parsed and not imported, so that those which need Kafka or Spark count on
+every machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def rules_of(text: str) -> list[str]:
 
 
 def namings_of(path: str, text: str) -> Iterator[Naming]:
-    """What the docstrings of a file's tests name."""
+    """The rules that the docstrings of a file's tests name."""
     for node in ast.walk(ast.parse(text, filename=path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
             found = NAMED.match(ast.get_docstring(node) or "")
@@ -51,9 +51,9 @@ def namings_under(root: Path) -> list[Naming]:
 
 
 def faults(rules: list[str], namings: list[Naming]) -> list[str]:
-    """Rules without a test, numbers given twice, and tests that name a rule which the text does not have.
+    """Rules without a test, numbers used twice, and tests that name a rule which the text does not have.
 
-    Only the letters that the text uses for rules are looked at: a test may speak of other numbered things.
+    Names whose letter the text does not use for rules are ignored: a test may name other numbered things.
     """
     letters = {rule[0] for rule in rules}
     named = {naming.rule for naming in namings}
@@ -78,7 +78,7 @@ def test_the_checker_reads_the_protocol() -> None:
     assert {rule[0] for rule in rules} == set("LEFGTDAKMN")
     assert {"L1", "L9", "E1", "E9", "F0", "F1.1", "F9.9", "F10.3", "G4", "T18", "D8", "A5", "K1"} <= set(rules)
     assert {"M1", "M12"} <= set(rules)
-    # Whatever stands in bold with a number is a rule: one that is written otherwise would be looked for in vain.
+    # Every number in bold is a rule, so that no rule is missed because it is written in another way.
     text = (REPOSITORY / "PROTOCOL.md").read_text(encoding="utf-8")
     assert rules == re.findall(r"\*\*([A-Z]\d[\d.]*)\*\*", text)
 
@@ -135,7 +135,7 @@ def test_a_planted_fault_is_found(text: str, tests: str, fault: str) -> None:
 
 
 def test_the_files_are_found(tmp_path: Path) -> None:
-    """In every folder below tests/, and only files that pytest would collect."""
+    """Reads every folder below tests/, and only files that pytest would collect."""
     inner = tmp_path / "tests" / "protocol"
     inner.mkdir(parents=True)
     (inner / "test_a.py").write_text('def test_a():\n    """F1.1: a."""\n', encoding="utf-8")
