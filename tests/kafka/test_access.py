@@ -1,7 +1,7 @@
-"""The least rights that each kind of client needs, on a Kafka with an authorizer: with exactly these it works, without
-any one of them it says which is missing (docs/access.md; marshal_py/admin/permissions.py).
+"""The minimal rights of each kind of client, on a Kafka with an authorizer: with these it works, and without any one
+of them an error names it (docs/access.md; marshal_py/admin/permissions.py).
 
-One guarded broker for all. Every test has users of its own, so that no right of one helps the other.
+All tests use one broker with an authorizer, and each test has users of its own, so that no right of one helps another.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def guarded() -> Iterator[GuardedCluster]:
 
 @pytest.fixture(scope="module")
 def root(guarded: GuardedCluster) -> AdminClient:
-    """Who may everything."""
+    """An admin client that may do everything."""
     return AdminClient({"bootstrap.servers": guarded.bootstrap, **QUIET})
 
 
@@ -65,8 +65,8 @@ def pool() -> list[str]:
     return list(USERS)
 
 
-class Person:
-    """A user who may what it was given."""
+class User:
+    """A user of the broker, with the rights that it was granted."""
 
     def __init__(self, cluster: GuardedCluster, root: AdminClient, name: str, path: Path) -> None:
         self.cluster, self.root, self.name = cluster, root, name
@@ -79,8 +79,8 @@ class Person:
         for future in self.root.create_acls(bindings).values():
             future.result(DEADLINE_S)
 
-    def may(self, *granted: permissions.Right) -> Person:
-        """Waits until the broker would let it."""
+    def may(self, *granted: permissions.Right) -> User:
+        """Grants rights, and waits until the broker applies them."""
         self.grant(*granted)
         admin = KafkaTransport(self.settings, DEADLINE_S).admin()
         wait_until(lambda: not permissions.missing(granted, admin.allowed), DEADLINE_S, f"the rights of {self.name}")
@@ -112,13 +112,13 @@ def _binding(name: str, right: permissions.Right, operation: str) -> Any:
 
 
 @pytest.fixture
-def person(guarded: GuardedCluster, root: AdminClient, pool: list[str], tmp_path: Path) -> Callable[[], Person]:
-    return lambda: Person(guarded, root, pool.pop(), tmp_path)
+def new_user(guarded: GuardedCluster, root: AdminClient, pool: list[str], tmp_path: Path) -> Callable[[], User]:
+    return lambda: User(guarded, root, pool.pop(), tmp_path)
 
 
 @pytest.fixture(scope="module")
 def orders(guarded: GuardedCluster, root: AdminClient) -> str:
-    """A topic with messages; and the coordination topic, made by who may."""
+    """A topic with messages. Also creates the coordination topic, with all rights."""
     root.create_topics([NewTopic("orders", PARTITIONS, 1)])["orders"].result(DEADLINE_S)
     with marshal_py.connect({"bootstrap.servers": guarded.bootstrap, **QUIET}):
         pass
@@ -134,12 +134,12 @@ def group() -> str:
     return f"g-{uuid.uuid4().hex[:8]}"
 
 
-# --- on a broker that makes every topic that somebody asks for, as Kafka's defaults have it
+# --- on a broker that creates any topic that a client asks for, as by Kafka's defaults
 
 
-def test_asking_makes_no_topic(guarded: GuardedCluster, root: AdminClient, group: str) -> None:
-    """Neither our questions nor a producer beside a coordination topic that was deleted: what brokers make by
-    themselves keeps a week, in one partition.
+def test_no_request_creates_a_topic(guarded: GuardedCluster, root: AdminClient, group: str) -> None:
+    """Neither metadata requests nor a producer whose coordination topic was deleted: a topic that the broker creates by
+    itself has one partition and a retention of a week.
     """
     given = {"bootstrap.servers": guarded.bootstrap, **QUIET}
     log = f"log-{group}"
@@ -153,20 +153,20 @@ def test_asking_makes_no_topic(guarded: GuardedCluster, root: AdminClient, group
         with contextlib.suppress(KeyError):
             admin.lagging_replicas(f"missing-{group}")
         root.delete_topics([log])[log].result(DEADLINE_S)
-        wait_until(lambda: admin.partition_count(log) is None, DEADLINE_S, "it is gone")
+        wait_until(lambda: admin.partition_count(log) is None, DEADLINE_S, "it is deleted")
         assert marshal._context.coordination._producer.list_topics(log, timeout=DEADLINE_S).topics[log].error, (
             "as before it writes"
         )
     assert [topic for topic in root.list_topics(timeout=DEADLINE_S).topics if group in topic] == []
 
 
-def test_a_topic_that_a_broker_made_is_mended_by_the_one_command_of_the_error(
+def test_a_topic_that_a_broker_created_is_fixed_by_the_command_in_the_error(
     guarded: GuardedCluster, root: AdminClient, group: str, tmp_path: Path
 ) -> None:
-    """The doctor sees its one partition, the error's command says all that is wrong, and connect then takes it."""
+    """The doctor reports its single partition, the error's command fixes all settings, and then connect() works."""
     given, log = {"bootstrap.servers": guarded.bootstrap, **QUIET}, f"log-{group}"
-    AdminClient(given).list_topics(log, timeout=DEADLINE_S)  # somebody else's question
-    wait_until(lambda: log in root.list_topics(timeout=DEADLINE_S).topics, DEADLINE_S, "it came to be")
+    AdminClient(given).list_topics(log, timeout=DEADLINE_S)  # another client asks for it
+    wait_until(lambda: log in root.list_topics(timeout=DEADLINE_S).topics, DEADLINE_S, "the topic exists")
     file = tmp_path / "root.properties"
     file.write_text(f"bootstrap.servers={guarded.bootstrap}")
     seen = CliRunner().invoke(app, ["doctor", "--command-config", str(file), "--coordination-topic", log]).stdout
@@ -186,7 +186,7 @@ def test_a_topic_that_a_broker_made_is_mended_by_the_one_command_of_the_error(
             return marshal.root.partitions == 16
         return False
 
-    wait_until(connects, DEADLINE_S, "the settings have come to be")
+    wait_until(connects, DEADLINE_S, "the settings are applied")
 
 
 def test_a_wrong_password_is_named_long_before_the_timeout(guarded: GuardedCluster) -> None:
@@ -200,7 +200,7 @@ def test_a_wrong_password_is_named_long_before_the_timeout(guarded: GuardedClust
 
 
 def consume(settings: dict[str, Any], group: str, topic: str) -> int:
-    """Every message, by the defaults: positions from Kafka's offsets, and mirrored back to them."""
+    """Reads every message with the defaults: positions come from Kafka's offsets and are mirrored to them."""
     with (
         marshal_py.connect(settings, timeout_s=DEADLINE_S) as marshal,
         marshal.consumer(group, [topic], start_fallback="earliest", heartbeat_interval_s=1.0) as consumer,
@@ -212,17 +212,17 @@ def consume(settings: dict[str, Any], group: str, topic: str) -> int:
             if seen == MESSAGES:
                 break
         consumer.flush()
-        told = [event.kind for event in consumer.events()]
-    assert "mirror_refused" not in told
+        kinds = [event.kind for event in consumer.events()]
+    assert "mirror_refused" not in kinds
     return seen
 
 
-def test_a_consumer_works_with_the_least(person: Callable[[], Person], orders: str, group: str) -> None:
-    """Without the right to create or delete anything."""
+def test_a_consumer_works_with_minimal_rights(new_user: Callable[[], User], orders: str, group: str) -> None:
+    """It needs no right to create or delete anything."""
     needed = permissions.rights_of(permissions.CONSUMER, "__marshal", [group], [orders])
-    who = person().may(*needed)
-    assert consume(who.settings, group, orders) == MESSAGES
-    found = who.json("doctor", group, "--as", "consumer")
+    user = new_user().may(*needed)
+    assert consume(user.settings, group, orders) == MESSAGES
+    found = user.json("doctor", group, "--as", "consumer")
     assert found["ok"], found
     assert {"name": "rights: consumer", "level": "ok"}.items() <= next(
         check.items() for check in found["checks"] if check["name"] == "rights: consumer"
@@ -230,10 +230,10 @@ def test_a_consumer_works_with_the_least(person: Callable[[], Person], orders: s
 
 
 @pytest.mark.parametrize("lacking", range(5))
-def test_none_of_a_consumers_rights_is_too_many(
-    person: Callable[[], Person], orders: str, group: str, lacking: int
+def test_each_of_a_consumers_rights_is_necessary(
+    new_user: Callable[[], User], orders: str, group: str, lacking: int
 ) -> None:
-    """Each one left out: the consumer ends with an error that names it, and so does the doctor."""
+    """Without any one of them, the consumer ends with an error that names it, and the doctor names it, too."""
     every = [
         permissions.Right(one.kind, one.name, (operation,))
         for one in permissions.rights_of(permissions.CONSUMER, "__marshal", [group], [orders])
@@ -241,13 +241,13 @@ def test_none_of_a_consumers_rights_is_too_many(
     ]
     assert len(every) == 5
     left_out = every[lacking]
-    who = person().may(*(one for one in every if one != left_out))
+    user = new_user().may(*(one for one in every if one != left_out))
     if left_out.kind == "topic" and left_out.operations == ("Read",) and left_out.name == orders:
-        who.may(permissions.Right("topic", orders, ("Describe",)))  # else it could not even see the topic
+        user.may(permissions.Right("topic", orders, ("Describe",)))  # else it could not even see the topic
     if left_out.kind == "topic" and left_out.name == "__marshal" and left_out.operations != ("DescribeConfigs",):
-        who.may(permissions.Right("topic", "__marshal", ("Describe",)))
+        user.may(permissions.Right("topic", "__marshal", ("Describe",)))
     with pytest.raises(MarshalError) as failed:
-        consume(who.settings, group, orders)
+        consume(user.settings, group, orders)
     if left_out.name == orders:
         assert "orders" in str(failed.value)
         assert "uthorization failed" in str(failed.value)
@@ -256,75 +256,75 @@ def test_none_of_a_consumers_rights_is_too_many(
         assert isinstance(error, AccessDenied), error
         assert (error.kind, error.name) == (left_out.kind, left_out.name)
         assert error.operation in (*left_out.operations, "Describe")
-        assert error.principal == f"User:{who.name}"
-    doctor = who.marshal("doctor", group, "--topic", orders, "--as", "consumer", "--json")
+        assert error.principal == f"User:{user.name}"
+    doctor = user.marshal("doctor", group, "--topic", orders, "--as", "consumer", "--json")
     assert doctor.exit_code == 1
     (check,) = [one for one in json.loads(doctor.stdout)["checks"] if one["level"] == "fail"]
-    assert check["found"] == f"User:{who.name} lacks {left_out.operations[0]} on {left_out.kind} {left_out.name}"
+    assert check["found"] == f"User:{user.name} lacks {left_out.operations[0]} on {left_out.kind} {left_out.name}"
     assert check["advice"].endswith(f"--operation {left_out.operations[0]} --{left_out.kind} {left_out.name}")
-    assert f"--allow-principal User:{who.name}" in check["advice"]
+    assert f"--allow-principal User:{user.name}" in check["advice"]
 
 
-def test_who_may_nothing_is_told_what_to_ask_for(person: Callable[[], Person], orders: str, group: str) -> None:
-    """Not that the topic is missing: an authorizer hides the difference, and the error says so."""
-    who = person()
+def test_a_client_without_rights_learns_what_to_ask_for(new_user: Callable[[], User], orders: str, group: str) -> None:
+    """The error does not claim that the topic is missing: an authorizer hides the difference."""
+    user = new_user()
     with pytest.raises(AccessDenied, match="Describe topic '__marshal'"):
-        consume(who.settings, group, orders)
+        consume(user.settings, group, orders)
     for arguments in (("state",), ("groups", "ls"), ("release", group, "--yes"), ("log", "dump")):
-        refused = who.marshal(*arguments)
+        refused = user.marshal(*arguments)
         assert refused.exit_code == 1
         assert "--operation Describe --topic __marshal" in refused.stderr
-    found = who.marshal("doctor", "--json")
-    assert found.exit_code == 0, "it was not said what this client is for"
+    found = user.marshal("doctor", "--json")
+    assert found.exit_code == 0, "without --as, missing rights are only warnings"
     levels = {check["name"]: check["level"] for check in json.loads(found.stdout)["checks"]}
     assert levels["rights: observer"] == levels["rights: consumer"] == levels["rights: admin"] == "warn"
 
 
-def test_an_observer_looks_and_changes_nothing(
-    person: Callable[[], Person], guarded: GuardedCluster, orders: str, group: str
+def test_an_observer_reads_and_changes_nothing(
+    new_user: Callable[[], User], guarded: GuardedCluster, orders: str, group: str
 ) -> None:
     consume({"bootstrap.servers": guarded.bootstrap, **QUIET}, group, orders)
-    who = person().may(*permissions.rights_of(permissions.OBSERVER, "__marshal", [group], [orders]))
-    assert who.json("doctor", group, "--as", "observer")["ok"]
-    (state,) = who.json("state", group)["groups"]
+    user = new_user().may(*permissions.rights_of(permissions.OBSERVER, "__marshal", [group], [orders]))
+    assert user.json("doctor", group, "--as", "observer")["ok"]
+    (state,) = user.json("state", group)["groups"]
     assert [one["lag"] for one in state["partitions"]] == [0] * PARTITIONS
-    assert group in [one["group"] for one in who.json("groups", "ls")]
-    assert who.json("explain", group, f"{orders}:0")["position"] == MESSAGES // PARTITIONS
-    assert who.json("set-position", group, orders, "--to", "earliest", "--dry-run")["outcome"] == "dry_run"
+    assert group in [one["group"] for one in user.json("groups", "ls")]
+    assert user.json("explain", group, f"{orders}:0")["position"] == MESSAGES // PARTITIONS
+    assert user.json("set-position", group, orders, "--to", "earliest", "--dry-run")["outcome"] == "dry_run"
     for arguments in (("release", group), ("set-position", group, orders, "--to", "0"), ("groups", "rm", group)):
-        refused = who.marshal(*arguments, asks=True)
+        refused = user.marshal(*arguments, asks=True)
         assert refused.exit_code == 1
         assert "--operation Write --topic __marshal" in refused.stderr, refused.stderr
-    assert who.json("groups", "info", group)["pause"] is None
+    assert user.json("groups", "info", group)["pause"] is None
 
 
-def test_an_admin_works_with_the_least(
-    person: Callable[[], Person], guarded: GuardedCluster, orders: str, group: str
+def test_an_admin_works_with_minimal_rights(
+    new_user: Callable[[], User], guarded: GuardedCluster, orders: str, group: str
 ) -> None:
-    """It needs no right to read what the group reads."""
+    """It needs no right to read the messages of the group's topics."""
     consume({"bootstrap.servers": guarded.bootstrap, **QUIET}, group, orders)
-    who = person().may(*permissions.rights_of(permissions.ADMIN, "__marshal", [group], [orders]))
-    assert who.json("doctor", group, "--as", "admin")["ok"]
-    assert who.json("release", group, asks=True)["token"] >= 0
-    assert who.json("set-position", group, orders, "--to", "earliest", "--adopt", asks=True)["outcome"] == "moved"
-    assert who.json("set-position", group, orders, "--to", "committed", "--adopt", asks=True)["outcome"] == "moved"
-    assert who.json("groups", "update", group, "--policy", "greedy", asks=True)["offset"] > 0
-    assert who.json("groups", "rm", group, asks=True)["deleted"]
+    user = new_user().may(*permissions.rights_of(permissions.ADMIN, "__marshal", [group], [orders]))
+    assert user.json("doctor", group, "--as", "admin")["ok"]
+    assert user.json("release", group, asks=True)["token"] >= 0
+    assert user.json("set-position", group, orders, "--to", "earliest", "--adopt", asks=True)["outcome"] == "moved"
+    assert user.json("set-position", group, orders, "--to", "committed", "--adopt", asks=True)["outcome"] == "moved"
+    assert user.json("groups", "update", group, "--policy", "greedy", asks=True)["offset"] > 0
+    assert user.json("groups", "rm", group, asks=True)["deleted"]
 
 
-def test_who_may_not_delete_leaves_that_to_an_admin(
-    person: Callable[[], Person], guarded: GuardedCluster, orders: str, group: str, monkeypatch: pytest.MonkeyPatch
+def test_a_client_that_may_not_delete_leaves_truncation_to_an_admin(
+    new_user: Callable[[], User], guarded: GuardedCluster, orders: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """N12: a consumer with the least rights writes snapshots; Kafka refuses it the deletion; one advisory says so."""
+    """N12: a consumer with minimal rights writes snapshots; Kafka refuses its deletion; one advisory reports that."""
     monkeypatch.setattr(log_maintenance, "TRUNCATE_EVERY_MS", 50)
     monkeypatch.setattr(log_maintenance, "TRUNCATE_RECORDS_MIN", 16)
     monkeypatch.setattr(snapshotter, "STAGGER_RECORDS", 16)
-    who = person().may(*permissions.rights_of(permissions.CONSUMER, "__marshal", [group], [orders]))
-    chief = person().may(*permissions.rights_of(permissions.ADMIN, "__marshal", [group], [orders]))
+    user = new_user().may(*permissions.rights_of(permissions.CONSUMER, "__marshal", [group], [orders]))
+    admin_user = new_user().may(*permissions.rights_of(permissions.ADMIN, "__marshal", [group], [orders]))
     options = {"snapshot_every_records": 64, "history_kept_s": 0.0, "timeout_s": DEADLINE_S}
     producer = Producer({"bootstrap.servers": guarded.bootstrap, **QUIET})
     with (
-        marshal_py.connect(who.settings, client_id="lesser", **options) as marshal,
+        marshal_py.connect(user.settings, client_id="lesser", **options) as marshal,
         marshal.consumer(group, [orders], heartbeat_interval_s=1.0) as consumer,
     ):
         log = TopicPartition("__marshal", route(group, marshal.root.partitions))
@@ -341,54 +341,58 @@ def test_who_may_not_delete_leaves_that_to_an_admin(
 
         wait_until(lambda: grow() and bool(refused()), DEADLINE_S, "Kafka refuses the deletion")
         at = kept.confirmed_at
-        wait_until(lambda: grow() and kept.confirmed_at > at, DEADLINE_S, "snapshots go on")
-        (told,) = refused()
-        assert "uthoriz" in told.text, told.text
-        assert told.log == log.partition
+        wait_until(lambda: grow() and kept.confirmed_at > at, DEADLINE_S, "snapshots continue")
+        (advisory,) = refused()
+        assert "uthoriz" in advisory.text, advisory.text
+        assert advisory.log == log.partition
         assert marshal._context.admin.bounds([log])[log].first == 0
-        wait_until(lambda: grow() and kept.deletable() > 0, DEADLINE_S, "its heartbeats show that it reads on")
+        wait_until(lambda: grow() and kept.deletable() > 0, DEADLINE_S, "its heartbeats show that it has read them")
         truncate = ("snapshot", "--log", str(log.partition), "--truncate", "--keep", "0s")
-        lesser = who.marshal(*truncate, asks=True)
+        lesser = user.marshal(*truncate, asks=True)
         assert lesser.exit_code == 1
         assert "the deletion of its records is refused" in lesser.stderr
         assert marshal._context.admin.bounds([log])[log].first == 0
-        (row,) = chief.json(*truncate, asks=True)
+        (row,) = admin_user.json(*truncate, asks=True)
         assert row["sessions"] == ["lesser"]
         assert marshal._context.admin.bounds([log])[log].first == row["deleted_before"] > 0
         assert len(refused()) == 1
         assert not consumer.closed
-    with marshal_py.connect(who.settings, timeout_s=DEADLINE_S) as later, later.consumer(group, [orders]) as consumer:
-        assert later._loop.worlds[log.partition].began_at >= row["deleted_before"], "behind the snapshot, by reading it"
+    with marshal_py.connect(user.settings, timeout_s=DEADLINE_S) as later, later.consumer(group, [orders]) as consumer:
+        assert later._loop.worlds[log.partition].began_at >= row["deleted_before"], "it began at the snapshot"
         wait_until(lambda: len(consumer.claims()) == PARTITIONS, DEADLINE_S, "it works")
 
 
-def test_the_coordination_topic_is_made_by_who_may(person: Callable[[], Person], orders: str, group: str) -> None:
-    """Who may not is told the command, or the right: whatever comes first."""
-    who, told = person(), []
-    who.grant(permissions.Right("topic", "__other", ("Describe",)))
+def test_a_client_with_the_right_creates_the_coordination_topic(
+    new_user: Callable[[], User], orders: str, group: str
+) -> None:
+    """Without the right, the error names the command or the missing right, whichever the broker answers first."""
+    user, errors = new_user(), []
+    user.grant(permissions.Right("topic", "__other", ("Describe",)))
 
     def connects() -> bool:
         try:
-            marshal_py.connect(who.settings, coordination_topic="__other").close()
+            marshal_py.connect(user.settings, coordination_topic="__other").close()
         except (AccessDenied, CoordinationTopicMissing) as error:
-            told.append(error)
+            errors.append(error)
             return False
         return True
 
-    wait_until(lambda: not connects() and isinstance(told[-1], CoordinationTopicMissing), DEADLINE_S, "it may look")
-    assert "--create --topic __other" in str(told[-1])
-    who.grant(permissions.Right("topic", "__other", ("Read", "Write", "DescribeConfigs", "Create")))
+    wait_until(
+        lambda: not connects() and isinstance(errors[-1], CoordinationTopicMissing), DEADLINE_S, "it may describe"
+    )
+    assert "--create --topic __other" in str(errors[-1])
+    user.grant(permissions.Right("topic", "__other", ("Read", "Write", "DescribeConfigs", "Create")))
     wait_until(connects, DEADLINE_S, "it may create")
-    assert who.json("groups", "ls", "--coordination-topic", "__other") == []
+    assert user.json("groups", "ls", "--coordination-topic", "__other") == []
 
 
-def test_a_group_that_its_admin_may_not_ask_for(
-    person: Callable[[], Person], guarded: GuardedCluster, orders: str, group: str
+def test_an_admin_without_a_right_on_the_group(
+    new_user: Callable[[], User], guarded: GuardedCluster, orders: str, group: str
 ) -> None:
-    """Committed offsets need a right on the group; the other targets do not."""
+    """Only a move to committed offsets needs a right on the group."""
     consume({"bootstrap.servers": guarded.bootstrap, **QUIET}, group, orders)
-    who = person().may(*permissions.rights_of(permissions.ADMIN, "__marshal", [], [orders]))
-    where = Group(KafkaTransport(who.settings, DEADLINE_S), group, "__marshal")
+    user = new_user().may(*permissions.rights_of(permissions.ADMIN, "__marshal", [], [orders]))
+    where = Group(KafkaTransport(user.settings, DEADLINE_S), group, "__marshal")
     with pytest.raises(AccessDenied, match=f"Describe group '{group}'"):
         where.set_position(orders, "committed")
     assert where.set_position(orders, "earliest").offset > 0

@@ -1,8 +1,8 @@
-"""At least once on a real Kafka: little is repeated after a kill -9, nothing after a take-back; deliveries are counted.
+"""At-least-once mode on a real Kafka: what is repeated after a kill -9 and after a handler's timeout; delivery counts.
 
-The consumers are processes of tests/support/failing_handler.py: one never acks a message and acks all behind it, one
-dies of a
-message. What is repeated is held against what the log was told and what the journals say was acked, never against time.
+The consumers are processes of tests/support/failing_handler.py: one never acks a certain message but acks all after it,
+one dies of a message. Repeated messages are compared with the progress in the log and the acks in the journals, never
+with times.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(4 * DEADLINE_S)
 
 
 def scenario_with(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, messages: int) -> ProcessScenario:
-    """One partition with so many messages, and nobody who reads it yet."""
+    """A scenario whose topic has one partition with so many messages, without a consumer yet."""
     run = scenario(kafka, [topic(1)], coordination_partitions=1)
     run.produce(per_second=100_000, count=messages)
     run.wait(lambda: sum(map(len, run.evidence.topics.values())) == messages, "the messages are there")
@@ -36,19 +36,19 @@ def scenario_with(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, m
 
 
 def lines_of(run: ProcessScenario, kind: str) -> list[dict[str, Any]]:
-    """What all processes wrote down, in the order of time."""
+    """The journal lines of this kind of all processes, in the order of time."""
     tails = [Tail(process.tail.path) for process in run.processes.values()]
     return sorted((line for tail in tails for line in tail.read() if line["e"] == kind), key=lambda line: line["ns"])
 
 
 def partition(run: ProcessScenario) -> Partition | None:
-    """The only one, by the log as far as it was read."""
+    """The state of the only partition, by the log as far as it was read."""
     group = run.group_state()
     return next(iter(list(group.partitions.values())), None) if group is not None else None
 
 
 def known(run: ProcessScenario) -> list[Range]:
-    """What the log tells above the position."""
+    """The log's progress ranges above the position."""
     found = partition(run)
     return progress.decode(found.position, found.progress) if found is not None else []
 
@@ -57,24 +57,24 @@ def finished_above(run: ProcessScenario) -> int:
     return sum(to - start for start, to, times in known(run) if not times)
 
 
-def times_told(run: ProcessScenario, offset: int) -> int:
+def times_delivered(run: ProcessScenario, offset: int) -> int:
     """How often the log counts this message as delivered."""
     found = partition(run)
     if found is None:
         return 0
-    told = progress.deliveries(found.position, found.attempts, found.in_flight, known(run))
-    return next((times for start, to, times in told if start <= offset < to), 0)
+    counted = progress.deliveries(found.position, found.attempts, found.in_flight, known(run))
+    return next((times for start, to, times in counted if start <= offset < to), 0)
 
 
-def test_a_kill_behind_a_long_message_repeats_what_an_interval_did(
+def test_a_kill_after_a_long_message_repeats_the_work_of_an_interval(
     kafka: Cluster, topic: TopicFactory, scenario: MakeScenario
 ) -> None:
-    """Ten thousand messages are finished above one that is not: they stay finished."""
+    """Ten thousand messages after an unfinished one are finished, and stay finished."""
     held, above = 100, 10_000
     run = scenario_with(kafka, topic, scenario, above + 200)
-    run.produce("producer that goes on", per_second=500)
+    run.produce("producer that continues", per_second=500)
     run.start_worker("killed", **QUICK, held=held)
-    run.wait(lambda: finished_above(run) >= above, "a heartbeat has told of ten thousand finished messages")
+    run.wait(lambda: finished_above(run) >= above, "a heartbeat has reported ten thousand finished messages")
     run.await_begun(100)
     run.kill("killed")
     run.start_worker("successor", **QUICK)
@@ -85,21 +85,21 @@ def test_a_kill_behind_a_long_message_repeats_what_an_interval_did(
     successor = f"successor-{run.processes['successor'].popen.pid}"
     before = {d.offset: d for d in run.evidence.deliveries if d.client == killed}
     again = {d.offset for d in run.evidence.deliveries if d.client == successor} & before.keys()
-    told, sends = last_word(run, killed)
+    reported, sends = last_report(run, killed)
     assert held in again
     assert numbers(run, held) == [1, 2]
-    assert again & told == set(), "finished by the last heartbeat, and delivered again"
-    # A heartbeat knows all that was acked when the one before it was sent: two thirds of an interval, at most one.
-    assert told >= {d.offset for d in before.values() if d.ack_ns < sends[-2] - STAMP_MS * NS and d.offset > held}
+    assert again & reported == set(), "finished by the last heartbeat, and delivered again"
+    # A heartbeat reports all that was acked when the one before it was sent: two thirds of an interval, at most one.
+    assert reported >= {d.offset for d in before.values() if d.ack_ns < sends[-2] - STAMP_MS * NS and d.offset > held}
     since = {d.offset for d in before.values() if d.ack_ns >= sends[-2] - STAMP_MS * NS}
     assert again <= since, "more than the work of an interval and what was in flight"
-    assert len(told) >= above
-    print(f"{len(before)} deliveries before, {len(told)} told as finished above, {len(again)} delivered again")
+    assert len(reported) >= above
+    print(f"{len(before)} deliveries before, {len(reported)} reported as finished, {len(again)} delivered again")
 
 
-def last_word(run: ProcessScenario, client: str) -> tuple[set[int], list[int]]:
-    """What the last accepted heartbeat of a client told as finished above the position; when each was sent."""
-    oracle, told, sends = Oracle(), set[int](), []
+def last_report(run: ProcessScenario, client: str) -> tuple[set[int], list[int]]:
+    """The offsets that a client's last accepted heartbeat reports as finished, and the times of all its heartbeats."""
+    oracle, reported, sends = Oracle(), set[int](), []
     for record in run.recorder.logs[0]:
         verdict = oracle.apply(record.offset, record.value)
         if verdict.outcome != "accepted" or verdict.record is None or verdict.record.type != "Heartbeat":
@@ -110,8 +110,8 @@ def last_word(run: ProcessScenario, client: str) -> tuple[set[int], list[int]]:
             sends.append(record.sent_ns)
             (part,) = group.partitions.values()
             ranges = progress.decode(part.position, part.progress)
-            told = {offset for start, to, times in ranges if not times for offset in range(start, to)}
-    return told, sends
+            reported = {offset for start, to, times in ranges if not times for offset in range(start, to)}
+    return reported, sends
 
 
 def finish(run: ProcessScenario, **wanted: int) -> None:
@@ -123,7 +123,7 @@ def finish(run: ProcessScenario, **wanted: int) -> None:
 def test_a_message_that_is_never_acked_brings_no_other_one_back(
     kafka: Cluster, topic: TopicFactory, scenario: MakeScenario
 ) -> None:
-    """D4: the partition is taken back again and again; what was acked above the message does not come again."""
+    """D4: the partition is taken back again and again; messages acked after that one are not delivered again."""
     held, messages, rounds = 20, 200, 4
     run = scenario_with(kafka, topic, scenario, messages)
     run.start_worker("forgetful", **QUICK, held=held, options={"handler_timeout_s": 1.0})
@@ -132,7 +132,7 @@ def test_a_message_that_is_never_acked_brings_no_other_one_back(
     assert run.await_gone("forgetful") == 0
     assert numbers(run, held)[:rounds] == list(range(1, rounds + 1)), "each of its deliveries is counted"
     begun = Counter(offset for line in lines_of(run, "begin") for offset in line["o"])
-    late = Counter(offset for line in lines_of(run, "late") for offset in line["o"])  # as its ack has said
+    late = Counter(offset for line in lines_of(run, "late") for offset in line["o"])  # whose ack was refused
     assert begun.keys() == set(range(messages))
     repeated = {offset: times for offset, times in begun.items() if offset != held and times > 1 + late[offset]}
     assert repeated == {}, "acked, and delivered again"
@@ -145,24 +145,24 @@ def numbers(run: ProcessScenario, offset: int) -> list[int]:
 
 
 CRASHES = 5
-# One process at a time: the next one vouches for the death of the one before (T15).
+# One process at a time: the next one declares that the one before is dead (T15).
 CRASHER = {**QUICK, "client": "crasher", "options": {"fast_reclaim": True}}
 
 
 def crashed(run: ProcessScenario, **settings: Any) -> None:
-    """Runs until it dies of its message."""
+    """Runs a process until it dies of its message."""
     process = run.start_worker("crasher", **{**CRASHER, **settings})
     if settings.get("poison_waits"):
         number = len(numbers(run, settings["poison"])) + 1
         run.wait(lambda: len(numbers(run, settings["poison"])) == number, f"delivery {number}")
-        run.wait(lambda: times_told(run, settings["poison"]) >= number, f"the log is told of delivery {number}")
+        run.wait(lambda: times_delivered(run, settings["poison"]) >= number, f"the log counts delivery {number}")
         run.hurry("crasher")
     run.wait(lambda: not process.running, "it dies of the message")
     assert process.popen.returncode == POISONED, run.describe()
 
 
 def recovered(run: ProcessScenario, style: str) -> None:
-    """The sixth one handles everything."""
+    """The sixth process handles everything."""
     run.start_worker("crasher", **{**CRASHER, "style": style})
     run.wait(run.all_done, "everything is handled")
 
@@ -171,7 +171,7 @@ def recovered(run: ProcessScenario, style: str) -> None:
 def test_five_crashes_on_the_message_at_the_position_are_counted_one_by_one(
     kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, style: str
 ) -> None:
-    """D11, F4.5: the claim alone counts them, for the process dies at once, before any heartbeat."""
+    """D11, F4.5: only the claims count the deliveries, because each process dies at once, before any heartbeat."""
     run = scenario_with(kafka, topic, scenario, 60)
     for _ in range(CRASHES):
         crashed(run, style=style, poison=0)
@@ -183,7 +183,7 @@ def test_five_crashes_on_the_message_at_the_position_are_counted_one_by_one(
 def test_five_crashes_on_a_message_in_the_middle_are_counted_one_by_one(
     kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, style: str
 ) -> None:
-    """D11: each process dies when the log was told of the delivery; in a batch, of those behind it as well."""
+    """D11: each process dies once the log counts the delivery; in a batch, also those of the messages after it."""
     poison, messages = 25, 60
     run = scenario_with(kafka, topic, scenario, messages)
     for _ in range(CRASHES):
@@ -194,10 +194,10 @@ def test_five_crashes_on_a_message_in_the_middle_are_counted_one_by_one(
         assert numbers(run, offset) == sorted(numbers(run, offset))
 
 
-def test_crashes_before_the_log_was_told_never_lower_a_count(
+def test_crashes_before_any_heartbeat_never_lower_a_count(
     kafka: Cluster, topic: TopicFactory, scenario: MakeScenario
 ) -> None:
-    """D11: in the middle of a batch that dies at once nothing is sure, but the count neither falls nor exceeds."""
+    """D11: a process that dies at once in a batch may not be counted, but the count never falls or exceeds."""
     poison = 25
     run = scenario_with(kafka, topic, scenario, 60)
     for _ in range(CRASHES):
@@ -210,10 +210,10 @@ def test_crashes_before_the_log_was_told_never_lower_a_count(
 
 
 @pytest.mark.parametrize("style", ["single", "batch"])
-def test_a_message_that_kills_every_owner_at_once_comes_to_be_counted(
+def test_a_message_that_kills_every_owner_at_once_is_counted_in_the_end(
     kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, style: str
 ) -> None:
-    """D11: the messages before it were finished, and nobody lived to tell; so they are told of one by one."""
+    """D11: no owner lived to report the finished messages before it, so messages are reported one by one."""
     poison, lives = 25, 0
     run = scenario_with(kafka, topic, scenario, 60)
     while max(numbers(run, poison), default=0) < 6:
@@ -222,5 +222,5 @@ def test_a_message_that_kills_every_owner_at_once_comes_to_be_counted(
         assert lives <= 20, numbers(run, poison)
     recovered(run, style)
     others = [number for offset in range(60) if offset != poison for number in numbers(run, offset)]
-    assert max(others) <= 4, "of messages that kill nobody"
+    assert max(others) <= 4, "the counts of messages that kill no owner"
     print(f"{lives} lives: {numbers(run, poison)}")

@@ -1,16 +1,12 @@
-"""At most once on a real Kafka: whoever stops in the documented way, or lets go, loses nothing and doubles nothing.
+"""At-most-once mode on a real Kafka: a consumer that stops cleanly or releases partitions loses and repeats nothing.
 
-The consumers are processes of tests/support/failing_handler.py. They handle some messages at once, so that the
-library asks for
-large grants, and take 10 ms for each from then on: what was granted and cannot be handled must come back. The last one
-reads the rest. Judged are each offset of the topic, and the run as a whole by the judge of tests/support/judge.py.
+The consumers are processes of tests/support/failing_handler.py. They handle the first messages without delay, so that
+the library asks for large grants, and then take 10 ms per message: what was granted and not handled must be given back.
+The last consumer reads the rest. The tests check each offset of the topic, and tests/support/judge.py the whole run.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -19,40 +15,43 @@ from typing import Any
 import pytest
 
 from marshal_py.simulator.oracle import Oracle, Verdict
+from tests.support.commands import Commands
 from tests.support.evidence import Record
 from tests.support.journal import Tail
 from tests.support.kafka import Cluster, TopicFactory
-from tests.support.process_scenario import DEADLINE_S, ROOT, MakeScenario, ProcessScenario
+from tests.support.process_scenario import DEADLINE_S, MakeScenario, ProcessScenario
 
 PARTITIONS = 3
-OPEN = 50
+OPEN = 50  # a partition's grants count as open if so many messages were granted and not handed over
 BACKLOG = 2_400
-QUICK = 300
-# A second's work is a hundred messages in the end, and thousands were granted; of all partitions, for all are fetched.
+QUICK = 300  # messages that are handled without delay
+# In a second such a handler takes a hundred messages, but thousands were granted, from all partitions.
 SLOW = {"handler_ms": [10], "quick": QUICK, "options": {"prefetch_messages": BACKLOG}}
 USER = "tests.support.failing_handler"
-THIRD_NS = 300_000_000  # of the interval of a second, less what may lie between the look at the clock and the send
+THIRD_NS = 300_000_000  # of the interval of 1 s, less the time that may pass between reading the clock and sending
 
 pytestmark = pytest.mark.timeout(4 * DEADLINE_S)
 
 
-def begun(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, partitions: int = PARTITIONS) -> ProcessScenario:
-    """A topic with a backlog, and nobody who reads it yet."""
+def with_backlog(
+    kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, partitions: int = PARTITIONS
+) -> ProcessScenario:
+    """A scenario whose topic has a backlog, without a consumer yet."""
     run = scenario(kafka, [topic(partitions)], delivery="at_most_once", coordination_partitions=1, style="single")
     run.produce(per_second=100_000, count=BACKLOG)
     run.wait(lambda: sum(map(len, run.evidence.topics.values())) == BACKLOG, "the backlog is there")
     return run
 
 
-def hired(run: ProcessScenario, name: str, **settings: Any) -> None:
+def joined(run: ProcessScenario, name: str, **settings: Any) -> None:
     run.start_worker(name, USER, **settings)
     run.await_joined(name)
 
 
 def await_grants(run: ProcessScenario, places: int = 1) -> None:
-    """Waits until the handlers are slow and the log has granted much more than they were given, in so many partitions.
+    """Waits until the handlers are slow and at least `places` partitions have open grants.
 
-    They need half a second for that: who lets go within it has something to give back.
+    A consumer that releases such a partition has something to give back.
     """
 
     def open_grants() -> list[int]:
@@ -73,13 +72,13 @@ def accepted(run: ProcessScenario, kind: str) -> Iterator[tuple[Record, Verdict]
 
 
 def given_back(run: ProcessScenario) -> int:
-    """Offsets that were granted, not handed over and given back with a Release (F6.3)."""
+    """The number of offsets that were granted, not handed over, and given back with a Release (F6.3)."""
     releases = [verdict.record.fields for _, verdict in accepted(run, "ReleasingPartition") if verdict.record]
     return sum(fields["observed"] - fields["give"] for fields in releases if fields["observed"] >= 0)
 
 
 def each_once(run: ProcessScenario) -> None:
-    """Every message of the topic was handed over exactly once; nobody dropped anything."""
+    """Every message of the topic was handed over exactly once, and no consumer failed."""
     judgement = run.finish()
     print(judgement)
     assert judgement.ok, str(judgement)
@@ -91,40 +90,40 @@ def each_once(run: ProcessScenario) -> None:
     assert run.evidence.failures == []
 
 
-def rest(run: ProcessScenario) -> None:
-    """Another consumer reads what is left."""
-    hired(run, "rest", handler_ms=[0])
+def read_the_rest(run: ProcessScenario) -> None:
+    """Lets another consumer read the remaining messages, and checks that each was handed over once."""
+    joined(run, "rest", handler_ms=[0])
     run.wait(lambda: run.begun() >= BACKLOG, "everything is handed over")
     each_once(run)
 
 
 @pytest.mark.parametrize("style", ["single", "batch"])
 def test_sigterm_loses_nothing(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, style: str) -> None:
-    run = begun(kafka, topic, scenario)
-    hired(run, "stopped", style=style, **SLOW)
+    run = with_backlog(kafka, topic, scenario)
+    joined(run, "stopped", style=style, **SLOW)
     await_grants(run)
     run.term("stopped")
     assert run.await_gone("stopped") == 0
     run.scan()
-    assert run.begun() < BACKLOG, "there was nothing left to lose"
-    rest(run)
-    assert given_back(run) > 0, "no grant was open at the stop, so nothing was shown"
+    assert run.begun() < BACKLOG, "no message was left that could be lost"
+    read_the_rest(run)
+    assert given_back(run) > 0, "no grant was open at the stop, so the test shows nothing"
 
 
-def test_two_consumers_that_are_stopped_one_behind_the_other_lose_nothing(
+def test_two_consumers_that_are_stopped_one_after_the_other_lose_nothing(
     kafka: Cluster, topic: TopicFactory, scenario: MakeScenario
 ) -> None:
-    """The second one gets the first one's partitions while it is asked to stop itself."""
-    run = begun(kafka, topic, scenario)
-    hired(run, "first", **SLOW)
-    hired(run, "second", **SLOW)
+    """The second consumer gets the partitions of the first while it stops itself."""
+    run = with_backlog(kafka, topic, scenario)
+    joined(run, "first", **SLOW)
+    joined(run, "second", **SLOW)
     run.await_begun(20, "second")
     run.wait(lambda: min(run.begun("first"), run.begun("second")) > QUICK, "both are slow by now")
     await_grants(run)
     run.term("first")
     run.term("second")
     assert [run.await_gone(name) for name in ("first", "second")] == [0, 0]
-    rest(run)
+    read_the_rest(run)
     assert given_back(run) > 0
 
 
@@ -132,22 +131,22 @@ def test_two_consumers_that_are_stopped_one_behind_the_other_lose_nothing(
 def test_the_end_of_the_block_and_drain_lose_nothing(
     kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, leaves_by: str
 ) -> None:
-    run = begun(kafka, topic, scenario)
-    # `drain` hands over what was fetched: with the prefetch of a thousand that is ten seconds of such handlers.
+    run = with_backlog(kafka, topic, scenario)
+    # `drain` hands over what was prefetched: with the default of a thousand messages, ten seconds of such handlers.
     fetched = {"options": {"prefetch_messages": 200}} if leaves_by == "drain" else {}
     run.start_worker("leaver", USER, leaves_after=QUICK + 20, leaves_by=leaves_by, **{**SLOW, **fetched})
     assert run.await_gone("leaver") == 0
     run.scan()
     assert run.begun() < BACKLOG
-    rest(run)
+    read_the_rest(run)
 
 
 def test_a_planned_move_loses_nothing(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario) -> None:
-    run = begun(kafka, topic, scenario)
-    # In batches it fetches ahead, and so has grants of every partition, whichever is to move.
-    hired(run, "owner", **SLOW, style="batch", batch_max=10)
+    run = with_backlog(kafka, topic, scenario)
+    # With batches it prefetches, and so has grants of every partition, whichever moves.
+    joined(run, "owner", **SLOW, style="batch", batch_max=10)
     await_grants(run, PARTITIONS)
-    hired(run, "newcomer", **SLOW)
+    joined(run, "newcomer", **SLOW)
     run.await_begun(20, "newcomer")
     run.hurry("owner")
     run.hurry("newcomer")
@@ -157,8 +156,8 @@ def test_a_planned_move_loses_nothing(kafka: Cluster, topic: TopicFactory, scena
 
 
 def test_a_pause_in_the_middle_loses_nothing(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario) -> None:
-    run = begun(kafka, topic, scenario)
-    hired(run, "paused", **SLOW)
+    run = with_backlog(kafka, topic, scenario)
+    joined(run, "paused", **SLOW)
     await_grants(run)
     marshal(run, "release", run.group, "--for", "10m", "--yes")
     assert run.owned() == {}
@@ -170,26 +169,17 @@ def test_a_pause_in_the_middle_loses_nothing(kafka: Cluster, topic: TopicFactory
 
 
 def marshal(run: ProcessScenario, *arguments: str) -> None:
-    """The command, as a person runs it."""
-    where = ("--bootstrap-servers", run.bootstrap, "--coordination-topic", run.coordination_topic)
-    done = subprocess.run(
-        [sys.executable, "-m", "marshal_py.cli", *arguments, *where],
-        cwd=ROOT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    """Runs a command, and waits until the recorder has read what it wrote."""
+    done = Commands(run.bootstrap, run.coordination_topic).run(*arguments)
     assert done.returncode == 0, done.stderr
     run.wait(run.recorder.read_to_the_end(), "the recorder has read what the command wrote")
 
 
 def test_one_grant_record_per_session_is_under_way(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario) -> None:
-    """T17, D2: a flood over twelve partitions, then a trickle of 300 messages a second, and never a record too many."""
-    run = begun(kafka, topic, scenario, partitions=12)
-    hired(run, "reader", handler_ms=[0], watch_grants=True)
-    run.wait(lambda: run.begun() == BACKLOG, "the flood is over")
+    """T17, D2: a backlog in twelve partitions, then 300 messages per second; no grant record is sent too early."""
+    run = with_backlog(kafka, topic, scenario, partitions=12)
+    joined(run, "reader", handler_ms=[0], watch_grants=True)
+    run.wait(lambda: run.begun() == BACKLOG, "the backlog is read")
     run.produce("producer of a trickle", per_second=300, count=900)
     run.wait(lambda: run.begun() == BACKLOG + 900, "the trickle is over")
     lines = Tail(run.processes["reader"].tail.path).read()

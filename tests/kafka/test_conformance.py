@@ -1,6 +1,6 @@
-"""The promises of the ports over Apache Kafka, which must keep every one; tests/transport runs them over the others.
+"""The promises of the ports over Apache Kafka, which must keep all of them; tests/transport tests the other transports.
 
-At the end: what the fronts say to that which only a real cluster can do.
+The tests at the end show how clients react to events that only a real cluster can cause.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tests.support.kafka import Cluster, start_cluster
 
 
 class ApacheRig(KafkaRig):
-    """A cluster of the harness; topics are made, changed and deleted through the admin protocol."""
+    """A cluster of tests/support/kafka.py, whose topics are created, changed and deleted by the admin protocol."""
 
     def __init__(self, bootstrap: str) -> None:
         super().__init__(bootstrap)
@@ -72,9 +72,9 @@ class ApacheRig(KafkaRig):
 
     def grow(self, topic: str, partitions: int) -> None:
         self.admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(DEADLINE_S)
-        # The rig's own producer must learn of them too, or it refuses to write there.
-        look = self._producer.list_topics
-        until(lambda: len(look(topic, DEADLINE_S).topics[topic].partitions) == partitions, "the producer sees growth")
+        # The rig's producer must know the new partitions, too, or it refuses to write there.
+        listed = self._producer.list_topics
+        until(lambda: len(listed(topic, DEADLINE_S).topics[topic].partitions) == partitions, "the producer knows them")
 
     def configure(self, topic: str, settings: Mapping[str, str]) -> None:
         entries = [ConfigEntry(k, v, incremental_operation=AlterConfigOpType.SET) for k, v in settings.items()]
@@ -133,7 +133,7 @@ class TestLookup(conformance.LookupPromises):
 
 class TestCannotCreate(conformance.CannotCreatePromises):
     def test_a_client_without_the_right(self) -> None:
-        """Everybody may do everything that no rule speaks of; one rule forbids to create topics."""
+        """All clients may do whatever no ACL mentions; one ACL forbids them to create topics."""
         authorizer = {
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "allow.everyone.if.no.acl.found": "true",
@@ -155,7 +155,7 @@ class TestCannotCreate(conformance.CannotCreatePromises):
 
 
 def test_three_brokers_must_be_safe_ones(kafka3: Cluster) -> None:
-    """L1: with three brokers the topic is made safe, and one that is not is refused by the setting's name."""
+    """L1: with three brokers the topic gets safe settings; an error names the setting of one that is not safe."""
     rig = ApacheRig(kafka3.bootstrap)
     admin = rig.transport().admin()
     made = f"made-{uuid.uuid4().hex[:12]}"
@@ -176,11 +176,11 @@ def test_three_brokers_must_be_safe_ones(kafka3: Cluster) -> None:
         admin.prepare_coordination(lonely, 1)
 
 
-# --- what only a real cluster can do to the fronts
+# --- clients, under events that only a real cluster can cause
 
 
 def coordination(rig: ApacheRig) -> str:
-    """A coordination topic of this test alone."""
+    """Creates a coordination topic for this test alone."""
     name = f"coordination-{uuid.uuid4().hex[:12]}"
     rig._create(name, 1, {"retention.ms": "-1"})
     return name
@@ -198,7 +198,7 @@ def apache(kafka: Cluster) -> ApacheRig:
 
 
 def test_a_transaction_in_the_coordination_log_is_a_gap(apache: ApacheRig) -> None:
-    """Its marker takes an offset that no reader sees (L8)."""
+    """L8: the transaction's marker takes an offset that no reader sees."""
     log, topic = coordination(apache), apache.topic(1)
     with connect(apache.bootstrap, coordination_topic=log) as marshal:
         consumer = marshal.consumer("g", [topic], heartbeat_interval_s=1.0)

@@ -1,4 +1,4 @@
-"""Looking at a group on Apache Kafka: lag as Kafka's own tools say it, dumps that can be verified and loaded again."""
+"""Reading a group's state on Apache Kafka: the lag agrees with Kafka's own tools; dumps can be verified and loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartiti
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 import marshal_py
-from tests.kafka.test_admin import DEADLINE_S, Shell
+from tests.support.commands import DEADLINE_S, Commands
 from tests.support.kafka import Cluster, TopicFactory, wait_until
 
 PARTITIONS = 3
@@ -18,7 +18,7 @@ MESSAGES = 90
 READ = 40
 
 
-def lags_of_kafka(cluster: Cluster, group: str, topic: str) -> dict[int, tuple[int, int, int]]:
+def kafkas_lags(cluster: Cluster, group: str, topic: str) -> dict[int, tuple[int, int, int]]:
     """Per partition (committed, end, lag): the figures of `kafka-consumer-groups --describe`."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     tps = [TopicPartition(topic, number) for number in range(PARTITIONS)]
@@ -35,7 +35,7 @@ def lags_of_kafka(cluster: Cluster, group: str, topic: str) -> dict[int, tuple[i
 def test_lag_agrees_with_kafkas_own_figures_and_the_log_with_itself(
     kafka: Cluster, topic: TopicFactory, tmp_path: Path
 ) -> None:
-    name, group, shell = topic(PARTITIONS), f"g-{uuid.uuid4().hex[:8]}", Shell(kafka)
+    name, group, command = topic(PARTITIONS), f"g-{uuid.uuid4().hex[:8]}", Commands(kafka.bootstrap)
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     for number in range(MESSAGES):
         producer.produce(name, b"%d" % number, partition=number % PARTITIONS)
@@ -51,43 +51,45 @@ def test_lag_agrees_with_kafkas_own_figures_and_the_log_with_itself(
             read += sum(len(part) for part in batch.parts)
             batch.ack()
         consumer.flush()
-        live = shell.json("state", group, "--coordination-topic", coordination)["groups"][0]
+        live = command.json("state", group, "--coordination-topic", coordination)["groups"][0]
         (session,) = live["sessions"]
-        assert session["state"] in ("fresh", "unknown"), "a machine under load may be slow to look"
+        assert session["state"] in ("fresh", "unknown"), "unknown: the command was slow on a busy machine"
         assert session["claims"] == PARTITIONS
 
     def agree() -> bool:
-        ours = shell.json("lag", group, "--coordination-topic", coordination)
+        ours = command.json("lag", group, "--coordination-topic", coordination)
         assert ours["lag"] == MESSAGES - READ
         found = {row["partition"]: (row["position"], row["end"], row["lag"]) for row in ours["partitions"]}
-        return found == lags_of_kafka(kafka, group, name)
+        return found == kafkas_lags(kafka, group, name)
 
-    wait_until(agree, DEADLINE_S, "the positions are mirrored and both say the same")
+    wait_until(agree, DEADLINE_S, "the positions are mirrored and the figures agree")
 
-    told = shell.run("advisories", group, "--coordination-topic", coordination, "--json").stdout.splitlines()
-    kinds = [json.loads(line)["kind"] for line in told]
+    lines = command.run("advisories", group, "--coordination-topic", coordination, "--json").stdout.splitlines()
+    kinds = [json.loads(line)["kind"] for line in lines]
     assert [kind for kind in kinds if kind != "topology"] == (
         ["joined", *["claimed"] * PARTITIONS, *["released"] * PARTITIONS, "left"]
     )
 
     path, where = tmp_path / "log.dump", ("--coordination-topic", coordination)
-    assert shell.run("log", "dump", "--output", str(path), *where).returncode == 0
-    offline = shell.json("verify", "--dump", str(path))
+    assert command.run("log", "dump", "--output", str(path), *where).returncode == 0
+    offline = command.json("verify", "--dump", str(path))
     assert offline["ok"]
-    assert offline["records"] == shell.json("verify", *where)["records"]
-    judged = shell.json("simulate", "--dump", str(path))
+    assert offline["records"] == command.json("verify", *where)["records"]
+    judged = command.json("simulate", "--dump", str(path))
     assert (judged["verdict"], judged["violations"], judged["sessions"]) == ("ok", 0, 1)
     assert (judged["records"], judged["claims"]) == (offline["records"], PARTITIONS)
-    raced = shell.json("simulate", "--dump", str(path), "--group", group, "--seeds", "0:3", "--processes", "1")
+    raced = command.json("simulate", "--dump", str(path), "--group", group, "--seeds", "0:3", "--processes", "1")
     assert (raced["seeds"], raced["violations"]) == (3, 0)
     assert raced["deliveries"] > 0
     copy = f"{coordination}-copy"
-    assert shell.json("log", "load", str(path), "--coordination-topic", copy)["records"] == offline["records"]
-    again, first = (shell.json("lag", group, "--coordination-topic", one)["partitions"] for one in (copy, coordination))
+    assert command.json("log", "load", str(path), "--coordination-topic", copy)["records"] == offline["records"]
+    again, first = (
+        command.json("lag", group, "--coordination-topic", one)["partitions"] for one in (copy, coordination)
+    )
     assert [(row["position"], row["lag"]) for row in again] == [(row["position"], row["lag"]) for row in first]
     whole = path.read_bytes()
     at = len(whole) * 2 // 3
     path.write_bytes(whole[:at] + bytes((whole[at] ^ 1,)) + whole[at + 1 :])
-    changed = shell.run("verify", "--dump", str(path), "--json")
+    changed = command.run("verify", "--dump", str(path), "--json")
     assert changed.returncode == 1
     assert f"at offset {json.loads(changed.stdout)['first']['offset']} of log" in changed.stderr

@@ -1,7 +1,7 @@
-"""A broker that comes back without its newest records: after a power loss, or by an unclean leader election.
+"""A broker that comes back without its newest records, as after a power loss or an unclean leader election.
 
-Outside of what is promised, but noticed, named and failed closed (PROTOCOL.md L8, D6): also where the log has grown
-again before anybody looks. The node is this file's own: nobody else's records are lost.
+The library promises nothing about such records, but it notices the loss, names it and stops (PROTOCOL.md L8, D6), even
+if the log has grown again before a consumer reads it. The tests use a node of their own.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import pytest
 
 from marshal_py.errors import TopicRecreated
 from tests.client.test_bad_logs import ends_with
-from tests.kafka.test_snapshots import GROUP, Ledger
+from tests.kafka.test_snapshots import GROUP, CoordinationLog
 from tests.support.brokers import JvmNodes
 from tests.support.client_fixtures import collect, joined, places, until
 from tests.support.kafka import Cluster
 
 LOST_RECORDS = 8
 GROWN_MESSAGES = 4
-QUICKLY_BACK = {"broker.session.timeout.ms": "2000"}  # a node that was killed is let in again when its session is over
+QUICKLY_BACK = {"broker.session.timeout.ms": "2000"}  # a killed node may register again when its session has expired
 
 
 @pytest.fixture(scope="module")
@@ -32,67 +32,67 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JvmNodes]:
 
 
 @pytest.fixture
-def ledger(nodes: JvmNodes) -> Iterator[Ledger]:
-    found = Ledger(Cluster(nodes.addresses[1], 1, "a node that may lose records"))
+def log(nodes: JvmNodes) -> Iterator[CoordinationLog]:
+    found = CoordinationLog(Cluster(nodes.addresses[1], 1, "a node that may lose records"))
     yield found
     found.admin.close()
 
 
 @pytest.fixture
-def data(ledger: Ledger) -> str:
-    name = f"{ledger.name}-data"
-    ledger.admin.create_topic(name, 1)
+def data(log: CoordinationLog) -> str:
+    name = f"{log.name}-data"
+    log.admin.create_topic(name, 1)
     return name
 
 
 @pytest.mark.parametrize("grown", [0, 4 * LOST_RECORDS], ids=["shorter", "grown again"])
-def test_a_coordination_log_that_lost_its_tail_stops_who_had_read_it(
-    nodes: JvmNodes, ledger: Ledger, data: str, grown: int
+def test_a_coordination_log_that_lost_its_tail_stops_a_consumer_that_had_read_it(
+    nodes: JvmNodes, log: CoordinationLog, data: str, grown: int
 ) -> None:
-    """L8: and who starts anew goes on with what is there."""
-    ledger.fill(data, b"0", b"1", b"2")
-    with ledger.connect("a") as marshal, joined(marshal, GROUP, [data]) as consumer:
+    """L8: a consumer that starts afterwards continues with the records that are left."""
+    log.fill(data, b"0", b"1", b"2")
+    with log.connect("a") as marshal, joined(marshal, GROUP, [data]) as consumer:
         collect(consumer, 3)
         consumer.flush()
         for _ in range(2 * LOST_RECORDS):
-            ledger.grow(1)
-        end = ledger.bounds().end
-        until(lambda: marshal._loop.worlds[0].next_offset >= end, "it has read them")
-        nodes.lose_tail(1, ledger.name, 0, end - LOST_RECORDS)
+            log.grow(1)
+        end = log.bounds().end
+        until(lambda: marshal._loop.worlds[0].next_offset >= end, "the consumer has read them")
+        nodes.lose_tail(1, log.name, 0, end - LOST_RECORDS)
         for _ in range(grown):
-            ledger.grow(1)
+            log.grow(1)
         error = ends_with(consumer, TopicRecreated)
         assert isinstance(error, TopicRecreated)
         assert error.log == 0
-    ledger.fill(data, b"3")
-    with ledger.connect("b") as marshal, joined(marshal, GROUP, [data]) as consumer:
+    log.fill(data, b"3")
+    with log.connect("b") as marshal, joined(marshal, GROUP, [data]) as consumer:
         assert places(collect(consumer, 1))[-1:] == [(0, 3)]
 
 
 def test_a_partition_that_lost_what_was_read_stops_until_its_position_is_set(
-    nodes: JvmNodes, ledger: Ledger, data: str
+    nodes: JvmNodes, log: CoordinationLog, data: str
 ) -> None:
-    """D6: nothing is read anew or passed over in silence, though the partition is longer than before."""
+    """D6: no message is read again or skipped silently, although the partition is longer than before."""
     for number in range(6):
-        ledger.fill(data, str(number).encode())
-    with ledger.connect("a") as marshal, joined(marshal, GROUP, [data]) as consumer:
+        log.fill(data, str(number).encode())
+    with log.connect("a") as marshal, joined(marshal, GROUP, [data]) as consumer:
         collect(consumer, 6)
         consumer.flush()
         nodes.lose_tail(1, data, 0, 4)
         for number in range(GROWN_MESSAGES):
-            ledger.fill(data, f"new {number}".encode())
+            log.fill(data, f"new {number}".encode())
 
         def parked() -> list[str]:
             assert not consumer.fetch(10, expires_s=0.1)
             return [event.text for event in consumer.events() if event.kind == "parked" and event.topic == data]
 
-        (text,) = until(parked, "the lost records are named")
+        (text,) = until(parked, "the loss is reported")
         assert text.startswith("PartitionTruncated: ")
         assert "truncation detected at offset 6" in text
         assert not consumer.closed
-        ledger.fill(data, b"later")
+        log.fill(data, b"later")
         assert not consumer.fetch(10, expires_s=0.5)
-        done = ledger.marshal("set-position", GROUP, f"{data}:0", "--to", "4", "--yes")
+        done = log.commands.run("set-position", GROUP, f"{data}:0", "--to", "4", "--yes")
         assert done.returncode == 0, done.stderr
         seen = [message.value for message in collect(consumer, GROWN_MESSAGES + 1)]
         assert seen == [f"new {number}".encode() for number in range(GROWN_MESSAGES)] + [b"later"]

@@ -1,8 +1,8 @@
-"""Consumers as processes on a real Kafka, killed, stopped, cut short and lied to; every run is judged from outside.
+"""Consumers as processes on a real Kafka, killed, stopped, and given forged records; each run is judged.
 
-Each scenario has its own data topic, group and coordination topic, and ends with the judge of tests/support/judge.py:
-no violation, and enough deliveries and take-overs to prove something. Nothing here asserts how fast something was; the
-report of a run prints it (pytest -rP shows it for those that passed).
+Each scenario has its own data topic, group and coordination topic. The judge (tests/support/judge.py) must find no
+violation, and enough deliveries and take-overs to prove something. No test asserts a time; the report of a run prints
+times (pytest -rP shows it for tests that passed).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tests.support.process_scenario import DEADLINE_S, MakeScenario, ProcessScen
 from tests.support.recorder import bounds, delete_records, plain_consumer
 
 ADMIN_TIMEOUT_S = 30.0
-MIXED_TIMEOUT_S = 400.0  # pytest's own limit for the long run; a machine with other work needs a multiple of its time
-MIXED_TAKEOVERS = 25  # what the long run goes on for: more than the 20 and 1,000 that the judge asks for
+MIXED_TIMEOUT_S = 400.0  # pytest's limit for the mixed run; a machine with other work needs a multiple of its time
+MIXED_TAKEOVERS = 25  # the mixed run continues until then: more than the 20 and 1,000 that it asks the judge for
 MIXED_DELIVERIES = 5_000
 
-# Every wait inside has a deadline of its own and says what was missing; this is only the last resort.
+# Every wait has its own deadline and says what was missing; this is only the last resort.
 pytestmark = pytest.mark.timeout(4 * DEADLINE_S)
 
 
@@ -39,7 +39,7 @@ def passed(judgement: Judgement) -> None:
 
 
 def opened(scenario: ProcessScenario, workers: int, partitions: int, **settings: Any) -> list[str]:
-    """A producer and workers, all partitions owned, messages flowing."""
+    """Starts a producer and workers. Returns the workers' names once all partitions are owned and messages flow."""
     producing = {key: settings.pop(key) for key in ("per_second",) if key in settings}
     scenario.produce(**producing)
     names = scenario.start_workers(workers, **settings)
@@ -53,24 +53,24 @@ def ended(scenario: ProcessScenario, session: int) -> bool:
     return group is not None and session not in group.sessions
 
 
-def holder(scenario: ProcessScenario, names: list[str]) -> str:
-    """The worker that owns most."""
+def largest_owner(scenario: ProcessScenario, names: list[str]) -> str:
+    """The worker that owns the most partitions."""
     owned = list(scenario.owned().values())
     return max(names, key=lambda name: owned.count(scenario.processes[name].client))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What befalls consumers
+# Faults of consumers
 
 
 @pytest.mark.parametrize("style", ["single", "batch"])
 def test_kill_9(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, style: str) -> None:
     run = scenario(kafka, [topic(6)], style=style)
     names = opened(run, 3, 6)
-    victim = holder(run, names)
+    victim = largest_owner(run, names)
     session = run.session_of(victim)
     run.kill(victim)
-    run.wait(lambda: ended(run, session) and run.all_owned(6), "the survivors own what the dead one had")
+    run.wait(lambda: ended(run, session) and run.all_owned(6), "the survivors own the partitions of the killed one")
     run.await_begun(200)
     run.start_worker(victim)
     run.await_joined(victim)
@@ -98,7 +98,7 @@ def test_sigterm(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario) ->
     for victim in names[:2]:
         run.term(victim)
         assert run.await_gone(victim) == 0
-        run.wait(lambda: run.all_owned(6), "those who stay own everything")
+        run.wait(lambda: run.all_owned(6), "the others own everything")
         run.await_begun(100)
     judgement = run.finish(deliveries=300)
     passed(judgement)
@@ -107,7 +107,7 @@ def test_sigterm(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario) ->
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What befalls brokers
+# Faults of brokers
 
 
 @pytest.mark.node_control
@@ -143,11 +143,11 @@ def test_the_leader_of_the_groups_log_dies(kafka3: Cluster, topic: TopicFactory,
         run.await_begun(100)
     epochs = {record.leader_epoch for record in run.recorder.logs[log]}
     passed(run.finish(deliveries=500))
-    assert len(epochs) > 1, "the log had one leader only, so nothing was shown"
+    assert len(epochs) > 1, "the log had only one leader, so the test shows nothing"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What befalls topics
+# Changes of topics
 
 
 def test_the_coordination_topic_is_deleted_and_recreated(
@@ -157,7 +157,7 @@ def test_the_coordination_topic_is_deleted_and_recreated(
     names = opened(run, 2, 4)
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     admin.delete_topics([run.coordination_topic])[run.coordination_topic].result(ADMIN_TIMEOUT_S)
-    run.record_fault("recreated")  # from here on no heartbeat is accepted; until the answer came one may have been
+    run.record_fault("recreated")  # from now on no heartbeat is accepted; one may have been until the answer came
     settings = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 
     def created() -> bool:
@@ -173,14 +173,14 @@ def test_the_coordination_topic_is_deleted_and_recreated(
     judgement = run.finish(deliveries=100, expect_settled=False)
     passed(judgement)
     for name in names:
-        said = [f for f in run.evidence.failures if f.client == run.processes[name].client and f.closed]
-        assert said
-        assert "CoordinationError" in said[0].names
+        failures = [f for f in run.evidence.failures if f.client == run.processes[name].client and f.closed]
+        assert failures
+        assert "CoordinationError" in failures[0].names
     assert accepted_in(kafka, run.coordination_topic) == []
 
 
 def accepted_in(cluster: Cluster, topic: str) -> list[str]:
-    """Types of the records that the oracle accepts in a coordination topic of its own."""
+    """The types of the records in a coordination topic that a fresh oracle accepts."""
     consumer = plain_consumer(cluster.bootstrap)
     found: list[str] = []
     try:
@@ -227,7 +227,7 @@ def test_topics_grow(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario
 def test_records_are_deleted_under_a_slow_consumer(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario) -> None:
     data = topic(1)
     run = scenario(kafka, [data], style="single", handler_ms=[20], fails=0.0)
-    # It may hold fifty messages; so it must fetch again, from an offset that is gone by then.
+    # It may have fifty unacked messages, so it must fetch again, from an offset that is deleted by then.
     run.start_worker("slow", options={"unacked_max": 50, "prefetch_messages": 20})
     run.await_joined("slow")
     run.produce(per_second=2_000, count=1_500)
@@ -242,7 +242,7 @@ def test_records_are_deleted_under_a_slow_consumer(kafka: Cluster, topic: TopicF
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What befalls the log
+# Forged records in the log
 
 
 def test_garbage_and_replayed_records(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario) -> None:
@@ -251,7 +251,7 @@ def test_garbage_and_replayed_records(kafka: Cluster, topic: TopicFactory, scena
     chance = random.Random(seed)
     run = scenario(kafka, [topic(4)])
     names = opened(run, 3, 4)
-    victim = holder(run, names)
+    victim = largest_owner(run, names)
     session = run.session_of(victim)
     run.kill(victim)
     run.await_begun(100)
@@ -262,7 +262,7 @@ def test_garbage_and_replayed_records(kafka: Cluster, topic: TopicFactory, scena
         values = [forged(chance, [record.value for record in genuine if record.value]) for _ in range(250)]
         write_raw(run, kafka, values, chance)
         run.await_begun(50)
-    run.wait(lambda: ended(run, session), "the dead one is evicted, however often its heartbeats came again")
+    run.wait(lambda: ended(run, session), "the killed one is evicted, however often its heartbeats are replayed")
     run.start_worker(victim)
     run.await_joined(victim)
     run.await_begun(100)
@@ -273,7 +273,7 @@ def test_garbage_and_replayed_records(kafka: Cluster, topic: TopicFactory, scena
 
 
 def forged(chance: random.Random, old: list[bytes]) -> bytes | None:
-    """Garbage of several kinds, or an old record once more."""
+    """Garbage of several kinds, or a replayed record."""
     value = chance.choice(old)
     match chance.randrange(8):
         case 0:
@@ -292,7 +292,7 @@ def forged(chance: random.Random, old: list[bytes]) -> bytes | None:
 
 
 def write_raw(run: ProcessScenario, cluster: Cluster, values: list[bytes | None], chance: random.Random) -> None:
-    """Writes to all logs of the coordination topic and notes where it landed, before anybody is judged by it."""
+    """Writes to all logs of the coordination topic, and records the offsets for the judge."""
     producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all"})
 
     def landed(error: KafkaError | None, message: Message) -> None:
@@ -310,7 +310,7 @@ def write_raw(run: ProcessScenario, cluster: Cluster, values: list[bytes | None]
 # At most once
 
 
-@pytest.mark.parametrize("written", [True, False], ids=["in the log", "on its way"])
+@pytest.mark.parametrize("written", [True, False], ids=["in the log", "not yet written"])
 def test_at_most_once_killed_between_the_grant_and_its_reading(
     kafka: Cluster, topic: TopicFactory, scenario: MakeScenario, written: bool
 ) -> None:
@@ -321,7 +321,7 @@ def test_at_most_once_killed_between_the_grant_and_its_reading(
         run.start_worker(name, die_at_grant=0 if number == 0 else 5 * number, die_after_write=written)
         run.await_joined(name)
     for name in ("w1", "w2"):
-        run.wait(lambda name=name: not run.processes[name].running, f"{name} has died with its grant")
+        run.wait(lambda name=name: not run.processes[name].running, f"{name} has died after sending its grant")
         assert run.processes[name].popen.returncode == -9
         run.record_fault("kill", run.processes[name].client)
     run.wait(lambda: run.all_owned(4), "the survivor owns everything")
@@ -342,17 +342,17 @@ def test_at_most_once_killed_at_random(kafka: Cluster, topic: TopicFactory, scen
         run.kill(victim)
         run.start_worker(victim)
         run.await_joined(victim)
-        run.wait(lambda session=session: ended(run, session), "the dead one is evicted")
+        run.wait(lambda session=session: ended(run, session), "the killed one is evicted")
     passed(run.finish(takeovers=4, deliveries=1_000))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# All together
+# All faults together
 
 
 @pytest.mark.timeout(MIXED_TIMEOUT_S)
 def test_a_mixed_run(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario) -> None:
-    """Kills, stops, restarts and clean ends from a seed, until there is enough to judge."""
+    """Random kills, stops, restarts and clean ends, until there are enough take-overs and deliveries to judge."""
     seed = secrets.randbelow(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -364,23 +364,23 @@ def test_a_mixed_run(kafka: Cluster, topic: TopicFactory, scenario: MakeScenario
         run.wait(lambda victim=victim: run.session_of(victim) >= 0, f"{victim} is in the group")
         run.await_begun(chance.randrange(1, 150))
         session, client = run.session_of(victim), run.processes[victim].client
-        held = list(run.owned().values()).count(client)
+        owned = list(run.owned().values()).count(client)
         match chance.choice(["kill", "kill", "kill", "stop", "stop", "term"]):
             case "kill":
                 run.kill(victim)
                 if chance.random() < 0.5:
                     run.start_worker(victim)
                 run.wait(lambda session=session: ended(run, session), f"{victim} is evicted")
-                taken += held
+                taken += owned
                 if not run.processes[victim].running:
                     run.start_worker(victim)
                 run.await_joined(victim)
             case "stop":
                 run.stop(victim)
-                # Sometimes it comes back before it is missed, sometimes long after.
+                # Sometimes it continues before its session ends, sometimes long after.
                 if chance.random() < 0.7:
                     run.wait(lambda session=session: ended(run, session), f"{victim} is evicted")
-                    taken += held
+                    taken += owned
                 else:
                     run.await_begun(chance.randrange(1, 400))
                 run.cont(victim)

@@ -1,22 +1,13 @@
-"""Data topics that are deleted and made anew on Apache Kafka, under consumers that stand still or run (D10, F9.10).
+"""Data topics that are deleted and recreated on Apache Kafka, while the consumers are stopped or run (D10, F9.10).
 
-tests/client/test_recreated.py has more of it in memory; here are the broker's own ids, librdkafka, which knows the old
-topic's metadata, and the commands of an operator. Old messages and new ones differ in their values.
+tests/client/test_recreated.py has more cases in memory. Here are the topic ids of a real broker, librdkafka with its
+cached metadata of the old topic, and an operator's commands. Old messages and new ones differ in their values.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import threading
+import contextlib
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -28,11 +19,10 @@ from marshal_py import Consumer, Marshal, TopicPartition
 from marshal_py.client import loop
 from marshal_py.protocol.identity import NONE
 from tests.support.client_fixtures import BackgroundConsumer, collect, joined
+from tests.support.commands import Commands, ConsumeProcesses
 from tests.support.kafka import Cluster, TopicFactory, wait_until
 
-ROOT = Path(__file__).resolve().parents[2]
-MODULE = (sys.executable, "-m", "marshal_py.cli")
-DEADLINE_S = 60.0  # nothing here takes more than the ten seconds between two looks at the metadata
+DEADLINE_S = 60.0  # nothing takes more than the ten seconds between two refreshes of the metadata
 PARTITIONS = 2
 OLD_MESSAGES = 100  # per partition
 REASON = "DataTopicRecreated"
@@ -43,20 +33,21 @@ sizes = pytest.mark.parametrize("messages", [30, 300], ids=["fewer messages", "m
 
 
 @pytest.fixture
-def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def _frequent_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "METADATA_S", 0.3)
 
 
-class Scene:
-    """One cluster, a topic of which a group has read everything, and hands on it."""
+class TopicCase:
+    """A group and its data topic, which tests fill, delete and recreate."""
 
     def __init__(self, cluster: Cluster, topic: str) -> None:
         self.cluster, self.topic, self.group = cluster, topic, f"g-{uuid.uuid4().hex[:8]}"
         self.admin = AdminClient({"bootstrap.servers": cluster.bootstrap, **QUIET})
+        self.commands = Commands(cluster.bootstrap)
         self.events: list[marshal_py.Advisory] = []
 
     def fill(self, topic: str, partitions: int, messages: int, word: str) -> set[tuple[int, bytes]]:
-        """Messages into each partition; what was written."""
+        """Writes messages into each partition. Returns them as (partition, value)."""
         producer = Producer({"bootstrap.servers": self.cluster.bootstrap, "acks": "all", **QUIET})
         written = {
             (partition, f"{word} {number}".encode()) for partition in range(partitions) for number in range(messages)
@@ -68,8 +59,8 @@ class Scene:
 
     def delete(self) -> None:
         self.admin.delete_topics([self.topic])[self.topic].result(DEADLINE_S)
-        look = self.admin.list_topics
-        wait_until(lambda: self.topic not in look(timeout=DEADLINE_S).topics, DEADLINE_S, "it is gone")
+        listed = self.admin.list_topics
+        wait_until(lambda: self.topic not in listed(timeout=DEADLINE_S).topics, DEADLINE_S, "it is deleted")
 
     def create(self, partitions: int) -> None:
         new = NewTopic(self.topic, num_partitions=partitions)
@@ -81,7 +72,7 @@ class Scene:
 
         wait_until(usable, DEADLINE_S, "it has leaders")
 
-    def make_anew(self, partitions: int, messages: int) -> set[tuple[int, bytes]]:
+    def recreate(self, partitions: int, messages: int) -> set[tuple[int, bytes]]:
         self.delete()
         self.create(partitions)
         return self.fill(self.topic, partitions, messages, "new")
@@ -90,134 +81,117 @@ class Scene:
         return marshal_py.connect({"bootstrap.servers": self.cluster.bootstrap, **QUIET})
 
     def begin(self, consumer: Consumer) -> None:
-        """Reads all of the old topic."""
+        """Fills the old topic and reads all of it."""
         self.fill(self.topic, PARTITIONS, OLD_MESSAGES, "old")
         collect(consumer, PARTITIONS * OLD_MESSAGES)
         consumer.flush()
 
-    def told(self, consumer: Consumer) -> list[str]:
+    def event_kinds(self, consumer: Consumer) -> list[str]:
         self.events += consumer.events()
         return [event.kind for event in self.events]
 
-    def await_told(self, consumer: Consumer, kind: str, count: int = 1) -> None:
-        wait_until(lambda: self.told(consumer).count(kind) == count, DEADLINE_S, f"{count} times {kind}")
+    def await_event(self, consumer: Consumer, kind: str, count: int = 1) -> None:
+        wait_until(lambda: self.event_kinds(consumer).count(kind) == count, DEADLINE_S, f"{count} times {kind}")
 
-    def seen(self, keeper: BackgroundConsumer, since: int = 0) -> set[tuple[int, bytes]]:
-        return {(m.partition, m.value) for m in keeper.seen[since:] if m.topic == self.topic}
+    def seen(self, reader: BackgroundConsumer, since: int = 0) -> set[tuple[int, bytes]]:
+        return {(m.partition, m.value) for m in reader.seen[since:] if m.topic == self.topic}
 
-    def await_all(self, keeper: BackgroundConsumer, wanted: set[tuple[int, bytes]], since: int = 0) -> None:
-        wait_until(lambda: wanted <= self.seen(keeper, since), DEADLINE_S, "every message of the new topic")
-        assert keeper.error is None
-
-    # --- commands
-
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "MARSHAL_BOOTSTRAP_SERVERS": self.cluster.bootstrap}
-        return subprocess.run(
-            [*MODULE, *arguments],
-            env=environment,
-            cwd=ROOT,
-            text=True,
-            capture_output=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
-
-    def json(self, *arguments: str) -> Any:
-        done = self.run(*arguments, "--json")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
+    def await_all(self, reader: BackgroundConsumer, wanted: set[tuple[int, bytes]], since: int = 0) -> None:
+        wait_until(lambda: wanted <= self.seen(reader, since), DEADLINE_S, "every message of the new topic")
+        assert reader.error is None
 
     def adopt(self, partitions: int) -> None:
-        """What the error names."""
-        done = self.json("set-position", self.group, self.topic, "--to", "earliest", "--yes")
+        """Runs the command that the error names."""
+        done = self.commands.json("set-position", self.group, self.topic, "--to", "earliest", "--yes")
         assert done["outcome"] == "moved"
         assert [(one["topic"], one["partitions"]) for one in done["recreated"]] == [(self.topic, partitions)]
         assert [row["target"] for row in done["partitions"]] == [0] * partitions
 
 
 @pytest.fixture
-def context(kafka: Cluster, topic: TopicFactory) -> Scene:
-    return Scene(kafka, topic(PARTITIONS))
+def case(kafka: Cluster, topic: TopicFactory) -> TopicCase:
+    return TopicCase(kafka, topic(PARTITIONS))
 
 
 @shapes
 @sizes
-@pytest.mark.usefixtures("_look_often")
-def test_made_anew_while_the_consumers_stand_still(context: Scene, partitions: int, messages: int) -> None:
-    """D10: at a join, before anything of it is claimed; the case that lost 1,000 messages of 4,000 without a word."""
-    with context.connect() as marshal, joined(marshal, context.group, [context.topic]) as consumer:
-        context.begin(consumer)
-    wanted = context.make_anew(partitions, messages)
+@pytest.mark.usefixtures("_frequent_metadata")
+def test_recreated_while_the_consumers_are_stopped(case: TopicCase, partitions: int, messages: int) -> None:
+    """D10: noticed at a join, before any partition is claimed; it once lost 1,000 of 4,000 messages silently."""
+    with case.connect() as marshal, joined(marshal, case.group, [case.topic]) as consumer:
+        case.begin(consumer)
+    wanted = case.recreate(partitions, messages)
     with (
-        context.connect() as marshal,
-        joined(marshal, context.group, [context.topic]) as consumer,
-        BackgroundConsumer(consumer) as keeper,
+        case.connect() as marshal,
+        joined(marshal, case.group, [case.topic]) as consumer,
+        BackgroundConsumer(consumer) as reader,
     ):
-        context.await_told(consumer, "parked", PARTITIONS)
-        wait_until(lambda: REASON in consumer.cached_info().waiting_for, DEADLINE_S, "it says what it waits for")
-        assert keeper.seen == []
-        context.adopt(partitions)
-        context.await_all(keeper, wanted)
-        assert len(keeper.seen) == len(wanted), "each once"
+        case.await_event(consumer, "parked", PARTITIONS)
+        wait_until(lambda: REASON in consumer.cached_info().waiting_for, DEADLINE_S, "it reports what it waits for")
+        assert reader.seen == []
+        case.adopt(partitions)
+        case.await_all(reader, wanted)
+        assert len(reader.seen) == len(wanted), "each once"
 
 
 @shapes
 @sizes
-@pytest.mark.usefixtures("_look_often")
-def test_made_anew_while_they_run(context: Scene, topic: TopicFactory, partitions: int, messages: int) -> None:
-    """D10: at the next look at the metadata, or when the broker refuses the position, what comes first."""
+@pytest.mark.usefixtures("_frequent_metadata")
+def test_recreated_while_they_run(case: TopicCase, topic: TopicFactory, partitions: int, messages: int) -> None:
+    """D10: noticed at the next refresh of the metadata, or when the broker refuses the position, whichever is first."""
     other = topic(1)
-    with context.connect() as marshal, joined(marshal, context.group, [context.topic, other]) as consumer:
-        context.begin(consumer)
-        with BackgroundConsumer(consumer) as keeper:
-            wanted = context.make_anew(partitions, messages)
-            context.await_told(consumer, "parked", PARTITIONS)
-            noticed = len(keeper.seen)
-            more = context.fill(context.topic, partitions, 10, "later")
-            context.fill(other, 1, 20, "other")
-            wait_until(lambda: sum(m.topic == other for m in list(keeper.seen)) == 20, DEADLINE_S, "the rest goes on")
-            assert {m.topic for m in keeper.seen[noticed:]} == {other}
-            assert keeper.error is None
-            context.adopt(partitions)
-            context.await_all(keeper, wanted | more, noticed)
+    with case.connect() as marshal, joined(marshal, case.group, [case.topic, other]) as consumer:
+        case.begin(consumer)
+        with BackgroundConsumer(consumer) as reader:
+            wanted = case.recreate(partitions, messages)
+            case.await_event(consumer, "parked", PARTITIONS)
+            noticed = len(reader.seen)
+            more = case.fill(case.topic, partitions, 10, "later")
+            case.fill(other, 1, 20, "other")
+            wait_until(lambda: sum(m.topic == other for m in list(reader.seen)) == 20, DEADLINE_S, "the rest continues")
+            assert {m.topic for m in reader.seen[noticed:]} == {other}
+            assert reader.error is None
+            case.adopt(partitions)
+            case.await_all(reader, wanted | more, noticed)
 
 
 @shapes
 @sizes
 @pytest.mark.parametrize("running", [True, False], ids=["running", "stopped"])
-@pytest.mark.usefixtures("_look_often")
-def test_a_group_that_wants_it_goes_on_by_itself(context: Scene, partitions: int, messages: int, running: bool) -> None:
-    """D10: by the config of the group in one half of the cases, by the consumer's option in the other."""
+@pytest.mark.usefixtures("_frequent_metadata")
+def test_a_group_configured_so_continues_by_itself(
+    case: TopicCase, partitions: int, messages: int, running: bool
+) -> None:
+    """D10: one half of the cases sets the group's config, the other half the consumer's option."""
     by_config = messages == 30
     options = {} if by_config else {"on_topic_recreated": "earliest"}
-    with context.connect() as marshal:
-        consumer = joined(marshal, context.group, [context.topic], **options)
-        context.begin(consumer)
+    with case.connect() as marshal:
+        consumer = joined(marshal, case.group, [case.topic], **options)
+        case.begin(consumer)
         if by_config:
-            done = context.json("groups", "update", context.group, "--on-topic-recreated", "earliest", "--yes")
+            done = case.commands.json("groups", "update", case.group, "--on-topic-recreated", "earliest", "--yes")
             assert done["changed"] == {"on_topic_recreated": "earliest"}
         if running:
-            with BackgroundConsumer(consumer) as keeper:
-                wanted = context.make_anew(partitions, messages)
-                context.await_all(keeper, wanted)
+            with BackgroundConsumer(consumer) as reader:
+                wanted = case.recreate(partitions, messages)
+                case.await_all(reader, wanted)
             return
         consumer.stop()
-        wanted = context.make_anew(partitions, messages)
-        with joined(marshal, context.group, [context.topic], **options) as again, BackgroundConsumer(again) as keeper:
-            context.await_all(keeper, wanted)
-            assert len(keeper.seen) == len(wanted), "each once"
+        wanted = case.recreate(partitions, messages)
+        with joined(marshal, case.group, [case.topic], **options) as again, BackgroundConsumer(again) as reader:
+            case.await_all(reader, wanted)
+            assert len(reader.seen) == len(wanted), "each once"
 
 
-@pytest.mark.usefixtures("_look_often")
-def test_two_consumers_and_at_most_once(context: Scene) -> None:
-    """No offset of the new topic is delivered twice in its generation (S2)."""
+@pytest.mark.usefixtures("_frequent_metadata")
+def test_two_consumers_and_at_most_once(case: TopicCase) -> None:
+    """No offset of the new topic is delivered twice in one generation of the topic (S2)."""
     options = {"delivery": "at_most_once", "on_topic_recreated": "earliest"}
-    with context.connect() as one, context.connect() as two:
-        context.fill(context.topic, PARTITIONS, OLD_MESSAGES, "old")
+    with case.connect() as one, case.connect() as two:
+        case.fill(case.topic, PARTITIONS, OLD_MESSAGES, "old")
         with (
-            joined(one, context.group, [context.topic], **options) as first,
-            joined(two, context.group, [context.topic], **options) as second,
+            joined(one, case.group, [case.topic], **options) as first,
+            joined(two, case.group, [case.topic], **options) as second,
             BackgroundConsumer(first, ack=False) as left,
             BackgroundConsumer(second, ack=False) as right,
         ):
@@ -228,183 +202,128 @@ def test_two_consumers_and_at_most_once(context: Scene) -> None:
 
             wait_until(lambda: len(seen(b"old")) == PARTITIONS * OLD_MESSAGES, DEADLINE_S, "the old topic is read")
             before = len(left.seen) + len(right.seen)
-            wanted = context.make_anew(PARTITIONS, 300)
-            group = marshal_py.group(one, context.group)
-            wait_until(lambda: context.seen(left) | context.seen(right) >= wanted, DEADLINE_S, "the new topic is read")
+            wanted = case.recreate(PARTITIONS, 300)
+            group = marshal_py.group(one, case.group)
+            wait_until(lambda: case.seen(left) | case.seen(right) >= wanted, DEADLINE_S, "the new topic is read")
             assert before == PARTITIONS * OLD_MESSAGES
             assert (left.error, right.error) == (None, None)
             assert {row["parked"] for row in group.info()["positions"]} == {None}
 
 
-@pytest.mark.usefixtures("_look_often")
-def test_deleted_while_it_is_consumed(context: Scene, topic: TopicFactory) -> None:
+@pytest.mark.usefixtures("_frequent_metadata")
+def test_deleted_while_it_is_consumed(case: TopicCase, topic: TopicFactory) -> None:
     other = topic(1)
-    with context.connect() as marshal, joined(marshal, context.group, [context.topic, other]) as consumer:
-        context.begin(consumer)
-        with BackgroundConsumer(consumer) as keeper:
-            context.delete()
-            context.await_told(consumer, "topic_missing")
+    with case.connect() as marshal, joined(marshal, case.group, [case.topic, other]) as consumer:
+        case.begin(consumer)
+        with BackgroundConsumer(consumer) as reader:
+            case.delete()
+            case.await_event(consumer, "topic_missing")
             info = consumer.cached_info()
-            assert context.topic in info.waiting_for
+            assert case.topic in info.waiting_for
             assert info.lag == -1
-            assert {tp.topic: claim.lag for tp, claim in info.claims.items()}[context.topic] == -1
-            lag = context.json("lag", context.group)
-            assert {row["topic"]: row["lag"] for row in lag["partitions"]}[context.topic] is None
-            context.fill(other, 1, 20, "other")
-            wait_until(lambda: sum(m.topic == other for m in list(keeper.seen)) == 20, DEADLINE_S, "the rest goes on")
-            context.create(PARTITIONS)
-            context.await_told(consumer, "topic_found")
-            context.await_told(consumer, "parked", PARTITIONS)
-            wanted = context.fill(context.topic, PARTITIONS, 30, "new")
-            context.adopt(PARTITIONS)
-            context.await_all(keeper, wanted)
-        assert context.told(consumer).count("topic_missing") == 1
+            assert {tp.topic: claim.lag for tp, claim in info.claims.items()}[case.topic] == -1
+            lag = case.commands.json("lag", case.group)
+            assert {row["topic"]: row["lag"] for row in lag["partitions"]}[case.topic] is None
+            case.fill(other, 1, 20, "other")
+            wait_until(lambda: sum(m.topic == other for m in list(reader.seen)) == 20, DEADLINE_S, "the rest continues")
+            case.create(PARTITIONS)
+            case.await_event(consumer, "topic_found")
+            case.await_event(consumer, "parked", PARTITIONS)
+            wanted = case.fill(case.topic, PARTITIONS, 30, "new")
+            case.adopt(PARTITIONS)
+            case.await_all(reader, wanted)
+        assert case.event_kinds(consumer).count("topic_missing") == 1
 
 
-# --- as an operator sees it: processes, the usual ten seconds between two looks, every command
+# --- an operator's commands: consumers as processes, with the usual ten seconds between two refreshes of the metadata
 
 
-class Workers:
-    """`marshal consume` processes; keeps what they print."""
+def test_what_an_operator_sees_and_does(case: TopicCase) -> None:
+    """`state`, `lag`, `doctor`, `groups` and `explain` show the reason; one command lets the group continue."""
+    old = case.fill(case.topic, PARTITIONS, OLD_MESSAGES, "old")
+    command = f"marshal set-position {case.group} {case.topic} --to earliest"
+    with contextlib.ExitStack() as stack:
+        consumers = ConsumeProcesses(case.commands, case.group, case.topic, ("a", "b"))
+        stack.callback(consumers.stop)
 
-    def __init__(self, context: Scene, count: int) -> None:
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "MARSHAL_BOOTSTRAP_SERVERS": context.cluster.bootstrap,
-            "PYTHONUNBUFFERED": "1",
-        }
-        self.seen: list[tuple[int, bytes]] = []
-        self._processes = [
-            subprocess.Popen(
-                [
-                    *MODULE,
-                    "consume",
-                    context.topic,
-                    "--group",
-                    context.group,
-                    "--start",
-                    "earliest",
-                    "--heartbeat-interval",
-                    "1",
-                    "--json",
-                ],
-                env=environment,
-                cwd=ROOT,
-                text=True,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-            for _ in range(count)
-        ]
-        self._threads = [threading.Thread(target=self._read, args=(process,)) for process in self._processes]
-        for thread in self._threads:
-            thread.start()
+        def seen(since: int = 0) -> set[tuple[int, bytes]]:
+            return {(message["partition"], message["value"].encode()) for message in consumers.messages[since:]}
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            message = json.loads(line)
-            self.seen.append((message["partition"], message["value"].encode()))
-
-    def stop(self) -> None:
-        for process in self._processes:
-            process.send_signal(signal.SIGTERM)
-        for process in self._processes:
-            process.wait(DEADLINE_S)
-        for thread, process in zip(self._threads, self._processes, strict=True):
-            thread.join(DEADLINE_S)
-            assert process.stdout is not None
-            process.stdout.close()
-
-
-@contextmanager
-def at_work(context: Scene, count: int) -> Iterator[Workers]:
-    workers = Workers(context, count)
-    try:
-        yield workers
-    finally:
-        workers.stop()
-
-
-def test_what_an_operator_sees_and_does(context: Scene) -> None:
-    """`state`, `lag`, `doctor`, `groups` and `explain` name it; one command goes on."""
-    old = context.fill(context.topic, PARTITIONS, OLD_MESSAGES, "old")
-    command = f"marshal set-position {context.group} {context.topic} --to earliest"
-    with at_work(context, 2) as workers:
-        wait_until(lambda: old <= set(workers.seen), DEADLINE_S, "the old topic is read")
-        wanted = context.make_anew(3, 400)
+        wait_until(lambda: old <= seen(), DEADLINE_S, "the old topic is read")
+        wanted = case.recreate(3, 400)
 
         def parked() -> bool:
-            rows = context.json("state", context.group)["groups"][0]["partitions"]
+            rows = case.commands.json("state", case.group)["groups"][0]["partitions"]
             return [row["parked"] for row in rows] == [REASON] * PARTITIONS
 
         wait_until(parked, DEADLINE_S, "both are parked")
-        (state,) = context.json("state", context.group)["groups"]
+        (state,) = case.commands.json("state", case.group)["groups"]
         assert all((row["owner"], row["lag"], row["end"]) == (None, None, 400) for row in state["partitions"])
         (notice,) = state["notices"]
         assert command in notice
         assert "its id was" in notice
-        assert REASON in context.run("state", context.group).stdout
-        lag = context.json("lag", context.group)
+        assert REASON in case.commands.run("state", case.group).stdout
+        lag = case.commands.json("lag", case.group)
         assert (lag["lag"], lag["unknown"], lag["parked"]) == (None, PARTITIONS, PARTITIONS)
-        words = context.run("lag", context.group).stdout
+        words = case.commands.run("lag", case.group).stdout
         assert f"lag - and what {PARTITIONS} partitions have, which is not known, 2 partitions parked" in words
         doctor = {
             (check["name"], check["level"]): check
-            for check in context.json("doctor")["checks"]
-            if context.group in check["found"]
+            for check in case.commands.json("doctor")["checks"]
+            if case.group in check["found"]
         }
         assert command in doctor["parked partitions", "warn"]["advice"]
         assert "smaller topic" not in {name for name, _ in doctor}
-        (listed,) = [one for one in context.json("groups", "ls") if one["group"] == context.group]
+        (listed,) = [one for one in case.commands.json("groups", "ls") if one["group"] == case.group]
         assert listed["parked"] == PARTITIONS
-        assert f"(parked: {REASON})" in context.run("groups", "info", context.group).stdout
-        story = context.run("explain", context.group, f"{context.topic}:0").stdout
+        assert f"(parked: {REASON})" in case.commands.run("groups", "info", case.group).stdout
+        story = case.commands.run("explain", case.group, f"{case.topic}:0").stdout
         assert f"parked: {REASON}" in story
         assert f"it is parked: {REASON}" in story
-        advisories = context.run("advisories", context.group, "--kind", "parked").stdout
+        advisories = case.commands.run("advisories", case.group, "--kind", "parked").stdout
         assert advisories.count(REASON) >= PARTITIONS
-        refused = context.run("groups", "shrink", context.group, context.topic, "--partitions", "1", "--yes")
+        refused = case.commands.run("groups", "shrink", case.group, case.topic, "--partitions", "1", "--yes")
         assert refused.returncode == 1
         assert command in refused.stderr
 
-        noticed = len(workers.seen)
-        dry = context.json("set-position", context.group, context.topic, "--to", "earliest", "--dry-run")
+        noticed = len(consumers.messages)
+        dry = case.commands.json("set-position", case.group, case.topic, "--to", "earliest", "--dry-run")
         assert dry["recreated"][0]["forgotten"] == PARTITIONS
         assert [(row["partition"], row["position"], row["target"]) for row in dry["partitions"]] == [
             (number, None, 0) for number in range(3)
         ]
         assert (
             "was made anew"
-            in context.run("set-position", context.group, context.topic, "--to", "earliest", "--dry-run").stdout
+            in case.commands.run("set-position", case.group, case.topic, "--to", "earliest", "--dry-run").stdout
         )
-        assert len(workers.seen) == noticed, "nothing of it is delivered"
-        context.adopt(3)
-        wait_until(lambda: wanted <= set(workers.seen[noticed:]), DEADLINE_S, "every message of the new topic")
-        after = context.json("state", context.group)["groups"][0]
+        assert len(consumers.messages) == noticed, "no message of the new topic is delivered"
+        case.adopt(3)
+        wait_until(lambda: wanted <= seen(noticed), DEADLINE_S, "every message of the new topic")
+        after = case.commands.json("state", case.group)["groups"][0]
         assert after["notices"] == []
         assert {row["parked"] for row in after["partitions"]} == {None}
-        assert "made anew" in context.run("advisories", context.group, "--kind", "topology").stdout
+        assert "made anew" in case.commands.run("advisories", case.group, "--kind", "topology").stdout
 
 
-def test_a_move_to_the_new_end_skips_what_is_there(context: Scene) -> None:
-    """Targets are those of the new topic; a shift and Kafka's committed offsets are of the old one, and refused."""
-    with context.connect() as marshal, joined(marshal, context.group, [context.topic]) as consumer:
-        context.begin(consumer)
-    context.make_anew(PARTITIONS, 30)
+def test_a_move_to_the_new_end_skips_what_is_there(case: TopicCase) -> None:
+    """Targets refer to the new topic; a shift and Kafka's committed offsets refer to the old one and are refused."""
+    with case.connect() as marshal, joined(marshal, case.group, [case.topic]) as consumer:
+        case.begin(consumer)
+    case.recreate(PARTITIONS, 30)
     for target in (("--shift-by", "0"), ("--to", "committed")):
-        refused = context.run("set-position", context.group, context.topic, *target, "--dry-run")
+        refused = case.commands.run("set-position", case.group, case.topic, *target, "--dry-run")
         assert refused.returncode == 1
-        assert f"marshal set-position {context.group} {context.topic} --to earliest" in refused.stderr
-    beyond = context.run("set-position", context.group, context.topic, "--to", str(OLD_MESSAGES), "--yes")
+        assert f"marshal set-position {case.group} {case.topic} --to earliest" in refused.stderr
+    beyond = case.commands.run("set-position", case.group, case.topic, "--to", str(OLD_MESSAGES), "--yes")
     assert beyond.returncode == 1
     assert "valid are 0 to 30" in beyond.stderr
-    one = context.json("set-position", context.group, f"{context.topic}:0", "--to", "latest", "--yes")
+    one = case.commands.json("set-position", case.group, f"{case.topic}:0", "--to", "latest", "--yes")
     assert one["outcome"] == "moved"
-    with context.connect() as marshal, joined(marshal, context.group, [context.topic]) as consumer:
+    with case.connect() as marshal, joined(marshal, case.group, [case.topic]) as consumer:
         found = collect(consumer, 30)
-        assert {message.partition for message in found} == {1}, "the one that was not named starts at its beginning"
+        assert {message.partition for message in found} == {1}, (
+            "the partition that was not named starts at its beginning"
+        )
         positions = {tp: claim.position for tp, claim in consumer.claims().items()}
-    assert positions[TopicPartition(context.topic, 0)] == 30
+    assert positions[TopicPartition(case.topic, 0)] == 30
     assert NONE not in positions.values()
