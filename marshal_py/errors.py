@@ -1,46 +1,47 @@
-"""Every error that the library raises: one tree, three branches. Raises nothing itself, imports nothing of ours.
+"""Every error of the library: one tree with three branches. Raises nothing itself and imports nothing of ours.
 
     MarshalError
-    +-- CallerError               the calling program asked for something that cannot be: mend the call
+    +-- CallerError               the calling program asked for something impossible: fix the call
     |   +-- InvalidName           a group, client id, member or topic name breaks a rule
     |   +-- InvalidOption         a setting is out of bounds or contradicts another
     |   +-- InvalidRecord         a record with values out of bounds was about to be written
     |   +-- MessageTooLarge       a record or message is larger than the cluster takes
     |   +-- ConcurrentUse         two threads in fetch / next / iteration of one Consumer
-    |   +-- ReentrantCall         a verb was called inside another call of the same thread that it would wait for
+    |   +-- ReentrantCall         a method was called inside another call of the same thread and would wait for it
     |   +-- UsedAfterFork         an object made before os.fork() was used in the child
     |   +-- ConsumerClosed        a Consumer or Marshal was used after stop / drain / close
-    |   +-- BackgroundThreadEnded something ended the thread that heartbeats; the Marshal is of no use any more
+    |   +-- BackgroundThreadEnded something ended the background thread; the Marshal cannot be used any more
     |   +-- UnsupportedPlatform   this system lacks what the feature needs
     |   +-- BatchNotCommitted     the next claimed batch was asked for before the last one was committed
     |   +-- BatchOverdue          a pipeline did not come back within handler_timeout_s; its claims were released
     |   +-- RangeReadTwice        in at-most-once mode, Spark retried a task whose range may have been processed
-    |   +-- MissingSpark          a part of Spark is not installed: pyspark, pyarrow, pandas, a Java
+    |   +-- MissingSpark          a part of Spark is not installed: pyspark, pyarrow, pandas or Java
     |   +-- GroupMissing          an admin named a group, a partition of it or a session that the log does not know
-    |   +-- GroupExists           a group was to be created that is there
-    |   +-- PositionOutOfRange    an admin wanted a position that the partition does not have
-    |   +-- DumpDamaged           a dump file of a log is not as it was written
-    |   +-- DumpUnusable          nothing can be judged or simulated from this dump
+    |   +-- GroupExists           a group cannot be created because it exists
+    |   +-- PositionOutOfRange    an admin asked for a position that the partition does not have
+    |   +-- DumpDamaged           a dump file was changed or cut off after it was written
+    |   +-- DumpUnusable          a dump does not hold what the command needs
     |   +-- LoadRefused           a dump cannot be loaded into this topic
-    +-- PeerError                 another participant of the group made going on impossible
-    |   +-- SessionCloned         somebody else writes with this consumer's session (fork, cloned machine)
-    |   +-- DuplicateClientId     another process took this client id over (fast reclaim)
+    +-- PeerError                 another participant of the group prevents it
+    |   +-- SessionCloned         another process writes with this consumer's session (fork, cloned machine)
+    |   +-- DuplicateClientId     another process took over this client id (fast reclaim)
     |   +-- ModeMismatch          the group and the consumer have different delivery modes
     |   +-- GroupDeleted          an admin deleted the group
     |   +-- GroupOpaque           the group holds records that only a newer library can read
     |   +-- KafkaGroupIsLive      ordinary Kafka consumers use the same group id
-    |   +-- AdminBusy             the group is in a pause that the admin's operation may not work in
-    |   +-- PauseOver             the pause that an admin's operation was to work in is over
-    |   +-- PauseNotDrained       consumers did not let go of their partitions in time; the pause was ended
-    |   +-- PositionNotMoved      a move of positions was given up; nothing moved, and nothing will
-    |   +-- PositionUnknown       a move was given up while its record may still land
-    |   +-- SettingsChanged       another admin changed the group's settings while ours were on their way
-    |   +-- MembersAlive          consumers are alive where none may be
+    |   +-- AdminBusy             another operation has paused the group
+    |   +-- PauseOver             the pause in which an operation was to run is over
+    |   +-- PauseNotDrained       consumers did not release their partitions in time; the pause was ended
+    |   +-- PositionNotMoved      a move of positions failed; nothing moved, and nothing will
+    |   +-- PositionUnknown       a move was given up, and its record may still take effect
+    |   +-- SettingsChanged       another admin changed the group's settings at the same time
+    |   +-- MembersAlive          consumers are alive where there must be none
     |   +-- WriteFenced           a later owner of a partition has already written to the same table
-    |   +-- LedgerMoved           another writer added rows of the same partitions meanwhile (retriable)
+    |   +-- LedgerMoved           another writer added rows for the same partitions (retriable)
     |   +-- ClaimLost             claims of a batch were released or lost before it was committed
-    |   +-- SnapshotNotConfirmed  a snapshot was written and nobody vouched for it
-    |   +-- AdminGaveUp           an operation was not read done in time
+    |   +-- BatchUnclaimed        nobody claims the partitions of a batch that was planned before a restart (retriable)
+    |   +-- SnapshotNotConfirmed  a snapshot was written and no consumer confirmed it (retriable)
+    |   +-- AdminGaveUp           an operation did not complete in time (retriable)
     +-- ClusterError              Kafka or its topics are not as they must be
         +-- ClusterUnreachable    no broker answered in time (retriable)
         +-- AuthenticationFailed  the brokers do not take this client's credentials
@@ -49,10 +50,10 @@
         +-- TopicMissing          a topic to consume does not exist (retriable once it is created)
         +-- PartitionError        Kafka refuses to serve a partition (authorization, for one)
         +-- PartitionParked       nobody may consume a partition until an admin has looked at it
-        |   +-- DataTopicRecreated    its topic was deleted and made anew
+        |   +-- DataTopicRecreated    its topic was deleted and created again
         |   +-- PositionBeyondEnd     the group's position lies beyond the end of the partition
-        |   +-- PartitionTruncated    records that were read are gone, and others may stand at their offsets
-        |   +-- PartitionUnreadable   nobody of the group can read it: a right is missing, or its records are damaged
+        |   +-- PartitionTruncated    records that were read are gone; others may be at their offsets
+        |   +-- PartitionUnreadable   no consumer of the group can read it: a right is missing, or records are damaged
         +-- RangeLost             Kafka deleted the beginning of a range before it was read (retriable)
         +-- EmbeddedLogFull       the embedded broker is about to drop records
         +-- CoordinationError     the coordination topic cannot be trusted or used
@@ -60,15 +61,15 @@
             +-- WrongTopicSetting          a setting of it would lose history
             +-- TopicRecreated             another incarnation than the one known
             +-- LogGap                     offsets are missing: compaction, transactions or lost data
-            +-- HistoryTruncated           the log does not begin at its beginning, and no snapshot stands in for it
-            +-- HistoryRestarted           an operator began the log's history anew
-            +-- SnapshotRefused            a snapshot is not what the log's history folds to
-            +-- Diverged                   this process holds another state than its history folds to
+            +-- HistoryTruncated           the beginning of the log was deleted, and no snapshot replaces it
+            +-- HistoryRestarted           an operator restarted the log's history
+            +-- SnapshotRefused            a snapshot differs from what the log folds to
+            +-- Diverged                   this process's state differs from what the log folds to
             +-- EnvelopeUnknown            written by a library of another envelope version
-            +-- ProtocolOutdated           the log was begun by an older version of this library
+            +-- ProtocolOutdated           the log was created by an older version of this library
             +-- ProtocolUnknown            the root names a hash or a protocol version that is not ours
 
-`retriable` tells whether the same call may succeed later without anybody mending anything.
+`retriable`: whether the same call may succeed later although nobody fixes anything.
 """
 
 from __future__ import annotations
@@ -78,18 +79,18 @@ from typing import ClassVar
 
 
 class MarshalError(Exception):
-    """Root of the tree. Catch it to catch all that this library raises on purpose."""
+    """Root of the tree. Catch it to catch everything that this library raises on purpose."""
 
     retriable: ClassVar[bool] = False
 
     def __reduce__(self) -> tuple[object, ...]:
-        # An exception is pickled by its args, and those are one sentence here: it could not be made again from it in
-        # the process that it was sent to (multiprocessing, Spark).
-        return _again, (type(self), self.args, self.__dict__)
+        # By default an exception is rebuilt from its args. Here they are one finished sentence, which the constructor
+        # does not take, so the receiving process (multiprocessing, Spark) sets args and fields itself.
+        return _rebuild, (type(self), self.args, self.__dict__)
 
 
-def _again(kind: type[MarshalError], args: tuple[object, ...], fields: dict[str, object]) -> MarshalError:
-    """An error as it was in another process, without building its sentence anew."""
+def _rebuild(kind: type[MarshalError], args: tuple[object, ...], fields: dict[str, object]) -> MarshalError:
+    """An error as it was in another process."""
     error = kind.__new__(kind)
     error.args = args
     error.__dict__.update(fields)
@@ -97,11 +98,11 @@ def _again(kind: type[MarshalError], args: tuple[object, ...], fields: dict[str,
 
 
 class CallerError(MarshalError):
-    """The calling program asked for something that cannot be."""
+    """The calling program asked for something impossible."""
 
 
 class PeerError(MarshalError):
-    """Another participant of the group made going on impossible."""
+    """Another participant of the group prevents what was asked."""
 
 
 class ClusterError(MarshalError):
@@ -147,34 +148,34 @@ class MessageTooLarge(CallerError):
 
 
 class ConcurrentUse(CallerError):
-    """Two threads are inside fetch / next / iteration of one Consumer. `ack` may be called from any thread."""
+    """Two threads are inside fetch, next or iteration of one Consumer. Any thread may call `ack`."""
 
     def __init__(self, verb: str) -> None:
         self.verb = verb
         super().__init__(
-            f"{verb}() was called while another thread is fetching from the same Consumer; use one "
-            f"Consumer per thread, or hand messages over to worker threads and ack there"
+            f"{verb}() was called while another thread fetches from the same Consumer: use one Consumer per "
+            f"thread, or hand messages to worker threads and ack there"
         )
 
 
 class ReentrantCall(CallerError):
-    """A verb was called where it would wait for itself, or change what the code below it is changing.
+    """A method was called inside another call of the same thread, and would have to wait for that call.
 
-    That is in a signal handler, a callback, a logging handler or a `__del__` that runs inside another call of the same
-    thread. `Consumer.request_stop` may be called anywhere.
+    This happens in a signal handler, a callback, a logging handler or a `__del__`. `Consumer.request_stop` may be
+    called anywhere.
     """
 
     def __init__(self, verb: str, inside: str) -> None:
         self.verb, self.inside = verb, inside
         super().__init__(
-            f"{verb}() was called inside {inside} (by a signal handler, a callback, a logging handler or "
-            f"a __del__), for which it would have to wait: call request_stop() there, which may be called "
-            f"anywhere, or set a flag, and call {verb}() when that has returned"
+            f"{verb}() was called inside {inside} (by a signal handler, a callback, a logging handler or a "
+            f"__del__) and would wait for it: call request_stop() there, or set a flag and call {verb}() after "
+            f"{inside} has returned"
         )
 
 
 class UsedAfterFork(CallerError):
-    """An object made before os.fork() was used in the child, where its threads and sockets do not exist."""
+    """An object from before os.fork() was used in the child, where its threads and sockets do not exist."""
 
     def __init__(self, what: str, made_in_pid: int, pid: int) -> None:
         self.what, self.made_in_pid, self.pid = what, made_in_pid, pid
@@ -193,16 +194,16 @@ class ConsumerClosed(CallerError):
 
 
 class BackgroundThreadEnded(CallerError):
-    """Something ended the thread of a Marshal that heartbeats, so its consumers have ended. Connect again.
+    """Something ended the background thread of a Marshal, and its consumers with it. Connect again.
 
-    The library lets nothing do so that it knows of: an exception was planted into the thread, or memory is gone.
+    The library handles every error that it knows of, so an exception was injected into the thread or memory ran out.
     """
 
     def __init__(self, cause: str) -> None:
         self.cause = cause
         super().__init__(
-            f"the background thread of this Marshal was ended by {cause}, so its consumers have ended: "
-            f"close it and connect again; what ended it is in the log of the logger 'marshal_py'"
+            f"{cause} ended the background thread of this Marshal, and its consumers with it: close it and "
+            f"connect again; the logger 'marshal_py' has the traceback"
         )
 
 
@@ -215,18 +216,18 @@ class UnsupportedPlatform(CallerError):
 
 
 class BatchNotCommitted(CallerError):
-    """The next claimed batch was asked for while the last one was neither committed nor given back."""
+    """The next claimed batch was requested before the last one was committed or given back."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
         super().__init__(
-            f"the last batch of {rows} offsets was not committed: call batch.commit() when it is written, "
+            f"the last batch of {rows} offsets was not committed: call batch.commit() once it is written, "
             f"or batch.give_back() to have it planned again"
         )
 
 
 class BatchOverdue(CallerError):
-    """A pipeline made no call for longer than handler_timeout_s: its claims were released (PROTOCOL.md D4)."""
+    """A pipeline made no call for longer than handler_timeout_s, so its claims were released (PROTOCOL.md D4)."""
 
     def __init__(self, group: str, timeout_s: float) -> None:
         self.group, self.timeout_s = group, timeout_s
@@ -237,36 +238,21 @@ class BatchOverdue(CallerError):
         )
 
 
-class BatchUnclaimed(PeerError):
-    """A batch that was planned before a restart cannot go on: nobody claims a partition of it."""
-
-    retriable: ClassVar[bool] = True
-
-    def __init__(self, group: str, waits: str) -> None:
-        """`waits`: the partitions, each with what it waits for, in words."""
-        self.group, self.waits = group, waits
-        super().__init__(
-            f"group {group!r}: a batch that was planned before the restart waits for claims ({waits}): "
-            f"start the query again, let it claim more (max_claims), or start more members; without its "
-            f"checkpoint folder the query goes on at the group's positions"
-        )
-
-
 class RangeReadTwice(CallerError):
-    """In at-most-once mode Spark started a task of a range again; the first attempt may have processed it."""
+    """In at-most-once mode Spark retried the task of a range, whose first attempt may have processed it."""
 
     def __init__(self, ranges: Sequence[tuple[str, int, int, int]], attempt: int) -> None:
-        """`ranges`: topic, partition, first offset and the one behind the last, of each range of the task."""
+        """`ranges`: topic, partition, first offset and end offset (exclusive) of each range of the task."""
         self.ranges, self.attempt = tuple(ranges), attempt
         named = ", ".join(f"{topic}:{partition} [{start}, {to})" for topic, partition, start, to in ranges)
         super().__init__(
-            f"{named} is read at most once, and this is attempt {attempt + 1} of its task: set "
-            f"spark.task.maxFailures=1 and spark.speculation=false; what it names counts as lost"
+            f"{named} may be read only once, and this is attempt {attempt + 1} of its task: set "
+            f"spark.task.maxFailures=1 and spark.speculation=false; these messages count as lost"
         )
 
 
 class MissingSpark(CallerError):
-    """A part of Spark that the call needs is not there. `way_out` is the command or setting that brings it."""
+    """The call needs a part of Spark that is not installed. `way_out`: the command or setting that provides it."""
 
     def __init__(self, what: str, found: str, way_out: str) -> None:
         self.what, self.found, self.way_out = what, found, way_out
@@ -274,7 +260,7 @@ class MissingSpark(CallerError):
 
 
 class GroupMissing(CallerError):
-    """An admin named something that the group's log does not know."""
+    """An admin named a group, or something in it, that the log does not know."""
 
     def __init__(self, group: str, what: str) -> None:
         self.group, self.what = group, what
@@ -282,7 +268,7 @@ class GroupMissing(CallerError):
 
 
 class GroupExists(CallerError):
-    """A group was to be created that is there already, with or without consumers. Nothing was changed."""
+    """A group cannot be created because it exists, with or without consumers. Nothing was changed."""
 
     def __init__(self, group: str) -> None:
         self.group = group
@@ -290,7 +276,7 @@ class GroupExists(CallerError):
 
 
 class PositionOutOfRange(CallerError):
-    """A wanted position lies outside what the partition holds. Nothing was moved."""
+    """The requested position is outside the partition. Nothing was moved."""
 
     def __init__(self, topic: str, partition: int, position: int, first: int, end: int) -> None:
         self.topic, self.partition, self.position, self.first, self.end = topic, partition, position, first, end
@@ -298,18 +284,18 @@ class PositionOutOfRange(CallerError):
 
 
 class DumpDamaged(CallerError):
-    """A dump file is not as it was written. `log` and `offset`: of the nearest record; `line` counts from 1."""
+    """A dump file was changed or cut off. `log`, `offset`: the nearest record; `line` counts from 1."""
 
     def __init__(self, path: str, line: int, log: int, offset: int, reason: str) -> None:
         self.path, self.line, self.log, self.offset, self.reason = path, line, log, offset, reason
         super().__init__(
-            f"dump {path!r} is damaged in line {line}, at offset {offset} of log {log}: {reason}; take "
-            f"another one (`marshal log dump`), or look for a whole copy of it"
+            f"dump {path!r} is damaged in line {line}, at offset {offset} of log {log}: {reason}; write a "
+            f"new one (`marshal log dump`), or find an undamaged copy"
         )
 
 
 class DumpUnusable(CallerError):
-    """A dump is as it was written, and does not hold what was asked of it."""
+    """A dump is undamaged but does not hold what the command needs."""
 
     def __init__(self, path: str, reason: str) -> None:
         self.path, self.reason = path, reason
@@ -328,14 +314,14 @@ class LoadRefused(CallerError):
 
 
 class SessionCloned(PeerError):
-    """Somebody else writes with this consumer's session: a fork or a cloned machine (PROTOCOL.md T18)."""
+    """Another process writes with this consumer's session: a fork or a cloned machine (PROTOCOL.md T18)."""
 
     def __init__(self, group: str, client_id: str, session: int, offset: int) -> None:
         self.group, self.client_id, self.session, self.offset = group, client_id, session, offset
         super().__init__(
             f"offset {offset} of the coordination log of group {group!r} was written with session "
-            f"{session} of client {client_id!r}, but not by this process: a forked process or a cloned "
-            f"machine is running; give every process its own connect()"
+            f"{session} of client {client_id!r}, but not by this process: this process was forked or its machine was "
+            f"cloned; call connect() in every process"
         )
 
 
@@ -370,7 +356,7 @@ class GroupDeleted(PeerError):
 
 
 class GroupOpaque(PeerError):
-    """The group's log holds records of a newer library (PROTOCOL.md E5)."""
+    """The group's log holds a record that only a newer library can read (PROTOCOL.md E5)."""
 
     def __init__(self, group: str, offset: int) -> None:
         self.group, self.offset = group, offset
@@ -387,15 +373,15 @@ class KafkaGroupIsLive(PeerError):
         self.group, self.members = group, members
         super().__init__(
             f"{members} ordinary Kafka consumer(s) are alive in group {group!r}: stop them, use another "
-            f"group, or pass join_live_kafka_group=True if both shall read"
+            f"group, or pass join_live_kafka_group=True if both should read"
         )
 
 
 class AdminBusy(PeerError):
-    """The group is paused, and the operation was not told to work in that pause (PROTOCOL.md M2).
+    """Another run has paused the group, and this operation was not given that pause (PROTOCOL.md M2).
 
-    `by`: the run that paused it. `own`: a run of the same person on the same machine. `left_s`: by that run's own
-    estimate; -1 if unknown.
+    `by`: the run that paused it. `own`: whether that was a run of the same user on the same machine. `left_s`: how long
+    that run expects the pause to last; -1 if unknown.
     """
 
     retriable: ClassVar[bool] = True
@@ -404,7 +390,7 @@ class AdminBusy(PeerError):
         self.group, self.by, self.reason, self.left_s, self.token, self.own = group, by, reason, left_s, token, own
         why = f" ({reason})" if reason else ""
         left = f", about {left_s:.0f} s left" if left_s >= 0 else ""
-        who = f"another run of yours, {by}" if own else by or "somebody without a name"
+        who = f"another run of yours, {by}" if own else by or "an unnamed admin"
         ways = (
             f"work in that pause and leave it in place (--adopt, or --token {token}), take it over if that run is "
             f"dead (--take-over), or end it (marshal resume {group})"
@@ -415,7 +401,7 @@ class AdminBusy(PeerError):
 
 
 class PauseOver(PeerError):
-    """The group is not, or not any more, in the pause that the operation was told to work in (PROTOCOL.md M2).
+    """The group is not in the pause in which the operation was to run (PROTOCOL.md M2).
 
     `ended_by`: the run that ended the newest pause; "" if there was none.
     """
@@ -424,21 +410,21 @@ class PauseOver(PeerError):
         self.group, self.ended_by = group, ended_by
         how = f"the last pause was ended by {ended_by}" if ended_by else "nobody has paused it"
         super().__init__(
-            f"group {group!r} is not in the pause that --adopt or --token means: {how}. Without them the "
-            f"command pauses the group itself"
+            f"group {group!r} is not in the pause that --adopt or --token names: {how}; without these options "
+            f"the command pauses the group itself"
         )
 
 
 class PauseNotDrained(PeerError):
-    """Partitions were not released in time, nor were their owners silent. The pause was ended (PROTOCOL.md M9)."""
+    """Live owners did not release their partitions in time, so the pause was ended (PROTOCOL.md M9)."""
 
     retriable: ClassVar[bool] = True
 
     def __init__(self, group: str, holders: tuple[str, ...], waited_s: float) -> None:
         self.group, self.holders, self.waited_s = group, holders, waited_s
-        who = ", ".join(holders) or "nobody known: the pause itself was not read in time"
+        who = ", ".join(holders) or "nobody known, because the pause itself was not read in time"
         super().__init__(
-            f"group {group!r} did not let go within {waited_s:g} s; held by {who}; it is not paused any more"
+            f"group {group!r} did not release its partitions within {waited_s:g} s, held by {who}; the pause was ended"
         )
 
 
@@ -451,30 +437,30 @@ class PositionNotMoved(PeerError):
 
 
 class PositionUnknown(PeerError):
-    """The record was sent and its fate was not read: everything moved or nothing did (PROTOCOL.md M8)."""
+    """The record was sent and its outcome is unknown: all positions moved, or none did (PROTOCOL.md M8)."""
 
     def __init__(self, group: str, reason: str, command: str) -> None:
         self.group, self.reason, self.command = group, reason, command
         super().__init__(
-            f"whether the positions of group {group!r} moved, all or none, is unknown ({reason}): {command} finds out"
+            f"it is unknown whether the positions of group {group!r} moved, all or none ({reason}): {command} finds out"
         )
 
 
 class SettingsChanged(PeerError):
-    """The group was changed by somebody else after it was looked at; nothing of ours was (PROTOCOL.md F9.1, F9.4)."""
+    """Another admin changed the group first; this change was not made (PROTOCOL.md F9.1, F9.4)."""
 
     retriable: ClassVar[bool] = True
 
     def __init__(self, group: str, what: str, by: str) -> None:
         self.group, self.what, self.by = group, what, by
         super().__init__(
-            f"{what} of group {group!r} changed meanwhile, by {by or 'somebody without a name'}; nothing "
-            f"of this change was made: look again, then try again"
+            f"{what} of group {group!r} was changed by {by or 'an unnamed admin'} at the same time; this change was "
+            f"not made: look at the group, then try again"
         )
 
 
 class MembersAlive(PeerError):
-    """Consumers are alive where none may be."""
+    """Consumers are alive where there must be none."""
 
     def __init__(self, group: str, what: str, members: tuple[str, ...]) -> None:
         self.group, self.what, self.members = group, what, members
@@ -488,20 +474,20 @@ class WriteFenced(PeerError):
         self.path, self.partition, self.token, self.newest = path, partition, token, newest
         super().__init__(
             f"{path} holds rows of {partition} under token {newest}, and this writer's token is {token}: "
-            f"another member owns the partition now; drop the batch, its messages are that member's"
+            f"another member owns the partition now; drop the batch, because that member has its messages"
         )
 
 
 class LedgerMoved(PeerError):
-    """Another writer added rows of the same partitions to a table meanwhile. Nothing was written."""
+    """Another writer added rows for the same partitions to the table. Nothing was written."""
 
     retriable: ClassVar[bool] = True
 
     def __init__(self, path: str) -> None:
         self.path = path
         super().__init__(
-            f"another writer added rows of the same partitions to {path} meanwhile: begin the batch "
-            f"again, some of it is written"
+            f"another writer added rows for the same partitions to {path}; this batch wrote nothing: retry it, "
+            f"some of its rows may already be there"
         )
 
 
@@ -512,26 +498,41 @@ class ClaimLost(PeerError):
         self.group, self.lost = group, lost
         super().__init__(
             f"group {group!r}: the claims on {', '.join(lost)} were released or lost before the batch was "
-            f"committed: their messages will be delivered again, or were by another member; compare "
-            f"tokens where the batch was written"
+            f"committed: another member has received their messages or will; compare tokens where the batch "
+            f"was written"
+        )
+
+
+class BatchUnclaimed(PeerError):
+    """A batch that was planned before a restart cannot continue, because nobody claims a partition of it."""
+
+    retriable: ClassVar[bool] = True
+
+    def __init__(self, group: str, waits: str) -> None:
+        """`waits`: text that names each partition and what it waits for."""
+        self.group, self.waits = group, waits
+        super().__init__(
+            f"group {group!r}: a batch that was planned before the restart waits for claims ({waits}): "
+            f"start the query again, let it claim more (max_claims), or start more members; without its "
+            f"checkpoint folder the query continues at the group's positions"
         )
 
 
 class AdminGaveUp(PeerError):
-    """An operation was not read done in time. Its record may still land; doing it again is safe."""
+    """An operation did not complete in time. Its record may still take effect; repeating it is safe."""
 
     retriable: ClassVar[bool] = True
 
     def __init__(self, group: str, what: str, waited_s: float, *, pending: bool = False) -> None:
-        """`waited_s`: 0 for an interruption. `pending`: a record of it is on its way and may still be accepted."""
+        """`waited_s`: 0 if it was interrupted. `pending`: a record of it was sent and may still be accepted."""
         self.group, self.what, self.waited_s, self.pending = group, what, waited_s, pending
-        told = f"was not read done within {waited_s:g} s" if waited_s else "was interrupted"
-        after = "it may still happen, and to try again is safe" if pending or waited_s else "nothing of it will happen"
-        super().__init__(f"group {group!r}: {what} {told}; {after}")
+        how = f"did not complete within {waited_s:g} s" if waited_s else "was interrupted"
+        after = "it may still take effect; retrying is safe" if pending or waited_s else "it will not take effect"
+        super().__init__(f"group {group!r}: {what} {how}; {after}")
 
 
 class SnapshotNotConfirmed(PeerError):
-    """A snapshot was written, and no live consumer of the log vouched for it (PROTOCOL.md N5, N6)."""
+    """A snapshot was written, and no live consumer of the log confirmed it (PROTOCOL.md N5, N6)."""
 
     retriable: ClassVar[bool] = True
 
@@ -540,8 +541,8 @@ class SnapshotNotConfirmed(PeerError):
         who = ", ".join(sessions) or "nobody"
         super().__init__(
             f"the snapshot of coordination partition {log} at offset {at} was written, but none of its "
-            f"live sessions ({who}) vouched for it within {waited_s:g} s: if they are dead, evict them or "
-            f"wait until they are evicted, then try again; it does no harm where it stands"
+            f"live sessions ({who}) confirmed it within {waited_s:g} s: if they are dead, evict them or wait "
+            f"until they are evicted, then try again; the unconfirmed snapshot does no harm"
         )
 
 
@@ -559,7 +560,7 @@ class ClusterUnreachable(ClusterError):
 
 
 class AuthenticationFailed(ClusterError):
-    """The brokers refuse this client's credentials, or their mechanism, again and again. Waiting does not mend it."""
+    """The brokers keep refusing this client's credentials or their mechanism. Waiting does not help."""
 
     def __init__(self, servers: str, principal: str, reason: str) -> None:
         self.servers, self.principal, self.reason = servers, principal, reason
@@ -570,7 +571,7 @@ class AuthenticationFailed(ClusterError):
 
 
 class TlsMismatch(ClusterError):
-    """Client and brokers do not agree on TLS: one of them speaks it alone, or a certificate is not trusted."""
+    """Client and brokers disagree on TLS: only one of them uses it, or a certificate is not trusted."""
 
     def __init__(self, servers: str, protocol: str, reason: str) -> None:
         """`protocol`: the client's security.protocol."""
@@ -582,7 +583,7 @@ class TlsMismatch(ClusterError):
 
 
 class AccessDenied(ClusterError):
-    """Kafka's authorizer refuses this client something. `kind`: topic, group or cluster."""
+    """Kafka's authorizer denies this client an operation. `kind`: topic, group or cluster."""
 
     def __init__(self, principal: str, operation: str, kind: str, name: str) -> None:
         self.principal, self.operation, self.kind, self.name = principal, operation, kind, name
@@ -601,7 +602,7 @@ class TopicMissing(ClusterError):
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
-        super().__init__(f"topic {topic!r} does not exist: create it, or mend its name")
+        super().__init__(f"topic {topic!r} does not exist: create it, or correct its name")
 
 
 class PartitionError(ClusterError):
@@ -613,24 +614,26 @@ class PartitionError(ClusterError):
 
 
 class PartitionParked(ClusterError):
-    """Nobody may consume a partition until somebody has looked at it (PROTOCOL.md F6.4). `reason`: from the log."""
+    """Nobody may consume a partition until an admin has looked at it (PROTOCOL.md F6.4).
+
+    `reason`: the name of the error that parked it, as in the log.
+    """
 
     def __init__(self, group: str, topic: str, partition: int, reason: str, sentence: str = "") -> None:
-        """`sentence`: of an error that knows more of its reason."""
+        """`sentence`: the text of a subclass, which knows more about the reason."""
         self.group, self.topic, self.partition, self.reason = group, topic, partition, reason
         where = f"{topic}:{partition}"
         super().__init__(
             sentence
-            or f"{where} is parked for the reason {reason!r}, so nobody consumes it: `marshal "
-            f"explain {group} {where}` shows how that came about, `marshal set-position {group} {where} "
-            f"--to POSITION` goes on"
+            or f"{where} is parked ({reason}), so nobody consumes it: `marshal explain {group} {where}` shows why, "
+            f"`marshal set-position {group} {where} --to POSITION` continues"
         )
 
 
 class DataTopicRecreated(PartitionParked):
-    """A data topic was deleted and made anew, so positions in it mean nothing (PROTOCOL.md D10).
+    """A data topic was deleted and created again, so positions in it mean nothing (PROTOCOL.md D10).
 
-    `known` is the topic's id in the group's log, `found` that in the cluster; "" where it is not told.
+    `known`: the topic's id in the group's log; `found`: its id in the cluster; "" if unknown.
     """
 
     def __init__(self, group: str, topic: str, partition: int, known: str = "", found: str = "") -> None:
@@ -641,17 +644,16 @@ class DataTopicRecreated(PartitionParked):
             topic,
             partition,
             type(self).__name__,
-            f"topic {topic!r} was deleted and made anew"
-            f"{ids}, so nobody consumes {topic}:{partition}: the positions of group {group!r} are those "
-            f"of the old topic; `marshal set-position {group} {topic} --to earliest` goes on with the "
-            f"new one",
+            f"topic {topic!r} was deleted and created again{ids}, so nobody consumes {topic}:{partition}: the "
+            f"positions of group {group!r} belong to the old topic; `marshal set-position {group} {topic} --to "
+            f"earliest` continues with the new one",
         )
 
 
 class PositionBeyondEnd(PartitionParked):
-    """The group's position lies beyond the end: data was lost or the topic recreated (PROTOCOL.md D6).
+    """The group's position is beyond the end: data was lost or the topic recreated (PROTOCOL.md D6).
 
-    Consumers do not raise it: it names why the partition is parked. `detail`: position and end, as far as known.
+    Consumers do not raise it; it says why the partition is parked. `detail`: position and end, as far as known.
     """
 
     def __init__(self, group: str, topic: str, partition: int, detail: str = "") -> None:
@@ -662,18 +664,17 @@ class PositionBeyondEnd(PartitionParked):
             topic,
             partition,
             type(self).__name__,
-            f"the position of group {group!r} in {where} "
-            f"lies beyond the end of the partition{_in_brackets(detail)}: records were lost, or the "
-            f"topic was made anew. Nobody consumes it, also when it has grown past the position: look at "
-            f"what is there, then `marshal set-position {group} {where} --to latest` (or earliest, an "
-            f"offset, a time) goes on",
+            f"the position of group {group!r} in {where} is beyond the end of the partition"
+            f"{_in_brackets(detail)}: records were lost, or the topic was created again. Nobody consumes the "
+            f"partition, even once it has grown past the position: look at its records, then `marshal "
+            f"set-position {group} {where} --to latest` (or earliest, an offset, a time) continues",
         )
 
 
 class PartitionTruncated(PartitionParked):
-    """What was read of a partition is not its history any more: its log lost its tail (PROTOCOL.md D6, KIP-320).
+    """A partition lost its newest records, which the group had read (PROTOCOL.md D6, KIP-320).
 
-    Consumers do not raise it: it names why the partition is parked. `detail`: the broker's words, as far as known.
+    Consumers do not raise it; it says why the partition is parked. `detail`: the broker's words, as far as known.
     """
 
     def __init__(self, group: str, topic: str, partition: int, detail: str = "") -> None:
@@ -684,17 +685,16 @@ class PartitionTruncated(PartitionParked):
             topic,
             partition,
             type(self).__name__,
-            f"{where} lost records that group {group!r} had "
-            f"read{_in_brackets(detail)}, as in an unclean leader election; others may stand at their "
-            f"offsets. Nobody consumes it: look at what is there, then `marshal set-position {group} "
-            f"{where} --to POSITION` goes on",
+            f"{where} lost records that group {group!r} had read{_in_brackets(detail)}, as in an unclean leader "
+            f"election; other records may be at their offsets. Nobody consumes it: look at its records, then "
+            f"`marshal set-position {group} {where} --to POSITION` continues",
         )
 
 
 class PartitionUnreadable(PartitionParked):
     """Kafka serves a partition to no consumer of the group (PROTOCOL.md D13).
 
-    It names why the partition is parked; a consumer that is refused all that it owns raises PartitionError besides.
+    It says why the partition is parked; a consumer that is refused everything it owns raises PartitionError as well.
     `detail`: the cluster's words, as far as known.
     """
 
@@ -706,10 +706,9 @@ class PartitionUnreadable(PartitionParked):
             topic,
             partition,
             type(self).__name__,
-            f"no consumer of group {group!r} can read "
-            f"{where}{_in_brackets(detail)}, so nobody consumes it: look at its rights (`marshal doctor "
-            f"{group} --as consumer`) and at the broker's log, then `marshal set-position {group} {where} "
-            f"--shift-by 0` goes on where it stands",
+            f"no consumer of group {group!r} can read {where}{_in_brackets(detail)}, so nobody consumes it: check "
+            f"the rights (`marshal doctor {group} --as consumer`) and the broker's log, then `marshal "
+            f"set-position {group} {where} --shift-by 0` continues at the same position",
         )
 
 
@@ -718,7 +717,7 @@ def _in_brackets(detail: str) -> str:
 
 
 class RangeLost(ClusterError):
-    """Kafka deleted the beginning of a range after it was planned. The next plan notes it and goes on behind it."""
+    """Kafka deleted the beginning of a range after it was planned. The next plan reports it and starts after it."""
 
     retriable: ClassVar[bool] = True
 
@@ -732,7 +731,7 @@ class RangeLost(ClusterError):
 
 
 class EmbeddedLogFull(ClusterError):
-    """The embedded broker keeps a few MB per partition and drops the oldest records silently beyond that."""
+    """A write would exceed the few MB that the embedded broker keeps per partition before it drops old records."""
 
     def __init__(self, topic: str, partition: int, size_bytes: int, limit_bytes: int) -> None:
         self.topic, self.partition, self.size_bytes, self.limit_bytes = topic, partition, size_bytes, limit_bytes
@@ -765,7 +764,7 @@ class WrongTopicSetting(CoordinationError):
 
 
 class TopicRecreated(CoordinationError):
-    """Another incarnation than the one known, or the log ends below what was read (PROTOCOL.md L6, L8)."""
+    """The log is another incarnation than the known one, or ends before what was read (PROTOCOL.md L6, L8)."""
 
     def __init__(self, log: int, known: str, found: str) -> None:
         self.log, self.known, self.found = log, known, found
@@ -787,61 +786,61 @@ class LogGap(CoordinationError):
 
 
 class HistoryTruncated(CoordinationError):
-    """The log does not begin at its beginning, and no confirmed snapshot stands in for it (PROTOCOL.md N10)."""
+    """The beginning of the log was deleted, and no confirmed snapshot replaces it (PROTOCOL.md N10)."""
 
     def __init__(self, log: int, first_offset: int) -> None:
         self.log, self.first_offset = log, first_offset
         super().__init__(
-            f"coordination partition {log} begins at offset {first_offset}: its history was deleted, and "
-            f"no confirmed snapshot stands in for it; check retention and cleanup.policy of the topic; "
-            f"`marshal bootstrap` begins anew, without the positions that stood there"
+            f"coordination partition {log} begins at offset {first_offset}: its history was deleted, and no "
+            f"confirmed snapshot replaces it; check retention and cleanup.policy of the topic; `marshal "
+            f"bootstrap` restarts it without the positions that were there"
         )
 
 
 class HistoryRestarted(CoordinationError):
-    """An operator began the log's history anew at a checkpoint behind this reader's beginning (PROTOCOL.md N13)."""
+    """An operator restarted the log's history at a checkpoint after the one this reader began at (PROTOCOL.md N13)."""
 
     def __init__(self, log: int, offset: int, at: int) -> None:
         self.log, self.offset, self.at = log, offset, at
         super().__init__(
-            f"offset {offset} of coordination partition {log} begins its history anew at offset {at}: "
-            f"what this process knows of it does not count any more; start the process again"
+            f"offset {offset} of coordination partition {log} restarts its history at offset {at}: what this "
+            f"process knows of it is void; restart the process"
         )
 
 
 class SnapshotRefused(CoordinationError):
-    """A confirmed snapshot that this process began with is not what the log folds to (PROTOCOL.md N9)."""
+    """The confirmed snapshot that this process began with differs from what the log folds to (PROTOCOL.md N9)."""
 
     def __init__(self, log: int, at: int, older: int) -> None:
         self.log, self.at, self.older = log, at, older
         super().__init__(
-            f"the snapshot of coordination partition {log} at offset {at} is not what the log folds to "
-            f"from the snapshot at {older}: one of them was written by a process with another fold; "
-            f"`marshal log dump` keeps the evidence"
+            f"the snapshot of coordination partition {log} at offset {at} differs from what the log folds to "
+            f"from the snapshot at {older}: a process with a different fold wrote one of them; keep `marshal "
+            f"log dump` as evidence"
         )
 
 
 class Diverged(CoordinationError):
-    """This process folded the log to another state than the log says, or than others fold it to (PROTOCOL.md G7, G8).
+    """This process's state differs from what the log, or every other client, folds to (PROTOCOL.md G7, G8).
 
-    `offset`: the checkpoint at which the states first differ, as far back as this process remembers. `held` and
-    `again`: the state digests there, as held and as folded again, or as two others have it. `evidence`: the file in
-    which the consumer kept the state that it held, "" if there is none.
+    `offset`: the first checkpoint at which the states differ, as far back as this process remembers. `held`: this
+    process's state digest there; `again`: the digest after folding again, or that of two other clients. `evidence`: the
+    file with the saved state, "" if there is none.
     """
 
     def __init__(self, group: str, log: int, offset: int, held: int, again: int, reason: str) -> None:
         self.group, self.log, self.offset = group, log, offset
         self.held, self.again, self.reason, self.evidence = held, again, reason, ""
         super().__init__(
-            f"group {group!r}: the state of coordination partition {log} that this process holds differs "
-            f"from offset {offset} on ({held:016x}, not {again:016x}): {reason}; it has stopped; keep "
-            f"`marshal log dump` for a bug report, then start the process again"
+            f"group {group!r}: this process's state of coordination partition {log} is wrong from offset {offset} on "
+            f"({held:016x}, not {again:016x}): {reason}; the consumer has stopped; keep `marshal log dump` for a "
+            f"bug report, then restart the process"
         )
 
     def keep(self, path: str) -> None:
-        """The state that was held stands in this file."""
+        """Notes the file in which the state was saved."""
         self.evidence = path
-        self.args = (f"{self.args[0]}; what it held is kept: `marshal diff {self.group} --state {path}`",)
+        self.args = (f"{self.args[0]}; its state is saved: `marshal diff {self.group} --state {path}`",)
 
 
 class EnvelopeUnknown(CoordinationError):
@@ -855,15 +854,14 @@ class EnvelopeUnknown(CoordinationError):
 
 
 class ProtocolOutdated(CoordinationError):
-    """The log was begun by an older version of this library, whose records this one does not read (PROTOCOL.md L6)."""
+    """The log was created by an older version of this library, whose records this one cannot read (PROTOCOL.md L6)."""
 
     def __init__(self, log: int, protocol: int, known: int) -> None:
         self.log, self.protocol, self.known = log, protocol, known
         super().__init__(
-            f"coordination partition {log} is a log of protocol {protocol}; this library reads protocol "
-            f"{known} only. Keep it with `marshal log dump` of the version that wrote it, then start on a "
-            f"fresh coordination topic: consumers go on from the offsets that were mirrored to Kafka "
-            f"(start='committed')"
+            f"coordination partition {log} is a log of protocol {protocol}; this library reads only protocol "
+            f"{known}: keep a `marshal log dump` of the version that wrote it, then use a new coordination topic; "
+            f"consumers continue from the offsets mirrored to Kafka (start='committed')"
         )
 
 
@@ -873,6 +871,6 @@ class ProtocolUnknown(CoordinationError):
     def __init__(self, log: int, what: str, value: object) -> None:
         self.log, self.what, self.value = log, what, value
         super().__init__(
-            f"coordination partition {log} was begun with {what} {value!r}, which this library does not "
-            f"know: upgrade this process"
+            f"coordination partition {log} was created with {what} {value!r}, which this library does not know: "
+            f"upgrade this process"
         )

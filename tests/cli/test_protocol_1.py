@@ -21,7 +21,7 @@ from marshal_py.transport.kafka import KafkaTransport
 from tests.cli.shell import DEADLINE_S, Shell
 
 DUMP = Path(__file__).resolve().parents[1] / "fixtures" / "protocol_1.dump"
-WORDS = "is a log of protocol 1; this library reads protocol 2 only"
+WORDS = "is a log of protocol 1; this library reads only protocol 2"
 
 LOOKS = {
     "state": ("state",),
@@ -77,7 +77,7 @@ def refused(result: object) -> None:
     assert [line for line in lines if WORDS in line] == lines, lines
     assert len(lines) == 1
     assert lines[0].startswith("marshal: ")
-    assert "start on a fresh coordination topic" in lines[0]
+    assert "use a new coordination topic" in lines[0]
 
 
 @pytest.mark.parametrize("arguments", [*LOOKS.values(), *OFFLINE.values()], ids=[*LOOKS, *OFFLINE])

@@ -162,7 +162,7 @@ def test_a_seek_and_a_parked_partition() -> None:
     book.must(ReleasingPartition(session, at, 60, parked="DataTopicRecreated"))
     seek, parking = lines(book)[-2:]
     assert seek == "moved t:0 to 50 (c): by its owner"
-    assert parking.startswith("parked t:0 at 60 (c): DataTopicRecreated: topic 't' was deleted and made anew")
+    assert parking.startswith("parked t:0 at 60 (c): DataTopicRecreated: topic 't' was deleted and created again")
     moved, parked = told(book)[-2:]
     assert (moved.epoch, parked.epoch, parked.session) == (at, at, session)
 
