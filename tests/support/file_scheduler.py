@@ -31,6 +31,11 @@ SLOW: Final = (
     "tests/kafka/test_recreated.py",
     "tests/simulator/test_exhaustive.py",
     "tests/simulator/test_simulate.py",
+    "tests/simulator/test_races.py",
+    "tests/simulator/test_both_folds.py",
+    "tests/cli/test_simulate.py",
+    "tests/cli/test_examples.py",
+    "tests/cli/test_demo.py",
 )
 
 
