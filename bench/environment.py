@@ -22,18 +22,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 import marshal_py
-from tests.support.kafka import start_cluster, wait_until
+from tests.support.kafka import start_cluster
+from tests.support.kafka_topics import ADMIN_TIMEOUT_S, create_topic, join_first_group
 
-ADMIN_TIMEOUT_S = 60.0  # 1,000 partitions take some seconds on one small broker.
-WARM_UP_TIMEOUT_S = 60.0  # The first group on a cluster waits 2 to 4 s for its coordinator's topic.
 FILL_TIMEOUT_S = 300.0
 FILL_POLL_EVERY = 10_000  # messages between two looks at acknowledgements: few enough for the producer's queue
 PIPE_WIDTH = 240  # columns of a table that is not printed to a terminal: a log file needs no wrapping
@@ -78,17 +76,7 @@ class BenchEnvironment:
     def topic(self, partitions: int, config: Mapping[str, str] | None = None) -> str:
         """Creates a topic with the broker's replication. Returns its name once each partition has a leader."""
         name = f"bench-{uuid.uuid4().hex[:12]}"
-        new = NewTopic(name, num_partitions=partitions, config=dict(config or {}))
-        self.admin.create_topics([new], request_timeout=ADMIN_TIMEOUT_S)[name].result(ADMIN_TIMEOUT_S)
-
-        def usable() -> bool:
-            try:
-                found = self.admin.list_topics(name, timeout=ADMIN_TIMEOUT_S).topics[name].partitions.values()
-            except KafkaException:
-                return False
-            return sum(p.leader >= 0 and p.error is None for p in found) == partitions
-
-        wait_until(usable, ADMIN_TIMEOUT_S, f"topic {name} has {partitions} partitions with leaders")
+        create_topic(self.admin, name, partitions, config)
         return name
 
     def drop(self, *topics: str) -> None:
@@ -146,18 +134,7 @@ class BenchEnvironment:
         """Creates the first consumer group and the first idempotent producer, whose cost belongs to no measurement."""
         name = self.topic(1)
         self.fill(name, 1, 1)
-        settings = {"bootstrap.servers": self.bootstrap, "group.id": name, "enable.auto.commit": False}
-        consumer = Consumer({**settings, **QUIET})
-        try:
-            consumer.subscribe([name])
-
-            def assigned() -> bool:
-                consumer.poll(0.1)
-                return bool(consumer.assignment())
-
-            wait_until(assigned, WARM_UP_TIMEOUT_S, "the first consumer group gets its partition")
-        finally:
-            consumer.close()
+        join_first_group(self.bootstrap, name, **QUIET)
         self.drop(name)
 
 

@@ -23,9 +23,10 @@ from typing import Any
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType  # type: ignore
 
-from bench.environment import ADMIN_TIMEOUT_S, BenchEnvironment, Result, percentile, ratio, spread
+from bench.environment import BenchEnvironment, Result, percentile, ratio, spread
 from bench.group_load import LoadGroup
 from bench.group_member import KAFKA_KINDS
+from tests.support.kafka_topics import ADMIN_TIMEOUT_S
 
 MARSHAL_KILLS = 12
 FLOOR_KILLS = 3

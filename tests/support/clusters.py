@@ -13,19 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaException
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic  # confluent_kafka.admin has it too, but its types do not export it
 
 from tests.support.jars import FETCH_TIMEOUT_S
-from tests.support.kafka import Cluster, TopicFactory, start_cluster, wait_until
+from tests.support.kafka import Cluster, TopicFactory, start_cluster
+from tests.support.kafka_topics import create_topic, join_first_group
 
 TESTS = Path(__file__).parents[1]
 FOLDERS = (TESTS / "kafka", TESTS / "spark")
 DESCRIPTIONS = pytest.StashKey[list[str]]()
 OUTPUT = "kafka"  # the key under which a worker of pytest-xdist sends its descriptions to the process that prints
-ADMIN_TIMEOUT_S = 30.0  # Creating a topic takes 0.1 s on a whole cluster, some seconds while a broker is being lost.
-WARM_UP_TIMEOUT_S = 60.0  # The first group on a cluster waits 2 to 4 s for its coordinator's topic.
 FIRST_TEST_TIMEOUT_S = FETCH_TIMEOUT_S + 120.0  # Once per machine one process fetches the jars, and the others wait.
 
 
@@ -99,7 +96,8 @@ def topic(request: pytest.FixtureRequest) -> Iterator[TopicFactory]:
     def make(partitions: int = 1, *, cluster: Cluster | None = None, config: Mapping[str, str] | None = None) -> str:
         where: Cluster = request.getfixturevalue("kafka") if cluster is None else cluster
         name = f"test-{uuid.uuid4().hex[:12]}"
-        _create_topic(where, name, partitions, config or {})
+        admin = _admin(where)  # kept in a variable: otherwise the client is destroyed while its request runs
+        create_topic(admin, name, partitions, config)
         made.append((where, name))
         return name
 
@@ -120,36 +118,9 @@ def _admin(cluster: Cluster) -> AdminClient:
     return AdminClient({"bootstrap.servers": cluster.bootstrap})
 
 
-def _create_topic(cluster: Cluster, name: str, partitions: int, config: Mapping[str, str]) -> None:
-    """Creates a topic with the broker's replication. Returns when all partitions have leaders and in-sync replicas."""
-    admin = _admin(cluster)  # Kept in a variable: otherwise the client is destroyed while its request runs.
-    new = NewTopic(name, num_partitions=partitions, config=dict(config))
-    admin.create_topics([new], request_timeout=ADMIN_TIMEOUT_S)[name].result(ADMIN_TIMEOUT_S)
-
-    def usable() -> bool:
-        try:
-            found = admin.list_topics(name, timeout=ADMIN_TIMEOUT_S).topics[name].partitions.values()
-        except KafkaException:
-            return False
-        whole = [p for p in found if p.leader > 0 and p.error is None and len(p.isrs) == len(p.replicas)]
-        return len(whole) == partitions
-
-    wait_until(usable, ADMIN_TIMEOUT_S, f"topic {name} has {partitions} partitions with leaders")
-
-
 def _warm_up(cluster: Cluster) -> None:
     """Creates the first consumer group, for which the brokers create the offsets topic; that takes seconds."""
-    name = f"warm-up-{uuid.uuid4().hex[:12]}"
-    _create_topic(cluster, name, 1, {})
-    consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": name, "enable.auto.commit": False})
-    try:
-        consumer.subscribe([name])
-
-        def assigned() -> bool:
-            consumer.poll(0.1)
-            return bool(consumer.assignment())
-
-        wait_until(assigned, WARM_UP_TIMEOUT_S, "the first consumer group gets its partition")
-    finally:
-        consumer.close()
-    _admin(cluster).delete_topics([name])
+    name, admin = f"warm-up-{uuid.uuid4().hex[:12]}", _admin(cluster)
+    create_topic(admin, name, 1)
+    join_first_group(cluster.bootstrap, name)
+    admin.delete_topics([name])
