@@ -113,7 +113,7 @@ def diff(
     """Show what changed in a group between two times or offsets of its log."""
     if state is not None and not at:
         with _history(group, bootstrap_servers, command_config, coordination_topic, dump) as (world, records):
-            _against_log(divergence_report.read(state, group), world, records, as_json)
+            _against_log(divergence_report.load(state, group), world, records, as_json)
         return
     if at is None or len(at) != 2 or state is not None:
         raise typer.BadParameter("give --at twice: from, to; or --state")

@@ -1,7 +1,6 @@
-"""Buffers of fetched messages, one per partition, and what is reserved of them to be handed over one by one.
+"""Buffers of fetched messages, one per partition, and messages reserved for delivery one by one.
 
-Called with the Marshal's lock held, but for what is handed over. delivery_queue.py decides what is taken from which
-buffer.
+Called with the Marshal's lock held, except for Reserved. delivery_queue.py decides what is taken from which buffer.
 """
 
 from __future__ import annotations
@@ -18,14 +17,18 @@ from marshal_py.protocol.delivery import AtLeastOnce, AtMostOnce, OffsetRun
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.ports import RawMessage
 
-_OPEN: Final = ClaimPhase.OPEN  # an enum looks its members up at every use
-MERGED_MAX: Final = 1_000  # messages; chunks of a trickle become one, for a look at a buffer costs time per chunk
-SAMPLED_EACH: Final = 16  # in large chunks one message in so many is measured: to ask each costs a tenth of all time
+_OPEN: Final = ClaimPhase.OPEN  # bound once: an enum looks up its members at every use
+MERGED_MAX: Final = (
+    1_000  # messages; smaller chunks are merged up to this, since a look at a buffer costs time per chunk
+)
+SAMPLED_EACH: Final = (
+    16  # of large chunks one message in this many is measured: to measure each costs a tenth of all time
+)
 SAMPLED_MIN: Final = 64  # messages; smaller chunks are measured whole
 
 
 class Fetched:
-    """One chunk in a buffer: `at` is the first message that was not handed over."""
+    """One chunk in a buffer. `at`: index of the first message that was not delivered."""
 
     __slots__ = ("_payload_bytes", "at", "last_offset", "messages", "run", "size_bytes")
 
@@ -33,29 +36,29 @@ class Fetched:
         self.messages = messages
         self.last_offset = messages[-1].offset() or 0
         self.at = 0
-        self.size_bytes = -1  # of the whole chunk as users count, once somebody has asked
-        self._payload_bytes = -1  # of the whole chunk as prefetch_bytes counts, once somebody has asked
+        self.size_bytes = -1  # of the whole chunk as users count bytes; -1 until it is measured
+        self._payload_bytes = -1  # of the whole chunk as prefetch_bytes counts; -1 until it is measured
         self.run: OffsetRun | None = None
 
     def extend(self, messages: Sequence[RawMessage]) -> None:
-        """Takes messages that follow. Never of the first chunk of a buffer: a running iteration knows its length."""
+        """Adds messages that follow. Not for the first chunk of a buffer: a running iteration knows its length."""
         self.messages = [*self.messages, *messages]
         self.last_offset = messages[-1].offset() or 0
         self.size_bytes = self._payload_bytes = -1
 
     def payload_bytes(self) -> int:
-        """About the bytes of keys and values of what is left; measured once."""
+        """About the bytes of keys and values that are left. They are measured once."""
         count = len(self.messages)
         if self._payload_bytes < 0:
             step = SAMPLED_EACH if count >= SAMPLED_MIN else 1
-            # Another place in each chunk, so that no rhythm of the producer's hides its large messages.
+            # At another place in each chunk, so that a producer's rhythm does not hide its large messages.
             seen = self.messages[self.last_offset // count % step :: step]
             size = sum([len(message.value() or b"") + len(message.key() or b"") for message in seen])
             self._payload_bytes = size * count // len(seen)
         return self._payload_bytes * (count - self.at) // count
 
     def below(self, offset: int) -> int:
-        """Index of the first message that is not handed over and not below `offset`; the length if there is none."""
+        """Index of the first undelivered message at or above `offset`; the chunk's length if there is none."""
         if self.last_offset < offset:
             return len(self.messages)
         if (self.messages[self.at].offset() or 0) >= offset:
@@ -64,10 +67,10 @@ class Fetched:
 
 
 class Reserved:
-    """Messages of one partition that may be handed over one by one while the gate stays open.
+    """Messages of one partition that may be delivered one by one while the gate stays open.
 
-    What is checked before every message: the claim's phase, which says whether anything was read that shuts the gate,
-    and the boot clock, which says whether the time is over that `Member.open_ms` gave.
+    Before every message it checks the claim's phase (a record that was read may have shut the gate) and the boot clock
+    (the time that `Member.open_ms` gave may be over).
     """
 
     __slots__ = ("_buffer", "_count", "_delivered", "_head", "_mono_ms", "_until_ns")
@@ -79,21 +82,21 @@ class Reserved:
         self._count, self._until_ns, self._mono_ms = count, until_ms * 1_000_000, mono_ms
 
     def messages(self, boot_ns: Callable[[], int]) -> Iterator[Message]:
-        """The messages, until the gate shuts or they are over. They are counted then."""
+        """The messages, until the gate shuts or none is left; then they are counted."""
         run = self._head.run
         return self._at_most_once(boot_ns) if run is None else self._at_least_once(run, boot_ns)
 
     def _at_least_once(self, run: OffsetRun, boot_ns: Callable[[], int]) -> Iterator[Message]:
-        """Without the lock, for speed.
+        """Delivers without the lock, for speed.
 
-        The message is put in flight first and the gate is asked then; the loop stops the claim first and looks then
-        whether anything is in flight. So one of the two sees the other: no Release goes out between them (T16).
+        This thread puts a message in flight and then checks the gate. The loop shuts the gate and then checks whether
+        anything is in flight. So one of the two sees the other, and no Release is sent between them (T16).
         """
         buffer, head, delivered, until_ns = self._buffer, self._head, self._delivered, self._until_ns
         claim, fetched, messages, make = delivered.claim, buffer.fetched, head.messages, delivered.make
         run.deliver(0, self._mono_ms)
         last = len(messages) - 1
-        first = done = head.at  # `done`: what the user has
+        first = done = head.at  # the user has the messages [first, done)
         at = index = -1
         try:
             for at in range(first, first + self._count):
@@ -111,7 +114,7 @@ class Reserved:
                 head.at = done = at + 1
                 yield message
         except BaseException:
-            if at == done:  # it came (ctrl-C) before the message was handed over, which is still the first then
+            if at == done:  # interrupted (ctrl-C) before the message was delivered, so it is still the first one
                 run.delivered = index
                 if not fetched or fetched[0] is not head:
                     fetched.appendleft(head)
@@ -120,7 +123,7 @@ class Reserved:
             delivered.context.delivered += done - first
 
     def _at_most_once(self, boot_ns: Callable[[], int]) -> Iterator[Message]:
-        """Under the lock: a grant may be dropped at any time."""
+        """Delivers under the lock: a grant may be dropped at any time."""
         buffer, head, delivered = self._buffer, self._head, self._delivered
         claim, fetched = delivered.claim, buffer.fetched
         tracker = claim.tracker
@@ -142,21 +145,21 @@ class Reserved:
 
 
 class Buffer:
-    """Messages of one partition that were fetched and not handed over."""
+    """Messages of one partition that were fetched and not delivered."""
 
     __slots__ = ("claim", "fetched", "held_back", "next_offset", "paused_by_user", "tp")
 
     def __init__(self, tp: TopicPartition, position: int) -> None:
         self.tp = tp
-        self.claim: Claim | None = None  # None while warming
+        self.claim: Claim | None = None  # None while it is fetched ahead of a hand-over
         self.fetched: deque[Fetched] = deque()
-        self.next_offset = position  # where fetching goes on
-        self.held_back = False  # the source is told not to fetch it: full, or paused by the user
+        self.next_offset = position  # where fetching continues
+        self.held_back = False  # the source does not fetch it: it is full, or paused by the user
         self.paused_by_user = False
 
     @property
     def size(self) -> int:
-        """Messages that are here and not handed over."""
+        """How many messages are here and not delivered."""
         fetched = self.fetched
         return sum([len(part.messages) - part.at for part in fetched]) if fetched else 0
 
@@ -165,7 +168,7 @@ class Buffer:
         return sum([part.payload_bytes() for part in self.fetched])
 
     def open(self, claim: Claim, position: int) -> None:
-        """The partition is ours: what was fetched ahead becomes deliverable from `position` on."""
+        """The partition is claimed: messages that were fetched ahead can be delivered from `position` on."""
         self.claim = claim
         for part in self.fetched:
             while part.at < len(part.messages) and (part.messages[part.at].offset() or 0) < position:
@@ -177,7 +180,7 @@ class Buffer:
                 self._keep(part.messages)
 
     def bytes_of(self, count: int, size: Callable[[RawMessage], int]) -> int:
-        """Size of the next `count` messages. Whole chunks are measured once: a waiting fetch asks again and again."""
+        """Bytes of the next `count` messages. Whole chunks are measured once, since a waiting fetch asks repeatedly."""
         total = 0
         for part in self.fetched:
             left = len(part.messages) - part.at
@@ -193,7 +196,7 @@ class Buffer:
         return total
 
     def add(self, messages: Sequence[RawMessage]) -> None:
-        """Takes what was fetched, from `next_offset` on: a claim may begin above where fetching ahead began (A3)."""
+        """Adds fetched messages from `next_offset` on: a claim may begin above where fetching ahead began (A3)."""
         if (messages[0].offset() or 0) < self.next_offset:
             messages = [message for message in messages if (message.offset() or 0) >= self.next_offset]
             if not messages:
@@ -202,7 +205,7 @@ class Buffer:
         self.next_offset = (messages[-1].offset() or 0) + 1  # last: an exception in between is undone (`forget`)
 
     def forget(self) -> int:
-        """Drops what is not handed over; returns the offset to fetch from again."""
+        """Drops what was not delivered. Returns the offset to fetch from again."""
         fetched, self.fetched = self.fetched, deque()
         position = (fetched[0].messages[0].offset() or 0) if fetched else self.next_offset
         for part in fetched:
@@ -213,7 +216,7 @@ class Buffer:
         return tracker.forget_undelivered() if isinstance(tracker, AtLeastOnce) else tracker.delivered_to
 
     def _keep(self, messages: Sequence[RawMessage]) -> None:
-        """In at-least-once mode without those that an earlier owner has finished (D1)."""
+        """Stores messages; in at-least-once mode without those that an earlier owner has finished (D1)."""
         run = None
         if self.claim is not None and isinstance(self.claim.tracker, AtLeastOnce):
             offsets = offsets_of(messages)
@@ -233,7 +236,7 @@ class Buffer:
 
 
 def offsets_of(messages: Sequence[RawMessage]) -> Sequence[int]:
-    """Their offsets, as a range where nothing is missing: that costs no memory per message."""
+    """The offsets of messages, as a range if none is missing: that costs no memory per message."""
     first, last = messages[0].offset() or 0, messages[-1].offset() or 0
     if last - first + 1 == len(messages):
         return range(first, last + 1)
@@ -241,7 +244,7 @@ def offsets_of(messages: Sequence[RawMessage]) -> Sequence[int]:
 
 
 def message_bytes(raw: RawMessage) -> int:
-    """Size as the simplified API counts it: key, value, headers, topic."""
+    """The size of a message as `Consumer.fetch` counts it: key, value, headers and topic."""
     headers = raw.headers() or ()
     size = len(raw.key() or b"") + len(raw.value() or b"") + len(raw.topic() or "")
     return size + sum(len(name) + len(value or b"") for name, value in headers)

@@ -1,4 +1,4 @@
-"""The Consumer: one member of a group, as the user holds it. Waits and hands over; the member decides."""
+"""The Consumer: a membership of a group that fetches messages. It waits and delivers; the member decides."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Consumer(Membership):
 
     `fetch`, `next` and iteration are for one thread at a time; acks may come from any.
 
-    In at-least-once mode messages that were not acked come again after a crash; those above them that were acked, and
-    told in a heartbeat, do not (up to 512 bytes of ranges per partition). In at-most-once mode the log grants messages
-    before they are handed over, about a second's work at a time. A crash loses what was granted and not handed over. A
-    stop, a pause or a planned move gives it back, and the next owner begins there.
+    In at-least-once mode messages that were not acked are delivered again after a crash. Messages above them that were
+    acked are not, if a heartbeat has reported the acks (up to 512 bytes of ranges per partition). In at-most-once mode
+    the log grants messages before they are delivered, about a second's work at a time. A crash loses messages that were
+    granted and not delivered. A stop, a pause or a planned move gives them back, and the next owner begins there.
     """
 
     def __init__(self, context: Context, driver: ConsumerDriver, connection: Mapping[str, Any], ending: Ending) -> None:
@@ -46,9 +46,10 @@ class Consumer(Membership):
         iteration the call returns at once, and the iteration ends when that is done. Otherwise the call waits for the
         acks of what was delivered, at most `timeout_s` seconds (default: the handler timeout). Raises ReentrantCall.
         """
-        self._begin_drain(timeout_s)
+        self._context.check_call("Consumer", "drain", waits=True)
         with self._context.lock:
             self._queue.drain()
+        self._begin_drain(timeout_s)
         if not self._iterating:
             self._ending.finish_drain()
 
@@ -62,12 +63,14 @@ class Consumer(Membership):
     def fetch(
         self, max_messages: int = FETCH_MESSAGES, *, max_bytes: int | None = None, expires_s: float = FETCH_EXPIRES_S
     ) -> Batch:
-        """Up to `max_messages` messages (and `max_bytes`, key + value + headers + topic, but at least one).
+        """Waits for up to `max_messages` messages and returns them, an even share of each partition; may be empty.
 
-        An even share of each partition that has some. Ends by count, bytes or `expires_s`, or when a bound lets no more
-        come: unacked_max, prefetch_bytes, or in at-most-once mode the grants, two of each partition with about a
-        second's work of all of them. `expires_s=0` takes what is there now. May be empty. The lease is checked once,
-        when the batch is handed over. Raises what ended the consumer; ConcurrentUse; ReentrantCall; ConsumerClosed.
+        `max_bytes` bounds the sum of keys, values, headers and topics, but one message always fits. The call returns
+        when the batch is full, after `expires_s` seconds (0: with what is there now), or when a bound keeps more
+        messages from coming: `unacked_max`, `prefetch_bytes`, or in at-most-once mode the grants (two per partition,
+        about a second's work in all). The lease is checked once, when the batch is delivered.
+
+        Raises ConcurrentUse, ReentrantCall, ConsumerClosed, InvalidOption, and the error that ended the consumer.
         """
         if max_messages < 1:
             raise InvalidOption("max_messages", max_messages, "at least 1")
@@ -85,19 +88,19 @@ class Consumer(Membership):
                 with self._context.lock:
                     self._queue.take_back()
             raise
-        finally:  # without a call before it is done: no signal can come between
+        finally:  # no function is called before it is done, so no signal can come between
             if self._inside is call:
                 self._inside = None
                 self._user = self._user if self._iterating else None
 
     def _fetch(self, max_messages: int, max_bytes: int | None, deadline: float) -> Batch:
-        """Waits until the batch can be full, or the deadline; then gates and takes, in one step."""
+        """Waits until the batch can be full or until the deadline, then checks the gate and takes it in one step."""
         queue, context = self._queue, self._context
         while True:
             left_s = deadline - time.monotonic()
             with context.outbox, context.lock:
                 queue.user_returned()  # acks may have come meanwhile, from other threads
-                self._driver.tell_careful()
+                self._driver.report_finished()
                 looks = queue.looks()
             if looks and not self._ending.draining:
                 self._intake.look()
@@ -125,15 +128,15 @@ class Consumer(Membership):
         return next(iter(batch), None)
 
     def __iter__(self) -> Iterator[Message]:
-        """Messages one by one, each behind its own check of the lease, until stop, drain or a signal.
+        """Delivers messages one by one, checking the lease before each, until a stop, a drain or a signal.
 
-        Raises what ended the consumer. Leaving the loop leaves the consumer running.
+        Leaving the loop leaves the consumer running. Raises as `fetch`.
         """
         # Chained in C: a generator that delegates to others would be entered once more per message.
         return chain.from_iterable(self._runs())
 
     def _runs(self) -> Iterator[Iterator[Message]]:
-        """The iteration in pieces: what was reserved at once."""
+        """The iteration in pieces: the messages that were reserved together."""
         call = Call("iteration")
         try:
             self._enter(call)
@@ -157,7 +160,7 @@ class Consumer(Membership):
     def _reservations(self, call: Call) -> Iterator[Iterator[Message]]:
         queue, context = self._queue, self._context
         now, boot_ns = context.clock.now, context.clock.boot_ns
-        while not self._ending.because and not self._ending.must_stop():
+        while not self._ending.reason and not self._ending.must_stop():
             if self._driver.troubles:
                 self._ending.raise_if_ended()
             with context.lock:
@@ -167,11 +170,11 @@ class Consumer(Membership):
                 self._intake.look()
             with context.outbox, context.lock:
                 reserved = queue.reserve(now())
-                self._driver.tell_careful()
+                self._driver.report_finished()
                 if queue.at_most_once:
                     self._driver.ask_grants(now())
             if reserved is not None:
-                self._inside = None  # what the user does between two messages is not inside of anything
+                self._inside = None  # between two messages the user is in no call of the consumer
                 yield reserved.messages(boot_ns)
                 self._inside = call
                 continue
@@ -179,7 +182,7 @@ class Consumer(Membership):
                 waits = queue.at_most_once and self._intake.asks_grants()
                 if not waits or time.monotonic() >= self._ending.drain_until:
                     return
-                with context.outbox, context.lock:  # what is buffered is handed over as its grant comes
+                with context.outbox, context.lock:  # buffered messages are delivered as their grants come
                     context.changed.wait(GRANT_SLICE_S)
                 continue
             self._ending.raise_if_ended()
@@ -193,9 +196,10 @@ class Consumer(Membership):
     # --- planning
 
     def plan_ranges(self) -> Planner:
-        """Turns this consumer into a planner of ranges that others read, for good; it fetches nothing any more.
+        """Turns this consumer permanently into one that plans ranges for other readers. `Marshal.planner` makes one.
 
-        What was fetched and not handed over is planned again. Raises ConcurrentUse, ReentrantCall, ConsumerClosed.
+        It fetches nothing any more. Messages that were fetched and not delivered are planned again. Raises
+        ConcurrentUse, ReentrantCall, ConsumerClosed.
         """
         if self._planner is None:
             call = Call("plan_ranges")

@@ -45,7 +45,7 @@ from marshal_py.transport.ports import DataSource, OutOfRange
 
 logger = logging.getLogger("marshal_py")
 
-EVENTS_KEPT: Final = 10_000  # advisories that nobody has asked for; the oldest go first
+EVENTS_KEPT: Final = 10_000  # advisories that the user has not asked for; the oldest are dropped first
 PREFETCH_POLL_S: Final = 0.004  # while a partition is fetched ahead: a hand-over waits for its first bytes
 
 
@@ -109,7 +109,7 @@ class ConsumerDriver:
         return planned
 
     def close(self) -> None:
-        """It has ended: nothing is fetched any more, and what the worker still does is the last of it."""
+        """Called when the consumer has ended: closes its source, and its worker after the tasks that are queued."""
         self.source.close()
         self.worker.end()
 
@@ -156,13 +156,13 @@ class ConsumerDriver:
         if not self.away and self.queue.offer():
             self.execute(self.member.ask_grants(now), now)
 
-    def tell_careful(self) -> None:
-        """D11: sends a heartbeat at once if the next message of a careful claim waits for it."""
+    def report_finished(self) -> None:
+        """Sends a heartbeat at once if a claim that delivers one by one waits for it (D11)."""
         if self.member.finished():
             self.kick()
 
     def lose_history(self) -> None:
-        """N11: fences and drops the state; nothing happens until it is regained."""
+        """Fences the member and drops its state; nothing happens until `regain_history` (N11)."""
         self.away = True
         self.execute(self.member.detach(), self.context.clock.now())
 
@@ -195,7 +195,7 @@ class ConsumerDriver:
             if permanent and nothing_left:  # the user must know
                 self.troubles.append(PartitionError(tp.topic, tp.partition, reason))
 
-    # --- the duties, in the order of Ready
+    # --- executing a Ready, in the order of its fields
 
     def execute(self, ready: Ready, now: Instant) -> None:
         self.counters.count(ready)
@@ -205,8 +205,8 @@ class ConsumerDriver:
             self.queue.drop(gone)
             self.prefetching.difference_update(gone)
             for tp in gone:
-                self.unplaced.pop(tp, None)  # nobody waits for the answer any more
-        version = self.member.writes_version if ready.send else 0  # asks every session
+                self.unplaced.pop(tp, None)  # the answer is not needed any more
+        version = self.member.writes_version if ready.send else 0  # a look at every session
         for record in ready.send:
             value = codec.encode(record, self.member.name, self.incarnation, version)
             self.context.outbox.put(self.log, self.group_key, (value,), self._refused)
@@ -224,30 +224,30 @@ class ConsumerDriver:
             self.submit("the copy of positions", self._mirror)
         if ready.refold != NONE:
             self._refold(self, ready.refold)
-        self._tell(ready)
+        self._notify(ready)
         if ready.ended:
             if isinstance(ready.error, Diverged):
-                self._keep_evidence(ready.error)
+                self._save_divergence(ready.error)
             self.ended = True
             self.error = ready.error or self.error
         if self.ended or not ready.advisories:
             self._event_log.flush()
 
     def _refused(self, error: MarshalError) -> None:
-        """A record of this consumer can never be written."""
+        """A record of this consumer can never be written: the consumer ends."""
         with self.context.outbox, self.context.lock:
             self.member.fail(error)
             self.kick()
 
-    def _keep_evidence(self, error: Diverged) -> None:
-        """What this process held goes with it, unless it is written down now."""
+    def _save_divergence(self, error: Diverged) -> None:
+        """Saves the state that was found to be broken: it is gone when this process ends."""
         member, now_ms = self.member, self.context.clock.now().wall_ms
-        path = divergence_report.keep(
+        path = divergence_report.save(
             member, error, self.context.retention.evidence_dir, member.options.library, now_ms
         )
         if path:
             error.keep(path)
-            self.tell(
+            self.publish(
                 Advisory(
                     "state_kept",
                     member.name,
@@ -259,8 +259,8 @@ class ConsumerDriver:
                 )
             )
 
-    def _tell(self, ready: Ready) -> None:
-        self.tell(*ready.advisories)
+    def _notify(self, ready: Ready) -> None:
+        self.publish(*ready.advisories)
         call = self.context.callbacks.submit
         if self.options.on_lost is not None:
             for claim, reason in ready.lost:
@@ -272,12 +272,12 @@ class ConsumerDriver:
             for claim in ready.revoking:
                 call(partial(revoking, self.claim_info(claim)))
 
-    def tell(self, *advisories: Advisory) -> None:
-        """To `Consumer.events` each, and to `logging` in as few lines as people need (docs/logging.md)."""
+    def publish(self, *advisories: Advisory) -> None:
+        """Adds advisories to `Consumer.events`, and to `logging` in as few lines as people need (docs/logging.md)."""
         now_ms = self.context.clock.now().wall_ms
-        told = [structs.replace(advisory, time_ms=now_ms) for advisory in advisories]
-        self.events += told
-        self._event_log.tell(told)
+        timed = [structs.replace(advisory, time_ms=now_ms) for advisory in advisories]
+        self.events += timed
+        self._event_log.add(timed)
 
     def _call_claim(self, claim: Claim) -> Callable[[], None]:
         call, info = self.options.on_claim, self.claim_info(claim)
@@ -292,11 +292,11 @@ class ConsumerDriver:
     # --- on the worker thread, without the lock
 
     def submit(self, what: str, task: Callable[[], None]) -> None:
-        """Runs `task` on the worker, once for all that gathers until then."""
+        """Runs `task` on the worker; while it waits in the queue, submitting it again has no effect."""
         self.worker.submit(f"group {self.member.name}: {what}", task)
 
     def _resolve(self) -> None:
-        """D5: where partitions without a position in the log begin."""
+        """Asks the cluster where partitions without a position in the log begin (D5)."""
         with self.context.lock:
             wanted, self._to_resolve = self._to_resolve, []
         if not wanted:
@@ -306,11 +306,11 @@ class ConsumerDriver:
             found = start_positions.resolve(
                 self.options.start, self.options.start_fallback, wanted, self.member.name, self.context.admin
             )
-        except AccessDenied as error:  # waiting would not mend it: the user must know
+        except AccessDenied as error:  # waiting would not fix it: the user must know
             with self.context.lock:
                 self.troubles.append(error)
             return
-        except CallerError as error:  # nor would it mend an option: the others go on without this member
+        except CallerError as error:  # nor would it fix an option: the other members continue without this one
             with self.context.outbox, self.context.lock:
                 self.error = self.error or error
                 self.member.leave(self.context.clock.now(), "its start cannot be", 0)
@@ -323,7 +323,7 @@ class ConsumerDriver:
             self.step(now)
 
     def _mirror(self) -> None:
-        """D7, best effort: the usual lag tools see the group."""
+        """Copies positions to Kafka's committed offsets for the usual lag tools (D7, best effort)."""
         with self.context.lock:
             positions, self._to_mirror = self._to_mirror, {}
         if not positions:
@@ -337,10 +337,10 @@ class ConsumerDriver:
         self.mirror_refused = refused
 
     def _place(self) -> None:
-        """D6: the cluster does not have the position; below the beginning goes on there, beyond the end stops.
+        """Decides about positions that the cluster does not have (D6).
 
-        A topic that was made anew is the more likely reason, so its id is looked at first (D10). What cannot be
-        answered now is asked again later.
+        A position below the beginning moves there, one beyond the end parks the partition. A recreated topic is a more
+        likely reason, so its id is checked first (D10). Questions without an answer are asked again later.
         """
         failed: ClusterError | None = None
         with self.context.lock:
@@ -365,7 +365,7 @@ class ConsumerDriver:
             if not self.queue.has(tp) or (group is not None and self.member.unfit(group, tp)):
                 return
             if self.source.round(tp) != round_:
-                return  # a later assignment: what was said of this one is not about it
+                return  # assigned again since: the refusal does not concern that
             if truncated:
                 self.park(tp, parking.TRUNCATED, truncated)
             elif position < first:
@@ -378,7 +378,7 @@ class ConsumerDriver:
                 self.queue.restart(tp, position)
 
     def park(self, tp: TopicPartition, reason: str, detail: str) -> None:
-        """D6: releases an own partition parked; the others go on. What is only fetched ahead, its owner judges."""
+        """Releases a claimed partition as parked (D6). One that is only fetched ahead is left to its owner."""
         for claim in self.member.claims.values():
             if claim.tp == tp:
                 self.member.park(claim.epoch, reason, detail, self.context.clock.now())
@@ -389,12 +389,12 @@ class ConsumerDriver:
         self.submit("the look at topics", self._refresh_topology)
 
     def _refresh_topology(self) -> None:
-        """What Kafka says of the topics: growth becomes a Topology record (F9.1), another id parks (D10)."""
+        """Asks Kafka about the topics: growth becomes a Topology record (F9.1), another id parks partitions (D10)."""
         failed: ClusterError | None = None
         for topic in self.member.options.topics:
             try:
                 self._look_at_topic(topic)
-            except ClusterError as error:  # one that may not be looked at must not hide the others
+            except ClusterError as error:  # a topic that may not be described must not hide the others
                 failed = error
         if failed is not None:
             raise failed
@@ -405,18 +405,18 @@ class ConsumerDriver:
             if info is None:
                 if topic not in self.missing:
                     self.missing.add(topic)
-                    self._tell_topic("topic_missing", topic, "it was deleted; its partitions wait")
+                    self._publish_topic("topic_missing", topic, "it was deleted; its partitions wait")
                 return
             if topic in self.missing:
                 self.missing.discard(topic)
-                self._tell_topic("topic_found", topic, "")
+                self._publish_topic("topic_found", topic, "")
             changed = self.member.learn_topic(topic, info.partitions, info.topic_id)
         if changed:
             self.source.learn_leaders([topic])
             self.kick()
 
-    def _tell_topic(self, kind: str, topic: str, text: str) -> None:
-        self.tell(
+    def _publish_topic(self, kind: str, topic: str, text: str) -> None:
+        self.publish(
             Advisory(
                 kind,
                 self.member.name,
@@ -429,7 +429,7 @@ class ConsumerDriver:
         )
 
     def waiting_for(self) -> str:
-        """Why this consumer has nothing to do although the connection is well, in words for people; "" if it has."""
+        """Why this consumer has nothing to do although its connection works, in words for people; else ""."""
         if self.missing:
             return f"topic {', '.join(sorted(self.missing))}, which the cluster does not have"
         parked, group = self.parked(), self.member.group
@@ -442,7 +442,7 @@ class ConsumerDriver:
         return f"an admin: all of its {whole} partitions are parked: {parking.describe(group.name, tp, reason)}"
 
     def parked(self) -> dict[TopicPartition, str]:
-        """The partitions of this consumer's topics that nobody may claim, or nobody will, with the reason (F6.4)."""
+        """The partitions of this consumer's topics that no member may or will claim, with the reasons (F6.4)."""
         group, found = self.member.group, {}
         for topic in self.member.options.topics if group is not None else ():
             assert group is not None
@@ -459,11 +459,11 @@ class ConsumerDriver:
         return ClaimInfo(*claim.tp, token, self.position(claim), self.lag(claim), *self.draining(claim))
 
     def end_offset(self, tp: TopicPartition) -> int:
-        """End of a partition as last seen; -1 if it is not known, as that of a topic that is gone."""
+        """The last known end of a partition; -1 if it is not known, or the topic is gone."""
         return -1 if tp.topic in self.missing else self.source.end_offset(tp)
 
     def draining(self, claim: Claim) -> tuple[str, float]:
-        """Why the claim is to go, and for how many seconds it waits for its handlers; "" and -1 while it is not."""
+        """Why the claim is going to end, and how many seconds it waits for its handlers; "" and -1 for other claims."""
         if claim.phase is ClaimPhase.OPEN:
             return "", -1.0
         until_ms = claim.drain_until_ms
@@ -471,11 +471,11 @@ class ConsumerDriver:
         return claim.reason, 0.0 if claim.sealed or until_ms is None else max(0.0, (until_ms - now_ms) / 1000)
 
     def lag(self, claim: Claim) -> int:
-        """Messages behind the end; -1 if nobody knows: before the first look, or where the end lies below (D6)."""
+        """Messages behind the end; -1 if that is not known yet, or if the end lies below the position (D6)."""
         return max(-1, self.end_offset(claim.tp) - self.position(claim))
 
     def position(self, claim: Claim) -> int:
-        """The claim's position as this process knows it."""
+        """The claim's position: the one of this process or of the log, whichever is higher."""
         own = claim.position()
         group = self.member.group
         folded = group.partitions[claim.tp].position if group is not None else NONE

@@ -15,7 +15,7 @@ from typing import Final
 
 from marshal_py.client.background_worker import Worker
 from marshal_py.client.callbacks import Callbacks
-from marshal_py.client.forks import ForkedLock, watch
+from marshal_py.client.forks import ForkedLock, watch_forks
 from marshal_py.client.outbox import Changes, Outbox
 from marshal_py.client.retention import RetentionPolicy
 from marshal_py.client.stalls import Stalls
@@ -55,7 +55,7 @@ class Context:
         self.ended: BackgroundThreadEnded | None = None  # what every method raises once the thread is gone
         self.thread: threading.Thread | None = None  # the background thread
         self.pid = os.getpid()
-        watch(self)
+        watch_forks(self)
 
     def forked(self) -> None:
         """In a child process nothing that needs the lock works (forks.py)."""

@@ -1,7 +1,8 @@
-"""Buffers between the data source and the user, and the gate before every delivery (PROTOCOL.md D1-D3, D8).
+"""The queue of one consumer: buffers between its data source and its user, and the gate before every delivery.
 
-One Flow per Consumer. Everything but `pull` is called with the Marshal's lock held: gate and delivery must be one step,
-else a Release could go out between them. (Reserved, in buffers.py, reaches the same without the lock and says how.)
+It decides which partition is next, how much of it, and which partitions the source should fetch (PROTOCOL.md D1-D3,
+D8). Everything but `pull` is called with the Marshal's lock held: checking the gate and delivering must be one step,
+or a Release could be sent between them. (Reserved, in buffers.py, achieves that without the lock and says how.)
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from typing import Final
 
 from marshal_py.client.acks import Delivered, DeliveryContext
 from marshal_py.client.buffers import Buffer, Reserved, fit, message_bytes
-from marshal_py.client.forks import watch
+from marshal_py.client.forks import watch_forks
 from marshal_py.client.handling_rate import HandlingRate
 from marshal_py.client.message import DecodedMessage, Message, Part
 from marshal_py.client.options import ConsumerOptions
@@ -26,12 +28,12 @@ from marshal_py.protocol.member import Member
 from marshal_py.protocol.rebalance import GRANTS_AHEAD
 from marshal_py.transport.ports import Chunk, DataSource
 
-GATE_MS = 5  # all three clocks are read at least so often while messages are handed over one by one (T7)
-WARM_MESSAGES_MAX = 2_000  # fetched ahead of a hand-over; more would only fill memory
+GATE_MS: Final = 5  # all three clocks are read at least that often while messages are delivered one by one (T7)
+AHEAD_MESSAGES_MAX: Final = 2_000  # per partition, fetched ahead of a hand-over; more would only fill memory
 
 
 class DeliveryQueue:
-    """All buffers of one Consumer."""
+    """All buffers of one consumer."""
 
     def __init__(
         self,
@@ -51,10 +53,10 @@ class DeliveryQueue:
         self.buffers: dict[TopicPartition, Buffer] = {}
         self.user_paused: set[TopicPartition] = set()
         self._order: deque[TopicPartition] = deque()  # the first is the next one to deliver from
-        self.pace = HandlingRate()
+        self.rate = HandlingRate()
         self._taking: list[tuple[OffsetRun, int]] = []  # by the running fetch: of which run, and how much was before
         self._pid = os.getpid()
-        watch(self)
+        watch_forks(self)
         self.prefetch = Prefetch(options.prefetch_bytes, options.prefetch_messages)
         self._last: int | None = None  # when it drains: the value of `delivered` at which it stops
         self._gate_shut = False  # as the user's thread last found it: then nothing is fetched of claims
@@ -71,16 +73,16 @@ class DeliveryQueue:
         for buffer in self.buffers.values():
             buffer.paused_by_user = True  # ends a running iteration, which delivers without the lock
 
-    # --- what the loop tells
+    # --- called by the driver
 
     def start_prefetch(self, tp: TopicPartition, position: int) -> None:
-        """Fetch ahead without delivering (A3)."""
+        """Fetches a partition ahead of a hand-over, without delivering (A3)."""
         if tp not in self.buffers:
             self.buffers[tp] = Buffer(tp, position)
             self.source.assign({tp: position})
 
     def open(self, claims: Iterable[Claim], positions: dict[TopicPartition, int]) -> None:
-        """Claims were read accepted: deliver from their positions."""
+        """These claims were accepted: delivers from their positions on."""
         fresh: dict[TopicPartition, int] = {}
         for claim in claims:
             tp, position = claim.tp, positions[claim.tp]
@@ -104,10 +106,10 @@ class DeliveryQueue:
         if fresh:
             self.source.assign(fresh)
         for tp in self.user_paused & fresh.keys():
-            self._hold_back(self.buffers[tp])
+            self._pause_fetching(self.buffers[tp])
 
     def drop(self, tps: Iterable[TopicPartition]) -> None:
-        """Claims are gone, or nothing is fetched ahead any more."""
+        """These partitions are not claimed or fetched ahead any more."""
         gone = [tp for tp in tps if self.buffers.pop(tp, None) is not None]
         for tp in gone:
             if tp in self._order:
@@ -119,20 +121,20 @@ class DeliveryQueue:
         return tp in self.buffers
 
     def restart(self, tp: TopicPartition, position: int) -> None:
-        """Fetch again from `position`: the old one is below the beginning (D6)."""
+        """Fetches from `position` on: the old one is below the partition's beginning (D6)."""
         buffer = self.buffers.get(tp)
         if buffer is not None:
             buffer.next_offset = position
             self.source.assign({tp: position})
 
     def pause(self, tps: Iterable[TopicPartition]) -> None:
-        """Local pause by the user: the claims stay."""
+        """The user pauses these partitions locally; the claims stay."""
         for tp in tps:
             self.user_paused.add(tp)
             buffer = self.buffers.get(tp)
             if buffer is not None:
                 buffer.paused_by_user = True
-                self._hold_back(buffer)
+                self._pause_fetching(buffer)
 
     def resume(self, tps: Iterable[TopicPartition]) -> None:
         for tp in tps:
@@ -140,14 +142,14 @@ class DeliveryQueue:
             buffer = self.buffers.get(tp)
             if buffer is not None:
                 buffer.paused_by_user = False
-                self._let_go(buffer)
+                self._resume_fetching(buffer)
 
-    def _hold_back(self, buffer: Buffer) -> None:
+    def _pause_fetching(self, buffer: Buffer) -> None:
         if not buffer.held_back:
             buffer.held_back = True
             self.source.pause([buffer.tp])
 
-    def _let_go(self, buffer: Buffer) -> None:
+    def _resume_fetching(self, buffer: Buffer) -> None:
         if buffer.held_back and not buffer.paused_by_user:
             buffer.held_back = False
             self.source.resume({buffer.tp: buffer.next_offset})
@@ -155,19 +157,19 @@ class DeliveryQueue:
     # --- the user's side
 
     def pull(self, timeout_s: float, max_messages: int) -> list[Chunk]:
-        """Waits for messages, at most `max_messages`, without the lock."""
+        """Waits for at most `max_messages` messages. Called without the lock."""
         return self.source.poll(timeout_s, max_messages)
 
     def looks(self) -> bool:
-        """Whether it is time to read what the source has to its end: what comes first there must not keep others."""
-        return self.prefetch.due(self.pace, self.clock_now().mono_ms)
+        """Whether it is time to read the source's queue to its end, so that no partition waits behind others in it."""
+        return self.prefetch.due(self.rate, self.clock_now().mono_ms)
 
     def piece(self) -> int:
-        """How many messages to take at once when looking."""
+        """How many messages to take from the source at once when reading its queue to the end."""
         return self.prefetch.piece(len(self.buffers))
 
     def add(self, chunks: Iterable[Chunk]) -> None:
-        """Sorts fetched messages into their buffers. What an older assignment fetched is not taken (rounds)."""
+        """Sorts fetched messages into their buffers, without those that an older assignment (round) has fetched."""
         grown: list[Buffer] = []
         for tp, round_, messages in chunks:
             buffer = self.buffers.get(tp)
@@ -176,44 +178,44 @@ class DeliveryQueue:
             if round_ != self.source.round(tp):
                 continue
             if buffer.held_back:
-                continue  # fetched before the source was told; it will be fetched again
+                continue  # fetched before the source paused it; it will be fetched again
             buffer.add(messages)
             grown.append(buffer)
         room = self._room()
         for buffer in grown:
             if self._at_bound(buffer) or (room is not None and room.full(buffer)):
-                self._hold_back(buffer)
+                self._pause_fetching(buffer)
 
     def _room(self) -> Room | None:
-        """What each partition may have; None while not more is here than is taken from the source at once."""
+        """How much each partition may buffer; None while all buffers together hold no more than one piece."""
         if self.buffered() <= self.options.prefetch_messages:
             return None
         return self.prefetch.room(self.buffers.values())
 
     def _at_bound(self, buffer: Buffer) -> bool:
-        """Whether what is fetched of it cannot be handed over soon, however much room there is."""
+        """Whether more messages of this partition could not be delivered soon, however much room there is."""
         if buffer.claim is None:
-            return buffer.size >= WARM_MESSAGES_MAX
+            return buffer.size >= AHEAD_MESSAGES_MAX
         tracker = buffer.claim.tracker
         return isinstance(tracker, AtLeastOnce) and tracker.tracked >= self.options.unacked_max
 
     def wait_for_gate(self) -> None:
-        """Something is here and the gate is shut: nothing more is fetched until it opens, but for claims to come."""
+        """Something is buffered and the gate is shut: until it opens, only partitions of claims to come are fetched."""
         self._gate_shut = True
         for buffer in self.buffers.values():
             if buffer.claim is not None:
-                self._hold_back(buffer)
+                self._pause_fetching(buffer)
 
     def drain(self) -> None:
-        """From now on one piece is handed over and no more: behind a slow handler minutes of work may be buffered."""
+        """Delivers one more piece and no more: the buffers may hold minutes of work for a slow handler."""
         self._last = self.delivered + self.options.prefetch_messages
 
     def _left(self) -> int:
-        """How many messages may still be handed over."""
+        """How many messages may still be delivered."""
         return sys.maxsize if self._last is None else self._last - self.delivered
 
     def deliverable(self) -> int:
-        """Messages that could be handed over if the gate opened (in at-least-once mode: all of open claims)."""
+        """Messages that could be delivered if the gate opened (in at-least-once mode: all of open claims)."""
         total = 0
         for buffer in self.buffers.values():
             claim = buffer.claim
@@ -227,7 +229,7 @@ class DeliveryQueue:
         return total
 
     def buffered(self) -> int:
-        """Messages that were fetched and not handed over."""
+        """Messages that were fetched and not delivered."""
         return sum([buffer.size for buffer in self.buffers.values() if buffer.fetched])
 
     def buffered_of(self, tp: TopicPartition) -> int:
@@ -256,10 +258,10 @@ class DeliveryQueue:
         return there >= max_messages or (max_bytes is not None and there > 0 and size_bytes >= max_bytes)
 
     def take(self, max_messages: int, max_bytes: int | None, now: Instant) -> list[tuple[Part, Delivered]]:
-        """Hands over up to `max_messages`, at least one if there is one: of each partition an even share.
+        """Delivers up to `max_messages` messages, an even share of each partition; at least one if there is one.
 
-        What some have less than their share is filled with what others have more. The next batch begins with the
-        partition after the last one of this batch.
+        Partitions that have more fill up what others lack. The next batch begins with the partition after the last one
+        of this batch.
         """
         parts: list[tuple[Part, Delivered]] = []
         before, max_messages = self.delivered, min(max_messages, self._left())
@@ -269,13 +271,13 @@ class DeliveryQueue:
         if share < max_messages:
             self._take_round(parts, left, left, left_bytes, now)
         if parts:
-            self.pace.handed_over(before, now.mono_ms)
+            self.rate.handed_over(before, now.mono_ms)
         return parts
 
     def _take_round(
         self, parts: list[tuple[Part, Delivered]], share: int, left: int, left_bytes: int | None, now: Instant
     ) -> tuple[int, int | None]:
-        """Each partition once, at most `share` of it. Returns how many messages and bytes are left."""
+        """Takes at most `share` messages of each partition. Returns how many messages and bytes are left to take."""
         for _ in range(len(self._order)):
             if left <= 0 or (left_bytes is not None and left_bytes <= 0):
                 break
@@ -330,18 +332,18 @@ class DeliveryQueue:
         return Part(raw, delivered, first), delivered
 
     def begin(self) -> None:
-        """A fetch begins: what earlier ones took is the user's."""
+        """A fetch begins: the user has the messages that earlier fetches took."""
         self._taking.clear()
 
     def take_back(self) -> None:
-        """An exception (ctrl-C) came into a fetch: nobody has what it has taken."""
+        """An exception (ctrl-C) interrupted a fetch: the user does not have the messages that it took."""
         while self._taking:
             run, delivered = self._taking.pop()
             run.delivered = delivered
         self.fetch_again()
 
     def fetch_again(self) -> None:
-        """All that is not handed over: what the source gave out may be lost on its way, or kept by half."""
+        """Fetches everything again that was not delivered: the interruption may have lost messages on their way."""
         again: dict[TopicPartition, int] = {}
         for tp, buffer in self.buffers.items():
             position = buffer.forget()
@@ -350,10 +352,10 @@ class DeliveryQueue:
                 buffer.held_back = False
         self.source.assign(again)
         for tp in self.user_paused & again.keys():
-            self._hold_back(self.buffers[tp])
+            self._pause_fetching(self.buffers[tp])
 
     def reserve(self, now: Instant) -> Reserved | None:
-        """The next messages of one partition, for handing over one by one while the gate stays open."""
+        """The next messages of one partition, to be delivered one by one while the gate stays open."""
         for _ in range(len(self._order)):
             tp = self._order[0]
             self._order.rotate(-1)
@@ -370,7 +372,7 @@ class DeliveryQueue:
                 count = self._skip_to_grant(buffer, claim.tracker)
             count = min(count, self._left())
             if count > 0:
-                self.pace.handed_over(self.delivered, now.mono_ms)
+                self.rate.handed_over(self.delivered, now.mono_ms)
                 head = buffer.fetched[0]
                 until_ms = now.boot_ms + min(open_ms, GATE_MS)
                 return Reserved(buffer, head, Delivered(self.delivery, claim, head.run), count, until_ms, now.mono_ms)
@@ -379,7 +381,7 @@ class DeliveryQueue:
     # --- at-most-once mode
 
     def _skip_to_grant(self, buffer: Buffer, tracker: AtMostOnce) -> int:
-        """Drops what no grant will cover any more; returns how many messages of the head the grant covers."""
+        """Drops messages that no grant will cover any more. Returns how many of the first chunk the grant covers."""
         while buffer.fetched:
             head = buffer.fetched[0]
             while head.at < len(head.messages) and (head.messages[head.at].offset() or 0) < tracker.delivered_to:
@@ -399,10 +401,10 @@ class DeliveryQueue:
         return sum(part.below(to) - part.at for part in buffer.fetched)
 
     def offer(self) -> bool:
-        """Tells the member what could be granted next (D2). True if there is something to ask for."""
+        """Sets on each claim the range that could be granted next (D2). True if there is one."""
         something = False
         waiting = sum(buffer.claim is not None and bool(buffer.fetched) for buffer in self.buffers.values())
-        each = max(1, min(self.options.grant_messages, self.pace.per_second() // max(1, waiting)))
+        each = max(1, min(self.options.grant_messages, self.rate.per_second() // max(1, waiting)))
         for buffer in self.buffers.values():
             claim = buffer.claim
             if claim is None or not isinstance(claim.tracker, AtMostOnce) or claim.phase is not ClaimPhase.OPEN:
@@ -412,13 +414,13 @@ class DeliveryQueue:
                 continue
             claim.tracker.holds(claim.tracker.delivered_to)  # drops grants that are used up
             if claim.tracker.asked is not None or len(claim.tracker.grants) >= GRANTS_AHEAD:
-                continue  # its offer stands: a look at the buffer is not free
+                continue  # its offer stays as it is: a look at the buffer costs time
             claim.offer = self._ungranted(buffer, claim.tracker, each)
             something = something or claim.offer is not None
         return something
 
     def _ungranted(self, buffer: Buffer, tracker: AtMostOnce, left: int) -> tuple[int, int] | None:
-        """The next range to ask for, of at most `left` messages."""
+        """The next range to ask a grant for, [start, to), of at most `left` messages."""
         granted_to = tracker.granted_to()
         start: int | None = None
         to = 0
@@ -434,9 +436,9 @@ class DeliveryQueue:
         return None if start is None else (start, to)
 
     def user_returned(self) -> None:
-        """The user asks for more: in at-most-once mode what he got is behind him. Refills what was held back."""
-        if self.pace.waits():
-            self.pace.returned(self.delivered, self.clock_now().mono_ms)
+        """The user asks for more messages, so in at-most-once mode he is done with the last ones. Refills buffers."""
+        if self.rate.waits():
+            self.rate.returned(self.delivered, self.clock_now().mono_ms)
         self._gate_shut = self._gate_shut and self.deliverable() > 0
         held_back: list[Buffer] = []
         for buffer in self.buffers.values():
@@ -451,7 +453,7 @@ class DeliveryQueue:
             self._refill(held_back)
 
     def _refill(self, held_back: list[Buffer]) -> None:
-        """Goes on with those that are low."""
+        """Fetches those again whose buffers are low."""
         room = self._room()
         for buffer in held_back:
             if room is not None and not room.low(buffer):
@@ -461,4 +463,4 @@ class DeliveryQueue:
                 if tracker.tracked > self.options.unacked_max // 2:
                     continue
                 tracker.position()
-            self._let_go(buffer)
+            self._resume_fetching(buffer)

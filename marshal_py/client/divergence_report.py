@@ -29,7 +29,7 @@ ENTRIES_MAX: Final = 65_536  # of sessions, and of partitions, before the first 
 NAME_CHARACTERS_MAX: Final = 60  # of the group's name in the file's name
 
 
-def keep(member: Member, error: Diverged, folder: str, library: str, time_ms: int) -> str:
+def save(member: Member, error: Diverged, folder: str, library: str, time_ms: int) -> str:
     """Writes the file; its path, or "" if it could not be written, which is logged. `folder`: "" is the system's."""
     world = member.world
     fields: dict[str, Any] = {
@@ -68,8 +68,8 @@ def keep(member: Member, error: Diverged, folder: str, library: str, time_ms: in
     return path
 
 
-def read(path: Path, group: str) -> dict[str, Any]:
-    """What `keep` wrote. Raises InvalidOption if it is something else, or of another group."""
+def load(path: Path, group: str) -> dict[str, Any]:
+    """What `save` wrote. Raises InvalidOption if it is something else, or of another group."""
     try:
         found = msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError) as error:

@@ -11,7 +11,7 @@ from typing import Final
 
 from marshal_py.client.consumer_driver import ConsumerDriver
 from marshal_py.client.context import Context
-from marshal_py.client.forks import watch
+from marshal_py.client.forks import watch_forks
 from marshal_py.errors import ConsumerClosed
 
 LEAVE_TIMEOUT_S: Final = 10.0
@@ -26,13 +26,13 @@ class Ending:
         self._context = context
         self._driver = driver
         self._closed = closed
-        self.because = ""  # why the consumer is closed; "" while it is not
+        self.reason = ""  # why the consumer is closed; "" while it is not
         self.done = False  # it has left, and its source is closed
         self.draining = False
         self.drain_until = 0.0  # monotonic
         self._stop_at: float | None = None  # monotonic, by a signal handler: ends iteration, touches no lock
         self._forked = False
-        watch(self)
+        watch_forks(self)
 
     def forked(self) -> None:
         """In a child it is over: loops that ask end, and every verb raises UsedAfterFork."""
@@ -41,11 +41,11 @@ class Ending:
     @property
     def over(self) -> bool:
         """Whether the consumer has ended, by itself or by the user."""
-        return bool(self.because) or self._driver.ended or self._forked
+        return bool(self.reason) or self._driver.ended or self._forked
 
     def stop(self, timeout_s: float) -> None:
         """Once it has returned it does nothing. If it was interrupted, the next call does what is left."""
-        self.because = self.because or "it was stopped"
+        self.reason = self.reason or "it was stopped"
         self._leave("stopped", 0.0, timeout_s)
 
     def drain(self, wait_s: float) -> None:
@@ -55,7 +55,7 @@ class Ending:
 
     def finish_drain(self) -> None:
         wait_s = max(0.0, self.drain_until - time.monotonic())
-        self.because = self.because or "it was drained"
+        self.reason = self.reason or "it was drained"
         self._leave("drained", wait_s, wait_s + LEAVE_TIMEOUT_S)
 
     def _leave(self, reason: str, wait_s: float, timeout_s: float) -> None:
@@ -100,14 +100,14 @@ class Ending:
 
     def raise_if_ended(self) -> None:
         """Raises what ended the consumer, once, then ConsumerClosed; before that what a partition suffered from."""
-        if self.because:
-            raise ConsumerClosed("Consumer", self.because)
+        if self.reason:
+            raise ConsumerClosed("Consumer", self.reason)
         if self._driver.troubles:
             raise self._driver.troubles.popleft()
         if self._driver.ended:
             error = self._driver.error
-            self.because = str(error) if error is not None else "it was stopped"
+            self.reason = str(error) if error is not None else "it was stopped"
             self._close_source()
             if error is not None:
                 raise error
-            raise ConsumerClosed("Consumer", self.because)
+            raise ConsumerClosed("Consumer", self.reason)

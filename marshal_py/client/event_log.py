@@ -25,7 +25,7 @@ class EventLog:
     def __init__(self) -> None:
         self._held: list[Advisory] = []
 
-    def tell(self, advisories: Sequence[Advisory]) -> None:
+    def add(self, advisories: Sequence[Advisory]) -> None:
         """`advisories` with their times: what one step of the consumer brought."""
         for one in advisories:
             if not logger.isEnabledFor(_level(one)):

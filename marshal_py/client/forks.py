@@ -35,7 +35,7 @@ class Forkable(Protocol):
 _made: WeakSet[Forkable] = WeakSet()
 
 
-def watch(one: Forkable) -> None:
+def watch_forks(one: Forkable) -> None:
     """Has `one.forked` called in every child that is forked while it is there."""
     _made.add(one)
 

@@ -1,4 +1,4 @@
-"""What a consumer tells of itself: plain values, made under the lock, without a way back."""
+"""The state of a consumer and of its claims as plain values, for users."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from marshal_py.protocol.identity import Token, TopicPartition
 class ClaimInfo(NamedTuple):
     """A claim as its owner sees it. `position`: next offset to read. `lag`: messages behind the end, -1 if unknown.
 
-    `revoking` says why the claim is to go, "" while messages of it are handed over. `drain_s`: for how many seconds it
-    still waits for its handlers, -1 while it is not to go. What they have not acked by then is delivered again in
-    at-least-once mode.
+    `revoking` says why the claim is going to end; it is "" while its messages are delivered. `drain_s`: for how many
+    more seconds a claim that is going to end waits for its handlers; -1 for other claims. In at-least-once mode,
+    messages that the handlers have not acked by then are delivered again.
     """
 
     topic: str
@@ -25,10 +25,10 @@ class ClaimInfo(NamedTuple):
 
 
 class ConsumerInfo(NamedTuple):
-    """What a consumer knows of itself. Offsets are next offsets to read; `waiting_for` is "" when all is well.
+    """The state of a consumer. `in_flight`: messages delivered and not acked. `waiting_for` is "" when all is well.
 
-    `lag` is of its claims. It is -1 where nobody knows how far behind it is: while the cluster does not have one of its
-    topics, and while it owns nothing and partitions of its topics are parked.
+    `lag`: messages behind the ends of its claims. It is -1 while the cluster does not have one of its topics, and while
+    the consumer owns nothing and partitions of its topics are parked.
     """
 
     group: str

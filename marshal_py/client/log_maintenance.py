@@ -98,7 +98,7 @@ class LogMaintenance:
             if tasks.audit is not None:
                 self._submit_audit(snapshotter, tasks.audit)
             if tasks.mismatched is not None:
-                self._tell(number, "snapshot_refused", tasks.mismatched.at, "it is not what this process folded")
+                self._publish(number, "snapshot_refused", tasks.mismatched.at, "it is not what this process folded")
             if snapshotter.confirmed_at != NONE and now.mono_ms >= self._truncate_due_ms.get(number, 0):
                 self._truncate_due_ms[number] = now.mono_ms + TRUNCATE_EVERY_MS
                 if snapshotter.leads(live):
@@ -113,7 +113,7 @@ class LogMaintenance:
 
         def refused(error: MarshalError) -> None:  # too large for this cluster: the history stays, consumers go on
             with self._context.lock:
-                self._tell(number, "snapshot_refused", records[0].at, str(error))
+                self._publish(number, "snapshot_refused", records[0].at, str(error))
 
         self._context.outbox.put(number, b"", values, refused)
 
@@ -134,11 +134,11 @@ class LogMaintenance:
     def _warn(self, number: int, error: MarshalError) -> None:
         logger.warning("coordination partition %d: %s", number, error, extra={"marshal_log": number})
 
-    def _tell(self, number: int, kind: str, offset: int, text: str) -> None:
+    def _publish(self, number: int, kind: str, offset: int, text: str) -> None:
         for driver in self._logs.drivers:
             if driver.log == number:
                 member = driver.member
-                driver.tell(
+                driver.publish(
                     Advisory(kind, member.name, member.options.client_id, text=text, log=number, log_offset=offset)
                 )
 
@@ -227,7 +227,7 @@ class LogMaintenance:
         if refused:
             self._refused = True
             with context.lock:
-                self._tell(number, "truncation_refused", before, refused)
+                self._publish(number, "truncation_refused", before, refused)
         else:
             logger.info(
                 "coordination partition %d: records below %d were deleted",

@@ -21,7 +21,7 @@ from marshal_py.client.ending import LEAVE_TIMEOUT_S, Ending
 from marshal_py.client.loop import Loop
 from marshal_py.client.membership import Membership
 from marshal_py.client.metrics import Metrics, consumers_of
-from marshal_py.client.options import COORDINATION_TOPIC, ConsumerOptions, check_pattern, check_policy, check_topics
+from marshal_py.client.options import COORDINATION_TOPIC, ConsumerOptions, check_pattern, check_retention, check_topics
 from marshal_py.client.planner import Planner
 from marshal_py.client.retention import HISTORY_KEPT_S, RetentionPolicy
 from marshal_py.errors import ConsumerClosed, InvalidOption, KafkaGroupIsLive, TopicMissing, UnsupportedPlatform
@@ -44,8 +44,8 @@ EXIT_TIMEOUT_S: Final = 3.0  # what an interpreter that ends without stop() may 
 
 _NO_DATA: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"})
 
-# Strong: a program that ends by sys.exit has dropped its names before `atexit` runs, and its claims must be released
-# all the same. Whoever drops a Marshal without close() keeps its thread and its leases anyway.
+# Strong references: a program that ends by sys.exit has dropped its names before `atexit` runs, and its claims must be
+# released all the same. A Marshal that is dropped without close() keeps its thread and its leases anyway.
 _open: set[Marshal] = set()
 
 
@@ -61,21 +61,22 @@ def connect(
     statistics_interval_ms: int = 0,
     evidence_dir: str | None = None,
 ) -> Marshal:
-    """Connects to a cluster and makes sure that the coordination topic is there and sound (PROTOCOL.md L1).
+    """Connects to a cluster, and creates or checks the coordination topic (PROTOCOL.md L1).
 
-    `servers_or_config`: "host:port,..." or a mapping of librdkafka settings (SASL, TLS, ...). `client_id`: unique per
-    live process; by default host name, pid and random digits. `coordination_partitions` counts only when the topic is
-    created here. Its consumers write a snapshot of their logs about every `snapshot_every_records` records; what lies
-    behind two confirmed ones and is older than `history_kept_s` they delete, where Kafka lets them.
-    `statistics_interval_ms`: how often librdkafka's clients tell their statistics to `Marshal.metrics`; 0 is never.
-    `evidence_dir`: where a consumer that ends with Diverged keeps the state that it held; the system's temporary folder
-    if left out.
+    `servers_or_config`: "host:port,..." or a mapping of librdkafka settings (SASL, TLS, ...).
+    `client_id`: unique per live process; by default the host name, the pid and random digits.
+    `coordination_partitions`: used only when the topic is created here.
+    `snapshot_every_records`: consumers write a snapshot of their log about that often.
+    `history_kept_s`: where Kafka lets them, consumers delete records that are older than this and older than the two
+    newest confirmed snapshots.
+    `statistics_interval_ms`: how often librdkafka's clients report their statistics to `Marshal.metrics`; 0 is never.
+    `evidence_dir`: where a consumer that ends with Diverged saves its state; by default the system's temporary folder.
 
-    `error_cb`, `stats_cb` and `logger` among the settings are called, on the thread "marshal-callbacks". While no
-    broker answers, a line on the log says every 5 s why.
+    `error_cb`, `stats_cb` and `logger` among the settings are called on the thread "marshal-callbacks". While no broker
+    answers, a line in the log of this process says every 5 s why.
 
-    Raises ClusterUnreachable after `timeout_s`, with what librdkafka said last; after about 2 s AuthenticationFailed,
-    TlsMismatch; CoordinationError, AccessDenied, InvalidName, InvalidOption, UnsupportedPlatform.
+    Raises ClusterUnreachable after `timeout_s` seconds, with librdkafka's last error; AuthenticationFailed and
+    TlsMismatch after about 2 s; CoordinationError, AccessDenied, InvalidName, InvalidOption, UnsupportedPlatform.
     """
     if sys.platform == "win32":
         raise UnsupportedPlatform("marshal_py", "Windows", "run it on Linux or macOS, or inside WSL")
@@ -89,7 +90,7 @@ def connect(
         raise InvalidOption("coordination_partitions", coordination_partitions, f"1 to {PARTITION_MAX}")
     if not timeout_s > 0:
         raise InvalidOption("timeout_s", timeout_s, "more than 0")
-    policy = check_policy(snapshot_every_records, history_kept_s, evidence_dir)
+    retention = check_retention(snapshot_every_records, history_kept_s, evidence_dir)
     given = f"{default_client_id()}-{os.getpid()}-{secrets.token_hex(3)}" if client_id is None else client_id
     check_id("client_id", given)
     check_topics([coordination_topic])
@@ -102,14 +103,14 @@ def connect(
         else:
             transport = KafkaTransport(servers_or_config, timeout_s, callbacks.submit)
             transport.collect_statistics(statistics_interval_ms)
-        return Marshal(transport, given, coordination_topic, coordination_partitions, timeout_s, policy, callbacks)
+        return Marshal(transport, given, coordination_topic, coordination_partitions, timeout_s, retention, callbacks)
     except BaseException:
         callbacks.close(0.0)
         raise
 
 
 class Marshal:
-    """A connection. A context manager; leaving it stops its consumers. Made by `connect`."""
+    """A connection to a cluster, made by `connect`. A context manager; leaving it stops its consumers."""
 
     def __init__(
         self,
@@ -118,7 +119,7 @@ class Marshal:
         topic: str,
         partitions: int,
         timeout_s: float,
-        policy: RetentionPolicy,
+        retention: RetentionPolicy,
         callbacks: Callbacks,
     ) -> None:
         self.client_id = client_id
@@ -135,7 +136,7 @@ class Marshal:
             servers,
             topic,
             secrets.token_bytes,
-            policy,
+            retention,
             callbacks,
         )
         self._loop = Loop(self._context)
@@ -156,24 +157,25 @@ class Marshal:
         self.close()
 
     def consumer(self, group: str, topics: Sequence[str], **options: Any) -> Consumer:
-        """Joins `group` as a consumer of `topics`; returns once the group has it.
+        """Joins `group` as a consumer of `topics`, and returns once the group has it.
 
-        Options are those of ConsumerOptions: delivery ("at_least_once" | "at_most_once"), policy, member,
+        The options are those of ConsumerOptions: delivery ("at_least_once" | "at_most_once"), policy, member,
         heartbeat_interval_s=2.0, max_claims, capacity, fast_reclaim, start ("committed" | "earliest" | "latest" | an
         ISO-8601 time | offsets as JSON), start_fallback, new_topics ("start" | "earliest"),
         on_topic_recreated ("fail" | "earliest"), handler_timeout_s=300, hand_over_timeout_s=30, unacked_max,
         prefetch_messages, prefetch_bytes, grant_messages, deliver_late, join_live_kafka_group, mirror_offsets,
         on_claim(info), on_revoking(info), on_lost(info, reason), key_deserializer, value_deserializer, settings
         (librdkafka's, for the data consumer).
-        grant_messages is the upper bound of a grant in at-most-once mode: about a second's work is granted at a time.
 
         on_claim, on_revoking and on_lost run one after the other on the thread "marshal-callbacks" of this Marshal, in
-        the order of what they tell; a slow one delays the next ones and nothing else. Beyond 100,000 that wait new ones
-        are dropped (Metrics.callbacks_dropped). What they raise is logged. `close` waits for them as long as for the
-        cluster. on_revoking tells once that a claim is to go, and why (info.revoking): a hand-over, a pause, a stop, a
-        handler that hangs, a partition that is parked. Nothing more of it is handed over. It goes when its handlers
-        have acked what they hold, or when their time is over (info.drain_s). A claim whose successor dies meanwhile
-        stays and goes on.
+        the order of the events; a slow one delays the next ones and nothing else. While 100,000 calls are waiting, new
+        ones are dropped (Metrics.callbacks_dropped). Exceptions in them are logged. `close` waits for them as long as
+        for the cluster.
+
+        on_revoking is called once when a claim is going to end; info.revoking says why: a hand-over, a pause, a stop, a
+        handler that hangs, a partition that is parked. No more messages of it are delivered. The claim ends when its
+        handlers have acked what they hold, or after info.drain_s seconds. If its successor dies meanwhile, the claim
+        stays and continues.
 
         Raises InvalidName, InvalidOption, TopicMissing, KafkaGroupIsLive, ModeMismatch, GroupDeleted, GroupOpaque,
         CoordinationError, ClusterUnreachable, BackgroundThreadEnded, ReentrantCall.
@@ -185,7 +187,7 @@ class Marshal:
         return consumer
 
     def planner(self, group: str, topics: Sequence[str], **options: Any) -> Planner:
-        """Joins `group` as a consumer that plans ranges for other readers; returns once the group has it.
+        """Joins `group` as a consumer that plans ranges for other readers, and returns once the group has it.
 
         It fetches nothing. Options, callbacks and errors are those of `consumer`.
         """
@@ -247,9 +249,9 @@ class Marshal:
             raise
 
     def topics(self, pattern: str) -> tuple[str, ...]:
-        """The cluster's topics whose whole names match a regular expression of Python's, sorted, as of now.
+        """The cluster's topics whose whole names match a Python regular expression, sorted.
 
-        The coordination topic and those of Kafka's own are not among them. Raises InvalidOption, ClusterUnreachable,
+        Without the coordination topic and Kafka's internal ones. Raises InvalidOption, ClusterUnreachable,
         ReentrantCall.
         """
         self._context.check_call("Marshal", "topics", waits=True)
@@ -258,7 +260,7 @@ class Marshal:
         return tuple(sorted(topic for topic in found if wanted.fullmatch(topic)))
 
     def _check(self, group: str, topics: Sequence[str], options: ConsumerOptions) -> dict[str, TopicInfo]:
-        """Topics exist; no ordinary Kafka consumers share the group id (D7)."""
+        """Checks that the topics exist, and that no ordinary Kafka consumer uses the group id (D7)."""
         found: dict[str, TopicInfo] = {}
         for topic in topics:
             info = self._context.admin.describe_topic(topic)
@@ -272,7 +274,7 @@ class Marshal:
         return found
 
     def metrics(self) -> Metrics:
-        """Figures of this connection and its consumers, as of now; asks nobody, so it may be called every second."""
+        """Figures of this connection and its consumers. It asks nobody, so it may be called every second."""
         self._context.check_call("Marshal", "metrics")
         context, loop = self._context, self._loop
         with context.lock:
@@ -298,16 +300,16 @@ class Marshal:
         return self._context.waiting_for()
 
     def close(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
-        """Stops every consumer, sends what is queued, disconnects. Raises the first error of a consumer at the end.
+        """Stops every consumer, sends what is queued and disconnects, all within about `timeout_s` seconds.
 
-        Twice is once. After a call that was interrupted (ctrl-C) the next one does what is left. Raises
-        ReentrantCall.
+        A second call does nothing; if the first was interrupted (ctrl-C), it does what is left. Raises ReentrantCall,
+        and at the end the first error of a consumer.
         """
         self._context.check_call("Marshal", "close", waits=True)
         if self._done:
             return
         self._closed = True
-        deadline = time.monotonic() + timeout_s  # one for all: without the cluster each would wait for itself
+        deadline = time.monotonic() + timeout_s  # one for all, else each would wait that long without the cluster
         failed: list[Exception] = []
         for consumer in list(self._consumers.values()):
             try:
@@ -322,7 +324,7 @@ class Marshal:
 
 
 def _close_all() -> None:
-    """Interpreter exit without stop: release what can be released quickly. A fork owns nothing."""
+    """At interpreter exit without stop(): releases what can be released quickly. A forked child owns nothing."""
     for marshal in list(_open):
         if marshal._context.pid == os.getpid():
             with contextlib.suppress(Exception):

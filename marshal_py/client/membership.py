@@ -66,7 +66,7 @@ class Membership:
 
     @property
     def stopping(self) -> bool:
-        """Whether it is stopped, draining, or asked to stop by a signal: the condition of a loop around `fetch`."""
+        """Whether it has stopped, is draining, or was asked to stop: the condition of a loop around `fetch`."""
         return self._ending.draining or self._ending.over or self._ending.must_stop()
 
     def __enter__(self) -> Self:
@@ -78,34 +78,35 @@ class Membership:
         self.stop()
 
     def stop(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
-        """Drops what is buffered, releases every claim at its position, leaves the group.
+        """Drops what is buffered, releases every claim at its position and leaves the group.
 
-        Twice is once. After a call that was interrupted (ctrl-C) the next one does what is left.
-        In at-least-once mode what was handed over and not acked will be delivered again; what was acked will not, also
-        above that. In at-most-once mode what was granted and not handed over is given back to the next owner. Without
-        the cluster it returns after `timeout_s`; the claims are then freed when the others have waited it out, and
-        grants are lost. Raises ReentrantCall.
+        In at-least-once mode messages that were delivered and not acked will be delivered again; acked ones will not,
+        not even those above them. In at-most-once mode the next owner gets what was granted and not delivered.
+
+        While the cluster does not answer, the call returns after `timeout_s` seconds. The claims are then freed once
+        the other members have waited for the lease to end, and grants are lost. A second call does nothing; if the
+        first was interrupted (ctrl-C), it does what is left. Raises ReentrantCall.
         """
         self._context.check_call("Consumer", "stop", waits=True)
         self._ending.stop(timeout_s)
 
     def drain(self, timeout_s: float | None = None) -> None:
-        """Waits until what was delivered is done, at most `timeout_s` (default: the handler timeout). Then it leaves.
+        """Waits until what was delivered is done, at most `timeout_s` seconds, then leaves the group.
 
-        Raises ReentrantCall.
+        The default is the handler timeout. Raises ReentrantCall.
         """
+        self._context.check_call("Consumer", "drain", waits=True)
         self._begin_drain(timeout_s)
         self._ending.finish_drain()
 
     def _begin_drain(self, timeout_s: float | None) -> None:
-        self._context.check_call("Consumer", "drain", waits=True)
         self._ending.drain(self._driver.options.handler_timeout_s if timeout_s is None else timeout_s)
 
     def request_stop(self, hand_over_s: float = HAND_OVER_S) -> None:
-        """Ends iteration and waiting fetches soon. Takes no lock: signal handlers and callbacks may call it anywhere.
+        """Ends iterations and waiting fetches soon. Takes no lock, so signal handlers and callbacks may call it.
 
-        Where others take over, messages still come for at most `hand_over_s` while these fetch ahead, so that no
-        partition waits (A6). A second call, or 0, ends at once.
+        If other members take over, messages still come while those fetch ahead, for at most `hand_over_s` seconds, so
+        that no partition waits (A6). A second call, or `hand_over_s=0`, ends them at once.
         """
         self._ending.request_stop(hand_over_s)
 
@@ -124,7 +125,7 @@ class Membership:
     # --- positions
 
     def flush(self, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
-        """Returns once the log has accepted every position that is acked now.
+        """Waits until the log has accepted the positions of all messages that are acked now.
 
         Raises ClusterUnreachable, ConcurrentUse, ReentrantCall, ConsumerClosed.
         """
@@ -158,7 +159,7 @@ class Membership:
         self._ending.raise_if_ended()
 
     def pause(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
-        """Stops handing over these partitions here; the claims stay and their leases are kept. Raises ReentrantCall."""
+        """Stops delivering these partitions here; the claims and their leases are kept. Raises ReentrantCall."""
         self._context.check_call("Consumer", "pause")
         with self._context.outbox, self._context.lock:
             self._driver.queue.pause(TopicPartition(*tp) for tp in partitions)
@@ -181,7 +182,7 @@ class Membership:
         return {c.tp: self._driver.claim_info(c) for c in self._member.claims.values()}
 
     def cached_info(self) -> ConsumerInfo:
-        """What this consumer knows of itself, without asking anybody. Raises ReentrantCall."""
+        """The state of this consumer as it knows it, without asking the cluster. Raises ReentrantCall."""
         self._context.check_call("Consumer", "cached_info")
         with self._context.lock:
             claims = self._claims()
@@ -200,13 +201,16 @@ class Membership:
             )
 
     def _lag(self, claims: Collection[ClaimInfo]) -> int:
-        """What is known to be left, -1 if nobody knows: a topic is gone, or there is nothing but parked partitions."""
+        """Messages behind the ends of the claims; -1 where that is not known.
+
+        It is not while a topic is missing, or while this consumer owns nothing and partitions are parked.
+        """
         if self._driver.missing or (not claims and self._driver.parked()):
             return -1
         return sum(max(0, claim.lag) for claim in claims)
 
     def info(self, timeout_s: float = LEAVE_TIMEOUT_S) -> ConsumerInfo:
-        """The same after reading the coordination log to its end. Raises ClusterUnreachable, ReentrantCall."""
+        """As `cached_info`, after reading the coordination log to its end. Raises ClusterUnreachable, ReentrantCall."""
         self._context.check_call("Consumer", "info", waits=True)
         end = self._context.coordination.bounds(self._driver.log, timeout_s).end
         self._context.wait_for(
@@ -218,14 +222,14 @@ class Membership:
         return self.cached_info()
 
     def events(self) -> Iterator[Advisory]:
-        """Advisories that came since the last call: claimed, revoking, lost, fenced, evicted, ..."""
+        """Advisories since the last call: claimed, revoking, lost, fenced, evicted, ... 10,000 are kept."""
         self._context.check_call("Consumer", "events")
         events = self._driver.events
         while events:
             yield events.popleft()
 
     def wait_joined(self, timeout_s: float) -> None:
-        """Returns once the group has this member. Raises what ended it, ClusterUnreachable."""
+        """Waits until the group has this member. Raises ClusterUnreachable, and the error that ended the consumer."""
         self._context.wait_for(
             lambda: self._member.session != NONE or self._driver.ended,
             "the group to be joined",

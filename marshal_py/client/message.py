@@ -1,4 +1,4 @@
-"""What users handle: messages and batches, and how their acks find the way back. No waiting, no I/O."""
+"""Messages and batches, as users handle them. Their acks go through acks.py. Nothing here waits or does I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from marshal_py.transport.ports import RawMessage
 
 
 class SerializationContext:
-    """Twin of confluent_kafka.serialization.SerializationContext, which this room may not import."""
+    """As confluent_kafka.serialization.SerializationContext, which this package may not import."""
 
     __slots__ = ("field", "headers", "topic")
 
@@ -24,12 +24,12 @@ class SerializationContext:
 
 
 def context_of(raw: RawMessage, field: str) -> SerializationContext:
-    """What deserializers get beside the bytes."""
+    """The second argument of a deserializer; the first one is the bytes."""
     return SerializationContext(raw.topic() or "", field, raw.headers())
 
 
 class Message(Struct, eq=False, frozen=True, gc=False):
-    """One message, handed over under a claim. Attributes are read-only.
+    """One message, delivered under a claim. Attributes are read-only.
 
     `key` and `value` are bytes (None for a tombstone), or what the consumer's deserializers made of them. `timestamp`
     is ms since 1970, -1 if there is none. `token` fences writes to the outside (PROTOCOL.md K1).
@@ -39,7 +39,7 @@ class Message(Struct, eq=False, frozen=True, gc=False):
     _raw: RawMessage
     _delivered: Delivered
     _index: int
-    value: Any  # not a property: it is asked for nearly always, and a property costs as much as making the message
+    value: Any  # not a property: nearly every user reads it, and a property costs as much as making the message
 
     @property
     def topic(self) -> str:
@@ -75,37 +75,38 @@ class Message(Struct, eq=False, frozen=True, gc=False):
 
     @property
     def topic_id(self) -> str:
-        """Kafka's id of the topic, "" where the cluster told none. A topic that is made again has another one."""
+        """Kafka's id of the topic, "" where the cluster gives none. A topic that was recreated has another one."""
         return self._delivered.claim.topic_id
 
     @property
     def revoking(self) -> bool:
-        """Whether the partition is to go to another member, or is gone already: ack what is done, begin nothing more.
+        """Whether the partition is moving to another member or has moved: ack what is done and begin nothing more.
 
-        The next owner waits for it, `hand_over_timeout_s` at most. In at-least-once mode it gets what is not acked.
+        The next owner waits for that, at most `hand_over_timeout_s`. In at-least-once mode it gets what is not acked.
         """
         return self._delivered.claim.phase is not ClaimPhase.OPEN
 
     @property
     def delivery_count(self) -> int:
-        """Which delivery of the message this is, as the log tells: 1 for a first one. Always 1 in at-most-once mode.
+        """How often the message has been delivered according to the log, with this time: 1 for a first delivery.
 
-        It counts across crashes. For the message at the partition's position, the lowest that is not finished, it is
-        never too low, and too high by one for each owner that died before it had delivered the message. So a message on
-        which every consumer dies can be told by it. For other messages it counts the deliveries that owners told.
+        It counts across crashes. For the lowest unfinished message of a partition it is never too low, and too high by
+        one for each owner that died before it had delivered the message; so a message that kills every consumer can be
+        recognised. For other messages it counts the deliveries that owners have reported. In at-most-once mode it is
+        always 1.
         """
         tracker = self._delivered.claim.tracker
         return tracker.delivery_count(self.offset) if isinstance(tracker, AtLeastOnce) else 1
 
     def ack(self) -> bool:
-        """The message is done. From any thread, in any order; twice is once.
+        """Marks the message as done. Any thread may call it, in any order; a second call changes nothing.
 
-        False if the ack came too late: the claim has been released or lost, and in at-least-once mode the message
-        will be delivered again.
-        At-most-once mode needs no acks; there it tells that the handler has returned. Raises UsedAfterFork.
+        Returns False if the ack came too late: the claim has been released or lost, and in at-least-once mode the
+        message will be delivered again. At-most-once mode needs no acks; there it only says that the handler has
+        returned. Raises UsedAfterFork.
         """
         delivered, index = self._delivered, self._index
-        # Not acquire() and `try`, although that is faster: between the two a signal may come whose handler raises.
+        # Not acquire() and `try`, although that is faster: the handler of a signal may raise between the two.
         with delivered.context.lock:
             if delivered.claim.sealed:
                 return delivered.finish_late()
@@ -119,9 +120,10 @@ class Message(Struct, eq=False, frozen=True, gc=False):
             return True
 
     def in_progress(self) -> None:
-        """The handler is still at work on this message: begins its `handler_timeout_s` anew (D4). Raises UsedAfterFork.
+        """Says that the handler is still working on this message: its `handler_timeout_s` starts again (D4).
 
-        In at-least-once mode it says nothing of other messages: `Batch.in_progress` is for all that came together.
+        In at-least-once mode it concerns this message alone; `Batch.in_progress` concerns a whole batch. Raises
+        UsedAfterFork.
         """
         self._delivered.touch(self._index, self._index + 1)
 
@@ -130,11 +132,12 @@ class Message(Struct, eq=False, frozen=True, gc=False):
 
 
 class DecodedMessage(Message, frozen=True):
-    """A message of a consumer with a deserializer for values. It is asked when the value is: what it raises is raised
-    in the handler, and the iteration goes on.
+    """A message of a consumer with a deserializer for values.
+
+    The deserializer runs when `value` is read. What it raises, it raises in the handler, and the iteration continues.
     """
 
-    @property  # type: ignore[misc]  # stands before the field, and is as read-only
+    @property  # type: ignore[misc]  # it hides the field, and is as read-only
     def value(self) -> Any:
         read = self._delivered.value_deserializer
         assert read is not None
@@ -142,7 +145,7 @@ class DecodedMessage(Message, frozen=True):
 
 
 class Part:
-    """The messages of one partition in a Batch: what speed needs, without an object per message."""
+    """The messages of one partition in a Batch. It makes no object per message unless it is iterated."""
 
     __slots__ = ("_delivered", "_first", "raw")
 
@@ -182,11 +185,11 @@ class Part:
         return [raw.offset() or 0 for raw in self.raw]
 
     def ack(self) -> bool:
-        """All messages of this part are done. False if that came too late. Raises UsedAfterFork."""
+        """Marks all messages of this part as done. False if that came too late. Raises UsedAfterFork."""
         return self._delivered.finish_range(self._first, self._first + len(self.raw))
 
     def in_progress(self) -> None:
-        """The handler is still at work on what is left of this part, as `Batch.in_progress` says."""
+        """Says that the handler is still working on this part, as `Batch.in_progress` does for a batch."""
         self._delivered.touch(self._first, self._first + len(self.raw))
 
     def __len__(self) -> int:
@@ -200,7 +203,7 @@ class Part:
 
 
 class Batch:
-    """What one `fetch` returned: messages of one or more partitions, in offset order per partition."""
+    """The messages of one `fetch`: of one or more partitions, in offset order per partition."""
 
     __slots__ = ("parts",)
 
@@ -210,11 +213,11 @@ class Batch:
         self.parts = parts
 
     def ack(self) -> bool:
-        """All messages are done. False if for some of them that came too late. Raises UsedAfterFork."""
+        """Marks all messages as done. False if that came too late for some of them. Raises UsedAfterFork."""
         return all([part.ack() for part in self.parts])
 
     def in_progress(self) -> None:
-        """The handler is still at work on what is left of the batch: begins its `handler_timeout_s` anew (D4).
+        """Says that the handler is still working on the batch: its `handler_timeout_s` starts again (D4).
 
         Raises UsedAfterFork.
         """

@@ -121,7 +121,7 @@ class MicroBatches:
                 self._proven |= planned_in(end, self.incarnation)
         return self.settle_proven(now)
 
-    def told(self, digest: str, now: Instant) -> bool:
+    def commit_reported(self, digest: str, now: Instant) -> bool:
         """As `commit`, from whoever has heard of it beside the query: early, late, twice, or of another life's batch.
 
         Counts for batches that are with the query now. The query itself tells all others.
@@ -150,9 +150,13 @@ class MicroBatches:
             if part is None or epoch == NONE or self._passed(part, proven) or self._of_others(part, tp, proven.session):
                 del self._proven[tp]
             elif proven.epoch != epoch == part.epoch:  # else it is being released, or its claim is to come
-                lot = self.ranges.lots.get(tp)
-                if lot is not None and lot.taken is None and proven.start <= lot.next_offset < proven.to:
-                    taken = self.ranges.take(self.ranges.range_of(tp, lot.next_offset, proven.to), now)
+                planned_claim = self.ranges.claims.get(tp)
+                if (
+                    planned_claim is not None
+                    and planned_claim.taken is None
+                    and proven.start <= planned_claim.next_offset < proven.to
+                ):
+                    taken = self.ranges.take(self.ranges.range_of(tp, planned_claim.next_offset, proven.to), now)
                     if taken is not None:
                         moved = self.ranges.finish(taken) or moved
                         del self._proven[tp]
@@ -295,13 +299,13 @@ class MicroBatches:
         return None
 
     def _replay_own(self, tp: TopicPartition, planned: Planned, now: Instant, result: Replay) -> Taken | None:
-        lot = self.ranges.lots.get(tp)
-        if lot is None or lot.taken is not None or lot.claim.phase is not ClaimPhase.OPEN:
+        planned_claim = self.ranges.claims.get(tp)
+        if planned_claim is None or planned_claim.taken is not None or planned_claim.claim.phase is not ClaimPhase.OPEN:
             result.waits[tp] = "its claim does not deliver now"
-        elif not planned.start <= lot.next_offset < planned.to:
-            result.left_out[tp] = f"its claim goes on at {lot.next_offset}"
+        elif not planned.start <= planned_claim.next_offset < planned.to:
+            result.left_out[tp] = f"its claim goes on at {planned_claim.next_offset}"
         else:
-            taken = self.ranges.take(self.ranges.range_of(tp, lot.next_offset, planned.to), now)
+            taken = self.ranges.take(self.ranges.range_of(tp, planned_claim.next_offset, planned.to), now)
             if taken is None:
                 result.waits[tp] = "its claim may not deliver now"
             return taken

@@ -51,7 +51,7 @@ class Observer:
         self.worlds: dict[int, World] = {}
         self.extended_ms: dict[tuple[int, int], int] = {}
         self.topics: dict[str, TopicInfo] = {}
-        self._tellers: dict[int, Advisories] = {}  # by log
+        self._advisories: dict[int, Advisories] = {}  # by log
         self._timeout_s = timeout_s
         self._admin = transport.admin()
         count = self._admin.partition_count(topic)
@@ -227,15 +227,15 @@ class Observer:
         for log, bounds in self.bounds(self.logs_of(group)).items():
             if bounds.first and log not in self.worlds:
                 self._begin_truncated(log, bounds, back=True)
-            if log not in self._tellers:
-                self._tellers[log] = Advisories(self._world(log))
+            if log not in self._advisories:
+                self._advisories[log] = Advisories(self._world(log))
         for judged in self.follow(group) if follow else self.read(group):
             if judged is None:
                 yield None
                 continue
             record, verdict = judged
             state = self.worlds[record.log].groups.get(verdict.group)
-            told = self._tellers[record.log].read(state, verdict, record.timestamp_ms)
+            told = self._advisories[record.log].read(state, verdict, record.timestamp_ms)
             if group is None or verdict.group == group:
                 yield from told
 

@@ -1,4 +1,4 @@
-"""Settings of a consumer, with units, defaults, bounds and reasons. Checks; does nothing else."""
+"""Options of a consumer and of `connect`, with their defaults, bounds and reasons. It only checks them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ OnTopicRecreated = Literal["fail", "earliest"]
 
 HEARTBEAT_INTERVAL_S: Final = 2.0  # fail-over in about two of these; a third of it is one small record per consumer
 HANDLER_TIMEOUT_S: Final = 300.0  # Kafka's max.poll.interval: long for a handler, short for a hung one
-HAND_OVER_TIMEOUT_S: Final = 30.0  # how long who joins may have to wait for a busy handler: a deployment's patience
+HAND_OVER_TIMEOUT_S: Final = 30.0  # how long a new member may wait for a busy handler: a deployment's patience
 UNACKED_MAX: Final = 100_000  # offsets tracked per partition; at the bound fetching stops (D1)
 PREFETCH_MESSAGES: Final = 1_000  # taken from librdkafka at once: amortises the call, bounds what a release drops
 # Of keys and values; half of what librdkafka alone keeps by default, because its own queue gets as much.
 PREFETCH_BYTES: Final = 32 * 1024 * 1024
-PREFETCH_BYTES_MIN: Final = 1024  # what librdkafka's own bound is counted in
+PREFETCH_BYTES_MIN: Final = 1024  # librdkafka counts its own bound in units of this
 PREFETCH_BYTES_MAX: Final = 2_097_151 * 1024  # the most that librdkafka takes
 GRANT_MESSAGES: Final = 4_000  # at most this many of a partition are granted at once in at-most-once mode, however fast
 TOPICS_MAX: Final = 1_000  # of one consumer (PROTOCOL.md 4.2)
@@ -42,17 +42,18 @@ Deserializer = Callable[[bytes | None, Any], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
-    """Everything `Marshal.consumer` takes beside the group and the topics. Raises InvalidOption, InvalidName.
+    """The options of `Marshal.consumer`. Raises InvalidOption, InvalidName.
 
-    `grant_messages` is an upper bound for one grant of one partition, in at-most-once mode. Grants follow the handler:
-    about a second's work, shared by the partitions, at least one message each. A crash loses up to two per partition.
+    `grant_messages`: the most messages of a partition that one grant may hold, in at-most-once mode. Grants follow the
+    handler's speed: about a second's work, shared by the partitions, at least one message each. A crash loses up to two
+    grants per partition.
 
-    `start`: where partitions begin that the group has no position of: a word, a time, or offsets
-    (start_positions.py). A time begins at the first message that is not older, else at the end.
+    `start`: where a partition begins for which the group has no position: a word, a time, or offsets
+    (start_positions.py). A time begins at the first message that is not older; without one, at the end.
 
-    `hand_over_timeout_s`: how long a partition that is to go to another member waits for its handlers, which
-    `on_revoking` has told. Then it goes, and what they hold comes again in at-least-once mode. None: 30 s, or
-    `handler_timeout_s` if that is shorter; for a consumer that plans ranges `handler_timeout_s`.
+    `hand_over_timeout_s`: how long a partition that moves to another member waits for its handlers, after `on_revoking`
+    was called. Then it moves, and in at-least-once mode its unacked messages are delivered again. None means 30 s, or
+    `handler_timeout_s` if that is shorter; for a consumer that plans ranges it means `handler_timeout_s`.
     """
 
     delivery: Delivery = "at_least_once"
@@ -64,7 +65,7 @@ class ConsumerOptions:
     fast_reclaim: bool = False
     start: str = start_positions.COMMITTED
     start_fallback: Literal["earliest", "latest"] = "latest"  # Kafka's own default for a group without offsets
-    new_topics: Literal["start", "earliest"] = "start"  # where topics begin that join those of a group
+    new_topics: Literal["start", "earliest"] = "start"  # where a topic begins that the group has not read before
     on_topic_recreated: OnTopicRecreated = "fail"  # where the group's config says nothing (PROTOCOL.md D10)
     handler_timeout_s: float = HANDLER_TIMEOUT_S
     hand_over_timeout_s: float | None = None
@@ -112,7 +113,7 @@ class ConsumerOptions:
                 self.hand_over_timeout_s,
                 0.0,
                 self.handler_timeout_s,
-                "who joins waits that long; handler_timeout_s ends a handler's wait anyway",
+                "a new member waits that long; handler_timeout_s ends a handler's wait anyway",
             )
         if self.max_claims is not None:
             _whole("max_claims", self.max_claims, PARTITION_MAX + 1, "None means no limit")
@@ -153,14 +154,14 @@ class ConsumerOptions:
 
 
 def check_topics(topics: Sequence[str]) -> tuple[str, ...]:
-    """The topics of a consumer, each once, in the order given."""
+    """The topics of a consumer, each once, in the order given. Raises InvalidOption, InvalidName."""
     if isinstance(topics, str):
         raise InvalidOption("topics", topics, "a sequence of topic names, not one string")
     names = tuple(dict.fromkeys(check_id("topic", topic) for topic in topics))
     if not names:
         raise InvalidOption("topics", topics, "name at least one topic")
     if len(names) > TOPICS_MAX:
-        raise InvalidOption("topics", len(names), f"at most {TOPICS_MAX}: they all stand in one Join")
+        raise InvalidOption("topics", len(names), f"at most {TOPICS_MAX}: one Join record names them all")
     for name in names:
         if len(name) > 249 or not all(c.isascii() and (c.isalnum() or c in "._-") for c in name):
             raise InvalidName("topic", name, "Kafka takes 1 to 249 of the characters a-z A-Z 0-9 . _ -")
@@ -168,18 +169,18 @@ def check_topics(topics: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_pattern(pattern: str) -> re.Pattern[str]:
-    """Of topics' names. Raises InvalidOption."""
+    """A regular expression for the names of topics. Raises InvalidOption."""
     if not pattern:
-        raise InvalidOption("topics_pattern", pattern, "it has to match the whole name of a topic")
+        raise InvalidOption("topics_pattern", pattern, "it must match the whole name of a topic")
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise InvalidOption("topics_pattern", pattern, f"a regular expression of Python's: {error}") from error
+        raise InvalidOption("topics_pattern", pattern, f"a Python regular expression: {error}") from error
 
 
-def check_policy(snapshot_every_records: int, history_kept_s: float, evidence_dir: str | None) -> RetentionPolicy:
+def check_retention(snapshot_every_records: int, history_kept_s: float, evidence_dir: str | None) -> RetentionPolicy:
     _whole("snapshot_every_records", snapshot_every_records, 10_000_000, "a start folds that many at most")
-    _within("history_kept_s", history_kept_s, 0.0, 3_650 * 86_400.0, "what is younger stays readable for people")
+    _within("history_kept_s", history_kept_s, 0.0, 3_650 * 86_400.0, "younger records stay readable for people")
     if evidence_dir is not None and not os.path.isdir(evidence_dir):
         raise InvalidOption("evidence_dir", evidence_dir, "a folder that exists")
     return RetentionPolicy(snapshot_every_records, history_kept_s, evidence_dir or "")

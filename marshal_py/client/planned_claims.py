@@ -92,13 +92,13 @@ class PlannedClaims:
 
     def look(self) -> None:
         """Asks for the ends of the partitions."""
-        if self.queue.looked_at():
+        if self.queue.ends_wanted():
             self._submit("the ends of partitions", self._ask)
 
     def _ask(self) -> None:
         """The ends give the lag, and show that this member is ready for a hand-over (A3)."""
         with self._context.lock:
-            tps = self.queue.looked_at()
+            tps = self.queue.ends_wanted()
         ends = {tp: bounds.end for tp, bounds in self._context.admin.bounds(tps).items()} if tps else {}
         with self._context.lock:
             self.source.ends.update(ends)

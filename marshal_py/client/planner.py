@@ -6,7 +6,7 @@
         batch.commit()
 
 The consumer joins, heartbeats, claims and lets go as any other. `plan` looks, `take` hands over behind the gate (at
-most once: after the log has granted the ranges), `finish` acks. For one thread at a time, but for `commit_told`.
+most once: after the log has granted the ranges), `finish` acks. For one thread at a time, but for `commit_reported`.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Planner(Membership):
         """Whether an earlier owner of one of this consumer's claims has moved its position."""
         with self._context.outbox, self._context.lock:
             group = self._member.group
-            parts = [] if group is None else [group.partitions[tp] for tp in self._ranges.lots]
+            parts = [] if group is None else [group.partitions[tp] for tp in self._ranges.claims]
             return any(part.last_owner != NONE and part.position > 0 for part in parts)
 
     def _partitions(self) -> list[TopicPartition]:
@@ -180,7 +180,7 @@ class Planner(Membership):
         """
         self.alive()
         with self._context.lock:
-            tps = [*self._ranges.lots]
+            tps = [*self._ranges.claims]
         if not tps:
             return []
         bounds = self._context.admin.bounds(tps, committed=self._committed_ends)
@@ -217,13 +217,13 @@ class Planner(Membership):
             try:
                 return [taken for one in wanted if (taken := self._ranges.take(one, now)) is not None]
             finally:
-                self._ranges.unwish()
+                self._ranges.clear_requests()
 
     def _await_grants(self, wanted: Sequence[ClaimedRange]) -> None:
         deadline = time.monotonic() + self._driver.options.heartbeat_interval_s * GRANT_INTERVALS
         with self._context.outbox, self._context.lock:
             for one in wanted:
-                self._ranges.wish(one)
+                self._ranges.request_grant(one)
             while self._ranges.waits_for_grant() and time.monotonic() < deadline and not self._driver.ended:
                 self._driver.ask_grants(self._context.clock.now())
                 self._context.changed.wait(WAIT_SLICE_S)
@@ -279,10 +279,10 @@ class Planner(Membership):
         if moved and not self.at_most_once:
             self.flush()
 
-    def commit_told(self, batches: MicroBatches, digest: str) -> None:
+    def commit_reported(self, batches: MicroBatches, digest: str) -> None:
         """The same news from elsewhere, in any thread; `digest_of` the end. Waits for nothing, and may come twice."""
         with self._context.outbox, self._context.lock:
-            if batches.told(digest, self._context.clock.now()):
+            if batches.commit_reported(digest, self._context.clock.now()):
                 self._planned.called()
                 self._member.urgent = True
                 self._driver.kick()

@@ -16,7 +16,7 @@ from marshal_py.client.buffers import Buffer
 from marshal_py.client.handling_rate import HandlingRate
 
 # Messages per second: below it a consumer is slow. With librdkafka's queue as settings.py has it, and 12 partitions of
-# small messages, about 140,000 are queued at most, six seconds of work at this pace.
+# small messages, about 140,000 are queued at most, six seconds of work at this rate.
 SLOW_PER_S: Final = 25_000
 LOOK_MS: Final = 50  # between two looks at the queue: a look that finds nothing costs some us
 LOOK_PIECES_MAX: Final = 20  # taken in one look, so that a handler waits some tens of ms at most
@@ -58,9 +58,9 @@ class Prefetch:
         self._mean_bytes = 1  # of a message, as of the last look at the buffers
         self._looked_ms = 0
 
-    def due(self, pace: HandlingRate, mono_ms: int) -> bool:
+    def due(self, rate: HandlingRate, mono_ms: int) -> bool:
         """Whether a slow consumer has not looked at the queue for a while. Asked again, it is not."""
-        if mono_ms - self._looked_ms < LOOK_MS or not pace.slower_than(SLOW_PER_S):
+        if mono_ms - self._looked_ms < LOOK_MS or not rate.slower_than(SLOW_PER_S):
             return False
         self._looked_ms = mono_ms
         return True

@@ -60,13 +60,13 @@ class Begun(NamedTuple):
 class PlannedClaim:
     """One claim as a planner sees it."""
 
-    __slots__ = ("claim", "next_offset", "taken", "wish")
+    __slots__ = ("claim", "next_offset", "requested", "taken")
 
     def __init__(self, claim: Claim, next_offset: int) -> None:
         self.claim = claim
         self.next_offset = next_offset  # where planning goes on
         self.taken: Taken | None = None
-        self.wish: tuple[int, int] | None = None  # in at-most-once mode: the range that a grant is wanted for
+        self.requested: tuple[int, int] | None = None  # in at-most-once mode: the range that a grant is wanted for
 
 
 class Ranges:
@@ -74,7 +74,7 @@ class Ranges:
 
     def __init__(self, member: Member, incarnation: bytes) -> None:
         self.member, self.incarnation = member, incarnation
-        self.lots: dict[TopicPartition, PlannedClaim] = {}
+        self.claims: dict[TopicPartition, PlannedClaim] = {}
         self.begun: dict[TopicPartition, deque[Begun]] = {}  # the newest claims, in their order, also those that ended
         self.prefetching: set[TopicPartition] = set()
         self.user_paused: set[TopicPartition] = set()
@@ -92,7 +92,7 @@ class Ranges:
 
     def has(self, tp: TopicPartition) -> bool:
         """Whether the partition is claimed here."""
-        return tp in self.lots
+        return tp in self.claims
 
     def start_prefetch(self, tp: TopicPartition, position: int) -> None:
         """Nothing is fetched ahead; the successor is ready as soon as it knows the partition's end (A3)."""
@@ -103,7 +103,7 @@ class Ranges:
         for claim in claims:
             self.prefetching.discard(claim.tp)
             self.at_most_once = isinstance(claim.tracker, AtMostOnce)
-            self.lots[claim.tp] = PlannedClaim(claim, positions[claim.tp])
+            self.claims[claim.tp] = PlannedClaim(claim, positions[claim.tp])
             self._note_begun(claim)
 
     def _note_begun(self, claim: Claim) -> None:
@@ -116,12 +116,12 @@ class Ranges:
     def drop(self, tps: Iterable[TopicPartition]) -> None:
         """Claims are gone, or their hand-over will not come."""
         for tp in tps:
-            self.lots.pop(tp, None)
+            self.claims.pop(tp, None)
             self.prefetching.discard(tp)
 
     def restart(self, tp: TopicPartition, position: int) -> None:
         """Go on at `position`: what lies before it is lost (D6)."""
-        self.lots[tp].next_offset = position
+        self.claims[tp].next_offset = position
 
     def pause(self, tps: Iterable[TopicPartition]) -> None:
         """Local pause by the user: the claims stay."""
@@ -130,9 +130,9 @@ class Ranges:
     def resume(self, tps: Iterable[TopicPartition]) -> None:
         self.user_paused.difference_update(tps)
 
-    def looked_at(self) -> list[TopicPartition]:
+    def ends_wanted(self) -> list[TopicPartition]:
         """Partitions whose ends are wanted: for planning, for the lag, for hand-overs."""
-        return [*self.lots, *self.prefetching]
+        return [*self.claims, *self.prefetching]
 
     def settled(self) -> bool:
         """Whether nobody's partition is still to come here: each is this member's or a live one's."""
@@ -174,16 +174,16 @@ class Ranges:
     def available(self, bounds: Mapping[TopicPartition, Bounds]) -> dict[TopicPartition, tuple[int, int]]:
         """[start, to) that each open claim could plan now. A lost range is noted in the log and passed (D6)."""
         found: dict[TopicPartition, tuple[int, int]] = {}
-        for tp, lot in self.lots.items():
+        for tp, planned in self.claims.items():
             if (
                 tp not in bounds
-                or lot.claim.phase is not ClaimPhase.OPEN
-                or lot.taken is not None
+                or planned.claim.phase is not ClaimPhase.OPEN
+                or planned.taken is not None
                 or tp in self.user_paused
             ):
                 continue
             first, end = bounds[tp]
-            start, end = self._unfinished(lot, end)
+            start, end = self._unfinished(planned, end)
             if start < first:
                 self.member.note("offset_lost", tp, start, first)
                 self.restart(tp, first)
@@ -195,68 +195,68 @@ class Ranges:
     def beyond(self, bounds: Mapping[TopicPartition, Bounds]) -> list[tuple[TopicPartition, int, int]]:
         """Claims whose position lies beyond the end, with position and end (D6)."""
         return [
-            (tp, self._next(lot), bounds[tp].end)
-            for tp, lot in self.lots.items()
-            if tp in bounds and self._next(lot) > bounds[tp].end
+            (tp, self._next(planned), bounds[tp].end)
+            for tp, planned in self.claims.items()
+            if tp in bounds and self._next(planned) > bounds[tp].end
         ]
 
-    def _unfinished(self, lot: PlannedClaim, end: int) -> tuple[int, int]:
+    def _unfinished(self, planned: PlannedClaim, end: int) -> tuple[int, int]:
         """Where planning goes on, and up to where: around what an earlier owner has finished (D1)."""
-        start, tracker = self._next(lot), lot.claim.tracker
+        start, tracker = self._next(planned), planned.claim.tracker
         if isinstance(tracker, AtMostOnce):
             return start, end
         if end < tracker.finished_to():
             tracker.discard_inherited()
         low, high = tracker.next_finished(start)
         while low <= start:
-            start = lot.next_offset = high
+            start = planned.next_offset = high
             low, high = tracker.next_finished(start)
         return start, min(end, low)
 
-    def _next(self, lot: PlannedClaim) -> int:
-        tracker = lot.claim.tracker
+    def _next(self, planned: PlannedClaim) -> int:
+        tracker = planned.claim.tracker
         if isinstance(tracker, AtLeastOnce):
-            return lot.next_offset
+            return planned.next_offset
         tracker.holds(tracker.delivered_to)  # drops what is used up
         if tracker.grants:
             return max(tracker.grants[0].start, tracker.delivered_to)  # granted for a plan that was given up
-        return max(lot.next_offset, tracker.delivered_to)
+        return max(planned.next_offset, tracker.delivered_to)
 
     def range_of(self, tp: TopicPartition, start: int, to: int) -> ClaimedRange:
         """The range as it would be claimed now."""
-        claim = self.lots[tp].claim
+        claim = self.claims[tp].claim
         return ClaimedRange(*tp, start, to, Token(self.incarnation, claim.epoch), claim.generation)
 
     # --- handing over and finishing
 
     def take(self, wanted: ClaimedRange, now: Instant) -> Taken | None:
         """Hands a range over, behind the gate (D8). None if the claim, the gate or the position says no."""
-        lot = self.lots.get(wanted.tp)
-        if lot is None or lot.taken is not None or lot.claim.epoch != wanted.token.epoch:
+        planned = self.claims.get(wanted.tp)
+        if planned is None or planned.taken is not None or planned.claim.epoch != wanted.token.epoch:
             return None
-        if wanted.tp in self.user_paused or not self.member.may_deliver(lot.claim.epoch, now):
+        if wanted.tp in self.user_paused or not self.member.may_deliver(planned.claim.epoch, now):
             return None
-        tracker = lot.claim.tracker
+        tracker = planned.claim.tracker
         if isinstance(tracker, AtLeastOnce):
-            if lot.next_offset != wanted.start:
+            if planned.next_offset != wanted.start:
                 return None
             run = tracker.add(range(wanted.start, wanted.to))
-            lot.taken = Taken(wanted, lot.claim, run, run.deliver(wanted.to - wanted.start, now.mono_ms))
+            planned.taken = Taken(wanted, planned.claim, run, run.deliver(wanted.to - wanted.start, now.mono_ms))
         else:
-            start = self._next(lot)
+            start = self._next(planned)
             if not tracker.holds(start):
                 return None
             wanted = wanted._replace(start=start, to=tracker.grants[0].to)
             tracker.deliver(wanted.to - 1, now.mono_ms)
-            lot.wish, lot.taken = None, Taken(wanted, lot.claim, None, 0)
-        lot.next_offset = wanted.to
-        return lot.taken
+            planned.requested, planned.taken = None, Taken(wanted, planned.claim, None, 0)
+        planned.next_offset = wanted.to
+        return planned.taken
 
     def finish(self, taken: Taken) -> bool:
         """The range is done. False if the claim has been released or lost meanwhile."""
-        lot = self.lots.get(taken.range.tp)
-        if lot is not None and lot.taken is taken:
-            lot.taken = None
+        planned = self.claims.get(taken.range.tp)
+        if planned is not None and planned.taken is taken:
+            planned.taken = None
         if taken.claim.sealed:
             return not self.member.ack_is_late(taken.claim)
         if taken.run is not None:
@@ -267,14 +267,14 @@ class Ranges:
 
     def give_back(self, taken: Taken) -> None:
         """The range was not done and will be planned again; in at-most-once mode it is lost."""
-        lot = self.lots.get(taken.range.tp)
-        if lot is None or lot.taken is not taken:
+        planned = self.claims.get(taken.range.tp)
+        if planned is None or planned.taken is not taken:
             return
-        lot.taken = None
-        if isinstance(lot.claim.tracker, AtLeastOnce) and taken.run is not None:
-            lot.next_offset = lot.claim.tracker.withdraw(taken.run, taken.first)
-        elif isinstance(lot.claim.tracker, AtMostOnce):
-            lot.claim.tracker.returned()
+        planned.taken = None
+        if isinstance(planned.claim.tracker, AtLeastOnce) and taken.run is not None:
+            planned.next_offset = planned.claim.tracker.withdraw(taken.run, taken.first)
+        elif isinstance(planned.claim.tracker, AtMostOnce):
+            planned.claim.tracker.returned()
 
     def touch(self, taken: Taken, now: Instant) -> None:
         """The range is still being worked on: begins its handler timeout anew (D4)."""
@@ -286,34 +286,34 @@ class Ranges:
 
     # --- at-most-once mode
 
-    def wish(self, wanted: ClaimedRange) -> None:
+    def request_grant(self, wanted: ClaimedRange) -> None:
         """A grant is wanted for this range, unless one is there (D2)."""
-        lot = self.lots.get(wanted.tp)
-        if lot is not None and lot.claim.epoch == wanted.token.epoch and lot.taken is None:
-            lot.wish = (wanted.start, min(wanted.to, wanted.start + GRANT_OFFSETS_MAX))
+        planned = self.claims.get(wanted.tp)
+        if planned is not None and planned.claim.epoch == wanted.token.epoch and planned.taken is None:
+            planned.requested = (wanted.start, min(wanted.to, wanted.start + GRANT_OFFSETS_MAX))
 
-    def unwish(self) -> None:
-        for lot in self.lots.values():
-            lot.wish = None
+    def clear_requests(self) -> None:
+        for planned in self.claims.values():
+            planned.requested = None
 
     def waits_for_grant(self) -> bool:
         """Whether a wish of a claim that may still deliver has no grant yet."""
         return any(
-            lot.wish is not None
-            and lot.claim.phase is ClaimPhase.OPEN
-            and isinstance(lot.claim.tracker, AtMostOnce)
-            and not lot.claim.tracker.grants
-            for lot in self.lots.values()
+            planned.requested is not None
+            and planned.claim.phase is ClaimPhase.OPEN
+            and isinstance(planned.claim.tracker, AtMostOnce)
+            and not planned.claim.tracker.grants
+            for planned in self.claims.values()
         )
 
     def offer(self) -> bool:
         """Tells the member what is to be granted. True if there is something to ask for."""
         something = False
-        for lot in self.lots.values():
-            tracker = lot.claim.tracker
+        for planned in self.claims.values():
+            tracker = planned.claim.tracker
             if isinstance(tracker, AtMostOnce):
-                lot.claim.offer = lot.wish if not tracker.grants else None
-                something = something or (lot.claim.offer is not None and tracker.asked is None)
+                planned.claim.offer = planned.requested if not tracker.grants else None
+                something = something or (planned.claim.offer is not None and tracker.asked is None)
         return something
 
 

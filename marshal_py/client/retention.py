@@ -1,4 +1,4 @@
-"""How a connection keeps the logs that its consumers live in: two numbers, and why they are what they are; a folder."""
+"""How long a connection keeps the history of its coordination logs, and where it saves a broken state."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ HISTORY_KEPT_S: Final = 86_400.0  # a day: long enough to look at what happened 
 
 
 class RetentionPolicy(NamedTuple):
-    """PROTOCOL.md N8, N12 and G7. Checked by options.py."""
+    """Options of `connect`, checked by options.py (PROTOCOL.md N8, N12, G7)."""
 
     snapshot_every_records: int = SNAPSHOT_EVERY_RECORDS
     history_kept_s: float = HISTORY_KEPT_S
-    evidence_dir: str = ""  # where a state that is found to be broken is kept; "" is the system's for temporary files
-
-
-DEFAULT_POLICY: Final = RetentionPolicy()
+    evidence_dir: str = ""  # where a consumer that ends with Diverged saves its state; "": the system's folder

@@ -21,11 +21,15 @@ def _by_arithmetic(self: MicroBatches, now: Instant) -> bool:
     """A committed batch moves each position that lies in one of its ranges, whoever was meant to read it."""
     moved = False
     for tp, proven in list(self._proven.items()):
-        part, lot = self._partition(tp), self.ranges.lots.get(tp)
+        part, planned_claim = self._partition(tp), self.ranges.claims.get(tp)
         if part is None or part.generation != proven.generation or part.position >= proven.to:
             del self._proven[tp]
-        elif lot is not None and lot.taken is None and proven.start <= lot.next_offset < proven.to:
-            taken = self.ranges.take(self.ranges.range_of(tp, lot.next_offset, proven.to), now)
+        elif (
+            planned_claim is not None
+            and planned_claim.taken is None
+            and proven.start <= planned_claim.next_offset < proven.to
+        ):
+            taken = self.ranges.take(self.ranges.range_of(tp, planned_claim.next_offset, proven.to), now)
             if taken is not None:
                 moved = self.ranges.finish(taken) or moved
                 del self._proven[tp]
@@ -41,10 +45,10 @@ def _left_to_partitions() -> list[Patch]:
     def replay(self: MicroBatches, end: End, now: Instant) -> Replay:
         taken: list[Taken] = []
         for tp, planned in planned_in(end, self.incarnation).items():
-            lot = self.ranges.lots.get(tp)
+            planned_claim = self.ranges.claims.get(tp)
             found = None
-            if lot is not None and planned.start <= lot.next_offset < planned.to:
-                found = self.ranges.take(self.ranges.range_of(tp, lot.next_offset, planned.to), now)
+            if planned_claim is not None and planned.start <= planned_claim.next_offset < planned.to:
+                found = self.ranges.take(self.ranges.range_of(tp, planned_claim.next_offset, planned.to), now)
             taken += [found] if found is not None else []
         self.hand_over(end, taken)
         return Replay(taken, {}, {})

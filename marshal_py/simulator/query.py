@@ -193,10 +193,10 @@ class Query(Client):
         """As Planner.plan: what each claim could plan now; a position beyond the end parks its partition (D6)."""
         member, ranges, ends = self.member, self.ranges, self.environment.broker.ends
         assert member is not None
-        bounds = {tp: Bounds(0, ends[tp]) for tp in ranges.lots}
+        bounds = {tp: Bounds(0, ends[tp]) for tp in ranges.claims}
         for tp, position, end in ranges.beyond(bounds):
             detail = parking.beyond_end(position, end)
-            member.park(ranges.lots[tp].claim.epoch, parking.BEYOND_END, detail, self.now())
+            member.park(ranges.claims[tp].claim.epoch, parking.BEYOND_END, detail, self.now())
         return ranges.available(bounds)
 
     def _pass_gate(self) -> None:
@@ -208,7 +208,7 @@ class Query(Client):
         if self.member is None or self.away:
             return
         known = end in self.batches.handed
-        moved = self.batches.told(digest_of(json.loads(end)), self.now())
+        moved = self.batches.commit_reported(digest_of(json.loads(end)), self.now())
         if known or moved:
             self._called()
             self._settled(end, moved)

@@ -94,7 +94,7 @@ class QueryMember:
     def _open_commit_socket(self) -> CommitSocket | None:
         """For commits that a listener in the driver reports before Spark does; None where there are no such sockets."""
         try:
-            return CommitSocket(lambda digest: self.planner.commit_told(self.batches, digest))
+            return CommitSocket(lambda digest: self.planner.commit_reported(self.batches, digest))
         except (AttributeError, OSError) as error:
             logger.info("commits are known at the next trigger only: %s", error)
             return None

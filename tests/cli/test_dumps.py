@@ -124,7 +124,7 @@ def test_what_a_broken_consumer_held_is_compared_with_the_log(billing: str, dump
         name=billing, world=world, group=group, session=7, options=SimpleNamespace(client_id="broken-one")
     )
     error = Diverged(billing, world.log, 16, 1, 2, "planted")
-    kept = divergence_report.keep(cast(Member, broken), error, str(tmp_path), "lib", 5)
+    kept = divergence_report.save(cast(Member, broken), error, str(tmp_path), "lib", 5)
     where = ("--state", kept, "--dump", str(dumped))
     found = Shell("").json("diff", billing, *where)
     assert (found["client_id"], found["first_difference"], found["left_out"]) == ("broken-one", 16, 0)

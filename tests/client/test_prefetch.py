@@ -10,7 +10,7 @@ import pytest
 from marshal_py import Consumer, Message
 from marshal_py.client import prefetch
 from marshal_py.client.buffers import MERGED_MAX, SAMPLED_EACH, Buffer
-from marshal_py.client.delivery_queue import WARM_MESSAGES_MAX
+from marshal_py.client.delivery_queue import AHEAD_MESSAGES_MAX
 from marshal_py.client.handling_rate import HandlingRate
 from marshal_py.client.options import PREFETCH_BYTES
 from marshal_py.client.prefetch import BUFFERED_MESSAGES_MAX, LOOK_MS, SLOW_PER_S, Prefetch
@@ -240,7 +240,7 @@ def test_nothing_is_fetched_while_the_gate_is_shut(ground: OneQueueGround, deliv
             until(
                 lambda: queue.buffers[TopicPartition(other, 0)].held_back, "it is fetched ahead, as much as is useful"
             )
-            assert source.handed_out - before >= WARM_MESSAGES_MAX
+            assert source.handed_out - before >= AHEAD_MESSAGES_MAX
             assert reader.got == []
             open_again()
             until(lambda: len(reader.got) == 3 * FILLED, "all of it comes when the gate is open")

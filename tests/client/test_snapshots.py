@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from marshal_py.client import divergence_report, log_maintenance, loop, replay_start
-from marshal_py.client import retention as policies
+from marshal_py.client import divergence_report, log_maintenance, loop, replay_start, retention
 from marshal_py.errors import (
     Diverged,
     HistoryRestarted,
@@ -459,7 +458,7 @@ def test_a_broken_fold_among_three(memory: MemoryGround, monkeypatch: pytest.Mon
         assert error.evidence == str(kept)
         assert str(kept) in str(error)
         assert [event.text for event in consumers[1]._driver.events if event.kind == "state_kept"] == [str(kept)]
-        held = divergence_report.read(kept, IN[1])
+        held = divergence_report.load(kept, IN[1])
         assert (held["client_id"], held["log"], held["first_difference"]) == ("b", 1, error.offset)
         log = states.plain_state(folded(memory, 1, held["at_offset"] + 1).groups[IN[1]], 100)
         assert list(states.differences(held["state"], log)) == [(f"partition {topic}:0", "generation", 1, 0)]
@@ -505,4 +504,4 @@ def test_history_begun_anew_stops_who_knows_the_old_one(memory: MemoryGround, nu
 def test_settings_out_of_bounds(memory: MemoryGround, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption, match=next(iter(options))):
         memory.connect(**options)
-    assert policies.DEFAULT_POLICY == (50_000, 86_400.0, "")
+    assert retention.RetentionPolicy() == (50_000, 86_400.0, "")
