@@ -37,6 +37,7 @@ POLL_S = 0.05  # between two readings of the logs
 STEADY_TIMEOUT_S = 90.0  # A KIP-848 group of two takes 10 s; this is for busy machines.
 READY_TIMEOUT_S = 60.0
 EXIT_TIMEOUT_S = 30.0
+RECENT = 200  # deliveries of a partition among which a take-over is looked for
 ERROR_TAIL = 2_000  # characters of what a process reported before it ended
 # A group is steady when nothing has moved for so long. Longer than the period of each protocol, so that no second step
 # can follow: a heartbeat of classic groups (3 s) and of KIP-848 groups (5 s), the interval of marshal_py (2 s).
@@ -149,15 +150,15 @@ class LoadGroup:
         self.name = name or environment.group(kind)
         self.topic = environment.topic(partitions)
         self.coordination = environment.coordination() if kind == "marshal" else ""
-        self.members: list[MemberProcess] = []  # alive
+        self.members: list[MemberProcess] = []  # those that run
         self.deliveries: dict[int, list[Delivery]] = defaultdict(list)
-        self._everyone: list[MemberProcess] = []
+        self._all_members: list[MemberProcess] = []
         self._settings, self._options = dict(settings or {}), dict(options or {})
         self._folder = environment.folder / self.name
         self._folder.mkdir()
         self._generator: subprocess.Popen[str] | None = None
 
-    # --- life
+    # --- starting and ending
 
     def __enter__(self) -> Self:
         return self
@@ -196,7 +197,7 @@ class LoadGroup:
 
     def start(self) -> MemberProcess:
         """Starts a member. Returns when it is about to join."""
-        number = len(self._everyone)
+        number = len(self._all_members)
         arguments = {
             "kind": self.kind,
             "bootstrap": self.environment.bootstrap,
@@ -208,7 +209,7 @@ class LoadGroup:
             "options": self._options,
         }
         member = MemberProcess(number, arguments, self._folder)
-        self._everyone.append(member)
+        self._all_members.append(member)
         self.members.append(member)
         member.command("go")
         self._wait(lambda: "called" in member.reported, READY_TIMEOUT_S, "a member is ready")
@@ -228,10 +229,10 @@ class LoadGroup:
         member.check()
         self.read()
 
-    # --- looking
+    # --- reading
 
     def read(self) -> None:
-        for member in self._everyone:
+        for member in self._all_members:
             for ns, partition, offset in member.read():
                 known, found = self.deliveries[partition], Delivery(ns, offset, member.number)
                 if known and known[-1].ns > ns:
@@ -257,7 +258,7 @@ class LoadGroup:
 
         def all_there() -> bool:
             return all(
-                any(d.ns > since_ns and d.member != not_by for d in reversed(self.deliveries[p][-200:]))
+                any(d.ns > since_ns and d.member != not_by for d in reversed(self.deliveries[p][-RECENT:]))
                 for p in partitions
             )
 
