@@ -217,11 +217,11 @@ class Logs:
             raise InvalidOption("--log", wanted, f"the topic has the logs 0 to {root.partitions - 1}")
         return [wanted]
 
-    def runner(self, number: int) -> LogConnection:
-        """A log, folded to its end. One at a time is read on: the connection is shared."""
-        runner = LogConnection(self._log, number, self.root() if number else None, self.timeout_s)
-        runner.require_end()
-        return runner
+    def connect(self, number: int) -> LogConnection:
+        """A log, folded to its end. Use one at a time: all share a connection."""
+        connection = LogConnection(self._log, number, self.root() if number else None, self.timeout_s)
+        connection.require_end()
+        return connection
 
     # --- deletion
 
@@ -289,7 +289,7 @@ class Logs:
             rationalizer.PROTOCOL_VERSION,
         )
 
-    def begin_anew(self, number: int, root: Genesis) -> Begun:
+    def restart(self, number: int, root: Genesis) -> Begun:
         """N13: a founding snapshot at the log's end. Whoever still runs there stops with HistoryRestarted."""
         bounds = self._log.bounds(number, self.timeout_s)
         deadline = time.monotonic() + self.timeout_s

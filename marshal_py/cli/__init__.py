@@ -1,4 +1,6 @@
-"""The command line: `marshal`. One file per noun; they read options, call a room below and print. No logic lives here.
+"""The command line: `marshal`. One file per command or noun: it reads options, calls another package and prints.
+
+Nothing is decided here.
 
 Exit codes: 0 done, 1 refused or failed with a one-line reason on stderr, 2 wrong usage.
 """
@@ -20,6 +22,7 @@ from marshal_py.cli import (
     groups,
     lag,
     log,
+    log_reset,
     members,
     position,
     produce,
@@ -45,11 +48,13 @@ app.command("consume", epilog=consume.EXAMPLE)(consume.consume)
 app.command("produce", epilog=produce.EXAMPLE)(produce.produce)
 app.command("state", epilog=state.EXAMPLE)(state.state)
 app.command("lag", epilog=lag.EXAMPLE)(lag.lag)
+log.app.command("reset", epilog=log_reset.EXAMPLE)(log_reset.reset)
 app.add_typer(log.app, name="log")
 app.command("advisories", epilog=advisories.EXAMPLE)(advisories.advisories)
 app.command("verify", epilog=verify.EXAMPLE)(verify.verify)
 app.command("doctor", epilog=doctor.EXAMPLE)(doctor.doctor)
 app.command("release", epilog=release.EXAMPLE)(release.release)
+app.command("pause", help="The same as `marshal release`.", epilog=release.EXAMPLE)(release.release)
 app.command("resume", epilog=release.RESUME_EXAMPLE)(release.resume)
 app.command("set-position", epilog=position.EXAMPLE)(position.set_position)
 app.add_typer(groups.app, name="groups")
@@ -58,8 +63,8 @@ app.command("evict", epilog=members.EVICT_EXAMPLE)(members.evict)
 app.command("explain", epilog=explain.EXAMPLE)(explain.explain)
 app.command("diff", epilog=explain.DIFF_EXAMPLE)(explain.diff)
 app.command("snapshot", epilog=snapshot.EXAMPLE)(snapshot.snapshot)
-app.command("bootstrap", epilog=snapshot.BOOTSTRAP_EXAMPLE)(snapshot.bootstrap)
-app.command("simulate", epilog=simulate.EXAMPLE)(simulate.simulate)
+app.command("bootstrap", hidden=True, epilog=log_reset.EXAMPLE)(log_reset.reset)  # the name of `log reset` before
+app.add_typer(simulate.app, name="simulate")
 app.add_typer(bench.app, name="bench")
 app.add_typer(spark.app, name="spark")
 

@@ -10,16 +10,18 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from marshal_py.cli import frame
+from marshal_py.cli import output
+from marshal_py.cli.options import ReadOptions, command, require_group
 from marshal_py.cli.state import NOBODY
 from marshal_py.history.advisories import to_text
 from marshal_py.protocol.advisory import ALARMING, KINDS, Advisory
 
-EXAMPLE: Final = frame.example("marshal advisories billing --kind claimed --kind evicted --json")
+EXAMPLE: Final = output.example("marshal advisories billing --kind claimed --kind evicted --json")
 
 
-@frame.reports_errors
+@command
 def advisories(
+    options: ReadOptions,
     group: Annotated[str | None, typer.Argument(help="One group; all if left out.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until ctrl-C.")] = False,
     count: Annotated[int | None, typer.Option("-n", min=0, help="So many of the last ones; all if left out.")] = None,
@@ -31,30 +33,25 @@ def advisories(
             help="This kind only; may be repeated. `alarming` stands for those that somebody should look at.",
         ),
     ] = None,
-    dump: frame.DumpFile = None,
-    bootstrap_servers: frame.Servers = None,
-    command_config: frame.CommandConfig = None,
-    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
-    as_json: frame.Json = False,
 ) -> None:
     """Show what happened: claims, releases, evictions, pauses, moves, lost offsets, stuck handlers.
 
     Everybody who reads the log is told the same, also about the past. With --json one object per line.
     """
     kinds = _kinds(kind or [])
-    with frame.look(bootstrap_servers, command_config, coordination_topic, dump) as observer:
+    with options.observer() as observer:
         if observer.root is None:
-            frame.say(NOBODY)
+            output.say(NOBODY)
         told = _wanted(observer.advisories(group), kinds)
-        frame.must_know(observer, group, follow and dump is None)
+        require_group(observer, group, follow and options.dump is None)
         told.sort(key=lambda advisory: (advisory.time_ms, advisory.log, advisory.log_offset))
         for advisory in told if count is None else told[max(0, len(told) - count) :]:
-            _print(advisory, as_json)
-        if follow and observer.root is not None and dump is None:
+            _print(advisory, options.as_json)
+        if follow and observer.root is not None and options.dump is None:
             with contextlib.suppress(KeyboardInterrupt):
                 for news in observer.advisories(group, follow=True):
                     for advisory in _wanted([news], kinds):
-                        _print(advisory, as_json)
+                        _print(advisory, options.as_json)
 
 
 def _kinds(given: list[str]) -> frozenset[str]:
@@ -71,7 +68,7 @@ def _wanted(told: Iterable[Advisory | None], kinds: frozenset[str]) -> list[Advi
 
 def _print(advisory: Advisory, as_json: bool) -> None:
     if as_json:
-        frame.print_json(msgspec.to_builtins(advisory))
+        output.print_json(msgspec.to_builtins(advisory))
         return
     time = datetime.fromtimestamp(advisory.time_ms / 1000, UTC).isoformat(timespec="milliseconds")
     print(f"{time}  {advisory.log}:{advisory.log_offset:<6} {advisory.group}  {to_text(advisory)}", flush=True)

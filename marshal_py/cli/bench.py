@@ -7,12 +7,13 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from marshal_py.cli import frame
-from marshal_py.cli.simulate import seed_range
+from marshal_py.cli import output
+from marshal_py.cli.options import Json, command
+from marshal_py.cli.simulate.seeds import seed_range
 from marshal_py.simulator import races, sweep
 
 app = typer.Typer(no_args_is_help=True, help="Measure the protocol code on this machine.", rich_markup_mode=None)
-EXAMPLE: Final = frame.example("marshal bench races --seconds 2 --json")
+EXAMPLE: Final = output.example("marshal bench races --seconds 2 --json")
 SECONDS: Final = 20.0
 BAR: Final = 30  # characters
 
@@ -24,7 +25,7 @@ def bench() -> None:
 
 
 @app.command("races", epilog=EXAMPLE)
-@frame.reports_errors
+@command
 def bench_races(
     seconds: Annotated[
         float | None,
@@ -34,7 +35,7 @@ def bench_races(
         str | None, typer.Option("--seeds", metavar="A:B", help="Runs exactly these instead: the same work everywhere.")
     ] = None,
     processes: Annotated[int | None, typer.Option("--processes", min=1, show_default="cores")] = None,
-    as_json: frame.Json = False,
+    as_json: Json = False,
 ) -> None:
     """Race simulated consumers for partitions, with faults and calm, and say how fast that went.
 
@@ -48,17 +49,17 @@ def bench_races(
     limit_s = None if wanted is not None else seconds or SECONDS
     found = races.measure(wanted, limit_s, processes or sweep.cores(), lambda n, s: _progress(n, s, runs, limit_s))
     if sys.stderr.isatty():
-        frame.say("")
+        output.say("")
     plain = {**found._asdict(), "faulty": found.faulty._asdict(), "calm": found.calm._asdict()}
     if as_json:
-        frame.print_json(plain)
+        output.print_json(plain)
     else:
         _print(plain)
     if not found.complete:
-        frame.say("marshal: stopped early; these are the figures until then")
+        output.say("marshal: stopped early; these are the figures until then")
     if found.violations:
-        frame.say("marshal: promises were violated: see `marshal simulate --seeds`")
-        raise typer.Exit(frame.FAILED)
+        output.say("marshal: promises were violated: see `marshal simulate --seeds`")
+        raise typer.Exit(output.FAILED)
 
 
 def _progress(done: int, passed_s: float, runs: int | None, limit_s: float | None) -> None:

@@ -9,18 +9,20 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from marshal_py.cli import frame, lines
+from marshal_py.cli import lines, output
+from marshal_py.cli.options import CommonOptions, command
 from marshal_py.client import start_positions
 from marshal_py.client.exporter import LOOPBACK, serve
 from marshal_py.client.marshal import Marshal, connect
 from marshal_py.client.options import HEARTBEAT_INTERVAL_S
 from marshal_py.client.signals import stop_on_signals
 
-EXAMPLE: Final = frame.example("marshal consume orders --group billing --start earliest --max-messages 10")
+EXAMPLE: Final = output.example("marshal consume orders --group billing --start earliest --max-messages 10")
 
 
-@frame.reports_errors
+@command
 def consume(
+    options: CommonOptions,
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="What to read.")],
     group: Annotated[str, typer.Option(help="The group whose members share the topics.")],
     delivery: Annotated[
@@ -71,10 +73,6 @@ def consume(
             show_default="the system's temporary folder",
         ),
     ] = None,
-    bootstrap_servers: frame.Servers = None,
-    command_config: frame.CommandConfig = None,
-    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
-    as_json: frame.Json = False,
 ) -> None:
     """Consume topics as a member of a group, until ctrl-C.
 
@@ -82,11 +80,11 @@ def consume(
     one object per message: key and value as text if they are utf-8, otherwise as key_base64 and value_base64; and the
     headers. `marshal produce --from-json` writes such lines as the same messages again.
     """
-    if as_json and key_separator is not None:
+    if options.as_json and key_separator is not None:
         raise typer.BadParameter("--key-separator is for text: with --json the key has a field")
     start_positions.check_topics(start, topics)  # before a cluster is waited for
-    settings = frame.settings_of(bootstrap_servers, command_config)
-    options: dict[str, Any] = {
+    settings = options.settings()
+    consumer_options: dict[str, Any] = {
         "delivery": delivery,
         "start": start,
         "policy": policy,
@@ -94,19 +92,21 @@ def consume(
         "on_topic_recreated": on_topic_recreated,
     }
     with (
-        frame.telling(),
+        output.logging_to_stderr(),
         connect(
             settings,
             client_id=client_id,
-            coordination_topic=coordination_topic,
+            coordination_topic=options.coordination_topic,
             evidence_dir=str(evidence_dir) if evidence_dir is not None else None,
         ) as marshal,
         nullcontext() if metrics_port is None else _serving(marshal, metrics_port, metrics_host),
-        marshal.consumer(group, topics, **options) as consumer,
+        marshal.consumer(group, topics, **consumer_options) as consumer,
         stop_on_signals(consumer),
     ):
         for count, message in enumerate(consumer, 1):
-            lines.write_out(lines.as_json(message) if as_json else lines.as_text(message, key_separator), message)
+            lines.write_out(
+                lines.as_json(message) if options.as_json else lines.as_text(message, key_separator), message
+            )
             message.ack()
             if count == max_messages:
                 break
@@ -116,5 +116,5 @@ def consume(
 def _serving(marshal: Marshal, port: int, host: str) -> Iterator[None]:
     """Metrics, from before the consumer joins: a port that cannot be had is noticed first."""
     with serve(marshal, port, host) as exporter:
-        frame.say(f"metrics at http://{host}:{exporter.port}/metrics")
+        output.say(f"metrics at http://{host}:{exporter.port}/metrics")
         yield

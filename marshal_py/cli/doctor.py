@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -18,7 +17,8 @@ import typer
 from marshal_py.admin import diagnosis, permissions
 from marshal_py.admin.diagnosis import Check, Study
 from marshal_py.admin.suggestions import instead
-from marshal_py.cli import frame
+from marshal_py.cli import output
+from marshal_py.cli.options import ReadOptions, command
 from marshal_py.cli.state import NOBODY
 from marshal_py.client.observer import Observer
 from marshal_py.errors import AccessDenied, ClusterError, MarshalError, TopicMissing
@@ -29,14 +29,15 @@ from marshal_py.transport.kafka_admin import KafkaAdmin
 from marshal_py.transport.ports import ALL_CAPABILITIES, TopicInfo
 from marshal_py.transport.topic_checks import COORDINATION_PARTITIONS, KEEP_FOREVER, SAFE_BROKERS, grow_command
 
-EXAMPLE: Final = frame.example("marshal doctor --bootstrap-servers localhost:9092")
+EXAMPLE: Final = output.example("marshal doctor --bootstrap-servers localhost:9092")
 SETTINGS_OF_CLUSTERS: Final = ("replication factor", "min.insync.replicas", "unclean.leader.election.enable")
 RECORD_BYTES_MIN: Final = 1_048_588  # Kafka's own default: a heartbeat of 10,000 claims and a large move fit
 SIZE_SETTING: Final = "max.message.bytes"
 
 
-@frame.reports_errors
+@command
 def doctor(
+    options: ReadOptions,
     group: Annotated[str | None, typer.Argument(metavar="GROUP", help="Look at the rights on this group, too.")] = None,
     topics: Annotated[
         list[str] | None,
@@ -46,11 +47,6 @@ def doctor(
         str | None,
         typer.Option("--as", metavar="ROLE", help="consumer, admin or observer: a right that it lacks is a failure."),
     ] = None,
-    dump: frame.DumpFile = None,
-    bootstrap_servers: frame.Servers = None,
-    command_config: frame.CommandConfig = None,
-    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
-    as_json: frame.Json = False,
 ) -> None:
     """Check the connection, the coordination topic, this client's rights, clocks, versions, groups and growth.
 
@@ -58,38 +54,41 @@ def doctor(
     and so does a topic that is not there, unless --as asks about the rights of one who has not begun. Of a dump there
     are only its clocks, versions, groups and growth, as of its newest record.
     """
-    if dump is not None and (group or topics or role):
+    if options.dump is not None and (group or topics or role):
         raise typer.BadParameter("a dump tells nothing about rights: --dump goes without GROUP, --topic and --as")
     if role is not None and role not in permissions.ROLES:
         raise typer.BadParameter("--as takes " + ", ".join(permissions.ROLES))
     checks = []
-    visit = Visit(coordination_topic, group, topics or [], [role] if role else list(permissions.ROLES), bool(role))
-    for check in visit.of_dump(dump) if dump else visit.checks(bootstrap_servers, command_config):
+    visit = Visit(options, group, topics or [], [role] if role else list(permissions.ROLES), bool(role))
+    for check in visit.of_dump() if options.dump else visit.checks():
         checks.append(check)
-        if not as_json:
+        if not options.as_json:
             advice = f"  -> {check.advice}" if check.advice else ""
             print(f"{check.level:4}  {check.name}: {check.found}{advice}", flush=True)
     ok = all(check.level != "fail" for check in checks)
-    if as_json:
-        frame.print_json({"ok": ok, "checks": [check._asdict() for check in checks]})
+    if options.as_json:
+        output.print_json({"ok": ok, "checks": [check._asdict() for check in checks]})
     if not ok:
         failed = ", ".join(check.name for check in checks if check.level == "fail")
-        raise frame.CommandFailed(f"failed: {failed}")
+        raise output.CommandFailed(f"failed: {failed}")
 
 
 class Visit:
     """One look at one cluster."""
 
-    def __init__(self, topic: str, group: str | None, topics: list[str], roles: list[str], strict: bool) -> None:
-        self.topic, self.group, self.roles, self.strict = topic, group, roles, strict
+    def __init__(
+        self, options: ReadOptions, group: str | None, topics: list[str], roles: list[str], strict: bool
+    ) -> None:
+        self.options, self.topic, self.group = options, options.coordination_topic, group
+        self.roles, self.strict = roles, strict
         self.asked = topics
         self.topics = set(topics)
 
-    def checks(self, servers: str | None, config: Path | None) -> Iterator[Check]:
-        settings = frame.settings_of(servers, config)
+    def checks(self) -> Iterator[Check]:
+        settings = self.options.settings()
         address = str(settings["bootstrap.servers"])
         try:
-            transport = frame.open_transport(servers, config)
+            transport = self.options.transport()
             admin = transport.admin()
             brokers = admin.brokers()
         except MarshalError as error:
@@ -131,12 +130,12 @@ class Visit:
         except AccessDenied as error:
             yield Check("coordination topic", "warn", "this client may not look into it", str(error))
 
-    def of_dump(self, dump: Path) -> Iterator[Check]:
+    def of_dump(self) -> Iterator[Check]:
         """The content alone; "now" is the time of the newest record."""
-        with frame.look(None, None, self.topic, dump) as observer:
+        with self.options.observer() as observer:
             times_ms = (record.timestamp_ms for record in observer.records(observer.logs_of(None)))
             newest_ms = max(times_ms, default=0)
-        with frame.look(None, None, self.topic, dump) as observer:
+        with self.options.observer() as observer:
             yield from self._content(observer, newest_ms)
 
     def _content(

@@ -13,7 +13,8 @@ import typer
 
 from marshal_py.admin.suggestions import instead
 from marshal_py.admin.targets import OFFSET, TIME, parse
-from marshal_py.cli import frame, operate
+from marshal_py.cli import changes, output
+from marshal_py.cli.options import ReadOptions, command, number_or_none, require_group
 from marshal_py.client import divergence_report
 from marshal_py.errors import InvalidOption
 from marshal_py.history import explain as history
@@ -24,24 +25,20 @@ from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.world import World
 from marshal_py.transport.ports import LogRecord
 
-EXAMPLE: Final = frame.example("marshal explain billing orders:0 --json")
-DIFF_EXAMPLE: Final = frame.example("marshal diff billing --at 5 --at 20")
+EXAMPLE: Final = output.example("marshal explain billing orders:0 --json")
+DIFF_EXAMPLE: Final = output.example("marshal diff billing --at 5 --at 20")
 
 
-@frame.reports_errors
+@command
 def explain(
-    group: operate.Name,
+    options: ReadOptions,
+    group: changes.GroupName,
     partition: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION", help="Which partition.")],
     at: Annotated[
         str | None, typer.Option("--at", metavar="TIME", help="As of then: ISO-8601, UTC if it names no zone.")
     ] = None,
     offset: Annotated[int | None, typer.Option("--offset", min=0, help="As of this offset of the group's log.")] = None,
     count: Annotated[int, typer.Option("-n", min=1, help="At most so many records.")] = LINES_MAX,
-    dump: frame.DumpFile = None,
-    bootstrap_servers: frame.Servers = None,
-    command_config: frame.CommandConfig = None,
-    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
-    as_json: frame.Json = False,
 ) -> None:
     """Say who owns a partition, where it stands, and which records led there."""
     if at is not None and offset is not None:
@@ -52,15 +49,15 @@ def explain(
     topic, colon, number = partition.rpartition(":")
     if not colon or not number.isdigit():
         raise typer.BadParameter(f"{partition!r} is not TOPIC:PARTITION")
-    with _history(group, bootstrap_servers, command_config, coordination_topic, dump) as (world, records):
+    with _history(group, options) as (world, records):
         records = _reaching(world, records, cut)
         found = history.explain(world, records, group, TopicPartition(topic, int(number)), cut, count)
     if not found.known:
-        topics = _known(group, bootstrap_servers, command_config, coordination_topic, dump)
+        topics = _known(group, options)
         near = f" ({topics[topic]} partitions of {topic!r})" if topic in topics else instead(topic, topics)
-        raise frame.CommandFailed(f"group {group!r} has no partition {partition} up to there{near}")
-    if as_json:
-        frame.print_json(
+        raise output.CommandFailed(f"group {group!r} has no partition {partition} up to there{near}")
+    if options.as_json:
+        output.print_json(
             {
                 "group": group,
                 "topic": topic,
@@ -88,9 +85,10 @@ def explain(
         print(_text(line))
 
 
-@frame.reports_errors
+@command
 def diff(
-    group: operate.Name,
+    options: ReadOptions,
+    group: changes.GroupName,
     at: Annotated[
         list[str] | None, typer.Option("--at", metavar="TIME|OFFSET", help="Give it twice: from, to.")
     ] = None,
@@ -104,29 +102,24 @@ def diff(
             help="Instead: what a consumer that ended with Diverged had kept, against the log as of there.",
         ),
     ] = None,
-    dump: frame.DumpFile = None,
-    bootstrap_servers: frame.Servers = None,
-    command_config: frame.CommandConfig = None,
-    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
-    as_json: frame.Json = False,
 ) -> None:
     """Show what changed in a group between two times or offsets of its log."""
     if state is not None and not at:
-        with _history(group, bootstrap_servers, command_config, coordination_topic, dump) as (world, records):
-            _against_log(divergence_report.load(state, group), world, records, as_json)
+        with _history(group, options) as (world, records):
+            _against_log(divergence_report.load(state, group), world, records, options.as_json)
         return
     if at is None or len(at) != 2 or state is not None:
         raise typer.BadParameter("give --at twice: from, to; or --state")
-    with _history(group, bootstrap_servers, command_config, coordination_topic, dump) as (world, records):
+    with _history(group, options) as (world, records):
         records = _reaching(world, records, _cut(at[0]))
         try:
             found = history.diff(world, records, group, _cut(at[0]), _cut(at[1]))
         except InvalidOption as error:
             raise typer.BadParameter(f"{at[1]} lies before {at[0]}: give the earlier --at first") from error
     if not found.records:
-        _known(group, bootstrap_servers, command_config, coordination_topic, dump)  # else nothing happened between them
-    if as_json:
-        frame.print_json(
+        _known(group, options)  # else nothing happened between them
+    if options.as_json:
+        output.print_json(
             {
                 "group": group,
                 "from_offset": found.from_offset,
@@ -162,12 +155,12 @@ def _against_log(kept: dict[str, Any], world: World, records: Iterator[LogRecord
     """What a broken process held, beside what the log folds to there."""
     group, at_offset, found = kept["group"], kept["at_offset"], states.compare_with_log(kept, world, records)
     if found is None:
-        raise frame.CommandFailed(
+        raise output.CommandFailed(
             f"the state is of offset {at_offset} of log {kept['log']}, incarnation "
             f"{kept['incarnation']}; this history does not reach there"
         )
     if as_json:
-        frame.print_json(
+        output.print_json(
             {
                 "group": group,
                 "at_offset": at_offset,
@@ -192,22 +185,20 @@ def _against_log(kept: dict[str, Any], world: World, records: Iterator[LogRecord
 
 
 @contextmanager
-def _history(
-    group: str, servers: str | None, config: Path | None, topic: str, dump: Path | None
-) -> Iterator[tuple[World, Iterator[LogRecord]]]:
+def _history(group: str, options: ReadOptions) -> Iterator[tuple[World, Iterator[LogRecord]]]:
     """The group's log from as far back as it is there: the world at that place, and the records up to now."""
-    with frame.look(servers, config, topic, dump) as observer:
+    with options.observer() as observer:
         if observer.root is None:
-            raise frame.CommandFailed(f"no consumer has ever run with {topic}")
+            raise output.CommandFailed(f"no consumer has ever run with {options.coordination_topic}")
         (log,) = observer.logs_of(group)
         yield observer.history(log)
 
 
-def _known(group: str, servers: str | None, config: Path | None, topic: str, dump: Path | None) -> dict[str, int]:
+def _known(group: str, options: ReadOptions) -> dict[str, int]:
     """The group's topics, by its whole log, with their partitions. Raises CommandFailed if there is no such group."""
-    with frame.look(servers, config, topic, dump) as observer:
+    with options.observer() as observer:
         observer.fold(group)
-        frame.must_know(observer, group)
+        require_group(observer, group)
         (state,) = (found for _, found in observer.groups() if found.name == group)
         return {name: known.count for name, known in state.topics.items()}
 
@@ -216,7 +207,7 @@ def _reaching(world: World, records: Iterator[LogRecord], cut: Cut) -> Iterator[
     """The records, if what is left of the log reaches back to the cut."""
     first = next(records, None)
     if world.began_at and first is not None and cut.excludes(first):
-        raise frame.CommandFailed(
+        raise output.CommandFailed(
             f"the history before offset {world.began_at} of log {world.log} was deleted, and "
             f"what is left begins at {_time(first.timestamp_ms)}: a snapshot tells the state "
             f"there, not how it came about; a dump from before may have it (--dump)"
@@ -240,8 +231,8 @@ def _standing(standing: Standing) -> dict[str, Any]:
     owner = {"session": standing.owner, "client_id": standing.client_id} if standing.owner != NONE else None
     return {
         "owner": owner,
-        "epoch": operate.number_or_none(standing.epoch),
-        "position": operate.number_or_none(standing.position),
+        "epoch": number_or_none(standing.epoch),
+        "position": number_or_none(standing.position),
         "generation": standing.generation,
         "parked": standing.parked or None,
     }

@@ -12,17 +12,17 @@ from rich.table import Table
 from marshal_py.admin import impact, overview
 from marshal_py.admin.change import check_settings
 from marshal_py.admin.targets import print_table
-from marshal_py.cli import frame, operate
+from marshal_py.cli import changes, output
+from marshal_py.cli.options import CommonOptions, command
 from marshal_py.cli.state import NOBODY, paused
-from marshal_py.client.observer import Observer
 from marshal_py.errors import InvalidOption
 
-LS_EXAMPLE: Final = frame.example("marshal groups ls")
-INFO_EXAMPLE: Final = frame.example("marshal groups info billing")
-CREATE_EXAMPLE: Final = frame.example("marshal groups create shipping --delivery at_most_once --yes")
-UPDATE_EXAMPLE: Final = frame.example("marshal groups update billing --policy greedy --yes")
-SHRINK_EXAMPLE: Final = frame.example("marshal groups shrink billing orders --partitions 3 --dry-run")
-RM_EXAMPLE: Final = frame.example("marshal groups rm billing --yes")
+LS_EXAMPLE: Final = output.example("marshal groups ls")
+INFO_EXAMPLE: Final = output.example("marshal groups info billing")
+CREATE_EXAMPLE: Final = output.example("marshal groups create shipping --delivery at_most_once --yes")
+UPDATE_EXAMPLE: Final = output.example("marshal groups update billing --policy greedy --yes")
+SHRINK_EXAMPLE: Final = output.example("marshal groups shrink billing orders --partitions 3 --dry-run")
+RM_EXAMPLE: Final = output.example("marshal groups rm billing --yes")
 
 DeliveryOption = Annotated[
     str | None, typer.Option("--delivery", metavar="MODE", help="at_least_once or at_most_once.")
@@ -47,21 +47,18 @@ app = typer.Typer(help="Administer groups.", no_args_is_help=True, rich_markup_m
 
 
 @app.command("ls", epilog=LS_EXAMPLE)
-@frame.reports_errors
+@command
 def ls(
+    options: CommonOptions,
     deleted: Annotated[bool, typer.Option("--deleted", help="Also those that were deleted.")] = False,
-    bootstrap_servers: frame.Servers = None,
-    command_config: frame.CommandConfig = None,
-    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
-    as_json: frame.Json = False,
 ) -> None:
     """List the groups of all coordination partitions, and whether anybody consumes.
 
     A consumer without a heartbeat for two of its intervals is silent: dead, or cut off. By this machine's clock.
     """
-    with Observer(frame.open_transport(bootstrap_servers, command_config), coordination_topic) as observer:
+    with options.observer() as observer:
         if observer.root is None:
-            frame.say(NOBODY)
+            output.say(NOBODY)
         observer.fold()
         now_ms = time.time() * 1000
         found = [
@@ -69,8 +66,8 @@ def ls(
             for log, group in observer.groups()
             if deleted or not group.deleted
         ]
-    if as_json:
-        frame.print_json(found)
+    if options.as_json:
+        output.print_json(found)
         return
     table = Table(box=None)
     for column in ("group", "delivery", "consumers", "owned", "partitions", "topics", "state"):
@@ -96,7 +93,7 @@ def _condition(group: dict[str, Any]) -> str:
     if not sessions:
         words = "no consumer"
     elif stale == sessions:
-        words = f"no live consumer: last heartbeat {frame.ago(group['last_sign_s'])}"
+        words = f"no live consumer: last heartbeat {output.ago(group['last_sign_s'])}"
     else:
         words = f"running, {stale} of {sessions} consumers silent" if stale else "running"
     paused = ["paused"] if group["paused"] else []
@@ -105,28 +102,25 @@ def _condition(group: dict[str, Any]) -> str:
 
 
 @app.command("info", epilog=INFO_EXAMPLE)
-@frame.reports_errors
+@command
 def info(
-    group: operate.Name,
+    options: CommonOptions,
+    group: changes.GroupName,
     as_csv: Annotated[
         bool,
         typer.Option(
             "--csv", help="Print topic,partition,offset for `marshal set-position --to` and kafka-consumer-groups."
         ),
     ] = False,
-    bootstrap_servers: frame.Servers = None,
-    command_config: frame.CommandConfig = None,
-    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
-    as_json: frame.Json = False,
 ) -> None:
     """Show a group: topics, consumers, positions, pause."""
-    target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
+    target = options.group(group)
     if as_csv:
         print(print_table(target.positions()), end="")
         return
     found = target.info()
-    if as_json:
-        frame.print_json(found)
+    if options.as_json:
+        output.print_json(found)
         return
     origin = found["settings_from"]
     told = {
@@ -149,59 +143,40 @@ def info(
 
 
 @app.command("create", epilog=CREATE_EXAMPLE)
-@frame.reports_errors
+@command
 def create(
-    group: operate.Name,
+    options: changes.ChangeOptions,
+    group: changes.GroupName,
     delivery: DeliveryOption = None,
     policy: PolicyOption = None,
     on_topic_recreated: RecreatedOption = None,
-    reason: operate.Reason = "",
-    dry_run: operate.DryRun = False,
-    yes: operate.Yes = False,
-    bootstrap_servers: frame.Servers = None,
-    command_config: frame.CommandConfig = None,
-    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
-    as_json: frame.Json = False,
 ) -> None:
     """Create a group before its first consumer, or revive one that was deleted.
 
     The coordination topic must be there; any consumer creates it. A group needs no creation: its first consumer does.
     """
-    target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
+    target = options.group(group)
     wanted = _wanted(delivery, policy, on_topic_recreated)
-    if not operate.foresee(
-        target,
-        lambda context: impact.of_settings(context, wanted, True),
-        dry_run=dry_run,
-        as_json=as_json,
-        question=f"Create group {group!r}?",
-        yes=yes,
+    if not options.confirmed(
+        group,
+        lambda: target.impact(lambda context: impact.of_settings(context, wanted, True)),
+        f"Create group {group!r}?",
     ):
         return
-    offset = target.create(delivery=delivery, policy=policy, on_topic_recreated=on_topic_recreated, reason=reason)
-    if as_json:
-        frame.print_json({"group": group, "created": True, "offset": offset})
-    else:
-        print(f"group {group!r} is created")
+    offset = target.create(
+        delivery=delivery, policy=policy, on_topic_recreated=on_topic_recreated, reason=options.reason
+    )
+    options.print_result({"group": group, "created": True, "offset": offset}, f"group {group!r} is created")
 
 
 @app.command("update", epilog=UPDATE_EXAMPLE)
-@frame.reports_errors
+@command
 def update(
-    group: operate.Name,
+    options: changes.PauseOptions,
+    group: changes.GroupName,
     delivery: DeliveryOption = None,
     policy: PolicyOption = None,
     on_topic_recreated: RecreatedOption = None,
-    reason: operate.Reason = "",
-    token: operate.TokenOption = None,
-    adopt: operate.Adopt = False,
-    take_over: operate.TakeOver = False,
-    dry_run: operate.DryRun = False,
-    yes: operate.Yes = False,
-    bootstrap_servers: frame.Servers = None,
-    command_config: frame.CommandConfig = None,
-    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
-    as_json: frame.Json = False,
 ) -> None:
     """Change the settings of a group; what is not named stays.
 
@@ -211,78 +186,48 @@ def update(
     wanted = _wanted(delivery, policy, on_topic_recreated)
     if not wanted:
         raise typer.BadParameter("name what shall change: --delivery, --policy or --on-topic-recreated")
-    target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
-    if not operate.foresee(
-        target,
-        lambda context: impact.of_settings(context, wanted, False),
-        dry_run=dry_run,
-        as_json=as_json,
-        question=f"Change group {group!r}?",
-        yes=yes,
+    target = options.group(group)
+    if not options.confirmed(
+        group,
+        lambda: target.impact(lambda context: impact.of_settings(context, wanted, False)),
+        f"Change group {group!r}?",
     ):
         return
-    operate.ask_twice(group, take_over, yes)
+    options.ask_about_take_over(group, options.take_over)
     offset = target.set_config(
         delivery=delivery,
         policy=policy,
         on_topic_recreated=on_topic_recreated,
-        reason=reason,
-        token=token,
-        adopt=adopt,
-        take_over=take_over,
-        watcher=operate.watcher(as_json),
+        reason=options.reason,
+        **options.pause(),
+        watcher=options.watcher(),
     )
-    if as_json:
-        frame.print_json({"group": group, "changed": wanted, "offset": offset})
-    else:
-        print(f"group {group!r} is changed")
+    options.print_result({"group": group, "changed": wanted, "offset": offset}, f"group {group!r} is changed")
 
 
 @app.command("shrink", epilog=SHRINK_EXAMPLE)
-@frame.reports_errors
+@command
 def shrink(
-    group: operate.Name,
+    options: changes.PauseOptions,
+    group: changes.GroupName,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic that has become smaller.")],
     partitions: Annotated[int, typer.Option("--partitions", metavar="N", min=1, help="How many it has now.")],
-    reason: operate.Reason = "",
-    token: operate.TokenOption = None,
-    adopt: operate.Adopt = False,
-    take_over: operate.TakeOver = False,
-    dry_run: operate.DryRun = False,
-    yes: operate.Yes = False,
-    bootstrap_servers: frame.Servers = None,
-    command_config: frame.CommandConfig = None,
-    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
-    as_json: frame.Json = False,
 ) -> None:
     """Make a topic smaller for a group, after it was made anew with fewer partitions. Forgets the positions beyond.
 
     Pauses the group for that moment. A topic that grows needs no command: consumers see it.
     """
-    target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
-    if not operate.foresee_by(
-        group,
-        lambda: target.foresee_shrink(topic, partitions),
-        dry_run=dry_run,
-        as_json=as_json,
-        question=f"Shrink {topic!r} in group {group!r}?",
-        yes=yes,
+    target = options.group(group)
+    if not options.confirmed(
+        group, lambda: target.foresee_shrink(topic, partitions), f"Shrink {topic!r} in group {group!r}?"
     ):
         return
-    operate.ask_twice(group, take_over, yes)
-    offset = target.shrink(
-        topic,
-        partitions,
-        reason=reason,
-        token=token,
-        adopt=adopt,
-        take_over=take_over,
-        watcher=operate.watcher(as_json),
+    options.ask_about_take_over(group, options.take_over)
+    offset = target.shrink(topic, partitions, reason=options.reason, **options.pause(), watcher=options.watcher())
+    options.print_result(
+        {"group": group, "topic": topic, "partitions": partitions, "offset": offset},
+        f"{topic!r} has {partitions} partitions in group {group!r}",
     )
-    if as_json:
-        frame.print_json({"group": group, "topic": topic, "partitions": partitions, "offset": offset})
-    else:
-        print(f"{topic!r} has {partitions} partitions in group {group!r}")
 
 
 def _wanted(delivery: str | None, policy: str | None, on_topic_recreated: str | None) -> dict[str, str]:
@@ -296,33 +241,24 @@ def _wanted(delivery: str | None, policy: str | None, on_topic_recreated: str | 
 
 
 @app.command("rm", epilog=RM_EXAMPLE)
-@frame.reports_errors
+@command
 def rm(
-    group: operate.Name,
+    options: changes.ChangeOptions,
+    group: changes.GroupName,
     force: Annotated[
         bool, typer.Option("--force", help="End consumers that live: pause the group and change its delivery first.")
     ] = False,
-    reason: operate.Reason = "",
-    dry_run: operate.DryRun = False,
-    yes: operate.Yes = False,
-    bootstrap_servers: frame.Servers = None,
-    command_config: frame.CommandConfig = None,
-    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
-    as_json: frame.Json = False,
 ) -> None:
     """Delete a group and its positions. Refused while consumers live; those that died silently are waited out."""
-    target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
-    if not operate.foresee(
-        target,
-        lambda context: impact.of_deletion(context, force),
-        dry_run=dry_run,
-        as_json=as_json,
-        question=f"Delete group {group!r} and all its positions?",
-        yes=yes,
+    target = options.group(group)
+    if not options.confirmed(
+        group,
+        lambda: target.impact(lambda context: impact.of_deletion(context, force)),
+        f"Delete group {group!r} and all its positions?",
     ):
         return
-    deleted = target.delete(force=force, reason=reason, watcher=operate.watcher(as_json))
-    if as_json:
-        frame.print_json({"group": group, "deleted": deleted})
-    else:
-        print(f"group {group!r} is deleted" if deleted else f"group {group!r} was deleted before")
+    deleted = target.delete(force=force, reason=options.reason, watcher=options.watcher())
+    options.print_result(
+        {"group": group, "deleted": deleted},
+        f"group {group!r} is deleted" if deleted else f"group {group!r} was deleted before",
+    )

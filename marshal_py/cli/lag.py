@@ -11,21 +11,15 @@ from rich.table import Table
 
 from marshal_py.admin import overview
 from marshal_py.admin.recreated_topics import find_recreated
-from marshal_py.cli import frame
-from marshal_py.client.observer import Observer
+from marshal_py.cli import output
+from marshal_py.cli.options import CommonOptions, command, require_group
 from marshal_py.history.consumption_rate import ConsumptionRate
 
-EXAMPLE: Final = frame.example("marshal lag billing")
+EXAMPLE: Final = output.example("marshal lag billing")
 
 
-@frame.reports_errors
-def lag(
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="The group.")],
-    bootstrap_servers: frame.Servers = None,
-    command_config: frame.CommandConfig = None,
-    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
-    as_json: frame.Json = False,
-) -> None:
+@command
+def lag(options: CommonOptions, group: Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]) -> None:
     """Show the messages between each position and the end of its partition, and in all.
 
     Positions are those of the coordination log; kafka-consumer-groups shows their copies, some seconds later. The time
@@ -33,13 +27,13 @@ def lag(
     - as a lag: nobody knows it. The topic is gone or was made anew, the partition has no position yet, the position
     lies beyond the end, or records were lost.
     """
-    with Observer(frame.open_transport(bootstrap_servers, command_config), coordination_topic) as observer:
+    with options.observer() as observer:
         velocity = ConsumptionRate()
         for record, verdict in observer.read(group):
             if verdict.group == group:
                 velocity.read(observer.worlds[record.log].groups.get(group), verdict, record.timestamp_ms)
         state = next((found for _, found in observer.groups() if found.name == group), None)
-        frame.must_know(observer, group)
+        require_group(observer, group)
         assert state is not None  # it knows the group
         ends = observer.ends(tp for tp in overview.partitions(state) if tp.partition >= 0)
     anew = find_recreated(state, observer.topics)
@@ -47,8 +41,8 @@ def lag(
         **overview.lag(state, ends, velocity, time.time_ns() // 1_000_000, anew),
         "notices": overview.notices(overview.stopped(state, anew, ends)),
     }
-    if as_json:
-        frame.print_json(found)
+    if options.as_json:
+        output.print_json(found)
         return
     table = Table(box=None)
     for column in ("topic", "partition", "owner", "position", "end", "lag", "per second", "time", "parked"):

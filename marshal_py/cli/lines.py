@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from marshal_py.cli import frame
+from marshal_py.cli import output
 from marshal_py.client.message import Message
 
 Headers = list[tuple[str, bytes | None]]
@@ -77,7 +77,7 @@ def from_json(line: bytes, number: int) -> tuple[bytes | None, bytes | None, Hea
         headers = [(one.name, _join("value", one.value, one.value_base64)) for one in read.headers]
         return _join("key", read.key, read.key_base64), _join("value", read.value, read.value_base64), headers
     except (msgspec.DecodeError, ValueError) as error:
-        raise frame.CommandFailed(
+        raise output.CommandFailed(
             f"line {number} is no JSON object as `marshal consume --json` prints it ({error}); "
             "the lines before it are written"
         ) from error
@@ -93,7 +93,7 @@ def write_out(line: bytes, message: Message) -> None:
     except OSError as error:
         # Python would try again, and complain, when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise frame.CommandFailed(
+        raise output.CommandFailed(
             f"stdout takes no more ({error.strerror}): {message.topic}:{message.partition} at "
             f"offset {message.offset} is not acknowledged and will come again"
         ) from error

@@ -13,14 +13,15 @@ from typing import Annotated, Final
 import typer
 
 from marshal_py.admin import archive
-from marshal_py.cli import frame
+from marshal_py.cli import output
+from marshal_py.cli.options import CommonOptions, ReadOptions, command, require_group
 from marshal_py.cli.state import NOBODY
 from marshal_py.client.observer import Judged, Observer
 from marshal_py.history.describe import as_dict, describe
 
-TAIL_EXAMPLE: Final = frame.example("marshal log tail billing -n 20")
-DUMP_EXAMPLE: Final = frame.example("marshal log dump --output billing.dump")
-LOAD_EXAMPLE: Final = frame.example("marshal log load billing.dump --coordination-topic __restored")
+TAIL_EXAMPLE: Final = output.example("marshal log tail billing -n 20")
+DUMP_EXAMPLE: Final = output.example("marshal log dump --output billing.dump")
+LOAD_EXAMPLE: Final = output.example("marshal log load billing.dump --coordination-topic __restored")
 
 Group = Annotated[str | None, typer.Argument(help="One group; all if left out.")]
 
@@ -28,8 +29,9 @@ app = typer.Typer(help="Look into the coordination topic.", no_args_is_help=True
 
 
 @app.command("tail", epilog=TAIL_EXAMPLE)
-@frame.reports_errors
+@command
 def tail(
+    options: ReadOptions,
     group: Group = None,
     count: Annotated[int, typer.Option("-n", min=0, help="So many of the last records.")] = 10,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until ctrl-C.")] = False,
@@ -39,28 +41,23 @@ def tail(
             "--raw", help="The records as they stand there: log, offset, time in ms, key and value in base64."
         ),
     ] = False,
-    dump: frame.DumpFile = None,
-    bootstrap_servers: frame.Servers = None,
-    command_config: frame.CommandConfig = None,
-    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
-    as_json: frame.Json = False,
 ) -> None:
     """Show the newest records and what the fold says about each. All logs are ordered by their timestamps."""
-    if raw and as_json:
+    if raw and options.as_json:
         raise typer.BadParameter("give --raw or --json, not both")
-    form = "raw" if raw else "json" if as_json else "human"
-    with frame.look(bootstrap_servers, command_config, coordination_topic, dump) as observer:
+    form = "raw" if raw else "json" if options.as_json else "human"
+    with options.observer() as observer:
         if observer.root is None:
-            frame.say(NOBODY)
+            output.say(NOBODY)
         newest: dict[int, deque[Judged]] = defaultdict(lambda: deque(maxlen=count))
         for judged in observer.read(group, back=True):
             if _concerns(judged, group):
                 newest[judged.record.log].append(judged)
-        frame.must_know(observer, group, follow and dump is None)
+        require_group(observer, group, follow and options.dump is None)
         merged = sorted((judged for kept in newest.values() for judged in kept), key=_moment)
         for judged in merged[max(0, len(merged) - count) :]:
             _print(judged, form)
-        if follow and observer.root is not None and dump is None:
+        if follow and observer.root is not None and options.dump is None:
             with contextlib.suppress(KeyboardInterrupt):
                 for news in observer.follow(group):
                     if news is not None and _concerns(news, group):
@@ -68,73 +65,61 @@ def tail(
 
 
 @app.command("dump", epilog=DUMP_EXAMPLE)
-@frame.reports_errors
+@command
 def dump(
+    options: CommonOptions,
     group: Group = None,
-    output: Annotated[
+    path: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", dir_okay=False, help="Write there; stdout if left out."),
     ] = None,
     human: Annotated[bool, typer.Option("--human", help="Sentences for people, which cannot be loaded again.")] = False,
-    bootstrap_servers: frame.Servers = None,
-    command_config: frame.CommandConfig = None,
-    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
-    as_json: frame.Json = False,
 ) -> None:
     """Write every record as a line of JSON with a checksum; with --json each also says what the fold thinks of it.
 
     Such a file can be loaded, verified, and looked into by every command that takes --dump. A dump of one group has its
     whole log, and log 0, where the root stands: only whole logs can be folded.
     """
-    if human and (as_json or output is not None):
+    if human and (options.as_json or path is not None):
         raise typer.BadParameter("--human goes to stdout, and not together with --json")
-    transport = frame.open_transport(bootstrap_servers, command_config)
+    transport = options.transport()
     if group is not None:
-        with Observer(transport, coordination_topic) as observer:
+        with Observer(transport, options.coordination_topic) as observer:
             observer.fold(group)
-            frame.must_know(observer, group)
-    with Observer(transport, coordination_topic) as observer:
+            require_group(observer, group)
+    with Observer(transport, options.coordination_topic) as observer:
         if observer.root is None:
-            frame.say(NOBODY)
+            output.say(NOBODY)
         if human:
             for judged in observer.read(group, back=True):
                 if _concerns(judged, group):
                     _print(judged, "human")
-        elif output is None:
-            archive.dump(observer, sys.stdout.buffer, group, as_json)
+        elif path is None:
+            archive.dump(observer, sys.stdout.buffer, group, options.as_json)
         else:
-            with output.open("wb") as file:
-                count = archive.dump(observer, file, group, as_json)
-            if as_json:
-                frame.print_json({"file": str(output), "records": count})
-            else:
-                print(f"{count} records in {output}")
+            with path.open("wb") as file:
+                count = archive.dump(observer, file, group, options.as_json)
+            options.print_result({"file": str(path), "records": count}, f"{count} records in {path}")
 
 
 @app.command("load", epilog=LOAD_EXAMPLE)
-@frame.reports_errors
+@command
 def load(
+    options: CommonOptions,
     file: Annotated[
         Path,
         typer.Argument(
             metavar="FILE", exists=True, dir_okay=False, readable=True, help="What `marshal log dump` wrote."
         ),
     ],
-    bootstrap_servers: frame.Servers = None,
-    command_config: frame.CommandConfig = None,
-    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
-    as_json: frame.Json = False,
 ) -> None:
     """Write a dump into a fresh coordination topic, every record at its offset. Refused if the topic holds anything.
 
     Consumers that use that topic go on where the dump ends. To look only, give --dump to the other commands instead.
     """
-    transport = frame.open_transport(bootstrap_servers, command_config)
-    count = archive.load(file, transport, coordination_topic)
-    if as_json:
-        frame.print_json({"topic": coordination_topic, "records": count})
-    else:
-        print(f"{count} records in {coordination_topic}")
+    topic = options.coordination_topic
+    count = archive.load(file, options.transport(), topic)
+    options.print_result({"topic": topic, "records": count}, f"{count} records in {topic}")
 
 
 def _concerns(judged: Judged, group: str | None) -> bool:
@@ -153,7 +138,7 @@ def _print(judged: Judged, form: str) -> None:
     time = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
     fields = as_dict(verdict)
     if form == "json":
-        frame.print_json({"log": record.log, "time": time, **fields})
+        output.print_json({"log": record.log, "time": time, **fields})
         return
     mark = {"accepted": " ", "rejected": "x", "ignored": "-"}[fields["verdict"]]
     print(

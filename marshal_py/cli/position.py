@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
@@ -13,16 +13,18 @@ from rich.table import Table
 from marshal_py.admin.group import Group, Moved
 from marshal_py.admin.position_preview import Row
 from marshal_py.admin.targets import WORDS, Target, parse, parse_table
-from marshal_py.cli import frame, operate
+from marshal_py.cli import changes, output
+from marshal_py.cli.options import command, number_or_none
 from marshal_py.errors import AdminBusy, InvalidOption, PositionNotMoved, PositionUnknown
 from marshal_py.protocol.identity import NONE
 
-EXAMPLE: Final = frame.example("marshal set-position billing orders --to earliest --dry-run")
+EXAMPLE: Final = output.example("marshal set-position billing orders --to earliest --dry-run")
 
 
-@frame.reports_errors
+@command
 def set_position(
-    group: operate.Name,
+    options: changes.PauseOptions,
+    group: changes.GroupName,
     topics: Annotated[
         list[str] | None,
         typer.Argument(
@@ -33,48 +35,31 @@ def set_position(
         str | None, typer.Option("--to", metavar="POSITION", help=f"{WORDS} (topic,partition,offset).")
     ] = None,
     shift_by: Annotated[
-        int | None, typer.Option("--shift-by", metavar="N", help="So many messages on, or back.")
+        int | None, typer.Option("--shift-by", metavar="N", help="This many messages forward, or back if negative.")
     ] = None,
     stay_paused: Annotated[bool, typer.Option("--stay-paused", help="Leave the group paused.")] = False,
-    dry_run: operate.DryRun = False,
-    reason: operate.Reason = "",
-    token: operate.TokenOption = None,
-    adopt: operate.Adopt = False,
-    take_over: operate.TakeOver = False,
-    yes: operate.Yes = False,
-    bootstrap_servers: frame.Servers = None,
-    command_config: frame.CommandConfig = None,
-    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
-    as_json: frame.Json = False,
 ) -> None:
-    """Move a live group to other positions: pause, wait until everybody has let go, move, go on.
+    """Move a live group to other positions: pause it, wait until every partition is free, move, resume.
 
-    Either all that is named moves or nothing does. The positions as they are: `marshal groups info GROUP --csv`.
-    Partitions that are parked are consumed again afterwards. A topic that was deleted and made anew is accepted as it
-    is now, before the move: then the positions of all its partitions are forgotten.
+    Either everything that is named moves, or nothing does. `marshal groups info GROUP --csv` prints the positions as
+    they are. Parked partitions are consumed again afterwards. A topic that was deleted and created again is accepted as
+    it is now, before the move: then the positions of all its partitions are forgotten.
     """
     target = _target(to, shift_by, group)
     if not topics and not target.table:
         raise typer.BadParameter("name at least one topic")
-    where = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
-    options: dict[str, Any] = {
-        "stay_paused": stay_paused,
-        "reason": reason,
-        "token": token,
-        "adopt": adopt,
-        "take_over": take_over,
-    }
-    if dry_run or not yes:
-        preview = where.set_position(topics or (), target, dry_run=True, token=token, adopt=adopt, take_over=take_over)
-        if dry_run:
-            _print(group, preview, "dry_run", as_json)
+    where = options.group(group)
+    if options.dry_run or not options.yes:
+        preview = where.set_position(topics or (), target, dry_run=True, **options.pause())
+        if options.dry_run:
+            _print(group, preview, "dry_run", options.as_json)
             return
         for line in [*_recreated(preview, "would be"), *_refused(preview)]:
-            frame.say(line)
+            output.say(line)
         _print_rows(preview.rows, Console(stderr=True))
-        operate.ask(f"Move {len(preview.rows)} positions of group {group!r}?", yes)
-    operate.ask_twice(group, take_over, yes)
-    _print(group, _move(where, topics or [], target, options, as_json), "moved", as_json)
+        changes.ask(f"Move {len(preview.rows)} positions of group {group!r}?", options.yes)
+    options.ask_about_take_over(group, options.take_over)
+    _print(group, _move(where, topics or [], target, stay_paused, options), "moved", options.as_json)
 
 
 def _target(to: str | None, shift_by: int | None, group: str) -> Target:
@@ -92,29 +77,31 @@ def _target(to: str | None, shift_by: int | None, group: str) -> Target:
         raise typer.BadParameter(f"{to}: {error.strerror}") from error
 
 
-def _move(where: Group, topics: list[str], target: Target, options: dict[str, Any], as_json: bool) -> Moved:
+def _move(where: Group, topics: list[str], target: Target, stay_paused: bool, options: changes.PauseOptions) -> Moved:
     """An outcome that is not `moved` is an error, and with --json a document too."""
     try:
-        return where.set_position(topics, target, watcher=operate.watcher(as_json), **options)
+        return where.set_position(
+            topics, target, stay_paused=stay_paused, reason=options.reason, watcher=options.watcher(), **options.pause()
+        )
     except (AdminBusy, PositionNotMoved, PositionUnknown) as error:
-        if as_json:
+        if options.as_json:
             outcome = "unknown" if isinstance(error, PositionUnknown) else "not_moved"
-            frame.print_json({"group": where.name, "outcome": outcome, "reason": str(error)})
+            output.print_json({"group": where.name, "outcome": outcome, "reason": str(error)})
         raise
 
 
 def _print(group: str, moved: Moved, outcome: str, as_json: bool) -> None:
     if as_json:
         rows = [
-            {**row._asdict(), "owner": row.owner or None, "position": operate.number_or_none(row.position)}
+            {**row._asdict(), "owner": row.owner or None, "position": number_or_none(row.position)}
             for row in moved.rows
         ]
-        frame.print_json(
+        output.print_json(
             {
                 "group": group,
                 "outcome": outcome,
-                "offset": operate.number_or_none(moved.offset),
-                "token": operate.number_or_none(moved.token),
+                "offset": number_or_none(moved.offset),
+                "token": number_or_none(moved.token),
                 "partitions": rows,
                 "recreated": [one._asdict() for one in moved.recreated],
                 **({"refused": moved.refused or None} if outcome == "dry_run" else {}),
@@ -127,7 +114,7 @@ def _print(group: str, moved: Moved, outcome: str, as_json: bool) -> None:
     for line in _refused(moved):
         print(line)
     if outcome == "dry_run":
-        print(f"{len(moved.rows)} positions would move; {operate.DRY}")
+        print(f"{len(moved.rows)} positions would move; {changes.DRY}")
     if outcome == "moved":
         stays = f"; the group stays paused, token {moved.token}" if moved.token != NONE else ""
         print(f"moved at offset {moved.offset}{stays}")

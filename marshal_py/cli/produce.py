@@ -8,14 +8,16 @@ from typing import Annotated, Final
 
 import typer
 
-from marshal_py.cli import frame, lines
+from marshal_py.cli import lines, output
+from marshal_py.cli.options import CommonOptions, command
 from marshal_py.transport.producer import KafkaProducer
 
-EXAMPLE: Final = frame.example("echo '42:paid' | marshal produce orders --key-separator : --header source=shell")
+EXAMPLE: Final = output.example("echo '42:paid' | marshal produce orders --key-separator : --header source=shell")
 
 
-@frame.reports_errors
+@command
 def produce(
+    options: CommonOptions,
     topic: Annotated[str, typer.Argument(help="Where to write. It must exist.")],
     key_separator: Annotated[str | None, typer.Option(help="What stands between key and value of a line.")] = None,
     header: Annotated[
@@ -30,10 +32,6 @@ def produce(
             "prints it, and becomes the same key, value and headers.",
         ),
     ] = False,
-    bootstrap_servers: frame.Servers = None,
-    command_config: frame.CommandConfig = None,
-    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
-    as_json: frame.Json = False,
 ) -> None:
     """Write each line of stdin as a message, and say how many the cluster has acknowledged.
 
@@ -44,20 +42,17 @@ def produce(
         raise typer.BadParameter("--key-separator is for text: with --from-json the key has a field")
     if key_separator == "":
         raise typer.BadParameter("--key-separator must not be empty")
-    if topic == coordination_topic:
-        raise frame.CommandFailed(f"{topic} is the coordination topic: only the library writes to it")
+    if topic == options.coordination_topic:
+        raise output.CommandFailed(f"{topic} is the coordination topic: only the library writes to it")
     headers = [_header(text) for text in header or []]
-    sink = KafkaProducer(frame.open_transport(bootstrap_servers, command_config))
+    producer = KafkaProducer(options.transport())
     try:
         for key, value, own in _messages(key_separator, from_json):
-            sink.write(topic, value, key, [*headers, *own], partition)
-        sink.flush()
+            producer.write(topic, value, key, [*headers, *own], partition)
+        producer.flush()
     finally:
-        sink.close()
-    if as_json:
-        frame.print_json({"topic": topic, "written": sink.written})
-    else:
-        print(f"{sink.written} written")
+        producer.close()
+    options.print_result({"topic": topic, "written": producer.written}, f"{producer.written} written")
 
 
 def _header(text: str) -> tuple[str, bytes]:
@@ -78,7 +73,7 @@ def _messages(separator: str | None, from_json: bool) -> Iterator[tuple[bytes | 
             continue
         key, found, value = text.partition(separator.encode())
         if not found:
-            raise frame.CommandFailed(
+            raise output.CommandFailed(
                 f"line {number} has no {separator!r} between key and value; the lines before it are written"
             )
         yield key, value, []

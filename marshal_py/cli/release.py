@@ -1,111 +1,99 @@
-"""`marshal release` and `marshal resume`: pausing a whole live group, and ending the pause."""
+"""`marshal release` (alias `marshal pause`) and `marshal resume`: pausing a whole live group, and ending the pause."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 import typer
 
 from marshal_py.admin import impact
 from marshal_py.admin.operation import Progress
-from marshal_py.cli import frame, operate
+from marshal_py.cli import changes, output
+from marshal_py.cli.options import command, number_or_none
 from marshal_py.protocol.records import PAUSE_MS_MAX
 
-EXAMPLE: Final = frame.example("marshal release billing --for 60s --reason 'schema change' --yes")
-RESUME_EXAMPLE: Final = frame.example("marshal resume billing")
+EXAMPLE: Final = output.example("marshal release billing --for 60s --reason 'schema change' --yes")
+RESUME_EXAMPLE: Final = output.example("marshal resume billing")
+
+PauseToken = Annotated[int | None, typer.Option("--token", min=0, help="Of the pause, as `marshal release` printed.")]
 
 
-@frame.reports_errors
+@dataclass(frozen=True, kw_only=True)
+class ReleaseOptions(changes.PauseOptions):
+    """The same options with another meaning: a running pause that is named is replaced."""
+
+    token: PauseToken = None
+    adopt: Annotated[bool, typer.Option("--adopt", help="Replace a running pause of your own.")] = False
+
+
+@command
 def release(
-    group: operate.Name,
+    options: ReleaseOptions,
+    group: changes.GroupName,
     for_: Annotated[
         str | None,
         typer.Option(
-            "--for", metavar="DURATION", help="90s, 10m, 1h; at most 24h. Then its members go on by themselves."
+            "--for", metavar="DURATION", help="90s, 10m, 1h; at most 24h. Then its members continue by themselves."
         ),
     ] = None,
-    reason: operate.Reason = "",
     hold: Annotated[bool, typer.Option("--hold", help="Stay and renew the pause; ctrl-C ends it.")] = False,
-    token: operate.PauseToken = None,
-    adopt: Annotated[bool, typer.Option("--adopt", help="Replace a running pause of your own.")] = False,
-    take_over: operate.TakeOver = False,
-    dry_run: operate.DryRun = False,
-    yes: operate.Yes = False,
-    bootstrap_servers: frame.Servers = None,
-    command_config: frame.CommandConfig = None,
-    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
-    as_json: frame.Json = False,
 ) -> None:
-    """Pause a group: all its consumers finish what they have in hand and let go. They stay, and come back afterwards.
+    """Pause a group: its consumers finish the messages they have and release all partitions. They stay in the group.
 
-    Returns when every partition is free, and prints the token of the pause. Consumers that do not answer are waited
-    out, twice their heartbeat interval, and evicted. A pause that is running is left alone, unless you name it by
-    --token, replace your own by --adopt, or take anybody's over.
+    Returns when every partition is free, and prints the token of the pause. A consumer that gives no sign of life for
+    two of its heartbeat intervals is evicted. A pause that is running is left alone, unless you name it by --token,
+    replace your own by --adopt, or take anybody's over.
     """
-    duration_s = None if for_ is None else operate.seconds(for_)
+    duration_s = None if for_ is None else changes.seconds(for_)
     if duration_s is not None and not 0 < duration_s <= PAUSE_MS_MAX / 1000:
         raise typer.BadParameter("--for takes more than 0, at most 24h")
-    target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
-    if not operate.foresee(
-        target,
-        lambda context: impact.of_pause(context, operate.now(), token, adopt, take_over),
-        dry_run=dry_run,
-        as_json=as_json,
-        question=f"Pause group {group!r}?",
-        yes=yes,
+    target = options.group(group)
+    if not options.confirmed(
+        group,
+        lambda: target.impact(lambda context: impact.of_pause(context, changes.now(), **options.pause())),
+        f"Pause group {group!r}?",
     ):
         return
-    operate.ask_twice(group, take_over, yes)
-    tell = operate.watcher(as_json)
+    options.ask_about_take_over(group, options.take_over)
+    report = options.watcher()
 
     def watch(event: Progress) -> None:
-        tell(event)
-        if hold and as_json and event.kind in ("drained", "renewed"):
-            frame.print_json({"group": group, "event": event.kind, "token": event.offset})
+        report(event)
+        if hold and options.as_json and event.kind in ("drained", "renewed"):
+            output.print_json({"group": group, "event": event.kind, "token": event.offset})
 
-    done = target.pause(duration_s, reason, token=token, adopt=adopt, take_over=take_over, keep=hold, watcher=watch)
-    if as_json:
-        frame.print_json(
-            {
-                "group": group,
-                "token": operate.number_or_none(done.token),
-                "duration_s": done.duration_s,
-                "released": [str(tp) for tp in done.released],
-                "evicted": done.evicted,
-                "held": hold,
-            }
-        )
-    elif hold:
-        print(f"group {group!r} goes on")
-    else:
-        print(f"group {group!r} is paused for {done.duration_s:g} s, token {done.token}")
+    done = target.pause(duration_s, options.reason, keep=hold, watcher=watch, **options.pause())
+    options.print_result(
+        {
+            "group": group,
+            "token": number_or_none(done.token),
+            "duration_s": done.duration_s,
+            "released": [str(tp) for tp in done.released],
+            "evicted": done.evicted,
+            "held": hold,
+        },
+        f"group {group!r} continues"
+        if hold
+        else f"group {group!r} is paused for {done.duration_s:g} s, token {done.token}",
+    )
 
 
-@frame.reports_errors
+@command
 def resume(
-    group: operate.Name,
-    reason: operate.Reason = "",
-    token: operate.PauseToken = None,
-    take_over: operate.TakeOver = False,
-    dry_run: operate.DryRun = False,
-    yes: operate.Yes = False,
-    bootstrap_servers: frame.Servers = None,
-    command_config: frame.CommandConfig = None,
-    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
-    as_json: frame.Json = False,
+    options: changes.ChangeOptions,
+    group: changes.GroupName,
+    token: PauseToken = None,
+    take_over: changes.TakeOver = False,
 ) -> None:
     """End a pause: your own, that of a token, or by force another's. A group that is not paused is left as it is."""
-    target = operate.open_group(group, bootstrap_servers, command_config, coordination_topic)
-    if not operate.foresee(
-        target,
-        lambda context: impact.of_resume(context, operate.now(), token, take_over),
-        dry_run=dry_run,
-        as_json=as_json,
+    target = options.group(group)
+    if options.showed_dry_run(
+        group, lambda: target.impact(lambda context: impact.of_resume(context, changes.now(), token, take_over))
     ):
         return
-    operate.ask_twice(group, take_over, yes)
-    ended = target.resume(token=token, take_over=take_over, reason=reason)
-    if as_json:
-        frame.print_json({"group": group, "resumed": ended})
-    else:
-        print(f"group {group!r} goes on" if ended else f"group {group!r} was not paused")
+    options.ask_about_take_over(group, take_over)
+    ended = target.resume(token=token, take_over=take_over, reason=options.reason)
+    options.print_result(
+        {"group": group, "resumed": ended}, f"group {group!r} continues" if ended else f"group {group!r} was not paused"
+    )

@@ -14,15 +14,16 @@ from rich.console import Console
 from rich.table import Table
 
 from marshal_py.admin.targets import TIME, parse
-from marshal_py.cli import frame
+from marshal_py.cli import output
+from marshal_py.cli.options import CommonOptions, command
 from marshal_py.errors import InvalidOption
 from marshal_py.spark import require_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ARCHIVE_EXAMPLE: Final = frame.example("marshal spark archive marshal-archive --bootstrap-servers localhost:9092")
-REPORT_EXAMPLE: Final = frame.example("marshal spark report --only take_overs --only lag --json")
+ARCHIVE_EXAMPLE: Final = output.example("marshal spark archive marshal-archive --bootstrap-servers localhost:9092")
+REPORT_EXAMPLE: Final = output.example("marshal spark report --only take_overs --only lag --json")
 LOCAL: Final = "local[*]"
 QUIET: Final = {"spark.log.level": "OFF", "spark.ui.showConsoleProgress": "false"}  # stderr is for our own sentence
 PIPE_WIDTH: Final = 160  # of a table where no terminal says how wide it is
@@ -36,39 +37,37 @@ app = typer.Typer(help="The coordination topic as data, on Spark.", no_args_is_h
 
 
 @app.command("archive", epilog=ARCHIVE_EXAMPLE)
-@frame.reports_errors
+@command
 def archive(
+    options: CommonOptions,
     path: Annotated[str, typer.Argument(help="Folder, or any address that Spark writes to.")],
     master: Master = LOCAL,
-    bootstrap_servers: frame.Servers = None,
-    command_config: frame.CommandConfig = None,
-    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
-    as_json: frame.Json = False,
 ) -> None:
     """Add what is new in the coordination topic to a Parquet archive, which is made if there is none.
 
     Again and again, by a timer: each run goes on where the archive ends, also after one that was cut off.
     """
-    settings = frame.settings_of(bootstrap_servers, command_config)
+    settings = options.settings()
     path = _located(path, master)
     with _session("marshal spark archive", master) as session:
         from marshal_py.spark import archives
 
-        done = archives.archive(session, settings, path, coordination_topic=coordination_topic)
-    if as_json:
-        frame.print_json(
+        done = archives.archive(session, settings, path, coordination_topic=options.coordination_topic)
+    if options.as_json:
+        output.print_json(
             {"path": path, "added": sum(run.end - run.first for run in done), "logs": [run._asdict() for run in done]}
         )
         return
     for run in done:
         print(f"log {run.log}: {run.end - run.first} records added, {run.begin} to {run.end} are archived")
     if not done:
-        print(f"nobody has ever run with {coordination_topic}: there is nothing to archive")
+        print(f"nobody has ever run with {options.coordination_topic}: there is nothing to archive")
 
 
 @app.command("report", epilog=REPORT_EXAMPLE)
-@frame.reports_errors
+@command
 def report(
+    options: CommonOptions,
     path: Annotated[
         str | None, typer.Option("--path", help="Of an archive or a dump, instead of the live topic.")
     ] = None,
@@ -81,10 +80,6 @@ def report(
     since: Annotated[str | None, typer.Option("--since", metavar="TIME|OFFSET", help="From there on.")] = None,
     until: Annotated[str | None, typer.Option("--until", metavar="TIME|OFFSET", help="Up to there.")] = None,
     master: Master = LOCAL,
-    bootstrap_servers: frame.Servers = None,
-    command_config: frame.CommandConfig = None,
-    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
-    as_json: frame.Json = False,
 ) -> None:
     """Answer what operators ask: take-over times, races, gaps, lag, what was redelivered or lost, pauses, moves.
 
@@ -95,17 +90,17 @@ def report(
     from marshal_py.spark.options import as_options
 
     moment = None if at is None else _time(at)
-    options = {name: text for name, text in (("group", group), ("since", since), ("until", until)) if text is not None}
+    source = {name: text for name, text in (("group", group), ("since", since), ("until", until)) if text is not None}
     if path is not None:
-        options["path"] = _located(path, master)
+        source["path"] = _located(path, master)
     else:
-        options |= as_options(frame.settings_of(bootstrap_servers, command_config))
-        options["coordination_topic"] = coordination_topic
+        source |= as_options(options.settings())
+        source["coordination_topic"] = options.coordination_topic
     names = reports.check_questions(only or [], moment)
     with _session("marshal spark report", master) as session:
-        found = reports.report(session, options, names, moment)
-    if as_json:
-        frame.print_json(
+        found = reports.report(session, source, names, moment)
+    if options.as_json:
+        output.print_json(
             {name: [{key: _plain(value) for key, value in row.items()} for row in rows] for name, rows in found.items()}
         )
         return
@@ -125,7 +120,7 @@ def _session(name: str, master: str) -> Iterator[SparkSession]:
     try:
         yield session
     except PySparkException as error:
-        raise frame.CommandFailed(_reason(str(error))) from error
+        raise output.CommandFailed(_reason(str(error))) from error
     finally:
         session.stop()
 

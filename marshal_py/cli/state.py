@@ -12,22 +12,18 @@ from rich.table import Table
 from marshal_py.admin import overview
 from marshal_py.admin.pause_history import PauseHistory
 from marshal_py.admin.recreated_topics import find_recreated
-from marshal_py.cli import frame
+from marshal_py.cli import output
+from marshal_py.cli.options import ReadOptions, command, require_group
 from marshal_py.client.observer import Observer
 from marshal_py.protocol.world import Group
 
-EXAMPLE: Final = frame.example("marshal state billing --json")
+EXAMPLE: Final = output.example("marshal state billing --json")
 NOBODY: Final = "no consumer has ever run here"
 
 
-@frame.reports_errors
+@command
 def state(
-    group: Annotated[str | None, typer.Argument(help="One group; all if left out.")] = None,
-    dump: frame.DumpFile = None,
-    bootstrap_servers: frame.Servers = None,
-    command_config: frame.CommandConfig = None,
-    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
-    as_json: frame.Json = False,
+    options: ReadOptions, group: Annotated[str | None, typer.Argument(help="One group; all if left out.")] = None
 ) -> None:
     """Show groups: sessions, claims, positions, lag, pause, policy.
 
@@ -35,24 +31,24 @@ def state(
     record's timestamp and this machine's clock, or as of a dump's last sign of life. It owns what it owns until the log
     says that it has ended.
     """
-    with frame.look(bootstrap_servers, command_config, coordination_topic, dump) as observer:
+    with options.observer() as observer:
         ledgers: dict[str, PauseHistory] = {}
         for _, verdict in observer.read(group):
             if verdict.group:
                 ledgers.setdefault(verdict.group, PauseHistory(verdict.group)).read(verdict)
-        now_ms = time.time() * 1000 if dump is None else max(observer.extended_ms.values(), default=0)
+        now_ms = time.time() * 1000 if options.dump is None else max(observer.extended_ms.values(), default=0)
         groups = [
             _state(observer, log, found, now_ms, ledgers.get(found.name))
             for log, found in observer.groups()
             if group in (None, found.name)
         ]
-        frame.must_know(observer, group)
+        require_group(observer, group)
         incarnation = None if observer.root is None else observer.root.incarnation.hex()
-    if as_json:
-        frame.print_json({"coordination_topic": observer.topic, "incarnation": incarnation, "groups": groups})
+    if options.as_json:
+        output.print_json({"coordination_topic": observer.topic, "incarnation": incarnation, "groups": groups})
         return
     if incarnation is None:
-        frame.say(NOBODY)
+        output.say(NOBODY)
     console = Console()
     for found in groups:
         _print(console, found)

@@ -7,23 +7,20 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from marshal_py.cli import frame
+from marshal_py.cli import output
+from marshal_py.cli.options import ReadOptions, command, require_group
 from marshal_py.cli.state import NOBODY
 from marshal_py.errors import DumpDamaged
 from marshal_py.simulator.verify import Report
 from marshal_py.simulator.verify import verify as fold_twice
 
-EXAMPLE: Final = frame.example("marshal verify --dump billing.dump --json")
+EXAMPLE: Final = output.example("marshal verify --dump billing.dump --json")
 
 
-@frame.reports_errors
+@command
 def verify(
+    options: ReadOptions,
     group: Annotated[str | None, typer.Argument(help="The log of one group; all logs if left out.")] = None,
-    dump: frame.DumpFile = None,
-    bootstrap_servers: frame.Servers = None,
-    command_config: frame.CommandConfig = None,
-    coordination_topic: frame.CoordinationTopic = frame.DEFAULT_COORDINATION_TOPIC,
-    as_json: frame.Json = False,
 ) -> None:
     """Fold the log twice and compare all digests, those that consumers wrote into it too.
 
@@ -31,26 +28,30 @@ def verify(
     """
     try:
         if group is not None:
-            with frame.look(bootstrap_servers, command_config, coordination_topic, dump) as observer:
+            with options.observer() as observer:
                 observer.fold(group)
-                frame.must_know(observer, group)
-        with frame.look(bootstrap_servers, command_config, coordination_topic, dump) as observer:
+                require_group(observer, group)
+        with options.observer() as observer:
             if observer.root is None:
-                frame.say(NOBODY)
+                output.say(NOBODY)
             logs = observer.logs_of(group) if observer.root is not None else [0]
             report = fold_twice(observer.records(logs), observer.root, observer.root_value)
     except DumpDamaged as error:
-        _print(Report(), {"log": error.log, "offset": error.offset, "line": error.line, "what": error.reason}, as_json)
+        _print(
+            Report(),
+            {"log": error.log, "offset": error.offset, "line": error.line, "what": error.reason},
+            options.as_json,
+        )
         raise
     first = msgspec.to_builtins(report.differences[0]) if report.differences else None
-    _print(report, first, as_json)
+    _print(report, first, options.as_json)
     if first is not None:
-        raise frame.CommandFailed(f"log {first['log']}, offset {first['offset']}: {_sentence(first)}")
+        raise output.CommandFailed(f"log {first['log']}, offset {first['offset']}: {_sentence(first)}")
 
 
 def _print(report: Report, first: dict[str, Any] | None, as_json: bool) -> None:
     if as_json:
-        frame.print_json({"ok": first is None, "first": first, **msgspec.to_builtins(report)})
+        output.print_json({"ok": first is None, "first": first, **msgspec.to_builtins(report)})
         return
     if report.records:
         others = f", {report.other_fold_versions} of other fold versions" if report.other_fold_versions else ""

@@ -52,11 +52,11 @@ def test_a_snapshot_where_nobody_lives(memory: MemoryGround, logs: Logs, number:
     pad(memory, number, 20)
     memory.put(LOG, number, b"garbage behind the checkpoint")
     at = end(memory, number) // 16 * 16
-    written = logs.runner(number).write(5.0)
+    written = logs.connect(number).write(5.0)
     assert written is not None
     assert (written.at, written.self_audit) == (at, True)
     assert written.state_bytes > 50
-    again = logs.runner(number)
+    again = logs.connect(number)
     assert again.look()[:5] == (number, 0, end(memory, number), at, -1)
     assert again.look().sessions == ()
 
@@ -64,10 +64,10 @@ def test_a_snapshot_where_nobody_lives(memory: MemoryGround, logs: Logs, number:
 def test_written_once(memory: MemoryGround, logs: Logs) -> None:
     lived(memory, 1)
     at = write_snapshot(memory, 1)
-    runner = logs.runner(1)
-    assert runner.wanted == at
+    connection = logs.connect(1)
+    assert connection.wanted == at
     before = end(memory, 1)
-    found = runner.write(5.0)
+    found = connection.write(5.0)
     assert found is not None
     assert (found.at, found.state_bytes) == (at, 0)
     assert end(memory, 1) == before
@@ -77,7 +77,7 @@ def test_too_short(memory: MemoryGround, logs: Logs) -> None:
     with memory.connect():
         pass
     assert logs.numbers(None) == list(range(LOGS))
-    assert logs.runner(0).write(5.0) is None
+    assert logs.connect(0).write(5.0) is None
     assert end(memory, 0) == 1
 
 
@@ -87,11 +87,11 @@ def test_live_consumers_confirm_it(memory: MemoryGround, logs: Logs, number: int
     with memory.connect("a") as marshal, joined(marshal, IN[number], [topic]) as consumer:
         until(owns(consumer, 0), "the partition is ours")
         pad(memory, number, 20)
-        runner = logs.runner(number)
-        written = runner.write(20.0)
+        connection = logs.connect(number)
+        written = connection.write(20.0)
         assert written is not None
         assert not written.self_audit
-        assert runner.look().sessions == ("a",)
+        assert connection.look().sessions == ("a",)
 
 
 def test_who_lives_by_the_log_alone_does_not_confirm(memory: MemoryGround, logs: Logs) -> None:
@@ -101,7 +101,7 @@ def test_who_lives_by_the_log_alone_does_not_confirm(memory: MemoryGround, logs:
     memory.put(LOG, 1, codec.encode(Join("dead", b"d" * 16, 1, 1_000, ("t",)), IN[1], root.incarnation))
     pad(memory, 1, 16)
     with pytest.raises(SnapshotNotConfirmed, match="dead") as raised:
-        logs.runner(1).write(0.2)
+        logs.connect(1).write(0.2)
     assert raised.value.sessions == ("dead",)
 
 
@@ -112,7 +112,7 @@ def test_an_opaque_group(memory: MemoryGround, logs: Logs) -> None:
     pad(memory, 1)
     before = end(memory, 1)
     with pytest.raises(GroupOpaque):
-        logs.runner(1).write(1.0)
+        logs.connect(1).write(1.0)
     assert end(memory, 1) == before
 
 
@@ -120,9 +120,9 @@ def test_deletion_behind_two_snapshots(memory: MemoryGround, logs: Logs, number:
     """N12: to the older of the two, no further than the margin, and the log can be read on."""
     topic = lived(memory, number)
     older = write_snapshot(memory, number)
-    assert logs.limit(logs.runner(number).look(), 0.0) == 0, "there is one only"
+    assert logs.limit(logs.connect(number).look(), 0.0) == 0, "there is one only"
     write_snapshot(memory, number)
-    kept = logs.runner(number).look()
+    kept = logs.connect(number).look()
     assert (kept.older, kept.deletable) == (older, older)
     assert logs.limit(kept, 0.0) == older
     assert logs.limit(kept, 10**10) == 0, "all of it is younger"
@@ -159,7 +159,7 @@ def test_history_begun_anew(memory: MemoryGround, number: int, cut: int) -> None
     with Logs(memory.target, LOG) as logs:
         assert list(logs.broken()) == [number]
         assert logs.surviving_root() == root
-        begun = logs.begin_anew(number, root)
+        begun = logs.restart(number, root)
         assert begun.at >= first
         assert begun.at % 16 == 0
         assert not logs.broken()
@@ -182,7 +182,7 @@ def test_history_begun_anew_under_a_consumer(memory: MemoryGround) -> None:
         memory.truncate(LOG, 1, 3)
         with Logs(memory.target, LOG) as logs:
             (broken,) = logs.broken()
-            logs.begin_anew(broken, marshal.root)
+            logs.restart(broken, marshal.root)
         assert isinstance(ends_with(consumer, HistoryRestarted), HistoryRestarted)
 
 
@@ -199,7 +199,7 @@ def test_not_even_a_root_is_left(memory: MemoryGround) -> None:
         fresh = logs.new_root()
         assert fresh.incarnation > root.incarnation
         for number in logs.broken():
-            logs.begin_anew(number, fresh)
+            logs.restart(number, fresh)
     with memory.connect() as marshal, joined(marshal, IN[0], [topic]) as consumer:
         assert marshal.root == fresh
         until(owns(consumer, 0), "the partition is ours")
@@ -207,5 +207,5 @@ def test_not_even_a_root_is_left(memory: MemoryGround) -> None:
 
 def test_a_desk_folds_what_a_consumer_folds(memory: MemoryGround, logs: Logs) -> None:
     lived(memory, 1)
-    runner: LogConnection = logs.runner(1)
-    assert runner.world.chain == folded(memory, 1).chain
+    connection: LogConnection = logs.connect(1)
+    assert connection.world.chain == folded(memory, 1).chain

@@ -7,7 +7,7 @@ import pytest
 from marshal_py.admin.author import Author
 from marshal_py.admin.pause_history import PauseHistory
 from marshal_py.admin.targets import Facts, Target, parse, parse_table, print_table, resolve, shift
-from marshal_py.cli.operate import seconds
+from marshal_py.cli.changes import seconds
 from marshal_py.errors import InvalidOption, PositionOutOfRange
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import ReleaseGroup

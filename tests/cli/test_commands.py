@@ -25,7 +25,9 @@ COMMANDS = [
     ["verify"],
     ["log", "load"],
     ["snapshot"],
+    ["log", "reset"],
     ["bootstrap"],
+    ["pause"],
     ["advisories"],
     ["lag"],
 ]
@@ -81,7 +83,7 @@ def test_no_cluster_named_is_wrong_usage() -> None:
         (["state", "missing"], "group 'missing' is not in __marshal"),
         (["state", "--coordination-topic", "missing"], "coordination topic 'missing' is missing"),
         (["log", "dump", "--coordination-topic", "missing"], "coordination topic 'missing' is missing"),
-        (["demo"], "embedded broker, where clients cannot create topics"),
+        (["demo"], "clients of an embedded broker cannot create topics"),
     ],
 )
 @pytest.mark.usefixtures("billing")
@@ -337,7 +339,7 @@ def test_doctor_names_the_embedded_broker_and_what_it_lacks(shell: Shell, billin
 
 
 def test_doctor_finds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marshal_py.cli.frame.CONNECT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("marshal_py.cli.options.CONNECT_TIMEOUT_S", 0.5)
     result = Shell("127.0.0.1:1").run("doctor")
     assert result.exit_code == 1
     assert result.stdout.startswith("fail  cluster: no answer from 127.0.0.1:1")

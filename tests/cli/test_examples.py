@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from marshal_py.cli import advisories, consume, demo, doctor, lag, log, produce, simulate, snapshot, state, verify
+from marshal_py.cli import advisories, consume, demo, doctor, lag, log, log_reset, produce, snapshot, state, verify
+from marshal_py.cli.simulate import audit, exhaustive
 from tests.cli.shell import DEADLINE_S, REPOSITORY, Shell
 
 EXAMPLES = [
@@ -24,8 +25,9 @@ EXAMPLES = [
     snapshot.EXAMPLE,
     advisories.EXAMPLE,
     lag.EXAMPLE,
-    snapshot.BOOTSTRAP_EXAMPLE,
-    simulate.DUMP_EXAMPLE,
+    log_reset.EXAMPLE,
+    audit.EXAMPLE,
+    exhaustive.EXAMPLE,
 ]
 DUMP = "billing.dump"  # what examples write and read
 
@@ -92,5 +94,5 @@ def test_the_example_of_the_demo_runs(shell: Shell, path_with_marshal: str) -> N
 @pytest.mark.parametrize("example", [*EXAMPLES, demo.EXAMPLE], ids=command_of)
 def test_the_help_text_shows_it_in_one_line(shell: Shell, example: str) -> None:
     words = command_of(example).split("marshal ", 1)[1].split()
-    command = words[:2] if words[0] == "log" else words[:1]
+    command = words[:2] if words[0] in ("log", "simulate") else words[:1]
     assert command_of(example) in shell.run(*command, "--help").stdout

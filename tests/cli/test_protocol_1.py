@@ -53,7 +53,7 @@ LIVE = {
     "set-position": ("set-position", "billing", "orders", "--to", "earliest", "--yes"),
     "set-position, dry": ("set-position", "billing", "orders", "--to", "earliest", "--dry-run"),
     "snapshot": ("snapshot", "--yes"),
-    "bootstrap": ("bootstrap", "--yes"),
+    "log reset": ("log", "reset", "--yes"),
     "consume": ("consume", "orders", "--group", "billing"),
 }
 

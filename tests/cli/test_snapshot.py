@@ -1,4 +1,4 @@
-"""`marshal snapshot` and `marshal bootstrap` over the embedded broker: what they show, ask, write and answer."""
+"""`marshal snapshot` and `marshal log reset` over the embedded broker: what they show, ask, write and answer."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_what_is_left_of_a_truncated_log_is_told(shell: Shell, broker: Broker, t
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     judged = [line for line in lines if line.get("log") == 1 and "verdict" in line]
     assert judged[0]["offset"] == oldest
-    assert shell.json("simulate", "--dump", str(path))["verdict"] == "ok"
+    assert shell.json("simulate", "audit", str(path))["verdict"] == "ok"
 
 
 def test_a_dump_holds_all_that_is_left_of_the_roots_log(shell: Shell, broker: Broker, tmp_path: Path) -> None:
@@ -120,30 +120,30 @@ def test_a_dump_holds_all_that_is_left_of_the_roots_log(shell: Shell, broker: Br
         for where in ((), ("--dump", str(path))):
             done = shell.run(*command, *where)
             assert done.exit_code == 0, (command, where, done.stderr)
-    assert shell.json("simulate", "--dump", str(path))["verdict"] == "ok"
+    assert shell.json("simulate", "audit", str(path))["verdict"] == "ok"
 
 
 def test_bootstrap(shell: Shell, broker: Broker) -> None:
     """It touches no log that can be read, says what is lost, asks twice, and consumers start again."""
     live(shell)
-    assert shell.json("bootstrap", "--yes")["outcome"] == "nothing_to_do"
+    assert shell.json("log", "reset", "--yes")["outcome"] == "nothing_to_do"
     broker.truncate("__marshal", 1, 5)
     before = end(broker, 1)
     looked = shell.run("state")
     assert looked.exit_code == 1
-    assert "marshal bootstrap" in looked.stderr
-    dry = shell.run("bootstrap", "--dry-run")
+    assert "marshal log reset" in looked.stderr
+    dry = shell.run("log", "reset", "--dry-run")
     assert dry.exit_code == 0
-    assert "What at-most-once mode promises does not hold across this" in dry.stderr
+    assert "The promise of at-most-once mode does not hold across this" in dry.stderr
     for answers in (b"n\n", b"y\nn\n"):
-        refused = shell.run("bootstrap", stdin=answers)
+        refused = shell.run("log", "reset", stdin=answers)
         assert refused.exit_code == 1
     assert end(broker, 1) == before
-    done = shell.json("bootstrap", "--yes")
+    done = shell.json("log", "reset", "--yes")
     assert (done["outcome"], done["same_incarnation"]) == ("begun_anew", True)
     (begun,) = done["begun"]
     assert begun["log"] == 1
     assert begun["at"] >= 5
-    assert shell.json("bootstrap", "--yes")["outcome"] == "nothing_to_do"
+    assert shell.json("log", "reset", "--yes")["outcome"] == "nothing_to_do"
     live(shell)
     assert shell.run("state", GROUP).exit_code == 0

@@ -165,13 +165,13 @@ def test_truncated_history_and_the_way_out(log: CoordinationLog, topic: TopicFac
         until(lambda: len(old.claims()) == 1, "the consumer owns it")
         assert log.admin.delete_records(log.tp, log.grow(20) - 10) == ""
         end = log.bounds().end
-        with pytest.raises(HistoryTruncated, match="bootstrap"):
+        with pytest.raises(HistoryTruncated, match="log reset"):
             log.connect("b")
         assert log.bounds().end - end < 30, "heartbeats of the old one alone"
         looked = log.commands.run("state")
         assert looked.returncode == 1
-        assert "marshal bootstrap" in looked.stderr
-        done = log.commands.json("bootstrap", "--yes")
+        assert "marshal log reset" in looked.stderr
+        done = log.commands.json("log", "reset", "--yes")
         assert (done["outcome"], [row["log"] for row in done["begun"]]) == ("begun_anew", [0])
         assert isinstance(ends_with(old, HistoryRestarted), HistoryRestarted)
     log.fill(data, b"3")

@@ -143,7 +143,7 @@ def exhaustive(now: State, processes: int) -> bool:
     }
     add(now, "exhaustive_states", report.states)
     if report.violations or not report.complete:
-        now["failures"].append(f"marshal simulate --exhaustive {name}")
+        now["failures"].append(f"marshal simulate exhaustive {name}")
     return True
 
 

@@ -19,7 +19,7 @@ from marshal_py.cli.demo.judge import AT_MOST_ONCE, Judgement, Milestones, judge
 from marshal_py.cli.demo.process import Child, Task
 from marshal_py.cli.demo.totals import Totals
 from marshal_py.cli.demo.view import View
-from marshal_py.cli.frame import CommandFailed
+from marshal_py.cli.output import CommandFailed
 from marshal_py.client.options import HEARTBEAT_INTERVAL_S
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.ports import ClusterAdmin

@@ -1,43 +1,60 @@
-"""`marshal simulate --exhaustive NAME`: every interleaving of a small world, its counts and violations."""
+"""`marshal simulate exhaustive NAME`: every interleaving of a small model, its counts and violations."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from marshal_py.cli import frame
+from marshal_py.cli import output
+from marshal_py.cli.options import Json, command
 from marshal_py.simulator.exhaustive.bfs import Progress, Report
 from marshal_py.simulator.exhaustive.configurations import CONFIGURATIONS, QUICK
 from marshal_py.simulator.exhaustive.explore import STATES_MAX, explore
 
-LIST = "list"
-ALL = "all"
+EXAMPLE: Final = output.example("marshal simulate exhaustive list")
+LIST: Final = "list"
+ALL: Final = "all"
 
 
-def run(name: str, states_max: int | None, mutant: str | None, processes: int, as_json: bool) -> None:
-    """`name`: of a configuration, `all` for all the quick ones, or `list`.
+@command
+def exhaustive(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Of a small model; `all` of the quick ones, `list` names them.")
+    ],
+    states: Annotated[
+        int | None, typer.Option("--states", min=1, help="Most states to search.", show_default="30 million")
+    ] = None,
+    mutant: Annotated[str | None, typer.Option("--mutant", metavar="NAME", help="Plant this bug.")] = None,
+    processes: Annotated[int, typer.Option("--processes", min=1)] = 1,
+    as_json: Json = False,
+) -> None:
+    """Search every interleaving of a small model within its bounds, and judge each state by the promises.
 
-    Exits 1 if a promise is broken or a search is not complete; what Ctrl-C left is printed all the same.
+    Exit code 1: a promise is broken, or a search is not complete. What Ctrl-C interrupts is printed all the same.
     """
     if name == LIST:
-        for configuration in CONFIGURATIONS.values():
-            if as_json:
-                names = {"name": configuration.name, "says": configuration.says}
-                frame.print_json({**names, **_bounds(configuration.name)})
-            else:
-                print(f"{configuration.name:<28} {configuration.says}")
+        _print_list(as_json)
         return
     failed = False
     for each in [configuration.name for configuration in QUICK] if name == ALL else [name]:
-        report = explore(each, states_max or STATES_MAX, mutant, _watch, processes)
+        report = explore(each, states or STATES_MAX, mutant, _watch, processes)
         failed |= bool(report.violations) or not report.complete
         _print(report, as_json)
         if report.interrupted:
             break
     if failed:
-        raise typer.Exit(frame.FAILED)
+        raise typer.Exit(output.FAILED)
+
+
+def _print_list(as_json: bool) -> None:
+    for configuration in CONFIGURATIONS.values():
+        if as_json:
+            names = {"name": configuration.name, "says": configuration.says}
+            output.print_json({**names, **_bounds(configuration.name)})
+        else:
+            print(f"{configuration.name:<28} {configuration.says}")
 
 
 def _bounds(name: str) -> dict[str, Any]:
@@ -64,7 +81,7 @@ def _print(report: Report, as_json: bool) -> None:
         print(file=sys.stderr)
     if as_json:
         broken = [violation._asdict() for violation in report.violations]
-        frame.print_json({**report._asdict(), **_bounds(report.configuration), "violations": broken})
+        output.print_json({**report._asdict(), **_bounds(report.configuration), "violations": broken})
         return
     bounds = ", ".join(f"{key} {value}" for key, value in _bounds(report.configuration)["bounds"].items())
     print(f"{report.configuration}: {CONFIGURATIONS[report.configuration].says}")

@@ -1,0 +1,157 @@
+"""The options of commands that change a live group, and how such a command shows, asks and reports.
+
+No command is defined here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import typer
+
+from marshal_py.admin.group import Group
+from marshal_py.admin.impact import Impact
+from marshal_py.admin.operation import Progress
+from marshal_py.cli import output
+from marshal_py.cli.options import CommonOptions
+from marshal_py.protocol.identity import Instant
+from marshal_py.transport.clock import SystemClock
+
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
+SessionName = Annotated[str, typer.Argument(metavar="SESSION", help="Its number, or its client id.")]
+Reason = Annotated[str, typer.Option("--reason", help="For people; it is kept in the log.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change; write nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+TakeOver = Annotated[bool, typer.Option("--take-over", help="Take any running pause; its admin's operation fails.")]
+Adopt = Annotated[
+    bool, typer.Option("--adopt", help="Work in a pause of your own that is running, and leave it in place.")
+]
+Token = Annotated[
+    int | None,
+    typer.Option(
+        "--token",
+        min=0,
+        help="Work in the running pause of this token, as `marshal release` printed it, and leave it in place.",
+    ),
+]
+
+DRY: Final = "dry run: nothing was written"
+_UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
+WORDS: Final = {
+    "adopted": "working in the pause of {text}, token {offset}, which stays",
+    "paused": "paused, token {offset}",
+    "renewed": "renewed, token {offset}",
+    "draining": "{tp} is owned by {text}",
+    "released": "{tp} is free",
+    "evicting": "{text} (session {session}) is silent: waiting until it counts as dead",
+    "evicted": "session {session} is evicted",
+    "drained": "all partitions are free",
+    "accepted": "topic {text} is accepted as it is now, at offset {offset}",
+    "moving": "{text} are free: moving",
+    "moved": "moved at offset {offset}",
+    "changed": "{text} changed at offset {offset}",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRunOptions(CommonOptions):
+    """Of a command that changes a group and takes nothing away, so that it need not ask."""
+
+    reason: Reason = ""
+    dry_run: DryRun = False
+
+    def showed_dry_run(self, name: str, look: Callable[[], Impact]) -> bool:
+        """Prints what the command would do, if only that was asked for; False if the command is to do it."""
+        if not self.dry_run:
+            return False
+        impact = look()
+        if self.as_json:
+            output.print_json({"group": name, "outcome": "dry_run", **impact._asdict()})
+        else:
+            print("\n".join([*_sentences(impact), DRY]))
+        return True
+
+    def watcher(self) -> Callable[[Progress], None]:
+        """Prints on stderr what happens while a command waits; nothing with --json."""
+
+        def watch(event: Progress) -> None:
+            words = WORDS.get(event.kind)
+            if words is not None and not self.as_json:
+                output.say(words.format(**event._asdict()))
+
+        return watch
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeOptions(DryRunOptions):
+    """Of a command that takes something away from somebody, and therefore asks first."""
+
+    yes: Yes = False
+
+    def confirmed(self, name: str, look: Callable[[], Impact], question: str) -> bool:
+        """Shows what the command would do and asks; False after a dry run. A no ends the command with exit code 1."""
+        if self.showed_dry_run(name, look):
+            return False
+        if not self.yes:
+            for line in _sentences(look()):
+                output.say(line)
+            ask(question, self.yes)
+        return True
+
+    def ask_about_take_over(self, group: str, take_over: bool) -> None:
+        """Asks twice: taking a pause over makes another admin's operation fail, so one hasty yes is not enough."""
+        if take_over:
+            ask(f"Take the pause of {group!r} over from whoever holds it, if anybody does?", self.yes)
+            ask("Their operation will fail. Do they know?", self.yes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PauseOptions(ChangeOptions):
+    """Of a command that pauses the group for its change, or works in a pause that is running."""
+
+    token: Token = None
+    adopt: Adopt = False
+    take_over: TakeOver = False
+
+    def pause(self) -> dict[str, Any]:
+        """The arguments that choose the pause, as the methods of Group take them."""
+        return {"token": self.token, "adopt": self.adopt, "take_over": self.take_over}
+
+
+def _sentences(impact: Impact) -> list[str]:
+    lines = list(impact.does)
+    lines += [f"  {owner} would release {partition}" for partition, owner in impact.releases.items()]
+    return lines + [f"  {name}: {change['from']} -> {change['to']}" for name, change in impact.settings.items()]
+
+
+def seconds(text: str) -> float:
+    """`90s`, `10m`, `1.5h`, `500ms`. Wrong usage for anything else."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is no duration: 90s, 10m, 1.5h")
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def ask(question: str, yes: bool) -> None:
+    """Ends the command with exit code 1 unless the answer is yes. Asks on stderr: stdout is for the result."""
+    if not yes:
+        typer.confirm(question, abort=True, err=True)
+
+
+def now() -> Instant:
+    return SystemClock().now()
+
+
+def find_session(group: Group, given: str) -> int:
+    """A live session, from its number or its client id. Raises CommandFailed with the sessions that there are."""
+    members = group.members()
+    found = [m["session"] for m in members if given in (str(m["session"]), m["client_id"], m["member"])]
+    if len(found) != 1:
+        there = ", ".join(f"{m['session']} ({m['client_id']})" for m in members) or "nobody"
+        many = "no live session is" if not found else f"{len(found)} live sessions are"
+        raise output.CommandFailed(f"{many} {given!r} in group {group.name!r}; there is {there}")
+    return int(found[0])

@@ -1,0 +1,205 @@
+"""The options that commands share, as values that know what to do with them.
+
+A command takes one parameter `options` of a class of this file or of changes.py. `command` shows each field of that
+class as an option of its own in the help text, and hands the command one value. No command is defined here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Final, get_type_hints
+
+import typer
+
+from marshal_py.admin.group import Group
+from marshal_py.admin.suggestions import instead
+from marshal_py.cli import output
+from marshal_py.client.marshal import CONNECT_TIMEOUT_S
+from marshal_py.client.observer import Observer
+from marshal_py.client.options import COORDINATION_TOPIC, check_topics
+from marshal_py.errors import InvalidName
+from marshal_py.protocol.identity import NONE
+from marshal_py.transport.dump import memory_transport
+from marshal_py.transport.kafka import KafkaTransport
+
+_PARAMETER: Final = "options"
+
+
+def _topic_name(name: str) -> str:
+    try:
+        return check_topics([name])[0]
+    except InvalidName as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+Servers = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap-servers", envvar="MARSHAL_BOOTSTRAP_SERVERS", metavar="HOST:PORT,...", help="Where the cluster is."
+    ),
+]
+CommandConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--command-config",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        help="Properties file with librdkafka's keys: security.protocol, sasl.*, ssl.*, ...",
+    ),
+]
+CoordinationTopic = Annotated[
+    str,
+    typer.Option(
+        "--coordination-topic",
+        metavar="TOPIC",
+        callback=_topic_name,
+        help="The topic through which consumers coordinate.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+DumpFile = Annotated[
+    Path | None,
+    typer.Option("--dump", metavar="FILE", help="Read this dump (`marshal log dump`) instead of a cluster."),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonOptions:
+    """Which cluster, which coordination topic, and how to print. Every command takes these."""
+
+    bootstrap_servers: Servers = None
+    command_config: CommandConfig = None
+    coordination_topic: CoordinationTopic = COORDINATION_TOPIC
+    as_json: Json = False
+
+    def settings(self) -> dict[str, Any]:
+        """librdkafka's settings. --bootstrap-servers overrides the file. Wrong usage if nothing names a cluster."""
+        return settings_of(self.bootstrap_servers, self.command_config)
+
+    def transport(self) -> KafkaTransport:
+        """A connection to the cluster. Raises ClusterUnreachable if it does not answer."""
+        return KafkaTransport(self.settings(), CONNECT_TIMEOUT_S)
+
+    def observer(self) -> Observer:
+        """A reader of the cluster's coordination topic."""
+        return Observer(self.transport(), self.coordination_topic)
+
+    def group(self, name: str) -> Group:
+        """A group, to look at or to change."""
+        return Group(self.transport(), name, self.coordination_topic)
+
+    def print_result(self, result: Any, text: str) -> None:
+        """Prints the result as JSON if that was asked for, else the text."""
+        if self.as_json:
+            output.print_json(result)
+        else:
+            print(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions(CommonOptions):
+    """Of a command that only reads logs, so that a dump can stand in for a cluster."""
+
+    dump: DumpFile = None
+
+    def observer(self) -> Observer:
+        """A reader of the coordination topic, or of the dump, which names its topic itself."""
+        if self.dump is None:
+            return super().observer()
+        header, transport = memory_transport(self.dump)
+        return Observer(transport, header.topic)
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Makes a function a command: expands its parameter `options` into single options, and reports its errors.
+
+    Fields of a subclass come before those of the class above it. Parameters of the function come first.
+    """
+    parameters = []
+    hints = get_type_hints(function, include_extras=True)
+    shared = hints.get(_PARAMETER)
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name != _PARAMETER:
+            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+    names = [] if shared is None else _names(shared)
+    if shared is not None:
+        types = get_type_hints(shared, include_extras=True)
+        defaults = {field.name: field.default for field in fields(shared)}
+        parameters += [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=types[name])
+            for name in names
+        ]
+
+    @functools.wraps(function)
+    def run(**given: Any) -> None:
+        if shared is not None:
+            given[_PARAMETER] = shared(**{name: given.pop(name) for name in names})
+        with output.error_reporting():
+            function(**given)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads the options from it
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _names(shared: type[Any]) -> list[str]:
+    """The fields of a class, those that it adds itself first."""
+    found: dict[str, None] = {}
+    for each in shared.__mro__:
+        found |= dict.fromkeys(name for name in inspect.get_annotations(each) if name in shared.__dataclass_fields__)
+    return list(found)
+
+
+def settings_of(servers: str | None, config: Path | None) -> dict[str, Any]:
+    """librdkafka's settings from the two options; `servers` overrides the file. Wrong usage if none names a cluster."""
+    settings: dict[str, Any] = {"log_level": 0}  # our errors say what librdkafka would print
+    if config is not None:
+        settings.update(read_properties(config))
+    if servers:
+        settings["bootstrap.servers"] = servers
+    if not settings.get("bootstrap.servers"):
+        raise typer.BadParameter(
+            "name the cluster by --bootstrap-servers, MARSHAL_BOOTSTRAP_SERVERS or a line in the "
+            "file of --command-config"
+        )
+    return settings
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """`key=value` per line; lines that begin with # or ! are comments. Wrong usage for anything else."""
+    found = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        text = line.strip()
+        if not text or text[0] in "#!":
+            continue
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise typer.BadParameter(f"{path}:{number}: expected key=value")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def require_group(observer: Observer, group: str | None, wait: bool = False) -> None:
+    """Raises CommandFailed, with the nearest name, if the log does not contain the group. Call it after reading it.
+
+    `wait`: the caller follows the log and may wait for a group that does not exist yet; then a line on stderr says so.
+    """
+    if group is None or any(found.name == group for _, found in observer.groups()):
+        return
+    observer.fold()  # the other logs
+    missing = f"group {group!r} is not in {observer.topic}"
+    missing += instead(group, [found.name for _, found in observer.groups()])
+    if observer.root is None or not wait:
+        raise output.CommandFailed(missing)
+    output.say(f"{missing}; waiting for its first consumer")
+
+
+def number_or_none(value: int) -> int | None:
+    """For JSON: null instead of -1."""
+    return None if value == NONE else value

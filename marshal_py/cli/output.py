@@ -1,0 +1,93 @@
+"""How commands print: results on stdout, everything else on stderr, an error as one line and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import typer
+
+from marshal_py.errors import MarshalError
+
+FAILED: Final = 1
+BROKEN_PIPE: Final = 141  # 128 + SIGPIPE, as for a C program whose reader has gone
+DISK_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+SIZES_S: Final = (("days", 86_400), ("h", 3_600), ("min", 60))
+
+
+class CommandFailed(MarshalError):
+    """A command could not do its work, for a reason that only the command line knows."""
+
+
+def example(line: str) -> str:
+    """The end of every help text. Each is run by a test (tests/cli/test_examples.py)."""
+    return f"\b\nExample:\n  {line}"  # \b: not wrapped, so that it can be copied
+
+
+@contextmanager
+def error_reporting() -> Iterator[None]:
+    """Turns an error of this library, or of a full disk, into one line on stderr and exit code 1."""
+    try:
+        yield
+        sys.stdout.flush()
+    except MarshalError as error:
+        say(f"marshal: {' '.join(str(error).split())}")
+        raise typer.Exit(FAILED) from error
+    except BrokenPipeError as error:
+        # The reader has gone (`| head`). Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(BROKEN_PIPE) from error
+    except OSError as error:
+        if error.filename is not None or error.errno not in DISK_ERRORS:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        say(
+            f"marshal: the output cannot be written ({error.strerror}); what the command has done stays done: look "
+            f"before you run it again"
+        )
+        raise typer.Exit(FAILED) from error
+
+
+def ago(seconds: float) -> str:
+    """For people: one number, rounded down."""
+    for unit, size_s in SIZES_S:
+        if seconds >= 2 * size_s:
+            return f"{seconds // size_s:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+class _Stderr(logging.Handler):
+    """Writes log records to whatever stderr is at that moment, one line each."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(self.format(record))
+
+
+@contextmanager
+def logging_to_stderr() -> Iterator[None]:
+    """Shows the library's own log (docs/logging.md) on stderr: each event of a consumer is one line."""
+    logger, handler = logging.getLogger("marshal_py"), _Stderr()
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+def say(line: str) -> None:
+    """Prints one line for people on stderr: stdout is for the result."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """Prints one JSON document on one line, flushed at once so that the next program of a pipe sees it."""
+    print(json.dumps(value, ensure_ascii=False), flush=True)

@@ -1,0 +1,101 @@
+"""`marshal simulate mutants`: bugs planted on purpose. A search that does not find them proves nothing."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+from marshal_py.cli import output
+from marshal_py.cli.options import Json, command
+from marshal_py.cli.simulate import one_run, seeds
+from marshal_py.simulator import sweep
+from marshal_py.simulator.mutants import MUTANTS, NOT_YET, SEEDS_BASE
+
+EXAMPLE: Final = output.example("marshal simulate mutants X9")
+SCHEDULES: Final = 10_000
+
+
+@command
+def mutants(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="One planted bug; all of them if left out.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Plant it in this run alone.")] = None,
+    schedules: Annotated[
+        int, typer.Option("--schedules", min=1, help="Run at most this many seeds to find a planted bug.")
+    ] = SCHEDULES,
+    trace: one_run.Trace = False,
+    shrink: one_run.Shrink = None,
+    html: one_run.Html = None,
+    processes: seeds.Processes = None,
+    as_json: Json = False,
+) -> None:
+    """Plant bugs in the protocol code and search for them.
+
+    Exit code 1: a planted bug was not found. With NAME it is 1 when the bug is found, as for any run that violates a
+    promise.
+    """
+    if (trace or shrink is not None or html is not None) and seed is None:
+        raise typer.BadParameter("--trace, --shrink and --html need --seed")
+    if name is None:
+        if seed is not None:
+            raise typer.BadParameter("--seed needs the name of one planted bug")
+        _search_all(schedules, processes or sweep.cores(), as_json)
+        return
+    _check_name(name)
+    if shrink is not None or html is not None:
+        one_run.show(None, seed, name, one_run.Asked(False, shrink, html), as_json)
+    else:
+        _search(name, seed, schedules, trace, as_json)
+
+
+def _check_name(name: str) -> None:
+    if name in NOT_YET:
+        raise typer.BadParameter(f"{name} is not planted: {sweep.why_not(name)}")
+    if name not in MUTANTS:
+        raise typer.BadParameter(f"{name!r} is none of {', '.join(n for n in sweep.all_mutants() if n in MUTANTS)}")
+
+
+def _search_all(schedules: int, processes: int, as_json: bool) -> None:
+    missed = False
+    for found in sweep.hunt_all(schedules, processes):
+        missed |= found.found is False
+        if as_json:
+            output.print_json({key: value for key, value in found._asdict().items() if value is not None})
+        else:
+            word = found.found if isinstance(found.found, str) else "found" if found.found else "not found"
+            how = found.reason or f"{found.invariant or 'no violation'} after {found.schedules} schedules"
+            how += f", shortest {found.events:,} events" if found.events is not None else ""
+            repeat = found.found is True and found.seed is not None
+            again = f": {seeds.again(found.seed or 0, found.mutant)}" if repeat else ""
+            print(f"{found.mutant:<4} {word:<10} {how}{again}", flush=True)
+    if missed:
+        raise typer.Exit(output.FAILED)
+
+
+def _search(name: str, seed: int | None, schedules: int, trace: bool, as_json: bool) -> None:
+    ran = 1
+    if seed is None:
+        hunt = sweep.hunt(name, schedules)
+        ran, seed = hunt.schedules, hunt.seed
+    if seed is None:
+        if as_json:
+            output.print_json({"mutant": name, "found": False, "schedules": ran})
+        else:
+            print(f"{name} ({MUTANTS[name].says}): not found in {ran} schedules from seed {SEEDS_BASE} on")
+        return
+    result = one_run.run_seed(seed, name, trace, as_json)
+    anyway = sweep.violated_anyway(seed, name) if result.violations else ()
+    found = bool(result.violations) and not anyway
+    again = seeds.again(seed, name)
+    if as_json:
+        plain = {"mutant": name, "found": found, "schedules": ran, **one_run.as_plain(result), "again": again}
+        output.print_json(plain)
+    else:
+        print(f"{name} ({MUTANTS[name].says}): {'found' if found else 'not found'}")
+        one_run.print_result(result, again)
+    if anyway:
+        output.say(f"marshal: at seed {seed} the shipped code violates {anyway[0].invariant} without {name}")
+    if result.violations:
+        raise typer.Exit(output.FAILED)

@@ -1,0 +1,171 @@
+"""One run: its trace, its story, a shrunk schedule, a page. No command is defined here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple
+
+import typer
+
+from marshal_py.cli import output
+from marshal_py.cli.simulate import seeds
+from marshal_py.errors import InvalidOption
+from marshal_py.simulator import sweep
+from marshal_py.simulator.report import page, takeover_times
+from marshal_py.simulator.run import Result
+from marshal_py.simulator.scenario import Options
+from marshal_py.simulator.schedule import Schedule, of_seed, parse, run, telling, text_of
+from marshal_py.simulator.shrink import shrink
+from marshal_py.simulator.story import line_of, story
+
+NEIGHBOURS: Final = 20  # runs whose take-overs make the histogram: one run alone has a few
+
+Trace = Annotated[bool, typer.Option("--trace", help="Of one seed, also print everything that happened in it.")]
+Shrink = Annotated[
+    Path | None,
+    typer.Option("--shrink", dir_okay=False, metavar="FILE", help="Make a failing run small and keep it in this file."),
+]
+Html = Annotated[
+    Path | None, typer.Option("--html", dir_okay=False, metavar="FILE", help="Of one seed, a page with its timeline.")
+]
+
+
+class Asked(NamedTuple):
+    """What is wanted of one run."""
+
+    trace: bool  # everything that happened
+    keep: Path | None  # the shrunk schedule, in this file
+    html: Path | None  # a page
+
+
+def show_seed(seed: int, trace: bool, as_json: bool) -> None:
+    """Runs one seed and prints its counters. Exit code 1 if it violates a promise."""
+    result = run_seed(seed, None, trace, as_json)
+    if as_json:
+        output.print_json(as_plain(result))
+    else:
+        print_result(result, seeds.again(seed))
+    if result.violations:
+        raise typer.Exit(output.FAILED)
+
+
+def run_seed(seed: int, mutant: str | None, trace: bool, as_json: bool) -> Result:
+    """One seed. Prints its trace at once; the story of a violation is printed even without one."""
+    if not trace:
+        result = sweep.run_one(seed, mutant)
+        if result.violations and not as_json:
+            for line in story(telling(result.violations), sweep.tell(seed, mutant).moments):
+                print(line)
+        return result
+    result, moments, _ = sweep.tell(seed, mutant)
+    _print_moments(moments, as_json)
+    return result
+
+
+def show(
+    file: Path | None, seed: int | None, mutant: str | None, asked: Asked, as_json: bool, queries: int = 0
+) -> None:
+    """Runs the schedule of `file`, or of a seed with this number of streaming queries.
+
+    Exit code 1 if it violates a promise.
+    """
+    schedule, again = _wanted(file, seed, mutant)
+    if queries:
+        schedule = schedule._replace(options=schedule.options._replace(queries=queries))
+        again = f"marshal simulate --queries {queries} --seed {seed} --trace"
+    run_one(schedule, again, asked, as_json)
+
+
+def run_one(schedule: Schedule, again: str, asked: Asked, as_json: bool) -> None:
+    """Runs one schedule. `again`: the command that repeats it. Exit code 1 if it violates a promise."""
+    keep, html = asked.keep, asked.html
+    if keep is not None:
+        if not run(schedule).violations:
+            raise output.CommandFailed("--shrink: this run violates nothing, so there is nothing to shrink")
+        small = shrink(schedule, lambda smaller: output.say(f"smaller: {' '.join(text_of(smaller).split())}"))
+        schedule, again = small.schedule, f"marshal simulate --scenario {keep}"
+        head = f"# {telling(small.result.violations).text}\n# {again}\n"
+        keep.write_text(head + text_of(schedule), encoding="utf-8")
+    told = sweep.tell_schedule(schedule)
+    if html is not None:
+        html.write_text(_page(schedule, told, again), encoding="utf-8")
+    if asked.trace:
+        _print_moments(told.moments, as_json)
+    _print(schedule, told, again, as_json)
+    if told.result.violations:
+        raise typer.Exit(output.FAILED)
+
+
+def _wanted(file: Path | None, seed: int | None, mutant: str | None) -> tuple[Schedule, str]:
+    if file is None:
+        assert seed is not None  # the command has checked it
+        return of_seed(seed, mutant), seeds.again(seed, mutant)
+    try:
+        return parse(file.read_text(encoding="utf-8")), f"marshal simulate --scenario {file}"
+    except InvalidOption as error:
+        raise typer.BadParameter(f"{file}: {error}") from error
+
+
+def _page(schedule: Schedule, told: sweep.Told, again: str) -> str:
+    """The page; its histogram also counts the take-overs of the seeds that follow."""
+    world = Options(dump=schedule.options.dump, group=schedule.options.group)
+    times = takeover_times(told.logs, told.result.scenario.interval_ms)
+    for number in range(1, NEIGHBOURS):
+        other = sweep.tell_schedule(Schedule(schedule.seed + number, world))
+        times += takeover_times(other.logs, other.result.scenario.interval_ms)
+    seeds = f"this run and the seeds {schedule.seed + 1} to {schedule.seed + NEIGHBOURS - 1}"
+    return page(told.result, told.moments, told.logs, again, times, seeds)
+
+
+def _print(schedule: Schedule, told: sweep.Told, again: str, as_json: bool) -> None:
+    result = told.result
+    if as_json:
+        plain: dict[str, Any] = {
+            "seed": schedule.seed,
+            "mutant": schedule.mutant,
+            "verdict": result.verdict,
+            "trace_hash": result.trace_hash,
+            "events": result.events,
+            "again": again,
+            "violations": [found._asdict() for found in result.violations],
+        }
+        output.print_json(plain)
+        return
+    if result.violations:
+        for line in story(telling(result.violations), told.moments):
+            print(line)
+    print(f"seed {schedule.seed}: {result.verdict}, {result.events:,} events, trace {result.trace_hash}")
+    print(f"again: {again}")
+
+
+def _print_moments(moments: Iterable[sweep.Moment], as_json: bool) -> None:
+    for moment in moments:
+        if as_json:
+            output.print_json(moment._asdict())
+        else:
+            print(line_of(moment))
+
+
+def as_plain(result: Result) -> dict[str, Any]:
+    """With JSON's types."""
+    scenario = result.scenario._asdict()
+    scenario["groups"] = [group._asdict() for group in result.scenario.groups]
+    scenario["kinds"], scenario["skip"] = sorted(result.scenario.kinds), sorted(result.scenario.skip)
+    return {
+        **result._asdict(),
+        "violations": [v._asdict() for v in result.violations],
+        "scenario": scenario,
+        "again": seeds.again(result.seed),
+    }
+
+
+def print_result(result: Result, again: str) -> None:
+    figures = result._asdict()
+    for name in ("violations", "scenario"):
+        del figures[name]
+    figures["kinds"] = dict.fromkeys(sorted(result.scenario.kinds), "")
+    seeds.print_figures(figures)
+    for violation in result.violations:
+        print(seeds.sentence(violation))
+    print(f"again: {again}")

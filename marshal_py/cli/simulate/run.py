@@ -1,0 +1,90 @@
+"""`marshal simulate run`: seeds, each a cluster with faults, or one kept schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from marshal_py.cli import output
+from marshal_py.cli.options import Json, command
+from marshal_py.cli.simulate import one_run, seeds
+from marshal_py.simulator import sweep
+from marshal_py.simulator.scenario import Options
+from marshal_py.simulator.sweep import Counted
+from marshal_py.spark import require_spark
+
+EXAMPLE: Final = output.example("marshal simulate run --seeds 0:20 --json")
+
+
+@command
+def run(
+    wanted: Annotated[
+        str | None, typer.Option("--seeds", metavar="A:B", show_default=seeds.SEEDS, help="Seed range, B exclusive.")
+    ] = None,
+    seed: seeds.Seed = None,
+    scenario: Annotated[
+        Path | None,
+        typer.Option("--scenario", exists=True, dir_okay=False, metavar="FILE", help="Run the schedule in this file."),
+    ] = None,
+    trace: one_run.Trace = False,
+    shrink: one_run.Shrink = None,
+    html: one_run.Html = None,
+    queries: Annotated[
+        int,
+        typer.Option(
+            "--queries", min=0, metavar="N", help="Make N of the consumers streaming queries of Spark. Not --scenario."
+        ),
+    ] = 0,
+    processes: seeds.Processes = None,
+    spark: Annotated[bool, typer.Option("--spark", help="Run --seeds on Spark instead of in processes here.")] = False,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            "--master",
+            metavar="URL",
+            help="Of the Spark cluster; sc://HOST:PORT is Spark Connect.",
+            show_default="local, every core",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run seeds in simulated clusters with faults, and judge each run by the promises.
+
+    Exit code 1: a promise was violated, or the search was void, because nobody took over from anybody or nothing was
+    delivered. The same seed gives the same run everywhere.
+    """
+    if sum(given is not None for given in (wanted, seed, scenario)) > 1:
+        raise typer.BadParameter("one of --seeds, --seed, --scenario")
+    if trace and seed is None:
+        raise typer.BadParameter("--trace needs --seed")
+    if (shrink is not None or html is not None) and seed is None and scenario is None:
+        raise typer.BadParameter("--shrink and --html need --seed or --scenario")
+    if queries and (scenario is not None or spark):
+        raise typer.BadParameter("--queries goes with --seeds or --seed")
+    if (spark or master is not None) and (not spark or seed is not None or processes):
+        raise typer.BadParameter("--spark goes with --seeds, and --master with --spark")
+    if scenario is not None or shrink is not None or html is not None or (queries and seed is not None):
+        one_run.show(scenario, seed, None, one_run.Asked(trace and queries > 0, shrink, html), as_json, queries)
+    elif seed is not None:
+        one_run.show_seed(seed, trace, as_json)
+    else:
+        chosen = seeds.seed_range(wanted or seeds.SEEDS)
+        options = Options(queries=queries) if queries else None
+        results = _on_spark(chosen, master) if spark else sweep.sweep(chosen, processes or sweep.cores(), options)
+        seeds.print_many(results, len(chosen), as_json, f"--queries {queries} " if queries else "")
+
+
+def _on_spark(chosen: range, master: str | None) -> Iterable[Counted]:
+    """The rows of the same runs, made by a Spark session that ends with them."""
+    require_spark()
+    from marshal_py.spark import sweeps
+    from marshal_py.spark.session import local_session
+
+    session = local_session(master or "local[*]", name="marshal simulate")
+    try:
+        return sweeps.runs(sweeps.sweep(session, chosen))
+    finally:
+        session.stop()
