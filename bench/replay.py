@@ -1,8 +1,8 @@
 """How fast is the history of a whole coordination topic folded: in one process, by tasks on Spark, and as a stream?
 
-Sixteen logs, each as 20 consumers of one group with 100 partitions write it, stand in an archive. All contestants read
-the same files and fold each log in the order of its offsets, with the digest of the group at every checkpoint; the
-digests are compared, and a difference fails the benchmark. Wall clock: what is asked is whether more cores help.
+An archive has sixteen logs, each as 20 consumers of one group with 100 partitions write it. All contestants read the
+same files and fold each log in the order of its offsets, with the digest of the group at every checkpoint. If the
+digests differ, the benchmark fails. It measures wall clock time, because the question is whether more cores help.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ FILES_PER_BATCH: Final = 8  # of the stream: two batches, so that state is writt
 
 @contextmanager
 def spark_session() -> Iterator[SparkSession]:
-    """Two cores of this machine; the session that is there is used and left."""
+    """A session on two cores of this machine. An active one is used, and not stopped."""
     from pyspark.sql import SparkSession
 
-    there = SparkSession.getActiveSession()
-    session = there or local_session("local[2]", settings=SETTINGS)
+    active = SparkSession.getActiveSession()
+    session = active or local_session("local[2]", settings=SETTINGS)
     try:
         yield session
     finally:
-        if there is None:
+        if active is None:
             session.stop()
 
 
 def write(folder: Path, logs: int, records: int) -> int:
-    """A Parquet file per log; how many records."""
+    """Writes a Parquet file per log; returns how many records."""
     written = 0
     for log in range(logs):
         group = next(name for number in count() if route(name := f"group-{number}", logs) == log)
@@ -72,7 +72,7 @@ def write(folder: Path, logs: int, records: int) -> int:
 
 
 def _mark(digests: pa.Table) -> str:
-    """What the digests of the checkpoints are, in few letters."""
+    """A short hash of the digests at the checkpoints."""
     cells = (digests.column(name).to_pylist() for name in ("log", "offset", "group", "state", "chain"))
     rows = sorted(row for row in zip(*cells, strict=True) if row[1] % 16 == 0)
     return blake2b(repr(rows).encode(), digest_size=4).hexdigest()
@@ -80,12 +80,12 @@ def _mark(digests: pa.Table) -> str:
 
 def one_process(folder: Path, root: Genesis) -> pa.Table:
     found: list[pa.RecordBatch] = []
-    begun = {log: Beginning(log, root) for log in range(root.partitions)}
+    beginnings = {log: Beginning(log, root) for log in range(root.partitions)}
     for log in range(root.partitions):
         file = folder / f"log={log}" / DAY / "records.parquet"
         table = pyarrow.parquet.ParquetFile(file).read(columns=["offset", "time", "value"]).sort_by("offset")
         table = table.append_column("log", pa.repeat(pa.scalar(log, pa.int32()), len(table)))
-        found += folding(begun, TABLES)(iter(table.to_batches()))
+        found += folding(beginnings, TABLES)(iter(table.to_batches()))
     return pa.Table.from_batches(found)
 
 

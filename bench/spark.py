@@ -1,13 +1,13 @@
 """How fast is `format("marshal")`, beside Spark's own Kafka source?
 
 Both read the same topics in one Spark session, in turn: a million small messages of eight partitions in one batch, into
-a sink that forgets them and into Parquet; batches over 64 partitions with a hundred messages each; a query over a topic
-with few messages, from its start to its end. The processor time is that of the JVM and of all Python processes
-together: beside other work it says more than the clock.
+a sink that discards them and into Parquet; batches over 64 partitions with a hundred messages each; a query over few
+messages, from its start to its end. The processor time is that of the JVM and of all Python processes
+together: on a busy machine it says more than the clock.
 
-Spark's own source is a package of its own and comes through Maven (`spark.jars.packages`, the coordinates in
-MARSHAL_BENCH_PACKAGES), into a Spark of its own. Where it cannot be had, the contestant is left out, and a note says
-so. A tiny run leaves it out, too, and downloads nothing.
+Spark's own source is a separate package that comes through Maven (`spark.jars.packages`; MARSHAL_BENCH_PACKAGES has the
+coordinates), so it runs in a process of its own. If the package cannot be downloaded, this contestant is left out, and
+a note says so. A tiny run leaves it out, too, and downloads nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # The newest that Maven Central has; it works on Spark 4.3, too.
 PACKAGES: Final = os.environ.get("MARSHAL_BENCH_PACKAGES", "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0")
-EXCLUDES: Final = "org.apache.hadoop:hadoop-client-api,org.apache.hadoop:hadoop-client-runtime"  # Spark has them
+EXCLUDES: Final = "org.apache.hadoop:hadoop-client-api,org.apache.hadoop:hadoop-client-runtime"  # Spark brings them
 ROWS, ROWS_TINY = 1_000_000, 8_000
 WIDE, THIN = 8, 64  # partitions
 THIN_BATCHES: Final = 10
@@ -48,7 +48,7 @@ TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 def spent_s() -> float:
-    """Processor time of all descendants of this process so far, those that have ended among them."""
+    """Processor time so far of all descendants of this process, including those that have ended."""
     parents: dict[int, list[int]] = {}
     ticks: dict[int, int] = {}
     for folder in Path("/proc").iterdir():
@@ -68,18 +68,18 @@ def spent_s() -> float:
 
 
 def session() -> tuple[SparkSession, str]:
-    """And why Spark's own source is missing, if it is."""
+    """Returns a session, and why Spark's own source is missing; "" if it is there."""
     try:
         return local_session(
             "local[2]", settings={**SETTINGS, "spark.jars.packages": PACKAGES, "spark.jars.excludes": EXCLUDES}
         ), ""
     except Exception as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        return local_session("local[2]", settings=SETTINGS), f"{PACKAGES} could not be had: {said}"
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return local_session("local[2]", settings=SETTINGS), f"{PACKAGES} could not be downloaded: {reason}"
 
 
 class Runner:
-    """Queries of both sources over one topic."""
+    """Runs queries of both sources over one topic."""
 
     def __init__(self, spark: SparkSession, job: Mapping[str, Any]) -> None:
         self.spark, self.job, self.number = spark, job, 0
@@ -102,7 +102,7 @@ class Runner:
         }
 
     def query(self, name: str, topic: str, batch: int, sink: str = "noop") -> dict[str, Any]:
-        """Runs one to its end: rows, seconds of each batch and of all, processor seconds."""
+        """Runs one query to its end; returns rows, seconds of each batch and of all, processor seconds."""
         self.number += 1
         folder = Path(self.job["folder"]) / f"spark-{self.number}"
         began_s, began_spent_s = time.perf_counter(), spent_s()
@@ -125,7 +125,7 @@ class Runner:
         }
 
     def claimed(self, topic: str, batch: int) -> dict[str, Any]:
-        """Claimed batches that Spark's own source reads, into the sink that forgets."""
+        """Runs claimed batches that Spark's own source reads, into the sink that discards them."""
         self.number += 1
         began_s, began_spent_s, rows, batches_s = time.perf_counter(), spent_s(), 0, []
         with (
@@ -147,7 +147,7 @@ class Runner:
         }
 
     def turns(self, names: list[str], rounds: int, *args: Any) -> dict[str, list[dict[str, Any]]]:
-        """Each of `names` in turn; the first round pays for what is loaded and compiled, and is left out."""
+        """Runs each of `names` in turn. The first round, in which code is loaded and compiled, is left out."""
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         for _ in range(rounds + 1):
             for name in names:
@@ -224,7 +224,7 @@ def table(found: Mapping[str, Mapping[str, list[dict[str, Any]]]]) -> list[list[
 
 def notes(missing: str, rounds: int) -> list[str]:
     return [
-        f"{rounds} rounds in turn; processor time of the JVM and of all Python processes of Spark's",
+        f"{rounds} rounds in turn; processor time of the JVM and all of Spark's Python processes",
         f"without Spark's own source: {missing}" if missing else f"Spark's own source: {PACKAGES}",
     ]
 

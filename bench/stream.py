@@ -1,10 +1,10 @@
 """What do claims cost a Spark stream, and do heartbeats keep their time while executors are busy?
 
-The contestants read the same topic with the same reader, the same batches and the same sink, which forgets all:
+The contestants read the same topic with the same reader, the same batches and a sink that discards all rows:
 `format("marshal")`, a member of a group, and a stream source without claims that knows where the last batch ended.
 
-Measured: the durations of Spark's batches but the first, which pays for the workers; and, from the coordination log,
-the longest time between two heartbeats of the query's member, as a share of its interval (they are due every third).
+It measures the durations of Spark's batches, except the first, in which workers start; and, from the coordination log,
+the longest time between two heartbeats of the query's member, as a share of its interval (one is due each third of it).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WAIT_S: Final = 300
 
 
 class Claimless(DataSource):
-    """The same ranges in the same batches, and nobody asks whose they are."""
+    """A stream source with the same ranges in the same batches, without claims."""
 
     @classmethod
     def name(cls) -> str:
@@ -84,7 +84,7 @@ class ClaimlessReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def stream(spark: SparkSession, form: str, options: Mapping[str, Any], checkpoint: str) -> tuple[int, list[float]]:
-    """Rows, and rows per second of each batch but the first."""
+    """Returns the rows, and the rows per second of each batch but the first."""
     query = (
         spark.readStream.format(form)
         .options(**options)
@@ -102,7 +102,7 @@ def stream(spark: SparkSession, form: str, options: Mapping[str, Any], checkpoin
 
 
 def longest_gap_ms(environment: BenchEnvironment, log: str, group: str) -> int:
-    """Between two heartbeats of one session, by the timestamps of the log."""
+    """The longest time between two heartbeats of one session, by the log's timestamps."""
     sent: dict[int, list[int]] = {}
     with Observer(KafkaTransport(environment.bootstrap, 30.0), log) as observer:
         for record, verdict in observer.read(group):

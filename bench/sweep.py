@@ -1,7 +1,7 @@
 """Do simulation sweeps on Spark outrun one process, and how near do they come to processes on the same machine?
 
-The same seeds each time, and the same hash over all traces: a difference fails the benchmark. Wall clock: what is asked
-is whether more cores help.
+All contestants run the same seeds and must get the same hash over all traces, or the benchmark fails. It measures wall
+clock time, because the question is whether more cores help.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs the pipeline end to end and judges it: `python -m examples.pipeline [--orders N] [--kill] [--folder DIR]`.
 
-Without --bootstrap-servers it starts an Apache Kafka of its own (tests/support/kafka.py). Exit code 0 if nothing was
-lost and nothing is double in the output.
+Without --bootstrap-servers it starts its own Apache Kafka (tests/support/kafka.py). The exit code is 0 if nothing was
+lost and nothing is in the output twice.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from marshal_py.transport.kafka import KafkaTransport
 from tests.support.kafka import start_cluster
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 360.0  # for everything together, on a machine with other work; half a minute on a quiet one
-GONE_S = 30.0  # a process that was told to end
+DEADLINE_S = 360.0  # for the whole run on a busy machine; a quiet one needs half a minute
+EXIT_S = 30.0  # for a process to end after a signal
 RATE = 1_000  # orders per second while both sides start
 HOUR_MS = 3_600_000
 COORDINATION = "__marshal"
 
 
 class Seen(NamedTuple):
-    """A message as it stands in a topic."""
+    """A message as it is in a topic."""
 
     partition: int
     offset: int
@@ -68,7 +68,7 @@ class Run:
         admin.create_topics([NewTopic(topic, partitions)], operation_timeout=30)[topic].result(30)
 
     def start(self, name: str) -> None:
-        """The service or the job. Its group of processes is its own, so that all of it can be ended by one number."""
+        """Starts the service or the job, in a process group of its own, so that one signal ends all of it."""
         command = [
             sys.executable,
             "-m",
@@ -89,11 +89,11 @@ class Run:
             )
 
     def kill(self, name: str) -> None:
-        """kill -9, also for what it has started: Spark's JVM dies with its driver."""
+        """kill -9 for the process and everything that it has started, as Spark's JVM."""
         process = self.processes[name]
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(GONE_S)
+        process.wait(EXIT_S)
         print(f"killed the {name} (kill -9)", flush=True)
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
@@ -106,12 +106,12 @@ class Run:
             time.sleep(0.2)
 
     def positions(self, group: str) -> dict[int, int]:
-        """Of a group, by the coordination log."""
+        """A group's positions by partition, from the coordination log."""
         try:
             with Observer(KafkaTransport(self.servers, 30.0), COORDINATION) as observer:
                 observer.fold(group)
                 found = [state for _, state in observer.groups() if state.name == group]
-        except CoordinationTopicMissing:  # nobody has joined yet
+        except CoordinationTopicMissing:  # no member has joined yet
             return {}
         return {tp.partition: part.position for state in found for tp, part in state.partitions.items()}
 
@@ -121,14 +121,14 @@ class Run:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGTERM)
                 try:
-                    process.wait(GONE_S)
+                    process.wait(EXIT_S)
                 except subprocess.TimeoutExpired:
                     os.killpg(process.pid, signal.SIGKILL)
-                    process.wait(GONE_S)
+                    process.wait(EXIT_S)
 
 
 def produce(run: Run, count: int, seed: int, pause: Callable[[int], None]) -> None:
-    """Everything at RATE. `pause` is called now and then with how many there are."""
+    """Produces `count` orders at RATE. Calls `pause` after every hundred, with their number so far."""
     producer = Producer({"bootstrap.servers": run.servers, "linger.ms": 20, "enable.idempotence": True})
     began = time.monotonic()
     for number, made in enumerate(make(count, seed), 1):
@@ -142,7 +142,7 @@ def produce(run: Run, count: int, seed: int, pause: Callable[[int], None]) -> No
 
 
 def contents(servers: str, topic: str, partitions: int) -> list[Seen]:
-    """A whole topic."""
+    """Returns all messages of a topic."""
     consumer = Consumer({"bootstrap.servers": servers, "group.id": "judge", "enable.auto.commit": False})
     found: list[Seen] = []
     try:
@@ -165,7 +165,7 @@ def contents(servers: str, topic: str, partitions: int) -> list[Seen]:
 
 
 def judge(report: Mapping[str, Any], topic: Iterable[Seen], dead_letters: Iterable[Seen]) -> bool:
-    """Compares what stands in the tables with what was produced. Prints the summary."""
+    """Compares the tables with what was produced, and prints a summary. Returns whether they agree."""
     produced = {(seen.partition, seen.offset): parse(seen.value) for seen in topic}
     good = {place: order for place, order in produced.items() if not order.problem}
     dead = Counter(seen.headers["origin"] for seen in dead_letters)
@@ -187,11 +187,11 @@ def judge(report: Mapping[str, Any], topic: Iterable[Seen], dead_letters: Iterab
 
 
 def wrong_hours(found: Iterable[tuple[int, str, int]], good: Mapping[tuple[int, int], Order]) -> list[str]:
-    """Hourly counts that are not what the topic says. Only very late orders may be missing in them."""
+    """Returns a line for each hourly count that disagrees with the topic. Only very late orders may be missing."""
     expected, late = Counter[tuple[int, str]](), Counter[tuple[int, str]]()
     newest_ms = max(order.event_ms for order in good.values())
     seen_ms = 0
-    for _, order in sorted(good.items(), key=lambda item: item[0][1]):  # partitions are in step, offset by offset
+    for _, order in sorted(good.items(), key=lambda item: item[0][1]):  # partitions grow evenly, offset by offset
         hour = order.event_ms // HOUR_MS * HOUR_MS
         seen_ms = max(seen_ms, order.event_ms)
         if newest_ms - hour > 2 * HOUR_MS:  # closed by the last orders
@@ -213,8 +213,8 @@ def main() -> int:
     parser.add_argument("--orders", type=int, default=12_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kill", action="store_true", help="kill the Spark job and the service half-way, restart them")
-    parser.add_argument("--folder", type=Path, help="where the output goes and stays")
-    parser.add_argument("--bootstrap-servers", help="a Kafka that is there")
+    parser.add_argument("--folder", type=Path, help="where to write the output, and keep it")
+    parser.add_argument("--bootstrap-servers", help="use a running Kafka")
     given = parser.parse_args()
     folder = given.folder or Path(tempfile.mkdtemp(prefix="marshal_pipeline_"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -236,18 +236,18 @@ def play(servers: str, folder: Path, given: argparse.Namespace) -> int:
         run.start("job")
         print("a Python service and a Spark query share one group; a second query counts by the hour", flush=True)
 
-        def hurt(number: int) -> None:
-            """After a half of the orders, when both groups have got on, the Spark job dies, and soon the service."""
+        def kill_both(number: int) -> None:
+            """After half of the orders, once both groups have made progress, kills the Spark job, then the service."""
             if not given.kill or number != given.orders // 200 * 100:
                 return
             for group in (run.group, f"{run.group}-hourly"):
-                run.wait(lambda group=group: sum(run.positions(group).values()) > 500, f"{group} gets on")
+                run.wait(lambda group=group: sum(run.positions(group).values()) > 500, f"{group} makes progress")
             run.kill("job")
             run.start("job")
             run.kill("service")
             run.start("service")
 
-        produce(run, given.orders, given.seed, hurt)
+        produce(run, given.orders, given.seed, kill_both)
         ends = Counter(made.partition for made in make(given.orders, given.seed))
         for group in (run.group, f"{run.group}-hourly"):
             run.wait(lambda group=group: run.positions(group) == dict(ends), f"{group} has handled everything")

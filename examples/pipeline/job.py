@@ -2,7 +2,7 @@
 
     python -m examples.pipeline.job SERVERS TOPIC GROUP FOLDER
 
-Runs until the file FOLDER/stop is there; then it finishes what has come, and writes FOLDER/report.json.
+Runs until the file FOLDER/stop exists; then it finishes the messages that have come and writes FOLDER/report.json.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def parse_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def storing(sink: KafkaProducer) -> Any:
-    """Good orders to Parquet by day, malformed ones to the dead-letter topic."""
+    """Returns a sink that writes good orders to Parquet by day, and malformed ones to the dead-letter topic."""
 
     def handle(df: DataFrame, entry: Entry) -> None:
         for row in df.where("problem <> ''").select("topic", "partition", "offset", "value", "problem").collect():
@@ -119,7 +119,7 @@ def storing(sink: KafkaProducer) -> Any:
 
 
 def hourly(df: DataFrame) -> DataFrame:
-    """Orders and turnover per hour of event time and product. What comes more than an hour late is not counted."""
+    """Orders and turnover per product and hour of event time. Orders that are over an hour late are not counted."""
     return (
         df.where("problem = ''")
         .withWatermark("event_time", "1 hour")
@@ -131,7 +131,7 @@ def hourly(df: DataFrame) -> DataFrame:
 
 
 def figures(spark: SparkSession, ledger: Ledger, folder: str) -> dict[str, Any]:
-    """What stands in the tables, for whoever compares it with the truth."""
+    """The contents of the tables, which __main__.py compares with the topic."""
     stored = ledger.read(spark, "orders").groupBy("partition", "offset").count().collect()
     hours = spark.read.parquet(f"{folder}/hourly").select(F.unix_millis("start").alias("ms"), "product", "orders")
     days = spark.read.parquet(f"{folder}/hourly").select("day").distinct().count()

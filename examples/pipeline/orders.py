@@ -1,4 +1,4 @@
-"""Orders: made from a seed, and read back. What is malformed says why."""
+"""Orders: made up from a seed, and parsed. A malformed order says what is wrong with it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ CUSTOMERS = 120  # a customer's orders are in one partition, as the key says
 PRODUCTS = ("tea", "salt", "rope", "lamp", "book")
 FIRST_MS = round(datetime(2026, 3, 1, tzinfo=UTC).timestamp() * 1000)
 STEP_MS = 30_000  # of event time, from one order to the next
-LATE_MS = 20 * 60_000  # within what the hourly counts wait for
+LATE_MS = 20 * 60_000  # the hourly counts wait longer
 VERY_LATE_MS = 48 * 3_600_000  # long after its hour was closed
-CLOSING_MS = 72 * 3_600_000  # the last order of each partition comes so much later, and closes every hour
+CLOSING_MS = 72 * 3_600_000  # the last order of each partition is so much later, which closes every hour
 
 
 class Made(NamedTuple):
@@ -35,7 +35,7 @@ class Order(NamedTuple):
 
 
 def make(count: int, seed: int) -> Iterator[Made]:
-    """`count` events: 2 % malformed, 5 % late, 1 % very late. At the end one order per partition that closes it."""
+    """Makes `count` orders: 2 % malformed, 5 % late, 1 % very late; then one per partition that closes all hours."""
     chance = random.Random(seed)
     for number in range(count + PARTITIONS):
         customer = number % CUSTOMERS if number < count else number - count
@@ -49,11 +49,11 @@ def make(count: int, seed: int) -> Iterator[Made]:
             "cents": chance.randrange(100, 20_000),
             "event_ms": event_ms,
         }
-        value = _spoiled(order, chance) if kind < 0.02 else json.dumps(order).encode()
+        value = _malformed(order, chance) if kind < 0.02 else json.dumps(order).encode()
         yield Made(order["customer"].encode(), value, customer % PARTITIONS)
 
 
-def _spoiled(order: dict[str, Any], chance: random.Random) -> bytes:
+def _malformed(order: dict[str, Any], chance: random.Random) -> bytes:
     match chance.randrange(4):
         case 0:
             return json.dumps(order).encode()[:-7]
@@ -66,7 +66,7 @@ def _spoiled(order: dict[str, Any], chance: random.Random) -> bytes:
 
 
 def parse(value: bytes | None) -> Order:
-    """Never raises: a stream must not stop at one bad message."""
+    """Parses an order. Never raises, because a stream must not stop at a bad message."""
     try:
         order = json.loads(value or b"")
         found = Order(order["customer"], order["product"], order["cents"], order["event_ms"], "")
@@ -80,5 +80,5 @@ def parse(value: bytes | None) -> Order:
 
 
 def is_very_late(number_ms: int, newest_ms: int) -> bool:
-    """Whether an event is older than what any watermark of the hourly counts may still let in."""
+    """Whether an order is older than any watermark of the hourly counts can admit."""
     return number_ms < newest_ms - VERY_LATE_MS // 2

@@ -21,7 +21,7 @@ from marshal_py.transport.kafka import KafkaTransport
 from marshal_py.transport.producer import KafkaProducer
 
 ROWS = 400  # per entry of the ledger
-DEAD = ".dead"  # what the dead-letter topic is called behind the topic's own name
+DEAD = ".dead"  # the dead-letter topic has the topic's name with this suffix
 SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
@@ -49,11 +49,11 @@ def main(servers: str, topic: str, group: str, folder: str) -> None:
                     write_batch(ledger, batch, lambda messages, entry: write(messages, entry, sink))
                     batch.ack()
             except (WriteFenced, ClaimLost) as error:
-                print(f"dropped: {error}", flush=True)  # somebody else owns it now and writes it
+                print(f"dropped: {error}", flush=True)  # another member owns the partition now and writes it
 
 
 def write(messages: list[marshal_py.Message], entry: Entry, sink: KafkaProducer) -> None:
-    """The messages that are not in the table yet; again with fewer if another writer was faster."""
+    """Writes the messages that are not in the table yet. Called again, with fewer, if another writer was faster."""
     rows: list[dict[str, Any]] = []
     for message in messages:
         order = parse(message.value)
@@ -80,7 +80,7 @@ def write(messages: list[marshal_py.Message], entry: Entry, sink: KafkaProducer)
 
 
 def bury(sink: KafkaProducer, topic: str, partition: int, offset: int, value: bytes | None, problem: str) -> None:
-    """To the dead-letter topic, with where it came from and why."""
+    """Sends a message to the dead-letter topic, with its origin and its problem."""
     origin = f"{topic}:{partition}:{offset}"
     sink.write(topic + DEAD, value, origin.encode(), [("origin", origin.encode()), ("problem", problem.encode())])
 

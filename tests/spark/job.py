@@ -1,4 +1,4 @@
-"""A Spark driver in a process of its own (tests/support/spark_job.py), to be killed with everything that it started."""
+"""A Spark driver in a process of its own (tests/support/spark_job.py), which tests kill with all its children."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.support.client_fixtures import until
 from tests.support.journal import Tail
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 150.0  # a JVM that starts, on a machine with other work
+DEADLINE_S = 150.0  # for the start of a JVM on a busy machine
 Rows = list[tuple[int, int]]
 
 
 class Job:
-    """One run. A context manager; leaving it kills what is left."""
+    """One run. A context manager; leaving it kills the processes that are left."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Job:
 
     @property
     def rows(self) -> Rows:
-        """Everything that the sink wrote, in order."""
+        """All rows that the sink wrote, in order."""
         return [(p, o) for line in self.said("batch") for p, o in line["rows"]]
 
     def await_line(self, kind: str) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Job:
         return until(look, f"{self.path.stem}: {kind}", DEADLINE_S)[-1]
 
     def finish(self) -> None:
-        """Waits for the end that it reaches by itself."""
+        """Waits until it ends by itself."""
         assert self.process.wait(DEADLINE_S) == 0, self.log.read_text(errors="replace")[-3000:]
         self.said("ended")
 
@@ -84,19 +84,19 @@ class Job:
         self.finish()
 
     def kill(self) -> None:
-        """SIGKILL for the driver, its JVM, the query's process and the workers: all at once, none can say good-bye."""
+        """SIGKILL for the driver, its JVM, the query's process and the workers, so that none can release a claim."""
         if self.process.poll() is None:
             for pid in [self.process.pid, *descendants(self.process.pid)]:
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
-                    continue  # it went together with its parent
+                    continue  # it ended together with its parent
             self.process.wait(DEADLINE_S)
         self.said("ended")
 
 
 def descendants(pid: int) -> list[int]:
-    """Children, and theirs."""
+    """The process ids of all children, and theirs."""
     table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
     children: dict[int, list[int]] = {}
     for line in table.splitlines():

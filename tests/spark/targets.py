@@ -1,6 +1,6 @@
-"""The tables that hold every message once, as tests see them: made in a folder, and read by somebody else.
+"""The tables that hold every message once, for tests: created in a folder, and read by an independent reader.
 
-`KINDS` has one function for each; what it makes has the table, and the rows that stand in it by an independent reader.
+`KINDS` has one function for each kind, which returns a Target.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ COLUMNS = ("partition", "offset", "CAST(value AS STRING) AS value")
 
 
 class Target(NamedTuple):
-    """One kind. `sink`: for foreachBatch, with a function that is called when the rows are written and do not count
-    yet. `store`: what a Python service writes into an entry."""
+    """A table of one kind.
+
+    `sink`: makes a function for foreachBatch; the one given to it is called once rows are written and do not count yet.
+    `store`: writes rows into an entry, as a Python service does. `rows`: the rows of the table.
+    """
 
     table: Any
     sink: Callable[[Callable[[], None]], Callable[[DataFrame, int], None]]
@@ -35,7 +38,7 @@ class Target(NamedTuple):
 
 
 def quietly() -> None:
-    """Nobody looks on."""
+    """For `sink`, where a test does not watch it."""
 
 
 def arrow(rows: Rows) -> pa.Table:
@@ -137,7 +140,7 @@ def iceberg(folder: Path) -> Target:
 
 
 def appending(table: Any) -> Callable[[Callable[[], None]], Callable[[DataFrame, int], None]]:
-    """Its commit follows when `written` returns."""
+    """Makes a sink whose commit follows once `written` has returned."""
 
     def sink(written: Callable[[], None]) -> Callable[[DataFrame, int], None]:
         if written is quietly:

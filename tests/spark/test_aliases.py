@@ -1,4 +1,4 @@
-"""A query of Spark's own Kafka source moves by one word and a group: its options are understood, or refused by name."""
+"""Options of Spark's own Kafka source: a query with them is understood, or refused with advice."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ OLD = {
 NEEDED = {"group": "g", "subscribe": "t", "kafka.bootstrap.servers": "127.0.0.1:1"}
 
 
-def test_a_query_of_sparks_own_source_moves_by_a_word_and_a_group() -> None:
-    """As Spark hands options over: in lower case, in a dict that ignores case."""
+def test_a_query_moves_from_sparks_own_source_with_its_options() -> None:
+    """Given in two ways: as written, and as Spark passes options, in a dict that ignores case."""
     for given in ({**OLD, "group": "billing"}, CaseInsensitiveDict({**OLD, "GROUP": "billing"})):
         options = StreamOptions.of(given)
         assert (options.group, options.topics, options.rows_max) == ("billing", ("orders", "payments"), 5000)
@@ -56,7 +56,7 @@ def test_a_query_of_sparks_own_source_moves_by_a_word_and_a_group() -> None:
         },
     ],
 )
-def test_names_count_in_any_case(given: dict[str, str]) -> None:
+def test_upper_and_lower_case_do_not_matter_in_names(given: dict[str, str]) -> None:
     options = StreamOptions.of(given)
     assert (options.group, options.topics, options.rows_max) == ("g", ("t",), 7)
     assert options.kafka == {"bootstrap.servers": "a:1", "client.id": "x"}
@@ -81,11 +81,11 @@ def test_where_a_query_begins(name: str, value: str, start: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*REFUSED, *(name.lower() for name in REFUSED), *(f"kafka.{name}" for name in JAVA)])
-def test_what_means_something_else_is_refused_with_what_to_say_instead(name: str) -> None:
+def test_an_option_without_an_equivalent_is_refused_with_advice(name: str) -> None:
     with pytest.raises(InvalidOption) as raised:
         DefaultSource({**NEEDED, name: "1"}).schema()
     rules = {**REFUSED, **{f"kafka.{name}": rule for name, rule in JAVA.items()}}
-    assert raised.value.option in rules, "as people write it"
+    assert raised.value.option in rules, "in its usual spelling"
     assert raised.value.rule == rules[raised.value.option]
 
 
@@ -104,13 +104,13 @@ def test_what_means_something_else_is_refused_with_what_to_say_instead(name: str
         ("maxOffsetsPerTrigger", "all", "from 1 on"),
     ],
 )
-def test_a_value_that_cannot_be_is_refused_at_load(name: str, value: str, says: str) -> None:
+def test_a_wrong_value_is_refused_at_load(name: str, value: str, says: str) -> None:
     with pytest.raises(InvalidOption, match=says) as raised:
         DefaultSource({**NEEDED, name: value}).schema()
-    assert raised.value.option == name, "as the user called it"
+    assert raised.value.option == name, "under the name that the user gave"
 
 
-def test_one_thing_said_twice_is_refused_unless_it_is_the_same() -> None:
+def test_two_names_of_one_option_must_have_the_same_value() -> None:
     assert StreamOptions.of({**NEEDED, "topics": "t"}).topics == ("t",)
     with pytest.raises(InvalidOption, match="startingOffsets says the same"):
         StreamOptions.of({**NEEDED, "startingOffsets": "earliest", "startingTimestamp": "0"})
@@ -122,13 +122,13 @@ def test_one_thing_said_twice_is_refused_unless_it_is_the_same() -> None:
     ("given", "delay_s"),
     [("15m", 900.0), ("500ms", 0.5), ("2s", 2.0), ("1h", 3600.0), ("250", 0.25), ("3 min", 180.0), ("1D", 86_400.0)],
 )
-def test_durations_are_sparks(given: str, delay_s: float) -> None:
+def test_durations_have_sparks_units(given: str, delay_s: float) -> None:
     """Without a unit they are ms."""
     assert StreamOptions.of({**NEEDED, "minOffsetsPerTrigger": "7", "maxTriggerDelay": given}).delay_s == delay_s
 
 
-def test_a_pattern_stands_for_topics() -> None:
-    """Topics that come later begin at their beginning, as with Spark's own source."""
+def test_a_pattern_replaces_topics() -> None:
+    """Topics that are created later are read from their beginning, as by Spark's own source."""
     needed = {"group": "g", "bootstrap.servers": "a:1"}
     options = StreamOptions.of({**needed, "subscribePattern": "orders-.*", "startingOffsets": '{"orders-1":{"0":5}}'})
     assert (options.topics, options.topics_pattern) == ((), "orders-.*")
@@ -140,7 +140,7 @@ def test_a_pattern_stands_for_topics() -> None:
         StreamOptions.of({**NEEDED, "subscribePattern": "t"})
 
 
-def test_without_a_group_it_is_said_what_a_group_is() -> None:
+def test_a_missing_group_is_explained() -> None:
     with pytest.raises(InvalidOption, match=r"group.*the position is kept under its name"):
         StreamOptions.of({"subscribe": "t", "kafka.bootstrap.servers": "a:1"})
 
@@ -185,7 +185,7 @@ def test_advice_names_options_that_are_not_refused_there() -> None:
 
 
 def test_every_alias_leads_to_an_option() -> None:
-    """A slip in the table would be found by users alone."""
+    """No other test would find a spelling mistake in the table."""
     values = {
         "startingOffsetsByTimestamp": json.dumps({"t": {"0": 5}}),
         "startingTimestamp": "5",

@@ -1,4 +1,4 @@
-"""Batch reads without claims: what lies between two points, by offsets and by time; and claimed batches with an end."""
+"""Batch reads without claims: the messages between two points, given by offsets or by time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BASIS = {"bootstrap.servers": "127.0.0.1:1", "topics": "orders"}
 
 
 def read(orders: KafkaTopic, **options: str) -> list[tuple[int, int]]:
-    """As Spark reads: the source in the driver, its reader and its partitions in executors."""
+    """Reads as Spark does: the driver plans, and executors get the reader and its partitions by pickle."""
     given = {"bootstrap.servers": orders.bootstrap, "topics": orders.topic, "min_partitions": "3", **options}
     source = DefaultSource(given)
     columns = BackfillOptions.of(given).columns
@@ -34,14 +34,14 @@ def read(orders: KafkaTopic, **options: str) -> list[tuple[int, int]]:
     return sorted(zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True))
 
 
-def test_a_batch_read_needs_no_group_and_reads_what_is_there(make_topic: MakeTopic) -> None:
+def test_a_batch_read_needs_no_group_and_reads_everything(make_topic: MakeTopic) -> None:
     orders = make_topic(2)
     orders.fill(20)
     assert read(orders) == [(partition, offset) for partition in range(2) for offset in range(20)]
 
 
 def test_a_batch_read_is_bounded_by_offsets(make_topic: MakeTopic) -> None:
-    """Partitions that are not named are not read; Spark's names say the same."""
+    """Partitions that are not named are not read. Spark's option names mean the same."""
     orders = make_topic(3)
     orders.fill(20)
     start, until = json.dumps({orders.topic: {"0": 3, "2": -2}}), json.dumps({orders.topic: {"0": 7, "2": 2}})
@@ -67,7 +67,7 @@ def test_a_batch_read_is_bounded_by_time(make_topic: MakeTopic) -> None:
 
 
 def test_an_end_before_the_start_is_refused(make_topic: MakeTopic) -> None:
-    """It would be a day without a row, and look like success."""
+    """Otherwise it would read nothing, and look like success."""
     orders = make_topic(1)
     orders.fill(9)
     turned = (
@@ -92,7 +92,7 @@ def test_a_batch_read_ends_before_an_open_transaction(make_topic: MakeTopic) -> 
     producer.abort_transaction(30)
 
 
-def test_what_a_partition_does_not_hold_is_refused(make_topic: MakeTopic) -> None:
+def test_an_offset_that_a_partition_does_not_hold_is_refused(make_topic: MakeTopic) -> None:
     orders = make_topic(1)
     orders.fill(9)
     orders.truncate(0, 5)
@@ -126,7 +126,7 @@ def test_a_bad_option_of_a_batch_read_is_named(options: dict[str, str], what: st
 
 
 @pytest.mark.parametrize("name", ["start", "until"])
-def test_a_bad_bound_is_not_told_to_be_committed(name: str) -> None:
+def test_the_rule_for_a_bound_does_not_offer_committed(name: str) -> None:
     """`committed` is refused in a batch read, so the rule does not offer it."""
     with pytest.raises(InvalidOption) as refused:
         BackfillOptions.of({**BASIS, name: "soon"})
@@ -134,6 +134,6 @@ def test_a_bad_bound_is_not_told_to_be_committed(name: str) -> None:
     assert refused.value.rule.startswith("earliest, latest")
 
 
-def test_the_group_tells_a_stream_from_a_batch_read() -> None:
+def test_the_option_group_distinguishes_a_stream_from_a_batch_read() -> None:
     assert DefaultSource({**BASIS, "group": "billing"}).schema().endswith("token string")
     assert DefaultSource(BASIS).schema().endswith("timestamp timestamp")

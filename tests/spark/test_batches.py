@@ -1,4 +1,4 @@
-"""Claimed batches in a real Spark: everything once, positions in the log, what happens to a batch that is not done."""
+"""Claimed batches in a real Spark: everything is read once, the log has positions, uncommitted batches come again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def places(df: DataFrame) -> list[tuple[int, int]]:
     return sorted((row.partition, row.offset) for row in df.select("partition", "offset").collect())
 
 
-def test_a_job_writes_everything_once_and_a_second_one_goes_on(
+def test_a_job_writes_everything_once_and_a_second_one_continues(
     spark: SparkSession, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
     orders, out = make_topic(3), str(tmp_path / "out")
@@ -63,7 +63,7 @@ def test_a_batch_that_is_not_committed_comes_again(spark: SparkSession, make_top
 
 
 def test_at_most_once_a_batch_is_never_read_again(spark: SparkSession, make_topic: MakeTopic) -> None:
-    """What was granted and not done is lost, and no later batch has it."""
+    """A batch that was granted and not committed is lost; no later batch has its messages."""
     orders = make_topic(1)
     orders.fill(20)
     with orders.connect() as marshal, orders.consumer(marshal, delivery="at_most_once") as consumer:
@@ -77,7 +77,7 @@ def test_at_most_once_a_batch_is_never_read_again(spark: SparkSession, make_topi
     assert seen == [(0, offset) for offset in range(5, 20)]
 
 
-def test_a_rewind_loses_the_batch_and_plans_it_anew(spark: SparkSession, make_topic: MakeTopic) -> None:
+def test_a_rewind_loses_the_claim_and_the_batch_is_planned_again(spark: SparkSession, make_topic: MakeTopic) -> None:
     orders = make_topic(1)
     orders.fill(12)
     with (
@@ -98,8 +98,8 @@ def test_a_rewind_loses_the_batch_and_plans_it_anew(spark: SparkSession, make_to
         again.commit()
 
 
-def test_batches_end_where_they_are_told(spark: SparkSession, make_topic: MakeTopic) -> None:
-    """Also where the group is beyond already; what comes after the end stays the group's."""
+def test_batches_end_at_until(spark: SparkSession, make_topic: MakeTopic) -> None:
+    """Also if the group is past the end already. Messages after the end are left for other consumers of the group."""
     orders = make_topic(2)
     orders.fill(10)
     until = json.dumps({orders.topic: {"0": 4, "1": -1}})

@@ -1,4 +1,4 @@
-"""News of commits from a listener in the driver: acked before the next trigger, and nothing else is acked by it."""
+"""Commit reports from a listener in the driver: they ack a batch before the next trigger, and no other batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.client_fixtures import until
 
 
 def progress(query: Query, end: dict[str, Any]) -> Any:
-    """As Spark posts it: offsets as JSON."""
+    """A progress event as Spark posts it, with offsets as JSON."""
     source = SimpleNamespace(
         endOffset=json.dumps(end),
         latestOffset=json.dumps(query.reader.reportLatestOffset()),
@@ -35,7 +35,7 @@ def address(query: Query) -> str:
     return str(report["commits"])
 
 
-def test_a_commit_is_acked_when_a_listener_tells_it(make_topic: MakeTopic) -> None:
+def test_a_commit_is_acked_when_a_listener_reports_it(make_topic: MakeTopic) -> None:
     orders = make_topic(2)
     orders.fill(10)
     query = Query(orders)
@@ -52,8 +52,8 @@ def test_a_commit_is_acked_when_a_listener_tells_it(make_topic: MakeTopic) -> No
     query.reader.stop()
 
 
-def test_only_the_batch_that_is_with_the_query_counts(make_topic: MakeTopic) -> None:
-    """An idle trigger's progress ends at the last commit; others say what was never planned, or nothing readable."""
+def test_only_reports_of_the_batch_that_spark_has_count(make_topic: MakeTopic) -> None:
+    """Others are ignored: an idle trigger's report, ranges that were never planned, unreadable reports."""
     orders = make_topic(1)
     orders.fill(10)
     query = Query(orders, max_rows_per_batch=5)
@@ -71,37 +71,37 @@ def test_only_the_batch_that_is_with_the_query_counts(make_topic: MakeTopic) -> 
     assert orders.positions() == {0: 5}
     assert member.batches.handed_over(query.offset(1)), "it is still with the query"
     commits.report(address(query), json.dumps(query.offset(1)))
-    until(lambda: orders.positions() == {0: 10}, "told when it was done")
+    until(lambda: orders.positions() == {0: 10}, "acked once it was reported")
     query.reader.stop()
 
 
-def test_news_comes_while_the_query_plans_and_reads(make_topic: MakeTopic) -> None:
-    """Early, late, doubled, of all batches at any time: every message comes once."""
+def test_reports_may_come_while_the_query_plans_and_reads(make_topic: MakeTopic) -> None:
+    """Reports come early, late, twice, and of all batches at any time; every message still comes once."""
     orders = make_topic(3)
     orders.fill(60)
     query = Query(orders, max_rows_per_batch=6)
     ended = threading.Event()
 
-    def news() -> None:
+    def send_reports() -> None:
         while not ended.is_set():
             for end in query.offsets[: query.commits]:
                 commits.report(address(query), end)
 
-    teller = threading.Thread(target=news)
+    reporter = threading.Thread(target=send_reports)
     query.turn()
-    teller.start()
+    reporter.start()
     try:
         query.until_idle()
     finally:
         ended.set()
-        teller.join()
+        reporter.join()
     assert sorted(query.out) == sorted(orders.written)
     assert query.commits >= 30
     until(lambda: orders.positions() == {0: 60, 1: 60, 2: 60}, "all of it is acked")
     query.reader.stop()
 
 
-def test_the_socket_is_this_users_alone_and_goes_with_the_process(make_topic: MakeTopic) -> None:
+def test_the_socket_is_private_and_removed_with_the_process(make_topic: MakeTopic) -> None:
     orders = make_topic(1)
     orders.fill(1)
     query = Query(orders)
@@ -110,10 +110,10 @@ def test_the_socket_is_this_users_alone_and_goes_with_the_process(make_topic: Ma
     assert stat.S_IMODE(where.parent.stat().st_mode) == 0o700
     query.reader.stop()
     assert not where.parent.exists()
-    assert not commits.report(str(where), "{}"), "whoever is told too late is told in vain"
+    assert not commits.report(str(where), "{}"), "the process is gone: the report fails"
 
 
-def test_without_a_socket_commits_are_told_by_the_next_trigger(
+def test_without_a_socket_commits_are_acked_at_the_next_trigger(
     make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(**_: Any) -> str:

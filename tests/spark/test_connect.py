@@ -1,4 +1,4 @@
-"""Spark Connect: a client without a JVM does what a driver does. The server is the shared session's."""
+"""Spark Connect: a client without a JVM can do everything. The server runs in the shared session's JVM."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 240.0  # ten seconds of work; a machine with other work is slower
+DEADLINE_S = 240.0  # ten seconds of work on a quiet machine
 
 
 @pytest.fixture
 def server(spark: SparkSession) -> Iterator[str]:
-    """The address of a Connect server in the JVM that is there: port and interface are conftest's."""
+    """The address of a Connect server in the session's JVM. conftest.py sets its port and interface."""
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     service = getattr(jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")
@@ -38,12 +38,12 @@ def server(spark: SparkSession) -> Iterator[str]:
 
 
 @pytest.mark.timeout(300)
-def test_a_client_of_spark_connect_does_all_of_it(server: str, make_topic: MakeTopic, tmp_path: Path) -> None:
+def test_spark_connect_can_do_everything(server: str, make_topic: MakeTopic, tmp_path: Path) -> None:
     """Claimed batches, a stream with a sink in Python, an archive, its replay in SQL, a sweep."""
     orders = make_topic(3)
     orders.fill(30)
     given = {"url": server, "options": orders.options, "folder": str(tmp_path)}
-    # Of Spark's own variables, which name the JVM of this process, the client sees none.
+    # Without Spark's own variables, which name the JVM of this process.
     environ = {
         name: value
         for name, value in os.environ.items()
@@ -70,8 +70,8 @@ def test_a_client_without_grpc_is_told_what_to_install(monkeypatch: pytest.Monke
         marshal_py.spark.local_session("sc://127.0.0.1:1")
 
 
-def test_a_pyspark_without_its_name_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`pip install pyspark-client` brings the package under another name, a cluster's own one has none."""
+def test_a_pyspark_under_another_distribution_name_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pip install pyspark-client` has another distribution name, and a cluster's own pyspark has none."""
 
     def version(name: str) -> str:
         raise marshal_py.spark.metadata.PackageNotFoundError(name)

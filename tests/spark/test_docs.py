@@ -1,4 +1,4 @@
-"""docs/spark.md is true: its programs run, its SQL is what reports ask, its names exist. Taken from the file itself."""
+"""docs/spark.md is true: its programs run, its SQL is that of the reports, its names exist. Read from the file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MESSAGES = 10  # per partition and time
 
 
 def adapted(program: str, orders: KafkaTopic, folder: Path) -> str:
-    """The program against this broker and folder, with a coordination topic of its own: the broker is shared."""
+    """Returns the program for this broker, folder and topic, and its own coordination topic: the broker is shared."""
     own = f'coordination_topic="{orders.log}"'
     for shown, meant in (
         ('connect("localhost:9092"', f'connect("localhost:9092", {own}'),
@@ -50,10 +50,10 @@ def adapted(program: str, orders: KafkaTopic, folder: Path) -> str:
 
 @pytest.mark.timeout(600)
 def test_the_programs_run_twice(spark: SparkSession, kafka: Cluster, topic: TopicFactory, tmp_path: Path) -> None:
-    """One after the other, as a reader would try them: the later ones look at what the earlier ones did.
+    """One after the other, as a reader would try them: later programs use what earlier ones did.
 
-    The second time over more messages and without the checkpoint folders; the tables stay. Whoever adds a program says
-    below what it leaves.
+    The second time there are more messages and no checkpoint folders; the tables stay. For a new program, add below
+    what it leaves.
     """
     orders = KafkaTopic(kafka, topic, partitions=2)
     assert len(PROGRAMS) == TEXT.count("```python") == 9
@@ -85,7 +85,7 @@ def test_the_programs_run_twice(spark: SparkSession, kafka: Cluster, topic: Topi
 
 
 def run(spark: SparkSession, orders: KafkaTopic, folder: Path) -> None:
-    """All programs, as one program that begins now. What they leave in the session is taken out of it."""
+    """Runs all programs in one namespace; removes what they leave in the session."""
     names: dict[str, Any] = {}
     before = spark.conf.get(PROVIDER)
     try:
@@ -101,13 +101,13 @@ def run(spark: SparkSession, orders: KafkaTopic, folder: Path) -> None:
 
 
 def counted(table: DataFrame) -> Counter[tuple[int, int]]:
-    """How often each message is there, by partition and offset: all are of one topic."""
+    """How often each message is in the table, by partition and offset. All are of one topic."""
     return Counter((row.partition, row.offset) for row in table.collect())
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_the_questions_are_those_of_the_report(name: str) -> None:
-    """test_reports.py runs them; here only that people read what is run."""
+    """test_reports.py runs them; this checks that the document shows the same SQL."""
     shown = dict(re.findall(r"\*\*(\w+)\*\* — [^\n]+\n\n```sql\n(.*?)\n```", TEXT, re.DOTALL))
     assert shown.keys() == QUESTIONS.keys()
     assert shown[name] == QUESTIONS[name].sql.strip()
@@ -115,7 +115,7 @@ def test_the_questions_are_those_of_the_report(name: str) -> None:
 
 
 def test_the_names_exist() -> None:
-    """Errors, tables and options that the text speaks of."""
+    """The errors, tables and options that the text names."""
     table = TEXT.partition("## When something fails")[2]
     named = set(re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)`", table))
     assert len(named) > 8

@@ -1,4 +1,4 @@
-"""The first job of docs/spark.md on a broker with Kafka's own default, which makes topics that clients ask for."""
+"""The first job of docs/spark.md on a broker with Kafka's default, which creates topics that clients ask for."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MESSAGES = 30
 
 
 @pytest.mark.timeout(400)
-def test_the_first_job_on_a_broker_that_makes_topics_by_itself(spark: SparkSession, tmp_path: Path) -> None:
-    """The data topic is made by whoever produces first; `__marshal` by the job, and not with the broker's defaults."""
+def test_the_first_job_on_a_broker_that_creates_topics_automatically(spark: SparkSession, tmp_path: Path) -> None:
+    """The first producer creates the data topic. The job creates `__marshal`, not with the broker's defaults."""
     with start_guarded({"nobody": "comes by the other listener"}) as broker:
         producer = Producer({"bootstrap.servers": broker.bootstrap})
         for number in range(MESSAGES):

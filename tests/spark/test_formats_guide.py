@@ -1,4 +1,4 @@
-"""docs/spark-formats.md is true: what needs no registry and no packages of the JVM runs, on good and bad messages."""
+"""docs/spark-formats.md is true: programs that need no registry and no JVM packages run on good and bad messages."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ JSON = {0: (1, 2.5), 1: (2, None), 3: (None, None)}  # by offset; the others are
 PROTOBUF = {3: None, 7: (7, 0.0), 8: (0, 0.0), 11: (0, 0.0)}  # by offset; the others have an error
 
 
-def test_blocks_are_told_apart() -> None:
-    """What is not run compiles at least."""
+def test_every_block_is_classified() -> None:
+    """Blocks that no test runs compile at least."""
     assert (len(UNTESTED), sorted(MODULES), len(PROGRAMS)) == (2, ["decoding.py", "orders_protobuf.py"], 3)
     for block in UNTESTED:
         compile(block, "docs/spark-formats.md", "exec")
 
 
 @pytest.mark.timeout(600)
-def test_what_cannot_be_decoded_is_a_row_and_no_error(
+def test_a_message_that_cannot_be_decoded_is_a_row_and_no_error(
     spark: SparkSession, kafka: Cluster, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every message is in the tables once, after a second run without checkpoints too."""
+    """Every message is in the tables once, also after a second run without checkpoints."""
     orders = KafkaTopic(kafka, topic, partitions=1)
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     for value in VALUES:
@@ -106,7 +106,7 @@ def test_what_cannot_be_decoded_is_a_row_and_no_error(
 
 
 def orders_pb2() -> str:
-    """What protoc would make of an Order with an id and an amount."""
+    """The module that protoc would generate for an Order with an id and an amount."""
     file = FileDescriptorProto(name="orders.proto", syntax="proto3")
     message = file.message_type.add(name="Order")
     for number, (name, kind) in enumerate((("id", "INT64"), ("amount", "DOUBLE")), start=1):

@@ -1,7 +1,6 @@
-"""Claimed batches that Spark's own Kafka source reads: what is checked before it is asked, and what it says without it.
+"""Claimed batches that Spark's own Kafka source reads: the checks before a read, and the error without its package.
 
-How it reads with its package is measured by `python -m bench spark`: the package comes through Maven, which a fresh
-machine need not reach.
+`python -m bench spark` reads with the package: it comes through Maven, which is not reachable from every machine.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
 PLAIN = {"bootstrap.servers": "a:1", "client.id": "x", "fetch.wait.max.ms": 5}
 
 
-def test_what_java_is_told_of_a_connection() -> None:
-    """Its names of our two; librdkafka's tuning stays behind."""
+def test_options_of_a_connection_for_javas_client() -> None:
+    """Two settings are translated; librdkafka's tuning is left out."""
     shared = {"kafka.isolation.level": "read_committed", "includeHeaders": "true"}
     assert options_of(PLAIN, {}) == {"kafka.bootstrap.servers": "a:1", **shared}
     assert options_of(PLAIN, {"kafka.bootstrap.servers": "b:1"}) == {"kafka.bootstrap.servers": "b:1", **shared}
@@ -34,8 +33,8 @@ def test_what_java_is_told_of_a_connection() -> None:
     }
 
 
-def test_security_is_said_in_javas_words_or_refused() -> None:
-    """A job that connects without the password that it was given would fail far away, or worse, succeed."""
+def test_security_settings_must_be_given_for_javas_client() -> None:
+    """A job that ignored the password it was given would fail with a puzzling error, or worse, succeed."""
     secure = {**PLAIN, "security.protocol": "SASL_SSL", "sasl.password": "hidden"}
     with pytest.raises(InvalidOption, match=r"kafka\.security\.protocol") as refused:
         options_of(secure, {})
@@ -45,7 +44,7 @@ def test_security_is_said_in_javas_words_or_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["startingOffsets", "subscribe", "includeHeaders", "failOnDataLoss"])
-def test_ranges_are_not_the_callers_to_choose(name: str) -> None:
+def test_options_that_the_claims_decide_are_refused(name: str) -> None:
     with pytest.raises(InvalidOption, match=name):
         options_of(PLAIN, {name: "x"})
 
@@ -55,4 +54,4 @@ def test_without_the_package_its_coordinates_are_named(spark: SparkSession, make
     with orders.connect() as marshal, orders.consumer(marshal) as consumer:
         with pytest.raises(MissingSpark, match=rf"spark-sql-kafka-0-10_2\.13:{spark.version}"):
             claimed_batches(spark, consumer, reader="jvm")
-        assert not list(claimed_batches(spark, consumer, wait_s=0)), "the consumer is as it was"
+        assert not list(claimed_batches(spark, consumer, wait_s=0)), "the consumer is unchanged"

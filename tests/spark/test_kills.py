@@ -1,4 +1,4 @@
-"""Spark drivers that are killed with everything they started: what is lost, what comes twice, who goes on."""
+"""Spark drivers that are killed with everything they started: what is lost, what comes twice, who takes over."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def doubled(rows: Rows) -> Rows:
 
 @pytest.mark.timeout(400)
 def test_at_least_once_killed_twice_once_without_its_checkpoint(make_topic: MakeTopic, tmp_path: Path) -> None:
-    """Nothing is missing; twice comes at most the batch that was in the sink, also when the checkpoint is gone."""
+    """Nothing is missing. At most the batch that was in the sink comes twice, also without the checkpoint."""
     orders = make_topic(4)
     orders.fill(100)
     options = {"max_rows_per_batch": str(BATCH)}
@@ -54,7 +54,7 @@ def test_at_least_once_killed_twice_once_without_its_checkpoint(make_topic: Make
 
 @pytest.mark.timeout(400)
 def test_at_most_once_killed_while_the_sink_reads(make_topic: MakeTopic, tmp_path: Path) -> None:
-    """Twice 0; missing are at most the ranges that were claimed for the batch, and the log tells them."""
+    """Nothing comes twice. At most the batch's ranges are missing, and the log notes them."""
     orders = make_topic(4)
     orders.fill(100)
     options = {"max_rows_per_batch": str(BATCH), "delivery": "at_most_once"}
@@ -67,13 +67,13 @@ def test_at_most_once_killed_while_the_sink_reads(make_topic: MakeTopic, tmp_pat
     assert doubled(rows) == []
     assert orders.written - set(rows) == set(map(tuple, held))
     assert len(held) == BATCH
-    told = [
+    noted = [
         (note.partition, offset)
         for note in orders.accepted(Note)
         if note.kind == UNCOMMITTED
         for offset in range(note.from_, note.to)
     ]
-    assert sorted(told) == sorted(map(tuple, held))
+    assert sorted(noted) == sorted(map(tuple, held))
 
 
 class Service:
@@ -146,8 +146,8 @@ def owners(orders: KafkaTopic) -> Counter[str]:
 
 @pytest.mark.timeout(600)
 def test_a_query_and_two_services_share_a_topic_and_survive_each_other(make_topic: MakeTopic, tmp_path: Path) -> None:
-    """Twelve partitions, three members; Spark is killed, then a service: nothing is missing, and what comes twice was
-    in the hands of the one that died."""
+    """Twelve partitions, three members. Spark is killed, then a service: nothing is missing, and only messages that the
+    dead process had come twice."""
     orders = make_topic(12)
     orders.fill(30)
     orders.connect().close()  # makes the coordination topic

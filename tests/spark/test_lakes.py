@@ -1,4 +1,4 @@
-"""Delta Lake and Iceberg: what Spark's files must be like to be read as rows of the table."""
+"""Delta Lake and Iceberg: the files that Spark writes are read as rows of the table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLUMNS = (
 
 
 def batch(spark: SparkSession, offsets: range) -> DataFrame:
-    """As the stream has it."""
+    """A batch as the stream passes it."""
     token = str(Token(bytes(16), 5))
     rows = [(None, b"v", [("name", b"x")] if n % 2 else None, "orders", 0, n, AT, token) for n in offsets]
     return spark.createDataFrame(rows, COLUMNS)
@@ -52,7 +52,7 @@ def test_delta_has_the_columns_of_the_source(spark: SparkSession, tmp_path: Path
 
 
 def test_a_partitioned_delta_table(spark: SparkSession, tmp_path: Path) -> None:
-    """Values that a folder's name cannot hold as they are."""
+    """With values that must be escaped in a folder's name."""
     odd = {0: "2026-03-01", 1: "a b", 2: "x:y=%z", 3: None}
 
     def named(df: DataFrame) -> DataFrame:

@@ -1,4 +1,4 @@
-"""Idempotent writes: what came again is left out, an older owner is fenced off, a half-written batch does not count."""
+"""The ledger: repeated rows are left out, older owners are fenced off, half-written batches do not count."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def span(epoch: int, start: int, to: int) -> dict[TopicPartition, Span]:
 
 
 def write(entry: Entry, *, commit: bool = True) -> None:
-    """As a Python service writes: the offsets of the span that are new."""
+    """Writes the new offsets of the span, as a Python service does."""
     ((tp, one),) = entry.spans.items()
     offsets = [offset for offset in range(one.start, one.to) if entry.is_new(tp, offset)]
     folder = Path(entry.folder("rows"))
@@ -46,8 +46,8 @@ def offsets(path: Path) -> list[int]:
     return sorted(n for folder in folders for n in pq.read_table(folder)["offset"].to_pylist())
 
 
-def test_what_came_again_is_left_out(tmp_path: Path) -> None:
-    """By the same owner, by the next one, with other borders."""
+def test_rows_that_come_again_are_left_out(tmp_path: Path) -> None:
+    """From the same owner and from the next one, in batches with other bounds."""
     for epoch, start, to in ((5, 0, 10), (5, 0, 10), (9, 5, 15), (9, 2, 4), (9, 15, 20)):
         write(Ledger(tmp_path).begin(span(epoch, start, to)))
     assert offsets(tmp_path) == list(range(20))
@@ -64,8 +64,8 @@ def test_an_older_owner_is_fenced_off(tmp_path: Path) -> None:
     assert offsets(tmp_path) == list(range(5))
 
 
-def test_a_writer_that_was_overtaken_begins_again(tmp_path: Path) -> None:
-    """An earlier owner's batch landed first: the later one must not write its rows a second time."""
+def test_a_writer_that_was_overtaken_must_begin_again(tmp_path: Path) -> None:
+    """An earlier owner's batch was committed first: the later owner must not write its rows again."""
     late = Ledger(tmp_path).begin(span(9, 0, 15))
     write(Ledger(tmp_path).begin(span(5, 0, 10)))
     with pytest.raises(LedgerMoved):
@@ -84,7 +84,7 @@ def test_writers_of_other_partitions_do_not_hinder_each_other(tmp_path: Path) ->
     assert names == ["000000000000.json", "000000000001.json"]
 
 
-def test_what_was_not_committed_does_not_count(tmp_path: Path) -> None:
+def test_uncommitted_rows_do_not_count(tmp_path: Path) -> None:
     write(Ledger(tmp_path).begin(span(5, 0, 3)), commit=False)
     assert offsets(tmp_path) == []
     assert Ledger(tmp_path).positions() == {}
@@ -131,21 +131,21 @@ def test_a_sink_of_foreach_batch_writes_once(spark: SparkSession, tmp_path: Path
         ledger.read(spark, "other")
 
 
-def test_a_fenced_batch_is_dropped_and_the_query_goes_on(
+def test_a_fenced_batch_is_dropped_and_the_query_continues(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A later owner has written the partition while this batch ran: its rows are that owner's."""
+    """A later owner has written the partition while this batch ran, and handles its rows."""
     ledger = Ledger(tmp_path)
     write(ledger.begin(span(8, 0, 3)))
     sink = ledger.sink(lambda df, entry: df.select("offset").write.parquet(entry.folder("rows")))
     sink(batch(spark, 5, [(0, 2), (0, 9)]), 0)
     assert offsets(tmp_path) == [0, 1, 2]
     sink(batch(spark, 5, [(0, 9), (1, 40)]), 1)
-    assert offsets(tmp_path) == [0, 1, 2, 40], "what nobody else has written is written"
+    assert offsets(tmp_path) == [0, 1, 2, 40], "rows that no other owner has written are written"
     assert "offsets 2 to 9 of orders:0 are left out" in caplog.text
 
 
-def test_a_sink_begins_again_when_it_was_overtaken(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_sink_that_was_overtaken_begins_again(spark: SparkSession, tmp_path: Path) -> None:
     calls: list[int] = []
 
     def handle(df: DataFrame, entry: Entry) -> None:
@@ -160,7 +160,7 @@ def test_a_sink_begins_again_when_it_was_overtaken(spark: SparkSession, tmp_path
 
 
 def test_an_entry_is_small_and_plain(tmp_path: Path) -> None:
-    """Other programs read it."""
+    """Other programs may read it."""
     write(Ledger(tmp_path).begin(span(5, 0, 3)))
     entry: dict[str, Any] = json.loads((tmp_path / "_marshal" / "000000000000.json").read_text())
     assert entry["positions"] == {"orders:0": [str(Token(INCARNATION, 5)), 3, ""]}
@@ -168,7 +168,7 @@ def test_an_entry_is_small_and_plain(tmp_path: Path) -> None:
 
 
 def test_a_reader_begins_at_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """3,000 entries took seconds to read one by one. What a checkpoint says is what the entries say."""
+    """To read 3,000 entries one by one took seconds. A checkpoint has the same contents as its entries."""
     monkeypatch.setattr(module, "CHECKPOINT_EVERY", 4)
     ledger = Ledger(tmp_path)
     for number in range(10):
@@ -184,8 +184,8 @@ def test_a_reader_begins_at_a_checkpoint(tmp_path: Path, monkeypatch: pytest.Mon
     assert [rewind.to for rewind in state._state.rewinds] == [9]
 
 
-def test_compaction_beside_readers_and_writers(spark: SparkSession, tmp_path: Path) -> None:
-    """Readers that listed the old folders go on; writers that began before it commit; vacuum takes the old ones."""
+def test_compaction_while_others_read_and_write(spark: SparkSession, tmp_path: Path) -> None:
+    """Readers that listed the old folders can read them, earlier writers can commit, vacuum deletes the old folders."""
     ledger = Ledger(tmp_path)
     for start in range(0, 8, 2):
         write(ledger.begin(span(5, start, start + 2)))
@@ -205,7 +205,7 @@ def test_compaction_beside_readers_and_writers(spark: SparkSession, tmp_path: Pa
     assert sorted(row.offset for row in ledger.read(spark, "rows").collect()) == list(range(10))
 
 
-def test_of_two_compactions_one_lands(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_two_compactions_succeeds(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(tmp_path)
     for start in range(0, 6, 2):
         write(ledger.begin(span(5, start, start + 2)))
@@ -223,7 +223,7 @@ def test_of_two_compactions_one_lands(spark: SparkSession, tmp_path: Path, monke
 
 
 def test_a_rewind_writes_a_range_again(spark: SparkSession, tmp_path: Path) -> None:
-    """Once, with the new contents; a writer that began before it must begin again."""
+    """The range is there once, with the new contents. A writer that began earlier must begin again."""
     ledger = Ledger(tmp_path)
 
     def write_as(text: str, epoch: int, rows: list[tuple[int, int]]) -> None:
@@ -247,15 +247,15 @@ def test_a_rewind_writes_a_range_again(spark: SparkSession, tmp_path: Path) -> N
     assert found() == expected
     assert ledger.compact(spark, "rows") == 2
     assert found() == expected
-    assert ledger._state.rewinds == (), "its rows are gone for good"
+    assert ledger._state.rewinds == (), "the merged folder lacks its rows"
     with pytest.raises(InvalidOption, match=r"to=9 is not allowed: .*written up to 4"):
         ledger.rewind("orders", 0, 9)
 
 
-def test_a_batch_that_is_wholly_left_out_is_told(
+def test_a_batch_that_is_left_out_completely_is_logged(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Moving the group's positions back alone writes nothing, and says so."""
+    """If only the group's positions are moved back, nothing is written, and the log says so."""
     ledger = Ledger(tmp_path)
     write(ledger.begin(span(5, 0, 3)))
     ledger.sink(lambda df, entry: None)(batch(spark, 8, [(0, 1), (0, 2)]), 0)
@@ -263,8 +263,8 @@ def test_a_batch_that_is_wholly_left_out_is_told(
     assert "orders:0 from 1 to 2" in caplog.text
 
 
-def test_a_topic_that_was_made_again_begins_anew(tmp_path: Path) -> None:
-    """Its offsets begin at 0 again: the positions of the old one say nothing of them."""
+def test_a_topic_that_was_created_again_starts_at_zero(tmp_path: Path) -> None:
+    """Its offsets start at 0 again: the old topic's positions do not apply."""
     first = {ORDERS: Span(Token(INCARNATION, 5), 0, 10, "idOfTheOldTopic")}
     again = {ORDERS: Span(Token(INCARNATION, 9), 0, 3, "idOfTheNewTopic")}
     write(Ledger(tmp_path).begin(first))

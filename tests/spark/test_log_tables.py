@@ -101,7 +101,7 @@ def test_a_dump(spark: SparkSession, dump: str) -> None:
 
 
 def test_an_archive_that_grows(spark: SparkSession, live: dict[str, str], tmp_path: Path, kafka: Cluster) -> None:
-    """Run by run; then a run that was cut off; then it is read in three ways."""
+    """Several runs, one of them interrupted; then the archive is read in three ways."""
     path, topic = str(tmp_path / "archive"), live["coordination_topic"]
     partial = [row for row in ROWS if row[1] < 100]
     write_archive(_raw(spark, partial), path)
@@ -112,7 +112,7 @@ def test_an_archive_that_grows(spark: SparkSession, live: dict[str, str], tmp_pa
     assert archive(spark, {"bootstrap.servers": kafka.bootstrap}, path, coordination_topic=topic) == nothing
     days = {folder.name for folder in (tmp_path / "archive").glob("log=*/*") if folder.is_dir()}
     assert days == {"day=2025-11-21"}
-    # As if the last run had been cut off: of log 1 a file is missing, of log 2 what stands in another is there twice.
+    # As if the last run had been interrupted: a file of log 1 is missing, a file of log 2 is there twice.
     for file in (tmp_path / "archive" / "log=1").rglob("*.parquet"):
         if ArchiveSource(path)._offsets_in(str(file))[0] >= 100:
             file.unlink()
@@ -131,13 +131,13 @@ def _raw(spark: SparkSession, rows: Sequence[Raw]) -> Any:
     return spark.createDataFrame(pa.Table.from_batches(columns.raw_batches(iter(rows))))
 
 
-def test_an_archive_of_another_topic_is_left_alone(
+def test_an_archive_of_another_topic_is_not_changed(
     spark: SparkSession, live: dict[str, str], tmp_path: Path, kafka: Cluster, topic: TopicFactory
 ) -> None:
     path, name = str(tmp_path / "archive"), live["coordination_topic"]
-    behind = [row for row in ROWS if row[0] == 0]
-    behind += [(0, RECORDS + number, BEGIN_MS, None, b"more") for number in range(5)]
-    write_archive(_raw(spark, behind), path)
+    longer = [row for row in ROWS if row[0] == 0]
+    longer += [(0, RECORDS + number, BEGIN_MS, None, b"more") for number in range(5)]
+    write_archive(_raw(spark, longer), path)
     before = sorted((tmp_path / "archive").rglob("*.parquet"))
     with pytest.raises(TopicRecreated, match="known 305 records in the archive, found 300 in the topic"):
         archive(spark, kafka.bootstrap, path, coordination_topic=name)
@@ -146,10 +146,10 @@ def test_an_archive_of_another_topic_is_left_alone(
         archive(spark, kafka.bootstrap, str(tmp_path / "other"), coordination_topic=name)
     assert sorted((tmp_path / "archive").rglob("*.parquet")) == before
     empty = topic(1)
-    assert archive(spark, kafka.bootstrap, path, coordination_topic=empty) == [], "nobody has ever run there"
+    assert archive(spark, kafka.bootstrap, path, coordination_topic=empty) == [], "no client has ever run there"
 
 
-def test_an_archive_with_a_hole_says_so(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_archive_with_a_hole_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
     """L8."""
     path = str(tmp_path / "archive")
     write_archive(_raw(spark, [row for row in ROWS if row[0] > 0 or not 50 <= row[1] < 60]), path)
@@ -161,7 +161,7 @@ def test_an_archive_with_a_hole_says_so(spark: SparkSession, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_files_that_overlap_in_any_way_are_one_log(seed: int, tmp_path: Path) -> None:
-    """Runs that were cut off and done again, days that writers disagree about: each record comes once, in order."""
+    """Interrupted runs that were repeated, days that writers disagree about: each record comes once, in order."""
     random = Random(seed)
     rows = [row for row in ROWS if row[0] == 0]
     cuts = sorted({0, *random.sample(range(1, RECORDS), 5), RECORDS})
@@ -177,15 +177,15 @@ def test_files_that_overlap_in_any_way_are_one_log(seed: int, tmp_path: Path) ->
     (tmp_path / "_SUCCESS").touch()
     (tmp_path / "log=0" / "_temporary").mkdir()
     (tmp_path / "log=0" / "_temporary" / "cut-off.parquet").touch()
-    origin = ArchiveSource(str(tmp_path))
-    assert origin.spans() == {0: (0, RECORDS)}
-    assert list(origin.read(0, 0, RECORDS)) == rows
+    source = ArchiveSource(str(tmp_path))
+    assert source.spans() == {0: (0, RECORDS)}
+    assert list(source.read(0, 0, RECORDS)) == rows
     for first, end in ((0, 1), (17, 18), (40, 260), (RECORDS - 1, RECORDS)):
-        assert list(origin.read(0, first, end)) == rows[first:end]
+        assert list(source.read(0, first, end)) == rows[first:end]
 
 
 @pytest.mark.parametrize(("name", "content"), [("day=1970-01-01/of.parquet", b""), ("log=0/note.txt", b"no Parquet")])
-def test_a_folder_of_something_else_is_named(name: str, content: bytes, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_archive_is_refused(name: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / name).parent.mkdir()
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InvalidOption, match="path="):
@@ -203,7 +203,7 @@ def test_one_group(spark: SparkSession, dump: str) -> None:
     assert bag(read(spark, "marshal-state", {"path": dump}, group=name)) == expected(STATE_TABLES, group=name)
 
 
-def test_a_stretch_by_offset_and_by_time(spark: SparkSession, dump: str) -> None:
+def test_a_range_by_offset_and_by_time(spark: SparkSession, dump: str) -> None:
     found = read(spark, "marshal-log", {"path": dump}, since="20", until="49")
     assert set(found.column("offset").to_pylist()) == set(range(20, 50))
     assert bag(found) <= expected(["records"])
@@ -229,7 +229,9 @@ def test_raw_records_and_ranges(spark: SparkSession, live: dict[str, str]) -> No
     assert [(row["log"], row["offset"]) for row in some.to_pylist()] == [(1, offset) for offset in range(10, 20)]
 
 
-def test_a_topic_in_which_nobody_has_run_is_empty(spark: SparkSession, kafka: Cluster, topic: TopicFactory) -> None:
+def test_a_coordination_topic_without_records_is_empty(
+    spark: SparkSession, kafka: Cluster, topic: TopicFactory
+) -> None:
     options = {"bootstrap.servers": kafka.bootstrap, "coordination_topic": topic(2)}
     assert read(spark, "marshal-log", options).num_rows == 0
     assert read(spark, "marshal-state", options, table="gaps").num_rows == 0
@@ -263,15 +265,15 @@ def test_bad_options_are_named(
         read(spark, form, given)
 
 
-def test_a_truncated_log_says_where_it_begins(spark: SparkSession, tmp_path: Path) -> None:
-    """L8: a fold from the middle would tell tales."""
+def test_the_error_for_a_truncated_log_names_its_first_offset(spark: SparkSession, tmp_path: Path) -> None:
+    """L8: a fold that starts in the middle would be wrong."""
     path = write_dump(tmp_path / "cut.dump", [row for row in ROWS if row[0] != 1 or row[1] >= 40])
     with pytest.raises(PySparkException, match=f"{HistoryTruncated.__name__}.*partition 1 begins at offset 40"):
         read(spark, "marshal-state", {"path": path})
 
 
 def test_a_truncated_log_is_read_from_its_snapshot(spark: SparkSession, tmp_path: Path) -> None:
-    """N9: what was open then is there; since when, nobody knows."""
+    """N9: what was open at the snapshot is there, but since when is unknown."""
     rows = with_snapshots(ROWS, PARTITIONS, at=160)
     path = write_dump(tmp_path / "cut.dump", [row for row in rows if row[1] >= 159])
     found = read(spark, "marshal-state", {"path": path}, table="standings")

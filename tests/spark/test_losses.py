@@ -1,4 +1,4 @@
-"""At most once: what a query loses with its process is told in the log, once, and nothing else is. Without a JVM."""
+"""At-most-once mode: a query that loses messages with its process notes them in the log, once. Without a JVM."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.spark.test_stream_source import Query
 from tests.support.client_fixtures import BackgroundConsumer, until
 
 
-def told_as_lost(orders: KafkaTopic) -> dict[int, list[tuple[int, int]]]:
-    """[from, to) of the losses that the log tells, by partition, in the order of the log."""
+def noted_losses(orders: KafkaTopic) -> dict[int, list[tuple[int, int]]]:
+    """[from, to) of the losses that the log notes, by partition, in the order of the log."""
     found: dict[int, list[tuple[int, int]]] = {}
     for note in orders.accepted(Note):
         if note.kind == UNCOMMITTED:
@@ -18,35 +18,35 @@ def told_as_lost(orders: KafkaTopic) -> dict[int, list[tuple[int, int]]]:
     return found
 
 
-def test_at_most_once_a_process_that_ends_in_a_batch_tells_the_loss(make_topic: MakeTopic) -> None:
-    """The process outlives the JVM. What it knows to be committed is no loss; what was only planned comes again."""
+def test_at_most_once_a_process_that_ends_during_a_batch_notes_the_loss(make_topic: MakeTopic) -> None:
+    """The process outlives the JVM. A committed batch is no loss, and one that was only planned comes again."""
     orders = make_topic(2)
     orders.fill(10)
     query = Query(orders, delivery="at_most_once", max_rows_per_batch=8)
     query.turn()
     query.reader.commit(query.offset(0))
     query.reader.stop()
-    assert told_as_lost(orders) == {}
+    assert noted_losses(orders) == {}
     query.start()
     until(query.write_ahead, "the next batch is planned")
     query.reader.stop()
-    assert told_as_lost(orders) == {}
+    assert noted_losses(orders) == {}
     query.start()
     query.turn()  # that batch is empty: it may have been granted
     until(query.write_ahead, "the ranges are planned again")
     lost = query.read()
     assert len(lost) == 8
     query.reader.stop()
-    assert told_as_lost(orders) == {0: [(4, 8)], 1: [(4, 8)]}
+    assert noted_losses(orders) == {0: [(4, 8)], 1: [(4, 8)]}
     query.start()
     query.settled()
     assert sorted([*query.out, *lost]) == sorted(orders.written)
     query.reader.stop()
-    assert told_as_lost(orders) == {0: [(4, 8)] * 2, 1: [(4, 8)] * 2}, "by both that know it"
+    assert noted_losses(orders) == {0: [(4, 8)] * 2, 1: [(4, 8)] * 2}, "by both processes"
 
 
-def test_at_most_once_a_loss_of_a_killed_process_is_told_by_the_next(make_topic: MakeTopic) -> None:
-    """Nobody outlived it: the plan is in the checkpoint, and the position says what was granted of it."""
+def test_at_most_once_the_next_process_notes_the_loss_of_a_killed_one(make_topic: MakeTopic) -> None:
+    """The checkpoint has the plan, and the group's position says how much of it was granted."""
     orders = make_topic(2)
     orders.fill(10)
     query = Query(orders, delivery="at_most_once", max_rows_per_batch=8)
@@ -54,19 +54,19 @@ def test_at_most_once_a_loss_of_a_killed_process_is_told_by_the_next(make_topic:
     until(query.write_ahead, "the next batch is planned")
     query.crash()
     query.turn()
-    assert told_as_lost(orders) == {}, "planned is not granted"
+    assert noted_losses(orders) == {}, "planned is not granted"
     until(query.write_ahead, "the ranges are planned again")
     lost = query.read()
     query.crash()
     query.settled()
-    until(lambda: told_as_lost(orders) == {0: [(4, 8)], 1: [(4, 8)]}, "the loss is told")
+    until(lambda: noted_losses(orders) == {0: [(4, 8)], 1: [(4, 8)]}, "the loss is noted")
     assert sorted([*query.out, *lost]) == sorted(orders.written)
     query.reader.stop()
-    assert told_as_lost(orders) == {0: [(4, 8)], 1: [(4, 8)]}, "once"
+    assert noted_losses(orders) == {0: [(4, 8)], 1: [(4, 8)]}, "once"
 
 
-def test_at_most_once_a_loss_that_another_member_may_have_read_is_not_told(make_topic: MakeTopic) -> None:
-    """What an earlier owner was granted is known only to the next one."""
+def test_at_most_once_no_loss_is_noted_if_another_member_may_have_read_it(make_topic: MakeTopic) -> None:
+    """Only the next owner of a partition can tell what the last one was granted."""
     orders = make_topic(1)
     orders.fill(10)
     query = Query(orders, delivery="at_most_once")
@@ -82,7 +82,7 @@ def test_at_most_once_a_loss_that_another_member_may_have_read_is_not_told(make_
     query.settled()
     assert len(query.out) == 5
     query.reader.stop()
-    assert told_as_lost(orders) == {}
+    assert noted_losses(orders) == {}
 
 
 def test_at_most_once_a_batch_that_outlives_a_membership_is_not_lost(make_topic: MakeTopic) -> None:
@@ -100,4 +100,4 @@ def test_at_most_once_a_batch_that_outlives_a_membership_is_not_lost(make_topic:
     assert sorted(query.out) == sorted(orders.written)
     query.until_idle()
     query.reader.stop()
-    assert told_as_lost(orders) == {}
+    assert noted_losses(orders) == {}

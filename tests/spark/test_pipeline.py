@@ -1,4 +1,4 @@
-"""The example pipeline, killed and restarted; and its judge, which must be able to say no."""
+"""The example pipeline, killed and restarted; and its judge, which must detect every fault."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_the_judge_says_no_to_each_fault(fault: str, capsys: pytest.CaptureFixtu
         b'{"customer": "a", "product": "tea", "cents": true, "event_ms": 1}',
     ],
 )
-def test_whatever_comes_is_parsed_or_named(value: bytes | None) -> None:
+def test_every_value_is_parsed_or_has_a_problem(value: bytes | None) -> None:
     assert parse(value).problem
 
 

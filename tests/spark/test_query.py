@@ -29,8 +29,8 @@ def stream(spark: SparkSession, orders: KafkaTopic, **options: Any) -> DataFrame
     return spark.readStream.format("marshal").options(**{**orders.options, **options}).load()
 
 
-def moved(spark: SparkSession, orders: KafkaTopic, **options: Any) -> DataFrame:
-    """As it was with `format("kafka")`, but for the group (and what belongs to tests)."""
+def with_kafka_options(spark: SparkSession, orders: KafkaTopic, **options: Any) -> DataFrame:
+    """The options of `format("kafka")`, except for the group and what tests need."""
     theirs = {"bootstrap.servers": "kafka.bootstrap.servers", "topics": "subscribe", "start": "startingOffsets"}
     given = {theirs.get(name, name): value for name, value in orders.options.items()}
     return spark.readStream.format("marshal").options(**{**given, **options}).load()
@@ -49,10 +49,12 @@ def places(df: DataFrame) -> list[tuple[int, int]]:
 
 
 def committed(orders: KafkaTopic) -> dict[int, int]:
-    """What Kafka's own tools see of the group."""
-    with contextlib.closing(KafkaConsumer({"bootstrap.servers": orders.bootstrap, "group.id": orders.group})) as asker:
+    """The group's offsets as Kafka's own tools see them."""
+    with contextlib.closing(
+        KafkaConsumer({"bootstrap.servers": orders.bootstrap, "group.id": orders.group})
+    ) as kafka_consumer:
         tps = [KafkaPartition(orders.topic, number) for number in range(orders.partitions)]
-        return {tp.partition: tp.offset for tp in asker.committed(tps, timeout=30)}
+        return {tp.partition: tp.offset for tp in kafka_consumer.committed(tps, timeout=30)}
 
 
 def test_available_now_into_parquet_and_again(spark: SparkSession, make_topic: MakeTopic, tmp_path: Path) -> None:
@@ -73,7 +75,7 @@ def test_available_now_into_parquet_and_again(spark: SparkSession, make_topic: M
     spark.streams.addListener(listener)
     try:
         for _ in range(2):
-            df = moved(spark, orders, maxOffsetsPerTrigger=400, includeHeaders=False)
+            df = with_kafka_options(spark, orders, maxOffsetsPerTrigger=400, includeHeaders=False)
             query = (
                 df.writeStream.format("parquet")
                 .option("path", out)
@@ -125,7 +127,7 @@ def test_a_batch_is_acked_when_spark_commits_it(spark: SparkSession, make_topic:
     writer = stream(spark, orders).writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
     with running(writer.trigger(processingTime="10 minutes").start()) as query:
         until(lambda: query.recentProgress, "batch 0 is done", 2 * PATIENCE_S)
-        until(lambda: orders.positions() == {0: 10, 1: 10}, "the group stands behind it")
+        until(lambda: orders.positions() == {0: 10, 1: 10}, "the group's positions are after it")
         assert [progress.batchId for progress in query.recentProgress] == [0]
 
 
@@ -170,7 +172,7 @@ def test_at_most_once_with_two_queries_in_turn(spark: SparkSession, make_topic: 
 
 
 def test_a_continuous_trigger_is_refused(spark: SparkSession, make_topic: MakeTopic, tmp_path: Path) -> None:
-    """By Spark, for every source in Python; nothing is claimed by it."""
+    """Spark refuses it, for every source in Python."""
     from pyspark.errors import UnsupportedOperationException
 
     orders = make_topic(1)
@@ -198,7 +200,7 @@ def test_a_group_of_the_other_mode_ends_the_query(spark: SparkSession, make_topi
             query.awaitTermination(PATIENCE_S)
 
 
-def test_other_sources_are_passed_over_by_the_listener() -> None:
+def test_the_listener_ignores_other_sources() -> None:
     from marshal_py.spark.listener import progress_of
 
     source = type("Source", (), {"latestOffset": '{"topic": {"0": 5}}'})()

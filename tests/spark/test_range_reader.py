@@ -1,4 +1,4 @@
-"""What executors read, without a JVM: ranges with gaps, at the log's end, lost, stuck; and what travels to them."""
+"""What executors read, without a JVM: ranges with gaps, at the log's end, lost, stuck; and how they are passed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SERVERS = {"bootstrap.servers": "127.0.0.1:1"}
 
 
 def read(orders: KafkaTopic, start: int, to: int, *, timeout_s: float = 30.0, **options: str) -> pa.Table:
-    """As an executor reads: the reader and its partitions have travelled by pickle."""
+    """Reads as an executor does, with a reader and partitions that were pickled."""
     given = {
         "bootstrap.servers": orders.bootstrap,
         "read_timeout_s": str(timeout_s),
@@ -66,7 +66,7 @@ def test_headers_and_tombstones_arrive(make_topic: MakeTopic) -> None:
     ]
 
 
-def test_what_is_not_chosen_is_not_taken_out_of_the_message(
+def test_columns_that_are_not_selected_are_not_read_from_the_message(
     make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Headers, keys and values cost a call and a copy per message."""
@@ -88,13 +88,13 @@ def test_what_is_not_chosen_is_not_taken_out_of_the_message(
 
 
 @pytest.mark.parametrize("columns", ["", "value,", "value,value", "values", "value offset"])
-def test_columns_that_are_none_are_named(columns: str) -> None:
+def test_unknown_columns_are_refused(columns: str) -> None:
     with pytest.raises(InvalidOption, match=r"columns=.*some of key, value, headers"):
         columns_of(columns)
 
 
 def test_a_range_that_ends_in_missing_offsets_ends(make_topic: MakeTopic) -> None:
-    """Aborted records and the markers of transactions are offsets without messages, also at the log's very end."""
+    """Aborted records and transaction markers are offsets without messages, also at the log's very end."""
     orders = make_topic(1)
     orders.fill(5)
     orders.fill(5, transaction="abort")
@@ -115,7 +115,7 @@ def test_a_range_whose_beginning_is_deleted_is_lost(make_topic: MakeTopic) -> No
     assert read(orders, 10, 20).num_rows == 10
 
 
-def test_no_progress_is_an_error_that_says_where(make_topic: MakeTopic) -> None:
+def test_no_progress_is_an_error_that_names_the_offset(make_topic: MakeTopic) -> None:
     orders = make_topic(1)
     orders.fill(3)
     with pytest.raises(ClusterUnreachable, match=rf"{orders.topic}:0 from 3 on, planned to 9: .*1 s without progress"):
@@ -134,7 +134,7 @@ def test_at_most_once_a_second_attempt_is_refused(make_topic: MakeTopic, monkeyp
 
 
 def test_ranges_of_several_partitions_share_a_task_and_a_client(make_topic: MakeTopic) -> None:
-    """Each with its own token, also where the log has more behind a range, or misses its last offsets."""
+    """Each has its own token, also if the log continues after the range, or lacks its last offsets."""
     orders = make_topic(4)
     orders.fill(30)
     orders.fill(4, [3], transaction="abort")
@@ -162,8 +162,8 @@ def test_ranges_of_several_partitions_share_a_task_and_a_client(make_topic: Make
     ]
 
 
-def test_the_next_task_of_a_worker_has_its_client(make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that was fetched for one task comes into the next one, which may begin earlier."""
+def test_the_next_task_of_a_worker_reuses_its_client(make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages that were fetched for one task must not appear in the next, which may start earlier."""
     orders = make_topic(2)
     orders.fill(50)
     made: list[object] = []
@@ -191,7 +191,7 @@ def test_an_empty_range_makes_no_task() -> None:
     assert list(reader.read(type("Empty", (), {})())) == []  # type: ignore[arg-type]  # Spark makes one of its own
 
 
-def test_ranges_travel_as_json() -> None:
+def test_ranges_are_passed_as_json() -> None:
     token = Token(bytes(16), 7)
     (piece,) = pieces_of([ClaimedRange("orders", 3, 10, 20, token, 0)])
     (part,) = RangesReader({**SERVERS, "ranges": ranges_json([piece])}).partitions()
@@ -223,7 +223,7 @@ def test_a_bad_option_is_named(name: str, value: str) -> None:
         RangesReader({**SERVERS, "ranges": "[]", name: value})
 
 
-def test_settings_travel_as_options() -> None:
+def test_settings_are_passed_as_options() -> None:
     given: dict[str, Any] = {
         "bootstrap.servers": "a:1",
         "security.protocol": "SSL",

@@ -53,7 +53,7 @@ def test_the_same_digests_from_shuffled_files(spark: SparkSession, tmp_path: Pat
 
 
 def test_every_row_of_every_table(spark: SparkSession, tmp_path: Path) -> None:
-    """Also when records stand twice, as in an archive whose last run was cut off."""
+    """Also if records are there twice, as in an archive whose last run was interrupted."""
     found = replay(frame(spark, [*ROWS, *ROWS[100:900]], tmp_path / "in", files=3)).toArrow()
     assert bag(found) == expected(tuple(TABLES))
     assert set(found.column("table").to_pylist()) == set(TABLES)
@@ -100,7 +100,7 @@ def test_a_log_without_its_beginning_needs_a_snapshot(spark: SparkSession, tmp_p
         replay(df, ["digests"], root=root(PARTITIONS))
 
 
-def test_a_confirmed_snapshot_stands_in_for_deleted_records(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_confirmed_snapshot_replaces_deleted_records(spark: SparkSession, tmp_path: Path) -> None:
     """N9: of all logs, also of the one with the root."""
     rows = with_snapshots(ROWS, PARTITIONS, at=160)
     left = [row for row in rows if row[1] >= 150 + row[0]]

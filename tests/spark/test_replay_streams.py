@@ -73,7 +73,7 @@ def run(stream: DataFrame, out: Path) -> None:
 
 
 def test_a_stream_of_files_in_any_order_and_a_restart(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """Records come early and late, over several batches; a second query goes on where the first one ended."""
+    """Records come early and late, over several batches. A second query continues where the first one ended."""
     rows = list(ROWS)
     Random(1).shuffle(rows)
     out = tmp_path / "out"
@@ -93,7 +93,7 @@ def test_a_live_topic_as_a_stream(rocksdb: SparkSession, live: dict[str, str], t
     assert bag(found.toArrow()) == expected(["digests"])
 
 
-def test_what_cannot_be_streamed_is_named(spark: SparkSession, live: dict[str, str]) -> None:
+def test_a_wrong_stream_is_refused(spark: SparkSession, live: dict[str, str]) -> None:
     raw = spark.readStream.format("marshal-log").options(**live, raw="true").load()
     with pytest.raises(InvalidOption, match=f"{PROVIDER}=.* is not allowed: {ROCKSDB}"):
         replay_stream(raw, root(PARTITIONS))
@@ -105,7 +105,7 @@ def test_what_cannot_be_streamed_is_named(spark: SparkSession, live: dict[str, s
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_state_that_is_written_down_goes_on_as_if_it_had_not_been(seed: int) -> None:
+def test_writing_and_reading_a_state_changes_nothing(seed: int) -> None:
     """Any pieces in nearly any order; the rows are those of one fold."""
     rng = Random(seed)
     left = [(offset, time_ms, value) for log, offset, time_ms, _, value in ROWS if log == 1]
@@ -134,7 +134,7 @@ def test_a_state_of_another_release_is_refused() -> None:
         read_state(b"\x09")
 
 
-def test_a_missing_record_is_waited_for_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_record_is_waited_for_and_then_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """L8."""
     monkeypatch.setattr(replay_streams, "HELD_MAX", 10)
     state = read_state(None)
@@ -145,7 +145,7 @@ def test_a_missing_record_is_waited_for_and_then_named(monkeypatch: pytest.Monke
 
 
 def test_an_opaque_group_stops_the_stream() -> None:
-    """N7: nobody knows the whole state of its log."""
+    """N7: the whole state of its log is unknown."""
     name = groups_of(0, 1)[0]
     newer = wire.envelope(name, 1, b"", record_version=2)
     records = [(0, 0, genesis(1)), (1, 0, newer), *((offset, 0, b"") for offset in range(2, 17))]

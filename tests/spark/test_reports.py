@@ -1,4 +1,4 @@
-"""Reports: answers held against the rows of a fold in one process, and the commands `marshal spark ...`."""
+"""Reports: their answers against the rows of a fold in one process, and the commands `marshal spark ...`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_question_has_an_answer(answers: dict[str, list[dict[str, Any]]]) 
     assert all(answers.values()), "a question that nothing answers is not tested here"
 
 
-def test_who_owned_what(answers: dict[str, list[dict[str, Any]]]) -> None:
+def test_owners_at_a_time(answers: dict[str, list[dict[str, Any]]]) -> None:
     ms = NOON.timestamp() * 1000
     held = [row for row in TABLES["intervals"] if row.from_time_ms <= ms and (row.to_time_ms or ms + 1) > ms]
     assert [(row["group"], row["topic"], row["partition"], row["client"]) for row in answers["owners"]] == sorted(
@@ -56,7 +56,9 @@ def test_take_overs_count_members_time_from_the_last_sign_of_life(answers: dict[
     assert sum(row["take_overs"] for row in answers["take_overs"]) == len(took)
     longest = max(row.take_over_ms for row in took) / 1000
     assert max(row["longest_s"] for row in answers["take_overs"]) == longest
-    assert longest < max(row.to_time_ms - row.last_sign_time_ms for row in took) / 1000, "some had nobody to take over"
+    assert longest < max(row.to_time_ms - row.last_sign_time_ms for row in took) / 1000, (
+        "some had no member that could take over"
+    )
 
 
 def test_gaps_are_the_longest_first(answers: dict[str, list[dict[str, Any]]]) -> None:
@@ -74,10 +76,10 @@ def test_races_losses_moves_and_pauses_are_all_there(answers: dict[str, list[dic
         (row.group, row.topic, row.partition, row.generation, row.cause, row.from_position, row.to_position)
         for row in TABLES["lost"]
     }
-    assert len(answers["lost"]) == len(losses), "one that two owners told counts once"
+    assert len(answers["lost"]) == len(losses), "a loss that two owners noted counts once"
 
 
-def test_what_was_redelivered(answers: dict[str, list[dict[str, Any]]]) -> None:
+def test_redelivered_messages(answers: dict[str, list[dict[str, Any]]]) -> None:
     """At most once nothing is: the same figures of such groups do not count."""
     at_least_once = {(row.log, row.session) for row in TABLES["sessions"] if row.delivery == "at_least_once"}
     again = [row for row in TABLES["intervals"] if row.ended is not None and row.in_flight]

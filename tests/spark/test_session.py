@@ -1,4 +1,4 @@
-"""The room's door: what is asked for lazily, what is missing and what is said about it, and that Spark runs here."""
+"""marshal_py.spark itself: names are imported lazily, missing packages are named, and Spark runs here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all tables that hold every message once have in common: leave out what is there, fence, notice each other."""
+"""All tables that hold every message once: they leave out rows that are there, fence, and notice other writers."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def span(epoch: int, start: int, to: int, topic_id: str = OLD, partition: int = 
 
 
 def write(target: Target, entry: Any) -> None:
-    """As a service does."""
+    """Writes as a service does."""
     with entry:
         ((tp, one),) = entry.spans.items()
         target.store(entry, [(tp.partition, o) for o in range(one.start, one.to) if entry.is_new(tp, o)])
         entry.commit()
 
 
-def test_what_came_again_is_left_out(target: Target) -> None:
-    """By the same owner, by the next one, with other borders."""
+def test_rows_that_come_again_are_left_out(target: Target) -> None:
+    """From the same owner and from the next one, in batches with other bounds."""
     for epoch, start, to in ((5, 0, 10), (5, 0, 10), (9, 5, 15), (9, 2, 4), (9, 15, 20)):
         write(target, target.table.begin(span(epoch, start, to)))
     assert target.rows() == [(0, offset) for offset in range(20)]
@@ -52,7 +52,7 @@ def test_an_older_owner_is_fenced_off(target: Target) -> None:
     assert target.rows() == [*((0, offset) for offset in range(5)), (1, 0), (1, 1)]
 
 
-def test_what_was_not_committed_does_not_count(target: Target) -> None:
+def test_uncommitted_rows_do_not_count(target: Target) -> None:
     entry = target.table.begin(span(5, 0, 3))
     target.store(entry, [(0, 0), (0, 1), (0, 2)])
     entry.close()
@@ -61,8 +61,8 @@ def test_what_was_not_committed_does_not_count(target: Target) -> None:
     assert len(target.rows()) == 3
 
 
-def test_a_topic_that_was_made_again_begins_anew(target: Target) -> None:
-    """Its offsets begin at 0 again: the positions of the old one say nothing of them."""
+def test_a_topic_that_was_created_again_starts_at_zero(target: Target) -> None:
+    """Its offsets start at 0 again: the old topic's positions do not apply."""
     write(target, target.table.begin(span(5, 0, 10)))
     write(target, target.table.begin(span(9, 0, 3, NEW)))
     assert target.rows() == sorted([*((0, o) for o in range(10)), *((0, o) for o in range(3))])
@@ -73,8 +73,8 @@ def test_a_topic_that_was_made_again_begins_anew(target: Target) -> None:
 
 
 @pytest.mark.parametrize("target", [kind for kind in KINDS if kind != "database"], indirect=True)
-def test_a_writer_that_was_overtaken_begins_again(target: Target) -> None:
-    """An earlier owner's batch landed first: the later one must not write its rows a second time."""
+def test_a_writer_that_was_overtaken_must_begin_again(target: Target) -> None:
+    """An earlier owner's batch was committed first: the later owner must not write its rows again."""
     late = target.table.begin(span(9, 0, 15))
     write(target, target.table.begin(span(5, 0, 10)))
     with pytest.raises(LedgerMoved):
@@ -85,7 +85,7 @@ def test_a_writer_that_was_overtaken_begins_again(target: Target) -> None:
 
 @pytest.mark.parametrize("target", [kind for kind in KINDS if kind != "database"], indirect=True)
 def test_writers_of_other_partitions_do_not_hinder_each_other(target: Target) -> None:
-    """A database has them wait for each other's rows at most, and SQLite for the whole file."""
+    """Not a database: there writers may wait for each other's rows, with SQLite for the whole file."""
     write(target, target.table.begin(span(3, 0, 1, partition=2)))
     mine = target.table.begin(span(5, 0, 3))
     write(target, target.table.begin(span(6, 100, 102, partition=1)))
@@ -94,7 +94,7 @@ def test_writers_of_other_partitions_do_not_hinder_each_other(target: Target) ->
 
 
 class Cluster:
-    """TopicIds, of a cluster where the topic is made again after so many questions."""
+    """A TopicIds whose topic is created again after `old` calls of `ask`."""
 
     def __init__(self, old: int) -> None:
         self.old = old
@@ -104,8 +104,9 @@ class Cluster:
         return {"orders": OLD if self.old >= 0 else NEW}
 
 
-def test_a_query_tells_topics_apart_by_asking_the_cluster(spark: SparkSession, tmp_path: Path) -> None:
-    """Before and after the rows are read: rows of which nobody knows whose they are, are not written."""
+def test_a_query_asks_the_cluster_for_topic_ids(spark: SparkSession, tmp_path: Path) -> None:
+    """It asks before and after the rows are read. If the answers differ, it is unknown whose the rows are: none is
+    written."""
     target = KINDS["database"](tmp_path)
 
     def handle(df: DataFrame, entry: Any) -> None:
@@ -142,7 +143,7 @@ def batch(spark: SparkSession, epoch: int, rows: Rows) -> DataFrame:
 
 
 def test_a_sink_that_dies_at_any_point_writes_once(spark: SparkSession, target: Target) -> None:
-    """Before a row counts, and after: the batch comes again with its checkpoint, or cut anew without it."""
+    """Before its rows count, and after. The batch comes again: the same with its checkpoint, another one without it."""
 
     def die() -> None:
         raise Killed

@@ -27,7 +27,7 @@ NEEDED = {"group": "g", "topics": "t", "bootstrap.servers": "127.0.0.1:1"}
 
 
 class Query:
-    """A structured query: calls a reader in Spark's order and keeps its checkpoint, as JSON, as Spark does."""
+    """A structured query: calls a reader in Spark's order, and keeps a checkpoint of JSON texts, as Spark does."""
 
     def __init__(self, orders: KafkaTopic, **options: Any) -> None:
         self.given = {**orders.options, **{name: str(value) for name, value in options.items()}}
@@ -39,30 +39,30 @@ class Query:
         self.start()
 
     def start(self) -> None:
-        """A new process: the reader comes by pickle."""
+        """Starts a new process: the reader is pickled."""
         reader = DefaultSource(self.given).streamReader(None)  # type: ignore[arg-type]  # it does not look
         self.reader: StreamReader = pickle.loads(cloudpickle.dumps(reader))
         self.current = json.dumps(self.reader.initialOffset())
 
     @property
     def member(self) -> QueryMember:
-        """Of the reader, which is at work."""
+        """The reader's member."""
         assert self.reader._member is not None
         return self.reader._member
 
     def await_left(self) -> None:
-        """Its member is overdue and leaves."""
+        """Waits until its member is overdue and leaves."""
         member = self.member
         until(lambda: member.consumer._driver.ended, "the member has left")
 
     def crash(self) -> None:
-        """The process is gone without a word: no stop, no heartbeat. (A thread cannot be killed: it is cut off.)"""
+        """The process dies: no stop, no more heartbeats. (A thread cannot be killed; it is stopped from inside.)"""
         member = self.member
         member.marshal._loop._closing = True
         member.marshal._loop._thread.join()
         if member._commits is not None:
             member._commits.close()
-        member.consumer._ending.done = True  # so that what follows ends its connections and says no word
+        member.consumer._ending.done = True  # so that close() ends its connections and sends nothing
         member.marshal.close(0.0)
         self.start()
 
@@ -72,7 +72,7 @@ class Query:
         return found
 
     def write_ahead(self) -> bool:
-        """The first half of a trigger: False if there is nothing new."""
+        """The first half of a trigger. Returns False if there is nothing new."""
         start = self.offset(self.commits - 1)
         end = json.dumps(self.reader.latestOffset(start, self.reader.getDefaultReadLimit()))
         if end == json.dumps(start):
@@ -81,13 +81,13 @@ class Query:
         return True
 
     def read(self) -> Rows:
-        """The tasks of the newest batch."""
+        """Runs the tasks of the newest batch."""
         if self.commits:
             self.reader.commit(self.offset(self.commits - 1))
         start, end = self.offset(self.commits - 1), self.offset(self.commits)
         parts = pickle.loads(cloudpickle.dumps(self.reader.partitions(start, end)))
         again = self.reader.partitions(start, end)
-        assert [part.value for part in again] == [part.value for part in parts], "asked twice, said twice"
+        assert [part.value for part in again] == [part.value for part in parts], "asked twice, the same answer"
         far: StreamReader = pickle.loads(cloudpickle.dumps(self.reader))
         return [
             (batch["partition"][at].as_py(), batch["offset"][at].as_py())
@@ -101,7 +101,7 @@ class Query:
         self.commits += 1
 
     def turn(self) -> bool:
-        """One trigger, from the replay of an uncommitted batch on."""
+        """One trigger; it replays an uncommitted batch if there is one. Returns False if there was nothing to do."""
         if len(self.offsets) > self.commits or self.write_ahead():
             self.finish(self.read())
             return True
@@ -112,7 +112,7 @@ class Query:
             pass
 
     def settled(self) -> None:
-        """The claims of a restarted query have come."""
+        """Waits until a restarted query has claims, and runs until it is idle."""
         until(self.turn, "there is something to do")
         self.until_idle()
 
@@ -164,7 +164,7 @@ def test_the_position_follows_what_spark_has_committed(make_topic: MakeTopic) ->
 
 @pytest.mark.parametrize("how", ["crash", "stop"])
 def test_a_restart_between_triggers_skips_nothing_and_repeats_nothing(make_topic: MakeTopic, how: str) -> None:
-    """Spark has committed the batch and nobody has said so yet: the next life tells it from the claims."""
+    """Spark has committed the batch, and it is not acked yet: the next process acks it."""
     orders = make_topic(2)
     orders.fill(10)
     query = Query(orders)
@@ -182,7 +182,7 @@ def test_a_restart_between_triggers_skips_nothing_and_repeats_nothing(make_topic
 
 
 def test_a_trigger_beyond_the_handler_timeout_loses_nothing(make_topic: MakeTopic) -> None:
-    """Between two triggers nobody calls: the member leaves, and what it had handed over is told by the next one."""
+    """Between two triggers Spark calls nothing: the member leaves, and the next one acks its batch."""
     orders = make_topic(2)
     query = Query(orders, handler_timeout_s=1.0)
     for _ in range(3):
@@ -196,7 +196,7 @@ def test_a_trigger_beyond_the_handler_timeout_loses_nothing(make_topic: MakeTopi
 
 
 def test_a_batch_that_outlives_two_memberships_comes_once(make_topic: MakeTopic) -> None:
-    """Each time the member left as overdue and joined anew while Spark was at the same batch."""
+    """Twice the member left as overdue and joined again while Spark worked on the same batch."""
     orders = make_topic(2)
     orders.fill(10)
     query = Query(orders, handler_timeout_s=3.0)
@@ -233,8 +233,8 @@ def test_a_pause_between_the_plan_and_its_tasks_loses_nothing(make_topic: MakeTo
     query.reader.stop()
 
 
-def test_what_another_member_has_had_since_is_left_to_the_log(make_topic: MakeTopic) -> None:
-    """A batch of a dead life is replayed without the partitions that somebody else owns, and never counted as done."""
+def test_a_replay_leaves_out_what_another_member_has_claimed_since(make_topic: MakeTopic) -> None:
+    """A dead process's batch is replayed without the partitions that another member owns, which are not acked."""
     orders = make_topic(2)
     orders.fill(10)
     query = Query(orders)
@@ -244,14 +244,14 @@ def test_what_another_member_has_had_since_is_left_to_the_log(make_topic: MakeTo
     with orders.connect() as marshal, orders.consumer(marshal) as consumer:
         until(lambda: len(consumer.claims()) == 2, "the dead query is waited out")
         until(lambda: (query.turn() or True) and query.commits > 0, "the replayed batch is done")
-        query.crash()  # committed, and nobody has told it
+        query.crash()  # committed, and not acked
     query.settled()
     assert set(query.out) == set(orders.written), "nothing is lost"
     query.reader.stop()
 
 
 @pytest.mark.parametrize("at", ["before the tasks", "in the sink", "after the sink"])
-def test_at_least_once_a_crash_makes_at_most_its_batch_twice(make_topic: MakeTopic, at: str) -> None:
+def test_at_least_once_a_crash_repeats_at_most_its_batch(make_topic: MakeTopic, at: str) -> None:
     orders = make_topic(2)
     orders.fill(20)
     query = Query(orders, max_rows_per_batch=16)
@@ -271,10 +271,10 @@ def test_at_least_once_a_crash_makes_at_most_its_batch_twice(make_topic: MakeTop
     query.reader.stop()
 
 
-def test_at_least_once_without_its_checkpoint_the_log_knows(
+def test_at_least_once_without_a_checkpoint_the_log_has_the_positions(
     make_topic: MakeTopic, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It says so: sinks that know batches by their numbers would skip them."""
+    """It logs a warning, because sinks that know batches by their numbers would skip them."""
     orders = make_topic(2)
     orders.fill(20)
     query = Query(orders, max_rows_per_batch=16)
@@ -400,22 +400,22 @@ def test_available_now_waits_for_a_dead_owner(make_topic: MakeTopic) -> None:
     query.reader.stop()
 
 
-def test_a_silent_spark_is_left_and_found_again(make_topic: MakeTopic) -> None:
-    """D4: a hung driver keeps no claim; when it comes back the query joins anew."""
+def test_a_query_that_hangs_leaves_and_joins_again(make_topic: MakeTopic) -> None:
+    """D4: a driver that hangs keeps no claim. When it continues, the query joins again."""
     orders = make_topic(1)
     orders.fill(6)
     query = Query(orders, handler_timeout_s=1.0, max_rows_per_batch=3)
     query.turn()
     with orders.connect() as marshal, orders.consumer(marshal) as consumer:
-        until(lambda: len(consumer.claims()) == 1, "the partition went to somebody who reads")
+        until(lambda: len(consumer.claims()) == 1, "the partition went to a member that reads")
     query.settled()
     assert set(query.out) == orders.written
-    assert len(query.out) <= 6 + 3, "at most the batch that Spark had while somebody else owned the partition"
+    assert len(query.out) <= 6 + 3, "at most the batch that Spark had while another member owned the partition"
     query.reader.stop()
 
 
-def test_ranges_that_retention_deleted_are_passed_in_a_replay(make_topic: MakeTopic) -> None:
-    """D6: noted in the log; the query goes on behind them."""
+def test_a_replay_skips_ranges_that_retention_deleted(make_topic: MakeTopic) -> None:
+    """D6: they are noted in the log, and the query continues after them."""
     orders = make_topic(1)
     orders.fill(20)
     query = Query(orders, max_rows_per_batch=10)
@@ -427,7 +427,7 @@ def test_ranges_that_retention_deleted_are_passed_in_a_replay(make_topic: MakeTo
     query.reader.stop()
 
 
-def test_another_coordination_topic_is_another_history(make_topic: MakeTopic) -> None:
+def test_a_checkpoint_of_another_coordination_topic_does_not_count(make_topic: MakeTopic) -> None:
     """Offsets of another incarnation say nothing here."""
     orders = make_topic(1)
     orders.fill(5)
@@ -567,7 +567,7 @@ def test_a_pattern_that_matches_nothing_is_refused(make_topic: MakeTopic) -> Non
         query.turn()
 
 
-def test_a_small_batch_waits_for_others_within_a_bound(make_topic: MakeTopic) -> None:
+def test_a_small_batch_waits_for_more_rows_but_not_too_long(make_topic: MakeTopic) -> None:
     """Spark's minOffsetsPerTrigger and maxTriggerDelay. The first batch goes at once, and a query that ends waits for
     nothing.
     """
@@ -594,7 +594,7 @@ def test_a_small_batch_waits_for_others_within_a_bound(make_topic: MakeTopic) ->
     query.reader.stop()
 
 
-def test_the_checkpoint_of_another_source_is_named_and_its_offsets_can_be_taken_over(make_topic: MakeTopic) -> None:
+def test_the_checkpoint_of_another_source_is_refused_and_its_offsets_can_be_used(make_topic: MakeTopic) -> None:
     orders = make_topic(2)
     orders.fill(9)
     offsets = {orders.topic: {"0": 4, "1": 7}}
@@ -612,7 +612,7 @@ def test_the_checkpoint_of_another_source_is_named_and_its_offsets_can_be_taken_
     query.reader.stop()
 
 
-def test_a_batch_job_is_shown_the_way() -> None:
+def test_a_batch_read_with_a_group_gets_advice() -> None:
     with pytest.raises(MarshalError, match="claimed_batches"):
         DefaultSource(NEEDED).reader(None)  # type: ignore[arg-type]
 

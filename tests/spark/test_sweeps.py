@@ -1,4 +1,4 @@
-"""Sweeps on Spark: the same runs and the same hash as here, failing seeds as rows, and `marshal simulate --spark`."""
+"""Sweeps on Spark: the same runs and hash as a local sweep, failing seeds as rows, and `marshal simulate --spark`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How ranges are shared out to tasks: every offset once, small ones share a task, large ones are split on demand."""
+"""How ranges are distributed over tasks: each offset once, small ranges share a task, large ones can be split."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_large_range_has_a_task_to_itself() -> None:
     assert all(sum(one.rows for one in task) == TASK_ROWS for task in tasks)
 
 
-def test_few_ranges_are_left_as_they_are() -> None:
+def test_few_ranges_are_not_split() -> None:
     assert len(tasks_of(pieces(1, 2, 3))) == 3
 
 
@@ -48,6 +48,6 @@ def test_more_tasks_than_ranges_split_the_longest() -> None:
     assert sorted((one.partition, one.rows) for (one,) in tasks) == [(0, 10), (1, 333), (1, 333), (1, 334)]
 
 
-def test_fewer_tasks_than_there_would_be_are_not_forced() -> None:
+def test_min_partitions_never_reduces_the_number_of_tasks() -> None:
     """`min_partitions` is a lower bound."""
     assert len(tasks_of(pieces(TASK_ROWS, TASK_ROWS), 1)) == 2

@@ -1,8 +1,8 @@
-"""A client of Spark Connect as a process, without a JVM of its own: what docs/spark.md promises it, done in turn.
+"""A client of Spark Connect as a process, without a JVM of its own. It does what docs/spark.md says that it can do.
 
-    python -m tests.support.connect_job '{"url": "sc://...", "place": {...}, "folder": "..."}'
+    python -m tests.support.connect_job '{"url": "sc://...", "options": {...}, "folder": "..."}'
 
-Prints one JSON object: what each step saw. The judging is the test's.
+Prints one JSON object with the results of each step; the test checks them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SMALL = Options(clients=2, partitions=2, interval_ms=1_000, intervals=4)
 
 
 def take_batches(spark: SparkSession, options: dict[str, str], folder: Path) -> list[list[int]]:
-    """A plain job; the rows that it wrote."""
+    """Runs a job over claimed batches; returns the rows that it wrote."""
     out = str(folder / "batches")
     with (
         marshal_py.connect(
@@ -42,7 +42,7 @@ def take_batches(spark: SparkSession, options: dict[str, str], folder: Path) -> 
 
 
 def stream(spark: SparkSession, options: dict[str, str], folder: Path) -> list[list[int]]:
-    """A query whose sink is a function of this program."""
+    """Runs a query whose sink is a function of this program; returns the rows that it wrote."""
     ledger = Ledger(folder / "ledger")
 
     def handle(df: DataFrame, entry: Entry) -> None:
@@ -62,18 +62,18 @@ def stream(spark: SparkSession, options: dict[str, str], folder: Path) -> list[l
 
 
 def fold(spark: SparkSession, options: dict[str, str], folder: Path) -> list[list[Any]]:
-    """The log as tables: archived, folded, asked in SQL."""
+    """Archives the log, folds it and queries the tables in SQL."""
     path = str(folder / "archive")
     assert read_archive(spark, path) is None
     archive(spark, options["bootstrap.servers"], path, coordination_topic=options["coordination_topic"])
-    held = read_archive(spark, path)
-    assert held is not None
-    views(replay(held).persist())
-    asked = spark.sql(
+    archived = read_archive(spark, path)
+    assert archived is not None
+    views(replay(archived).persist())
+    answer = spark.sql(
         "SELECT topic, partition, count(*) FROM marshal_intervals WHERE ended = 'release' "
         "GROUP BY topic, partition ORDER BY topic, partition"
     )
-    return [list(row) for row in asked.collect()]
+    return [list(row) for row in answer.collect()]
 
 
 def places(df: DataFrame) -> list[list[int]]:

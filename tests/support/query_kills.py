@@ -1,12 +1,12 @@
-"""Two queries and a Python service share one group and one table, and are stopped and killed all the time.
+"""Two queries and a Python service share one group and one table, and are stopped and killed again and again.
 
     python -m tests.support.query_kills --kills 30 --every 2 --seed 1 --table delta
 
-`--table`: one of those in tests/spark/targets.py, each of which must hold every message once. On an Apache Kafka with
-its default settings and real Spark. `--every`: the trigger interval of the queries in seconds; their
-`handler_timeout_s` is 5. Who is ended, when, how (kill -9 of everything it started, SIGTERM) and whether it finds its
-checkpoint again is drawn from the seed. In the end an independent count compares the table with what was produced:
-exit code 1 if a message is missing or stands in it twice. Takes a quarter of a minute per kill.
+It runs real Spark and an Apache Kafka with its default settings. `--table`: one of those in tests/spark/targets.py,
+which must hold every message once. `--every`: the trigger interval of the queries in seconds; their
+`handler_timeout_s` is 5. The seed decides which process ends, when, how (kill -9 of everything that it started, or
+SIGTERM), and whether its checkpoint is deleted. In the end an independent count compares the table with what was
+produced: exit code 1 if a message is missing or is there twice. Takes a quarter of a minute per kill.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.support.kafka import start_cluster
 ROOT: Final = Path(__file__).resolve().parents[2]
 TOPIC, GROUP, PARTITIONS = "orders", "billing", 6
 PER_S: Final = 240  # messages
-ENDS_S: Final = 300.0  # after the last kill everything is in the table within this
+ENDS_S: Final = 300.0  # after the last kill, until everything is in the table
 KEEPS_CHECKPOINT: Final = 0.7  # the share of restarts that find it
 BY_SIGTERM: Final = 0.3  # the share of ends that are stops
 
@@ -65,12 +65,12 @@ def query(servers: str, folder: Path, name: str, every_s: float, kind: str) -> N
         .trigger(processingTime=f"{every_s} seconds")
         .start()
     )
-    over = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: over.set())
-    while not over.is_set() and started.isActive:
-        over.wait(0.1)
-    if not over.is_set():
-        started.awaitTermination()  # raises what ended it
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    while not stopping.is_set() and started.isActive:
+        stopping.wait(0.1)
+    if not stopping.is_set():
+        started.awaitTermination()  # raises the error that ended it
     started.stop()
     spark.stop()
 
@@ -98,11 +98,11 @@ def service(servers: str, folder: Path, kind: str) -> None:
                 print(f"dropped: {error}", flush=True)
 
 
-# --- who ends them
+# --- the parent, which ends them
 
 
 class Member:
-    """One of the processes, which is started again and again."""
+    """A process of the group, which is started again and again."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.folder, self.arguments = folder, arguments
@@ -147,9 +147,9 @@ def run(servers: str, folder: Path, kills: int, every_s: float, seed: int, kind:
     admin = AdminClient({"bootstrap.servers": servers})
     for future in admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values():
         future.result(60)
-    made, over = Counter[int](), threading.Event()
-    maker = threading.Thread(target=_produce, args=(servers, made, over))
-    maker.start()
+    produced, stopping = Counter[int](), threading.Event()
+    producing = threading.Thread(target=_produce, args=(servers, produced, stopping))
+    producing.start()
     target = KINDS[kind](folder)
     members = [Member(folder, name, servers, str(folder), str(every_s), kind) for name in ("one", "two", "service")]
     try:
@@ -167,27 +167,27 @@ def run(servers: str, folder: Path, kills: int, every_s: float, seed: int, kind:
                 shutil.rmtree(folder / member.arguments[0], ignore_errors=True)
             print(
                 f"{number + 1}: {member.arguments[0]} {'stopped' if by_signal else 'killed'}"
-                f"{', its checkpoint deleted' * forgets}; produced {made.total()}",
+                f"{', its checkpoint deleted' * forgets}; produced {produced.total()}",
                 flush=True,
             )
             member.start()
     finally:
-        over.set()
-        maker.join()
-    verdict = _count(target, made, members, time.monotonic() + ENDS_S)
+        stopping.set()
+        producing.join()
+    verdict = _count(target, produced, members, time.monotonic() + ENDS_S)
     for member in members:
         member.stop()
     return verdict
 
 
-def _produce(servers: str, made: Counter[int], over: threading.Event) -> None:
+def _produce(servers: str, produced: Counter[int], stopping: threading.Event) -> None:
     producer, number = Producer({"bootstrap.servers": servers, "linger.ms": 20}), 0
 
     def written(error: object, message: Any) -> None:
         if error is None:
-            made[message.partition()] += 1
+            produced[message.partition()] += 1
 
-    while not over.wait(0.1):
+    while not stopping.wait(0.1):
         for _ in range(PER_S // 10):
             producer.produce(TOPIC, f"order {number}", partition=number % PARTITIONS, on_delivery=written)
             number += 1
@@ -195,9 +195,9 @@ def _produce(servers: str, made: Counter[int], over: threading.Event) -> None:
     producer.flush(60)
 
 
-def _count(target: Target, made: Counter[int], members: list[Member], deadline: float) -> int:
-    """Reads the table, without Spark, until nothing is missing; then once more for what stands twice."""
-    wanted = {(partition, offset) for partition, count in made.items() for offset in range(count)}
+def _count(target: Target, produced: Counter[int], members: list[Member], deadline: float) -> int:
+    """Reads the table, without Spark, until nothing is missing, and prints what is missing, twice or unknown."""
+    wanted = {(partition, offset) for partition, count in produced.items() for offset in range(count)}
     while True:
         for member in members:
             member.check()

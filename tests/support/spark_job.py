@@ -1,10 +1,10 @@
-"""A Spark driver as a process: one query over a Marshal stream, journalled row by row, held where the test wants it.
+"""A Spark driver as a process: one query over a Marshal stream, which writes a journal and stops where a test wants.
 
     python -m tests.support.spark_job '{"options": {...}, "checkpoint": "...", "journal": "...", ...}'
 
-The sink writes one JSON line per batch, in the driver's own process. `hold_at`: the n-th batch of this run is held for
-ever once it is written, or (`hold_before`) once its tasks have read it and nothing is written; the line `held` says so.
-The one who started it kills it then. `available_now` ends by itself; else SIGTERM stops the query.
+The sink writes one JSON line per batch, in the driver's own process. `hold_at`: the sink blocks in the n-th batch of
+this run, once it is written, or with `hold_before` once its tasks have read it and nothing is written; it writes the
+line `held`, and the test kills the process. With `available_now` the query ends by itself; otherwise SIGTERM stops it.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ def main(settings: Settings) -> None:
         .option("checkpointLocation", settings.checkpoint)
     )
     query = writer.trigger(availableNow=True).start() if settings.available_now else writer.start()
-    over = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     journal.write("started", pid=os.getpid())
-    while not over.is_set() and query.isActive:
-        over.wait(0.1)
-    if over.is_set():
+    while not stopping.is_set() and query.isActive:
+        stopping.wait(0.1)
+    if stopping.is_set():
         query.stop()
     else:
-        query.awaitTermination()  # raises what ended it
+        query.awaitTermination()  # raises the error that ended it
     spark.stop()
     journal.write("ended", pid=os.getpid())
 
