@@ -36,7 +36,7 @@ RECORDS: Final = 200_000  # per log; a job of Spark costs a second before it fol
 LOGS_TINY, RECORDS_TINY = 4, 500
 ROUNDS: Final = 3  # of some 50 s each; all benchmarks together stay under 20 minutes
 TABLES: Final = ["digests"]
-# The JVM's own compilers, as a cluster has them: local_session's are chosen for a short life.
+# The JVM's own compilers, as a cluster has them; those of local_session are for short runs.
 SETTINGS: Final = {"spark.log.level": "OFF", "spark.driver.extraJavaOptions": "-XX:+UseSerialGC"}
 DAY: Final = "day=1970-01-01"
 FILES_PER_BATCH: Final = 8  # of the stream: two batches, so that state is written and read back

@@ -70,7 +70,7 @@ def spark_schema(fields: Mapping[str, pa.DataType]) -> types.StructType:
 
 
 def raw_fields() -> dict[str, pa.DataType]:
-    """The columns of records as they stand in the log, unfolded."""
+    """The columns of records as they are in the log, not folded."""
     return _RAW_FIELDS
 
 

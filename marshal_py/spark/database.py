@@ -138,7 +138,7 @@ class _Session:
 
     def lock(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Position]:
         """Locks the row of each partition and returns what they say. All writers lock in the same order, so that no two
-        wait for each other for ever."""
+        block each other."""
         for tp in sorted(tps):
             if not self._run(f"UPDATE {self.guard} SET token = token {_WHERE}", *tp):
                 columns = "topic, partition, topic_id, token, next_offset"

@@ -69,7 +69,7 @@ class DeltaEntry(lakes.LakeEntry):
 
     def _commit_once(self) -> None:
         assert self._table is not None  # `_prepare` saw to that
-        # Without retries by delta-rs: they would commit after another writer whose commit nobody here has checked.
+        # Without retries by delta-rs: they would commit after another writer without the check that `commit` makes.
         properties = CommitProperties(max_commit_retries=0, app_transactions=_transactions(self.positions()))
         if self._rows is not None:
             write_deltalake(self._table, self._rows, mode="append", commit_properties=properties)

@@ -47,7 +47,7 @@ class IcebergEntry(lakes.LakeEntry):
 
     def _commit_once(self) -> None:
         moves = {f"{PREFIX}{tp}": f"{at.token} {at.to} {at.topic_id}" for tp, at in self.positions().items()}
-        # Without retries by pyiceberg: they would commit after another writer whose commit nobody here has checked.
+        # Without retries by pyiceberg: they would commit after another writer without the check that `commit` makes.
         # This is pyiceberg's copy of the table's properties; the table keeps its own.
         self._table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
         with self._table.transaction() as transaction:

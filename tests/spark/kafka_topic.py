@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
@@ -15,6 +15,9 @@ from marshal_py import Consumer, Marshal
 from marshal_py.client.observer import Observer
 from marshal_py.transport.kafka import KafkaTransport
 from tests.support.kafka import Cluster, TopicFactory
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 INTERVAL_S = 1.0  # the shortest that is allowed: every take-over waits two of them
 
@@ -110,6 +113,11 @@ class KafkaTopic:
         return marshal.consumer(
             self.group, [self.topic], **{"heartbeat_interval_s": INTERVAL_S, "start": "earliest", **options}
         )
+
+
+def offsets_of(df: DataFrame) -> list[tuple[int, int]]:
+    """(partition, offset) of each row, sorted."""
+    return sorted((row.partition, row.offset) for row in df.select("partition", "offset").collect())
 
 
 MakeTopic = Callable[[int], KafkaTopic]  # the fixture `make_topic`: partitions to topic

@@ -13,14 +13,10 @@ from marshal_py.errors import BatchNotCommitted, ClaimLost, InvalidOption, Posit
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.spark import claimed_batches
 from marshal_py.transport.memory import MemoryBroker
-from tests.spark.kafka_topic import MakeTopic
+from tests.spark.kafka_topic import MakeTopic, offsets_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-
-def places(df: DataFrame) -> list[tuple[int, int]]:
-    return sorted((row.partition, row.offset) for row in df.select("partition", "offset").collect())
+    from pyspark.sql import SparkSession
 
 
 def test_a_job_writes_everything_once_and_a_second_one_continues(
@@ -41,7 +37,7 @@ def test_a_job_writes_everything_once_and_a_second_one_continues(
                         tokens.add(str(batch.token))
                 assert {info.position for info in consumer.claims().values()} == {400}
     written = spark.read.parquet(out)
-    assert places(written) == sorted(orders.written)
+    assert offsets_of(written) == sorted(orders.written)
     assert {row.token for row in written.select("token").distinct().collect()} >= tokens
     assert written.where("value IS NULL OR timestamp IS NULL OR topic IS NULL").count() == 0
 
@@ -55,7 +51,7 @@ def test_a_batch_that_is_not_committed_comes_again(spark: SparkSession, make_top
                 break
         with claimed_batches(spark, consumer, wait_s=0) as batches:
             first = next(iter(batches))
-            assert places(first.df) == [(0, offset) for offset in range(10)]
+            assert offsets_of(first.df) == [(0, offset) for offset in range(10)]
             with pytest.raises(BatchNotCommitted):
                 next(iter(batches))
             first.commit()
@@ -68,11 +64,11 @@ def test_at_most_once_a_batch_is_never_read_again(spark: SparkSession, make_topi
     orders.fill(20)
     with orders.connect() as marshal, orders.consumer(marshal, delivery="at_most_once") as consumer:
         with claimed_batches(spark, consumer, max_rows=5, wait_s=0, columns=("offset", "partition")) as batches:
-            assert places(next(iter(batches)).df) == [(0, offset) for offset in range(5)]
+            assert offsets_of(next(iter(batches)).df) == [(0, offset) for offset in range(5)]
         seen = []
         with claimed_batches(spark, consumer, wait_s=0) as batches:
             for batch in batches:
-                seen += places(batch.df)
+                seen += offsets_of(batch.df)
                 batch.commit()
     assert seen == [(0, offset) for offset in range(5, 20)]
 
@@ -88,12 +84,12 @@ def test_a_rewind_loses_the_claim_and_the_batch_is_planned_again(spark: SparkSes
         turns = iter(batches)
         next(turns).commit()
         held = next(turns)
-        assert places(held.df)[0] == (0, 6)
+        assert offsets_of(held.df)[0] == (0, 6)
         marshal_py.group(marshal, orders.group).set_position(orders.topic, "earliest")
         with pytest.raises(ClaimLost, match=f"{orders.topic}:0"):
             held.commit()
         again = next(turns)
-        assert places(again.df) == [(0, offset) for offset in range(6)]
+        assert offsets_of(again.df) == [(0, offset) for offset in range(6)]
         assert again.tokens[TopicPartition(orders.topic, 0)] > held.token
         again.commit()
 

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 import marshal_py
 from marshal_py.spark import QueryListener, prometheus_gauges
 from marshal_py.spark.listener import Progress
-from tests.spark.kafka_topic import KafkaTopic, MakeTopic
+from tests.spark.kafka_topic import KafkaTopic, MakeTopic, offsets_of
 from tests.support.client_fixtures import until
 
 if TYPE_CHECKING:
@@ -42,10 +42,6 @@ def running(query: StreamingQuery) -> Iterator[StreamingQuery]:
         yield query
     finally:
         query.stop()
-
-
-def places(df: DataFrame) -> list[tuple[int, int]]:
-    return sorted((row.partition, row.offset) for row in df.select("partition", "offset").collect())
 
 
 def committed(orders: KafkaTopic) -> dict[int, int]:
@@ -85,7 +81,7 @@ def test_available_now_into_parquet_and_again(spark: SparkSession, make_topic: M
                 .start()
             )
             assert query.awaitTermination(PATIENCE_S)
-            assert places(spark.read.parquet(out)) == sorted(orders.written)
+            assert offsets_of(spark.read.parquet(out)) == sorted(orders.written)
             assert "headers" not in spark.read.parquet(out).columns
             assert orders.positions() == {p: max(o for q, o in orders.written if p == q) + 1 for p in range(3)}
             orders.fill(20, [1])
@@ -106,7 +102,7 @@ def test_a_stopped_query_releases_at_once(spark: SparkSession, make_topic: MakeT
     rows: list[tuple[int, int]] = []
     query = (
         stream(spark, orders)
-        .writeStream.foreachBatch(lambda df, _: rows.extend(places(df)))
+        .writeStream.foreachBatch(lambda df, _: rows.extend(offsets_of(df)))
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .start()
     )
@@ -137,7 +133,7 @@ def test_a_sink_that_fails_gets_its_batch_again(spark: SparkSession, make_topic:
     seen: list[list[tuple[int, int]]] = []
 
     def sink(df: DataFrame, batch: int) -> None:
-        seen.append(places(df))
+        seen.append(offsets_of(df))
         if len(seen) == 2:
             raise ZeroDivisionError("the sink is down")
 
@@ -166,7 +162,7 @@ def test_at_most_once_with_two_queries_in_turn(spark: SparkSession, make_topic: 
             .start()
         )
         assert query.awaitTermination(PATIENCE_S)
-        assert places(spark.read.parquet(out)) == sorted(orders.written)
+        assert offsets_of(spark.read.parquet(out)) == sorted(orders.written)
         orders.fill(10 * (1 - number))
     assert orders.positions() == {0: 60, 1: 60}
 
