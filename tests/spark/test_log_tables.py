@@ -248,7 +248,7 @@ def test_a_coordination_topic_without_records_is_empty(
             "groups='a' is not allowed: format\\('marshal-log'\\) takes bootstrap.servers",
         ),
         ("marshal-log", {"raw": "yes"}, "raw='yes' is not allowed"),
-        ("marshal-log", {"ranges": "{}"}, "with raw=true only"),
+        ("marshal-log", {"ranges": "{}"}, "only with raw=true"),
         ("marshal-log", {"raw": "true", "ranges": "1-2"}, "ranges='1-2' is not allowed"),
         ("marshal-log", {"raw": "true", "group": "a"}, "not together with raw=true"),
         ("marshal-log", {"since": "yesterday"}, "since='yesterday' is not allowed: an offset or an ISO-8601 time"),

@@ -130,7 +130,7 @@ def test_writing_and_reading_a_state_changes_nothing(seed: int) -> None:
 
 
 def test_a_state_of_another_release_is_refused() -> None:
-    with pytest.raises(InvalidOption, match=r"state version 9.*begin with a fresh checkpoint folder"):
+    with pytest.raises(InvalidOption, match=r"state version 9.*use a new checkpoint folder"):
         read_state(b"\x09")
 
 
