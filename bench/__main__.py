@@ -50,7 +50,7 @@ NAMES = (
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """The machine on which the figures are measured, and its load."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
