@@ -1,1 +1,4 @@
-"""The doors to Kafka: the ports, the real one, the in-memory one and the embedded broker. Decides nothing."""
+"""Transports: the interfaces to a cluster (ports.py) and their implementations for Kafka and in memory.
+
+A transport carries out what it is asked to and reports what happened. It makes no decision of the protocol.
+"""

@@ -1,11 +1,11 @@
-"""The bookkeeping of assignments: what shall be fetched, what is fetched, and whose answer is whose.
+"""Bookkeeping of assignments: what to fetch, what the client fetches, and which assignment an answer belongs to.
 
-No clock, no thread, no client: KafkaSource and the simulator's consumer run the same class. An assignment is known by
-its round. Every answer names the round that it belongs to, and one that belongs to an earlier round changes nothing.
+It has no clock, thread or client: KafkaSource and the simulator's consumer run the same class. An assignment is
+identified by its round. Every answer names a round, and an answer of an earlier round changes nothing.
 
-Two sides use it. Callers assign, unassign and pause, one at a time (under the Marshal's lock); they only say what they
-want. Whoever holds the client takes the difference (`take`), tells the client, and reports what came of it. The two may
-run at the same time: each writes what is its own, and what they share is handed over in single steps.
+Two sides use it. Callers assign, unassign and pause, one at a time (under the Marshal's lock), and so only note what
+they want. The thread that holds the client takes the difference (`take`), passes it to the client, and reports what
+follows. Both sides may run at the same time: each writes its own fields, and shared ones change in single steps.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Final
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.transport.ports import Broken, OutOfRange
 
-RETRY_MS: Final = 100  # after the first failure of a fetch; doubled with each further one
+RETRY_MS: Final = 100  # after the first failure of a fetch; doubled after each further failure
 RETRY_MS_MAX: Final = 5_000
-FAILURES_MAX: Final = 10  # one after the other, about 26 s: a leader's election and a broker's restart are over by then
-FORGET_FAILURES_MS: Final = 10_000  # fetched for so long without another failure: the next one is the first
+FAILURES_MAX: Final = 10  # in a row, about 26 s: an election of a leader or a restart of a broker is over by then
+FORGET_FAILURES_MS: Final = 10_000  # after this long without a failure, counting starts again
 
 
 class State(IntEnum):
     FETCHING = 0
-    WAITING = 1  # a fetch failed; it is tried again
-    STOPPED = 2  # the cluster refused it; nothing is fetched until it is assigned again
+    WAITING = 1  # a fetch failed and will be retried
+    STOPPED = 2  # the cluster refused it: nothing is fetched until the next assignment
 
 
 class Assignment:
-    """One assignment of one partition. `reached`: the next offset to come, as far as messages have come."""
+    """One assignment of one partition. `reached`: the next offset to fetch."""
 
     __slots__ = ("failures", "has_received", "paused", "paused_in_client", "reached", "round", "state", "tried_ms")
 
@@ -38,15 +38,15 @@ class Assignment:
         self.round = round_
         self.reached = position
         self.state = State.FETCHING
-        self.paused = False  # the caller wants it
-        self.paused_in_client = False  # the client was told so
-        self.has_received = False  # messages have come
-        self.failures = 0  # since messages came, or it was quiet
-        self.tried_ms = 0  # while WAITING: when it is tried again; afterwards: when that was
+        self.paused = False  # wanted by the caller
+        self.paused_in_client = False
+        self.has_received = False  # at least one message
+        self.failures = 0  # in a row
+        self.tried_ms = 0  # time of the retry: while WAITING the next one, afterwards the last one
 
 
 class Changes:
-    """What the client must be told, in this order: resume, unassign, assign, pause."""
+    """What to pass to the client, in this order: resume, unassign, assign, pause."""
 
     __slots__ = ("assign", "pause", "resume", "unassign")
 
@@ -62,17 +62,17 @@ class Assignments:
 
     def __init__(self) -> None:
         self._wanted: dict[TopicPartition, Assignment] = {}
-        self._changed: set[TopicPartition] = set()  # where the client may differ from what is wanted
+        self._changed: set[TopicPartition] = set()  # where the client may not do what is wanted
         self._round = 0
-        self.fetched: dict[TopicPartition, Assignment] = {}  # as the client was told
-        self._failed: dict[TopicPartition, Assignment] = {}  # WAITING, or not quiet for long enough
+        self.fetched: dict[TopicPartition, Assignment] = {}  # what the client fetches
+        self._failed: dict[TopicPartition, Assignment] = {}  # WAITING, or retried not long ago
         self._refused: dict[TopicPartition, OutOfRange] = {}
         self._broken: dict[TopicPartition, Broken] = {}
 
-    # --- the callers' side
+    # --- called by those who assign
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Fetch from these positions: a new round for each."""
+        """Notes that these positions are to be fetched, each as a new round."""
         for tp, position in positions.items():
             self._round += 1
             self._wanted[tp] = Assignment(self._round, position)
@@ -84,7 +84,7 @@ class Assignments:
                 self._changed.add(tp)
 
     def pause(self, tps: Iterable[TopicPartition]) -> None:
-        """Stops fetching; a new assignment ends it."""
+        """Notes that these partitions are not to be fetched until they are assigned again."""
         for tp in tps:
             wanted = self._wanted.get(tp)
             if wanted is not None:
@@ -92,26 +92,26 @@ class Assignments:
                 self._changed.add(tp)
 
     def round(self, tp: TopicPartition) -> int:
-        """Of the present assignment, also one that was refused; 0 if there is none."""
+        """Number of the current assignment, even a refused one; 0 if there is none."""
         wanted = self._wanted.get(tp)
         return 0 if wanted is None else wanted.round
 
     def fetching(self, tp: TopicPartition) -> bool:
-        """Whether messages may come of the present assignment."""
+        """Whether there is a current assignment that has not been stopped."""
         wanted = self._wanted.get(tp)
         return wanted is not None and wanted.state is not State.STOPPED
 
     def received_up_to(self, tp: TopicPartition) -> int:
-        """The offset after the last message that has come of the present assignment, -1 if none has."""
+        """The offset after the last message of the current assignment; -1 if none has come."""
         wanted = self._wanted.get(tp)
         return wanted.reached if wanted is not None and wanted.has_received else -1
 
     def current(self, tp: TopicPartition, round_: int) -> bool:
-        """Whether an answer of this round is about the present assignment."""
+        """Whether an answer of this round belongs to the current assignment."""
         return self.round(tp) == round_ != 0
 
     def out_of_range(self) -> list[OutOfRange]:
-        """What the cluster refused since the last call, of present assignments."""
+        """Positions of current assignments that the cluster has refused since the last call."""
         found: list[OutOfRange] = []
         while self._refused:
             tp, refused = self._refused.popitem()
@@ -120,7 +120,7 @@ class Assignments:
         return found
 
     def broken(self) -> list[Broken]:
-        """What the cluster did not serve, since the last call, of present assignments."""
+        """Current assignments that the cluster has not served since the last call."""
         found: list[Broken] = []
         while self._broken:
             tp, broken = self._broken.popitem()
@@ -128,14 +128,14 @@ class Assignments:
                 found.append(broken)
         return found
 
-    # --- the side of whoever holds the client
+    # --- called by the thread that holds the client
 
     def pending(self, now_ms: int) -> bool:
-        """Whether `take` has something to tell."""
+        """Whether `take` would return a change."""
         return bool(self._changed) or any(self._due(one, now_ms) for one in list(self._failed.values()))
 
     def due_ms(self, tp: TopicPartition) -> int | None:
-        """When a fetch that failed is tried again; None if none waits for that."""
+        """When a failed fetch of `tp` will be retried; None if no retry is due."""
         one = self._failed.get(tp)
         return one.tried_ms if one is not None and one.state is State.WAITING else None
 
@@ -143,9 +143,9 @@ class Assignments:
         return one.state is State.WAITING and now_ms >= one.tried_ms
 
     def take(self, now_ms: int) -> Changes:
-        """What the client must be told, so that it fetches what is wanted. The caller tells it."""
+        """The changes that make the client fetch what is wanted. The caller must pass them to the client."""
         changes = Changes()
-        self._compare(changes)  # before a new try: what failed is ended first
+        self._compare(changes)  # before a retry, so that the failed fetch ends first
         for tp, one in list(self._failed.items()):
             if self._wanted.get(tp) is not one:
                 del self._failed[tp]
@@ -172,7 +172,7 @@ class Assignments:
 
     def _end(self, tp: TopicPartition, fetched: Assignment, changes: Changes) -> None:
         del self.fetched[tp]
-        if tp in changes.assign:  # wanted otherwise meanwhile: the client has not been told of it
+        if tp in changes.assign:  # changed again before the client heard of it
             del changes.assign[tp]
             changes.pause.discard(tp)
         else:
@@ -182,7 +182,7 @@ class Assignments:
         fetched.paused_in_client = False
 
     def unassigned_by_client(self, tps: Iterable[TopicPartition]) -> None:
-        """The client fetches none of these any more, whatever it was told."""
+        """The client no longer fetches any of these, whatever it was told before."""
         for tp in tps:
             fetched = self.fetched.pop(tp, None)
             if fetched is not None:
@@ -190,7 +190,7 @@ class Assignments:
             self._changed.add(tp)
 
     def received(self, tp: TopicPartition, to: int) -> int:
-        """Messages below `to` have come of what is fetched; returns the round that fetched them."""
+        """Notes that messages below `to` have come. Returns the round that fetched them."""
         fetched = self.fetched.get(tp)
         if fetched is None:
             return 0
@@ -199,17 +199,17 @@ class Assignments:
         return fetched.round
 
     def drained(self, now_ms: int) -> None:
-        """Everything that the client had to tell was told."""
+        """Notes that the client has no more events: retries without a new failure count as successful."""
         for tp, one in list(self._failed.items()):
             if one.state is State.FETCHING and (not one.failures or now_ms - one.tried_ms >= FORGET_FAILURES_MS):
                 one.failures = 0
                 del self._failed[tp]
 
     def refuse(self, tp: TopicPartition, position: int, truncated: str, now_ms: int) -> None:
-        """The cluster does not have the position; -1 if it does not say which.
+        """The cluster does not have the position (-1: it did not say which one).
 
-        A client may tell of an earlier assignment's refusal only now, and nothing says whose it is but the position.
-        One that was not reached is asked for again, and is refused again if it is out of range.
+        The refusal may be late and belong to an earlier assignment; only the position can show that. If this
+        assignment has not reached that position, its fetch is retried, and is refused again if it is out of range.
         """
         fetched = self._current_fetch(tp)
         if fetched is None:
@@ -217,14 +217,14 @@ class Assignments:
         if position < 0:
             position = fetched.reached
         if position != fetched.reached and not (truncated and fetched.has_received):
-            self._fail(tp, fetched, f"its position {position} is refused, which was not asked for", now_ms)
+            self._fail(tp, fetched, f"position {position} was refused, which is not the one being fetched", now_ms)
         else:
             fetched.state = State.STOPPED
             self._refused[tp] = OutOfRange(tp, position, fetched.round, truncated)
             self._changed.add(tp)
 
     def fail(self, tp: TopicPartition, reason: str, now_ms: int) -> None:
-        """A fetch failed in a way that may pass: it is tried again from where it was, a bounded number of times."""
+        """A fetch failed, perhaps temporarily: it is retried from where it was, at most FAILURES_MAX times."""
         fetched = self._current_fetch(tp)
         if fetched is not None:
             self._fail(tp, fetched, reason, now_ms)
@@ -242,7 +242,7 @@ class Assignments:
             self._failed[tp] = fetched
 
     def refuse_permanently(self, tp: TopicPartition, reason: str) -> None:
-        """The cluster will not serve the partition."""
+        """The cluster will not serve the partition, and a retry would not help."""
         fetched = self._current_fetch(tp)
         if fetched is not None:
             fetched.state = State.STOPPED
@@ -250,7 +250,7 @@ class Assignments:
             self._changed.add(tp)
 
     def _current_fetch(self, tp: TopicPartition) -> Assignment | None:
-        """The assignment that an error is about, if it is the present one and nothing was decided about it yet."""
+        """The assignment that an error belongs to, if it is the current one and is being fetched."""
         fetched = self.fetched.get(tp)
         if fetched is None or fetched is not self._wanted.get(tp) or fetched.state is not State.FETCHING:
             return None

@@ -1,4 +1,4 @@
-"""The clocks of this machine, read in one place. The heart takes an Instant and reads none."""
+"""The clocks of this machine. protocol/ reads no clock: it gets an Instant from here as an argument."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import partial
 
 from marshal_py.protocol.identity import Instant
 
-# Linux counts suspended time on CLOCK_BOOTTIME, macOS on CLOCK_MONOTONIC_RAW's sibling CLOCK_MONOTONIC; where there is
-# no such clock the wall clock still shows a suspension (T7 takes the greatest difference).
+# A clock that counts the time while the machine is suspended: CLOCK_BOOTTIME on Linux, CLOCK_MONOTONIC on macOS. Where
+# there is none, the wall clock still shows a suspension (T7 takes the greatest difference of the three clocks).
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 class SystemClock:
-    """The real thing."""
+    """The clocks of the operating system."""
 
     # A C function, not a method around one: it is called before every message.
     boot_ns: Callable[[], int] = staticmethod(

@@ -1,8 +1,8 @@
-"""The first question to a cluster: does it answer, and if it does not, why? Asks for metadata and for nothing else.
+"""The first request to a cluster: does it answer, and if not, why? Requests metadata and nothing else.
 
-Strategy: librdkafka knows one timeout and never looks at signals, so the question is asked in slices, and between them
-what the client has to say is listened to. A port that answers to nothing is asked once what it speaks, for librdkafka
-cannot tell a TLS listener from one that hangs up.
+A call into librdkafka cannot be interrupted by a signal, so the timeout is cut into slices; between them the client's
+errors are handled. librdkafka cannot tell a TLS listener from a server that hangs up, so a port that does not answer is
+probed once with and without TLS.
 """
 
 from __future__ import annotations
@@ -25,28 +25,29 @@ from marshal_py.transport.connection_errors import ConnectionErrors
 
 logger = logging.getLogger("marshal_py")
 
-# A slice is as long as ctrl-C may have to wait. An answer that comes after its slice is lost, so that a slow cluster
-# needs longer ones: a quarter of what was waited already, within these bounds.
+# Ctrl-C may have to wait for one slice. An answer that comes after its slice is lost, so a slow cluster needs longer
+# slices: a quarter of the time waited so far, within these bounds.
 SLICE_S_MIN: Final = 0.25
 SLICE_S_MAX: Final = 4.0
 PROBE_AFTER_S: Final = 1.0
 PROBE_TIMEOUT_S: Final = 2.0
-WARN_EVERY_S: Final = 5.0  # a line on the log while it waits; the first after WARN_AFTER_S
+WARN_EVERY_S: Final = 5.0  # between two warnings while it waits; the first comes after WARN_AFTER_S
 WARN_AFTER_S: Final = 2.0
 DEFAULT_PORT: Final = 9092
-LOG_INFO: Final = 6  # librdkafka's: where connections that were cut are told
+LOG_INFO: Final = 6  # librdkafka's level; it reports cut connections there
 _API_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, 1, -1)  # length, key, version, correlation id, no client id
 _ANSWER_BYTES_MAX: Final = 1 << 20
 
-# Answers that a later attempt may better. Everything else is final.
+# Errors that may pass. All others are final.
 _WAITS: Final = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN})
 
 
 def metadata(
     client: Any, topic: str | None, timeout_s: float, on_no_answer: Callable[[str], None] | None = None
 ) -> Any:
-    """`client.list_topics` (a ClusterMetadata) in slices. `between` is called with the reason after each that brought
-    nothing, and may raise. Raises KafkaException.
+    """`client.list_topics` (a ClusterMetadata) in slices. Raises KafkaException.
+
+    `on_no_answer` is called with the reason after each slice without an answer, and may raise.
     """
     began_s = time.monotonic()
     deadline = began_s + timeout_s
@@ -64,7 +65,7 @@ def metadata(
 
 
 def cluster_id(given: settings.Settings, client_id: str, timeout_s: float) -> str | None:
-    """The cluster's id, by its metadata. Raises ClusterUnreachable, AuthenticationFailed, TlsMismatch."""
+    """The cluster's id. Raises ClusterUnreachable, AuthenticationFailed, TlsMismatch."""
     errors, servers = ConnectionErrors(given), str(given["bootstrap.servers"])
     client: AdminClient = settings.create_client(
         AdminClient,
@@ -96,11 +97,11 @@ def cluster_id(given: settings.Settings, client_id: str, timeout_s: float) -> st
         raise ClusterUnreachable(servers, "the cluster's metadata", reason) from error
 
 
-# --- what a port speaks
+# --- TLS or not
 
 
 def tls_mismatch(given: Mapping[str, Any]) -> TlsMismatch | None:
-    """One of the servers speaks TLS and the client does not, or the reverse; None if none of them shows that."""
+    """An error if a server speaks TLS and the client does not, or the reverse; None if no server shows that."""
     protocol = str(given.get("security.protocol", "plaintext")).lower()
     ours = protocol.endswith("ssl")
     for server in str(given["bootstrap.servers"]).split(","):
@@ -118,7 +119,7 @@ def _address(server: str) -> tuple[str, int]:
 
 
 def _speaks_tls(address: tuple[str, int]) -> bool:
-    """Whether a TLS handshake gets anywhere, whatever the certificates. Raises OSError."""
+    """Whether the server answers a TLS handshake, whatever the certificates. Raises OSError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with socket.create_connection(address, PROBE_TIMEOUT_S) as raw:
@@ -126,11 +127,13 @@ def _speaks_tls(address: tuple[str, int]) -> bool:
             with context.wrap_socket(raw, server_hostname=address[0]):
                 return True
         except ssl.SSLError as error:
-            return "ALERT" in (error.reason or "")  # it refuses us in TLS: our versions, a missing certificate
+            return "ALERT" in (
+                error.reason or ""
+            )  # a refusal in TLS: of our versions, or for lack of a client certificate
 
 
 def _speaks_plainly(address: tuple[str, int]) -> bool:
-    """Whether an ApiVersions request without TLS is answered. Raises OSError."""
+    """Whether the server answers an ApiVersions request without TLS. Raises OSError."""
     with socket.create_connection(address, PROBE_TIMEOUT_S) as raw, raw.makefile("rb") as answer:
         raw.sendall(_API_VERSIONS)
         head = answer.read(8)

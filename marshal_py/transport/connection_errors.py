@@ -1,8 +1,8 @@
-"""What librdkafka says is wrong with a connection, and when that counts as a refusal for good.
+"""The errors of a connection: librdkafka's last message, and when refusals count as permanent.
 
-Strategy: one refused request or one failed authentication proves nothing, for a broker that restarts may refuse what
-the cluster grants. So a refusal counts once it has been heard again and again over an interval in which nothing of its
-kind succeeded; a success forgets it. Asks nobody and raises nothing: who polls the client feeds it, who waits reads it.
+One refused request or failed authentication proves nothing, because a restarting broker may refuse what the cluster
+grants. A refusal counts as permanent once it has been repeated for some time without any success of its kind; a success
+clears it. Sends no request and raises nothing: the thread that polls the client reports errors here, and others read.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from marshal_py.errors import AuthenticationFailed, MarshalError, TlsMismatch
 
 logger = logging.getLogger("marshal_py")
 
-# Of a connection that has worked: longer than a broker's restart is visible, and than a credential takes to spread.
+# For a connection that has worked: longer than a broker's restart is visible, and than credentials take to spread.
 REFUSED_S: Final = 10.0
-# Of one that never has: wrong settings are by far the likelier reason, and somebody waits for `connect`.
+# For one that never has: wrong settings are far more likely, and the caller of `connect` is waiting.
 REFUSED_NEW_S: Final = 2.0
-# Refusals further apart than this are not one trouble; and what was heard so long ago explains nothing now.
+# Refusals further apart than this do not belong together, and an error this old explains nothing.
 STALE_S: Final = 30.0
 
 READ: Final = "Read"
 WRITE: Final = "Write"
-CONNECTION: Final = "Connection"  # to a broker: authentication, TLS; whatever succeeds disproves it
+CONNECTION: Final = "Connection"  # authentication or TLS; any success disproves it
 
 _UNAUTHENTICATED: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})
-UNKNOWN_PRINCIPAL: Final = "User:NAME"  # in an ACL for somebody whom the settings do not name
+UNKNOWN_PRINCIPAL: Final = "User:NAME"  # the principal in an ACL if the settings name no user
 
 
 class _Refusal(Struct):
@@ -41,14 +41,14 @@ class _Refusal(Struct):
 
 
 def principal_of(given: Mapping[str, Any]) -> str:
-    """Whom an ACL must name. Where no user stands in the settings (TLS), only the brokers know."""
+    """The principal that an ACL must name. Without a user in the settings (TLS), only the brokers know it."""
     return f"User:{given['sasl.username']}" if "sasl.username" in given else UNKNOWN_PRINCIPAL
 
 
 class ConnectionErrors:
-    """The troubles of one connection, or of one client. `given`: its settings, for the user's own callbacks, too.
+    """The errors of one client. `given`: its settings, including the user's own callbacks, which are called, too.
 
-    Without locks: each step is one store of a dict or an attribute.
+    Needs no lock: each step is one store into a dict or an attribute.
     """
 
     def __init__(self, given: Mapping[str, Any], now_s: Callable[[], float] = time.monotonic) -> None:
@@ -58,24 +58,24 @@ class ConnectionErrors:
         self._refusals: dict[str, _Refusal] = {}
         self._succeeded: set[str] = set()
 
-    # --- what is heard
+    # --- reported by the client
 
     def on_error(self, error: KafkaError) -> None:
-        """The `error_cb` of a client: notes it, then tells the user's own."""
+        """The `error_cb` of a client: notes the error, then calls the user's own callback."""
         code, text = error.code(), error.str()
         if code in _UNAUTHENTICATED:
             self.refuse(CONNECTION, AuthenticationFailed(self._servers, principal_of(self._given), text))
         elif code == KafkaError._SSL:
             protocol = str(self._given.get("security.protocol", ""))
             self.refuse(CONNECTION, TlsMismatch(self._servers, protocol, text))
-        if code != KafkaError._ALL_BROKERS_DOWN or not self.last_words:  # which says nothing of the reason
+        if code != KafkaError._ALL_BROKERS_DOWN or not self.last_words:  # a message without a reason
             self.note(text)
         own = self._given.get("error_cb")
         if own is not None:
             own(error)
 
     def log(self, level: int, form: str, *values: object) -> None:
-        """The `logger` of a client: a connection that was cut is told there alone."""
+        """The `logger` of a client: only there does librdkafka report a connection that was cut."""
         if "FAIL" in values:
             self.note(str(values[-1]).partition("]: ")[2] or str(values[-1]))
         own = self._given.get("logger")
@@ -86,7 +86,7 @@ class ConnectionErrors:
         self._words, self._heard_s = text, self._now_s()
 
     def refuse(self, kind: str, error: MarshalError) -> None:
-        """A request of this kind, or a connection, was refused just now."""
+        """A request of this kind, or a connection, has just been refused."""
         now_s, known = self._now_s(), self._refusals.get(kind)
         if known is None or (kind != WRITE and now_s - known.last_s > STALE_S):  # writes may be minutes apart
             self._refusals[kind] = _Refusal(now_s, now_s, error)
@@ -101,24 +101,24 @@ class ConnectionErrors:
             self._refusals.pop(CONNECTION, None)
 
     def forget(self) -> None:
-        """Before a question: what was heard earlier is not its reason."""
+        """Called before a request, which did not fail because of earlier errors."""
         self._words = ""
 
-    # --- what it comes to
+    # --- read by those who wait
 
     @property
     def last_words(self) -> str:
-        """librdkafka's last words; "" when all is well."""
+        """librdkafka's last error message; "" after a success."""
         return self._words
 
     def reason(self, text: str) -> str:
-        """`text`, with what librdkafka said last."""
+        """`text`, with librdkafka's last message unless that is old or contained in it."""
         if not self._words or self._now_s() - self._heard_s > STALE_S or self._words in text:
             return text
         return f"{text} ({self._words})"
 
     def refused(self) -> MarshalError | None:
-        """What is refused for good; None if that is not proven, or not any more."""
+        """The error of a permanent refusal; None if there is none."""
         if not self._refusals:
             return None
         now_s = self._now_s()
@@ -131,7 +131,7 @@ class ConnectionErrors:
 
 
 def redirect_callbacks(given: Mapping[str, Any], call: Callable[[Callable[[], object]], object]) -> dict[str, Any]:
-    """The settings, with the user's callbacks handed to `call` instead of being run by whoever polls the client."""
+    """The settings with wrapped callbacks: `call` runs the user's callbacks, instead of the thread that polls."""
     found = dict(given)
     for name in ("error_cb", "stats_cb", "throttle_cb"):
         own = given.get(name)
@@ -143,14 +143,14 @@ def redirect_callbacks(given: Mapping[str, Any], call: Callable[[Callable[[], ob
 
 
 def _redirected(own: Callable[[Any], object], call: Callable[[Callable[[], object]], object]) -> Callable[[Any], None]:
-    def told(value: Any) -> None:
+    def callback(value: Any) -> None:
         call(lambda: own(value))
 
-    return told
+    return callback
 
 
 class _RedirectedLogger:
-    """What librdkafka's clients need of a logger."""
+    """A logger as far as librdkafka's clients need it; `call` runs the user's."""
 
     def __init__(self, own: logging.Logger, call: Callable[[Callable[[], object]], object]) -> None:
         self._own, self._call = own, call
@@ -160,7 +160,7 @@ class _RedirectedLogger:
 
 
 def call_directly(call: Callable[[], object]) -> None:
-    """Runs a callback of the user's at once, where nobody heartbeats. What it raises is logged."""
+    """Runs a callback of the user at once, on a thread that sends no heartbeats. Logs what it raises."""
     try:
         call()
     except Exception:

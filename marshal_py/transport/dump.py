@@ -1,16 +1,16 @@
-"""Dump files: coordination logs as JSON lines, so that a log can be kept, sent, read by other tools and folded again.
+"""Dump files: coordination logs as JSON lines, to keep, send, read with other tools and fold again.
 
-The first line is a header, the last one an end mark, between them stands one line per record, log after log:
+The first line is a header and the last one an end mark; between them is one line per record, log after log:
 
     {"dump":"marshal","version":1,"topic":"__marshal","incarnation":"...","partitions":16,"group":"","logs":[...],...}
     {"log":0,"offset":0,"time_ms":1763700000000,"key":"","value":"TXIB...","sum":"0f3c..."}
     {"dump":"end","records":1,"sum":"..."}
 
 Key and value are base64, or null where the record has none. Lines may have more fields; readers skip them. `sum` is the
-hash of everything from the file's first byte to that place, so one changed byte anywhere is noticed in its own line.
-That guards against accidents; against intent stand the digests inside the log itself (PROTOCOL.md 6).
+hash of everything from the file's first byte to that place, so a changed byte is noticed in its own line. This guards
+against accidents; the digests inside the log guard against intent (PROTOCOL.md 6).
 
-No cluster is spoken to here, and nothing is folded.
+Nothing here talks to a cluster or folds a record.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from marshal_py.transport.ports import LogRecord
 T = TypeVar("T")
 
 VERSION: Final = 1
-SUM_BYTES: Final = 8  # of the hash: chance overlooks a change once in 2^64
-PLACE_BYTES: Final = 100  # of a record's line: log and offset stand at its beginning
+SUM_BYTES: Final = 8  # length of the hash: a change goes unnoticed with a chance of 1 in 2^64
+PLACE_BYTES: Final = 100  # the first bytes of a record's line, which hold its log and offset
 _TAIL_BYTES: Final = len(b',"sum":""}\n') + 2 * SUM_BYTES
 
 _PLACE = re.compile(rb'"log":(\d{1,6}),"offset":(\d{1,19})')
 
 
 class Span(Struct, frozen=True):
-    """One log of a dump: offsets `first` to `end` - 1."""
+    """One log of a dump, with offsets `first` to `end` - 1."""
 
     log: int
     first: int
@@ -62,7 +62,7 @@ class Header(Struct, frozen=True, kw_only=True):
 
 
 class _Line(Struct, frozen=True):
-    """A record's line, as far as readers need it."""
+    """The fields of a record's line that readers need."""
 
     log: int
     offset: int
@@ -83,24 +83,24 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class _RunningSum:
-    """The running sum."""
+    """The hash of everything so far."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=SUM_BYTES)
 
     def tail(self, body: bytes) -> bytes:
-        """The end of the line that begins with `body`."""
+        """Adds a line without its end to the hash; returns the end of the line, with the sum."""
         self._hash.update(body)
         return b',"sum":"%s"}\n' % self._hash.hexdigest().encode()
 
 
 class Writer:
-    """Writes one dump into an open file. Call `finish` at the end: a dump without its end mark counts as cut off."""
+    """Writes one dump into an open file. Call `finish` last: a dump without an end mark counts as cut off."""
 
     def __init__(self, out: BinaryIO, header: Header) -> None:
         self.records = 0
         self._out, self._sum = out, _RunningSum()
-        # What the file is stands first, for people and for tools that look at the first bytes.
+        # `dump` and `version` come first, for people and for tools that look at the first bytes.
         fields = {"dump": header.dump, "version": header.version}
         fields |= {name: value for name, value in msgspec.to_builtins(header).items() if name not in fields}
         self._put(fields)
@@ -110,7 +110,7 @@ class Writer:
         self._out.write(body + self._sum.tail(body))
 
     def write(self, record: LogRecord, more: Mapping[str, Any] | None = None) -> None:
-        """The next record. `more`: fields of JSON's types for people and other tools, after those of the record."""
+        """Writes the next record. `more`: additional fields, of JSON's types, for people and other tools."""
         self._put(
             {
                 "log": record.log,
@@ -128,7 +128,7 @@ class Writer:
 
 
 class Reader:
-    """A dump that is read once, line by line. Every method raises DumpDamaged, which names the nearest offset."""
+    """Reads a dump once, line by line. Every method raises DumpDamaged, which names the nearest offset."""
 
     def __init__(self, path: Path) -> None:
         """Reads the header."""
@@ -155,7 +155,7 @@ class Reader:
     def _read_header(self) -> Header:
         line = self._file.readline()
         if not line.startswith(b'{"dump":"marshal",'):
-            # Another kind of file, most likely; a damaged header is told from it by what follows.
+            # Probably another kind of file; if a record follows, it is a dump whose header is damaged.
             if not line:
                 raise self._damage("it is empty")
             self._locate(line)
@@ -171,13 +171,13 @@ class Reader:
         return header
 
     def _locate(self, line: bytes) -> None:
-        """The header cannot be trusted: the nearest offset is that of the line behind it, or grown together with it."""
+        """Finds the nearest offset after a damaged header: in the same line, if its end is lost, or in the next one."""
         found = _PLACE.search(line) or _PLACE.search(self._file.readline(PLACE_BYTES))
         if found is not None:
             self._log, self._next = int(found[1]), int(found[2])
 
     def _begin_log(self, after: int) -> None:
-        """The next record should open the next log that has any."""
+        """Expects the first record of the next log that has any."""
         for log in sorted(self._spans):
             span = self._spans[log]
             if log > after and span.first < span.end:
@@ -190,11 +190,11 @@ class Reader:
     def _decoded(self, decoder: msgspec.json.Decoder[T], line: bytes) -> T:
         try:
             return decoder.decode(line)
-        except msgspec.DecodeError as error:  # the sum fits: somebody wrote it so
+        except msgspec.DecodeError as error:  # the sum fits, so it was written like this
             raise self._damage(f"the line is not of the format: {error}") from error
 
     def __iter__(self) -> Iterator[LogRecord]:
-        """The records, log after log in the order of their offsets, and the check that nothing is missing."""
+        """The records, log after log in the order of their offsets. Checks that none is missing."""
         for count, line in enumerate(self._file):
             self._number += 1
             body = line[:-_TAIL_BYTES]
@@ -214,21 +214,21 @@ class Reader:
         if span is None or not span.first <= found.offset < span.end:
             raise self._damage(f"the header knows no record {found.log}:{found.offset}")
         if (found.log, found.offset) < (self._log, self._next):
-            raise self._damage(f"record {found.log}:{found.offset} stands behind a later one")
+            raise self._damage(f"record {found.log}:{found.offset} comes after a later one")
         self._log, self._next = found.log, found.offset + 1
         if self._next == span.end:
             self._begin_log(found.log)
 
     def _end(self, line: bytes, count: int) -> None:
         if self._decoded(_end_of, line).records != count:
-            raise self._damage(f"its end mark counts other records than the {count} that are there")
+            raise self._damage(f"its end mark does not count the {count} records that are there")
         if self._file.readline():
             self._number += 1
             raise self._damage("something follows its end mark")
 
 
 def memory_transport(path: Path) -> tuple[Header, MemoryTransport]:
-    """A cluster in memory that holds a dump's logs, for tools that read a log. Raises DumpDamaged."""
+    """A cluster in memory that holds the logs of a dump, for tools that read a log. Raises DumpDamaged."""
     broker = MemoryBroker()
     with Reader(path) as reader:
         header = reader.header

@@ -1,15 +1,15 @@
 """An in-process Kafka broker: librdkafka's own mock cluster, by ctypes on the library that confluent_kafka bundles.
 
-It listens on 127.0.0.1 and serves any process of this machine, for as long as the process that made it lives. It is for
-demos, examples and fault tests, never a proof. What it does otherwise than Kafka (measured with librdkafka 2.16.0):
+It listens on 127.0.0.1 and serves every process of this machine until the process that started it ends. It is for
+demos, examples and fault tests, not for proofs. Differences from Kafka (measured with librdkafka 2.16.0):
 
-* a partition keeps KEPT_BYTES of record batches, then drops the oldest without a word. Nothing changes that number;
-* a client that asks about an unknown topic creates it, with AUTO_CREATED_PARTITIONS. Nothing switches that off: create
-  topics first, and let consumers keep `allow.auto.create.topics` at false, which the broker honours;
-* a fetch that finds nothing is answered after the client's whole `fetch.wait.max.ms`, even if data comes meanwhile, so
-  that setting is the round trip (FETCH_WAIT_MS);
-* idempotence is not enforced: when an acknowledgement is lost, the producer's retry is written a second time;
-* `read_committed` is not honoured: aborted and open transactions are read like all others;
+* a partition keeps KEPT_BYTES of record batches, then drops the oldest silently. That number is fixed;
+* a client that asks about an unknown topic creates it, with AUTO_CREATED_PARTITIONS. This cannot be switched off:
+  create topics first, and leave `allow.auto.create.topics` of consumers at false, which the broker respects;
+* a fetch that finds nothing is answered only after the client's whole `fetch.wait.max.ms`, even if data comes earlier,
+  so that setting is the round trip (FETCH_WAIT_MS);
+* idempotence is not enforced: if an acknowledgement is lost, the producer's retry is written a second time;
+* `read_committed` is ignored: records of aborted and open transactions are read, too;
 * a look-up by time answers "no such record" instead of failing, and so does list_consumer_group_offsets without
   partitions; every administrative request that changes or describes something fails as _UNSUPPORTED_FEATURE.
 
@@ -43,21 +43,21 @@ from marshal_py.errors import (
     UsedAfterFork,
 )
 
-# What a client of this broker can do, of the names that transports may lack: truncate, grow, time_lookup,
-# describe_config, create_topic, long_log. None of them. Who holds the Broker object can create topics and truncate.
+# Of the capabilities that a transport may lack (transport/ports.py), a client of this broker has none. The holder of
+# the Broker object can create topics and truncate.
 CAPABILITIES: frozenset[str] = frozenset()
 OWNER_CAPABILITIES: frozenset[str] = frozenset({"create_topic", "truncate"})
 
-# librdkafka's own numbers: constants in its source, which no function and no setting changes.
+# Constants in librdkafka's source, which no function or setting changes.
 KEPT_BYTES = 5 * 1024 * 1024
 AUTO_CREATED_PARTITIONS = 4
 
-# The most that a run may write to one partition. The distance to KEPT_BYTES is for what the writer cannot count:
-# batches that a retry writes twice.
+# The most that a run may write to one partition. The difference to KEPT_BYTES is for batches that a retry writes twice,
+# which the writer cannot count.
 PARTITION_BYTES_MAX = 4_000_000
 
-# What a record may cost beside its bytes: 61 for the header of a batch of its own, 36 for its length fields at their
-# longest; and the two length fields of each header at theirs.
+# The most that a record adds besides its own bytes: 61 for the header of a batch of its own and 36 for its length
+# fields. Each header of a record adds its two length fields.
 RECORD_OVERHEAD_BYTES_MAX = 97
 HEADER_OVERHEAD_BYTES_MAX = 10
 
@@ -65,19 +65,19 @@ HEADER_OVERHEAD_BYTES_MAX = 10
 # gives half a second; 1 gives 1.3 ms at 7 %; 0 polls without pause.
 FETCH_WAIT_MS = 5
 
-# All brokers share one thread, so that more of them add no speed; replication beyond three shows nothing new either.
+# All brokers share one thread, so more of them add no speed, and replication beyond three shows nothing new.
 BROKERS_MAX = 16
 
-# A partition may come to hold KEPT_BYTES of memory: a thousand of them are 5 GB, more than a demo may take by accident.
+# A partition may take KEPT_BYTES of memory: a thousand take 5 GB, more than a demo should take by accident.
 PARTITIONS_MAX = 1000
 
 # An hour: longer than any test waits, and far from the overflow of librdkafka's microseconds.
 ROUND_TRIP_MS_MAX = 3_600_000
 
-# Metadata and offsets are one round trip on this machine; a broker that takes longer was switched off.
+# Metadata and offsets take one round trip on this machine; a broker that takes longer has been switched off.
 LOOKUP_TIMEOUT_S = 10.0
 
-# Kafka's own rule. The mock takes any name, so that a mistake would show on the real cluster only.
+# Kafka's rule. The mock accepts any name, so a mistake would only show on a real cluster.
 TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 
 # The mock names its cluster after its address in memory. Kafka's own ids are 22 characters of base64.
@@ -173,7 +173,7 @@ def is_embedded(cluster_id: str | None) -> bool:
 
 
 def record_bytes_max(key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]] = ()) -> int:
-    """The most that one record can add to its partition, whatever the batch in which it travels."""
+    """The most bytes that one record can add to its partition, whatever batch it is in."""
     size_bytes = RECORD_OVERHEAD_BYTES_MAX + len(key or b"") + len(value or b"")
     for name, content in headers:
         size_bytes += HEADER_OVERHEAD_BYTES_MAX + len(name.encode()) + len(content or b"")
@@ -181,10 +181,10 @@ def record_bytes_max(key: bytes | None, value: bytes | None, headers: Iterable[t
 
 
 class LogGuard:
-    """Counts what is written to each partition and refuses the record that would pass the limit, before it is sent.
+    """Counts the bytes written to each partition and refuses a record that would exceed the limit, before it is sent.
 
-    The broker itself neither warns nor tells the size of a partition, so who writes must count. One guard covers one
-    process; several writers of one partition need one guard between them, or a share of the limit each.
+    The broker neither warns nor reports the size of a partition, so the writer must count. A guard covers one process.
+    Several writers of one partition must share a guard, or each take a part of the limit.
     """
 
     def __init__(self, limit_bytes: int = PARTITION_BYTES_MAX) -> None:
@@ -195,7 +195,7 @@ class LogGuard:
         self._lock = threading.Lock()
 
     def reserve(self, topic: str, partition: int, record_bytes: int) -> int:
-        """Take room for a record (`record_bytes_max`) and return what the partition holds then; or EmbeddedLogFull."""
+        """Reserve `record_bytes` for a record. Returns the bytes reserved so far; raises EmbeddedLogFull."""
         with self._lock:
             total_bytes = self._used_bytes.get((topic, partition), 0) + record_bytes
             if total_bytes > self.limit_bytes:
@@ -205,11 +205,11 @@ class LogGuard:
 
 
 def _library() -> ctypes.CDLL:
-    """librdkafka as confluent_kafka has loaded it; a second copy would have its own state and other options."""
+    """The librdkafka that confluent_kafka has loaded. Another copy would have its own state and other options."""
     if sys.platform == "win32":
         raise UnsupportedPlatform("marshal_py.embedded", "Windows", "use Linux, macOS or WSL, or a real broker")
-    # The extension module comes first: a look-up in it goes on into the libraries that it is linked to, however they
-    # are named. The folders are where wheels for Linux and for macOS put the library, should that look-up fail.
+    # First the extension module: a look-up in it also searches the libraries that it is linked to, whatever they are
+    # called. If that fails, the folders where wheels for Linux and macOS put the library.
     package = Path(confluent_kafka.__file__).parent
     candidates = [
         Path(cimpl.__file__),
@@ -220,7 +220,7 @@ def _library() -> ctypes.CDLL:
         try:
             library = ctypes.CDLL(str(path))
         except OSError:
-            continue  # Another candidate may load; if none does, the error below names them all.
+            continue  # another candidate may load; if none does, the error below names all of them
         if hasattr(library, "rd_kafka_mock_cluster_new"):
             return library
     raise UnsupportedPlatform(
@@ -231,7 +231,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _bind(library: ctypes.CDLL) -> dict[str, Callable[..., Any]]:
-    """The C functions by name, those that this library lacks left out."""
+    """The C functions by name, without those that this library lacks."""
     functions: dict[str, Callable[..., Any]] = {}
     for name, (result, *arguments) in _SIGNATURES.items():
         if hasattr(library, name):
@@ -244,17 +244,17 @@ def _bind(library: ctypes.CDLL) -> dict[str, Callable[..., Any]]:
 class Broker:
     """The embedded broker. `with Broker() as broker:`, or `start()` and `close()`; any thread may call any method.
 
-    1. `_cluster` is set exactly while the broker runs, and `_handle` with it.
-    2. `_lock` is held around every call into C, so that none of them meets a cluster that is being destroyed.
-    3. `_truncated` holds, per partition, the first offset that `truncate` left; only more than that counts as dropped.
+    1. `_cluster` and `_handle` are set exactly while the broker runs.
+    2. `_lock` is held around every call into C, so that no call uses a cluster that is being destroyed.
+    3. `_truncated` holds, per partition, the first offset that `truncate` left. Lower offsets do not count as dropped.
     """
 
     def __init__(
         self, brokers: int = 1, partitions: int = AUTO_CREATED_PARTITIONS, topics: Mapping[str, int] | None = None
     ) -> None:
-        """`partitions` is for `create_topic` without a number; `topics` (name -> partitions) are there from the start.
+        """`partitions`: default of `create_topic`. `topics`: created at the start, partition count by name.
 
-        Topics that come to be because a client asked for them have AUTO_CREATED_PARTITIONS, whatever is said here.
+        Topics that are created because a client asks for them always have AUTO_CREATED_PARTITIONS.
         """
         _require("brokers", brokers, 1, BROKERS_MAX)
         _require("partitions", partitions, 1, PARTITIONS_MAX)
@@ -270,7 +270,7 @@ class Broker:
         self._lock = threading.RLock()
 
     def start(self) -> Self:
-        """Listen. Does nothing if the broker runs; after `close` it starts anew, empty and on other ports."""
+        """Listen. Does nothing if the broker runs. After `close` it starts again, empty and on other ports."""
         with self._lock:
             if self._cluster is not None:
                 return self
@@ -291,26 +291,26 @@ class Broker:
                 for name, partitions in self._topics_at_start.items():
                     self.create_topic(name, partitions)
             except Exception:
-                self.close()  # Nobody holds a broker whose start failed, so nobody else would free it.
+                self.close()  # the caller has no broker yet, so nobody else would free it
                 raise
             return self
 
     def _new_handle(self) -> int:
-        """A client handle of librdkafka, which the mock cluster needs as its home; it connects to nothing."""
+        """A client handle of librdkafka, to which the mock cluster belongs. It connects to nothing."""
         text = ctypes.create_string_buffer(ERROR_TEXT_BYTES)
         conf = self._functions["rd_kafka_conf_new"]()
-        # Errors only: as a client without servers to connect to, it would warn about that on standard error.
+        # Errors only: otherwise it would warn on stderr that it has no servers to connect to.
         self._functions["rd_kafka_conf_set"](conf, b"log_level", b"3", text, ERROR_TEXT_BYTES)
         handle = self._functions["rd_kafka_new"](RD_KAFKA_PRODUCER, conf, text, ERROR_TEXT_BYTES)
         if not handle:
-            self._functions["rd_kafka_conf_destroy"](conf)  # It belongs to the handle only if there is one.
+            self._functions["rd_kafka_conf_destroy"](conf)  # it would belong to the handle, but there is none
             raise EmbeddedCallFailed("start", KafkaError._FAIL, text.value.decode(errors="replace"))
         return int(handle)
 
     def close(self) -> None:
-        """Stop listening and forget everything. Closing twice does no harm; nor does closing in a fork."""
+        """Stop listening and forget everything. Closing twice, or in a forked process, does nothing."""
         if os.getpid() != self._pid:
-            return  # The threads that C would wait for live in the parent only, and so does the broker.
+            return  # the broker and the threads that C would wait for exist only in the parent
         with self._lock:
             if self._lookup is not None:
                 self._lookup.close()
@@ -337,7 +337,7 @@ class Broker:
     # --- topics
 
     def create_topic(self, name: str, partitions: int | None = None, replication: int = 1) -> None:
-        """Create a topic. Its partitions cannot be added to later. One that exists: EmbeddedCallFailed, code 36."""
+        """Create a topic. Partitions cannot be added later. Raises EmbeddedCallFailed, code 36, if it exists."""
         if not TOPIC_NAME.fullmatch(name):
             raise InvalidName("topic", name, "1 to 249 of A-Z a-z 0-9 . _ - and not . or ..")
         count = self.partitions if partitions is None else partitions
@@ -346,7 +346,7 @@ class Broker:
         self._call("rd_kafka_mock_topic_create", name.encode(), count, replication)
 
     def topics(self) -> dict[str, int]:
-        """Every topic with its number of partitions, those that clients created by asking included."""
+        """Every topic with its partition count, including those that clients created by asking for them."""
         try:
             found = self._client().list_topics(timeout=LOOKUP_TIMEOUT_S).topics
         except KafkaException as error:
@@ -354,7 +354,7 @@ class Broker:
         return {name: len(topic.partitions) for name, topic in found.items()}
 
     def bounds(self) -> dict[tuple[str, int], LogBounds]:
-        """Where every partition begins and ends."""
+        """First and end offset of every partition, by topic and partition."""
         found = {}
         for key in [(name, index) for name, count in self.topics().items() for index in range(count)]:
             try:
@@ -365,14 +365,14 @@ class Broker:
         return found
 
     def truncate(self, topic: str, partition: int, before_offset: int) -> None:
-        """Drop the records before an offset, as retention does. Clients cannot: the broker refuses DeleteRecords."""
+        """Drop the records before an offset, as retention does. Clients cannot: the broker has no DeleteRecords."""
         _require("before_offset", before_offset, 0, 2**63 - 1)
         with self._lock:
             self._call("rd_kafka_mock_partition_delete_records", topic.encode(), partition, before_offset)
             self._truncated[topic, partition] = max(before_offset, self._truncated.get((topic, partition), 0))
 
     def require_nothing_dropped(self) -> None:
-        """EmbeddedLogDropped if a partition has outgrown the broker and lost its oldest records. Ask after a run."""
+        """Raise EmbeddedLogDropped if a partition grew too large and lost its oldest records. Call it after a run."""
         for (topic, partition), (low, _) in self.bounds().items():
             if low > self._truncated.get((topic, partition), 0):
                 raise EmbeddedLogDropped(topic, partition, low, KEPT_BYTES)
@@ -380,7 +380,7 @@ class Broker:
     # --- fault switches
 
     def broker_down(self, broker_id: int = 1) -> None:
-        """Close all connections to a broker and refuse new ones. What it holds is kept; its leaders do not move."""
+        """Close all connections to a broker and refuse new ones. It keeps its data and its leaderships."""
         self._call_broker("rd_kafka_mock_broker_set_down", broker_id)
 
     def broker_up(self, broker_id: int = 1) -> None:
@@ -388,41 +388,41 @@ class Broker:
         self._call_broker("rd_kafka_mock_broker_set_up", broker_id)
 
     def set_round_trip_ms(self, broker_id: int, round_trip_ms: int) -> None:
-        """Delay every answer of a broker. Requests take effect at once: with `broker_down`, answers are lost."""
+        """Delay every answer of a broker. Requests take effect at once; a later `broker_down` loses the answers."""
         _require("round_trip_ms", round_trip_ms, 0, ROUND_TRIP_MS_MAX)
         self._call_broker("rd_kafka_mock_broker_set_rtt", broker_id, round_trip_ms)
 
     def fail_requests(self, api_key_name: str, *error_codes: int) -> None:
-        """Answer the next requests of a kind with these errors, one each; `KafkaError._TRANSPORT` hangs up instead.
+        """Answer the next requests of a kind with these errors, one each. `KafkaError._TRANSPORT` disconnects.
 
-        The request has no effect then. Code 0 lets a request pass, so that (0, 0, 7) fails the third.
+        A failed request has no effect. Code 0 lets a request pass, so (0, 0, 7) fails the third one.
         """
         codes = (ctypes.c_int * len(error_codes))(*error_codes)
         self._call("rd_kafka_mock_push_request_errors_array", _api_key(api_key_name), len(error_codes), codes)
 
     def set_leader(self, topic: str, partition: int, broker_id: int) -> None:
-        """Move the leadership of a partition; clients notice by an error and ask for metadata."""
+        """Move the leadership of a partition. Clients notice by an error and ask for metadata."""
         self._require_broker(broker_id)
         if topic not in self.topics():
-            raise TopicMissing(topic)  # The mock would create it, with just enough partitions.
+            raise TopicMissing(topic)  # the mock would create it with just enough partitions
         self._call("rd_kafka_mock_partition_set_leader", topic.encode(), partition, broker_id)
 
     def clear(self) -> None:
-        """End all faults: brokers up, no delay, no errors in waiting. Leaders stay where they are."""
+        """End all faults: brokers up, no delays, no planned errors. Leaders stay where they are."""
         for key in API_KEYS.values():
             self._call("rd_kafka_mock_clear_request_errors", key)
         for broker_id in range(1, self.brokers + 1):
             self.set_round_trip_ms(broker_id, 0)
             self.broker_up(broker_id)
 
-    # --- the way into C
+    # --- calls into C
 
     def _call_broker(self, function: str, broker_id: int, *arguments: int) -> None:
         self._require_broker(broker_id)
         self._call(function, broker_id, *arguments)
 
     def _require_broker(self, broker_id: int) -> None:
-        # To the mock, -1 means all brokers, or no leader; here it can only be a slip.
+        # To the mock, -1 means all brokers or no leader; here it can only be a mistake.
         _require("broker_id", broker_id, 1, self.brokers)
 
     def _call(self, function: str, *arguments: Any) -> None:
@@ -442,7 +442,7 @@ class Broker:
             raise ConsumerClosed("embedded Broker", "it was not started, or it was closed")
 
     def _client(self) -> Consumer:
-        """One client for look-ups: a consumer, because it is the kind that does not create the topics it asks about."""
+        """The client for look-ups: a consumer, because a consumer does not create the topics that it asks about."""
         with self._lock:
             self._require_running()
             if self._lookup is None:

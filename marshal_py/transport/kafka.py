@@ -1,7 +1,8 @@
-"""The door into Kafka: the coordination log over confluent_kafka, and what makes the other two ports.
+"""The transport to Kafka: the coordination log over confluent_kafka, and the factory of all three interfaces.
 
-Reads with `poll` and then drains: `consume(n, timeout)` would wait for n messages or the whole timeout. Decides
-nothing: gaps and foreign records are the fold's to judge; this file only says what the cluster answered.
+The log is read with `poll` and then drained with `consume(n, 0)`, because `consume(n, timeout)` would wait for n
+messages or the whole timeout. This file reports what the cluster answered; gaps and foreign records are judged by the
+fold.
 """
 
 from __future__ import annotations
@@ -49,18 +50,18 @@ from marshal_py.transport.requests import list_bounds, make_requester
 T = TypeVar("T")
 
 DRAIN_MAX: Final = 10_000  # records taken at once: bounds the memory and the time under the caller's lock
-LOG_FETCH_WAIT_MS: Final = 100  # an idle fetch per 100 ms and client; a broker answers at once when a record comes
+LOG_FETCH_WAIT_MS: Final = 100  # how long an idle fetch waits at the broker, which answers at once when a record comes
 BOUNDS_TIMEOUT_S: Final = 10.0
-LEARN_TIMEOUT_S: Final = 3.0  # before the first log is followed; then librdkafka looks for itself, once a second
-FLUSH_POLL_S: Final = 0.05  # how often a close looks whether everything is written
-READ_POLL_S: Final = 0.1  # a thread that reads a range looks up so often, for ctrl-C
+LEARN_TIMEOUT_S: Final = 3.0  # before the first log is followed; afterwards librdkafka looks itself, once a second
+FLUSH_POLL_S: Final = 0.05  # how often `close` checks whether everything is written
+READ_POLL_S: Final = 0.1  # `read` returns from C this often, so that Ctrl-C can take effect
 
-LISTEN_S: Final = 1.0  # how often a client for questions is polled for its events
-DENIED_RETRY_S: Final = 1.0  # a reader that was denied a partition asks for it again
-SIZE: Final = "Size"  # a kind of refusal: smaller records that are taken do not disprove it
-STATISTICS_KEPT: Final = 3  # intervals without news; then the client that told them is gone
+LISTEN_S: Final = 1.0  # how often the client for requests is polled for its events
+DENIED_RETRY_S: Final = 1.0  # a reader that was denied a partition tries again after this
+SIZE: Final = "Size"  # a kind of refusal; writing smaller records does not clear it
+STATISTICS_KEPT: Final = 3  # intervals without statistics, after which their client counts as closed
 
-# The right to an idempotent producer comes with Write, so without it the cluster is what refuses.
+# Write implies the right to an idempotent producer, so without Write it is the cluster that refuses.
 _NO_RIGHT: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
 
 
@@ -73,18 +74,20 @@ class KafkaLog:
         self._servers = str(given["bootstrap.servers"])
         self.produce_errors = 0
         self._errors = ConnectionErrors(given)
-        self._too_large_bytes = 0  # the smallest record that the cluster did not take for its size
+        self._too_large_bytes = 0  # size of the smallest record that the cluster refused as too large; 0 if none
         self._followed: dict[int, int] = {}  # log -> next offset
-        self._to_follow: dict[int, int] = {}  # asked for; the thread that polls tells the client
-        self._wake_lock = threading.Lock()  # released to wake a thread that has nothing to poll for
+        self._to_follow: dict[int, int] = {}  # requested; the polling thread passes it on to the client
+        self._wake_lock = threading.Lock()  # released to wake a thread that waits because nothing is followed yet
         self._wake_lock.acquire()
-        self._broken: deque[CoordinationError] = deque()  # raised one by one; the other logs are read on
-        self._poll_lock = threading.Lock()  # librdkafka frees a client while another thread is inside it: close waits
+        self._broken: deque[CoordinationError] = deque()  # raised one by one; other logs are still read
+        self._poll_lock = (
+            threading.Lock()
+        )  # librdkafka frees a client even while another thread is inside it, so `close` waits
         self._closed = False
         self._bounds_asked: dict[
             int, tuple[int, Future[Bounds]]
         ] = {}  # log -> refused position, and where the log is now
-        self._denied: dict[int, float] = {}  # log -> when its reading is tried again
+        self._denied: dict[int, float] = {}  # log -> when reading it is retried
         self._listen_s = 0.0
         self._reader = {**settings.log_reader(given, client_id, fetch_wait_ms), "error_cb": self._errors.on_error}
         self._consumer = settings.create_client(Consumer, self._reader)
@@ -101,14 +104,14 @@ class KafkaLog:
 
     def follow(self, log: int, offset: int) -> None:
         self._to_follow[log] = offset
-        with contextlib.suppress(RuntimeError):  # it rings already
+        with contextlib.suppress(RuntimeError):  # it is released already
             self._wake_lock.release()
 
     def _start_following(self, log: int, offset: int) -> None:
-        """By the thread that polls: the client lets no other in meanwhile."""
+        """Called by the polling thread: the client admits no other thread at the same time."""
         at = KafkaPartition(self.topic, log, offset)
         if not self._followed:
-            # See KafkaSource.learn_leaders: an assignment of an unknown topic waits for librdkafka's next look.
+            # As in KafkaSource.learn_leaders: an assignment of an unknown topic waits for librdkafka's next look.
             with contextlib.suppress(KafkaException):
                 metadata(self._consumer, self.topic, LEARN_TIMEOUT_S)
         self._bounds_asked.pop(log, None)
@@ -152,7 +155,7 @@ class KafkaLog:
         return records
 
     def _handle_events(self) -> None:
-        """What came of earlier appends and questions. Never waits."""
+        """Handles the results of earlier appends and requests. Never waits."""
         producer, now_s = self._producer, time.monotonic()
         if producer is not None:
             try:
@@ -161,23 +164,24 @@ class KafkaLog:
                 self._drop_producer(producer, fatal.args[0])
         if now_s >= self._listen_s:
             self._listen_s = now_s + LISTEN_S
-            self._requester.listen()  # or its events would pile up
+            self._requester.listen()  # otherwise its events would pile up
         for log, (at, answer) in [*self._bounds_asked.items()]:
             if answer.done():
                 self._bounds_asked.pop(log, None)
                 if answer.exception() is None:
                     self._broken.append(self._out_of_log(log, at, answer.result()))
                 else:
-                    self._start_following(log, at)  # librdkafka says it once per assignment: let it say it again
+                    self._start_following(log, at)  # librdkafka reports this once per assignment, so assign again
         for log in [log for log, due_s in self._denied.items() if now_s >= due_s]:
             del self._denied[log]
-            self._start_following(log, self._followed[log])  # the same
+            self._start_following(log, self._followed[log])  # likewise
 
     def _drop_producer(self, producer: Producer, error: KafkaError) -> None:
-        """This one will never write again; the next append makes another. Who may not Write is refused its idempotence
-        first of all.
+        """Drops a producer that can never write again; the next append creates another one.
+
+        This is how a missing right to Write shows first: the idempotent producer cannot be initialized.
         """
-        failed = PartitionError(self.topic, -1, f"the producer has failed for good: {error.str()}")
+        failed = PartitionError(self.topic, -1, f"the producer has failed permanently: {error.str()}")
         self._errors.refuse(WRITE, failed)
         self._note_error(error, WRITE)
         with self._producer_lock:
@@ -192,7 +196,7 @@ class KafkaLog:
             if truncation:
                 self._broken.append(TopicRecreated(log, f"offset {at}", f"a log that was cut below it ({truncation})"))
                 return
-            # Beside, for heartbeats must not wait for it.
+            # In another thread, because heartbeats must not wait for it.
             self._bounds_asked[log] = at, _in_thread(lambda: self.bounds(log, BOUNDS_TIMEOUT_S))
             return
         self._note_error(error, READ)
@@ -205,10 +209,10 @@ class KafkaLog:
         return TopicRecreated(log, f"offset {at}", f"the log's end at {bounds.end}")
 
     def read(self, log: int, start: int, end: int, timeout_s: float) -> Iterator[list[LogRecord]]:
-        # A client of its own: what is followed keeps its place, and any thread may read.
+        # A client of its own, so that the followed logs are not disturbed and any thread may read.
         consumer = settings.create_client(Consumer, self._reader)
         try:
-            # See KafkaSource.learn_leaders: an assignment of an unknown topic waits for librdkafka's next look.
+            # As in KafkaSource.learn_leaders: an assignment of an unknown topic waits for librdkafka's next look.
             metadata(consumer, self.topic, timeout_s)
             consumer.assign([KafkaPartition(self.topic, log, start)])
             at, deadline = start, time.monotonic() + timeout_s
@@ -231,7 +235,7 @@ class KafkaLog:
             consumer.close()
 
     def _is_group_refusal(self, message: Message) -> bool:
-        """librdkafka asks for the coordinator of a group that a reader never uses: who has no right to it reads on."""
+        """librdkafka looks up a group that a reader never uses. A missing right to that group does no harm."""
         error = message.error()
         return error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
 
@@ -271,13 +275,13 @@ class KafkaLog:
             return
         self.produce_errors += 1
         self._note_error(error, WRITE)
-        # Snapshots have no key. The history then stays as long as it is, and consumers go on.
+        # Only snapshots have no key. Without a snapshot the history stays long, but consumers can continue.
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and message.key():
             self._too_large_bytes = min(self._too_large_bytes or size_bytes, size_bytes)
             self._errors.refuse(SIZE, MessageTooLarge("a coordination record", size_bytes, error.str()))
 
     def bounds(self, log: int, timeout_s: float) -> Bounds:
-        # Not by the reading consumer: its own question waited for as long as another thread polled it (seen: 10 s).
+        # Not by the reading consumer: its request would wait while another thread polls it (10 s have been seen).
         tp = TopicPartition(self.topic, log)
         return list_bounds(self._requester, [tp], timeout_s, self._given, exists=True)[tp]
 
@@ -289,10 +293,10 @@ class KafkaLog:
 
     def close(self, flush_s: float) -> None:
         if self._producer is not None:
-            # Not flush: told there that the producer has failed for good, confluent-kafka ends in a SystemError, or in
-            # a crash of the process (seen with 2.16 after a broker had lost its newest records).
+            # Not flush(): if the producer has failed permanently, confluent-kafka raises a SystemError there or crashes
+            # the process (seen with 2.16 after a broker had lost its newest records).
             deadline = time.monotonic() + flush_s
-            with contextlib.suppress(KafkaException):  # it has failed for good, and `refused` has said so
+            with contextlib.suppress(KafkaException):  # it has failed permanently, and `refused` has said so
                 while len(self._producer) and time.monotonic() < deadline:
                     self._producer.poll(FLUSH_POLL_S)
             self._producer.purge(blocking=False)
@@ -303,7 +307,7 @@ class KafkaLog:
 
 
 def _in_thread(question: Callable[[], T]) -> Future[T]:
-    """The answer of something that waits, from a thread of its own: seldom enough for that."""
+    """Answers a question that waits in a new thread. Questions are rare enough for that."""
     answer: Future[T] = Future()
 
     def ask() -> None:
@@ -317,7 +321,7 @@ def _in_thread(question: Callable[[], T]) -> Future[T]:
 
 
 class _Named(Struct):
-    """What is read of librdkafka's statistics."""
+    """The fields of librdkafka's statistics that are read here."""
 
     name: str
 
@@ -326,7 +330,7 @@ _name_of: Final = msgspec.json.Decoder(_Named)
 
 
 class KafkaTransport:
-    """Door into a Kafka cluster, the embedded broker included."""
+    """Access to a Kafka cluster; the embedded broker is one, too."""
 
     def __init__(
         self,
@@ -334,9 +338,9 @@ class KafkaTransport:
         connect_timeout_s: float,
         call: Callable[[Callable[[], object]], object] = call_directly,
     ) -> None:
-        """Asks the cluster who it is. `call` runs what the user's own `error_cb`, `stats_cb` and `logger` do.
+        """Connects once to learn the cluster's id. `call` runs the user's own `error_cb`, `stats_cb` and `logger`.
 
-        Raises ClusterUnreachable after `connect_timeout_s`; AuthenticationFailed, TlsMismatch; InvalidOption.
+        Raises ClusterUnreachable after `connect_timeout_s`, AuthenticationFailed, TlsMismatch, InvalidOption.
         """
         self.given = settings.from_user(servers)
         self._call = call
@@ -349,13 +353,13 @@ class KafkaTransport:
         self._statistics: dict[str, tuple[float, str]] = {}
 
     def collect_statistics(self, interval_ms: int) -> None:
-        """Collects librdkafka's statistics from every log and source that is made from now on."""
+        """Makes every log and source created from now on report librdkafka's statistics. 0: none of them."""
         self._statistics_settings = (
             {"statistics.interval.ms": interval_ms, "stats_cb": self._keep_statistics} if interval_ms else {}
         )
 
     def _keep_statistics(self, text: str) -> None:
-        """Called by librdkafka's clients while they are polled."""
+        """The `stats_cb` of every client; called while it is polled."""
         own = self._settings.get("stats_cb")
         if own is not None:
             own(text)
@@ -366,7 +370,7 @@ class KafkaTransport:
             del self._statistics[name]  # its client has been closed
 
     def statistics(self) -> dict[str, str]:
-        """The newest statistics of each client, as JSON texts, by the client's name."""
+        """The newest statistics of each client as JSON text, by the client's name."""
         return {name: text for name, (_, text) in self._statistics.copy().items()}
 
     def log(self, topic: str, client_id: str, writes: bool = True) -> KafkaLog:

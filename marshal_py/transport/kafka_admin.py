@@ -1,7 +1,7 @@
-"""Questions to a Kafka cluster and the few changes that consumers need: the coordination topic, offsets, groups.
+"""Requests to a Kafka cluster about topics, offsets and groups, and the few changes that consumers need.
 
-Everything here may wait for the network and is called from a worker thread. Kafka's errors become ours, with the way
-out.
+Everything here may wait for the network, so it is called from a worker thread. Kafka's errors become errors of ours,
+which say what to do.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ T = TypeVar("T")
 
 CREATED_TIMEOUT_S: Final = 15.0
 CREATED_POLL_S: Final = 0.05  # metadata spreads within tens of ms
-# A coordinator that has just been elected, or is about to be: of a new cluster, of a group that moves.
+# The group's coordinator has just been elected or is about to be: in a new cluster, or while the group moves.
 _COORDINATOR_MOVES: Final = frozenset(
     {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS}
 )
-COORDINATOR_PAUSE_S: Final = 0.25  # between two such questions
-COORDINATOR_TIMEOUT_S: Final = 2.0  # A group's coordinator answers in milliseconds; then a new client asks once more.
-NO_TOPIC_ID: Final = str(Uuid(0, 0))  # what brokers answer that are too old for ids
-REQUEST_TIMEOUT_S_MAX: Final = 3_600.0  # the longest that librdkafka takes
+COORDINATOR_PAUSE_S: Final = 0.25  # between two such requests
+COORDINATOR_TIMEOUT_S: Final = 2.0  # a coordinator answers in milliseconds; after this a new client asks once more
+NO_TOPIC_ID: Final = str(Uuid(0, 0))  # the answer of brokers that are too old for topic ids
+REQUEST_TIMEOUT_S_MAX: Final = 3_600.0  # the longest that librdkafka allows
 _DENIED: Final = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -105,12 +105,12 @@ class KafkaAdmin:
         return self._ask(what, lambda: ask_any_broker(self._client, ask, self._timeout_s), right)
 
     def _ask_coordinator(self, ask: Callable[[AdminClient, float], Future[T]]) -> T:
-        """What a group's coordinator says to `ask(client, request_timeout)`. Raises KafkaException, TimeoutError.
+        """The answer of a group's coordinator to `ask(client, request_timeout)`. Raises KafkaException, TimeoutError.
 
-        librdkafka (2.16) ends the process with a failed assertion when such a request has timed out inside it and a
-        connection comes back afterwards. So a request never times out there: it is waited for here, and goes with its
-        client. Besides, a client that has seen an outage may wait for a connection that it has given up; a new one
-        does not.
+        When such a request times out inside librdkafka (2.16) and a connection comes back later, a failed assertion
+        ends the process. So requests never time out there: the wait is limited here, and a late request ends with its
+        client. A new client helps for another reason, too: one that has seen an outage may wait for a connection that
+        it has given up.
         """
         first_s = min(COORDINATOR_TIMEOUT_S, self._timeout_s)
         deadline = time.monotonic() + max(self._timeout_s, first_s + LIST_TIMEOUT_S_MIN)
@@ -131,7 +131,7 @@ class KafkaAdmin:
         raise late
 
     def _replace(self, client: Requester) -> None:
-        """Others may wait for an answer from it, which would end with it: it goes when their time is up."""
+        """Replaces a client. The old one is kept until others that wait for its answers have timed out."""
         if self._client is client:
             now_s = time.monotonic()
             recent = [(at_s, old) for at_s, old in self._replaced if now_s - at_s < self._timeout_s]
@@ -150,7 +150,7 @@ class KafkaAdmin:
         return found
 
     def _wait_until_shown(self, topic: str, question: Callable[[], T | None]) -> T:
-        """The answer once there is one: a broker that is asked may learn of a new topic after the one that made it."""
+        """The first answer that is not None: a broker may learn of a new topic later than the one that created it."""
         deadline = time.monotonic() + CREATED_TIMEOUT_S
         while True:
             failed = ClusterUnreachable(self._servers, f"{topic} to appear", "it was created and is not shown")
@@ -198,7 +198,7 @@ class KafkaAdmin:
             raise error
 
     def wrong_settings(self, topic: str, partitions: int = COORDINATION_PARTITIONS) -> list[WrongTopicSetting]:
-        """L1: every setting of the coordination topic that could lose history, by name."""
+        """Every setting of the coordination topic that could lose history (L1)."""
         found = self._wait_until_shown(topic, lambda: self.settings(topic))
         replicas = self._wait_until_shown(topic, lambda: self._replicas(topic))
         brokers = len(self.brokers())
@@ -207,8 +207,9 @@ class KafkaAdmin:
         return [*wrong_settings(topic, found, brokers, replicas, self._servers, self.can_grow(topic, partitions))]
 
     def can_grow(self, topic: str, partitions: int) -> int:
-        """`partitions` if the coordination topic has fewer and nothing in it yet; otherwise, or if that is not to be
-        known, 0: once a Genesis has counted its partitions, others are of no use (L3).
+        """`partitions` if the coordination topic has fewer and is still empty; otherwise, or if that is unknown, 0.
+
+        Once a Genesis record has fixed the partition count, additional partitions are useless (L3).
         """
         with contextlib.suppress(ClusterError):
             if (self.partition_count(topic) or partitions) < partitions:
@@ -217,17 +218,17 @@ class KafkaAdmin:
         return 0
 
     def _replicas(self, topic: str) -> int | None:
-        """Of the partition that has the fewest."""
+        """The replica count of the partition that has the fewest; None if there is no such topic."""
         found = self._metadata(topic).topics.get(topic)
         return min((len(p.replicas) for p in found.partitions.values()), default=None) if found is not None else None
 
     def _metadata(self, topic: str | None) -> Any:
-        # The embedded broker creates a topic that is asked for by name, so there all are listed.
+        # The embedded broker creates a topic when it is asked for it by name, so all topics are listed there.
         name = None if self._embedded else topic
         return self._ask("metadata", lambda: metadata(self._client, name, self._timeout_s))
 
     def describe_topic(self, topic: str) -> TopicInfo | None:
-        if self._embedded:  # it describes nothing, and its topics have no ids
+        if self._embedded:  # it cannot describe topics, and they have no ids
             listed = self._metadata(topic).topics.get(topic)
             return TopicInfo(len(listed.partitions)) if listed is not None and listed.partitions else None
         collection = TopicCollection([topic])
@@ -241,7 +242,7 @@ class KafkaAdmin:
         except (KafkaException, TimeoutError) as error:
             if code_of(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return None
-            # Not authorized is not the same as "none", although such a client is told no more about either.
+            # "Not authorized" is not "no such topic", although the client learns no more in either case.
             what = f"the description of {topic}"
             raise as_cluster_error(self._client, self._given, error, what, ("Describe", topic)) from error
         topic_id = str(found.topic_id)
@@ -255,7 +256,7 @@ class KafkaAdmin:
         return None if found is None else found.partitions
 
     def create_topic(self, topic: str, partitions: int) -> None:
-        """Creates a data topic, replicated like the coordination topic. Raises ClusterUnreachable with the refusal."""
+        """Creates a data topic, replicated like the coordination topic. Raises ClusterUnreachable if it fails."""
         replicas = min(len(self.brokers()), SAFE_BROKERS)
         request = NewTopic(topic, num_partitions=partitions, replication_factor=replicas)
         try:
@@ -285,14 +286,14 @@ class KafkaAdmin:
         return list_bounds(self._client, tps, self._timeout_s, self._given, isolation=isolation)
 
     def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
-        if "time_lookup" not in self.capabilities:  # the embedded broker would answer that there is no such record
+        if "time_lookup" not in self.capabilities:  # the embedded broker would answer that no record is that late
             raise UnsupportedPlatform("a position by time", "the embedded broker", "name an offset, or use Kafka")
         spec = OffsetSpec.for_timestamp(time_ms)
         found = list_offsets(self._client, tps, spec, self._timeout_s, self._given)
         return {tp: offset for tp, offset in found.items() if offset >= 0}
 
     def committed(self, group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        # By the admin client: a Consumer that may not find its coordinator asks on until its time is up.
+        # By the admin client: a Consumer without the right to find its coordinator retries until the timeout.
         what, wanted = f"committed offsets of {group}", ConsumerGroupTopicPartitions(group, _kafka_partitions(tps))
 
         def ask(client: AdminClient, timeout_s: float) -> Future[ConsumerGroupTopicPartitions]:
@@ -300,7 +301,7 @@ class KafkaAdmin:
 
         found = self._ask(what, lambda: self._ask_coordinator(ask), ("Describe", group)).topic_partitions or []
         for answer in found:
-            if answer.error is not None:  # not the same as "none": the start would be the fallback then
+            if answer.error is not None:  # not "no committed offset", which would make the consumer use its fallback
                 right = ("Describe", answer.topic)
                 raise as_cluster_error(self._client, self._given, KafkaException(answer.error), what, right)
         return {TopicPartition(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
@@ -339,7 +340,7 @@ class KafkaAdmin:
                 KafkaError._UNSUPPORTED_FEATURE,
                 KafkaError.GROUP_AUTHORIZATION_FAILED,
             ):
-                return 0  # no such group, or a cluster that cannot tell: nobody is known to be alive
+                return 0  # no such group, or the cluster does not say: no member is known
             reason = self._client.reason(error)
             raise ClusterUnreachable(self._servers, f"the members of group {group}", reason) from error
 
@@ -354,10 +355,10 @@ class KafkaAdmin:
         return self._ask_coordinator(ask)
 
     def allowed(self, kind: str, name: str) -> frozenset[str]:
-        """The operations that the authorizer would let this client do with a topic or group, as ACLs name them.
+        """The operations that the authorizer allows this client on a topic or group, named as in ACLs.
 
-        A question: nothing is done. Without an authorizer everything is allowed. Raises TopicMissing for a topic that
-        is not there, if this client may know it; ClusterUnreachable.
+        `kind`: topic or group. Without an authorizer everything is allowed. Raises TopicMissing if the topic does not
+        exist and this client may know that; ClusterUnreachable.
         """
         what = f"the rights on {kind} {name}"
         try:
@@ -386,4 +387,4 @@ class KafkaAdmin:
         return sum(len(p.replicas) - len(p.isrs) for p in found)
 
     def close(self) -> None:
-        """librdkafka's admin client goes with its last reference."""
+        """Nothing to do: librdkafka frees the admin client with its last reference."""

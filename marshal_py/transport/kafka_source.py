@@ -1,11 +1,11 @@
-"""Data messages from Kafka: explicit assignment, no group membership, no commits, no resets.
+"""Data messages from Kafka: explicit assignment, without group membership, commits or resets.
 
-Groups what librdkafka hands out into chunks of one partition without a Python step per message where it can: this is
-the hot path of every consumer.
+Messages are grouped into chunks of one partition, where possible without a Python step per message: this is the hot
+path of every consumer.
 
-confluent-kafka lets one thread at a time into a Consumer; the others wait, however long a poll takes. So nobody calls
-it who holds a lock: whoever assigns or pauses only says so in `Assignments`, and the thread that polls carries it out
-and notes the ends of the partitions. When nobody polls (a slow handler), `carry_out` does it in passing.
+confluent-kafka admits one thread at a time into a Consumer, and others wait as long as a poll takes. So no thread that
+holds a lock may call it: `assign` and `pause` only write to `Assignments`, and the polling thread applies that and
+notes the end offsets of the partitions. While no thread polls, because of a slow handler, `carry_out` does so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from marshal_py.transport.assignments import Assignments, Changes
 from marshal_py.transport.connecting import metadata
 from marshal_py.transport.ports import Broken, Chunk, OutOfRange
 
-# Errors on a partition that librdkafka retries by itself, without a limit.
+# Errors on a partition that librdkafka retries itself, without a limit.
 _PASSING: Final = frozenset(
     {
         KafkaError._TRANSPORT,
@@ -46,15 +46,17 @@ _PASSING: Final = frozenset(
     }
 )
 
-# Errors that no later fetch can mend. All others may pass, so the fetch is tried again.
+# Errors that no later fetch can overcome. After any other error the fetch is retried.
 _REFUSALS: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
 
 LEARN_TIMEOUT_S: Final = 10.0
-LEARN_RUNNING_S: Final = 1.0  # while partitions are fetched: nothing is fetched meanwhile
-# The client is held no longer by one poll: an assignment waits for its end. 50 looks per second and idle consumer.
+LEARN_RUNNING_S: Final = 1.0  # while partitions are being fetched, because fetching stops for so long
+# The longest that one poll holds the client: an assignment waits for its end. An idle consumer polls 50 times a second.
 POLL_SLICE_S: Final = 0.02
-ENDS_S: Final = 0.1  # between two rounds of notes about the ends of the partitions: lag and hand-overs need no more
-ENDS_AT_ONCE_MAX: Final = 50  # partitions per look, at 2 us each: with thousands of them a round takes longer
+ENDS_S: Final = 0.1  # between two rounds of noting end offsets: often enough for lag and hand-overs
+ENDS_AT_ONCE_MAX: Final = (
+    50  # partitions per poll, at 2 us each: with thousands of partitions a round takes several polls
+)
 
 T = TypeVar("T")
 
@@ -66,14 +68,14 @@ class KafkaSource:
         self._consumer = settings.create_client(Consumer, configuration)
         self._servers = str(configuration["bootstrap.servers"])
         self._assignments = Assignments()
-        # Held by whoever calls the client. Reentrant, for callbacks and signal handlers: `_inside` tells them.
+        # Held while the client is called. Reentrant for callbacks and signal handlers, which `_inside` detects.
         self._client_lock = threading.RLock()
         self._inside = False
-        self._next_caller = threading.Lock()  # held by who waits for `_client`, so that a poller does not overtake it
-        # A bell that wakes a poller who has nothing to poll for: rung by its release, which no signal can interrupt.
+        self._next_caller = threading.Lock()  # held while waiting for `_client_lock`, so that a poll does not overtake
+        # Released to wake a poll that waits because nothing is assigned; no signal can interrupt a release.
         self._wake_lock = threading.Lock()
         self._wake_lock.acquire()
-        self._topics: set[str] = set()  # every topic that was ever assigned: messages of it may still be on their way
+        self._topics: set[str] = set()  # every topic that was ever assigned: its messages may still arrive
         self._ends: dict[TopicPartition, int] = {}
         self._ends_unknown: set[TopicPartition] = set()
         self._ends_round: Iterator[TopicPartition] = iter(())
@@ -82,7 +84,7 @@ class KafkaSource:
         self._closed = False
         self._consumer_closed = False
 
-    # --- callers: bookkeeping alone
+    # --- bookkeeping, without the client
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         self._assignments.assign(positions)
@@ -96,11 +98,11 @@ class KafkaSource:
         self._assignments.pause(tps)
 
     def resume(self, positions: Mapping[TopicPartition, int]) -> None:
-        # A paused partition lost what librdkafka had fetched of it, so a fresh assignment costs nothing more.
+        # librdkafka drops what it had fetched of a paused partition, so a new assignment costs no more than a resume.
         self.assign(positions)
 
     def _wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it rings already
+        with contextlib.suppress(RuntimeError):  # it is released already
             self._wake_lock.release()
 
     def round(self, tp: TopicPartition) -> int:
@@ -119,10 +121,10 @@ class KafkaSource:
         end = self._ends.get(tp, -1)
         return max(end, self._assignments.received_up_to(tp)) if end >= 0 else -1
 
-    # --- inside the client
+    # --- with the client
 
     def _run(self, work: Callable[[], T]) -> T | None:
-        """Runs `work` unless the client is closed, or this very thread is inside it further out. `_client` is held."""
+        """Runs `work` unless the client is closed or this thread is inside it already. `_client_lock` is held."""
         if self._inside:
             return None
         try:
@@ -130,20 +132,20 @@ class KafkaSource:
             return None if self._closed else work()
         finally:
             self._inside = False
-            if self._closed:  # meanwhile, by a callback or a signal handler: they cannot wait for this thread
+            if self._closed:  # by a callback or signal handler, which cannot wait for its own thread
                 self._close()
 
     def learn_leaders(self, topics: Iterable[str]) -> None:
-        # Without this a consumer that is already connected learns of a new topic at librdkafka's next look, up to a
-        # second later: a third of what a take-over may cost.
+        # Without this a connected consumer learns of a new topic at librdkafka's next look, up to a second later. That
+        # is a third of what a take-over may take.
         for topic in topics:
             with self._next_caller, self._client_lock:
                 self._run(partial(self._learn_topic, topic))
 
     def _learn_topic(self, topic: str) -> None:
         if self._assignments.fetched:
-            # The answer may wait behind a fetch on the same connection, `fetch.wait.max.ms` long, so it is not asked in
-            # slices. Without an answer librdkafka learns it at its own next look.
+            # The request may wait behind a fetch on the same connection for `fetch.wait.max.ms`, so it is not cut into
+            # slices. If no answer comes, librdkafka learns the leaders at its own next look.
             with contextlib.suppress(KafkaException):
                 self._consumer.list_topics(topic, timeout=LEARN_RUNNING_S)
             return
@@ -160,7 +162,7 @@ class KafkaSource:
                 self._client_lock.release()
 
     def _synchronize(self) -> None:
-        """Tells the client what it shall fetch, and notes what it knows of the ends."""
+        """Makes the client fetch what is wanted, and notes the end offsets that it knows."""
         now = time.monotonic()
         if self._unconfirmed:
             self._forget_unconfirmed()
@@ -188,7 +190,7 @@ class KafkaSource:
         self._unconfirmed = set()
 
     def _forget_unconfirmed(self) -> None:
-        """An exception (Ctrl-C) came between: nobody knows what of it the client was told."""
+        """An exception (Ctrl-C) interrupted `_apply`: unassigns everything that the client may or may not have done."""
         for tp in self._unconfirmed:
             with contextlib.suppress(KafkaException):  # it was not assigned
                 self._consumer.resume([KafkaPartition(*tp)])
@@ -197,7 +199,7 @@ class KafkaSource:
         self._unconfirmed = set()
 
     def _note_ends(self, now: float) -> None:
-        """What the last answers said of the ends: first of partitions that nothing is known of, then by turns."""
+        """Notes end offsets from the last answers: first of partitions whose end is unknown, then of all in turn."""
         fetched = self._assignments.fetched
         for tp in list(islice(self._ends_unknown, ENDS_AT_ONCE_MAX)):
             self._note_end(tp)
@@ -224,7 +226,7 @@ class KafkaSource:
         left_s = timeout_s
         while True:
             with self._next_caller:
-                pass  # whoever waits for the client goes first
+                pass  # a thread that waits for the client goes first
             with self._client_lock:
                 chunks = self._run(partial(self._poll_once, min(left_s, POLL_SLICE_S), max_messages))
             left_s = deadline - time.monotonic()
@@ -241,7 +243,7 @@ class KafkaSource:
     def _fetch(self, timeout_s: float, max_messages: int) -> list[Chunk]:
         messages = self._consume(timeout_s, max_messages)
         now_ms = int(time.monotonic() * 1000)
-        # By truth, not by comparison: KafkaError compared to None leaves an exception behind in C (2.16).
+        # By truth value: comparing a KafkaError with None leaves an exception set in C (2.16).
         failed = any(map(Message.error, messages))
         if len(messages) < max_messages and not failed:
             self._assignments.drained(now_ms)
@@ -257,7 +259,7 @@ class KafkaSource:
         return [first, *self._consumer.consume(max_messages - 1, 0)] if max_messages > 1 else [first]
 
     def _chunks(self, messages: list[Message]) -> list[Chunk]:
-        """Cuts at every change of partition. The loops over messages run inside C."""
+        """Cuts the messages at every change of partition. The loops over messages run in C."""
         count = len(messages)
         if not count:
             return []
@@ -283,7 +285,7 @@ class KafkaSource:
         return Chunk(tp, self._assignments.received(tp, (messages[-1].offset() or 0) + 1), messages)
 
     def _take_errors(self, messages: list[Message], now_ms: int) -> list[Message]:
-        """Tells errors from messages, in their order: what came before an error was reached."""
+        """Handles the errors among the messages and returns the others. Messages before an error have been reached."""
         good: list[Message] = []
         ended: set[TopicPartition] = set()
         for message in messages:
@@ -293,7 +295,7 @@ class KafkaSource:
                 continue
             tp = TopicPartition(topic, partition)
             if tp in ended:
-                continue  # fetched behind what failed, which might be left out
+                continue  # fetched after the failure, so messages may be missing in between
             if error is None:
                 self._assignments.received(tp, (message.offset() or 0) + 1)
                 good.append(message)
@@ -303,7 +305,7 @@ class KafkaSource:
         return good
 
     def _take_error(self, tp: TopicPartition, error: KafkaError, position: int | None, now_ms: int) -> None:
-        if error.code() == KafkaError._AUTO_OFFSET_RESET:  # `position`: where it failed, not where it was assigned
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:  # `position`: the refused one, not the assigned one
             self._assignments.refuse(tp, -1 if position is None else position, settings.truncation_text(error), now_ms)
         elif error.code() in _REFUSALS:
             self._assignments.refuse_permanently(tp, error.str())
@@ -314,7 +316,7 @@ class KafkaSource:
         self._closed = True
         self._wake()
         with self._client_lock:
-            if not self._inside:  # otherwise this thread is, further out, and does it when it leaves
+            if not self._inside:  # otherwise this thread closes it when it leaves the client
                 self._close()
 
     def _close(self) -> None:

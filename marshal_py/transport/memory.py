@@ -1,7 +1,7 @@
-"""A small Kafka in memory, behind the same ports: for unit tests of the fronts. No network, no files, no protocol.
+"""A small Kafka in memory with the same interfaces, for unit tests of client and admin. No network, no files.
 
-One MemoryBroker stands for a cluster; its MemoryDoor is what `connect` takes instead of servers. Waiting is real, on a
-condition.
+A MemoryBroker stands for a cluster; `connect` takes its MemoryTransport instead of servers. Waiting is real, on a
+condition. It knows nothing of the protocol.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from marshal_py.transport.ports import (
 )
 from marshal_py.transport.topic_checks import KEEP_FOREVER, check_settings
 
-READ_MAX: Final = 10_000  # records taken at once, as the Kafka transport does
+READ_MAX: Final = 10_000  # records taken at once, like DRAIN_MAX of the Kafka transport
 
 
 class MemoryMessage:
-    """Twin of confluent_kafka.Message."""
+    """A message with the methods of confluent_kafka.Message."""
 
     __slots__ = ("_headers", "_key", "_offset", "_partition", "_timestamp_ms", "_topic", "_value")
 
@@ -79,19 +79,19 @@ class MemoryMessage:
 
 
 class MemoryBroker:
-    """Topics, committed offsets, Kafka groups, and switches for faults. Any thread may call anything."""
+    """Topics, committed offsets, Kafka groups and switches for faults. Any thread may call any method."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # entered inside C: an exception of a signal's handler leaves it free
+        self.lock = threading.RLock()  # acquired inside C, so an exception in a signal handler cannot leave it locked
         self.changed = threading.Condition(self.lock)
         self.topics: dict[str, list[list[MemoryMessage]]] = {}
-        self.first: dict[TopicPartition, int] = {}  # offsets below were deleted
+        self.first: dict[TopicPartition, int] = {}  # lower offsets were deleted
         self.base: dict[TopicPartition, int] = {}  # offset of element 0 of the list
         self.ids: dict[str, int] = {}
         self.committed: dict[tuple[str, TopicPartition], int] = {}
         self.live_kafka: dict[str, int] = {}
         self.writable = True
-        self.tells_ids = True  # of topics; brokers before Apache Kafka 2.8 have none
+        self.tells_ids = True  # whether it reports topic ids; Apache Kafka before 2.8 has none
         self.may_create = True
         self.may_delete = True
         self.queue_full = False
@@ -152,7 +152,7 @@ class MemoryBroker:
         return Bounds(max(self.first.get(tp, 0), base), base + len(messages))
 
     def read(self, tp: TopicPartition, offset: int, limit: int) -> list[MemoryMessage]:
-        """Messages from `offset` on. The caller holds `changed` and has checked the bounds."""
+        """At most `limit` messages from `offset` on. The caller holds `lock` and has checked the bounds."""
         at = offset - self.base.get(tp, 0)
         return self.topics[tp.topic][tp.partition][at : at + limit]
 
@@ -187,7 +187,7 @@ class MemoryLog:
             error = self._out_of_log(tp, at)
             if error is not None:
                 if found:
-                    return found  # said next time
+                    return found  # the error is raised by the next call
                 del self._at[log]
                 raise error
             for message in self.broker.read(tp, at, READ_MAX):
@@ -224,7 +224,7 @@ class MemoryLog:
         if self.broker.queue_full:
             self.produce_errors += 1
             return False
-        # What is not written is lost on the way, as with a real producer that times out.
+        # If the broker is not writable the record is lost, as if a real producer timed out.
         if self.broker.writable:
             with contextlib.suppress(TopicMissing):
                 self.broker.produce(self.topic, log, value, key)
@@ -304,7 +304,7 @@ class MemorySource:
         return chunks
 
     def carry_out(self) -> None:
-        pass  # nothing holds a poll up
+        pass  # `poll` applies them, and nothing delays it
 
     def out_of_range(self) -> list[OutOfRange]:
         return self._assignments.out_of_range()
@@ -399,7 +399,7 @@ class MemoryAdmin:
 
 
 class MemoryTransport:
-    """Door into a MemoryBroker."""
+    """Access to a MemoryBroker."""
 
     name = "memory"
 

@@ -1,7 +1,7 @@
-"""What the fronts ask of a cluster, as Protocols: the coordination log, the data, the administration, the clock.
+"""The interfaces to a cluster, as typing.Protocols: coordination log, data source, administration, clock.
 
-Three transports implement them: memory.py, kafka*.py, and the kafka ones again over embedded.py. One conformance suite
-runs over all (tests/transport). No protocol decision is made behind a port.
+Three transports implement them: memory.py, kafka*.py, and kafka*.py again on the broker of embedded.py. One conformance
+suite runs over all of them (tests/support/conformance.py). No implementation makes a decision of the protocol.
 
 Capabilities that a transport may lack, by name: truncate grow time_lookup describe_config create_topic long_log.
 """
@@ -21,7 +21,7 @@ LATEST = "latest"
 
 
 class LogRecord(NamedTuple):
-    """One record of a coordination partition. The fold reads neither `timestamp_ms` nor `key`: they are for people."""
+    """A record of a coordination partition. `timestamp_ms` and `key` are for people; the fold reads neither."""
 
     log: int
     offset: int
@@ -31,7 +31,7 @@ class LogRecord(NamedTuple):
 
 
 class RawMessage(Protocol):
-    """A fetched data message: confluent_kafka's own Message, or memory.py's twin of it."""
+    """A fetched data message: confluent_kafka's Message or the MemoryMessage of memory.py."""
 
     def topic(self) -> str | None: ...
     def partition(self) -> int | None: ...
@@ -43,7 +43,7 @@ class RawMessage(Protocol):
 
 
 class Chunk(NamedTuple):
-    """Messages of one partition in offset order, as fetched together. `round` is the assignment that fetched them."""
+    """Messages of one partition, fetched together, in offset order. `round`: the assignment that fetched them."""
 
     tp: TopicPartition
     round: int
@@ -51,160 +51,160 @@ class Chunk(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """First offset that is still there, and the offset after the last."""
+    """The first offset that still exists, and the offset after the last one."""
 
     first: int
     end: int
 
 
 class TopicInfo(NamedTuple):
-    """What the cluster says of a topic. `topic_id` differs when the topic is made anew; "" where nobody can know."""
+    """A topic in the cluster. `topic_id` changes if the topic is deleted and created again; "" if it has no id."""
 
     partitions: int
     topic_id: str = ""
 
 
 class OutOfRange(NamedTuple):
-    """A fetch position outside what the partition holds, or on a history that is not the partition's any more (D6)."""
+    """A fetch position that the partition does not have, or whose records the partition has lost since (D6)."""
 
     tp: TopicPartition
     position: int
-    round: int  # the assignment that was refused
-    truncated: str = ""  # the broker's words, if its log was cut below what had been read
+    round: int  # the refused assignment
+    truncated: str = ""  # the broker's words if its log was cut below what had been read, else ""
 
 
 class Broken(NamedTuple):
-    """A partition that the cluster does not serve, with its words. `round` is the assignment that it is about."""
+    """A partition that the cluster does not serve. `reason`: its words; `round`: the assignment that failed."""
 
     tp: TopicPartition
     reason: str
     round: int
-    permanent: bool  # waiting does not mend it; otherwise it was tried again for as long as the source tries
+    permanent: bool  # waiting does not help; if False, the source has used up its retries
 
 
 class Clock(Protocol):
     def now(self) -> Instant:
-        """The three clocks of this machine, now."""
+        """The present time on the three clocks of this machine."""
 
     def boot_ns(self) -> int:
-        """The boot clock alone, in ns from the same zero as `Instant.boot_ms`: what is asked before every message."""
+        """The boot clock alone, in ns since the same zero as `Instant.boot_ms`. It is read before every message."""
 
 
 class CoordinationLog(Protocol):
-    """The coordination topic: ordered reads from genesis, appends without waiting. One thread reads; any appends."""
+    """The coordination topic: reads in order, appends without waiting. One thread reads, any may append."""
 
     def follow(self, log: int, offset: int) -> None:
-        """Reads `log` from `offset` on, together with what is followed already."""
+        """From now on `poll` also returns the records of `log` from `offset` on."""
 
     def poll(self, timeout_s: float) -> list[LogRecord]:
-        """Records in order per log; empty after `timeout_s`. Returns at once when there is one.
+        """New records of the followed logs, in order per log. Returns as soon as there is one; [] after `timeout_s`.
 
-        Raises HistoryTruncated or TopicRecreated, once, if a followed offset is outside the log; the others go on.
+        Raises HistoryTruncated or TopicRecreated once if a followed offset is outside its log; other logs continue.
         """
 
     def read(self, log: int, start: int, end: int, timeout_s: float) -> Iterator[list[LogRecord]]:
-        """The records of [start, end), apart from what is followed, by any thread; nothing if there are none.
+        """Yields the records of [start, end), independently of what is followed. Any thread may call it.
 
-        Records may follow that lie behind `end`. Raises HistoryTruncated if the log begins above `start`,
-        TopicRecreated, ClusterUnreachable if nothing came for `timeout_s`.
+        The last list may go beyond `end`. Raises HistoryTruncated if the log begins after `start`, TopicRecreated if it
+        ends before it, ClusterUnreachable if nothing came for `timeout_s`.
         """
 
     def append(self, log: int, key: bytes, value: bytes) -> bool:
-        """Hands a record to the producer; False if its queue is full (the record is not sent, a later tick sends anew).
+        """Queues a record without waiting. False: the queue is full, so it is not sent; a later tick retries.
 
-        Never waits. What becomes of the record is learned by reading it (T17). Raises MessageTooLarge.
+        Only reading the record back shows that it was written (T17). Raises MessageTooLarge.
         """
 
     def bounds(self, log: int, timeout_s: float) -> Bounds:
-        """Raises ClusterUnreachable after `timeout_s`."""
+        """First and end offset of `log`. Raises ClusterUnreachable after `timeout_s`."""
 
-    produce_errors: int  # records that were not written, as far as it is known
+    produce_errors: int  # records that are known not to have been written
 
     def waiting_for(self) -> str:
-        """What the connection is waiting for, in words for people; "" when all is well."""
+        """The connection's present problem as text for people; "" if there is none."""
 
     def refused(self) -> MarshalError | None:
-        """Why the cluster refuses our reads or writes for good (authorization, size); None if it does not."""
+        """Why the cluster permanently refuses our reads or writes (authorization, size); None if it does not."""
 
     def close(self, flush_s: float) -> None:
-        """Sends what is queued for at most `flush_s`, then lets go."""
+        """Sends what is queued, for at most `flush_s`, then disconnects."""
 
 
 class DataSource(Protocol):
-    """Messages of the assigned partitions. One thread polls; one at a time assigns, which never waits.
+    """Messages of the assigned partitions. One thread polls; another may assign at the same time, and never waits.
 
-    What is assigned, unassigned or paused is carried out by the thread that polls, or by `carry_out`.
+    `assign`, `unassign` and `pause` only note what is wanted. The polling thread, or `carry_out`, tells the client.
     """
 
     def learn_leaders(self, topics: Iterable[str]) -> None:
-        """Looks up who leads the partitions of these topics, so that a later `assign` fetches at once. May wait."""
+        """Looks up the leaders of these topics' partitions, so that a later `assign` can fetch at once. May wait."""
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Begins or restarts fetching at these positions; a new round begins for each."""
+        """Starts or restarts fetching at these positions, each as a new round."""
 
     def unassign(self, tps: Iterable[TopicPartition]) -> None: ...
 
     def pause(self, tps: Iterable[TopicPartition]) -> None:
-        """Stops fetching without forgetting where."""
+        """Stops fetching; the assignments stay."""
 
     def resume(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Goes on at these positions."""
+        """Continues at these positions."""
 
     def round(self, tp: TopicPartition) -> int:
-        """Number of the present assignment of `tp`, also if it was refused; 0 if it is not assigned."""
+        """Number of the current assignment of `tp`, even if it was refused; 0 if `tp` is not assigned."""
 
     def fetching(self, tp: TopicPartition) -> bool:
-        """Whether messages may come of the present assignment: there is one, and it was not refused."""
+        """Whether `tp` has an assignment that was not refused, so that messages may come."""
 
     def poll(self, timeout_s: float, max_messages: int) -> list[Chunk]:
-        """What has come, at most `max_messages`; empty after `timeout_s`. Returns at once when there is something."""
+        """At most `max_messages` new messages. Returns as soon as there are any; [] after `timeout_s`."""
 
     def carry_out(self) -> None:
-        """Does what was asked for since the last poll, unless another thread is polling: that one does it. Never waits.
+        """Applies assignments and pauses since the last poll, unless a polling thread is about to. Never waits.
 
-        Not to be called under a lock that a polling thread may want.
+        Must not be called under a lock that the polling thread may want.
         """
 
     def out_of_range(self) -> list[OutOfRange]:
-        """Partitions whose position the cluster refused since the last call; they are not fetched any more."""
+        """Partitions whose position the cluster has refused since the last call. They are no longer fetched."""
 
     def broken(self) -> list[Broken]:
-        """Partitions that the cluster did not serve, since the last call; they are not fetched any more."""
+        """Partitions that the cluster has not served since the last call. They are no longer fetched."""
 
     def end_offset(self, tp: TopicPartition) -> int:
-        """End of the partition as last seen, without asking; -1 before the first answer (then it is not warm)."""
+        """The partition's end offset as last seen, without a request; -1 before the first answer to a fetch."""
 
     def close(self) -> None:
-        """Lets go. Inside a callback of the polling thread, or a signal handler on it, that thread does so soon."""
+        """Disconnects; inside a callback or signal handler of the polling thread, as soon as that has returned."""
 
 
 class ClusterAdmin(Protocol):
-    """Questions and changes that may wait; called from a worker thread. All raise ClusterUnreachable."""
+    """Requests that may wait, called from a worker thread. All raise ClusterUnreachable."""
 
     capabilities: frozenset[str]
 
     def prepare_coordination(self, topic: str, partitions: int) -> int:
-        """Creates or checks the coordination topic (L1); returns its partition count.
+        """Creates the coordination topic, or checks its settings (L1). Returns its partition count.
 
         Raises CoordinationTopicMissing, WrongTopicSetting.
         """
 
     def describe_topic(self, topic: str) -> TopicInfo | None:
-        """Partition count and id from one answer; None where the cluster says that there is no such topic."""
+        """Partition count and id from one answer; None if the cluster says that the topic does not exist."""
 
     def topics(self) -> frozenset[str]:
         """Names of all topics that this client may see."""
 
     def partition_count(self, topic: str) -> int | None:
-        """The count alone; None if there is no such topic."""
+        """The partition count alone; None if the topic does not exist."""
 
     def bounds(self, tps: Sequence[TopicPartition], *, committed: bool = False) -> dict[TopicPartition, Bounds]:
-        """First and end offsets. `committed`: the end that read_committed readers see (the last stable offset)."""
+        """First and end offsets. `committed`: end at the last stable offset, as read_committed readers do."""
 
     def offsets_at(self, tps: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
-        """First offset whose message is not older than `time_ms`; partitions without one are left out.
+        """First offset whose message is at or after `time_ms` (since 1970); partitions without one are left out.
 
-        Raises UnsupportedPlatform where the capability `time_lookup` is missing.
+        Raises UnsupportedPlatform if the capability `time_lookup` is missing.
         """
 
     def committed(self, group: str, tps: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
@@ -214,29 +214,29 @@ class ClusterAdmin(Protocol):
         """Commits positions for the usual lag tools (D7); returns why Kafka refused, "" if it did not."""
 
     def delete_records(self, tp: TopicPartition, before: int) -> str:
-        """Deletes what lies below an offset; returns why Kafka refused, "" if it did not."""
+        """Deletes the records below an offset; returns why Kafka refused, "" if it did not."""
 
     def live_kafka_members(self, group: str) -> int:
-        """Ordinary Kafka consumers that are alive in the group."""
+        """How many ordinary Kafka consumers are alive in the group."""
 
     def settings(self, topic: str) -> dict[str, str]:
-        """The topic's settings; empty where they cannot be described."""
+        """The topic's settings; {} if the capability `describe_config` is missing."""
 
     def close(self) -> None: ...
 
 
 class Transport(Protocol):
-    """A way into a cluster: makes the three ports. `name` says which, for people."""
+    """Access to a cluster: creates the three interfaces above. `name`: the kind of transport, for people."""
 
     name: str
 
     def log(self, topic: str, client_id: str, writes: bool = True) -> CoordinationLog:
-        """`writes`: whether it will soon append. Who mostly looks needs no right to write until it does."""
+        """`writes`: whether the caller will append soon. If not, no right to write is needed until it does."""
 
     def source(
         self, group: str, client_id: str, settings: Mapping[str, Any], queue_bytes: int | None = None
     ) -> DataSource:
-        """`queue_bytes`: how much it fetches ahead of `poll`, about, unless the settings say it."""
+        """`queue_bytes`: roughly how much to fetch ahead of `poll`, unless `settings` say otherwise."""
         ...
 
     def admin(self) -> ClusterAdmin: ...

@@ -1,7 +1,7 @@
-"""Writing messages to Kafka: what `marshal produce` and the demo need. Knows nothing of coordination.
+"""Writes messages to Kafka, for `marshal produce` and the demo. Knows nothing of coordination.
 
-Strategy: an idempotent producer with acks=all. A full queue makes the writer wait; it never drops. What the cluster
-refuses comes back as an error of ours, from the next `write` or from `flush`.
+It is an idempotent producer with acks=all. If its queue is full, `write` waits; no message is dropped. When the cluster
+refuses a message, the next `write` or `flush` raises the error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from marshal_py.transport.connection_errors import ConnectionErrors
 from marshal_py.transport.embedded import LogGuard, record_bytes_max
 from marshal_py.transport.kafka import KafkaTransport
 
-FULL_POLL_S: Final = 0.1  # one look at a full queue; every acknowledgement makes room at once
+FULL_POLL_S: Final = 0.1  # how long one poll waits for room in a full queue
 FLUSH_SLICE_S: Final = 0.1
 FLUSH_TIMEOUT_S: Final = 60.0  # more than librdkafka takes to find a new leader, less than a person waits
 
@@ -35,14 +35,14 @@ OnWritten = Callable[[TopicPartition, int], None]
 Headers = Sequence[tuple[str, bytes | None]]
 
 _WRITER: Final[Mapping[str, Any]] = {
-    "acks": "all",  # what was acknowledged survives a broker
-    "enable.idempotence": True,  # a retry of librdkafka writes nothing twice (but on the embedded broker)
-    "message.timeout.ms": 60_000,  # then the cluster counts as unreachable; the default lets a shell wait 5 minutes
+    "acks": "all",  # an acknowledged message survives the loss of a broker
+    "enable.idempotence": True,  # librdkafka's retries write nothing twice, except on the embedded broker
+    "message.timeout.ms": 60_000,  # then the cluster counts as unreachable; the default is 5 minutes
 }
 
 
 class KafkaProducer:
-    """Writes to topics that exist. One thread writes; `on_written(tp, offset)` is called inside `write` and `flush`."""
+    """Writes to existing topics. One thread writes. `write` and `flush` call `on_written(tp, offset)`."""
 
     def __init__(self, transport: KafkaTransport, on_written: OnWritten | None = None) -> None:
         self.written = 0  # acknowledged by the cluster
@@ -67,9 +67,9 @@ class KafkaProducer:
         partition: int | None = None,
         timestamp_ms: int = 0,
     ) -> None:
-        """Hands one message to the producer; waits while its queue is full. `timestamp_ms` 0 means now.
+        """Queues one message; waits while the queue is full. `timestamp_ms`: since 1970, 0 means now.
 
-        Raises TopicMissing, InvalidOption, MessageTooLarge, EmbeddedLogFull; and what became of earlier messages.
+        Raises TopicMissing, InvalidOption, MessageTooLarge, EmbeddedLogFull, and the errors of earlier messages.
         """
         count = self._partitions(topic)
         if partition is not None and not 0 <= partition < count:
@@ -80,7 +80,7 @@ class KafkaProducer:
         self._enqueue(topic, value, key, list(headers), -1 if partition is None else partition, timestamp_ms)
 
     def _partitions(self, topic: str) -> int:
-        """How many partitions the topic has. Asked before anything is sent: the embedded broker would create it."""
+        """The topic's partition count. Asked first, because the embedded broker would create a missing topic."""
         count = self._counts.get(topic)
         if count is None:
             found = self._admin.partition_count(topic)
@@ -90,7 +90,7 @@ class KafkaProducer:
         return count
 
     def _choose_partition(self, key: bytes | None, count: int) -> int:
-        """Where librdkafka's default partitioner would put a keyed message; the guard must know it beforehand."""
+        """The partition that librdkafka would choose by default for a keyed message. The guard must know it first."""
         if key:
             return zlib.crc32(key) % count
         self._turn += 1
@@ -139,12 +139,12 @@ class KafkaProducer:
             raise error
 
     def poll(self) -> None:
-        """Takes acknowledgements that have come, without waiting. Raises what became of earlier messages."""
+        """Handles acknowledgements that have come, without waiting. Raises the errors of earlier messages."""
         self._producer.poll(0)
         self._raise_error()
 
     def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
-        """Returns once everything is acknowledged. Raises what the cluster refused, ClusterUnreachable."""
+        """Returns once every message is acknowledged. Raises the errors of messages, ClusterUnreachable."""
         deadline = time.monotonic() + timeout_s
         while left := self._producer.flush(FLUSH_SLICE_S):
             if self._error is not None or time.monotonic() >= deadline:
@@ -155,7 +155,7 @@ class KafkaProducer:
             raise ClusterUnreachable(self._servers, f"{left} acknowledgements", reason)
 
     def close(self) -> None:
-        """Drops what is not sent and lets go. `flush` first."""
+        """Drops queued messages and disconnects. Call `flush` before."""
         self._producer.purge()
         self._producer.flush(FLUSH_SLICE_S)
         self._admin.close()

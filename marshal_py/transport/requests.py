@@ -1,7 +1,7 @@
-"""A client for questions, and how they are asked: again while nobody answers, with librdkafka's last words if it fails.
+"""Read-only requests to a cluster, retried while no broker answers; a failure carries librdkafka's last message.
 
-A question goes to one broker. That one may be dying, may not lead a partition any more, or may not have heard of a new
-topic; so it is asked anew after a few seconds, of whoever is there by then. Changes are not made here.
+librdkafka sends a request to one broker. That broker may be dying, may no longer lead the partition, or may not know a
+new topic yet, so the request is repeated after a few seconds with fresh metadata. Nothing here changes the cluster.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ T = TypeVar("T")
 
 RETRY_PAUSE_S: Final = 0.05  # metadata spreads within tens of ms
 LIST_TIMEOUT_S_MIN: Final = 1.0  # the last attempt still gets this long
-BROKER_TIMEOUT_S: Final = 3.0  # A broker answers in milliseconds; then another one is asked, or who leads by now.
+BROKER_TIMEOUT_S: Final = 3.0  # a healthy broker answers in milliseconds; then the next attempt asks another one
 _UNANSWERED: Final = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT})
-# The broker that is asked does not lead the partition, yet or any more.
+# The broker does not lead the partition, not yet or no longer.
 _MOVING: Final = _UNANSWERED | {
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
 }
-# A broker has not heard of the topic: it is new, or it is not there at all. So are partitions that nobody leads.
+# The broker does not know the topic, which is new or does not exist, or the partition has no leader.
 _UNKNOWN: Final = frozenset(
     {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError._NOENT}
 )
@@ -48,17 +48,17 @@ _KINDS: Final = {
 
 
 class Requester(AdminClient):
-    """A client for questions alone. It hears what librdkafka says of its connections only while it is polled."""
+    """An admin client for requests. librdkafka reports its connection errors only while it is polled."""
 
     errors: ConnectionErrors
 
     def listen(self) -> ConnectionErrors:
-        """What librdkafka has said since the last look."""
+        """Polls the client, and returns the errors of its connections."""
         self.poll(0)
         return self.errors
 
     def reason(self, error: KafkaException | TimeoutError) -> str:
-        """Why a question failed, with librdkafka's last words."""
+        """Why a request failed, with librdkafka's last message."""
         return self.listen().reason(text_of(error))
 
 
@@ -70,8 +70,8 @@ def make_requester(given: settings.Settings, client_id: str) -> Requester:
 
 
 def _refresh_leaders(client: Requester, topics: Iterable[str], timeout_s: float) -> None:
-    """librdkafka asks by the leader epoch that it knows, and does not ask anew when a broker says that it is old."""
-    with contextlib.suppress(KafkaException):  # what is wrong, the question itself will say
+    """librdkafka uses the leader epoch that it knows, and does not look again when a broker calls it old."""
+    with contextlib.suppress(KafkaException):  # the request itself will show what is wrong
         for topic in sorted(topics):
             metadata(client, topic, timeout_s)
 
@@ -79,7 +79,7 @@ def _refresh_leaders(client: Requester, topics: Iterable[str], timeout_s: float)
 def as_cluster_error(
     client: Requester, given: settings.Settings, error: KafkaException | TimeoutError, what: str, right: tuple[str, str]
 ) -> ClusterError:
-    """Kafka's refusal as one of ours. `right`: the operation and what it is done with, if it was a matter of rights."""
+    """A failed request as an error of ours. `right`: operation and resource name, for AccessDenied."""
     kind = _KINDS.get(code_of(error))
     if kind is not None:
         return AccessDenied(principal_of(given), right[0], kind, right[1])
@@ -96,10 +96,10 @@ def list_offsets(
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     exists: bool = False,
 ) -> dict[TopicPartition, int]:
-    """One offset of each partition, -1 where there is none, in one request for all.
+    """One offset per partition (-1: none), in one request. `spec`: an OffsetSpec.
 
-    `exists`: the partitions are there, so that a broker which has not heard of them will. Raises ClusterUnreachable,
-    AccessDenied.
+    `exists`: the partitions are known to exist, so a broker that does not know them yet is asked again. Raises
+    ClusterUnreachable, AccessDenied.
     """
     deadline, passing = time.monotonic() + timeout_s, _MOVING | (_UNKNOWN if exists else frozenset())
     wanted = {KafkaPartition(*tp): spec for tp in tps}
@@ -131,7 +131,7 @@ def list_bounds(
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     exists: bool = False,
 ) -> dict[TopicPartition, Bounds]:
-    """First and end offsets of partitions. As `list_offsets`, twice."""
+    """First and end offsets of partitions: `list_offsets` twice, with the same errors."""
     deadline = time.monotonic() + timeout_s
     earliest, latest = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
     first = list_offsets(client, tps, earliest, timeout_s, given, isolation=isolation, exists=exists)
@@ -141,10 +141,10 @@ def list_bounds(
 
 
 def ask_any_broker(client: Requester, ask: Callable[[], Future[T]], timeout_s: float) -> T:
-    """The answer of any broker. Raises KafkaException, TimeoutError.
+    """The result of a request that any broker can answer. Raises KafkaException, TimeoutError.
 
-    librdkafka (2.16) sends such questions to the broker that metadata call the controller, and asks for metadata anew
-    only after half a minute. (A KRaft cluster calls any of its live brokers so.)
+    librdkafka (2.16) sends such requests to the broker that the metadata name as controller, and refreshes the metadata
+    only after half a minute, so they are refreshed here. (In KRaft any live broker may be named as controller.)
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -155,7 +155,7 @@ def ask_any_broker(client: Requester, ask: Callable[[], Future[T]], timeout_s: f
             passing = isinstance(error, TimeoutError) or code_of(error) in _UNANSWERED
             if not passing or left_s <= BROKER_TIMEOUT_S:
                 raise
-            with contextlib.suppress(KafkaException):  # what is wrong, the question itself will say
+            with contextlib.suppress(KafkaException):  # the request itself will show what is wrong
                 metadata(client, None, BROKER_TIMEOUT_S)
 
 

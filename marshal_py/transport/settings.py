@@ -1,6 +1,6 @@
-"""librdkafka settings: what the caller gives, what we add where librdkafka's own defaults are slow or wrong for us.
+"""librdkafka settings: the caller's, and ours where librdkafka's defaults are slow or wrong for us.
 
-The caller's settings win everywhere but where the protocol would break (L9): those raise InvalidOption.
+The caller's settings take precedence, except those with which the protocol would break (L9): these raise InvalidOption.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from marshal_py.errors import InvalidOption
 Settings = dict[str, Any]
 T = TypeVar("T")
 
-# KIP-320: the leader's epochs say that the log was cut below what was read, whatever stands there now. With
-# `auto.offset.reset=error` librdkafka says so by the code of every failed fetch position, and by this text.
+# KIP-320: leader epochs show that the log was cut below what was read, whatever has been written there since. With
+# `auto.offset.reset=error` librdkafka reports it by the same code as every refused position, and by this text.
 _TRUNCATED: Final = KafkaError(KafkaError._LOG_TRUNCATION).str()
 
-# For every client of ours.
+# Defaults for every client.
 _CONNECTION: Final[Mapping[str, Any]] = {
     # A restarted broker is back within seconds; the default backs off to 10 s, five of our intervals.
     "reconnect.backoff.max.ms": 1_000,
-    # Nagle's delay only costs: every record of ours is waited for.
+    # Nagle's algorithm only adds delay: somebody waits for every record of ours.
     "socket.nagle.disable": True,
-    # Stale leaders are asked anew; the default waits up to 5 minutes between looks.
+    # How long a stale leader may stay unnoticed; the default is 5 minutes.
     "topic.metadata.refresh.interval.ms": 30_000,
     # Errors come as values and events, not as lines on stderr.
     "log_level": 2,  # 3 would print every attempt to reconnect
 }
 
-# For every client of ours, whatever the caller's settings say. Who asks for a topic must not make it, and a producer
-# beside one that was deleted neither: the brokers' defaults are not what it needs (L1).
+# For every client, whatever the caller's settings say. Neither asking for a topic nor writing to a deleted one may
+# create it, because the brokers' default settings are not what the topic needs (L1).
 _NEVER: Final[Mapping[str, Any]] = {"allow.auto.create.topics": False}
 
-# For the clients of the coordination log, on top. When a leader dies librdkafka looks once, before there is another,
-# and then only at this interval; heartbeats must go on before anybody waits them out.
+# For the clients of the coordination log, in addition. When a leader dies, librdkafka looks once for the next one, too
+# early, and then only at this interval; heartbeats must be written again before anybody evicts us.
 _LOG: Final[Mapping[str, Any]] = {"topic.metadata.refresh.interval.ms": 2_000}
 
 _LOG_READER: Final[Mapping[str, Any]] = {
-    "group.id": "marshal-log-reader",  # librdkafka wants one; nothing is ever committed under it
+    "group.id": "marshal-log-reader",  # librdkafka requires one; nothing is ever committed under it
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
-    "auto.offset.reset": "error",  # L9: a reset would skip history in silence
+    "auto.offset.reset": "error",  # L9: a reset would skip history silently
     "isolation.level": "read_uncommitted",  # L9: every reader must see the same records
     "fetch.queue.backoff.ms": 1,  # the default pauses fetching for a second whenever the local queue is full
     "fetch.error.backoff.ms": 50,  # a new leader is there within tens of ms; the default waits half a second
@@ -55,8 +55,8 @@ _LOG_WRITER: Final[Mapping[str, Any]] = {
     "acks": "all",  # L9
     "enable.idempotence": True,  # L9
     "linger.ms": 0,  # a record that waits is a hand-over that waits
-    "queue.buffering.max.messages": 10_000,  # a member sends a few records per second; more is a cut-off cluster
-    # Late records are harmless and useless: whoever is still alive sends them anew.
+    "queue.buffering.max.messages": 10_000,  # a member sends a few per second; a full queue means a lost cluster
+    # Late records are harmless and useless: a live member sends them again.
     "message.timeout.ms": 30_000,
 }
 
@@ -68,8 +68,8 @@ _DATA: Final[Mapping[str, Any]] = {
     # The default pauses the fetcher for a second whenever 100,000 messages are queued: it costs a factor of four.
     "fetch.queue.backoff.ms": 1,
     "fetch.error.backoff.ms": 50,
-    # One queue for all partitions: what is in it lies in front of the first message of a partition that comes later.
-    # The default of 100,000 is no faster, for a single fetch brings 1 MB of each partition.
+    # All partitions share one queue, and the first message of a new partition waits behind all that is queued. The
+    # default of 100,000 is no faster, because a single fetch brings 1 MB of each partition.
     "queued.min.messages": 20_000,
 }
 
@@ -84,7 +84,7 @@ _FORBIDDEN: Final[Mapping[str, str]] = {
 }
 
 
-PROTOCOLS: Final = frozenset({"PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"})  # before :// librdkafka knows these
+PROTOCOLS: Final = frozenset({"PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"})  # librdkafka takes these before ://
 
 
 def from_user(servers: str | Mapping[str, Any]) -> Settings:
@@ -103,7 +103,7 @@ def from_user(servers: str | Mapping[str, Any]) -> Settings:
 
 
 def checked(given: Settings) -> Settings:
-    """The caller's settings, none of them one that the protocol would not survive. Raises InvalidOption."""
+    """The caller's settings, unchanged. Raises InvalidOption for one with which the protocol would break."""
     for key, reason in _FORBIDDEN.items():
         if key in given:
             raise InvalidOption(key, given[key], reason)
@@ -111,7 +111,7 @@ def checked(given: Settings) -> Settings:
 
 
 def create_client(client: Callable[[dict[str, Any]], T], configuration: Mapping[str, Any]) -> T:
-    """A client of librdkafka's. Its own complaint about a setting becomes InvalidOption."""
+    """Creates a client of librdkafka. Raises InvalidOption for a setting that librdkafka refuses."""
     try:
         return client(dict(configuration))
     except (KafkaException, TypeError, ValueError) as error:
@@ -159,17 +159,17 @@ def data_reader(
 
 
 def admin(given: Settings, client_id: str) -> Settings:
-    # Nobody polls a client for questions, so statistics would pile up in it.
+    # A client for requests is seldom polled, so statistics would pile up in it.
     other = ("fetch.", "queued.", "isolation.", "check.", "stat")
     keep = {k: v for k, v in given.items() if not k.startswith(other)}
     return {**_CONNECTION, "client.id": client_id, **keep, **_NEVER}
 
 
 def default_client_id() -> str:
-    """Host name; callers add what makes it unique."""
+    """The host name; callers make it unique."""
     return socket.gethostname() or "marshal"
 
 
 def truncation_text(error: KafkaError) -> str:
-    """What librdkafka says of a log that lost its tail; "" if the error is about something else."""
+    """librdkafka's text about a log that lost its newest records; "" if the error is another one."""
     return error.str() if _TRUNCATED in error.str() else ""

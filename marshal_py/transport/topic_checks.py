@@ -1,4 +1,4 @@
-"""What the coordination topic must be so that no history is lost (PROTOCOL.md L1). Judges settings, asks nobody."""
+"""Checks that the settings of the coordination topic lose no history (PROTOCOL.md L1). Sends no request."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Final
 
 from marshal_py.errors import WrongTopicSetting
 
-SAFE_BROKERS: Final = 3  # L1: from three brokers on, the coordination topic is replicated
+SAFE_BROKERS: Final = 3  # with at least three brokers the coordination topic must be replicated (L1)
 SAFE_ISR: Final = 2
-COORDINATION_PARTITIONS: Final = 16  # each is a log of its own, so that the groups share the work of folding
+COORDINATION_PARTITIONS: Final = 16  # each is a log of its own, so a member folds only the records of some groups
 KEEP_FOREVER: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 SAFE_SETTINGS: Final = {"min.insync.replicas": str(SAFE_ISR), "unclean.leader.election.enable": "false"}
 
@@ -17,7 +17,7 @@ SAFE_SETTINGS: Final = {"min.insync.replicas": str(SAFE_ISR), "unclean.leader.el
 def check_settings(
     topic: str, found: Mapping[str, str], brokers: int, replicas: int, servers: str, grow_to: int = 0
 ) -> None:
-    """Raises WrongTopicSetting for the first setting that could lose history, with the command that mends them all."""
+    """Raises WrongTopicSetting for the first setting that could lose history, with a command that fixes all of them."""
     for error in wrong_settings(topic, found, brokers, replicas, servers, grow_to):
         raise error
 
@@ -25,10 +25,10 @@ def check_settings(
 def wrong_settings(
     topic: str, found: Mapping[str, str], brokers: int, replicas: int, servers: str, grow_to: int = 0
 ) -> Iterator[WrongTopicSetting]:
-    """Every setting that could lose history, each with the one command that mends all of them.
+    """Every setting that could lose history, each with the one command that fixes all of them.
 
-    `grow_to`: as many partitions shall it have, if nothing was written to it yet and it has fewer. A broker that made
-    it because somebody asked for it gave it one.
+    `grow_to`: the wanted partition count if the topic has fewer and is empty, else 0. A broker that created the topic
+    automatically gave it its default, often a single partition.
     """
     right = KEEP_FOREVER | (SAFE_SETTINGS if brokers >= SAFE_BROKERS else {})
     pairs = ",".join(f"{key}={value}" for key, value in right.items())
@@ -56,10 +56,10 @@ def wrong_settings(
 
 
 def initial_settings(replicas: int) -> dict[str, str]:
-    """Those of a coordination topic that is made now."""
+    """The settings with which to create a coordination topic."""
     return KEEP_FOREVER | (SAFE_SETTINGS if replicas >= SAFE_BROKERS else {"unclean.leader.election.enable": "false"})
 
 
 def grow_command(topic: str, partitions: int, servers: str) -> str:
-    """The command that adds partitions. Of no use once a Genesis has counted them (L3)."""
+    """The command that adds partitions. It is useless once a Genesis record has fixed their number (L3)."""
     return f"kafka-topics.sh --bootstrap-server {servers} --alter --topic {topic} --partitions {partitions}"

@@ -116,8 +116,8 @@ def test_every_missing_or_added_byte_is_noticed(path: Path) -> None:
         (written(version=2), "version 2, this library reads 1"),
         (written([LogRecord(5, 0, b"", 0)]), "the header knows no record 5:0"),
         (written([LogRecord(2, 10, b"", 0)]), "the header knows no record 2:10"),
-        (written([RECORDS[2], RECORDS[2]]), "record 2:7 stands behind a later one"),
-        (written([RECORDS[2], RECORDS[0]]), "record 0:0 stands behind a later one"),
+        (written([RECORDS[2], RECORDS[2]]), "record 2:7 comes after a later one"),
+        (written([RECORDS[2], RECORDS[0]]), "record 0:0 comes after a later one"),
     ],
 )
 def test_what_is_no_dump_says_so(path: Path, content: bytes, reason: str) -> None:
