@@ -666,7 +666,7 @@ class PositionBeyondEnd(PartitionParked):
             type(self).__name__,
             f"the position of group {group!r} in {where} is beyond the end of the partition"
             f"{_in_brackets(detail)}: records were lost, or the topic was created again. Nobody consumes the "
-            f"partition, even once it has grown past the position: look at its records, then `marshal log "
+            f"partition, even once it has grown past the position: look at its records, then `marshal "
             f"set-position {group} {where} --to latest` (or earliest, an offset, a time) continues",
         )
 
@@ -707,7 +707,7 @@ class PartitionUnreadable(PartitionParked):
             partition,
             type(self).__name__,
             f"no consumer of group {group!r} can read {where}{_in_brackets(detail)}, so nobody consumes it: check "
-            f"the rights (`marshal doctor {group} --as consumer`) and the broker's log, then `marshal log "
+            f"the rights (`marshal doctor {group} --as consumer`) and the broker's log, then `marshal "
             f"set-position {group} {where} --shift-by 0` continues at the same position",
         )
 
@@ -792,8 +792,8 @@ class HistoryTruncated(CoordinationError):
         self.log, self.first_offset = log, first_offset
         super().__init__(
             f"coordination partition {log} begins at offset {first_offset}: its history was deleted, and no "
-            f"confirmed snapshot replaces it; check retention and cleanup.policy of the topic; `marshal log "
-            f"reset` restarts it without the positions that were there"
+            f"confirmed snapshot replaces it; check retention and cleanup.policy of the topic; "
+            f"`marshal log reset` restarts it without the positions that were there"
         )
 
 
@@ -815,8 +815,8 @@ class SnapshotRefused(CoordinationError):
         self.log, self.at, self.older = log, at, older
         super().__init__(
             f"the snapshot of coordination partition {log} at offset {at} differs from what the log folds to "
-            f"from the snapshot at {older}: a process with a different fold wrote one of them; keep `marshal log "
-            f"log dump` as evidence"
+            f"from the snapshot at {older}: a process with a different fold wrote one of them; keep "
+            f"`marshal log dump` as evidence"
         )
 
 
