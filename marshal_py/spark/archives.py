@@ -47,7 +47,7 @@ def archive(
     InvalidOption, CoordinationError, ClusterUnreachable.
     """
     settings = {"bootstrap.servers": servers} if isinstance(servers, str) else dict(servers)
-    source = TopicSource({"log_level": 0, **settings}, coordination_topic)
+    source = TopicSource(settings, coordination_topic)
     archived = read_archive(spark, path)
     root = root_of(source)
     if root is None:

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from marshal_py.client.planner import ClaimedBatch
 from marshal_py.errors import InvalidOption
 from marshal_py.protocol.identity import Token, TopicPartition
 from marshal_py.spark import jvm
 from marshal_py.spark.messages import COLUMNS, columns_of
-from marshal_py.spark.options import READ_TIMEOUT_S, as_options
+from marshal_py.spark.options import MAX_ROWS, READ_TIMEOUT_S, as_options
 from marshal_py.spark.ranges import ranges_json
 from marshal_py.spark.tasks import pieces_of
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from marshal_py.client.consumer import Consumer
     from marshal_py.client.ranges import ClaimedRange
     from marshal_py.spark.tasks import Piece
-
-MAX_ROWS: Final = 1_000_000  # some seconds of work; the overhead of a Spark job is a third of a second
 
 
 def claimed_batches(

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.fs  # not pyarrow.dataset: it imports pandas, 0.3 s in each of Spark's planning processes
 import pyarrow.parquet
 
+from marshal_py.client.marshal import CONNECT_TIMEOUT_S
 from marshal_py.client.observer import POLL_S, READ_TIMEOUT_S
 from marshal_py.client.options import COORDINATION_TOPIC
 from marshal_py.errors import ClusterUnreachable, CoordinationTopicMissing, InvalidOption, LogGap
@@ -34,7 +35,6 @@ from marshal_py.transport.ports import Bounds
 
 Raw = tuple[int, int, int, bytes | None, bytes | None]  # log, offset, time in ms, key, value
 
-CONNECT_TIMEOUT_S: Final = 30.0
 _OF_LOG: Final = re.compile(r"log=(\d+)").fullmatch
 ROWS_PER_READ: Final = 8_192  # from an archive's file; so many per open file are in memory
 
@@ -64,7 +64,8 @@ class TopicSource:
     topic: str
 
     def _transport(self) -> KafkaTransport:
-        return KafkaTransport(self.settings, CONNECT_TIMEOUT_S)
+        quiet = {"log_level": 0}  # errors say what librdkafka would print
+        return KafkaTransport({**quiet, **self.settings}, CONNECT_TIMEOUT_S)
 
     def spans(self) -> dict[int, Bounds]:
         admin = self._transport().admin()
@@ -282,4 +283,4 @@ def source_of(options: Mapping[str, str]) -> LogSource:
         local = path.removeprefix("file://")
         return DumpSource(local) if Path(local).is_file() else ArchiveSource(local)
     topic = options.get("coordination_topic", COORDINATION_TOPIC)
-    return TopicSource({"log_level": 0, **kafka_options(options)}, topic)
+    return TopicSource(kafka_options(options), topic)

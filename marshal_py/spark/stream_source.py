@@ -69,7 +69,7 @@ class QueryMember:
             self.topics = options.topics if self._pattern is None else self.marshal.topics(self._pattern)
             if not self.topics:
                 raise InvalidOption("topics_pattern", self._pattern, "the cluster has no topic of such a name")
-            self.consumer = self.planner = self.marshal.planner(options.group, self.topics, **options.consumer)
+            self.planner = self.marshal.planner(options.group, self.topics, **options.consumer)
         except BaseException:
             self.marshal.close(RELEASE_S)
             raise
@@ -88,7 +88,7 @@ class QueryMember:
         self._checked_s = now_s
         new = sorted(set(self.marshal.topics(self._pattern)) - set(self.topics))
         if new:
-            logger.info("group %s: new topics match %s: %s", self.consumer.group, self._pattern, ", ".join(new))
+            logger.info("group %s: new topics match %s: %s", self.planner.group, self._pattern, ", ".join(new))
         return bool(new)
 
     def _open_commit_socket(self) -> CommitSocket | None:
@@ -112,7 +112,7 @@ class QueryMember:
                 "group %s has positions, and this query begins with a fresh checkpoint: it continues at the "
                 "group's positions and ignores its option start. Its batches are numbered from 0 again; a sink "
                 "that has such numbers already, as Spark's file sink in an old folder, skips them",
-                self.consumer.group,
+                self.planner.group,
             )
         self.warned = True
 
@@ -131,8 +131,8 @@ class QueryMember:
         end = self._plan_once(start, rows_max, targets)
         if end == start and targets is not None and self.planner.settle():
             end = self._plan_once(start, rows_max, targets)  # claims were granted meanwhile
-        if end == start and targets is not None and self.consumer.cached_info().paused:
-            logger.warning("group %s is paused: the query ends, though not everything is read", self.consumer.group)
+        if end == start and targets is not None and self.planner.cached_info().paused:
+            logger.warning("group %s is paused: the query ends, though not everything is read", self.planner.group)
         return end
 
     def _plan_once(
@@ -170,7 +170,7 @@ class QueryMember:
             if not taken:
                 logger.warning(
                     "group %s: batch %d is empty; %d ranges were planned for it",
-                    self.consumer.group,
+                    self.planner.group,
                     end["b"],
                     len(end["r"]),
                 )
@@ -178,7 +178,7 @@ class QueryMember:
 
     def report(self) -> dict[str, Any]:
         """For the query's progress. `commits`: the address of the socket to which commits are reported."""
-        info = self.consumer.cached_info()
+        info = self.planner.cached_info()
         return {
             "group": info.group,
             "claims": len(info.claims),
@@ -194,7 +194,7 @@ class QueryMember:
         """Releases every claim at its position."""
         if self._commits is not None:
             self._commits.close()
-        self.consumer.stop(RELEASE_S)
+        self.planner.stop(RELEASE_S)
         self.marshal.close(RELEASE_S)
 
 

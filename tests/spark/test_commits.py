@@ -67,7 +67,7 @@ def test_only_reports_of_the_batch_that_spark_has_count(make_topic: MakeTopic) -
     assert commits.report(address(query), "null")
     member = query.reader._member
     assert member is not None
-    member.consumer.flush()
+    member.planner.flush()
     assert orders.positions() == {0: 5}
     assert member.batches.handed_over(query.offset(1)), "it is still with the query"
     commits.report(address(query), json.dumps(query.offset(1)))

@@ -93,7 +93,7 @@ def test_at_most_once_a_batch_that_outlives_a_membership_is_not_lost(make_topic:
     rows = query.read()
     member = query.reader._member
     assert member is not None
-    until(lambda: member.consumer._driver.ended, "the member has left")
+    until(lambda: member.planner._driver.ended, "the member has left")
     query.finish(rows)
     orders.fill(5)
     query.settled()

@@ -50,24 +50,24 @@ def _who(batches):  # type: ignore[no-untyped-def]  # Spark reads annotations he
         yield pyarrow.RecordBatch.from_arrays([pyarrow.array([sys.executable] * batch.num_rows)], ["python"])
 
 
-def test_the_room_is_light_until_a_name_is_asked_for() -> None:
+def test_importing_the_package_does_not_import_spark() -> None:
     code = "import sys, marshal_py.spark; print(sorted({'pyspark', 'pyarrow', 'pandas'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("name", marshal_py.spark.__all__)
-def test_every_name_of_the_room_is_there(name: str) -> None:
+def test_every_public_name_exists(name: str) -> None:
     assert callable(getattr(marshal_py.spark, name))
 
 
-def test_another_name_is_no_attribute() -> None:
+def test_an_unknown_name_is_no_attribute() -> None:
     with pytest.raises(AttributeError, match="no attribute 'stream'"):
         marshal_py.spark.stream  # noqa: B018
 
 
 @pytest.mark.parametrize("package", ["pyspark", "pyarrow", "pandas"])
-def test_a_missing_package_is_named_with_the_command_that_brings_it(
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(marshal_py.spark.util, "find_spec", lambda name: None if name == package else object())
@@ -105,8 +105,8 @@ def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         session.java_home({"PATH": str(tmp_path)})
 
 
-def test_a_trimmed_java_is_spared_the_option_it_does_not_know(tmp_path: Path) -> None:
-    """Other arguments pass as they are, spaces, quotes and all."""
+def test_a_trimmed_java_does_not_get_the_option_that_it_does_not_know(tmp_path: Path) -> None:
+    """Other arguments are passed unchanged, including spaces and quotes."""
     home = session.java_home({"JAVA_HOME": str(java(tmp_path / "trimmed", TRIMMED_JAVA)), "PATH": ""})
     asked = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "-Dx='1 2'", ""]
     done = subprocess.run([os.path.join(home, "bin", "java"), *asked], capture_output=True, text=True, check=True)

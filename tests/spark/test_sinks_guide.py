@@ -27,7 +27,7 @@ MESSAGES = 20  # per partition
 
 @pytest.mark.timeout(600)
 def test_the_programs_run_twice(spark: SparkSession, kafka: Cluster, topic: TopicFactory, tmp_path: Path) -> None:
-    """The second time without their checkpoints, over more messages."""
+    """The second time there are more messages and no checkpoints."""
     orders = KafkaTopic(kafka, topic, partitions=2)
     [topic_id] = TopicIds(kafka.bootstrap, [orders.topic]).ask().values()
     assert topic_id == TopicIds(kafka.bootstrap, [orders.topic]).ask()[orders.topic] != ""

@@ -53,7 +53,7 @@ class Query:
     def await_left(self) -> None:
         """Waits until its member is overdue and leaves."""
         member = self.member
-        until(lambda: member.consumer._driver.ended, "the member has left")
+        until(lambda: member.planner._driver.ended, "the member has left")
 
     def crash(self) -> None:
         """The process dies: no stop, no more heartbeats. (A thread cannot be killed; it is stopped from inside.)"""
@@ -62,7 +62,7 @@ class Query:
         member.marshal._loop._thread.join()
         if member._commits is not None:
             member._commits.close()
-        member.consumer._ending.done = True  # so that close() ends its connections and sends nothing
+        member.planner._ending.done = True  # so that close() ends its connections and sends nothing
         member.marshal.close(0.0)
         self.start()
 
@@ -205,7 +205,7 @@ def test_a_batch_that_outlives_two_memberships_comes_once(make_topic: MakeTopic)
     for _ in range(2):
         query.await_left()
         query.read()  # Spark asks again
-        until(lambda: len(query.member.consumer._member.claims) == 2, "it is back")
+        until(lambda: len(query.member.planner._member.claims) == 2, "it is back")
     query.finish(rows)
     orders.fill(5)
     query.settled()
@@ -223,7 +223,7 @@ def test_a_pause_between_the_plan_and_its_tasks_loses_nothing(make_topic: MakeTo
         admin = marshal_py.group(marshal, orders.group)
         hold = aside.submit(admin.pause, 60)
         member = query.member
-        until(lambda: member.consumer.cached_info().paused, "the group is paused")
+        until(lambda: member.planner.cached_info().paused, "the group is paused")
         query.finish(query.read())
         assert not query.turn(), "the pause has waited for the batch, and nothing new is planned"
         admin.resume(token=hold.result(30).token)

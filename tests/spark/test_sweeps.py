@@ -24,7 +24,7 @@ SEEDS = range(12)
 SMALL = Options(clients=2, partitions=2, interval_ms=1_000, intervals=4)
 
 
-def test_the_sum_and_the_hash_are_those_of_a_local_sweep(spark: SparkSession) -> None:
+def test_totals_and_hash_equal_those_of_a_local_sweep(spark: SparkSession) -> None:
     orders = local.total(simulate(seed, SMALL) for seed in SEEDS)
     assert orders.deliveries > 0
     for tasks in (1, 5):
@@ -34,7 +34,7 @@ def test_the_sum_and_the_hash_are_those_of_a_local_sweep(spark: SparkSession) ->
 
 
 def test_a_sweep_is_a_table(spark: SparkSession) -> None:
-    """Failing seeds are rows that say how to run them again; some tasks per core are the default."""
+    """Rows of failing seeds say how to run them again. By default there are several tasks per core."""
     found = sweep(spark, range(4, 24, 2), options=SMALL)
     assert found.columns == list(Run._fields)
     assert found.rdd.getNumPartitions() == 2 * 3
@@ -58,7 +58,7 @@ def test_bad_input_is_named(spark: SparkSession) -> None:
         sweep(spark, SEEDS, tasks=0)
 
 
-def test_simulate_on_spark_prints_what_it_prints_here(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulate_on_spark_prints_the_same_as_locally(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(spark), "stop", lambda self: None)  # the command stops its session; this one is shared
     there, orders = (
         CliRunner().invoke(app, ["simulate", "--seeds", "0:6", "--json", *more])
@@ -72,7 +72,7 @@ def test_simulate_on_spark_prints_what_it_prints_here(spark: SparkSession, monke
     "wrong",
     [["--spark", "--seed", "3"], ["--spark", "--mutants"], ["--master", "local[1]"], ["--spark", "--processes", "2"]],
 )
-def test_options_that_do_not_go_together_are_wrong_usage(wrong: list[str]) -> None:
+def test_options_that_exclude_each_other_are_wrong_usage(wrong: list[str]) -> None:
     result = CliRunner().invoke(app, ["simulate", *wrong])
     assert result.exit_code == 2
     assert "--spark goes with --seeds" in result.output
