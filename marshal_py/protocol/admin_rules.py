@@ -1,6 +1,6 @@
-"""Rules 7 to 9 of the fold: pauses, positions, topics, settings (PROTOCOL.md 5). rationalizer.py calls them.
+"""Rules 7 to 9 of the fold: pauses, positions, topics, settings, step-downs (PROTOCOL.md 5).
 
-Each returns "" if the record is accepted, else the reason why not, having changed nothing.
+rationalizer.py calls them. Each returns "" if it accepted the record, else the reason, having changed nothing.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _holds_partition(group: Group) -> bool:
 
 
 def _forget_everything(group: Group, offset: int) -> None:
-    """F9.5: what is left of a deleted group is its name, the record, and the offset that makes older copies stale."""
+    """F9.5: keeps of a deleted group only its name, the record, and the offset that makes older copies stale."""
     for topic in group.topics.values():
         group.forget_entry(topic)
     for partition in group.partitions.values():

@@ -1,60 +1,58 @@
-"""Advisories: what is worth telling about a group, in one form for the API, the command line and the log.
+"""Advisories: events of a group that a user may want to know, in one form for the API, the command line and the log.
 
-Most follow from verdicts, so whoever replays the log tells them again (history/advisories.py); what no record implies
-is carried by a Note of the same kind (PROTOCOL.md F10.1). Those of LOCAL are about one process and its connection,
-which may be unable to write just then: they stand in no log. docs/advisories.md says the same for users.
+Most follow from verdicts, so replaying the log gives them again (history/advisories.py). An event that no record
+implies is written as a Note of the same kind (PROTOCOL.md F10.1). Those in LOCAL are about one process and its
+connection, which may be unable to write at that moment: no log holds them. docs/advisories.md describes them for users.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct
 
 from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import Evict, GroupConfig, Record, ReleaseGroup, SetPosition, Topology
-
-if TYPE_CHECKING:
-    from marshal_py.protocol.world import Group
+from marshal_py.protocol.world import Group
 
 PROBE: Final = "probe"  # kind of the Note that reads the log's end (T2, T10): no advisory
 UNCOMMITTED: Final = "uncommitted"
 
 KINDS: Final = {
     "joined": "a consumer's session began",
-    "left": "a session ended by its consumer's will; text: why",
-    "evicted": "a session ended because it was silent; text: who waited",
-    "replaced": "a session ended because its client joined anew; text: the new session",
+    "left": "a consumer ended its session; text: why",
+    "evicted": "a session ended because it was silent; text: for how long, and who evicted it",
+    "replaced": "a session ended because its client joined again; text: the new session",
     "ended": "a session ended because the group's delivery mode changed",
     "claimed": "a session owns the partition from now on; offset: where it begins",
-    "revoking": "this consumer's partition is to go; its handlers may finish, nothing more is handed over; text: why",
+    "revoking": "this consumer will release the partition; handlers may finish, nothing more is delivered; text: why",
     "released": "the owner gave the partition back; offset: the position, text: why",
     "parked": "the owner gave the partition back, and nobody may claim it; offset: the position, text: what to do",
     "lost": "the claim ended without a release; text: why",
     "paused": "the group pauses; text: for how long, why, by whom",
     "resumed": "the pause is over; text: how, by whom",
-    "moved": "an admin moved the position, offset: from where if known, to: where to, text: by whom",
-    "skipped": "at-most-once mode: offset to to - 1 were passed over without a delivery",
-    "topology": "the topic has another number of partitions, or was made anew; to: how many, text: what is new",
+    "moved": "an admin moved the position; offset: the old one if known, to: the new one, text: by whom",
+    "skipped": "in at-most-once mode, offset to to - 1 were skipped without a delivery",
+    "topology": "the topic has another number of partitions, or was recreated; to: how many, text: what is new",
     "configured": "the group's settings changed; text: by whom",
     "deleted": "the group and its positions are deleted; text: by whom",
     "stepped_down": "a session became the last candidate for everything; text: why, by whom",
     "opaque": "a record of a newer library ends the group for readers of this version",
-    "handler_stuck": "a handler held a message for too long; its partition is given back; offset: that message",
-    "unreadable": "Kafka does not serve the partition to its owner, who gives it back; offset: position, text: why",
+    "handler_stuck": "a handler worked on a message for too long, so its partition is released; offset: that message",
+    "unreadable": "Kafka does not serve the partition to its owner, which releases it; offset: position, text: why",
     "offset_lost": "offset to to - 1 were deleted before the group read them",
-    "amo_dropped": "at-most-once mode: offset to to - 1 were granted, and the consumer dropped them",
-    UNCOMMITTED: "at-most-once mode: offset to to - 1 were handed to a query's tasks, and no commit was heard of",
-    "diverged": "another reader folds the log to another state; offset: the first checkpoint seen to differ, text: who",
+    "amo_dropped": "in at-most-once mode, offset to to - 1 were granted, and the consumer dropped them",
+    UNCOMMITTED: "in at-most-once mode, offset to to - 1 were handed to a query's tasks, and no commit was seen",
+    "diverged": "another reader folds the log to another state; offset: first checkpoint that differs, text: which",
     "mirror_refused": "Kafka refuses to keep a copy of the positions; text: why",
     "topic_missing": "the cluster does not have a topic of this consumer; text: what that means",
     "topic_found": "the cluster has that topic again",
-    "fenced": "no own sign of life was read back within an interval: nothing is delivered (T8)",
+    "fenced": "no own sign of life was read back within an interval, so nothing is delivered (T8)",
     "unfenced": "the lease is valid again",
     "snapshot_refused": "a snapshot of the log was not written, or is not what this process folded; text: why",
     "truncation_refused": "the log's old records were not deleted; text: why",
-    "state_kept": "this process held another state than the log says, and ends; text: the file that keeps it",
+    "state_kept": "this process ended because its state was not what the log says; text: the file with that state",
 }
 LOCAL: Final = frozenset(
     {
@@ -68,7 +66,7 @@ LOCAL: Final = frozenset(
         "unfenced",
     }
 )
-# Somebody should look at these; the rest is the daily course of things.
+# An operator should look at these; the others are part of normal operation.
 ALARMING: Final = frozenset(
     {
         "evicted",
@@ -92,11 +90,11 @@ ALARMING: Final = frozenset(
 
 
 class Advisory(Struct, frozen=True, gc=False):
-    """Something worth telling, with the fields that it has: NONE and "" stand for those that it has not.
+    """One event of a group; a field that the event does not have is NONE or "".
 
-    `kind` is one of KINDS, or that of a Note that a newer library wrote. `offset` and `to` are positions in the data.
-    `log` and `log_offset` say which record told it; `time_ms` is that record's timestamp, in `Consumer.events` the
-    moment at which this process learned of it.
+    `kind` is one of KINDS, or the kind of a Note that a newer library wrote. `offset` and `to` are positions in the
+    data. `log` and `log_offset` name the record behind the event. `time_ms` is that record's timestamp; in
+    `Consumer.events` it is the moment at which this process learned of the event.
     """
 
     kind: str
@@ -115,10 +113,10 @@ class Advisory(Struct, frozen=True, gc=False):
 
 
 class GroupEvents:
-    """What happens to a group as a whole, from its accepted records, one after the other."""
+    """Derives events of a group as a whole from its accepted records, one after the other."""
 
     def __init__(self, group: Group | None = None) -> None:
-        """`group`: as of the record before the first that is read."""
+        """`group`: its state before the first record that will be read."""
         self._paused = group is not None and group.paused
         self._topics = {name: (topic.count, topic.id) for name, topic in group.topics.items()} if group else {}
 
@@ -156,7 +154,7 @@ class GroupEvents:
         if record.topic_id in ("", topic_id) or known is None:
             return ""
         if topic_id:
-            return "the topic was made anew: the positions of all its partitions are forgotten"
+            return "the topic was recreated: the positions of all its partitions are forgotten"
         return "the topic's id is known now" if count == record.partitions else ""
 
     def _resume(self, text: str) -> Iterator[tuple[str, TopicPartition | None, int, str]]:
@@ -172,5 +170,5 @@ def silence(record: Evict) -> str:
 
 def _reason(reason: str, by: str, mark: str = "") -> str:
     """`deploy, by ops`; what is missing is left out."""
-    told = ", ".join(part for part in (reason, f"by {by}" if by else "") if part)
-    return f"{mark}{told}" if told else ""
+    text = ", ".join(part for part in (reason, f"by {by}" if by else "") if part)
+    return f"{mark}{text}" if text else ""

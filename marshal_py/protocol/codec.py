@@ -1,7 +1,7 @@
-"""Bytes <-> record: the only file that knows the wire form (PROTOCOL.md 4). Judges bytes, never the world.
+"""Bytes <-> records: the only file that knows the wire format (PROTOCOL.md 4). Judges bytes, never the world.
 
-`open_envelope` answers what a value is; `decode_body` its record. A value that is not ours is `None`, never an
-exception: whoever can write to the topic must not be able to stop its readers (S13).
+`encode` makes a value of a record; `open_envelope` reads a value's envelope and `decode_body` its record. A value that
+is not ours gives None and never an exception: a foreign writer to the topic must not be able to stop its readers (S13).
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ _DECODERS: Final = tuple(Decoder(kind) for kind in RECORD_TYPES)
 _ENCODER: Final = Encoder()
 
 
-# What a value's envelope says: group ("" for Genesis and Snapshot only), envelope version, record version, type, body,
-# and the record for these two alone. A plain tuple: one is made per record of every log that is ever folded.
+# Group ("" for Genesis and Snapshot only), envelope version, record version, type, body, and the record for these two
+# alone. A plain tuple, because one is made for every record that is folded.
 Envelope = tuple[str, int, int, int, bytes, Genesis | Snapshot | None]
 
 
 def encode(record: Record, group: str, incarnation: bytes, version: int = RECORD_VERSION) -> bytes:
-    """The record value for the log, of record version `version` (E8) if it is of a group.
+    """The value to append to the log. `version`: record version (E8), used for records of a group.
 
     Raises InvalidRecord if a field is out of bounds; nothing is clamped (E6).
     """
@@ -80,7 +80,7 @@ def encode(record: Record, group: str, incarnation: bytes, version: int = RECORD
     try:
         body = _ENCODER.encode(_trimmed(record))
         group_bytes = group.encode()
-    except (ValueError, OverflowError, TypeError) as error:  # no utf-8, no MessagePack integer, no value of ours
+    except (ValueError, OverflowError, TypeError) as error:  # not utf-8, not a MessagePack integer, or of a wrong type
         raise InvalidRecord(type(record).__name__, str(error)) from error
     if len(group_bytes) > 255:
         raise InvalidRecord(type(record).__name__, f"its group id has {len(group_bytes)} bytes, 255 is the limit")
@@ -130,7 +130,7 @@ def open_envelope(value: bytes | None, seed: int) -> Envelope | None:
         return None
     if not group_bytes:
         return _open_unowned(value, seed)
-    # The CRC first: it is what tells our bytes from anybody's.
+    # The CRC first: it tells our bytes from foreign ones.
     if seed < 0 or crc32(value[11:], crc32(value[:7], seed)) != checksum:
         return None
     try:
@@ -150,7 +150,7 @@ def _open_unowned(value: bytes, seed: int) -> Envelope | None:
     elif isinstance(record, Snapshot):
         named = crc32(record.genesis.incarnation)
         if named != seed and (record.chain or not record.at):
-            return None  # a founding one stops readers of every incarnation (N13)
+            return None  # a founding Snapshot must stop readers of every incarnation (N13)
     else:
         return None
     if crc32(value[11:], crc32(value[:7], named)) != int.from_bytes(value[7:11], "big"):
@@ -159,7 +159,7 @@ def _open_unowned(value: bytes, seed: int) -> Envelope | None:
 
 
 def open_snapshot(value: bytes | None) -> Snapshot | None:
-    """The Snapshot that a value is, of whatever incarnation; None for anything else. For who looks for one (N9)."""
+    """The Snapshot in a value, of any incarnation; None for anything else. For readers that search for one (N9)."""
     if value is None or len(value) < HEADER_BYTES or value[11] or value[13] != SNAPSHOT:
         return None
     record = decode_body(SNAPSHOT, value[14:])

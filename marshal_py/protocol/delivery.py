@@ -1,6 +1,7 @@
-"""What one claim has delivered: the low watermark in at-least-once mode, the grants in at-most-once mode (8, F5, F6).
+"""What one claim has delivered: the low watermark in at-least-once mode, the grants in at-most-once mode.
 
-Knows offsets, never messages. Callers hold their lock around it; times are monotonic ms.
+AtLeastOnce and AtMostOnce are the two trackers (PROTOCOL.md 8, F5, F6). They know offsets, never messages. Times are
+monotonic ms. Nothing here is thread-safe: callers hold a lock.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from marshal_py.protocol.identity import NONE
 from marshal_py.protocol.progress import Range
 from marshal_py.protocol.records import OFFSET_MAX
 
-RUN_MERGED_MAX = 1_000  # offsets; bounds the set of what is finished out of order
+RUN_MERGED_MAX = 1_000  # offsets; bounds the set of indexes that are finished out of order
 SPANS_REPORTED = 256  # more do not fit into PROGRESS_BYTES_MAX: each takes three bytes at least
-MARK_MS = 1_000  # delivery times are kept to this grain: a handler timeout is many seconds, a mark costs memory
+MARK_MS = 1_000  # grain of delivery times: handler timeouts are many seconds, and a mark costs memory
 
 
 class OffsetRun:
@@ -26,7 +27,7 @@ class OffsetRun:
     Invariants:
       R1  0 <= low <= delivered <= len(offsets)
       R2  every index below low is finished; low itself is not
-      R3  `finished` holds the finished indexes above low, and only such
+      R3  `finished` holds exactly the finished indexes above low
     """
 
     __slots__ = ("delivered", "finished", "low", "marks", "offsets", "touched")
@@ -37,7 +38,7 @@ class OffsetRun:
         self.low = 0
         self.finished: set[int] = set()
         self.marks: list[tuple[int, int]] = []  # (first index, mono_ms) of deliveries, one per MARK_MS at most
-        self.touched: dict[int, int] | None = None  # index -> mono_ms at which its handler last said that it is at work
+        self.touched: dict[int, int] | None = None  # index -> mono_ms of its handler's last touch
 
     def deliver(self, count: int, mono_ms: int) -> int:
         """Hands `count` more messages over; returns the index of the first."""
@@ -49,7 +50,7 @@ class OffsetRun:
         return first
 
     def finish(self, index: int) -> bool:
-        """Marks one message finished; False if it was already (an ack may come twice)."""
+        """Marks one message finished; False if it was finished already (an ack may come twice)."""
         low = self.low
         if index > low:
             if index in self.finished:
@@ -61,7 +62,7 @@ class OffsetRun:
         low += 1
         while low in self.finished:
             low += 1
-        # The handler of a signal may raise in the loop, but not between the last two steps (R2, R3).
+        # A signal handler may raise inside the loop above, but not between the last two steps (R2, R3).
         passed, forget = range(self.low + 1, low), self.finished.difference_update
         self.low = low
         if passed:
@@ -69,7 +70,7 @@ class OffsetRun:
         return True
 
     def finish_range(self, first: int, stop: int) -> int:
-        """Marks [first, stop) finished; returns how many were not yet."""
+        """Marks the indexes [first, stop) finished; returns how many of them were not."""
         if first == self.low and not self.finished:
             self.low = stop
             return stop - first
@@ -81,7 +82,7 @@ class OffsetRun:
         return self.delivered - self.low - len(self.finished)
 
     def delivered_ms(self, index: int) -> int:
-        """When the message at `index` was handed over, to the grain of MARK_MS, never earlier than it was."""
+        """When the message at `index` was handed over, rounded to MARK_MS; never earlier than it was."""
         marks = self.marks
         for position in range(len(marks) - 1, -1, -1):
             if marks[position][0] <= index:
@@ -90,7 +91,7 @@ class OffsetRun:
         return 0
 
     def touch(self, first: int, stop: int, mono_ms: int) -> None:
-        """The handlers of the messages of [first, stop) report that they are still at work."""
+        """The handlers of the messages at [first, stop) report that they are still at work."""
         if self.touched is None:
             self.touched = {}
         for index in range(max(first, self.low), min(stop, self.delivered)):
@@ -98,11 +99,11 @@ class OffsetRun:
                 self.touched[index] = mono_ms
 
     def touch_all(self, mono_ms: int) -> None:
-        """The same of all that was handed over."""
+        """The handlers of all messages report that they are still at work."""
         self.marks, self.touched = [(self.low, mono_ms)], None
 
     def oldest(self) -> tuple[int, int] | None:
-        """Since when the most silent handler of this run has been silent, and the index of its message (D4)."""
+        """Since when the longest silent handler of this run has been silent, and the index of its message (D4)."""
         touched, finished, index = self.touched, self.finished, self.low
         if not touched:
             return (self.delivered_ms(index), index) if index < self.delivered else None
@@ -110,15 +111,15 @@ class OffsetRun:
         while index < self.delivered and (index in self.touched or index in finished):
             index += 1
         silent = [(ms, at) for at, ms in self.touched.items()]
-        if index < self.delivered:  # of those that never said anything the first was handed over first
+        if index < self.delivered:  # of those that were never touched, the first was handed over first
             silent.append((self.delivered_ms(index), index))
         return min(silent, default=None)
 
 
 class AtLeastOnce:
-    """Low watermark of one claim: the lowest unfinished offset is the position (D1).
+    """Tracks one claim in at-least-once mode: the lowest unfinished offset is the position (D1).
 
-    What earlier owners finished above it is skipped, what they delivered is counted (D11): `inherited`.
+    What earlier owners finished above it is skipped, and their deliveries are counted (D11).
     """
 
     __slots__ = (
@@ -144,23 +145,23 @@ class AtLeastOnce:
         self._delivered_before = progress.deliveries(position, attempts, in_flight, ranges)
         self._attempts = attempts
         self._first = NONE  # the message at the claim's position: the first that exists there; NONE until it is fetched
-        self._touched = False  # whether a handler has said that it is at work
+        self._touched = False  # whether a handler has reported that it is at work
         self.runs: deque[OffsetRun] = deque()
 
     # --- what earlier owners have done
 
     def finished_to(self) -> int:
-        """The end of what earlier owners finished above the position; the partition must reach it. 0 for nothing."""
+        """End of what earlier owners finished above the position, 0 for nothing. The partition must reach it."""
         return self._finished_before[-1][1] if self._finished_before else 0
 
     def discard_inherited(self) -> None:
-        """D1: the partition was truncated; what was told of its offsets is about messages that are gone."""
+        """D1: the partition was truncated, so what was reported of its offsets is about messages that are gone."""
         self._finished_before, self._delivered_before, self._attempts = [], [], 0
 
     def admit(self, offsets: Sequence[int]) -> tuple[Sequence[int], OffsetRun | None]:
-        """Takes fetched offsets, ascending: those that no earlier owner has finished, and the run that holds them.
+        """Takes fetched offsets, ascending; returns those that no earlier owner has finished, and their run.
 
-        The same object comes back if nothing is left out; no run if nothing is left.
+        Returns the same object if nothing is left out, and no run if nothing is left.
         """
         spans, kept = self._finished_before, offsets
         if offsets[0] < self._floor or (spans and spans[0][0] <= offsets[-1] and spans[-1][1] > offsets[0]):
@@ -173,7 +174,7 @@ class AtLeastOnce:
 
     def _was_finished(self, offset: int) -> bool:
         if offset < self._floor:
-            return True  # of a span that the position has passed before all of it was fetched
+            return True  # inside a span that the position passed before all of it was fetched
         at = bisect_right(self._finished_before, offset, key=lambda span: span[0]) - 1
         return at >= 0 and offset < self._finished_before[at][1]
 
@@ -186,7 +187,7 @@ class AtLeastOnce:
     # --- what this claim does
 
     def add(self, offsets: Sequence[int]) -> OffsetRun:
-        """The run that holds them. A trickle, fetched one by one, goes on in the newest run: a run costs 500 bytes."""
+        """Adds fetched offsets; returns their run. Few at a time continue the newest run, as a run costs 500 bytes."""
         if self._first == NONE:
             self._first = offsets[0]
         self._fetched_to = max(self._fetched_to, offsets[-1] + 1)
@@ -200,7 +201,7 @@ class AtLeastOnce:
         return run
 
     def forget_undelivered(self) -> int:
-        """Drops what was fetched and not handed over; returns the offset after everything that was."""
+        """Drops what was fetched and not handed over; returns the offset after what was handed over."""
         while self.runs and not self.runs[-1].delivered:
             self.runs.pop()
         if not self.runs:
@@ -212,9 +213,9 @@ class AtLeastOnce:
         return self._fetched_to
 
     def withdraw(self, run: OffsetRun, first: int) -> int:
-        """Takes the newest delivery, of the messages from index `first` on, back; returns the first of their offsets.
+        """Undoes the newest delivery, of the messages from index `first` on; returns the first of their offsets.
 
-        None of them is finished, and nothing was fetched after them.
+        None of them may be finished, and nothing may have been fetched after them.
         """
         offset = run.offsets[first]
         run.offsets, run.delivered = run.offsets[:first], first
@@ -226,18 +227,18 @@ class AtLeastOnce:
         return offset
 
     def position(self) -> int:
-        """The next offset that a new owner must read: never beyond what was finished."""
+        """The next offset that a new owner must read: everything below it is finished."""
         low = max(self._low(), self._floor)
         spans = self._finished_before
         if spans:
             ahead = self._unfinished_from()
-            while spans and spans[0][0] <= max(low, ahead):  # what lies between is finished, or does not exist
+            while spans and spans[0][0] <= max(low, ahead):  # offsets between are finished, or do not exist
                 low = max(low, spans.pop(0)[1])
             self._floor = low
         return low
 
     def _low(self) -> int:
-        """The end of what was finished without a hole, by this claim alone."""
+        """The end of what this claim has finished without a gap."""
         runs = self.runs
         while runs:
             run = runs[0]
@@ -261,47 +262,47 @@ class AtLeastOnce:
 
     @property
     def tracked(self) -> int:
-        """Offsets that cost memory: everything from the position to the newest fetched one, finished or not (D1)."""
+        """How many offsets cost memory: all from the position to the newest fetched one, finished or not (D1)."""
         self.position()
         return sum(len(run.offsets) for run in self.runs) - (self.runs[0].low if self.runs else 0)
 
-    # --- what it tells
+    # --- what it reports
 
     def progress(self) -> bytes:
-        """What is known above the position, for a heartbeat or a Release (4.2, D1)."""
+        """What is known above the position, as bytes for a heartbeat or a Release (4.2, D1)."""
         position = self.position()
         before, mine, in_flight = self._delivered_before, self._delivered_to(), self.in_flight
         known = self._finished_before or self._out_of_order() or (before and before[-1].to > position + 1)
         if not known and (in_flight <= 1 or mine - position == in_flight):
             return b""  # nearly always
         finished = progress.union([*self._finished_spans(position), *self._finished_before])
-        told = [Range(start, to, 0) for start, to in finished]
+        done = [Range(start, to, 0) for start, to in finished]
         again = progress.without(self._delivered_again(position, mine), finished)
         open_spans = progress.without([Range(position, mine, 1)], finished)
         if in_flight > 1 and sum(to - start for start, to, _ in open_spans) != in_flight:
-            # Some offsets do not exist: a new owner could not tell by the number alone what was in flight.
+            # Some offsets do not exist, so the number in flight alone would not say which messages these are.
             spans = progress.union([*finished, *((start, to) for start, to, _ in again)])
             again += progress.without([Range(position + 1, mine, 1)], spans)
-        whole = progress.encode(position, sorted([*told, *again]))
-        # Where not all fits, what is finished goes first: a count that is missing delivers nothing twice.
-        fits = len(progress.decode(position, whole)) == len(told) + len(again)
-        return whole if fits else progress.encode(position, told)
+        whole = progress.encode(position, sorted([*done, *again]))
+        # If not all fits, finished ranges go first: without a count nothing is delivered twice.
+        fits = len(progress.decode(position, whole)) == len(done) + len(again)
+        return whole if fits else progress.encode(position, done)
 
     def _out_of_order(self) -> bool:
         """Whether something above the lowest unfinished message is finished."""
         return any(run.finished or (run.low and at) for at, run in enumerate(self.runs))
 
     def _finished_spans(self, position: int) -> list[tuple[int, int]]:
-        """What this claim has finished above the position, at most SPANS_REPORTED of the lowest spans.
+        """The spans that this claim has finished above the position: about SPANS_REPORTED of the lowest.
 
-        Offsets between two finished ones of which none was fetched do not exist, or were finished before.
+        If no offset between two finished ones was fetched, these do not exist or were finished before: one span.
         """
         spans: list[tuple[int, int]] = []
-        joins = False  # whether the newest span reaches the end of the run before
+        joins = False  # whether the newest span reaches the end of the previous run
         for run in self.runs:
             offsets = run.offsets
             if run.low:
-                above = offsets[0] >= position  # of the lowest run everything below `low` lies below the position
+                above = offsets[0] >= position  # in the lowest run, all below `low` is below the position
                 joins = above and _extend(spans, offsets[0], offsets[run.low - 1] + 1, joins)
             at = run.low
             for index in sorted(run.finished):
@@ -313,15 +314,15 @@ class AtLeastOnce:
         return spans
 
     def _delivered_again(self, position: int, mine: int) -> list[Range]:
-        """What earlier owners delivered and nobody finished: once more where this claim has, which is below `mine`."""
-        told = []
+        """What earlier owners delivered and nobody finished; one delivery more below `mine`, by this claim."""
+        counted = []
         for start, to, times in self._delivered_before:
             start = max(start, position + 1)
             if start < min(to, mine):
-                told.append(Range(start, min(to, mine), times + 1))
+                counted.append(Range(start, min(to, mine), times + 1))
             if max(start, mine) < to:
-                told.append(Range(max(start, mine), to, times))
-        return told
+                counted.append(Range(max(start, mine), to, times))
+        return counted
 
     def _delivered_to(self) -> int:
         for run in reversed(self.runs):
@@ -334,12 +335,12 @@ class AtLeastOnce:
         return self._delivered_before_at(self._message()) + 1
 
     def deliveries(self) -> int:
-        """How often the message at the position was delivered, by earlier owners and by this one."""
+        """How often earlier owners and this one delivered the message at the position."""
         before = self._delivered_before_at(self._message())
         return before + (bool(self.runs) and self.runs[0].delivered > self.runs[0].low)
 
     def delivery_count(self, offset: int) -> int:
-        """Which delivery of `offset` this claim's is: 1 if no earlier owner is known to have delivered it (D11)."""
+        """The number of this claim's delivery of `offset`: 1 if no delivery by an earlier owner is known (D11)."""
         return 1 + self._delivered_before_at(offset)
 
     def _message(self) -> int:
@@ -354,10 +355,9 @@ class AtLeastOnce:
         return max(times, self._attempts) if offset == self._first else times
 
     def oldest(self) -> tuple[int, int] | None:
-        """Since when (ms) the most silent handler has been silent, and the offset of its message (D4).
+        """Since when (monotonic ms) the longest silent handler has been silent, and the offset of its message (D4).
 
-        A handler is silent from the moment when it was given its message, or last said that it is at work. None without
-        any.
+        A handler is silent from when it got its message or last reported that it is at work. None if there is none.
         """
         self.position()
         found: tuple[int, int] | None = None
@@ -366,23 +366,23 @@ class AtLeastOnce:
             if oldest is not None and (found is None or oldest[0] < found[0]):
                 found = (oldest[0], run.offsets[oldest[1]])
             if found is not None and not self._touched:
-                break  # handed over in order
+                break  # messages were handed over in order
         return found
 
     def touch(self, run: OffsetRun, first: int, stop: int, mono_ms: int) -> None:
-        """Handlers are still at work on the messages of [first, stop) of `run`, and on these alone."""
+        """Handlers report that they are at work on the messages of [first, stop) of `run`, and on these alone."""
         self._touched = True
         run.touch(first, stop, mono_ms)
 
     def touch_all(self, mono_ms: int) -> None:
-        """Whoever works on all that was handed over is still at work: a range is one delivery (D9)."""
+        """The handler of all that was handed over reports that it is at work: a range is one delivery (D9)."""
         for run in self.runs:
             if run.unfinished:
                 run.touch_all(mono_ms)
 
 
 def _extend(spans: list[tuple[int, int]], start: int, to: int, joins: bool) -> bool:
-    """Adds a span, or makes the newest one longer if nothing that exists lies between; True."""
+    """Adds a span, or extends the newest one if they join; returns True."""
     if joins:
         spans[-1] = (spans[-1][0], to)
     else:
@@ -391,18 +391,18 @@ def _extend(spans: list[tuple[int, int]], start: int, to: int, joins: bool) -> b
 
 
 class Grant(NamedTuple):
-    """A range [start, to) that the log gave to this session once and for ever (F5.2)."""
+    """A range [start, to) that the log granted to this session; it is never granted again (F5.2)."""
 
     start: int
     to: int
 
 
 class AtMostOnce:
-    """Grants of one claim. What a grant holds is handed over once or never (D2, D3).
+    """Tracks one claim in at-most-once mode: what a grant holds is handed over once or never (D2, D3).
 
     Invariants:
       M1  delivered_to never falls: no offset below it is handed over again
-      M2  handed_to is the offset after the highest that was handed over under this epoch, else where the claim began
+      M2  handed_to is the offset after the highest one handed over under this epoch, or where the claim began
     """
 
     __slots__ = ("asked", "delivered_to", "dropped", "grants", "handed_to", "in_flight", "in_flight_since_ms")
@@ -421,9 +421,9 @@ class AtMostOnce:
         self.grants.append(Grant(max(start, self.delivered_to), to))
 
     def holds(self, offset: int) -> bool:
-        """Whether `offset`, the next that exists, may be handed over now: inside a grant and not behind what was.
+        """Whether `offset`, the next one that exists, may be handed over: inside a grant, after all handed over before.
 
-        A grant may end in offsets that do not exist (compaction, transaction markers): they are passed.
+        A grant may end in offsets that do not exist (compaction, transaction markers); they are skipped.
         """
         while self.grants:
             grant = self.grants[0]
@@ -434,22 +434,22 @@ class AtMostOnce:
         return bool(self.grants) and max(self.grants[0].start, self.delivered_to) <= offset < self.grants[0].to
 
     def granted_to(self) -> int:
-        """End of the newest grant; what lies at or beyond it must be asked for."""
+        """End of the newest grant: offsets from here on must be asked for."""
         return self.grants[-1].to if self.grants else self.delivered_to
 
     def deliver(self, offset: int, mono_ms: int, count: int = 1) -> None:
-        """Hands over `count` messages, the last of which is at `offset`: those that `holds` said yes to."""
+        """Hands over `count` messages that `holds` has allowed, the last of them at `offset`."""
         self.delivered_to = self.handed_to = offset + 1
         self.in_flight += count
         if self.in_flight_since_ms is None:
             self.in_flight_since_ms = mono_ms
 
     def returned(self) -> None:
-        """The handler asked for more: what it was given is behind it."""
+        """The handler asked for more, so it has finished what it got."""
         self.in_flight, self.in_flight_since_ms = 0, None
 
     def drop(self) -> int:
-        """Gives up what is granted and not handed over; returns how many offsets that are (D3)."""
+        """Drops what is granted and not handed over; returns how many offsets that are (D3)."""
         lost = sum(max(0, grant.to - max(grant.start, self.delivered_to)) for grant in self.grants)
         if self.grants:
             self.delivered_to = max(self.delivered_to, self.grants[-1].to)

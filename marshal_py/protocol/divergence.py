@@ -1,7 +1,8 @@
-"""What a member does when another one folds the log to another state than it does itself (PROTOCOL.md G5 to G8).
+"""What a member does when another member's digest of the same log differs from its own (PROTOCOL.md G5 to G8).
 
-One of the two is broken, and neither can know which by itself. So the member folds the log once more, from bytes that
-are read again: another result than it holds means that it is itself the broken one. Asks and judges; reads nothing.
+One of the two is broken, and neither knows which. So the member asks its driver to read the log again and fold it once
+more. If the result differs from its own state, this member is the broken one and ends. It asks and judges; the driver
+reads.
 """
 
 from __future__ import annotations
@@ -14,36 +15,37 @@ from marshal_py.protocol.member_state import MemberState
 from marshal_py.protocol.records import Checkpoint
 from marshal_py.protocol.world import CHECKPOINT_OFFSETS, CHECKPOINTS_KEPT, FOLD_VERSION, Group, World
 
-OUTVOTED_BY = 2  # G8: so in a group of three one broken client stops nobody but itself
-AGREED_KEPT = 3  # client ids whose digests were ours last: two of them, and the accuser's own
+OUTVOTED_BY = 2  # G8: in a group of three, one broken client stops itself alone
+AGREED_KEPT = 3  # client ids that agreed last: OUTVOTED_BY of them and the accuser itself
 NAME_CHARACTERS = 50  # of at most 4 bytes each: a Note's text holds 255 bytes (PROTOCOL.md 4.2)
 WHOLE_GROUP = TopicPartition("", NONE)
 
 
 class Accusation(NamedTuple):
-    """Another session's digest that is not ours."""
+    """A digest of another session that differs from ours."""
 
     client_id: str
     digest: Checkpoint
 
 
 class DivergenceCheck:
-    """Digests of others, and what follows when they differ.
+    """Digests of other members, and what follows when they differ.
 
-    1. `active` exactly while there is an accusation that is neither settled nor dismissed; then nothing is claimed.
-    2. A session that was once found to be the odd one out is not listened to again.
+    Invariants:
+      1  `active` exactly while an accusation is neither settled nor dismissed; until then nothing is claimed
+      2  a session that was found to be the broken one is ignored from then on
     """
 
     def __init__(self, member: MemberState) -> None:
         self.member = member
         self.accusations: dict[int, Accusation] = {}  # by session
-        self.confirmed = False  # the re-fold gave what is held
+        self.confirmed = False  # folding again gave the same state
         self._since_ms = 0
         self._first: Checkpoint | None = None  # the digest of the first accusation
-        self._agrees: dict[str, bool] = {}  # client id -> whether its last digest was ours, since the first accusation
-        self._agreed: dict[str, int] = {}  # client id -> checkpoint; those that agreed last
-        self._asked_ms: dict[int, int] = {}  # by live session, as of the last accusation
-        self._dismissed: set[int] = set()  # the same
+        self._agrees: dict[str, bool] = {}  # client id -> whether its last digest agreed, since the first accusation
+        self._agreed: dict[str, int] = {}  # client id -> checkpoint; the clients that agreed last
+        self._asked_ms: dict[int, int] = {}  # by live session: when it last made this member ask for a fold
+        self._dismissed: set[int] = set()  # live sessions that were found to be broken
 
     @property
     def active(self) -> bool:
@@ -61,7 +63,7 @@ class DivergenceCheck:
         assert group is not None  # its heartbeat was accepted
         client_id = group.sessions[session].join.client_id
         if client_id == member.options.client_id:
-            return  # of this process, as a rule, and so of this very world
+            return  # usually the same process, which shares this world
         if held == (digest.state, digest.chain):
             self._agree(client_id, digest.at)
         elif session not in self._dismissed:
@@ -80,9 +82,9 @@ class DivergenceCheck:
             del self._agreed[next(iter(self._agreed))]
 
     def _outvotes(self, client_id: str, at: int) -> bool:
-        """G6: whether two others came to our state at this checkpoint or later: the accuser is the odd one out."""
+        """G6: whether two others have our state at this checkpoint or later, so that the accuser is the broken one."""
         if self.accusations:
-            return False  # it is being looked into
+            return False  # a check is running
         return sum(other != client_id and agreed_at >= at for other, agreed_at in self._agreed.items()) >= OUTVOTED_BY
 
     def _forget_gone(self, group: Group) -> None:
@@ -107,10 +109,10 @@ class DivergenceCheck:
     # --- judging
 
     def refolded(self, at: int, again: World | None, now: Instant) -> None:
-        """G7: what the re-read log folds to."""
+        """G7: `again` is the log folded once more up to `at`; None if that failed."""
         member = self.member
         if again is None:
-            self._asked_ms.clear()  # the next accusation asks anew
+            self._asked_ms.clear()  # the next accusation asks again
             return
         first = first_difference(member.world, again, member.name, at)
         if first == NONE:
@@ -124,11 +126,11 @@ class DivergenceCheck:
         held, found = member.world.digests_at(member.name, at), again.digests_at(member.name, at)
         assert held is not None
         assert found is not None
-        which = 0 if held[0] != found[0] else 1  # the state, or only the bytes that led to it
+        which = 0 if held[0] != found[0] else 1  # the state differs, or only the bytes that led to it
         member.end(Diverged(member.name, member.world.log, at, held[which], found[which], reason))
 
     def settle(self, group: Group, now: Instant) -> None:
-        """G8: who is the odd one out?"""
+        """G8: decides which member is the broken one, once folding again gave the same state."""
         for gone in [session for session in self.accusations if session not in group.sessions]:
             del self.accusations[gone]
         if not self.accusations or not self.confirmed:
@@ -138,7 +140,7 @@ class DivergenceCheck:
             self.accusations.clear()
             return
         against = {accusation.client_id for accusation in self.accusations.values()}
-        # After an interval everybody who lives has spoken.
+        # After an interval every live member has sent a digest.
         if len(against) >= OUTVOTED_BY and now.mono_ms - self._since_ms >= self.member.options.interval_ms:
             member, first = self.member, self._first
             assert first is not None
@@ -157,7 +159,7 @@ class DivergenceCheck:
 
 
 def first_difference(held: World, again: World, group: str, upto: int) -> int:
-    """The first checkpoint, as far back as both remember, at which two folds of one log differ; -1 if none does."""
+    """The first checkpoint that both worlds remember and at which they differ; -1 if there is none."""
     least = max(CHECKPOINT_OFFSETS, upto - CHECKPOINTS_KEPT * CHECKPOINT_OFFSETS)
     for at in range(least, upto + 1, CHECKPOINT_OFFSETS):
         mine, theirs = held.digests_at(group, at), again.digests_at(group, at)

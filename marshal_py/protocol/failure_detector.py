@@ -1,6 +1,7 @@
-"""What one client waits on: sessions that fell silent, a pause that should end, partitions that nobody took.
+"""The waits of one client: on silent sessions, on the end of a pause, on partitions that nobody owns.
 
-Every wait is counted on the WaitClock from when this client first held the value it waits on (PROTOCOL.md T1-T5, A2).
+Every wait is counted on the WaitClock from the moment when this client first read the value that it waits on
+(PROTOCOL.md T1-T5, A2). It decides nothing: rebalance.py and member.py act when a wait is long enough.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ class FailureDetector:
         self._free: dict[TopicPartition, tuple[int, int]] = {}  # partition -> (version, wait)
         self._shape = -1
         self._waited_out: set[int] = set()
-        self._nearest_ms = self.clock.step_ms_max  # until the next session is waited out, a step at most
+        self._nearest_ms = self.clock.step_ms_max  # until the next session is waited out; a step at most
 
     def refresh(self, group: Group, now: Instant, proven: bool) -> None:
-        """Ends a step and looks at the world: what changed begins a new wait."""
+        """Ends a step of the clock and compares with the world: what changed begins a new wait."""
         self.clock.advance(now, proven)
         counted = self.clock.counted_ms
         floor, waits = self.clock.floor_ms, self._sessions
@@ -50,13 +51,14 @@ class FailureDetector:
             self._shape = group.shape
 
     def extended(self, session: int, offset: int, now: Instant) -> None:
-        """An extension was read just now, inside a step: its wait begins here, and no look at the world is due (T1)."""
+        """An extension was read inside a step: its wait begins now, not at the next refresh (T1)."""
         self._sessions[session] = (offset, self.clock.counted_at(now))
 
     def _refresh_free(self, group: Group, counted: int) -> None:
-        """Looks at what changed since the last time; at everything where that is too much, or a topic changed.
+        """Updates the free partitions from the changes; from everything if these are too many or a topic changed.
 
-        In a pause nothing is claimable: its end begins the waits, or all members would claim everything at once (A2).
+        In a pause nothing may be claimed. The waits begin at its end, else all members would claim everything at once
+        (A2).
         """
         changed = group.changed_since(self._shape)
         if changed is None or any(isinstance(entry, Topic | Group) for entry in changed):
@@ -97,18 +99,18 @@ class FailureDetector:
         return {session for session in self._waited_out if session in group.sessions}
 
     def over(self) -> bool:
-        """Whether some wait is: a session is waited out, or a partition is free."""
+        """Whether a session is waited out or a partition is free, so that a whole tick is needed."""
         return bool(self._waited_out or self._free)
 
     def pause_waited_ms(self) -> int:
-        """How long this client, or one that it read (T5), has waited on the running pause."""
+        """How long this client, or one whose report it read (T5), has waited on the current pause."""
         return self.clock.waited_ms(self._pause[1]) + self._pause[2]
 
     def credit_pause(self, pause_change: int, waited_ms: int) -> None:
-        """T5: somebody has waited longer on the same pause; start from there."""
+        """T5: another client reports that it has waited longer on the same pause; continues from its value."""
         if self._pause[0] == pause_change and waited_ms > self.pause_waited_ms():
             self._pause = (pause_change, self.clock.counted_ms, waited_ms)
 
     def deadline_ms(self, now: Instant) -> int:
-        """Monotonic ms of the next moment at which a wait may become due, or its step must end (T2)."""
+        """Monotonic ms at which a wait may be over or the step must end (T2)."""
         return now.mono_ms + self._nearest_ms

@@ -1,4 +1,4 @@
-"""Who and what: names, topic partitions, tokens, instants. Checks names; knows no record and no clock."""
+"""Identities: names, topic partitions, fencing tokens, instants. Checks names; knows no records and reads no clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NONE = -1  # "no offset, no session, no partition" on the wire and in the world 
 
 
 class TopicPartition(NamedTuple):
-    """A partition of a topic. Partition -1 names the whole topic, ("", -1) the whole group: the pin."""
+    """A partition of a topic. Partition -1 names the whole topic; ("", -1), the pin, names the whole group."""
 
     topic: str
     partition: int
@@ -45,7 +45,7 @@ class Token(NamedTuple):
 class Instant(NamedTuple):
     """One moment on the three clocks of one machine, each in ms from an arbitrary zero (PROTOCOL.md T7).
 
-    `mono_ms` stands still while the machine sleeps, `boot_ms` does not, `wall_ms` may be set by people.
+    `mono_ms` stops while the machine sleeps, `boot_ms` does not, `wall_ms` can be set by people.
     """
 
     mono_ms: int
@@ -56,7 +56,7 @@ class Instant(NamedTuple):
         """Elapsed ms since `earlier`: the greatest of the three differences, so that sleep counts (T7)."""
         mono_ms, boot_ms, wall_ms = self
         was_mono_ms, was_boot_ms, was_wall_ms = earlier
-        elapsed_ms = mono_ms - was_mono_ms  # no max(): every delivery and every tick passes here several times
+        elapsed_ms = mono_ms - was_mono_ms  # no max(): every delivery and every tick comes here several times
         if boot_ms - was_boot_ms > elapsed_ms:
             elapsed_ms = boot_ms - was_boot_ms
         return wall_ms - was_wall_ms if wall_ms - was_wall_ms > elapsed_ms else elapsed_ms

@@ -1,15 +1,15 @@
-"""The two measures of time that decide anything: the owner's lease and the waiter's wait (PROTOCOL.md 7).
+"""The two clocks of the protocol: an owner's lease, and the wait of everybody else (PROTOCOL.md 7).
 
-Both take the time as an argument. Invariant of the pair: read >= append >= send, so the owner's own fence, counted from
-the send, comes before any wait that is counted from the read, whatever the brokers' clocks do.
+Both take the time as an argument. A record is sent, then appended, then read. The lease counts from the send and a wait
+counts from the read, so an owner is fenced before any wait on it is over, whatever the brokers' clocks say.
 """
 
 from __future__ import annotations
 
 from marshal_py.protocol.identity import Instant
 
-STEPS_PER_INTERVAL = 10  # T2: one wait step counts as at most a tenth of the interval, however long the waiter slept
-LAPSE_MARGIN_MS = 100  # T8: the least margin before others may evict
+STEPS_PER_INTERVAL = 10  # T2: a step counts as at most a tenth of the interval, however long the process slept
+LAPSE_MARGIN_MS = 100  # T8: at least so long before others may evict
 EVICT_INTERVALS = 2  # F3.2
 
 
@@ -39,7 +39,7 @@ class Lease:
         return -1 if self.started is None else self.interval_ms - now.since_ms(self.started)
 
     def lapsed(self, now: Instant) -> bool:
-        """T8: from here on somebody else may rightly own what this session owned."""
+        """T8: whether another member may own by now what this session owned."""
         margin_ms = max(LAPSE_MARGIN_MS, self.interval_ms // 100)
         return self.started is None or now.since_ms(self.started) >= EVICT_INTERVALS * self.interval_ms - margin_ms
 
@@ -50,7 +50,7 @@ class WaitClock:
     Invariants:
       1  `counted_ms` never grows faster than the monotonic clock
       2  a step of the clock counts as at most a tenth of the interval
-      3  after an unproven step every wait that began before it counts from there
+      3  after an unproven step every wait that began before it counts from the end of that step
     """
 
     __slots__ = ("counted_ms", "floor_ms", "last_mono_ms", "step_ms_max")
@@ -71,14 +71,14 @@ class WaitClock:
             self.floor_ms = self.counted_ms
 
     def counted_at(self, now: Instant) -> int:
-        """`counted_ms` as it will be if the running step ends at `now`: where a wait begins that begins now (T1)."""
+        """Where a wait begins that begins now: `counted_ms` as if the current step ended at `now` (T1)."""
         last = self.last_mono_ms
         return self.counted_ms + (0 if last is None else min(max(0, now.mono_ms - last), self.step_ms_max))
 
     def waited_ms(self, began_at: int) -> int:
-        """Waited ms of a wait that began when `counted_ms` was `began_at`; one ms less, for both ends were floored."""
+        """How long a wait has lasted that began at `began_at`; one ms less, because both ends were rounded down."""
         return max(0, self.counted_ms - max(began_at, self.floor_ms) - 1)
 
     def over_at(self, began_at: int, wait_ms: int) -> int:
-        """`counted_ms` at which such a wait has reached `wait_ms`, unless it begins anew before."""
+        """`counted_ms` at which such a wait will have lasted `wait_ms`, unless it restarts before."""
         return max(began_at, self.floor_ms) + wait_ms + 1

@@ -1,7 +1,7 @@
-"""The records by which one client shows that it lives: Joins, heartbeats, probes; and what reading them back proves.
+"""A client's signs of life: the Joins, heartbeats and probes that it sends, and what reading them back proves.
 
-Holds the lease, decides when a heartbeat or a probe is due (PROTOCOL.md T6-T10), and remembers what was sent, so that a
-record of the own session that was not sent here is recognised (T18). Decides nothing about partitions.
+Holds the lease and decides when a heartbeat or a probe is due (PROTOCOL.md T6-T10). Remembers what was sent, so that a
+record which a clone wrote for the same session is recognised (T18). Decides nothing about partitions.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from enum import IntEnum
 from marshal_py.protocol.identity import Instant
 from marshal_py.protocol.lease import Lease
 
-HEARTBEATS_PER_INTERVAL = 3  # T9: two may be lost or late before the fence falls
-QUIET_INTERVALS = 4  # T10: long enough for a waiter (2) with ranks and steps to evict in between
+HEARTBEATS_PER_INTERVAL = 3  # T9: two may be lost or late before the client is fenced
+QUIET_INTERVALS = 4  # T10: others need 2, plus ranks and steps, to evict in between
 SENT_KEPT = 4_096  # heartbeats whose send time is kept: 45 minutes at the default interval
-INSTANCES_KEPT = 1_024  # own Joins: a late copy of one that is older begins a session that others must evict
-NONCE_RANDOM_BITS = 32  # low bits of a nonce, for the same reason
-RANDOM_BITS = 20  # low bits of a sequence: a cloned machine goes on with the same counter, not with the same bits
+INSTANCES_KEPT = 1_024  # own Joins; if an older one arrives late, others must evict its session
+NONCE_RANDOM_BITS = 32  # low bits of a nonce, for the reason of RANDOM_BITS
+RANDOM_BITS = 20  # low bits of a sequence: a cloned machine continues the same counter, with other bits
 
 
 class Due(IntEnum):
@@ -29,7 +29,7 @@ class Due(IntEnum):
 
 
 class _Revival(IntEnum):
-    """Where a client that was cut off stands on its way back (T10)."""
+    """How far a client that was cut off is on its way back (T10)."""
 
     NONE = 0
     PROBING = 1
@@ -41,13 +41,13 @@ class Liveness:
     """Signs of life of one client, sent and read back."""
 
     def __init__(self, interval_ms: int, draw: Callable[[int], bytes]) -> None:
-        """`draw(n)`: n random bytes from the edge; the heart makes none itself."""
+        """`draw(n)` returns n random bytes; the core makes none itself."""
         self.interval_ms = interval_ms
         self.lease = Lease(interval_ms)
         self.instances: dict[bytes, Instant] = {}  # the newest Joins of this client, by instance id
         self.newest_instance = b""
-        self.last_accepted: Instant | None = None  # send time of the newest own sign read accepted (T9)
-        self.last_proof: Instant | None = None  # send time of the newest own record read back at all (T2)
+        self.last_accepted: Instant | None = None  # send time of the newest own sign of life that was accepted (T9)
+        self.last_proof: Instant | None = None  # send time of the newest own record that was read back (T2)
         self.last_sent: Instant | None = None
         self._draw = draw
         self._sent: dict[int, Instant] = {}
@@ -56,7 +56,7 @@ class Liveness:
         self._probes: dict[str, Instant] = {}
         self._probe_sent: Instant | None = None
         self._probe_read = False
-        self._probing_since_ms = 0  # a probe of an earlier round proves less than this one
+        self._probing_since_ms = 0  # a probe of an earlier round does not count
         self._revival = _Revival.NONE
         self._revival_sent: Instant | None = None
         self._revival_sequence = -1
@@ -85,7 +85,7 @@ class Liveness:
         return sequence
 
     def new_nonce(self) -> int:
-        """For a ClaimingMessages: greater than all before, with random bits that a cloned machine draws anew (D2)."""
+        """A nonce for a ClaimingMessages: greater than all before, with random bits that a clone lacks (D2)."""
         self._nonces += 1
         return self._nonces << NONCE_RANDOM_BITS | int.from_bytes(self._draw(4), "big")
 
@@ -101,7 +101,7 @@ class Liveness:
     # --- reading back
 
     def read_join(self, instance: bytes, accepted: bool) -> Instant | None:
-        """Send time of an own Join that was read; None if it is not ours."""
+        """An own Join was read: its send time; None if this client did not send it."""
         sent = self.instances.get(instance)
         if sent is not None:
             self._prove(sent)
@@ -125,11 +125,11 @@ class Liveness:
         return True
 
     def read_probe(self, text: str) -> None:
-        """A probe Note was read: the log is read to its end as of that send."""
+        """A probe Note was read: the log was read to where it ended when the probe was sent."""
         sent = self._probes.pop(text, None)
         if sent is None:
             return
-        if self.last_accepted is None:  # T2: a client without a session; a member proves by Joins and heartbeats
+        if self.last_accepted is None:  # T2: without a session; a member's proofs are Joins and heartbeats
             self._prove(sent)
         if self._revival is _Revival.PROBING and sent.mono_ms >= self._probing_since_ms:
             self._probe_read = True
@@ -145,15 +145,15 @@ class Liveness:
     # --- judging
 
     def proven(self, now: Instant) -> bool:
-        """T2: an own record that was sent at most one interval ago has been read back."""
+        """T2: whether an own record that was sent at most one interval ago was read back."""
         return self.last_proof is not None and now.since_ms(self.last_proof) <= self.interval_ms
 
     def healthy(self, now: Instant) -> bool:
-        """T9: the newest own sign read accepted was sent at most one interval ago."""
+        """T9: whether an own sign of life that was sent at most one interval ago was accepted."""
         return self.last_accepted is not None and now.since_ms(self.last_accepted) <= self.interval_ms
 
     def begin_session(self, sent: Instant) -> None:
-        """A new session was adopted: its Join is its first extension."""
+        """A new session was adopted; its Join counts as its first extension. `sent`: when the Join was sent."""
         self.lease.end()
         self.lease.renew(sent)
         self.last_accepted = sent
@@ -192,7 +192,7 @@ class Liveness:
             self._send_revival(_Revival.FIRST, now)
             return Due.HEARTBEAT
         assert self._probe_sent is not None
-        # As often as a heartbeat: who asks but once per interval learns of an outage's end later than its waiters (V6).
+        # As often as a heartbeat: a client that probed less often would see an outage end later than others do (V6).
         third_ms = self.interval_ms // HEARTBEATS_PER_INTERVAL
         return Due.PROBE if now.mono_ms - self._probe_sent.mono_ms >= third_ms else Due.NOTHING
 

@@ -132,7 +132,7 @@ class MemberState:
     def _parked_text(self, claim: Claim) -> str:
         """Why the partition is parked, and who ends that: an admin, or the group by itself (D10)."""
         if claim.parking == parking.RECREATED and self.continues_recreated_topics:
-            return f"{claim.parking}: the group goes on at the beginning of the new topic by itself"
+            return f"{claim.parking}: the group continues at the beginning of the new topic by itself"
         return parking.describe(self.name, claim.tp, claim.parking, claim.reason)
 
     def drop_grants(self, claim: Claim) -> None:

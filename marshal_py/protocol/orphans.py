@@ -1,8 +1,8 @@
-"""Silent sessions of groups that may have nobody left to evict them: how long one process waits, and whom it evicts.
+"""Evicts silent sessions of any group in a log, for groups that have no member left to do it (PROTOCOL.md N14).
 
-A session of a killed process stops the confirmation of snapshots and the truncation of its whole log, and in a group
-without other consumers no member waits on it (T4). So every process with a session in the log does (PROTOCOL.md N14).
-Pure: no clock and no chance. It evicts and does nothing else: partitions are claimed by the group's own members.
+The session of a killed process stops the confirmation of snapshots and the truncation of its whole log, and in a group
+without other consumers no member waits on it (T4). So every process with a session in the log does. It evicts and does
+nothing else: partitions are claimed by the group's own members.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from marshal_py.protocol.liveness import HEARTBEATS_PER_INTERVAL
 from marshal_py.protocol.records import Evict
 from marshal_py.protocol.world import Group, Session, World
 
-EVICTS_MAX: Final = 100  # at one look, ten of which make an interval: a dead fleet must not fill the producer's queue
-BY_CHARS_MAX: Final = 60  # of the client id: the field takes 255 bytes, and a character has up to four
+EVICTS_MAX: Final = 100  # per tenth of an interval: thousands of dead sessions must not fill the producer's queue
+BY_CHARS_MAX: Final = 60  # of the client id: the field holds 255 bytes, and a character has up to four
 
 
 class Presence(NamedTuple):
-    """What one process has in one log, as of now."""
+    """The sessions of one process in one log, as of now."""
 
     client_id: str
     sessions: set[int]  # the live ones of its members
     interval_ms: int  # the longest one of its members
-    proven: bool  # T2: one of its members has read a record of its own back that it sent at most one interval ago
+    proven: bool  # T2: one of its members has read back a record that it sent at most one interval ago
 
 
 class _Silent(NamedTuple):
@@ -50,7 +50,7 @@ class Orphans:
 
     def tick(self, now: Instant, me: Presence) -> list[tuple[str, Evict]]:
         """Ends a step (T2) and, every tenth of an interval, looks at the sessions: evictions by group, due now."""
-        if me.interval_ms != self._interval_ms:  # what was counted by another interval proves less, or more
+        if me.interval_ms != self._interval_ms:  # waits counted with another interval do not compare
             self._interval_ms, self._clock = me.interval_ms, WaitClock(me.interval_ms)
             self._waits.clear()
             self._look_due_ms = now.mono_ms
@@ -63,7 +63,7 @@ class Orphans:
         return self._evict(silent, now.mono_ms, me) if silent else []
 
     def _find_silent(self) -> dict[int, _Silent]:
-        """What is waited out by now; what is new or was extended begins a new wait (T1)."""
+        """Sessions that are waited out by now; a new or extended session begins a new wait (T1)."""
         clock, waits, live, found = self._clock, self._waits, 0, {}
         counted_ms, least_ms = clock.counted_ms, EVICT_INTERVALS * self._interval_ms
         for group in self.world.groups.values():  # a log may have thousands of groups: no calls here
@@ -83,13 +83,13 @@ class Orphans:
         return found
 
     def _evict(self, silent: dict[int, _Silent], now_ms: int, me: Presence) -> list[tuple[str, Evict]]:
-        """T4: in rank order, so that seldom more than one process sends."""
+        """T4: evictions due by rank, so that seldom more than one process sends."""
         due: list[tuple[str, Evict]] = []
         third_ms = self._interval_ms // HEARTBEATS_PER_INTERVAL
         rank_ms = self._rank(silent, me.sessions) * third_ms
         for number, (group, session, waited_ms, need_ms) in sorted(silent.items()):
             if group.opaque_at != NONE or not me.sessions.isdisjoint(group.sessions):
-                continue  # nobody can evict there; or this process's own member does (T4)
+                continue  # opaque: nobody can evict there; or this process's own member evicts (T4)
             key = (number, session.extended)
             again = key not in self._sent or now_ms - self._sent[key] >= third_ms  # T17
             if waited_ms >= need_ms + rank_ms and again and len(due) < EVICTS_MAX:
@@ -98,7 +98,7 @@ class Orphans:
         return due
 
     def _rank(self, silent: dict[int, _Silent], mine: set[int]) -> int:
-        """How many clients of the log have an older live session than this process, without those it has waited out."""
+        """How many clients of the log have an older session than this process, without the silent ones."""
         first = min(mine)
         sessions = (session for group in self.world.groups.values() for session in group.sessions.values())
         return len({session.join.client_id for session in sessions if session.id < first and session.id not in silent})

@@ -1,6 +1,7 @@
 """Why a partition is parked, in sentences that name the way out (PROTOCOL.md F6.4, F6.5).
 
-The one place that knows what stands behind the text `parked` of a Release; errors.py holds the sentences. Pure.
+The field `parked` of a Release holds the name of an error; this file alone turns it into that error. The sentences are
+in errors.py.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from marshal_py.errors import (
 )
 from marshal_py.protocol.identity import TopicPartition
 
-RECREATED: Final = DataTopicRecreated.__name__  # the topic has another id than the log knows (D10)
+RECREATED: Final = DataTopicRecreated.__name__  # the topic has another id than in the log (D10)
 BEYOND_END: Final = PositionBeyondEnd.__name__  # D6
 TRUNCATED: Final = PartitionTruncated.__name__  # D6
 UNREADABLE: Final = PartitionUnreadable.__name__  # D13
-LAG_UNKNOWN: Final = frozenset({RECREATED, BEYOND_END, TRUNCATED})  # the position is none of what stands there now
-PARKED_REASON: Final = "parked"  # reason of a Release that parks and has no more to say
+LAG_UNKNOWN: Final = frozenset(
+    {RECREATED, BEYOND_END, TRUNCATED}
+)  # the position is no offset of the partition's present messages
+PARKED_REASON: Final = "parked"  # reason of a Release that parks without a detail
 
 
 def error_of(
@@ -40,7 +43,7 @@ def error_of(
             return PartitionTruncated(group, *tp, _detail(detail))
         case PartitionUnreadable.__name__:
             return PartitionUnreadable(group, *tp, _detail(detail))
-    return PartitionParked(group, *tp, reason)  # also what a newer library parks for
+    return PartitionParked(group, *tp, reason)  # a reason of a newer library
 
 
 def _detail(said: str) -> str:

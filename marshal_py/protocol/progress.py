@@ -1,6 +1,7 @@
-"""What is known of a partition above its position: ranges that are finished, and deliveries of others (4.2, D1, D11).
+"""Progress above a partition's position: finished ranges, and deliveries by earlier owners (PROTOCOL.md 4.2, D1, D11).
 
-Bytes <-> ranges, and what a new owner concludes from them. The fold keeps the bytes and never looks into them.
+Converts ranges to the bytes in the log and back, and computes what a new owner concludes from them. The fold keeps the
+bytes and never looks into them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Range(NamedTuple):
 
 
 def encode(position: int, ranges: Iterable[Range]) -> bytes:
-    """The lowest of `ranges` (ascending, disjoint, none below `position`) as far as PROGRESS_BYTES_MAX bytes go."""
+    """`ranges` (ascending, disjoint, none below `position`) as bytes: the lowest that fit into PROGRESS_BYTES_MAX."""
     data = bytearray()
     for start, to, times in ranges:
         piece = _number(start - position) + _number(to - start) + _number(times)
@@ -34,7 +35,7 @@ def encode(position: int, ranges: Iterable[Range]) -> bytes:
 
 
 def decode(position: int, data: bytes) -> list[Range]:
-    """The ranges above `position` that the bytes name; none at all if the bytes are no such list."""
+    """The ranges above `position` that the bytes name; none if the bytes are malformed."""
     numbers: list[int] = []
     value = width = 0
     for byte in data:
@@ -87,13 +88,13 @@ def deliveries(position: int, attempts: int, in_flight: int, ranges: Sequence[Ra
 
 
 def _above(position: int, found: Range) -> list[Range]:
-    """What of a range lies above the position, whose message has a count of its own."""
+    """The part of a range above the position, because the message at the position is counted separately."""
     start = max(found.start, position + 1)
     return [found._replace(start=start)] if start < found.to else []
 
 
 def union(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Spans [start, to) in ascending order, those that touch made one."""
+    """Spans [start, to) in ascending order; those that touch are merged."""
     merged: list[tuple[int, int]] = []
     for start, to in sorted(spans):
         if merged and start <= merged[-1][1]:
@@ -104,7 +105,7 @@ def union(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def without(ranges: Iterable[Range], spans: Sequence[tuple[int, int]]) -> list[Range]:
-    """What of `ranges` lies in none of `spans`; both ascending and disjoint."""
+    """The parts of `ranges` that lie in none of `spans`; both ascending and disjoint."""
     left: list[Range] = []
     for start, to, times in ranges:
         for low, high in spans:

@@ -1,9 +1,8 @@
-"""Rule 1 of this house: every transition of the world begins here, and nothing else writes to it (PROTOCOL.md 5).
+"""The fold: applies one record to the world by the rules of PROTOCOL.md 5, and nothing else changes a world.
 
-`apply(world, offset, value)` folds one record and returns its verdict. It reads no clock and no timestamp. A rejected
-or ignored record leaves the world as it was, counters and the chain digest apart. The few things that stop a whole log
-raise a CoordinationError before anything has changed. Rules 7 to 9 stand in admin_rules.py, what rules share in
-transitions.py.
+`apply(world, offset, value)` folds one record and returns its verdict. A rejected or ignored record changes nothing but
+counters and the chain digest. What must stop the whole log raises a CoordinationError before anything has changed.
+Rules 7 to 9 are in admin_rules.py, what rules share in transitions.py. The fold reads no clock and no timestamp.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def apply(world: World, offset: int, value: bytes | None) -> Verdict:
 
 
 def _judge(world: World, offset: int, value: bytes | None) -> Verdict:
-    """The order of all checks (PROTOCOL.md 5): garbage, stop, misrouted, opaque and version, body, the type's rule."""
+    """All checks in the order of PROTOCOL.md 5: garbage, stop, misrouted, opaque and version, body, the type's rule."""
     envelope = open_envelope(value, world.crc_seed)
     if envelope is None:
         return Verdict(offset, _IGNORED, "garbage", "", None)
@@ -91,10 +90,10 @@ def _judge(world: World, offset: int, value: bytes | None) -> Verdict:
     group = world.groups.get(name)
     known = group is not None
     if group is None:
-        assert world.genesis is not None  # the CRC fitted an incarnation
+        assert world.genesis is not None  # the CRC matched an incarnation, so there is a Genesis
         if route(name, world.genesis.partitions) != world.log:
             return Verdict(offset, _IGNORED, "misrouted", name, None)
-        group = Group(name)  # joins the world only if this record is accepted (F10.3) or makes it opaque (E5)
+        group = Group(name)  # enters the world only if this record is accepted (F10.3) or makes it opaque (E5)
     if group.opaque_at != NONE:
         return Verdict(offset, _IGNORED, "opaque", name, None)
     if version > RECORD_VERSION or kind > TYPE_MAX:
@@ -148,7 +147,7 @@ def _judge_unowned(
 
 
 def check_protocol(log: int, genesis: Genesis) -> None:
-    """L6. Raises ProtocolOutdated or ProtocolUnknown if the log is of another protocol version than this library."""
+    """L6: raises ProtocolOutdated or ProtocolUnknown if the log has another protocol version than this library."""
     if genesis.protocol < PROTOCOL_VERSION:
         raise ProtocolOutdated(log, genesis.protocol, PROTOCOL_VERSION)
     if genesis.protocol > PROTOCOL_VERSION:
@@ -159,7 +158,7 @@ def check_protocol(log: int, genesis: Genesis) -> None:
 
 
 def _claim_of(group: Group, session_id: int, epoch: int) -> Partition | None:
-    """The live claim `epoch` if it is this session's."""
+    """The partition claimed under `epoch`, if this session owns it."""
     partition = group.claims.get(epoch)
     return partition if partition is not None and partition.owner == session_id else None
 

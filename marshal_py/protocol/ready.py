@@ -1,9 +1,7 @@
-"""What a member is told at its birth, and what it hands to its driver: values that say what to do.
+"""The values between a member and its driver: MemberOptions go in, a Ready with duties comes out of each tick.
 
-The order of the fields of Ready is the order of duties.
-
-The driver stops fetching first, then sends, then everything else: delivery must have stopped before a Release leaves
-the process (PROTOCOL.md T16).
+The driver carries out the fields of a Ready in their order: first it stops fetching, then it sends, then all the rest.
+So delivery has stopped before a Release leaves the process (PROTOCOL.md T16).
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ SENT_AT_ONCE: Final = 2_000  # claims, and releases, of one tick: a heartbeat is
 
 
 class MemberOptions(Struct, frozen=True, kw_only=True):
-    """What a consumer brings along. Times in ms; bounds are those of the Join record."""
+    """The options of one member. Times are in ms; bounds are those of the Join record."""
 
     client_id: str
     mode: int = AT_LEAST_ONCE
@@ -41,13 +39,13 @@ class MemberOptions(Struct, frozen=True, kw_only=True):
     hand_over_timeout_ms: int = 30_000  # how long a successor waits for handlers (A3)
     fast_reclaim: bool = False
     deliver_late: bool = False
-    on_topic_recreated: str = "fail"  # or "earliest"; where the group's config is silent (D10)
+    on_topic_recreated: str = "fail"  # or "earliest"; used if the group's settings do not say (D10)
     reads_version: int = RECORD_VERSION
     library: str = ""
 
 
 class Wanted(NamedTuple):
-    """A start position to look up (D5). `earliest`: the partition was added later, it starts at its beginning."""
+    """A start position to look up (D5). `earliest`: the partition was added later, so it starts at its beginning."""
 
     tp: TopicPartition
     earliest: bool
@@ -56,15 +54,15 @@ class Wanted(NamedTuple):
 class Ready(Struct):
     """Duties of one tick, in this order."""
 
-    lost: list[tuple[Claim, str]] = field(default_factory=list)  # drop the buffer, stop fetching, tell the user why
-    stop_prefetch: list[TopicPartition] = field(default_factory=list)  # stop fetching ahead: it will not become ours
+    lost: list[tuple[Claim, str]] = field(default_factory=list)  # drop the buffer, stop fetching, report why
+    stop_prefetch: list[TopicPartition] = field(default_factory=list)  # stop fetching ahead: another member gets it
     send: list[Record] = field(default_factory=list)  # to the group's log, in this order
-    claimed: list[Claim] = field(default_factory=list)  # fetch from the claim's position, tell the user
-    revoking: list[Claim] = field(default_factory=list)  # tell the user that they are to go; `Claim.reason` says why
+    claimed: list[Claim] = field(default_factory=list)  # fetch from the claim's position, report it
+    revoking: list[Claim] = field(default_factory=list)  # report that they will be released; `Claim.reason` says why
     start_prefetch: list[tuple[TopicPartition, int]] = field(default_factory=list)  # fetch ahead, do not deliver (A3)
     resolve: list[Wanted] = field(default_factory=list)  # look up, then call `start_resolved`
     mirror: dict[TopicPartition, int] = field(default_factory=dict)  # commit to Kafka, best effort (D7)
-    refold: int = NONE  # fold the log once more up to this checkpoint, then call `refolded` (G6)
+    refold: int = NONE  # fold the log again up to this checkpoint, then call `refolded` (G6)
     advisories: list[Advisory] = field(default_factory=list)
     ended: bool = False  # the member is done; `Member.error` says why, None after a clean stop
     error: MarshalError | None = None

@@ -1,4 +1,4 @@
-"""The records of PROTOCOL.md 4.2 as frozen tagged structs, with their bounds. No bytes, no meaning.
+"""The records of PROTOCOL.md 4.2 as frozen tagged structs, with their bounds. Neither their bytes nor their effects.
 
 Bounds are checked when a record is decoded and when codec.encode writes one; fields are only ever appended (E7).
 """
@@ -14,14 +14,14 @@ COUNT_MAX: Final = 2**53  # integers that every JSON tool can print exactly
 PARTITION_MAX: Final = 99_999  # far above Kafka's practical limits, far below what could exhaust memory
 INTERVAL_MS_MIN: Final = 1_000
 INTERVAL_MS_MAX: Final = 600_000
-PAUSE_MS_MAX: Final = 86_400_000  # a day: whoever needs longer renews
+PAUSE_MS_MAX: Final = 86_400_000  # a day; an admin who needs longer renews the pause
 GRANT_OFFSETS_MAX: Final = 1_000_000  # F5.1: bounds what one range can lose in at-most-once mode
 HEARTBEAT_ENTRIES_MAX: Final = 10_000  # about 200 KB, well below a broker's default message limit
 PROGRESS_BYTES_MAX: Final = 512  # at least 80 ranges; a snapshot holds one per partition
 
 AT_LEAST_ONCE: Final = 1
 AT_MOST_ONCE: Final = 2
-ON_TOPIC_RECREATED: Final = ("fail", "earliest")  # what a group does when a topic was made anew (D10)
+ON_TOPIC_RECREATED: Final = ("fail", "earliest")  # what a group does when a topic was recreated (D10)
 MODE_NAMES: Final = {0: "none", AT_LEAST_ONCE: "at_least_once", AT_MOST_ONCE: "at_most_once"}
 MODES: Final = {name: mode for mode, name in MODE_NAMES.items() if mode}
 
@@ -49,12 +49,12 @@ def check_lengths(*texts: str) -> None:
 
 
 def clipped(text: str) -> str:
-    """The text, or as much of it as a record takes."""
+    """The text, cut to the 255 bytes that a record holds."""
     return text.encode()[:255].decode(errors="ignore")
 
 
 class ClaimState(Struct, array_like=True, frozen=True, gc=False):
-    """One claim in a heartbeat: what changed against the folded world (T11)."""
+    """One claim in a heartbeat: what differs from the folded world (T11)."""
 
     epoch: Offset
     position: Offset
@@ -65,7 +65,7 @@ class ClaimState(Struct, array_like=True, frozen=True, gc=False):
 
 
 class MessageRange(Struct, array_like=True, frozen=True, gc=False):
-    """What a ClaimingMessages asks for in one partition (F5.1). `from_` is the wire's `from`."""
+    """The range that a ClaimingMessages asks for in one partition (F5.1). `from_` is `from` on the wire."""
 
     epoch: Offset
     from_: Offset
@@ -74,14 +74,14 @@ class MessageRange(Struct, array_like=True, frozen=True, gc=False):
 
 
 class PauseWaited(Struct, array_like=True, frozen=True, gc=False):
-    """How long the sender has waited on the pause that it names (T5)."""
+    """How long the sender has waited on the pause with this `pause_change` (T5)."""
 
     pause_change: Offset
     waited_ms: Ms
 
 
 class Checkpoint(Struct, array_like=True, frozen=True, gc=False):
-    """Digests as the sender folded them (G4)."""
+    """The sender's digests at a checkpoint (G4)."""
 
     at: Offset
     state: U64
@@ -198,7 +198,7 @@ class ClaimingPartition(Struct, array_like=True, frozen=True, tag=5):
 
 
 class ReleasingPartition(Struct, array_like=True, frozen=True, tag=6):
-    """Lets a claim go at a position, gives grants back, parks the partition (rule 6)."""
+    """Releases a claim at a position; may give grants back or park the partition (rule 6)."""
 
     session: Offset
     epoch: Offset
@@ -217,7 +217,7 @@ class ReleasingPartition(Struct, array_like=True, frozen=True, tag=6):
 
 
 class ClaimingMessages(Struct, array_like=True, frozen=True, tag=7):
-    """Asks for the once-only grants of one range in each of some partitions (rule 5)."""
+    """Asks for grants, which are given once: one range in each of some partitions (rule 5)."""
 
     session: Offset
     ranges: Annotated[tuple[MessageRange, ...], Meta(min_length=1, max_length=HEARTBEAT_ENTRIES_MAX)]
@@ -252,7 +252,7 @@ class SetPosition(Struct, array_like=True, frozen=True, tag=9):
 
 
 class Topology(Struct, array_like=True, frozen=True, tag=10):
-    """How many partitions a topic has, and its id in the cluster, "" if that is not known (F9.1-F9.3, F9.10)."""
+    """The partition count of a topic, and its id in the cluster, "" if not known (F9.1-F9.3, F9.10)."""
 
     topic: Id
     partitions: Partitions
@@ -306,7 +306,7 @@ class StepDown(Struct, array_like=True, frozen=True, tag=12):
 
 
 class Note(Struct, array_like=True, frozen=True, tag=13):
-    """Changes nothing; makes an event durable, or probes the log's end (T2, T10). `from_` is the wire's `from`."""
+    """Changes nothing: records an event, or probes the log's end (T2, T10). `from_` is `from` on the wire."""
 
     session: OffsetOrNone
     kind: Id
@@ -334,7 +334,7 @@ class Snapshot(Struct, array_like=True, frozen=True, tag=14):
 
 
 class SeekingPartition(Struct, array_like=True, frozen=True, tag=15, gc=False):
-    """Moves the position of a claim by its owner; the claim goes on under the offset of this record (F6.6)."""
+    """The owner moves the position of its claim; the claim continues with this record's offset as epoch (F6.6)."""
 
     session: Offset
     epoch: Offset

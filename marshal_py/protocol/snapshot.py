@@ -1,7 +1,7 @@
 """Snapshots of a log: a world as canonical bytes, those bytes as Snapshot records, and back (PROTOCOL.md 15).
 
-Pure, like all of the heart: it judges bytes and joins records. Who writes a snapshot and who vouches for it is
-decided in snapshotter.py; how a reader finds one is client/replay_start.py's.
+It judges bytes and joins records. snapshotter.py decides who writes a snapshot and who vouches for it;
+client/replay_start.py finds one to start from.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from marshal_py.protocol.world import (
     hash64,
 )
 
-STATE_FORMAT: Final = 2  # N2: a reader passes over snapshots of a format that it does not know
-CHUNK_BYTES: Final = 500_000  # half of a broker's default limit of 1 MiB: the envelope and a batch's framing fit
-STORED_MAX: Final = 32  # snapshots, and witnesses, remembered at a time: a log has few; nonsense must not cost more
+STATE_FORMAT: Final = 2  # N2: a reader skips snapshots of a format that it does not know
+CHUNK_BYTES: Final = 500_000  # half of a broker's default limit of 1 MiB, so that envelope and framing fit
+STORED_MAX: Final = 32  # snapshots and witnesses remembered at a time: a log has few, and garbage must not cost memory
 K = TypeVar("K")
 V = TypeVar("V")
 _JOIN: Final = RECORD_TYPES.index(Join)
@@ -112,12 +112,12 @@ class _State(Struct, array_like=True, frozen=True):
     groups: tuple[_Group, ...]
 
 
-_ENCODER: Final = Encoder()  # always the shortest form of a value: what N2 asks for
+_ENCODER: Final = Encoder()  # writes the shortest form of each value, as N2 demands
 _DECODER: Final = Decoder(_State)
 
 
 class Key(Struct, frozen=True, array_like=True):
-    """What the chunks of one snapshot have in common (N1)."""
+    """The fields that all chunks of one snapshot share (N1)."""
 
     instance: Bytes16
     at: int
@@ -127,7 +127,7 @@ class Key(Struct, frozen=True, array_like=True):
 
 
 class Stored(Struct):
-    """A snapshot that was read whole."""
+    """A snapshot whose chunks were all read."""
 
     key: Key
     genesis: Genesis
@@ -140,7 +140,7 @@ class Stored(Struct):
 
     @property
     def confirmed(self) -> bool:
-        """N5: somebody vouches for it; the writer itself where it was alone (`self_audit`)."""
+        """N5: whether a client vouches for it; the writer itself if it was alone (`self_audit`)."""
         return bool(self.witnesses)
 
     @property
@@ -152,7 +152,7 @@ class Stored(Struct):
 
 
 def part_of(group: Group) -> int:
-    """What one group adds to the digest of a log's state (N3), as of now."""
+    """What one group adds to the digest of a log's state (N3)."""
     return hash64(_PART(5, group.name_hash, group.digest()))
 
 
@@ -162,7 +162,7 @@ def digest_of(world: World) -> int:
 
 
 def state_of(world: World) -> bytes | None:
-    """N2: the canonical state, None while a group is opaque (N7): nobody knows what such a group's records mean."""
+    """N2: the canonical state, None while a group is opaque (N7), as this version cannot read its records."""
     groups = sorted(world.groups.values(), key=lambda group: group.name)
     if any(group.opaque_at != NONE for group in groups):
         return None
@@ -170,7 +170,7 @@ def state_of(world: World) -> bytes | None:
 
 
 def _packed(group: Group) -> _Group:
-    # A str sorts by code points, which is the order of its utf-8 bytes.
+    # Strings sort by code points, which is also the order of their utf-8 bytes.
     topics = tuple(_Topic(name, t.count, t.first_count, t.offset, t.id) for name, t in sorted(group.topics.items()))
     sessions = tuple(
         _Session(s.id, s.join_body, s.extended, s.mark, s.ready, s.idle_ms) for _, s in sorted(group.sessions.items())
@@ -237,12 +237,12 @@ def load(stored: Stored, log: int, root: Genesis | None = None, expected: bytes 
         if group is None:
             return None
         world.groups[group.name] = group
-    # The digest tells that this is the state, the bytes that it is written in the one form that N2 allows.
+    # The digest proves the state; comparing bytes proves that it is written in the one form that N2 allows.
     return world if digest_of(world) == stored.key.state and state_of(world) == stored.data else None
 
 
 def _group(packed: _Group, at: int) -> Group | None:
-    """None for what no fold could have come to: readers rely on it (W1 to W7 of world.py)."""
+    """A group of the snapshot; None if no fold could result in it (W1 to W8 of world.py)."""
     group = Group(packed.name)
     group.mode, group.pause_change, group.pause_duration_ms = packed.mode, packed.pause_change, packed.pause_duration_ms
     group.deleted_at = packed.deleted_at
@@ -264,7 +264,7 @@ def _group(packed: _Group, at: int) -> Group | None:
         )
     group.partitions = {partition.tp: partition for partition in _partitions(packed)}
     owned = [partition for partition in group.partitions.values() if partition.owner != NONE]
-    for partition in sorted(owned, key=lambda partition: partition.epoch):  # the order in which a fold meets them
+    for partition in sorted(owned, key=lambda partition: partition.epoch):  # the order in which a fold adds them
         session = group.sessions.get(partition.owner)
         if session is None or partition.epoch in group.claims:
             return None
@@ -324,7 +324,7 @@ def witness(genesis: Genesis, instance: bytes, at: int, state: int, chain: int) 
 
 
 def founding(genesis: Genesis, log: int, instance: bytes, at: int) -> list[Snapshot]:
-    """N13: the records that begin a log's history anew at a checkpoint, with nothing in it."""
+    """N13: the records that restart a log's history at a checkpoint with an empty state."""
     world = World(log)
     data = state_of(world)
     assert data is not None
@@ -332,7 +332,7 @@ def founding(genesis: Genesis, log: int, instance: bytes, at: int) -> list[Snaps
 
 
 class SnapshotStore:
-    """Joins what is read of snapshots, in any order, from any end of the log; copies change nothing (N1)."""
+    """Joins the chunks and witnesses that are read, in any order; copies change nothing (N1)."""
 
     def __init__(self, incarnation: bytes | None = None) -> None:
         """`incarnation`: of the log, if it is known; snapshots that name another one are garbage (E2)."""
@@ -342,11 +342,11 @@ class SnapshotStore:
         self._vouched: dict[tuple[int, int, int], set[bytes]] = {}
 
     def take(self, record: Snapshot, offset: int) -> Stored | None:
-        """Reads the record at this offset; the snapshot that it completed or vouched for, if any."""
+        """Takes the record at this offset; returns the snapshot that it completed or vouched for, if any."""
         if self.incarnation is not None and record.genesis.incarnation != self.incarnation:
             return None
         if record.at > offset:
-            return None  # N1: of a checkpoint that the log had not reached when the record was written
+            return None  # N1: invalid, as the log had not reached that checkpoint yet
         if not record.data:
             return self._take_witness(record)
         key = Key(record.instance, record.at, record.chunks, record.state, record.chain)
@@ -376,7 +376,7 @@ class SnapshotStore:
         return found
 
     def forget_below(self, at: int) -> None:
-        """Drops what lies below a checkpoint: nobody needs it any more."""
+        """Drops snapshots below a checkpoint."""
         self.whole = {key: stored for key, stored in self.whole.items() if key.at >= at}
         self._open = {key: pieces for key, pieces in self._open.items() if key.at >= at}
         self._vouched = {named: by for named, by in self._vouched.items() if named[0] >= at}
@@ -390,11 +390,11 @@ class SnapshotStore:
         for stored in self.whole.values():
             named = (stored.key.at, stored.key.state, stored.key.chain)
             if stored.confirmed and stored.at >= first and (named not in found or found[named].self_audit):
-                found[named] = stored  # two may have written the same: rather the one that another one vouches for
+                found[named] = stored  # of two equal ones, prefer the one that another client vouches for
         return sorted(found.values(), key=lambda stored: -stored.at)
 
 
 def _bound(kept: dict[K, V], at_of: Callable[[K], int]) -> None:
-    """The newest checkpoints stay: a log may be read from its end."""
+    """Keeps the newest STORED_MAX checkpoints, whatever the order of reading."""
     while len(kept) > STORED_MAX:
         del kept[min(kept, key=at_of)]

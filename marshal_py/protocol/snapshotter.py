@@ -1,9 +1,8 @@
-"""Who keeps a log short: when a snapshot is due, who writes it, who vouches for it, what may be deleted (N5-N8, N12).
+"""Keeps a log short: when a snapshot is due, who writes it, who vouches for it, what may be deleted.
 
-One Keeper per log and process, beside the world. The driver calls `folded` after every record, `tick` when it has
-time, and carries out the Chores. A silent session would stop all of it, so such sessions are evicted (N14, orphans.py).
-Pure: no clock, no chance; random bits come from the edge. A process without a session in the log keeps nothing: it
-might be gone in a moment.
+There is one Snapshotter per log and process (PROTOCOL.md N5-N8, N12). The driver calls `folded` after every record and
+`tick` when it has time, and carries out the SnapshotTasks. A silent session would block all of it, so such sessions are
+evicted (N14, orphans.py). A process without a session in the log writes nothing: it might end at any moment.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from marshal_py.protocol.snapshot import SnapshotStore, Stored
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import CHECKPOINT_OFFSETS, U64, World
 
-SNAPSHOT_EVERY_RECORDS: Final = 50_000  # about a quarter of a second of folding: what a start costs at most
-STAGGER_RECORDS: Final = 1_024  # per rank: the first one's snapshot has been read long before
-RETRY_RECORDS: Final = 4_096  # a snapshot that nobody vouched for within so many is followed by another one
-STAGGER_MS: Final = 500  # per rank, before one vouches: usually the first one's witness has been read by then
-CHECKPOINTS_HELD: Final = 1_024  # own digests of the whole state: a snapshot is read seconds after its checkpoint
+SNAPSHOT_EVERY_RECORDS: Final = 50_000  # about a quarter of a second of folding, the most that a start costs
+STAGGER_RECORDS: Final = 1_024  # per rank: by then the snapshot of the first in rank has been read
+RETRY_RECORDS: Final = 4_096  # after so many without a witness another snapshot is written
+STAGGER_MS: Final = 500  # per rank, before vouching: by then the witness of the first in rank was usually read
+CHECKPOINTS_HELD: Final = 1_024  # own digests kept: a snapshot is read seconds after its checkpoint
 
 
 class SnapshotTasks(Struct):
@@ -33,8 +32,8 @@ class SnapshotTasks(Struct):
 
     send: list[Snapshot] = field(default_factory=list)  # to the log, under no group
     evict: list[tuple[str, Evict]] = field(default_factory=list)  # to the log, under the group that is named
-    audit: Stored | None = None  # fold once more from re-read bytes, then call `audited` (N6)
-    mismatched: Stored | None = None  # a snapshot of somebody else that is not what this process folded
+    audit: Stored | None = None  # read and fold the log again, then call `audited` (N6)
+    mismatched: Stored | None = None  # a foreign snapshot that differs from what this process folded
 
 
 class Snapshotter:
@@ -43,17 +42,17 @@ class Snapshotter:
     def __init__(self, world: World, every_records: int, draw: Callable[[int], bytes]) -> None:
         self.world = world
         self.every_records = every_records
-        self.instance = draw(16)  # a cloned machine shares it: it is no other process
+        self.instance = draw(16)  # a cloned machine shares it, and so cannot vouch for itself
         self.store = SnapshotStore()
         self.orphans = Orphans(world)
-        self.reported: dict[int, int] = {}  # session -> newest checkpoint that it showed to have folded
+        self.reported: dict[int, int] = {}  # session -> newest checkpoint of its heartbeats
         self._digests: dict[int, tuple[int, int]] = {}  # checkpoint -> digests of state and chain, as folded here
         self._parts = {name: snapshot.part_of(group) for name, group in world.groups.items()}
         self._total = sum(self._parts.values()) & U64
         self._touched: set[str] = set()
         self._digests[world.chain_at] = (self._total, world.chain)
-        self._write_next = False  # the next checkpoint is written down
-        self._written: list[Snapshot] = []  # to be sent with the next tick
+        self._write_next = False  # whether to write a snapshot at the next checkpoint
+        self._written: list[Snapshot] = []  # chunks to send with the next tick
         self._seen_at = NONE  # newest checkpoint of any snapshot that was read whole
         self._to_judge: dict[int, tuple[Stored, int]] = {}  # by checkpoint: (snapshot, ms when it was read)
         self._audits: set[int] = set()
@@ -91,7 +90,7 @@ class Snapshotter:
             self._written += self.write() or ()
 
     def write(self) -> list[Snapshot] | None:
-        """The snapshot of the world, which stands at a checkpoint; None while a group is opaque (N7)."""
+        """The snapshot of the world, which must be at a checkpoint; None while a group is opaque (N7)."""
         world, data = self.world, snapshot.state_of(self.world)
         if data is None or world.genesis is None:
             return None
@@ -111,14 +110,14 @@ class Snapshotter:
         if len(kept) == 2:
             self.store.forget_below(kept[1].at)
         for stored in kept:
-            stored.data = b""  # what is confirmed is kept for its checkpoint alone
+            stored.data = b""  # of a confirmed snapshot only the checkpoint is needed
         live = {session for group in self.world.groups.values() for session in group.sessions}
         self.reported = {session: at for session, at in self.reported.items() if session in live}
 
     # --- acting
 
     def tick(self, now: Instant, me: Presence) -> SnapshotTasks:
-        """What is due."""
+        """The tasks that are due at `now`."""
         tasks, sessions = SnapshotTasks(), me.sessions
         if not sessions:
             self._write_next = False
@@ -136,10 +135,10 @@ class Snapshotter:
 
     def _due(self, sessions: set[int]) -> bool:
         confirmed, end = self.confirmed_at, self.world.next_offset
-        behind = end - max(confirmed, 0)
-        if behind < self.every_records or (self._seen_at > confirmed and end < self._seen_at + RETRY_RECORDS):
+        uncovered = end - max(confirmed, 0)
+        if uncovered < self.every_records or (self._seen_at > confirmed and end < self._seen_at + RETRY_RECORDS):
             return False
-        return behind >= self.every_records + self._rank(sessions) * STAGGER_RECORDS
+        return uncovered >= self.every_records + self._rank(sessions) * STAGGER_RECORDS
 
     def _rank(self, sessions: set[int]) -> int:
         """How many live sessions of the log are older than this process's oldest (N8)."""
@@ -149,7 +148,7 @@ class Snapshotter:
     def _judge_one(
         self, at: int, stored: Stored, waited_ms: int, client_id: str, sessions: set[int], tasks: SnapshotTasks
     ) -> None:
-        """N6: vouches for what this process folded itself; for its own snapshot only where nobody else lives."""
+        """N6: vouches for a snapshot equal to the own fold; for its own one only if no other client lives."""
         key, own = stored.key, self._digests.get(at)
         if own is None:
             del self._to_judge[at]
@@ -173,7 +172,7 @@ class Snapshotter:
                 tasks.send.append(snapshot.witness(stored.genesis, self.instance, at, key.state, key.chain))
 
     def audited(self, stored: Stored, again: World | None) -> list[Snapshot]:
-        """N6: the own snapshot was folded once more, to `again`; None if that could not be done now."""
+        """Answers `audit` (N6): `again` is the log folded again, None if that failed. Returns the witness to send."""
         self._audits.discard(stored.at)
         self._to_judge.pop(stored.at, None)
         key = stored.key
@@ -192,8 +191,10 @@ class Snapshotter:
         return confirmed[0].at if confirmed else NONE
 
     def deletable(self) -> int:
-        """N12: up to where records may go: the older of the two newest confirmed snapshots, and no live session's
-        newest digest; 0 if nothing may."""
+        """N12: the offset below which records may be deleted; 0 for none.
+
+        That is the older of the two newest confirmed snapshots, and at most the newest digest of every live session.
+        """
         confirmed = self.store.confirmed()
         if len(confirmed) < 2:
             return 0
@@ -203,5 +204,5 @@ class Snapshotter:
         return min([confirmed[1].at, *live])
 
     def leads(self, sessions: set[int]) -> bool:
-        """Whether this process is the first in rank: one client deletes."""
+        """Whether this process is the first in rank, because one client deletes."""
         return bool(sessions) and self._rank(sessions) == 0

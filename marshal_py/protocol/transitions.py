@@ -1,4 +1,4 @@
-"""What several rules of the fold do to the world: free a claim, end a session, begin a generation (PROTOCOL.md 5).
+"""Changes that several rules of the fold share: free a claim, end a session, begin a generation (PROTOCOL.md 5).
 
 Only rationalizer.py and admin_rules.py call these.
 """
@@ -10,14 +10,14 @@ from marshal_py.protocol.world import Change, Group, Partition, Session, hash64
 
 
 def reshape(group: Group, entry: Change) -> None:
-    """Notes that more than a position moved: policies look again, digests hash this entry anew."""
+    """Records that more than a position changed: policies compute again, and digests hash this entry again."""
     group.shape += 1
     group.changes.append(entry)
     group.dirty.add(entry)
 
 
 def partition_of(group: Group, tp: TopicPartition) -> Partition:
-    """The state of a partition, made when first named."""
+    """The state of a partition; created when a record first names it."""
     found = group.partitions.get(tp)
     if found is None:
         found = group.partitions[tp] = Partition(tp, hash64(tp.topic.encode()), generation=group.deleted_at + 1)
@@ -25,7 +25,7 @@ def partition_of(group: Group, tp: TopicPartition) -> Partition:
 
 
 def free(group: Group, partition: Partition, successor: int) -> None:
-    """Takes a claim from its owner (F3.3, F6.4); position, generation, version, figures and progress stay."""
+    """Takes a claim from its owner (F3.3, F6.4). Position, generation, version, counts and progress stay."""
     session = group.sessions[partition.owner]
     session.epochs.discard(partition.epoch)
     if partition.tp.partition >= 0:
@@ -38,7 +38,7 @@ def free(group: Group, partition: Partition, successor: int) -> None:
 
 
 def end_session(group: Group, session: Session) -> None:
-    """F3.3."""
+    """F3.3: frees all claims of a session and removes it."""
     for epoch in tuple(session.epochs):
         free(group, group.claims[epoch], NONE)
     del group.sessions[session.id]
@@ -47,7 +47,7 @@ def end_session(group: Group, session: Session) -> None:
 
 
 def begin_generation(group: Group, partition: Partition) -> None:
-    """A new generation (PROTOCOL.md 5): what was told of the old one does not count any more."""
+    """Begins a new generation (PROTOCOL.md 5): what was reported of the old one no longer counts."""
     partition.generation += 1
     partition.lag = partition.in_flight = partition.attempts = 0
     partition.progress, partition.parked = b"", ""
@@ -55,7 +55,7 @@ def begin_generation(group: Group, partition: Partition) -> None:
 
 
 def forget_position(group: Group, partition: Partition, offset: int) -> None:
-    """F9.2: the position is gone, and records that still name the old version are stale."""
+    """F9.2: removes the position; records that name the old version become stale."""
     partition.position = NONE
     partition.version = offset
     begin_generation(group, partition)

@@ -1,4 +1,4 @@
-"""The judgement on one record: what the fold says about it (PROTOCOL.md F10.2). A value; decides nothing."""
+"""The verdict: what the fold decided about one record (PROTOCOL.md F10.2). Values only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from marshal_py.protocol.records import Record
 
 
 class Outcome(IntEnum):
-    """What became of a record (F10.2)."""
+    """Whether a record changed the world (F10.2): rejected ones break a rule, ignored ones are not judged by any."""
 
     ACCEPTED = 0
     REJECTED = 1
@@ -18,7 +18,7 @@ class Outcome(IntEnum):
 
 
 class Verdict(Struct, frozen=True, gc=False):
-    """The one judgement on one record (F10.2). `reason` is "" when accepted; `group` "" where none is known.
+    """What the fold decided about one record (F10.2). `reason` is "" if accepted; `group` is "" if there is none.
 
     `granted`: of an accepted ClaimingMessages, the indexes of the ranges that were granted (F5.2).
     """

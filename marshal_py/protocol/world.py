@@ -1,8 +1,8 @@
-"""The world: what one log says, as plain values, with its invariants and its digest. Only the fold changes it.
+"""The world: the state that one log folds to, as plain values, with its digest. Only the fold changes it.
 
 Invariants (checked by `Group.check`):
   W1  a claim's owner is a live session, and `claims` holds exactly the owned partitions, by epoch
-  W2  owner and epoch are none together; `began` is none for a partition that nobody owns, and for a whole topic
+  W2  owner and epoch are NONE together; `began` is NONE if nobody owns the partition, and for a whole topic
   W3  a session's `held` counts its claims on partitions >= 0
   W4  no two live sessions share an instance_id
   W5  in a live group every owned partition >= 0 has a position
@@ -26,9 +26,9 @@ from marshal_py.protocol.identity import NONE, TopicPartition
 from marshal_py.protocol.records import Checkpoint, Genesis, GroupConfig, Join
 
 FOLD_VERSION: Final = 2  # digests of other fold versions are not compared (G4)
-CHECKPOINT_OFFSETS: Final = 16  # G1: digests cost little, and everybody has the same checkpoints
-CHANGES_KEPT: Final = 1_024  # of a group's shape: who is further behind looks at everything
-CHECKPOINTS_KEPT: Final = 4_096  # G5: a sender that is 65,536 records behind is compared no more; 32 KB per group
+CHECKPOINT_OFFSETS: Final = 16  # G1: cheap enough, and all readers have the same checkpoints
+CHANGES_KEPT: Final = 1_024  # of a group's shape: a reader further behind compares everything
+CHECKPOINTS_KEPT: Final = 4_096  # G5: a sender that lags more than 65,536 records is not compared; 32 KB per group
 U64: Final = 2**64 - 1
 NULL_LENGTH: Final = 2**32 - 1  # G2: no value has it
 
@@ -58,18 +58,18 @@ class Topic(Struct, gc=False, eq=False):
     first_count: int
     offset: int
     id: str = ""
-    part: int = 0  # what this entry adds to the group's digest as of its last computation
+    part: int = 0  # what this entry added to the group's digest when it was last computed
 
     def entry_hash(self) -> int:
         return hash64(_TOPIC(2, self.name_hash, self.count, self.first_count, self.offset, text_hash(self.id)))
 
 
 class Session(Struct, eq=False):
-    """A live session. `join` is its record, `join_body` the bytes of it; the rest changes."""
+    """A live session. `join` and `join_body` are its record and the bytes of it; they never change."""
 
     id: int
     join: Join
-    join_body: bytes  # as it stands in the log: a newer writer's fields are in it too (E7)
+    join_body: bytes  # as in the log: with fields that a newer writer may have added (E7)
     join_hash: int
     extended: int
     mark: int = NONE
@@ -99,7 +99,7 @@ class Partition(Struct, gc=False, eq=False):
     lag: int = 0
     in_flight: int = 0
     attempts: int = 0  # deliveries of the message at the position, if the owner dies now (F4.5)
-    began: int = NONE  # the position at which the claim began (F6.3)
+    began: int = NONE  # position at which the claim began (F6.3)
     progress: bytes = b""  # what is known above the position (D1)
     parked: str = ""  # why nobody may claim it (F6.4)
     part: int = 0
@@ -163,7 +163,7 @@ class Group:
         self.name = name
         self.name_hash = hash64(name.encode())
         self.config: GroupConfig | None = None
-        self.config_body = b""  # as it stands in the log
+        self.config_body = b""  # as in the log
         self.config_hash = 0
         self.config_offset = NONE
         self.deleted_at = NONE  # offset of the last deletion (F9.5)
@@ -175,8 +175,8 @@ class Group:
         self.sessions: dict[int, Session] = {}
         self.partitions: dict[TopicPartition, Partition] = {}
         self.claims: dict[int, Partition] = {}  # by epoch, live ones only (W1)
-        self.shape = 0  # grows with everything but positions, figures and extensions: policies cache on it
-        self.changes: deque[Change] = deque(maxlen=CHANGES_KEPT)  # what made the shape grow, one by one
+        self.shape = 0  # grows with every change except of positions, counts and extensions: policies cache on it
+        self.changes: deque[Change] = deque(maxlen=CHANGES_KEPT)  # the changes of the shape, oldest first
         self.dirty: set[Topic | Session | Partition | Group] = {self}  # entries changed since the last digest
         self.digest_sum = 0
         self.part = 0
@@ -190,19 +190,19 @@ class Group:
         return self.config is not None and self.config.deleted
 
     def changed_since(self, shape: int) -> list[Change] | None:
-        """What changed since the group had this shape; None if that is not known: anything may have."""
+        """What changed since the group had this shape; None if not known, so that anything may have changed."""
         missed = self.shape - shape
         if shape < 0 or missed > len(self.changes):
             return None
         return list(self.changes)[-missed:] if missed else []
 
     def topology_offset(self, topic: str) -> int:
-        """What a Topology of this topic must name as `observed` (F9.1)."""
+        """The `observed` that a Topology of this topic must name (F9.1)."""
         known = self.topics.get(topic)
         return self.deleted_at if known is None else known.offset
 
     def writes_version(self, own: int) -> int:
-        """E8: the record version to write for a writer that reads versions up to `own`."""
+        """E8: the record version that a writer uses which reads versions up to `own`."""
         return min([own, *(session.join.reads_version for session in self.sessions.values())])
 
     def parked(self, tp: TopicPartition) -> str:
@@ -211,7 +211,7 @@ class Group:
         return known.parked if known is not None else ""
 
     def partition_exists(self, tp: TopicPartition) -> bool:
-        """Whether the folded topology holds it (F4.1): the pin always, a whole topic if the topic is known."""
+        """Whether the folded topology has it (F4.1): the pin always, a whole topic if the topic is known."""
         topic = self.topics.get(tp.topic)
         if topic is None:
             return tp.partition < 0 and not tp.topic
@@ -233,7 +233,7 @@ class Group:
         )
 
     def digest(self) -> int:
-        """State digest of the group as of now (G3). Costs what changed since the last call."""
+        """State digest of the group (G3). Hashes only what changed since the last call."""
         total = self.digest_sum
         for entry in self.dirty:
             fresh = entry.entry_hash()  # nearly all of the cost of digests
@@ -244,7 +244,7 @@ class Group:
         return self.digest_sum
 
     def forget_entry(self, entry: Topic | Session | Partition) -> None:
-        """Takes an entry that has left the state out of the digest."""
+        """Removes an entry from the digest that was removed from the state."""
         self.dirty.discard(entry)
         self.digest_sum = (self.digest_sum - entry.part) & U64
 
@@ -276,11 +276,11 @@ class Group:
             assert not self.paused, "W7: a deleted group is not paused"
 
 
-Change = Topic | Session | Partition | Group  # an entry; Group: a pause, a config, or that it became opaque
+Change = Topic | Session | Partition | Group  # an entry; Group: a pause, new settings, or that it became opaque
 
 
 class World:
-    """One folded log: its genesis, its groups, where it stands, its chain digest, its counters."""
+    """One folded log: its Genesis, groups, next offset, chain digest and counters."""
 
     __slots__ = (
         "began_at",
@@ -324,12 +324,12 @@ class World:
         self.states: dict[str, array[int]] = {}  # the same for the digest of each watched group; 0: not known
 
     def writes_version(self, group: str, own: int = RECORD_VERSION) -> int:
-        """E8: the record version of what is written to `group` by a writer that reads versions up to `own`."""
+        """E8: the record version to write to `group` for a writer that reads versions up to `own`."""
         known = self.groups.get(group)
         return own if known is None else known.writes_version(own)
 
     def digests_at(self, group: str, at: int) -> tuple[int, int] | None:
-        """State digest of a watched group and chain digest at a checkpoint; None if it is not known any more, or yet.
+        """State digest of a watched group and chain digest at a checkpoint; None if not known (any more, or yet).
 
         A digest that is 0 by chance counts as unknown.
         """

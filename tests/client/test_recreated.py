@@ -81,7 +81,7 @@ def test_a_running_consumer_parks_it_and_goes_on_with_the_rest(memory: MemoryGro
             assert marshal.metrics().consumers[0].parked == 0
     releases = [record for record in memory.accepted(group, ReleasingPartition) if record.parked]
     assert [record.parked for record in releases] == [REASON, REASON]
-    assert any("made anew" in event.text for event in events if event.kind == "topology")
+    assert any("recreated" in event.text for event in events if event.kind == "topology")
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 3], ids=["fewer", "equal", "more"])

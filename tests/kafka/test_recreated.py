@@ -302,7 +302,7 @@ def test_what_an_operator_sees_and_does(case: TopicCase) -> None:
         after = case.commands.json("state", case.group)["groups"][0]
         assert after["notices"] == []
         assert {row["parked"] for row in after["partitions"]} == {None}
-        assert "made anew" in case.commands.run("advisories", case.group, "--kind", "topology").stdout
+        assert "recreated" in case.commands.run("advisories", case.group, "--kind", "topology").stdout
 
 
 def test_a_move_to_the_new_end_skips_what_is_there(case: TopicCase) -> None:

@@ -1,6 +1,7 @@
-"""Who should try which partition (PROTOCOL.md 9): pure functions of the world, one small file per policy.
+"""Policies: which session should own which partition (PROTOCOL.md 9), as pure functions of the world.
 
-A policy guides; the fold alone decides who owns. A policy can be unfair for a moment, never unsafe.
+There is one file per policy. A policy is guidance, and the fold alone decides who owns a partition: a policy can be
+unfair for a moment, never unsafe.
 """
 
 from __future__ import annotations

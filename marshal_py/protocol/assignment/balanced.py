@@ -1,7 +1,7 @@
 """Policy `balanced`, the default: sticky, minimal moves, weighted by capacity (PROTOCOL.md A1, A3, A4).
 
-Fills the lowest slots of each pool. Where candidates consume different topics, what one pool gives to a candidate
-raises its slots in the others, so pools are filled anew until nothing changes.
+Fills the lowest slots of each pool. If candidates consume different topics, what one pool gives to a candidate raises
+its slots in the others, so pools are filled again until nothing changes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from marshal_py.protocol.assignment.slots import fill
 from marshal_py.protocol.identity import TopicPartition
 from marshal_py.protocol.world import Group
 
-SWEEPS_MAX: Final = 100  # over all pools; each lowers a slot, and the first few lower nearly all of them
+SWEEPS_MAX: Final = 100  # over all pools; the first few change nearly everything
 
 
 def target(group: Group, order: Sequence[int]) -> dict[TopicPartition, int]:
-    """The same for every member that holds the same world and has waited out the same sessions."""
+    """The same for all members that have the same world and have waited out the same sessions."""
     candidates = candidates_by_session(group, order)
     pools = pools_of(group, candidates)
-    looked: dict[int, list[int]] = {}  # by pool: how much each of its candidates had elsewhere when it was filled
+    looked: dict[int, list[int]] = {}  # by pool: how many partitions of other pools its candidates had then
     for _ in range(SWEEPS_MAX):
         changed = False
         for at, pool in enumerate(pools):

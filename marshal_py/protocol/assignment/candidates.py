@@ -1,7 +1,7 @@
-"""What every policy starts from: the candidates in order, and what each already has. No policy lives here.
+"""What every policy starts from: the candidates in order, and what each already has.
 
-Topics that the same candidates consume are one **pool**: within a pool only the number of partitions matters for who
-gets how many. How many each gets is decided first (slots.py), which partitions these are afterwards (`distribute`).
+Topics that the same candidates consume form one **pool**. A policy first decides how many partitions of a pool each
+candidate gets (slots.py); `distribute` then decides which ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ UNLIMITED = 2**31  # claims_max 0 means no limit
 
 
 def candidate_order(group: Group, waited_out: Container[int]) -> list[int]:
-    """Live sessions in the order of F9.9, without those that the caller has waited out itself (A2)."""
+    """Live sessions in the order of F9.9, without those that the caller has waited out (A2)."""
     rest = [s for s in group.sessions.values() if s.id not in waited_out]
     rest.sort(key=lambda s: (s.mark != NONE, s.mark, s.join.priority, s.join.rank, s.id))
     return [s.id for s in rest]
@@ -31,7 +31,7 @@ class Candidate:
         join = group.sessions[session_id].join
         self.id = session_id
         self.order = order
-        self.standby = False  # a marked session: gets only what nobody else can take (F9.9)
+        self.standby = False  # stepped down: gets only what no other candidate can take (F9.9)
         self.topics = frozenset(join.topics)
         self.weight = join.capacity
         self.claims_max = join.claims_max or UNLIMITED
@@ -47,13 +47,13 @@ class Pool:
         in_order = sorted(candidates, key=lambda candidate: candidate.order)
         self.candidates = [candidate for candidate in in_order if not candidate.standby]
         self.standby = [candidate for candidate in in_order if candidate.standby]
-        self.tps: list[TopicPartition] = []  # by their place in their topic, so that each gets a share of each topic
+        self.tps: list[TopicPartition] = []  # by place in their topic, so that each gets a share of each topic
         self.held: dict[int, list[TopicPartition]] = {candidate.id: [] for candidate in self.candidates}
-        self.counts = [0] * len(self.candidates)  # how many each shall have; a policy changes these
+        self.counts = [0] * len(self.candidates)  # how many each should have; a policy changes these
 
 
 def candidates_by_session(group: Group, order: Sequence[int]) -> dict[int, Candidate]:
-    """A candidate per candidate; a marked session stands by while another is not (F9.9)."""
+    """A Candidate per session of `order`; those that stepped down are on standby if others did not (F9.9)."""
     candidates = {sid: Candidate(group, sid, at) for at, sid in enumerate(order)}
     if any(group.sessions[sid].mark == NONE for sid in order):
         for candidate in candidates.values():
@@ -62,7 +62,7 @@ def candidates_by_session(group: Group, order: Sequence[int]) -> dict[int, Candi
 
 
 def pools_of(group: Group, candidates: dict[int, Candidate]) -> list[Pool]:
-    """The partitions of the folded topology that are not parked and that somebody consumes, in pools."""
+    """The partitions of the folded topology that are not parked and that a candidate consumes, in pools."""
     alike: dict[frozenset[str], list[Candidate]] = {}
     for candidate in candidates.values():
         alike.setdefault(candidate.topics, []).append(candidate)
@@ -96,10 +96,10 @@ def _fill(group: Group, pool: Pool, topic: str) -> None:
 
 
 def _keep_holders(group: Group, candidates: dict[int, Candidate], pools: Collection[Pool]) -> None:
-    """Gives each partition to who has it, else to who had it last.
+    """Gives each partition to the candidate that has it, or had it last.
 
-    Stickiness: the owner, else the successor that a release named, else the last owner. Who has more than its
-    claims_max keeps the lowest, and what it owns before what it owned.
+    That is the owner, else the successor that a Release named, else the last owner. A candidate with more than its
+    claims_max keeps the lowest partitions, and those that it owns before those that it owned.
     """
     freed: list[tuple[TopicPartition, list[TopicPartition], Candidate]] = []
     for pool in pools:
@@ -114,7 +114,7 @@ def _keep_holders(group: Group, candidates: dict[int, Candidate], pools: Collect
                 candidate = candidates.get(partition.last_owner)
             having = held.get(candidate.id) if candidate is not None else None
             if candidate is None or having is None:
-                continue  # nobody, one that stands by, or one that does not consume the topic
+                continue  # nobody, one on standby, or one that does not consume the topic
             if not owned:
                 freed.append((tp, having, candidate))
             elif candidate.count < candidate.claims_max:
@@ -129,10 +129,10 @@ def _keep_holders(group: Group, candidates: dict[int, Candidate], pools: Collect
 
 
 def distribute(group: Group, pools: Iterable[Pool]) -> dict[TopicPartition, int]:
-    """Which partitions each gets, once the counts are known: everybody keeps of its own what it may, the lowest.
+    """Which partitions each candidate gets, once the counts are set: it keeps the lowest of its own, up to its count.
 
-    The rest goes to who lacks some, one after the other, the lowest first. So a target that has come true in part stays
-    as it is: who got a partition lacks one less, and all others still get the same ones.
+    The rest goes in order to the candidates that lack some. So a target that was carried out in part stays the same: a
+    candidate that got a partition lacks one less, and all others still get the same ones.
     """
     found: dict[TopicPartition, int] = {}
     for pool in pools:
@@ -140,7 +140,7 @@ def distribute(group: Group, pools: Iterable[Pool]) -> dict[TopicPartition, int]
             for tp in pool.held[candidate.id][:count]:
                 found[tp] = candidate.id
         rest = [tp for tp in pool.tps if tp not in found]
-        if pool.standby and rest:  # what stays with those that stand by is what they have
+        if pool.standby and rest:  # what stays on standby should be what they have
             standing = {candidate.id for candidate in pool.standby}
             owned = [(known := group.partitions.get(tp)) is not None and known.owner in standing for tp in rest]
             rest = [tp for own in (False, True) for tp, is_own in zip(rest, owned, strict=True) if is_own is own]
@@ -158,7 +158,7 @@ def distribute(group: Group, pools: Iterable[Pool]) -> dict[TopicPartition, int]
 def _distribute_to_standby(
     group: Group, standby: list[Candidate], rest: list[TopicPartition], found: dict[TopicPartition, int]
 ) -> None:
-    """Those that stand by keep what nobody else can take (F9.9); what nobody has goes to the least loaded of them."""
+    """Standby candidates keep what no other can take (F9.9); what nobody has goes to the least loaded of them."""
     by_id, free = {candidate.id: candidate for candidate in standby}, []
     for tp in rest:
         known = group.partitions.get(tp)

@@ -1,4 +1,4 @@
-"""Policy `greedy`: takes what is free, takes nothing from anybody (PROTOCOL.md A1)."""
+"""Policy `greedy`: assigns free partitions and never takes one from its owner (PROTOCOL.md A1)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How many partitions of a pool each candidate gets: the slots of all, filled from the lowest on (PROTOCOL.md A1).
+"""How many partitions of a pool each candidate gets: slots are filled, the lowest first (PROTOCOL.md A1).
 
 The k-th partition of a candidate with capacity w fills its slot of height k / w; claims_max bounds their number. A
-candidate that has partitions of other pools begins above these. No policy lives here.
+candidate that has partitions of other pools begins above these. The policies are in files of their own.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from marshal_py.protocol.assignment.candidates import Pool
 
 
 def fill(pool: Pool, *, moves: bool) -> bool:
-    """Sets the counts of a pool; whether they changed. With `moves` all slots count, else only those above what each
-    has. Of slots of one height those first that are filled already: nothing moves that need not."""
+    """Sets the counts of a pool; returns whether they changed.
+
+    With `moves` all slots are filled, else only those above what each candidate has. Of slots of the same height, those
+    that are filled already come first, so that nothing moves without need.
+    """
     candidates, before = pool.candidates, pool.counts
     others = [candidate.count - count for candidate, count in zip(candidates, before, strict=True)]
     counts = [0] * len(before) if moves else before.copy()
     left = len(pool.tps) - sum(counts)
-    # (height of the next slot, whether it is not filled yet, order, index): the same candidate never twice.
+    # (height of the next slot, whether it is not filled yet, index): each candidate once.
     heap = [
         ((others[at] + counts[at] + 1) / candidate.weight, counts[at] >= before[at], at)
         for at, candidate in enumerate(candidates)
