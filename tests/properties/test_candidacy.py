@@ -72,7 +72,7 @@ def test_a_rank_is_the_place_in_the_line(group: Group, policy: str, seed: int) -
 
 
 @given(worlds(), SEEDS)
-def test_who_joined_after_the_last_sign_comes_last(group: Group, seed: int) -> None:
+def test_a_member_that_joined_after_the_last_sign_comes_last(group: Group, seed: int) -> None:
     """T4: the rank over a silent session, of every member."""
     chance = Random(seed)
     for session in group.sessions.values():
@@ -113,7 +113,7 @@ def history(book: DifferentialLog, chance: Random) -> Callable[[], Any]:
 
 @pytest.mark.parametrize("kept", [1_024, 3])
 @given(SEEDS)
-def test_what_is_free_is_followed_change_by_change(kept: int, seed: int) -> None:
+def test_free_partitions_are_updated_from_changes(kept: int, seed: int) -> None:
     """T1, A2: reading only what changed finds the same as reading everything, with the same waits."""
     chance = Random(seed)
     with pytest.MonkeyPatch.context() as patch:

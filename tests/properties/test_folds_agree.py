@@ -34,7 +34,7 @@ from marshal_py.protocol.records import (
 from marshal_py.protocol.verdict import Verdict
 from marshal_py.protocol.world import World
 from tests.support import hostile, wire
-from tests.support.differential_log import INCARNATION, DifferentialLog, Opened, digest_from_nothing, genesis
+from tests.support.differential_log import INCARNATION, DifferentialLog, Opened, digest_from_scratch, genesis
 from tests.support.hostile_records import flood
 
 STEPS = st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(1, 12)), max_size=30)
@@ -63,7 +63,7 @@ def plausible_log(steps: Steps, partitions: int = 1) -> DifferentialLog:
 
 
 def digests(world: World) -> dict[str, int]:
-    return {name: digest_from_nothing(group) for name, group in world.groups.items()}
+    return {name: digest_from_scratch(group) for name, group in world.groups.items()}
 
 
 @given(STEPS, PARTITIONS)
@@ -91,7 +91,7 @@ def test_logs_that_fit_reach_everywhere() -> None:
     assert sum(seen[name] for name in types) > sum(seen[name] for name in reasons)
 
 
-def test_logs_that_fit_do_what_protocol_2_allows() -> None:
+def test_valid_logs_exercise_all_that_protocol_2_allows() -> None:
     """F5.2, F6.3, F6.4, F6.6, F9.5, F9.10: each of them is accepted often enough, with all kinds of progress."""
     seen: Counter[str] = Counter()
     for seed in range(60):

@@ -31,7 +31,7 @@ from marshal_py.protocol.world import CHECKPOINT_OFFSETS, World
 from marshal_py.simulator.mutants import MUTANTS, switched_on
 from marshal_py.simulator.oracle import Oracle
 from tests.support import hostile
-from tests.support.differential_log import INCARNATION, DifferentialLog, digest_from_nothing
+from tests.support.differential_log import INCARNATION, DifferentialLog, digest_from_scratch
 
 SEEDS = st.integers(0, 2**32 - 1)
 READERS_MAX = 4  # each folds every record: more would only be slower
@@ -40,7 +40,7 @@ Digests = tuple[dict[str, int], int, int]
 
 
 def digests_of(world: World) -> Digests:
-    return {name: digest_from_nothing(group) for name, group in world.groups.items()}, world.chain_at, world.chain
+    return {name: digest_from_scratch(group) for name, group in world.groups.items()}, world.chain_at, world.chain
 
 
 class Owners:

@@ -89,7 +89,7 @@ def test_a_balanced_group_stays_as_it_is() -> None:
     assert moves(owners, target(group)) == moves(owners, target(group, "greedy")) == 0
 
 
-def test_a_partition_goes_back_to_who_had_it() -> None:
+def test_a_partition_goes_back_to_its_last_owner() -> None:
     """A1: free ones: the successor that the release named, else the last owner, else the least loaded."""
     group = group_of({"t": 6}, [{}, {}, {}], {("t", 3): 1, ("t", 4): 2, ("t", 5): 3})
     for number, last, successor in ((0, 3, NONE), (1, 1, 2), (2, 77, 88)):

@@ -100,7 +100,7 @@ def test_the_message_at_a_position_that_does_not_exist() -> None:
     assert (successor.delivery_count(9), successor.delivery_count(12)) == (4, 2)
 
 
-def test_what_earlier_owners_finished_is_passed_and_carried_on() -> None:
+def test_what_earlier_owners_finished_is_skipped_and_reported_again() -> None:
     """D1: it is not handed over, a range that touches the position is absorbed, the rest is told again."""
     known = progress.encode(10, [Range(12, 14, 0), Range(16, 18, 0), Range(20, 21, 3)])
     tracker = AtLeastOnce(10, 1, 0, known)

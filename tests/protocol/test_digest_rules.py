@@ -160,7 +160,7 @@ def test_tokens() -> None:
     assert Token(INCARNATION, book.claim(session)) > Token(INCARNATION, first)
 
 
-def test_config_is_hashed_as_it_stands() -> None:
+def test_config_is_hashed_as_its_bytes_in_the_log() -> None:
     """G3: H(config body): the same settings in other bytes are another digest."""
     short, long = DifferentialLog(), DifferentialLog()
     assert short.put(codec.encode(GroupConfig(-1), GROUP, INCARNATION)).accepted

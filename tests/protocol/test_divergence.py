@@ -72,7 +72,7 @@ def test_only_the_broken_one_of_three_stops(always: bool) -> None:
     assert len(kinds) >= 2, "it stands in the log"
 
 
-def test_two_who_differ_keep_what_they_own_and_claim_nothing() -> None:
+def test_two_members_that_differ_keep_their_partitions_and_claim_nothing() -> None:
     """G6, G8: neither can know who is broken; when the accuser's session ends, the other claims again."""
     cluster = VirtualCluster()
     a, b = cluster.team("a", "b")
@@ -99,7 +99,7 @@ def test_two_who_differ_keep_what_they_own_and_claim_nothing() -> None:
     assert len(a.owned) == 12
 
 
-def test_another_one_who_agrees_settles_it() -> None:
+def test_another_member_that_agrees_settles_it() -> None:
     """G8: and the odd one is not listened to again."""
     cluster = VirtualCluster()
     a, b, c = cluster.team("a", "b", "c")

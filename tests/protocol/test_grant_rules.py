@@ -103,7 +103,7 @@ def test_ranges_are_judged_one_by_one() -> None:
     assert granted(log, ask(session, (first, 100, 100, 101))) == (0,)
 
 
-def test_a_claim_of_somebody_else_among_the_ranges() -> None:
+def test_a_claim_of_another_session_among_the_ranges() -> None:
     """F5.1: only that one is refused."""
     log = DifferentialLog()
     session, epoch = log.owner(mode=2)

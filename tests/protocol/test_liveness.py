@@ -144,7 +144,7 @@ def test_a_probe_of_an_earlier_round_starts_no_heartbeat() -> None:
     assert one.due(at(now + 1)) is Due.NOTHING
 
 
-def test_who_is_quick_enough_recovers() -> None:
+def test_a_client_that_is_quick_enough_recovers() -> None:
     """T10: a reviving heartbeat that is read within an interval of its send ends the way back."""
     one = liveness()
     now = 10 * I

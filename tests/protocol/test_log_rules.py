@@ -219,15 +219,15 @@ def with_the_same_crc(incarnation: bytes) -> bytes:
     raise AssertionError("32 bits cannot tell 128 apart")
 
 
-def test_a_snapshot_of_a_twin() -> None:
+def test_a_snapshot_of_an_incarnation_with_the_same_crc() -> None:
     """E2: an incarnation is another although its CRC is the same; a Snapshot that names it is garbage."""
-    twin = with_the_same_crc(INCARNATION)
-    assert twin != INCARNATION
+    other = with_the_same_crc(INCARNATION)
+    assert other != INCARNATION
     book = DifferentialLog()
-    value = codec.encode(snapshot(twin), "", twin)
-    assert value[7:11] == codec.encode(snapshot(twin), "", INCARNATION)[7:11]
+    value = codec.encode(snapshot(other), "", other)
+    assert value[7:11] == codec.encode(snapshot(other), "", INCARNATION)[7:11]
     assert book.put(value).reason == "garbage"
-    assert book.put(wire.snapshot(twin, version=2)).reason == "garbage"
+    assert book.put(wire.snapshot(other, version=2)).reason == "garbage"
 
 
 def test_another_envelope_version() -> None:

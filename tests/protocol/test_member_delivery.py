@@ -98,7 +98,7 @@ def test_a_successor_that_has_not_prefetched_gets_nothing() -> None:
     cluster = VirtualCluster(partitions=2)
     (a,) = cluster.team("a")
     b = cluster.add("b")
-    b.warms = False
+    b.prefetch_succeeds = False
     cluster.run(4 * I)
     assert b.prefetched
     assert all(beat.ready == () for _, beat in b.sends(Heartbeat))
@@ -586,7 +586,7 @@ def test_the_gate_without_a_session() -> None:
 
 
 @pytest.mark.parametrize("what", ["deleted", "mode", "opaque"])
-def test_endings_from_outside(what: str) -> None:
+def test_endings_caused_by_the_log(what: str) -> None:
     """D8, F9.5, F9.6: a group that went away under its members ends them, with the error that says so."""
     cluster = VirtualCluster(partitions=2)
     a, b = cluster.team("a", "b")

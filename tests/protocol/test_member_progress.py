@@ -278,7 +278,7 @@ def test_a_group_of_two_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert left < world.groups[GROUP].opaque_at <= at
 
 
-def test_whoever_reads_less_makes_the_others_write_less(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_reader_decides_the_version_that_others_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """E8: from the moment its Join is read; until then the group may be opaque to it."""
     monkeypatch.setattr(rationalizer, "RECORD_VERSION", 2)
     cluster = VirtualCluster(partitions=2)

@@ -68,7 +68,7 @@ def test_several_that_stop_at_once_hand_over_to_those_that_stay(retiring: bool, 
 
 
 @pytest.mark.parametrize("retiring", [True, False])
-def test_where_all_stop_the_last_ones_go_to_nobody(retiring: bool) -> None:
+def test_if_all_stop_the_last_partitions_have_no_successor(retiring: bool) -> None:
     """A6, T16: nothing is claimed any more, no claim is lost, no Release refused; marked ones are named by nobody."""
     cluster = VirtualCluster()
     team = cluster.team(*NAMES)
@@ -118,12 +118,12 @@ def test_a_leave_waits_no_longer_than_an_interval() -> None:
     assert INTERVAL_MS <= cluster.now_ms - stopped_ms <= INTERVAL_MS + THIRD_MS
 
 
-def test_who_is_about_to_stop_claims_nothing() -> None:
+def test_a_member_that_is_about_to_stop_claims_nothing() -> None:
     """A6: neither what is free nor what a target would take for it; and others do not wait for it."""
     cluster = VirtualCluster()
     a, b, c = cluster.team("a", "b", "c")
     prepare_stop(b)
-    c.warms = a.warms = False  # so that nothing is handed over meanwhile
+    c.prefetch_succeeds = a.prefetch_succeeds = False  # so that nothing is handed over meanwhile
     cluster.run(20)
     begun = len(cluster.values)
     claim = next(iter(c.member.claims.values()))

@@ -181,7 +181,7 @@ def test_an_outage_that_ends_for_one_after_the_other_evicts_nobody_at_once() -> 
     assert not list(cluster.records(Evict))
 
 
-def test_who_writes_and_does_not_read_dies() -> None:
+def test_a_client_that_writes_and_does_not_read_is_evicted() -> None:
     """T10: it stops its heartbeats after an interval without reading one, and is evicted; it cannot revive itself."""
     cluster = VirtualCluster()
     _a, b, _c = cluster.team("a", "b", "c")
@@ -205,7 +205,7 @@ def test_who_writes_and_does_not_read_dies() -> None:
     assert set(cluster.owners().values()) == {"a", "b", "c"}
 
 
-def test_who_is_too_slow_does_not_revive_for_ever() -> None:
+def test_a_client_that_is_too_slow_does_not_revive_permanently() -> None:
     """T10: a client whose records come back only after more than an interval is evicted (X40)."""
     cluster = VirtualCluster()
     _a, b, _c = cluster.team("a", "b", "c")
@@ -236,7 +236,7 @@ def test_a_short_outage_costs_no_claim() -> None:
     assert not list(cluster.records(Evict))
 
 
-def test_who_is_not_healthy_claims_nothing() -> None:
+def test_an_unhealthy_client_claims_nothing() -> None:
     """T10: it reads that partitions became free, has not read its own signs back, and leaves them to others."""
     cluster = VirtualCluster()
     a, b = cluster.team("a", "b")
@@ -557,7 +557,7 @@ def test_an_orphaned_session_that_comes_later_is_left_too() -> None:
     assert b.alive
 
 
-def test_who_is_stopped_before_it_has_read_its_join_leaves_it() -> None:
+def test_a_client_stopped_before_it_has_read_its_join_leaves_that_session() -> None:
     """T14: the Join is accepted after the stop; the session that it begins must not be left behind."""
     cluster = VirtualCluster()
     a = cluster.add("a")
@@ -624,7 +624,7 @@ def test_a_member_that_will_stop_hands_over_first() -> None:
     a, b, c = cluster.team("a", "b", "c")
     had = set(b.owned)
     for successor in (a, c):
-        successor.warms = False
+        successor.prefetch_succeeds = False
     b.member.prepare_stop()
     cluster.run(THIRD_MS)
     assert [r.session for _, r in b.sends(StepDown)] == [b.session]
@@ -632,7 +632,7 @@ def test_a_member_that_will_stop_hands_over_first() -> None:
     assert all(b.may(claim) for claim in b.member.claims.values())
     assert not b.member.ready_to_stop()
     for successor in (a, c):
-        successor.warms = True
+        successor.prefetch_succeeds = True
         for partition, _ in successor.prefetched:
             successor.member.prefetched(partition)
         successor.due_ms = cluster.now_ms
@@ -646,7 +646,7 @@ def test_a_member_that_will_stop_hands_over_first() -> None:
     assert had <= a.owned | c.owned, "it takes nothing back while others are there"
 
 
-def test_who_is_not_relieved_need_not_wait() -> None:
+def test_a_member_without_a_successor_need_not_wait() -> None:
     """A6: alone, among others that are marked, with a policy that moves nothing, or without claims, it may stop now."""
     cluster = VirtualCluster()
     (a,) = cluster.team("a")
@@ -690,7 +690,7 @@ def test_fast_reclaim() -> None:
     assert len(old.sent) == sent
 
 
-def test_without_the_option_nobody_is_displaced() -> None:
+def test_without_the_option_no_session_is_replaced() -> None:
     """T15: two clients of one name live side by side; only its own client_id is ever named."""
     cluster = VirtualCluster()
     a, b = cluster.team("a", "b")
@@ -727,11 +727,11 @@ def test_late_copies_of_own_records_are_no_clones(kind: type) -> None:
 
 def test_a_clone_is_recognised_by_its_heartbeat() -> None:
     """T18: a machine that was copied while it ran: both have one session; both fence and end with SessionCloned."""
-    cluster = VirtualCluster(twins=True)
+    cluster = VirtualCluster(clones=True)
     a, b = cluster.team("a", "b")
-    twin = cluster.fork(b, "b2")
+    clone = cluster.fork(b, "b2")
     cluster.run(THIRD_MS + STEP)
-    for client in (b, twin):
+    for client in (b, clone):
         assert isinstance(client.member.error, SessionCloned)
         assert not client.alive
         assert not client.member.claims
@@ -740,7 +740,7 @@ def test_a_clone_is_recognised_by_its_heartbeat() -> None:
     assert set(cluster.owners().values()) == {"a"}
 
 
-def test_any_record_of_a_twin_is_recognised() -> None:
+def test_any_record_of_a_clone_is_recognised() -> None:
     """T18: a claim, a release, a Leave, a heartbeat in the own session's name that was not sent here."""
     for kind in ("claim", "release", "leave", "heartbeat"):
         cluster = VirtualCluster()
@@ -758,7 +758,7 @@ def test_any_record_of_a_twin_is_recognised() -> None:
         assert a.alive
 
 
-def test_somebody_elses_records_are_no_clones() -> None:
+def test_records_of_other_clients_are_not_taken_for_a_clone() -> None:
     """T18: only the own session counts: the same records for another session end nobody here."""
     cluster = VirtualCluster()
     a, b = cluster.team("a", "b")

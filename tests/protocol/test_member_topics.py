@@ -182,7 +182,7 @@ def test_members_accept_the_new_topic_where_they_may(by_config: bool) -> None:
 
 
 @pytest.mark.parametrize("said", ["fail", "latest of the future"])
-def test_the_config_goes_before_the_option(said: str) -> None:
+def test_the_groups_settings_override_the_option(said: str) -> None:
     """D10: what the group says counts, also where a consumer's option says `earliest`."""
     cluster, (a,) = team("a", on_topic_recreated="earliest")
     if said == "fail":
@@ -273,7 +273,7 @@ def test_an_admin_moves_what_was_parked() -> None:
     assert len(released) == 4
 
 
-def test_what_is_parked_is_mirrored_no_more() -> None:
+def test_a_parked_partition_is_not_mirrored() -> None:
     """D7, D10: of a topic that was made anew the old position would be none."""
     cluster, (a,) = team("a")
     a.deliver(a.claim(0), *range(10)).finish_range(0, 10)

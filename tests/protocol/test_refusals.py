@@ -39,7 +39,7 @@ def owner(cluster: VirtualCluster, clients: list[Client]) -> Client:
     return found()[0]
 
 
-def test_who_is_alone_tries_twice_parks_it_and_goes_on_with_the_rest() -> None:
+def test_a_single_member_tries_twice_parks_the_partition_and_continues_with_the_rest() -> None:
     """D13, F6.4: a right that is granted meanwhile asks for no admin. The way out is named."""
     cluster = VirtualCluster(partitions=2)
     (a,) = cluster.team("a")

@@ -268,7 +268,7 @@ INCOHERENT = dict(incoherent())
 
 
 @pytest.mark.parametrize("what", INCOHERENT)
-def test_a_state_to_which_no_fold_comes(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_that_no_fold_can_have(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """N4: whoever relies on it would fall over it later, so it is refused even if somebody made its digest fit."""
     broken = INCOHERENT[what]
     monkeypatch.setattr(snapshot, "digest_of", lambda world: broken.key.state)
@@ -279,7 +279,7 @@ UNSOUND = dict(unsound())
 
 
 @pytest.mark.parametrize("what", UNSOUND)
-def test_what_is_not_sound_is_passed_over(what: str) -> None:
+def test_an_invalid_snapshot_is_skipped(what: str) -> None:
     """N4: another digest, form, fold version, log or order, or a state to which no fold comes."""
     assert snapshot.load(UNSOUND[what], 0) is None
 
@@ -332,7 +332,7 @@ def test_nonsense_costs_no_memory() -> None:
     assert (len(store.whole), len(store._open), len(store._vouched)) == (STORED_MAX,) * 3
 
 
-def test_who_vouches() -> None:
+def test_which_clients_vouch() -> None:
     """N5: a witness, read before or after, by anybody; by the writer alone it is a self audit."""
     for early in (False, True):
         for by, self_audit in ((TWO, False), (ONE, True)):
@@ -357,7 +357,7 @@ def test_an_opaque_group() -> None:
     assert snapshot.state_of(log.world) is None
 
 
-def test_a_founding_snapshot_stops_who_began_before() -> None:
+def test_a_founding_snapshot_stops_readers_that_began_before() -> None:
     """N13: a reader from before stops; one that begins there, or behind it, reads on."""
     log = example()
     data = [codec.encode(record, "", INCARNATION) for record in snapshot.founding(GENESIS, 0, ONE, 16)]

@@ -401,7 +401,7 @@ def test_the_next_in_rank_evicts_when_the_first_does_not() -> None:
     assert evict.waited_ms < 2 * INTERVAL_MS + THIRD_MS, "whom it has waited out itself does not count"
 
 
-def test_whom_a_keeper_leaves_alone() -> None:
+def test_sessions_that_a_snapshotter_does_not_evict() -> None:
     """N14: its own groups, where its members wait, and opaque groups, where an Evict would be ignored."""
     log = DifferentialLog(exhaustive=False)
     log.join("silent")

@@ -165,7 +165,7 @@ def test_another_id(count: int) -> None:
     assert log.partition().position == 0
 
 
-def test_another_id_while_somebody_owns_it() -> None:
+def test_another_id_while_a_partition_is_owned() -> None:
     """F9.10: `held` while any partition of the topic, or the topic itself, is owned; other topics and the pin are not
     asked. It is not final."""
     log = DifferentialLog()

@@ -1,8 +1,8 @@
-"""A log for tests of the fold: every value goes through the heart and through the oracle, and the two must agree.
+"""A log for tests of the fold: the rationalizer and the oracle both fold every value, and must agree.
 
-`Logbook.put` folds one value and asserts, for whatever test uses it: the same outcome, reason, group and decoded
-record, the same groups with the same digests, the same chain; that a rejected or ignored record left every group as it
-was; that the digest kept step by step is the one computed from nothing; and the invariants W1 to W8.
+`DifferentialLog.put` folds one value and asserts in every test: both have the same outcome, reason, group and decoded
+record, the same groups with the same digests, and the same chain; a rejected or ignored record left every group as it
+was; the digest kept incrementally equals the one computed from scratch; the invariants W1 to W8 hold.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def genesis(partitions: int = 1, incarnation: bytes = INCARNATION, hash: str = H
 
 
 def fields_of(value: object) -> object:
-    """A record of the heart in the oracle's form: a dict of fields under their names on the wire."""
+    """A record of the codec in the oracle's form: a dict of fields by their names on the wire."""
     if isinstance(value, Struct):
         return {name.rstrip("_"): fields_of(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, tuple):
@@ -61,14 +61,14 @@ def fields_of(value: object) -> object:
     return value
 
 
-def digest_from_nothing(group: Group) -> int:
-    """G3 over all entries, without what the group remembers of its last digest."""
+def digest_from_scratch(group: Group) -> int:
+    """The digest of a group by G3, computed from all entries without what the group has cached."""
     entries = (group, *group.topics.values(), *group.sessions.values(), *group.partitions.values())
     return sum(entry.entry_hash() for entry in entries) & U64
 
 
 def stop_reason(error: CoordinationError) -> str:
-    """The heart's errors in the words of OracleStop."""
+    """The rationalizer's errors as reasons of OracleStop."""
     match error:
         case LogGap():
             return "gap"
@@ -99,8 +99,8 @@ class Opened(NamedTuple):
 class DifferentialLog:
     """One log under both folds.
 
-    `exhaustive`: check everything after every record. Bulk runs switch it off: then only the record's own group is
-    compared each time, and `audit` compares the rest when the run asks for it.
+    `exhaustive`: compare everything after every record. Bulk runs switch it off: then only the record's own group is
+    compared, and the run calls `audit` for the rest.
     """
 
     def __init__(
@@ -132,26 +132,26 @@ class DifferentialLog:
         return self.world.next_offset - 1
 
     def put(self, value: bytes | None) -> Verdict:
-        """Folds a value that does not stop the log."""
+        """Folds a value that must not stop the log."""
         verdict, error = self.fold(value)
         assert error is None, f"the log stopped: {error}"
         assert verdict is not None
         return verdict
 
     def stops(self, value: bytes | None, offset: int | None = None) -> CoordinationError:
-        """Folds a value that stops the log; nothing has changed and nothing was consumed."""
+        """Folds a value that must stop the log without changing or consuming anything; returns the error."""
         _, error = self.fold(value, offset)
-        assert error is not None, "the log went on"
+        assert error is not None, "the log did not stop"
         return error
 
     def say(self, record: Record, group: str = GROUP) -> str:
-        """Writes a record; "accepted", or the reason why not."""
+        """Writes a record; returns "accepted" or the reason for the rejection."""
         verdict = self.put(codec.encode(record, group, INCARNATION))
         assert verdict.group == group
         return verdict.reason or "accepted"
 
     def must(self, record: Record, group: str = GROUP) -> int:
-        """Writes a record that must be accepted; its offset."""
+        """Writes a record that must be accepted; returns its offset."""
         assert self.say(record, group) == "accepted"
         return self.last
 
@@ -160,16 +160,16 @@ class DifferentialLog:
         assert self.say(record, group) == reason
 
     def copies(self, start: int = 0) -> list[str]:
-        """Writes every value since `start` once more; what became of each."""
+        """Writes every value since `start` again; returns the outcome of each."""
         return [self.put(value).reason or "accepted" for value in self.values[start:]]
 
     # --- both folds
 
     def fold(self, value: bytes | None, offset: int | None = None) -> tuple[Verdict | None, CoordinationError | None]:
-        """Folds a value into both; asserts all that the module's docstring names."""
+        """Folds a value into both; asserts what the module's docstring says."""
         world, oracle = self.world, self.oracle
         at = world.next_offset if offset is None else offset
-        before = {name: digest_from_nothing(group) for name, group in world.groups.items()} if self.exhaustive else {}
+        before = {name: digest_from_scratch(group) for name, group in world.groups.items()} if self.exhaustive else {}
         opaque = {name for name, group in world.groups.items() if group.opaque_at >= 0} if self.exhaustive else set()
         chain = (world.chain_at, world.chain, world.next_offset)
         verdict, error, judged, stop = None, None, None, None
@@ -187,7 +187,7 @@ class DifferentialLog:
             assert oracle.next_offset == world.next_offset
             if self.exhaustive:
                 self.audit()
-                assert {name: digest_from_nothing(group) for name, group in world.groups.items()} == before
+                assert {name: digest_from_scratch(group) for name, group in world.groups.items()} == before
             return None, error
         self.values.append(value)
         self._same_verdict(verdict, at, judged)
@@ -196,7 +196,7 @@ class DifferentialLog:
             turned_opaque = {name for name, group in world.groups.items() if group.opaque_at >= 0} - opaque
             assert turned_opaque <= {verdict.group}
             changed = {verdict.group} if verdict.accepted or turned_opaque else set()
-            after = {name: digest_from_nothing(group) for name, group in world.groups.items()}
+            after = {name: digest_from_scratch(group) for name, group in world.groups.items()}
             assert {n: d for n, d in before.items() if n not in changed} == {
                 n: d for n, d in after.items() if n not in changed
             }, f"{verdict.reason or 'accepted'} changed a group that it must not change"
@@ -225,11 +225,11 @@ class DifferentialLog:
         assert (world.chain_at, world.chain) == oracle.chain_digest()
         assert world.groups.keys() == oracle.groups.keys()
         for name, group in world.groups.items():
-            assert group.digest() == digest_from_nothing(group), f"digest of {name!r}, step by step and from nothing"
+            assert group.digest() == digest_from_scratch(group), f"digest of {name!r}, incrementally and from scratch"
             self._same_group(name)
         world.check()
 
-    # --- looking
+    # --- state
 
     @property
     def group(self) -> Group:
@@ -245,7 +245,7 @@ class DifferentialLog:
         return self.group.partitions[TopicPartition(topic, number)]
 
     def state(self, number: int = 0, topic: str = TOPIC) -> dict[str, int | bytes | str]:
-        """The partition's entries that are not at their first value: what a test wants to read."""
+        """The fields of a partition that differ from a fresh one."""
         part = self.partition(number, topic)
         fresh = Partition(part.tp, part.name_hash)
         names = (
@@ -265,7 +265,7 @@ class DifferentialLog:
         )
         return {name: getattr(part, name) for name in names if getattr(part, name) != getattr(fresh, name)}
 
-    # --- the ways into a situation
+    # --- records that set up a situation
 
     def new_join(self, client: str = "c", mode: int = AT_LEAST_ONCE, **fields: Any) -> Join:
         """A Join with an instance_id of its own."""
@@ -293,7 +293,7 @@ class DifferentialLog:
         return self.must(ReleasingPartition(session, epoch, position, successor))
 
     def pause(self, duration_ms: int = PAUSE_MS) -> int:
-        """Begins or renews a pause; its token."""
+        """Begins or renews a pause; returns its token."""
         group = self.world.groups.get(GROUP)
         change = -1 if group is None else group.pause_change
         return self.must(ReleaseGroup(change, change, duration_ms))

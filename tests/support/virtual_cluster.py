@@ -1,11 +1,11 @@
-"""A stage for Members: several clients over one log, in virtual time, with every outage that a test asks for.
+"""A virtual cluster for Members: several clients over one log, in virtual time, with the outages that a test asks for.
 
-Nothing here waits: `Stage.run` jumps from one moment at which something is due to the next. A record is in the log
-`write_ms` after it was sent and at a reader `read_ms` after that, per client. `hold_writes` and `hold_reads` cut a
-client off; `suspend` stops its machine: the monotonic clock stands still, boot and wall time go on.
+Nothing here waits: `VirtualCluster.run` jumps to the next moment at which something is due. A record is in the log
+`write_ms` after it was sent and at a reader `read_ms` after that, per client. `hold_writes` and `cut` cut a client off;
+`suspend` stops its machine: the monotonic clock stops, boot and wall time continue.
 
-Checked for whatever test uses it: the world's invariants after every fold, that clients which folded as far hold the
-same digest, and that never two clients that run may deliver the same partition (a test with a forked twin says so).
+Checked in every test that uses it: the world's invariants after every fold; that clients at the same offset have the
+same digest; that no two running clients may deliver the same partition (unless the test clones a session).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def tp(number: int, topic: str = TOPIC) -> TopicPartition:
 
 
 class Client:
-    """One process: its world, its member, its clocks, and all that it was told to do."""
+    """One process: its world, its member, its clocks, and everything that its member asked it to do."""
 
     def __init__(self, cluster: VirtualCluster, name: str, options: MemberOptions, counts: dict[str, int]) -> None:
         self.cluster = cluster
@@ -57,11 +57,11 @@ class Client:
         self.write_ms, self.read_ms = WRITE_MS, READ_MS
         self.writes_held = False
         self.reads_held = False
-        self.held_back: list[bytes] = []  # what it sent while its writes were held
-        self.warms = True  # whether data that is fetched ahead comes at once
+        self.held_back: list[bytes] = []  # values sent while its writes were held
+        self.prefetch_succeeds = True  # whether fetching ahead gives data at once
         self.resolves = True
-        self.warp: Callable[[World, Verdict], None] = lambda world, verdict: None  # what a broken fold does too much
-        self.warps_again = False  # and does so whenever it folds
+        self.warp: Callable[[World, Verdict], None] = lambda world, verdict: None  # what a broken fold does in addition
+        self.warps_again = False  # also when it folds again
         self.starts: dict[TopicPartition, int] = {}
         self.sent: list[tuple[int, Record]] = []  # (time, record)
         self.claimed: list[tuple[int, Claim]] = []
@@ -101,7 +101,7 @@ class Client:
     def runs(self) -> bool:
         return self.alive and self.suspended_at is None
 
-    # --- its work
+    # --- reading and ticking
 
     def _fold(self, value: bytes) -> Verdict:
         verdict = apply(self.world, self.world.next_offset, value)
@@ -110,7 +110,7 @@ class Client:
         return verdict
 
     def fold_again(self, at: int) -> World | None:
-        """What a driver does for G6: from the bytes of the log, from its beginning."""
+        """What a driver does for G6: folds the bytes of the log from its beginning."""
         again = World()
         again.watched.add(GROUP)
         for offset in range(at):
@@ -120,7 +120,7 @@ class Client:
         return again
 
     def read(self) -> bool:
-        """Reads what has come; whether that was anything."""
+        """Reads the values that have arrived; True if there were any."""
         cluster, came = self.cluster, False
         while not self.reads_held and self.world.next_offset < len(cluster.values):
             if cluster.appended_ms[self.world.next_offset] + self.read_ms > cluster.now_ms:
@@ -131,7 +131,7 @@ class Client:
         return came
 
     def tick(self) -> Ready:
-        """One round; does what the member says, in the order of Ready."""
+        """One tick; carries out the Ready in its order."""
         out = self.member.tick(self.now)
         at = self.cluster.now_ms
         self.lost += [(at, claim, reason) for claim, reason in out.lost]
@@ -142,7 +142,7 @@ class Client:
         self.claimed += [(at, claim) for claim in out.claimed]
         for partition, position in out.start_prefetch:
             self.prefetched.append((partition, position))
-            if self.warms:
+            if self.prefetch_succeeds:
                 self.member.prefetched(partition)
         for wanted in out.resolve:
             self.resolved.append(wanted)
@@ -156,13 +156,13 @@ class Client:
             self.member.refolded(out.refold, self.fold_again(out.refold), self.now)
         if out.ended:
             self.alive = False
-        # What the driver did to the member in this round (starts, warm data) is a user's act: it ticks again.
-        told = bool(out.start_prefetch and self.warms) or bool(out.resolve and self.resolves)
-        self.due_ms = at + 1 if told else max(self.member.deadline_ms + self.slept_ms, at + 1)
+        # After the driver has reported starts or prefetched data, the member is due again.
+        driver_acted = bool(out.start_prefetch and self.prefetch_succeeds) or bool(out.resolve and self.resolves)
+        self.due_ms = at + 1 if driver_acted else max(self.member.deadline_ms + self.slept_ms, at + 1)
         return out
 
     def next_ms(self) -> int:
-        """When it has to do something, as far as it is known now."""
+        """When it must run next, as far as is known now."""
         due = self.due_ms
         if not self.reads_held and self.world.next_offset < len(self.cluster.values):
             due = min(due, self.cluster.appended_ms[self.world.next_offset] + self.read_ms)
@@ -174,7 +174,7 @@ class Client:
         self.writes_held = True
 
     def release_writes(self, *, lose: bool = False) -> None:
-        """The brokers are back: what was held goes into the log now, in its order, or is lost."""
+        """The brokers are back: held values are appended in their order, or lost."""
         self.writes_held = False
         held, self.held_back = self.held_back, []
         for value in held if not lose else ():
@@ -191,7 +191,7 @@ class Client:
     # --- handlers
 
     def deliver(self, claim: Claim, *offsets: int) -> OffsetRun:
-        """Fetches these messages at least once and hands them all over."""
+        """Fetches these messages in at-least-once mode and hands all of them over."""
         assert isinstance(claim.tracker, AtLeastOnce)
         assert self.may(claim), f"{self.name} may not deliver {claim.tp}"
         run = claim.tracker.add(offsets)
@@ -202,7 +202,7 @@ class Client:
         return self.member.may_deliver(claim.epoch, self.now)
 
     def take(self, claim: Claim) -> int | None:
-        """Hands over the next offset at most once, if there is one that may be; every offset exists."""
+        """In at-most-once mode, hands over the next offset if it may be; every offset exists."""
         tracker = claim.tracker
         assert isinstance(tracker, AtMostOnce)
         if not self.may(claim) or not tracker.holds(tracker.delivered_to):
@@ -211,7 +211,7 @@ class Client:
         tracker.deliver(offset, self.now.mono_ms)
         return offset
 
-    # --- looking
+    # --- state
 
     @property
     def session(self) -> int:
@@ -223,7 +223,7 @@ class Client:
 
     @property
     def owned(self) -> set[int]:
-        """Numbers of the partitions that are open here."""
+        """Numbers of the partitions that it has claims on."""
         return {claim.tp.partition for claim in self.member.claims.values()}
 
     def claim(self, number: int, topic: str = TOPIC) -> Claim:
@@ -234,27 +234,27 @@ class Client:
         return [(at, advisory) for at, advisory in self.advisories if advisory.kind == kind]
 
     def sends(self, kind: type[R], since_ms: int = 0) -> list[tuple[int, R]]:
-        """(time, record) of what it sent of this kind."""
+        """(time, record) of the records of this kind that it sent."""
         return [(at, record) for at, record in self.sent if isinstance(record, kind) and at >= since_ms]
 
 
 class VirtualCluster:
     """The log and its clients."""
 
-    def __init__(self, *, partitions: int = 12, mode: int = 1, twins: bool = False) -> None:
-        """`twins`: the test clones a session, so two may deliver at once and that is no fault of the stage."""
+    def __init__(self, *, partitions: int = 12, mode: int = 1, clones: bool = False) -> None:
+        """`clones`: the test clones a session, so two clients may deliver at once."""
         self.now_ms = 1_000_000
         self.partitions = partitions
         self.mode = mode
-        self.twins = twins
+        self.clones = clones
         self.values: list[bytes] = []
         self.appended_ms: list[int] = []
         self.clients: list[Client] = []
-        self._flying: list[tuple[int, int, Client | None, bytes]] = []
+        self._in_flight: list[tuple[int, int, Client | None, bytes]] = []
         self._numbers = count()
         self._digests: dict[int, int] = {}
         self.broken: set[str] = set()  # clients whose fold a test has broken
-        self.world = World()  # of an onlooker without delay
+        self.world = World()  # of a reader without delay
         self.verdicts: list[Verdict] = []
         self.append(codec.encode(Genesis(INCARNATION, 1, HASH_NAME, 2), "", INCARNATION))
 
@@ -271,31 +271,31 @@ class VirtualCluster:
         return client
 
     def team(self, *names: str, **options: Any) -> list[Client]:
-        """Clients that have joined and shared the partitions out."""
+        """Adds clients and runs until they have joined and claimed their partitions."""
         team = [self.add(name, **options) for name in names]
         self.run(3 * INTERVAL_MS)
         return team
 
     def fork(self, client: Client, name: str) -> Client:
-        """The same process a second time: same memory, but the kernel's random bits differ from here on."""
+        """Clones the process: the same memory, but its random bits differ from here on."""
         cluster, client.cluster = client.cluster, None  # type: ignore[assignment]
         try:
-            twin = copy.deepcopy(client)
+            clone = copy.deepcopy(client)
         finally:
             client.cluster = cluster
-        twin.cluster, twin.name = self, name
-        twin.rng.seed(f"client {name}")
-        self.clients.append(twin)
-        return twin
+        clone.cluster, clone.name = self, name
+        clone.rng.seed(f"client {name}")
+        self.clients.append(clone)
+        return clone
 
     def kill(self, client: Client) -> None:
-        """It is gone, and what it had not got to the brokers with it."""
+        """Ends it. Values in flight still reach the brokers; held ones do not."""
         client.alive = False
 
     # --- the log
 
     def append(self, value: bytes) -> int:
-        """The brokers have it; its offset."""
+        """Appends a value; returns its offset."""
         self.values.append(value)
         self.appended_ms.append(self.now_ms)
         self.verdicts.append(apply(self.world, len(self.values) - 1, value))
@@ -303,7 +303,7 @@ class VirtualCluster:
         return len(self.values) - 1
 
     def inject(self, record: Record) -> Verdict:
-        """A record of somebody who is not on the stage: an admin, a twin, another library."""
+        """Appends a record of a writer that is not simulated: an admin, a clone, another library."""
         return self.verdicts[self.append(codec.encode(record, GROUP, INCARNATION))]
 
     def must(self, record: Record) -> int:
@@ -312,12 +312,12 @@ class VirtualCluster:
         return verdict.offset
 
     def replay(self, offset: int) -> Verdict:
-        """A late copy of a record that stands in the log."""
+        """Appends a late copy of a record of the log."""
         return self.verdicts[self.append(self.values[offset])]
 
     def send(self, client: Client | None, value: bytes) -> None:
         delay = WRITE_MS if client is None else client.write_ms
-        self._flying.append((self.now_ms + delay, next(self._numbers), client, value))
+        self._in_flight.append((self.now_ms + delay, next(self._numbers), client, value))
 
     def records(self, kind: type[R], since: int = 0) -> Iterator[tuple[Verdict, R]]:
         for verdict in self.verdicts[since:]:
@@ -329,9 +329,10 @@ class VirtualCluster:
     def run(self, for_ms: int) -> None:
         until_ms = self.now_ms + for_ms
         while True:
-            self._settle()
+            self._run_due()
             next_ms = min(
-                [due for due, *_ in self._flying] + [c.next_ms() for c in self.clients if c.runs], default=until_ms + 1
+                [due for due, *_ in self._in_flight] + [c.next_ms() for c in self.clients if c.runs],
+                default=until_ms + 1,
             )
             if next_ms > until_ms:
                 self.now_ms = until_ms
@@ -340,18 +341,18 @@ class VirtualCluster:
             self.now_ms = next_ms
 
     def run_until(self, condition: Callable[[], object], at_most_ms: int = 60_000) -> int:
-        """Runs ms by ms until the condition holds; how long that took."""
+        """Runs ms by ms until the condition holds; returns how long that took in ms."""
         begun = self.now_ms
         while not condition():
             assert self.now_ms - begun < at_most_ms, "it did not happen"
             self.run(1)
         return self.now_ms - begun
 
-    def _settle(self) -> None:
-        """Everything that is due at this moment."""
-        self._flying.sort(key=lambda one: one[:2])
-        while self._flying and self._flying[0][0] <= self.now_ms:
-            _, _, client, value = self._flying.pop(0)
+    def _run_due(self) -> None:
+        """Does everything that is due at this moment."""
+        self._in_flight.sort(key=lambda one: one[:2])
+        while self._in_flight and self._in_flight[0][0] <= self.now_ms:
+            _, _, client, value = self._in_flight.pop(0)
             if client is not None and client.writes_held:
                 client.held_back.append(value)
             else:
@@ -360,7 +361,7 @@ class VirtualCluster:
             if client.runs and (client.read() or client.due_ms <= self.now_ms):
                 client.tick()
                 self._same_world(client)
-        if not self.twins:
+        if not self.clones:
             self._exclusive()
 
     def _same_world(self, client: Client) -> None:
@@ -372,7 +373,7 @@ class VirtualCluster:
             assert self._digests.setdefault(client.world.next_offset, digest) == digest, "two readers, two worlds"
 
     def _exclusive(self) -> None:
-        """Nobody who runs may deliver what another one may deliver."""
+        """Asserts that no two running clients may deliver the same partition."""
         by: dict[TopicPartition, str] = {}
         for client in self.clients:
             if client.runs:
@@ -380,7 +381,7 @@ class VirtualCluster:
                     if client.may(claim):
                         assert by.setdefault(claim.tp, client.name) == client.name, f"two deliver {claim.tp}"
 
-    # --- looking
+    # --- state
 
     @property
     def group(self) -> Group:
@@ -390,7 +391,7 @@ class VirtualCluster:
         return self.group.partitions[tp(number, topic)]
 
     def owners(self) -> dict[int, str]:
-        """Partition -> name of the client that owns it, as the log says."""
+        """Partition -> name of the client that owns it, by the log."""
         names = {client.session: client.name for client in self.clients}
         return {
             p.tp.partition: names.get(p.owner, f"session {p.owner}")
@@ -400,14 +401,14 @@ class VirtualCluster:
 
 
 def granted(cluster: VirtualCluster, client: Client, claim: Claim, offer: tuple[int, int]) -> None:
-    """Offers fetched messages and lets the grant come."""
+    """Offers fetched messages and runs until the grant was read."""
     claim.offer = offer
     client.due_ms = cluster.now_ms
     cluster.run(WRITE_MS + READ_MS)
 
 
 def take_all(client: Client, claim: Claim) -> list[int]:
-    """Hands over at most once whatever may be."""
+    """In at-most-once mode, hands over all that may be; returns the offsets."""
     taken = []
     while (offset := client.take(claim)) is not None:
         taken.append(offset)
