@@ -147,7 +147,7 @@ class GroupEvents:
                 pass
 
     def _topology(self, record: Topology) -> str:
-        """What is new beside the number of partitions."""
+        """The part of a Topology's text about the topic's id; "" if the id is not new."""
         known = self._topics.get(record.topic)
         count, topic_id = known or (0, "")
         self._topics[record.topic] = record.partitions, record.topic_id or topic_id

@@ -35,7 +35,7 @@ class Candidacy:
         self.taking: list[TopicPartition] = []  # of these, the ones that live sessions own
         self.giving = False  # whether the target gives a partition of this member to another one
         self.stopping: set[int] = set()  # live sessions that are about to leave (A6)
-        self.late = False  # whether the world has changed since the last refresh
+        self.outdated = False  # whether the world has changed since the last refresh
         self._refreshed: tuple[int, frozenset[int], int] = (-1, frozenset(), NONE)
         self._refreshed_ms = 0  # of the wait clock
         self._before: list[int] = []  # sessions before this one, by number
@@ -55,14 +55,14 @@ class Candidacy:
         waited_out.discard(me)
         self.waited_out = frozenset(waited_out)
         now = (group.shape, self.waited_out, me)
-        self.late = now != self._refreshed
-        if not self.late:
+        self.outdated = now != self._refreshed
+        if not self.outdated:
             return  # nearly always; a change of settings changes the shape too
         counted_ms = detector.clock.counted_ms
         large = sum(topic.count for topic in group.topics.values()) + len(group.sessions) > REFRESH_AT_ONCE_MAX
         if large and me == self._refreshed[2] and counted_ms - self._refreshed_ms < detector.clock.step_ms_max:
             return
-        self._refreshed, self._refreshed_ms, self.late = now, counted_ms, False
+        self._refreshed, self._refreshed_ms, self.outdated = now, counted_ms, False
         self.revision += 1
         self.stopping &= group.sessions.keys()
         self.policy = self.member.options.policy
@@ -80,7 +80,7 @@ class Candidacy:
     def wait_ms(self) -> int | None:
         """How long until the next refresh may compute, in ms; None if the world has not changed."""
         clock = self.member.detector.clock
-        return max(1, self._refreshed_ms + clock.step_ms_max - clock.counted_ms) if self.late else None
+        return max(1, self._refreshed_ms + clock.step_ms_max - clock.counted_ms) if self.outdated else None
 
     def _target(self, group: Group, order: list[int]) -> Target:
         return POLICIES.get(self.policy, POLICIES[DEFAULT_POLICY])(group, order)

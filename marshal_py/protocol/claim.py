@@ -99,7 +99,10 @@ class Claim:
         return self.tracker.in_flight_since_ms is None
 
     def position(self) -> int:
-        """Where the next owner starts, as far as this client knows; in at-most-once mode after what was handed over."""
+        """The offset at which the next owner starts, as far as this client knows.
+
+        In at-most-once mode it is the one after all that was handed over.
+        """
         return self.tracker.position() if isinstance(self.tracker, AtLeastOnce) else self.tracker.handed_to
 
     def lag(self, position: int) -> int:

@@ -314,7 +314,7 @@ class AtLeastOnce:
         return spans
 
     def _delivered_again(self, position: int, mine: int) -> list[Range]:
-        """What earlier owners delivered and nobody finished; one delivery more below `mine`, by this claim."""
+        """Ranges that earlier owners delivered and nobody finished. This claim delivered those below `mine` once more."""
         counted = []
         for start, to, times in self._delivered_before:
             start = max(start, position + 1)

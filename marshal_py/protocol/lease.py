@@ -71,12 +71,12 @@ class WaitClock:
             self.floor_ms = self.counted_ms
 
     def counted_at(self, now: Instant) -> int:
-        """Where a wait begins that begins now: `counted_ms` as if the current step ended at `now` (T1)."""
+        """The start of a wait that begins at `now`: `counted_ms` as if the current step ended there (T1)."""
         last = self.last_mono_ms
         return self.counted_ms + (0 if last is None else min(max(0, now.mono_ms - last), self.step_ms_max))
 
     def waited_ms(self, began_at: int) -> int:
-        """How long a wait has lasted that began at `began_at`; one ms less, because both ends were rounded down."""
+        """The length of a wait that began at `began_at`; one ms less, because both ends were rounded down."""
         return max(0, self.counted_ms - max(began_at, self.floor_ms) - 1)
 
     def over_at(self, began_at: int, wait_ms: int) -> int:

@@ -21,7 +21,7 @@ RANDOM_BITS = 20  # low bits of a sequence: a cloned machine continues the same 
 
 
 class Due(IntEnum):
-    """What the client should send to show that it lives."""
+    """The sign of life that the client should send."""
 
     NOTHING = 0
     HEARTBEAT = 1
@@ -29,7 +29,7 @@ class Due(IntEnum):
 
 
 class _Revival(IntEnum):
-    """How far a client that was cut off is on its way back (T10)."""
+    """The steps by which a client that was cut off comes back (T10)."""
 
     NONE = 0
     PROBING = 1
@@ -166,7 +166,7 @@ class Liveness:
         self._sent.clear()
 
     def due(self, now: Instant) -> Due:
-        """What to send now for the live session (T9, T10)."""
+        """The sign of life to send now for the live session (T9, T10)."""
         if self.healthy(now):
             self._revival = _Revival.NONE
             third_ms = self.interval_ms // HEARTBEATS_PER_INTERVAL

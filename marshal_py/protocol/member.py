@@ -107,7 +107,7 @@ class Member(MemberState):
     # --- what the driver reports
 
     def learn_topic(self, topic: str, count: int, topic_id: str = "") -> bool:
-        """What the cluster's metadata says of a topic: partition count and id ("" if unknown). True if that is new."""
+        """Learns a topic's partition count and id ("" if unknown) from the cluster's metadata. True if that is new."""
         return self.topics.learn(topic, count, topic_id)
 
     def start_resolved(self, tp: TopicPartition, offset: int, now: Instant) -> None:
@@ -127,13 +127,13 @@ class Member(MemberState):
         self.request_tick()
         return True
 
-    def give_up(self, tp: TopicPartition, said: str, now: Instant) -> bool:
-        """D13: Kafka does not serve this partition to this client; `said`: the cluster's words.
+    def give_up(self, tp: TopicPartition, detail: str, now: Instant) -> bool:
+        """D13: Kafka does not serve this partition to this client; `detail`: the cluster's words.
 
         Releases it, parked if every member has tried in vain. True if this member has nothing left to deliver.
         """
         self.rebalancer.back_off(tp, now.mono_ms + LEFT_INTERVALS * self.options.interval_ms)
-        return self.refusals.give_up(tp, said, now)
+        return self.refusals.give_up(tp, detail, now)
 
     def ack_is_late(self, claim: Claim) -> bool:
         """Whether an ack on `claim` comes too late to count; `late_acks` counts it then."""

@@ -142,10 +142,12 @@ class Rebalancer:
     def settled(self) -> bool:
         """Whether the last round left nothing in flight, nothing to take or give, and no silent session."""
         seen = self.candidacy
-        return not (self._claiming or self._prefetching or seen.late or seen.taking or seen.giving or seen.waited_out)
+        return not (
+            self._claiming or self._prefetching or seen.outdated or seen.taking or seen.giving or seen.waited_out
+        )
 
     def next_ms(self, now: Instant) -> int | None:
-        """When (monotonic ms) another round is due apart from waits; None if there is none, or it may not act now."""
+        """Monotonic ms at which another round is due apart from waits; None if none is, or it may not act now."""
         if self._now_ms != now.mono_ms:
             return None
         wait_ms = 1 if self._more else self.candidacy.wait_ms()

@@ -35,8 +35,8 @@ class Refusals:
         for move in record.moves:
             self._noted.pop(TopicPartition(move.topic, move.partition), None)
 
-    def give_up(self, tp: TopicPartition, said: str, now: Instant) -> bool:
-        """Releases an own partition, parked if all members have tried in vain. `said`: the cluster's words.
+    def give_up(self, tp: TopicPartition, detail: str, now: Instant) -> bool:
+        """Releases an own partition, parked if all members have tried in vain. `detail`: the cluster's words.
 
         True if this member has nothing left to deliver.
         """
@@ -46,10 +46,10 @@ class Refusals:
                 continue
             position = claim.position()
             if self._all_tried(group, tp, position):
-                member.park(claim.epoch, parking.UNREADABLE, said, now)
+                member.park(claim.epoch, parking.UNREADABLE, detail, now)
             else:
                 claim.stop(UNREADABLE, now.mono_ms + member.options.interval_ms)
-                member.note(UNREADABLE, tp, position, text=said, epoch=claim.epoch)
+                member.note(UNREADABLE, tp, position, text=detail, epoch=claim.epoch)
         member.request_tick()
         return not any(claim.phase is ClaimPhase.OPEN for claim in member.claims.values())
 

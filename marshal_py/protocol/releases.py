@@ -80,7 +80,7 @@ class Releases:
                 self.member.advise("revoking", claim.tp, epoch=claim.epoch, text=claim.reason)
 
     def next_ms(self, now: Instant) -> int | None:
-        """When (monotonic ms) a draining claim must be looked at again; None if none drains."""
+        """Monotonic ms at which a draining claim must be checked again; None if none drains."""
         if self._more and self.member.claims:
             return now.mono_ms + 1
         nearest: int | None = None

@@ -28,7 +28,7 @@ CHECKPOINTS_HELD: Final = 1_024  # own digests kept: a snapshot is read seconds 
 
 
 class SnapshotTasks(Struct):
-    """What the driver should do now."""
+    """Tasks for the driver."""
 
     send: list[Snapshot] = field(default_factory=list)  # to the log, under no group
     evict: list[tuple[str, Evict]] = field(default_factory=list)  # to the log, under the group that is named

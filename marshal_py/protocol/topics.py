@@ -31,7 +31,7 @@ class Topics:
         self._sent: dict[str, tuple[int, str, int]] = {}  # topic -> (count, id, sent ms) of the newest Topology
 
     def learn(self, topic: str, count: int, topic_id: str = "") -> bool:
-        """What the cluster's metadata says. True if that is new.
+        """Learns what the cluster's metadata says of a topic. True if that is new.
 
         A broker that lags behind the others may report a topic that is gone already; that is ignored.
         """

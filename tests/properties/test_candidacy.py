@@ -126,9 +126,9 @@ def test_free_partitions_are_updated_from_changes(kept: int, seed: int) -> None:
             for _ in range(chance.choice([0, 1, 1, 5])):
                 happens()
             detector.refresh(book.group, at(ms), True)
-            anew = FailureDetector(INTERVAL_MS)
-            anew.refresh(book.group, at(ms), True)
-            free = {tp: version for tp, (version, _) in anew.free().items()}
+            fresh = FailureDetector(INTERVAL_MS)
+            fresh.refresh(book.group, at(ms), True)
+            free = {tp: version for tp, (version, _) in fresh.free().items()}
             since = {
                 tp: since[tp]
                 if since.get(tp, (NONE,))[0] == version and tp in since

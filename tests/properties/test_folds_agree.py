@@ -1,8 +1,8 @@
-"""The heart and the oracle, two folds written apart, agree on any log: verdict, reason, digests, chain, where to stop.
+"""The rationalizer and the oracle agree on any log: verdicts, reasons, digests, chain, where to stop.
 
 A log is a list of (seed, count): each seed writes so many records with a generator that looks at the world so far
-(`tests/support/hostile`). So hypothesis can drop some from a failing log and the others still mean something. `Logbook`
-compares both folds after every record.
+(`tests/support/hostile`). So hypothesis can drop some from a failing log and the others still mean something.
+`DifferentialLog` compares both folds after every record.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ ALLOWED = (
     "sought",
     "deleted",
     "revived",
-    "made anew",
+    "recreated",
     "id learned",
     "512 bytes",
     "progress",
@@ -139,7 +139,7 @@ def done_by(verdict: Verdict, ids: dict[str, str], mode: int) -> Iterator[str]:
         case GroupConfig() as record:
             yield "deleted" if record.deleted else "revived" if mode == 0 else "configured"
         case Topology(topic=topic, topic_id=topic_id) if topic_id and ids.get(topic) is not None:
-            yield "id learned" if ids[topic] == "" else "same id" if ids[topic] == topic_id else "made anew"
+            yield "id learned" if ids[topic] == "" else "same id" if ids[topic] == topic_id else "recreated"
         case Heartbeat() as record:
             if record.idle_ms:
                 yield "idle"
@@ -199,7 +199,7 @@ def test_on_groups_that_end_and_begin_again(steps: Steps, rng: Random) -> None:
 
 @given(STEPS)
 def test_a_log_read_twice(steps: Steps) -> None:
-    """A log twice more behind itself (L9): what was accepted is not accepted again, where that would matter."""
+    """A log, followed by two copies of itself (L9): no copy is accepted where that would matter."""
     source = plausible_log(steps)
     log = DifferentialLog()
     accepted: set[tuple[bytes, int]] = set()
@@ -246,15 +246,15 @@ def test_any_chunking_and_any_restart(steps: Steps, cuts: list[int]) -> None:
         log.fold(hostile.hostile(rng, log.world, log.values))
     values = log.values
     whole, verdicts = replay(values, World())
-    pieces, told = World(), []
+    pieces, folded = World(), []
     bounds = sorted({min(cut, len(values)) for cut in cuts} | {len(values)})
     for start, end in zip([0, *bounds], bounds, strict=False):
-        told += replay(values[start:end], pieces)[1]
-        # A reader that stopped here and starts again folds from 0, and must stand where the one that went on stands.
+        folded += replay(values[start:end], pieces)[1]
+        # A reader that starts again here folds from 0, and must come to the same state as one that continued.
         again, _ = replay(values[:end], World())
         assert {name: group.digest() for name, group in pieces.groups.items()} == digests(again)
         assert (pieces.chain_at, pieces.chain) == (again.chain_at, again.chain)
-    assert told == verdicts
+    assert folded == verdicts
     assert digests(pieces) == digests(whole) == digests(log.world)
     assert (whole.chain_at, whole.chain, whole.next_offset) == (log.world.chain_at, log.world.chain, len(values))
     assert whole.counters == pieces.counters == log.world.counters
@@ -283,7 +283,7 @@ def test_on_any_messagepack(number: int, elements: list[object], tail: bytes) ->
 
 @given(st.integers(-1, 2**32 - 1), st.binary(max_size=120), st.integers(0, 15))
 def test_decoding_raises_nothing(seed: int, data: bytes, kind: int) -> None:
-    """E1: whoever can write to the topic must not be able to stop its readers."""
+    """E1: a foreign writer must not be able to stop the readers."""
     assert codec.open_envelope(data, seed) is None or data[:2] == b"Mr"
     codec.decode_body(kind, data)
     codec.open_envelope(wire.envelope("", 14 * (kind % 2), data), crc32(INCARNATION))
@@ -313,7 +313,7 @@ def test_what_is_written_is_read(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", BULK_SEEDS)
 def test_a_flood_of_hostile_records(seed: int) -> None:
-    """E1, E6: a hundred thousand in all, through the codec and both folds. `make soak` goes on with other seeds."""
+    """E1, E6: a hundred thousand in all, through the codec and both folds. `make soak` continues with other seeds."""
     seen = flood(seed, BULK_RECORDS)
     print(f"seed {seed}:", ", ".join(f"{reason} {count}" for reason, count in seen.most_common()))
     assert seen.total() == BULK_RECORDS

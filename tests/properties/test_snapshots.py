@@ -1,7 +1,7 @@
-"""Folding to a checkpoint, writing the state down, loading it and going on equals folding through; in both folds.
+"""Folding on from a snapshot gives the same state as folding from the beginning; in both folds.
 
-The heart writes the snapshot. The heart and the oracle each read it from the records as they would stand in a log, in
-any order and with copies, and go on beside the folds that began at offset 0.
+The library writes the snapshot. The library and the oracle each read it from the records as a log would hold them, in
+any order and with copies, and continue beside the folds that began at offset 0.
 """
 
 from __future__ import annotations

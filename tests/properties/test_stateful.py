@@ -1,8 +1,8 @@
-"""Whole lives of a log, rule by rule: hypothesis chooses who writes what when, who reads how far and starts where.
+"""Whole lives of a log, rule by rule: hypothesis chooses the writes, and how far and from where readers read.
 
-`Logbook` compares the heart with the oracle after every record, and that what was not accepted changed no group. Beside
-it stands a third, much smaller model, of owners alone: who may own a partition follows from verdicts, not from a state.
-Readers of every kind must come to the digests that were taken when the record was written.
+`DifferentialLog` compares the rationalizer with the oracle after every record, and asserts that what was not accepted
+changed no group. Beside it there is a third, much smaller model, of owners alone: who may own a partition follows from
+verdicts, not from a state. Readers of every kind must come to the digests that were taken when the record was written.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def digests_of(world: World) -> Digests:
 
 
 class Owners:
-    """Who owns what, told by accepted records alone."""
+    """The owners of partitions, from accepted records alone."""
 
     def __init__(self) -> None:
         self.claims: dict[tuple[str, str, int], tuple[int, int]] = {}  # group, topic, partition -> (session, epoch)
@@ -145,8 +145,8 @@ class LogLife(RuleBasedStateMachine):
     # --- readers
 
     @rule(cuts=st.lists(st.integers(0, 2**16), max_size=4))
-    def somebody_reads_it_in_pieces(self, cuts: list[int]) -> None:
-        """Any chunking: at each cut the heart and the oracle hold what was held when that record was written."""
+    def read_in_pieces(self, cuts: list[int]) -> None:
+        """Any chunking: at each cut the rationalizer and the oracle have the state of when that record was written."""
         values = self.log.values
         world, oracle = World(), Oracle()
         for end in sorted({cut % (len(values) + 1) for cut in cuts} | {len(values)}):
@@ -158,8 +158,8 @@ class LogLife(RuleBasedStateMachine):
             assert oracle.chain_digest() == self.taken[end][1:]
 
     @rule(at=st.integers(0, 2**16))
-    def somebody_starts_from_a_snapshot(self, at: int) -> None:
-        """At any checkpoint: what is loaded goes on like what was folded."""
+    def start_from_a_snapshot(self, at: int) -> None:
+        """At any checkpoint: a loaded world continues like a folded one."""
         point = at % (len(self.log.values) // CHECKPOINT_OFFSETS + 1) * CHECKPOINT_OFFSETS
         world = World()
         for value in self.log.values[:point]:
@@ -227,7 +227,7 @@ def test_a_snapshot_is_taken_and_loaded() -> None:
     life = LogLife()
     for seed in range(20):
         life.members_write(seed, 4)
-    life.somebody_starts_from_a_snapshot(3)
+    life.start_from_a_snapshot(3)
     assert life.readers
     life.members_write(99, 8)
     life.everybody_holds_the_same()

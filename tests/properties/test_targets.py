@@ -1,4 +1,4 @@
-"""Targets against a plain reading of PROTOCOL.md A1 that takes its time, on random worlds; and how they come true."""
+"""Targets against a plain, slow reading of PROTOCOL.md A1, on random worlds; and how members carry them out."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Rules F7 to F10, sentence by sentence: pauses, positions, topology, config, and that nothing else changes the world.
 
-As in test_fold_rules.py, `Logbook` asserts after every record that heart and oracle agree and that a rejected record
-left the group's digest as it was.
+As in test_fold_rules.py, `DifferentialLog` asserts after every record that the rationalizer and the oracle agree and
+that a rejected record left the group's digest as it was.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def test_changing_the_mode() -> None:
     version = log.must(ReleasingPartition(session, epoch, -1, parked="why"))
     log.must(GroupConfig(-1, token, 2))
     assert (log.group.mode, log.group.sessions, log.group.paused) == (2, {}, True)
-    # What was told of the old generation is gone.
+    # What was reported of the old generation is gone.
     assert log.state() == {"position": 100, "generation": 1, "version": version, "last_owner": session}
     assert (log.partition(1).generation, log.partition(-1).generation) == (1, 0)
     assert log.state(-1) == {"version": whole, "last_owner": other}

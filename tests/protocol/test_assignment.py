@@ -1,4 +1,4 @@
-"""Who should try which partition: PROTOCOL.md A1, A2, A4, A5 and F9.9 on the policies alone."""
+"""The policies alone: which session should own which partition (PROTOCOL.md A1, A2, A4, A5, F9.9)."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_own_topics_only() -> None:
 
 
 def test_a_marked_session_comes_last() -> None:
-    """A1, F9.9: it gives its partitions away to whoever can take them, and keeps what nobody else can."""
+    """A1, F9.9: a marked session gives its partitions to any candidate that can take them, and keeps the others."""
     owners = {("t", number): 1 + number % 2 for number in range(8)}
     found = target(group_of({"t": 8}, [{"mark": 9}, {}], owners))
     assert set(found.values()) == {2}
@@ -197,7 +197,7 @@ def groups(draw: st.DrawFn) -> Group:
 
 @given(groups(), st.sampled_from(["balanced", "greedy"]), st.randoms())
 def test_every_target_is_sound(group: Group, policy: str, chance: object) -> None:
-    """A1, A5: complete where somebody wants a partition and has room, within topics and claims_max, equal for all."""
+    """A1, A5: complete if a candidate wants a partition and has room; within topics and claims_max; equal for all."""
     found = target(group, policy)
     joins = {sid: session.join for sid, session in group.sessions.items()}
     loads = Counter(found.values())
@@ -212,7 +212,7 @@ def test_every_target_is_sound(group: Group, policy: str, chance: object) -> Non
                 assert not any(
                     topic in join.topics and (not join.claims_max or loads[sid] < join.claims_max)
                     for sid, join in joins.items()
-                ), "somebody wants it and has room"
+                ), "a candidate wants it and has room"
     assert len(found) <= sum(TOPICS.values())
     # The same whatever order dicts were filled in: two members that hold the same world have the same target.
     other = group_of(TOPICS, [])
@@ -226,7 +226,7 @@ def test_every_target_is_sound(group: Group, policy: str, chance: object) -> Non
 
 @given(groups())
 def test_greedy_takes_nothing_from_anybody(group: Group) -> None:
-    """A1: whoever may keep a partition keeps it: an unmarked owner that wants it, up to its claims_max."""
+    """A1: an owner keeps its partitions if it is unmarked and wants them, up to its claims_max."""
     found = target(group, "greedy")
     for tp, partition in group.partitions.items():
         join = group.sessions[partition.owner].join

@@ -1,7 +1,7 @@
 """Rules F4 and F6, sentence by sentence: claims and releases. Grants and what is given back are in test_grant_rules.py.
 
-As in test_fold_rules.py, `Logbook` asserts after every record that heart and oracle agree and that a rejected record
-left the group's digest as it was.
+As in test_fold_rules.py, `DifferentialLog` asserts after every record that the rationalizer and the oracle agree and
+that a rejected record left the group's digest as it was.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def test_a_claim_counts_a_delivery_at_least_once() -> None:
     first, epoch = log.owner()
     assert (log.partition().attempts, log.partition().began) == (1, 100)
     log.must(Heartbeat(first, 0, (ClaimState(epoch, 150, attempts=4),)))
-    assert log.partition().began == 100, "it is where the claim began, not where it stands"
+    assert log.partition().began == 100, "where the claim began, not its present position"
     log.must(Leave(first))
     assert (log.partition().attempts, log.partition().began) == (4, -1)
     second = log.join("d")
@@ -146,7 +146,7 @@ def test_attempts_are_bounded() -> None:
 
 
 def test_claim_of_a_parked_partition() -> None:
-    """F4.2: `parked`, before the version is looked at and whoever asks; of the others of its topic nothing is said."""
+    """F4.2: `parked`, whatever version and session; the other partitions of its topic are not affected."""
     log = DifferentialLog()
     session, epoch = log.owner()
     log.must(ReleasingPartition(session, epoch, 100, parked="why"))
@@ -226,7 +226,7 @@ def test_release_at_least_once(given: int, position: int) -> None:
     log.must(Heartbeat(session, 0, (ClaimState(epoch, 100, 1, 2, 3, b"p"),)))
     # Without `observed` and with it: nothing is given back at least once.
     version = log.must(ReleasingPartition(session, epoch, given, NEVER, "why", 7, 9, 5, 6, b"q"))
-    told = {"attempts": 5, "in_flight": 6, "progress": b"q"}
+    released = {"attempts": 5, "in_flight": 6, "progress": b"q"}
     held = {"attempts": 3, "in_flight": 2, "progress": b"p"}
     assert log.state() == {
         "position": position,
@@ -234,7 +234,7 @@ def test_release_at_least_once(given: int, position: int) -> None:
         "last_owner": session,
         "successor": NEVER,
         "lag": 1,
-        **(told if given >= 100 else held),
+        **(released if given >= 100 else held),
     }
 
 

@@ -1,8 +1,7 @@
 """The wire form: byte layout, the worked example of PROTOCOL.md 4.3, frozen bytes, and the bounds of the tables of 4.2.
 
-The bounds are read out of PROTOCOL.md itself, so that the text, the heart and the oracle's table cannot drift apart.
-`tests/fixtures/records_v2.txt` holds records as protocol 2 wrote them first; they must decode to the same values for
-ever.
+The bounds are read from PROTOCOL.md itself, so that the text, the codec and the oracle's table cannot drift apart.
+`tests/fixtures/records_v2.txt` holds records as protocol 2 first wrote them; they must always decode to these values.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def opened(value: bytes) -> Opened:
 
 
 def decoded(value: bytes) -> Record:
-    """The record of a value, by the heart; the oracle must read the same."""
+    """The record of a value, by the codec; the oracle must read the same."""
     envelope = opened(value)
     record = codec.decode_body(envelope.type, envelope.body)
     assert record is not None
@@ -194,7 +193,7 @@ def frozen_lines() -> list[tuple[str, str, bytes]]:
 
 
 def test_frozen_bytes() -> None:
-    """E7: records as first written decode to the same values for ever, whatever fields were appended since."""
+    """E7: records as first written always decode to the same values, whatever fields were appended since."""
     rows = frozen_lines()
     assert [name for name, _, _ in rows] == [kind.__name__ for kind in records.RECORD_TYPES] == list(FROZEN)
     for name, group, value in rows:
@@ -316,7 +315,7 @@ BOUNDS = [parse(text, record) for record, texts in ROWS.items() for text in text
 
 
 def reads(kind: int, fields: tuple[object, ...]) -> bool:
-    """Whether a body is read; the heart and the oracle must agree, also on the values."""
+    """Whether a body is read; the codec and the oracle must agree, also on the values."""
     body = wire.pack([kind, *fields])
     record = codec.decode_body(kind, body)
     try:
@@ -526,4 +525,4 @@ def test_every_record_comes_back(name: str) -> None:
 def test_a_false_that_is_no_default_stays() -> None:
     """E7: 0 and False are equal and not the same: only a value of the default's own type is left out."""
     with pytest.raises(InvalidRecord):
-        codec.encode(GroupConfig(-1, release_behind_ms=False), "g", INCARNATION)  # bool is an int: only the codec minds
+        codec.encode(GroupConfig(-1, release_behind_ms=False), "g", INCARNATION)  # bool is an int for msgspec

@@ -1,6 +1,7 @@
-"""Late copies (L9): every type of record once more, right behind the original and at the end of a group's life.
+"""Late copies (L9): every type of record again, right after the original and at the end of a group's life.
 
-`Logbook` asserts that a copy which is rejected leaves the group as it was; the tests say which copies are accepted.
+`DifferentialLog` asserts that a copy which is rejected leaves the group as it was; the tests say which copies are
+accepted.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.support.differential_log import PAUSE_MS, DifferentialLog
 def test_late_copies_are_harmless() -> None:
     """F10.1: a copy of every record of a group's life, at its end: nobody lives, nothing moves, positions stay.
 
-    Two kinds of copies are accepted. A Join begins a session that owns nothing, and whoever reads it as his ends it
+    Two kinds of copies are accepted. A Join begins a session that owns nothing, and the client that sent it ends it
     (T14). A Note changes nothing.
     """
     log = DifferentialLog()

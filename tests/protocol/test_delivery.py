@@ -1,4 +1,4 @@
-"""What one claim has delivered: PROTOCOL.md D1-D4 on the two trackers, against models too simple to be wrong."""
+"""What one claim has delivered: PROTOCOL.md D1-D4 on the two trackers, against very simple models."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def test_a_trickle_shares_runs() -> None:
     assert tracker.position() == 1
     runs[0].finish(1)
     assert tracker.position() == 3
-    assert tracker.add([2_505, 2_507]) is not runs[-1], "behind a gap begins another"
+    assert tracker.add([2_505, 2_507]) is not runs[-1], "after a gap another run begins"
 
 
 def test_attempts_are_of_the_message_at_the_position() -> None:
-    """D11: the owner tells it as delivered once more than it was, until it releases it; the next one begins anew."""
+    """D11: the owner reports one delivery more than there was, until it releases; the next message begins at one."""
     tracker = AtLeastOnce(7, 2)
     assert (tracker.attempts(), tracker.deliveries()) == (3, 2)
     run = tracker.add([7, 8])
@@ -101,7 +101,7 @@ def test_the_message_at_a_position_that_does_not_exist() -> None:
 
 
 def test_what_earlier_owners_finished_is_skipped_and_reported_again() -> None:
-    """D1: it is not handed over, a range that touches the position is absorbed, the rest is told again."""
+    """D1: it is not handed over, a range that touches the position is absorbed, the rest is reported again."""
     known = progress.encode(10, [Range(12, 14, 0), Range(16, 18, 0), Range(20, 21, 3)])
     tracker = AtLeastOnce(10, 1, 0, known)
     assert tracker.finished_to() == 18
@@ -167,21 +167,21 @@ def test_nothing_is_reported_while_nothing_is_finished_above_the_position() -> N
 
 
 def test_progress_that_does_not_fit() -> None:
-    """D1: the lowest ranges are told; the next owner gets the rest again, and skips nothing."""
+    """D1: the lowest ranges are reported; the next owner gets the rest again, and skips nothing."""
     tracker = AtLeastOnce(0)
     run = tracker.add(range(2_000))
     run.deliver(2_000, 0)
     for index in range(1, 2_000, 2):
         run.finish(index)
-    told = tracker.progress()
-    assert len(told) == 510
-    successor = AtLeastOnce(tracker.position(), 1, tracker.in_flight, told)
-    assert successor.progress() == told, "the counts of what was in flight would take the room of what is finished"
+    reported = tracker.progress()
+    assert len(reported) == 510
+    successor = AtLeastOnce(tracker.position(), 1, tracker.in_flight, reported)
+    assert successor.progress() == reported, "counts of messages in flight would take the room of finished ranges"
     fresh, again = successor.admit(range(2_000))
     assert fresh == [offset for offset in range(2_000) if offset % 2 == 0 or offset > 340]
     assert again is not None
     run = again
-    assert (successor.position(), successor.progress()) == (0, told)
+    assert (successor.position(), successor.progress()) == (0, reported)
     assert (successor.delivery_count(0), successor.delivery_count(2), successor.delivery_count(1_999)) == (2, 2, 1)
     run.deliver(200, 0)
     for index in range(1, 200):
@@ -401,7 +401,7 @@ def test_no_offset_twice_whatever_is_granted(ops: list[tuple[str, int, int]]) ->
     assert set(handed) <= granted
 
 
-# --- the stages of a claim
+# --- the phases of a claim
 
 
 @pytest.mark.parametrize("mode", [AtLeastOnce, AtMostOnce])
@@ -419,7 +419,7 @@ def test_a_claim_drains_until_its_handlers_are_done_or_its_time_is_over(mode: ty
     else:
         tracker.granted(0, 1)
         tracker.deliver(0, 10)
-        assert claim.position() == 1, "behind all that was handed over: where its Release gives back to"
+        assert claim.position() == 1, "after all that was handed over: its Release gives back the rest"
     assert claim.handler_since_ms() == 10
     assert not claim.drained(10**9)
     claim.stop("paused", 500)

@@ -98,7 +98,7 @@ def test_state_digest() -> None:
         struct.pack("<qQ12qQQ", 4, t, 1, -1, -1, 6, 0, parked, session, 9, 0, 0, 0, -1, 0, word(b"why")),
     ]
     assert book.digest() == sum(map(word, entries)) % 2**64
-    # Without config and ready list there stands 0; the opaque offset counts.
+    # Without config and ready list these fields are 0; the opaque offset counts.
     young = DifferentialLog()
     body = codec.encode(join := young.new_join(), GROUP, INCARNATION)[14 + len(GROUP) :]
     session = young.must(join)

@@ -1,4 +1,4 @@
-"""A member whose fold is broken, among others: who notices, who stops, who goes on (PROTOCOL.md G5 to G8)."""
+"""A member whose fold is broken, among others: which ones notice, stop and continue (PROTOCOL.md G5 to G8)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def plant(cluster: VirtualCluster, client: Client, always: bool) -> tuple[int, i
 
 
 def release_one(cluster: VirtualCluster, client: Client) -> int:
-    """One partition of a client becomes free, for whoever still claims."""
+    """One partition of a client becomes free, for any member that still claims."""
     claim = next(iter(client.member.claims.values()))
     claim.stop("test", cluster.now_ms)
     return claim.tp.partition
@@ -48,14 +48,14 @@ def release_one(cluster: VirtualCluster, client: Client) -> int:
 
 @pytest.mark.parametrize("always", [False, True])
 def test_only_the_broken_one_of_three_stops(always: bool) -> None:
-    """G7, G8: noticed within a checkpoint and a heartbeat, named with the first differing offset; the others go on."""
+    """G7, G8: noticed within a checkpoint and a heartbeat, named with the first differing offset; others continue."""
     cluster = VirtualCluster()
     a, b, c = cluster.team("a", "b", "c")
     checkpoint, planted_ms = plant(cluster, b, always)
     cluster.run_until(lambda: b.member.ended, 3 * I)
     for other in (a, c):
-        first_ms, told = other.advised("diverged")[0]
-        assert (told.offset, told.text.split()[0]) == (checkpoint, "b")
+        first_ms, advised = other.advised("diverged")[0]
+        assert (advised.offset, advised.text.split()[0]) == (checkpoint, "b")
         assert first_ms - planted_ms <= THIRD_MS + I // 10 + TRIP, "one heartbeat"
     assert isinstance(b.member.error, Diverged)
     assert (b.member.error.offset, b.member.error.group) == (checkpoint, GROUP)
@@ -69,7 +69,7 @@ def test_only_the_broken_one_of_three_stops(always: bool) -> None:
         assert not other.member.ended
         assert not other.member.divergence.active
     kinds = [record.kind for _, record in cluster.records(Note) if record.kind == "diverged"]
-    assert len(kinds) >= 2, "it stands in the log"
+    assert len(kinds) >= 2, "the log has it"
 
 
 def test_two_members_that_differ_keep_their_partitions_and_claim_nothing() -> None:
@@ -106,9 +106,9 @@ def test_another_member_that_agrees_settles_it() -> None:
     plant(cluster, b, always=True)
     cluster.run_until(lambda: a.member.divergence.active, I)
     cluster.run_until(lambda: not a.member.divergence.active, I)
-    told = len(a.advised("diverged"))
+    advised = len(a.advised("diverged"))
     cluster.run(I // 2)
-    assert len(a.advised("diverged")) == told
+    assert len(a.advised("diverged")) == advised
     assert not c.member.ended
 
 

@@ -1,4 +1,4 @@
-"""What a client waits on: PROTOCOL.md T1-T5 on the Watch, over a world that the fold made."""
+"""The waits of one client: PROTOCOL.md T1-T5 on the FailureDetector, over a world that was folded."""
 
 from __future__ import annotations
 
@@ -92,11 +92,11 @@ def test_a_sleep_counts_as_one_step() -> None:
     detector.refresh(book.group, at(0), True)
     detector.refresh(book.group, at(3_600_000), True)
     assert detector.session_waited_ms(session) == STEP - 1
-    assert detector.deadline_ms(at(7)) <= 7 + STEP, "so it asks to be woken for every step"
+    assert detector.deadline_ms(at(7)) <= 7 + STEP, "so it must tick at every step"
 
 
 def test_a_wait_on_the_pause_may_start_from_what_others_waited() -> None:
-    """T5: the greatest that is read, for the same pause_change only, and it goes on from there."""
+    """T5: the greatest value that was read for the same pause_change counts, and the wait continues from it."""
     book = DifferentialLog()
     session = book.join()
     token = book.pause()

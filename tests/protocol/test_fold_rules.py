@@ -1,7 +1,8 @@
 """Rules F0 to F3, sentence by sentence: sessions. Claims are in test_claim_rules.py, the rest in test_admin_rules.py.
 
-Every record here goes through the heart and the oracle, and `Logbook` asserts after each that they agree and that a
-rejected record left the group's digest as it was. So a test says only what the rule says: the verdict and the state.
+Every record here goes through the rationalizer and the oracle, and `DifferentialLog` asserts after each that they agree
+and that a rejected record left the group's digest as it was. So a test says only what the rule says: the verdict and
+the state.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def test_join_ends_its_predecessor() -> None:
 
 
 def test_mode_of_a_group() -> None:
-    """F1.6: the last GroupConfig that names one, else the first accepted Join, for ever, also without a session."""
+    """F1.6: the last GroupConfig that names one, else the first accepted Join, permanently, also without a session."""
     log = DifferentialLog()
     log.refuses(Leave(1), "session")
     session = log.join(mode=2)
@@ -270,7 +271,7 @@ def test_evict() -> None:
     log.refuses(Evict(NEVER, NEVER, 0), "session")
     log.refuses(Evict(session, session + 1, 0), "observed")
     log.refuses(Evict(session, session, twice - 1), "waited")
-    # A heartbeat in between: whoever waited, waited on something that is gone.
+    # A heartbeat in between: a wait on the old extension does not count.
     beat = log.must(Heartbeat(session, 0))
     log.refuses(Evict(session, session, twice), "observed")
     log.must(Evict(session, beat, twice, "an admin without a session"))

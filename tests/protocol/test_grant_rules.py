@@ -1,7 +1,7 @@
-"""Rules F5, F6.3 and F6.6, sentence by sentence: grants at most once, what is given back, and seeks at least once.
+"""Rules F5, F6.3 and F6.6, sentence by sentence: grants in at-most-once mode, what is given back, and seeks.
 
-As in test_fold_rules.py, `Logbook` asserts after every record that heart and oracle agree, on the granted ranges too,
-and that a rejected record left the group's digest as it was.
+As in test_fold_rules.py, `DifferentialLog` asserts after every record that the rationalizer and the oracle agree, on
+the granted ranges too, and that a rejected record left the group's digest as it was.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The lease and the wait clock: PROTOCOL.md T1-T3 and T6-T8 as far as two small values carry them."""
+"""The lease and the wait clock: PROTOCOL.md T1-T3 and T6-T8 as far as these two classes decide them."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ STEPS = st.lists(st.tuples(st.integers(-50, 2_000), st.booleans()), max_size=40)
 
 @given(STEPS, st.integers(1_000, 600_000))
 def test_a_wait_never_exceeds_true_time(steps: list[tuple[int, bool]], interval_ms: int) -> None:
-    """T1, T2, T3: for every wait begun at any step, and never more than steps that were proven."""
+    """T1, T2, T3: every wait, begun at any step, counts proven steps alone."""
     clock, now, begun = WaitClock(interval_ms), 10_000, []
     highest = now
     last_unproven = -1

@@ -1,4 +1,4 @@
-"""Signs of life of one client: PROTOCOL.md T2, T6, T9, T10 and T18 on the Pulse alone."""
+"""Signs of life of one client: PROTOCOL.md T2, T6, T9, T10 and T18 on Liveness alone."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_the_way_back() -> None:
     last = one.new_sequence(at(late))
     assert one.read_heartbeat(last, True, True)
     for ms in range(late + I + 1, late + 4 * I, 100):
-        assert one.due(at(ms)) is Due.NOTHING, "so that whoever waits can evict it"
+        assert one.due(at(ms)) is Due.NOTHING, "so that others can wait it out and evict it"
     assert one.due(at(late + 4 * I)) is Due.PROBE, "then it begins again"
 
 

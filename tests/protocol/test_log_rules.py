@@ -1,6 +1,6 @@
 """Rules L and E as far as the fold and the codec decide them: the log, the envelope, the bodies.
 
-L1, L7 and L9 are kept by those who write and read the topic; their tests are with the transports and the client.
+Writers and readers of the topic keep L1, L7 and L9; their tests are with the transports and the client.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_the_root() -> None:
 
 
 def test_the_genesis_of_a_further_log() -> None:
-    """L4: the first whose fields equal the root's; what stands before it is part of the chain digest only."""
+    """L4: the first whose fields equal the root's; records before it are part of the chain digest only."""
     log = route(GROUP, 16)
     book = DifferentialLog(log=log, root=genesis(16), start=False)
     others = (genesis(8), genesis(16, OTHER_INCARNATION), genesis(16, hash="md5"), genesis(16, protocol=1))
@@ -110,7 +110,7 @@ def test_a_root_that_is_refused() -> None:
 
 
 def test_a_root_of_protocol_1() -> None:
-    """L6: refused by a name of its own, with what to do; whoever knows another incarnation hears of that first."""
+    """L6: refused by its own error, which says what to do; another incarnation than the known one is reported first."""
     fresh = DifferentialLog(start=False)
     error = fresh.stops(genesis(protocol=1))
     assert isinstance(error, ProtocolOutdated)
@@ -126,7 +126,7 @@ def test_a_root_of_protocol_1() -> None:
 
 
 def test_a_gap() -> None:
-    """L8: the reader stops and names the error, also when an offset comes again; the next right one goes on."""
+    """L8: the reader stops and names the error, also when an offset comes again; it continues with the right one."""
     book = DifferentialLog()
     for offset in (0, 2, NEVER):
         error = book.stops(note(), offset)
@@ -298,7 +298,7 @@ def test_misrouted() -> None:
     ],
 )
 def test_opaque(newer: bytes) -> None:
-    """E5: this record and every later one of the group is ignored; other groups go on; version 0 is malformed."""
+    """E5: this record and every later one of the group is ignored; other groups continue; version 0 is malformed."""
     book = DifferentialLog()
     session = book.join()
     assert book.put(wire.record(GROUP, LEAVE, session, record_version=0)).reason == "malformed"

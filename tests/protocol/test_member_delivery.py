@@ -1,4 +1,4 @@
-"""Members that deliver and hand over: PROTOCOL.md 8 and 9 as several clients live them."""
+"""Members that deliver and hand over: PROTOCOL.md 8 and 9 with several clients."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_hand_over_redelivers_nothing() -> None:
     cluster.run(I)
     assert moving.phase is ClaimPhase.DRAINING
     assert cluster.owners() == {0: "a", 1: "a"}, "its handler is still at work, and has time"
-    assert not a.may(moving), "what was not handed over stays for the heir"
+    assert not a.may(moving), "what was not handed over stays for the successor"
     run.finish_range(2, 4)
     a.due_ms = cluster.now_ms
     cluster.run(TRIP)
@@ -77,7 +77,7 @@ def test_a_hand_over_redelivers_nothing() -> None:
 
 
 def test_only_what_moves_stops() -> None:
-    """A4: during a hand-over every other partition goes on being delivered, under the same epoch."""
+    """A4: during a hand-over every other partition is still delivered, under the same epoch."""
     cluster = VirtualCluster()
     a, b = cluster.team("a", "b")
     kept = {claim.epoch: claim for client in (a, b) for claim in client.member.claims.values()}
@@ -197,7 +197,7 @@ def test_a_claim_that_is_dead_does_not_count() -> None:
     a.release_writes(lose=True)
     cluster.run(READ_MS)
     joined = cluster.add("b", claims_max=1)
-    # Somebody else's claim on the same partition comes first.
+    # The claim of another session on the same partition comes first.
     other = cluster.must(join_like(joined))
     cluster.must(ClaimingPartition(other, TOPIC, wanted, -1, 0))
     cluster.run(2 * THIRD_MS)
@@ -205,7 +205,7 @@ def test_a_claim_that_is_dead_does_not_count() -> None:
 
 
 def join_like(client: Client) -> Join:
-    """A Join like this client's, of a session that nobody on the stage leads."""
+    """A Join like this client's, of a session without a simulated client."""
     return Join("x", b"x" * 16, client.member.options.mode, 600_000, (TOPIC,))
 
 
@@ -347,7 +347,7 @@ def test_where_a_partition_starts() -> None:
 
 
 def test_an_old_answer_is_asked_again() -> None:
-    """D5: "latest" as of an hour ago would be a wrong start: it is looked up anew."""
+    """D5: "latest" as of an hour ago would be a wrong start: it is looked up again."""
     cluster = VirtualCluster(partitions=1)
     a = cluster.add("a")
     a.resolves = False
@@ -394,7 +394,7 @@ def test_a_grant_is_read_before_anything_is_delivered() -> None:
 
 @pytest.mark.parametrize("to", [7, 9])
 def test_a_grant_is_of_the_process_that_sent_it(to: int) -> None:
-    """D2, T18: a copy grants nothing again, and one that a twin won is not delivered here, whatever its range."""
+    """D2, T18: a copy grants nothing again, and one that a clone won is not delivered here, whatever its range."""
     cluster = VirtualCluster(partitions=1, mode=AT_MOST_ONCE)
     (a,) = cluster.team("a")
     claim = a.claim(0)
@@ -405,7 +405,7 @@ def test_a_grant_is_of_the_process_that_sent_it(to: int) -> None:
     cluster.run(TRIP)
     assert a.alive
     assert take_all(a, claim) == []
-    # It asks for [5, 9); its twin's [5, 7), or the very same range with another nonce, comes first.
+    # It asks for [5, 9); its clone's [5, 7), or the very same range with another nonce, comes first.
     claim.offer = (5, 9)
     a.due_ms = cluster.now_ms
     cluster.run(1)
@@ -417,7 +417,7 @@ def test_a_grant_is_of_the_process_that_sent_it(to: int) -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_past_the_fence_the_rest_is_dropped(late: bool) -> None:
-    """D3: dropped, counted and told, unless the option says to deliver late; never before the lease is back."""
+    """D3: dropped, counted and reported, unless the option says to deliver late; never before the lease is back."""
     cluster = VirtualCluster(partitions=1, mode=AT_MOST_ONCE)
     (a,) = cluster.team("a", deliver_late=late)
     claim = a.claim(0)
@@ -467,7 +467,7 @@ def test_a_move_ends_what_was_granted(late: bool) -> None:
     assert a.take(claim) is None
     cluster.run(I + TRIP)
     assert not cluster.owners()
-    assert cluster.partition(0).position == 1, "what no handler saw is there for whoever comes next"
+    assert cluster.partition(0).position == 1, "the next owner gets what no handler saw"
     assert a.member.grants_dropped == 0
     cluster.must(SetPosition(token, ((TOPIC, 0, cluster.partition(0).version, 3),), True))  # type: ignore[arg-type]
     cluster.run(I)
@@ -479,7 +479,7 @@ def test_a_move_ends_what_was_granted(late: bool) -> None:
 
 
 def test_at_most_once_survives_an_eviction() -> None:
-    """D2, D3: the owner is stopped with half a grant; the heir begins behind it; nothing is delivered twice."""
+    """D2, D3: the owner is stopped with half a grant; the successor begins after it; nothing is delivered twice."""
     cluster = VirtualCluster(partitions=1, mode=AT_MOST_ONCE)
     (a,) = cluster.team("a")
     claim = a.claim(0)
@@ -525,7 +525,7 @@ def test_accepted_positions_are_mirrored() -> None:
     assert all(later - earlier >= MIRROR_MS for earlier, later in pairwise(times)), "not at every heartbeat"
     a.member.leave(a.now, "bye", 0)
     cluster.run(THIRD_MS)
-    assert a.mirrored[-1][1] == {tp(0): 7}, "the released position, for whoever comes after Marshal"
+    assert a.mirrored[-1][1] == {tp(0): 7}, "the released position, for consumers without Marshal"
 
 
 def test_an_evicted_owner_mirrors_nothing() -> None:

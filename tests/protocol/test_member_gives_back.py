@@ -1,4 +1,4 @@
-"""Members that let partitions go at most once: what they give back, and what they wait for (F6.3, T16, D2)."""
+"""Members that release in at-most-once mode: what they give back, and what they wait for (F6.3, T16, D2)."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_what_a_handler_has_is_not_given_back() -> None:
     assert [a.take(claim), a.take(claim)] == [0, 1]
     a.member.leave(a.now, "bye", THIRD_MS)
     cluster.run(THIRD_MS - 1)
-    assert not releases(cluster), "it waits for its handler as long as it was told"
+    assert not releases(cluster), "it waits for its handler as long as the user allowed"
     cluster.run_until(lambda: not a.alive)
     assert releases(cluster) == [("accepted", 10, 2)]
     (release,) = [r for _, r in a.sends(ReleasingPartition)]
@@ -175,7 +175,7 @@ def test_a_leave_does_not_wait_for_ever() -> None:
     assert a.member.grants_dropped == 8
 
 
-# --- other ways to let go
+# --- other ways to release
 
 
 def test_a_pause_gives_back() -> None:
@@ -364,7 +364,7 @@ def test_a_request_that_is_lost_is_sent_again() -> None:
 
 
 def test_a_partial_grant() -> None:
-    """D2, F5.2: what was refused is asked for again as the log stands then; what was granted is delivered."""
+    """D2, F5.2: what was refused is asked for again by the log of that moment; what was granted is delivered."""
     cluster, a = owner(2)
     first, second = a.claim(0), a.claim(1)
     first.offer = second.offer = (0, 5)

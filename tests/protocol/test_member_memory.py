@@ -1,4 +1,4 @@
-"""What a member remembers is bounded: a long life among others that come, go, die and differ leaves nothing behind."""
+"""A member's memory is bounded: a long life among others that come, go, die and differ leaks nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members that tell what is finished above the position, and how often messages were delivered (T11, D1, D11, E8)."""
+"""Members report what is finished above the position, and how often messages were delivered (T11, D1, D11, E8)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def beats(client: Client, since_ms: int) -> list[Heartbeat]:
 
 
 def test_heartbeats_carry_what_is_finished_although_the_position_does_not_move() -> None:
-    """T11: progress and figures differ from the folded world, so they are told, until the world knows them."""
+    """T11: progress and counts are reported while they differ from the folded world."""
     cluster = VirtualCluster(partitions=1)
     (a,) = cluster.team("a")
     claim = a.claim(0)
@@ -71,17 +71,19 @@ def test_heartbeats_carry_what_is_finished_although_the_position_does_not_move()
     begun = cluster.now_ms + 1
     cluster.run(2 * THIRD_MS)
     entries = [beat.claims for beat in beats(a, begun) if beat.claims]
-    told = progress.encode(0, [Range(2, 4, 0), Range(7, 8, 0)])
-    assert entries == [(ClaimState(claim.epoch, 0, 0, 7, 1, told),)]
-    assert (cluster.partition(0).position, cluster.partition(0).progress) == (0, told)
+    reported = progress.encode(0, [Range(2, 4, 0), Range(7, 8, 0)])
+    assert entries == [(ClaimState(claim.epoch, 0, 0, 7, 1, reported),)]
+    assert (cluster.partition(0).position, cluster.partition(0).progress) == (0, reported)
     claim.end_offset = 50
     begun = cluster.now_ms + 1
     cluster.run(2 * THIRD_MS)
-    assert [beat.claims for beat in beats(a, begun) if beat.claims] == [(ClaimState(claim.epoch, 0, 50, 7, 1, told),)]
+    assert [beat.claims for beat in beats(a, begun) if beat.claims] == [
+        (ClaimState(claim.epoch, 0, 50, 7, 1, reported),)
+    ]
 
 
 def test_heartbeats_of_in_flight_messages_at_most_once() -> None:
-    """T11: figures are told in at-most-once groups too, also while the position stands still; nothing else is."""
+    """T11: counts are reported in at-most-once groups too, also while the position does not move; nothing else is."""
     cluster = VirtualCluster(partitions=1, mode=AT_MOST_ONCE)
     (a,) = cluster.team("a")
     claim = a.claim(0)
@@ -98,7 +100,7 @@ def test_heartbeats_of_in_flight_messages_at_most_once() -> None:
 
 
 def test_heartbeats_cost_what_they_did() -> None:
-    """T11: nothing is told of progress while handlers finish in order: the bytes are those of the five figures."""
+    """T11: no progress is reported while handlers finish in order: the bytes are those of the five counts."""
     cluster = VirtualCluster(partitions=1)
     (a,) = cluster.team("a")
     claim = a.claim(0)
@@ -106,9 +108,9 @@ def test_heartbeats_cost_what_they_did() -> None:
     for index in range(30):
         run.finish(index)
         cluster.run(STEP)
-    told = [(verdict, beat) for verdict, beat in cluster.records(Heartbeat) if beat.claims]
-    assert len(told) > 5
-    for verdict, beat in told:
+    reported = [(verdict, beat) for verdict, beat in cluster.records(Heartbeat) if beat.claims]
+    assert len(reported) > 5
+    for verdict, beat in reported:
         (entry,) = beat.claims
         assert entry.progress == b""
         body = cluster.values[verdict.offset][14 + len(GROUP) :]
@@ -130,7 +132,7 @@ def test_the_next_owner_skips_what_is_finished() -> None:
     b = cluster.add("b")
     cluster.run(THIRD_MS)
     cluster.kill(a)
-    run.finish(8)  # nobody was told
+    run.finish(8)  # not reported yet
     cluster.run(3 * I)
     successor = b.claim(0)
     assert successor.position() == 1
@@ -165,8 +167,8 @@ def test_a_release_says_how_often_the_message_was_delivered(delivered: bool) -> 
     a.due_ms = cluster.now_ms
     cluster.run(3 * TRIP)
     (release,) = [r for _, r in a.sends(ReleasingPartition)]
-    told = progress.encode(0, [Range(2, 3, 0)]) if delivered else b""
-    assert (release.attempts, release.in_flight, release.progress) == (int(delivered), 3 * delivered, told)
+    reported = progress.encode(0, [Range(2, 3, 0)]) if delivered else b""
+    assert (release.attempts, release.in_flight, release.progress) == (int(delivered), 3 * delivered, reported)
     b = cluster.add("b")
     cluster.run(2 * I)
     assert cluster.partition(0).attempts == 1 + delivered
@@ -217,9 +219,9 @@ def test_a_heartbeat_is_bounded_by_its_bytes(monkeypatch: pytest.MonkeyPatch) ->
             run.finish(index)
     begun = cluster.now_ms + 1
     cluster.run(3 * THIRD_MS)
-    told = [[entry.epoch for entry in beat.claims] for beat in beats(a, begun)]
-    assert [len(epochs) for epochs in told] == [3, 3, 2]
-    assert sorted(epoch for epochs in told for epoch in epochs) == sorted(a.member.claims)
+    reported = [[entry.epoch for entry in beat.claims] for beat in beats(a, begun)]
+    assert [len(epochs) for epochs in reported] == [3, 3, 2]
+    assert sorted(epoch for epochs in reported for epoch in epochs) == sorted(a.member.claims)
     assert all(len(entry.progress) == 510 for beat in beats(a, begun) for entry in beat.claims)
 
 
@@ -246,7 +248,7 @@ def versions(cluster: VirtualCluster, since: int = 0) -> dict[str, set[int]]:
 
 
 def test_a_group_of_two_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """E8: who reads a newer version writes the old one while somebody lives that reads no other, and then its own."""
+    """E8: a newer reader writes the old version while a session lives that reads no other, and then its own."""
     monkeypatch.setattr(rationalizer, "RECORD_VERSION", 2)
     cluster = VirtualCluster(partitions=4)
     new = cluster.add("new", reads_version=2)
@@ -262,7 +264,7 @@ def test_a_group_of_two_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert new.owned
     kinds = versions(mixed)
     assert kinds.keys() >= {"Join", "Topology", "Heartbeat", "ClaimingPartition", "ReleasingPartition"}
-    assert all(found == {1} for found in kinds.values()), "its Join too: somebody was there before it"
+    assert all(found == {1} for found in kinds.values()), "its Join too: another session was there before it"
     old.member.leave(old.now, "bye", 0)
     mixed.run_until(lambda: not old.alive)
     mixed.run(READ_MS)

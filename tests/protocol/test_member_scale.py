@@ -1,4 +1,4 @@
-"""What one tick, and one record, of a member of a large group may cost: PROTOCOL.md A2, counted and not timed."""
+"""The cost of one tick and one record in a large group, counted and not timed (PROTOCOL.md A2)."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def test_a_burst_of_records_is_looked_at_once_in_a_step(monkeypatch: pytest.Monk
         cluster.run(1)
         if number == READ_MS + 1:
             assert seen.revision == revision + 1, "the first change after a quiet time"
-            assert seen.late
+            assert seen.outdated
     assert seen.revision <= revision + 2
     cluster.run(STEP_MS)
-    assert not seen.late
+    assert not seen.outdated
     assert len(seen.order) == 1 + STEP_MS
 
 

@@ -1,4 +1,4 @@
-"""Members over one log in virtual time: PROTOCOL.md section 7, each rule as several clients live it."""
+"""Members over one log in virtual time: PROTOCOL.md section 7, each rule with several clients."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_rank_orders_the_evictions() -> None:
     assert {record.session for _, record in b.sends(Evict)} == {a.session, c.session}, "b is the first that lives"
     assert not d.sends(Evict)
     assert all(at - begun <= 2 * I + STEP for at, _ in b.sends(Evict))
-    # Who comes second, because the first can read and wait but its records are held, waits a third more.
+    # The first in rank can read and wait, but its records are held; the second waits a third more.
     cluster = VirtualCluster()
     a, b, c = cluster.team("a", "b", "c")
     cluster.kill(c)
@@ -140,7 +140,7 @@ def test_a_dead_successor_costs_a_third() -> None:
 
 
 def test_an_outage_of_all_writes_evicts_nobody() -> None:
-    """T2, T3: for 60 s nobody's writes arrive: waits start anew, all stop delivering, and every claim survives."""
+    """T2, T3: for 60 s no writes arrive: waits restart, all stop delivering, and every claim survives."""
     cluster = VirtualCluster()
     team = cluster.team("a", "b", "c")
     before = {number: cluster.partition(number).epoch for number in range(12)}
@@ -158,7 +158,7 @@ def test_an_outage_of_all_writes_evicts_nobody() -> None:
     assert {number: cluster.partition(number).epoch for number in range(12)} == before
     for client in team:
         assert len(client.advised("joined")) == 1
-        assert len(client.advised("unfenced")) == 1, "not at its start, when it had not been told of a fence"
+        assert len(client.advised("unfenced")) == 1, "not at its start, when no fence had been reported"
         assert client.member.healthy(client.now)
         assert all(client.may(claim) for claim in client.member.claims.values())
     cluster.run(4 * I)
@@ -271,7 +271,7 @@ def test_delivery_ends_one_interval_after_the_send() -> None:
 
 @pytest.mark.parametrize("slept_ms", [I - 2 * TRIP, I + 1, 20 * I])
 def test_a_suspended_machine(slept_ms: int) -> None:
-    """T7: mono stood still; boot and wall time went on, so it does not wake up as owner."""
+    """T7: mono stopped, boot and wall time continued, so it does not wake up as an owner."""
     cluster = VirtualCluster()
     _a, b = cluster.team("a", "b")
     cluster.run_until(lambda: b.sends(Heartbeat)[-1][0] == cluster.now_ms - TRIP)
@@ -343,7 +343,7 @@ def test_a_heartbeat_of_too_many_claims_continues_in_the_next(monkeypatch: pytes
         for _, beat in a.sends(Heartbeat, begun)[len(seen) :]:
             assert len(beat.claims) <= 4
             seen.append({entry.epoch for entry in beat.claims})
-    assert set().union(*seen[:3]) == set(runs), "nobody waits while others are told twice"
+    assert set().union(*seen[:3]) == set(runs), "no claim waits while another one is reported twice"
 
 
 def test_a_ready_list_that_is_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,7 +435,7 @@ def test_a_release_is_sent_again_until_it_is_read() -> None:
 
 
 def test_a_lapsed_owner_releases_too() -> None:
-    """T12: it reads the pause late, has no lease, and lets go all the same."""
+    """T12: it reads the pause late, has no lease, and releases all the same."""
     cluster = VirtualCluster(partitions=2)
     (a,) = cluster.team("a")
     a.cut()
@@ -487,7 +487,7 @@ def test_after_a_pause_all_is_claimed_again() -> None:
 
 
 def test_pause_credit() -> None:
-    """T5: a newcomer goes on where others stood, if the pause is the same; a renewed pause begins anew."""
+    """T5: a newcomer continues from the wait of others if the pause is the same; a renewed pause restarts it."""
     cluster = VirtualCluster()
     (a,) = cluster.team("a")
     token = pause(cluster, 10 * I)
@@ -549,16 +549,16 @@ def test_an_orphaned_session_that_comes_later_is_left_too() -> None:
     cluster.run(I)
     session = b.session
     assert session != first
-    ghost = cluster.replay(first)
-    assert ghost.accepted
+    orphan = cluster.replay(first)
+    assert orphan.accepted
     cluster.run(THIRD_MS)
-    assert ghost.offset not in cluster.group.sessions
+    assert orphan.offset not in cluster.group.sessions
     assert b.session == session
     assert b.alive
 
 
 def test_a_client_stopped_before_it_has_read_its_join_leaves_that_session() -> None:
-    """T14: the Join is accepted after the stop; the session that it begins must not be left behind."""
+    """T14: the Join is accepted after the stop; the session that it begins must be left too."""
     cluster = VirtualCluster()
     a = cluster.add("a")
     cluster.run(1)
@@ -593,7 +593,7 @@ def test_how_long_a_stop_waits_for_a_join() -> None:
 
 
 def test_leaving() -> None:
-    """T16: no delivery after leave(), Releases before the Leave, at their positions, and the heirs come at once."""
+    """T16: no delivery after leave(), Releases before the Leave, at their positions; successors come at once."""
     cluster = VirtualCluster()
     _a, b, _c = cluster.team("a", "b", "c")
     numbers = sorted(b.owned)
@@ -619,7 +619,7 @@ def test_leaving() -> None:
 
 
 def test_a_member_that_will_stop_hands_over_first() -> None:
-    """A6: it marks itself once and delivers until an heir that has fetched ahead takes each partition."""
+    """A6: it marks itself once and delivers until a successor that has fetched ahead takes each partition."""
     cluster = VirtualCluster()
     a, b, c = cluster.team("a", "b", "c")
     had = set(b.owned)
@@ -709,7 +709,7 @@ def test_late_copies_of_own_records_are_no_clones(kind: type) -> None:
     """T18: every record of a living session once more, long afterwards: nobody ends."""
     cluster = VirtualCluster()
     a, b = cluster.team("a", "b")
-    c = cluster.add("c")  # so that partitions were released and claimed anew
+    c = cluster.add("c")  # so that partitions were released and claimed again
     cluster.run(2 * I)
     if kind is Leave:
         c.member.leave(c.now, "bye", 0)
@@ -795,7 +795,7 @@ def test_fate_is_learnt_by_reading() -> None:
 
 
 def test_a_late_claim_that_wins_after_leave_is_released() -> None:
-    """T16, T17: a claim in flight may still be accepted; it is let go at once and never delivered."""
+    """T16, T17: a claim in flight may still be accepted; it is released at once and never delivered."""
     cluster = VirtualCluster(partitions=1)
     a = cluster.add("a")
     cluster.run_until(lambda: a.sends(ClaimingPartition))

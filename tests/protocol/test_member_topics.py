@@ -1,4 +1,4 @@
-"""Members whose data topic was deleted and made anew: who parks, who accepts the new one, who goes on (D10, F9.10)."""
+"""Members whose data topic was recreated: they park, accept the new one, or continue with it (D10, F9.10)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OTHER = "untouched"
 def team(
     *names: str, partitions: int = 4, mode: int = AT_LEAST_ONCE, **options: object
 ) -> tuple[VirtualCluster, list[Client]]:
-    """Members of two topics whose ids the cluster tells."""
+    """Members of two topics whose ids the cluster reports."""
     cluster = VirtualCluster(partitions=partitions, mode=mode)
     clients = []
     for name in names:
@@ -71,7 +71,7 @@ def open_of(client: Client, topic: str) -> set[int]:
 
 
 def test_the_log_learns_the_ids() -> None:
-    """D10, F9.1: with the first Topology, or later, where the cluster did not tell one before."""
+    """D10, F9.1: with the first Topology, or later, if the cluster did not report one before."""
     cluster, _ = team("a")
     assert topic_of(cluster) == ("one", 4, 4)
     late = VirtualCluster(partitions=4)
@@ -88,7 +88,7 @@ def test_the_log_learns_the_ids() -> None:
 
 
 def test_an_owner_parks() -> None:
-    """D10: it stops delivery at once and releases each partition parked; other topics go on under the same epochs."""
+    """D10: it stops delivery at once and releases each partition parked; other topics keep their epochs."""
     cluster, (a, b) = team("a", "b")
     others = {claim.epoch for c in (a, b) for claim in c.member.claims.values() if claim.tp.topic == OTHER}
     positions = {number: cluster.partition(number).position for number in range(4)}
@@ -99,21 +99,21 @@ def test_an_owner_parks() -> None:
     assert not any(c.may(claim) for c in (a, b) for claim in c.member.claims.values() if claim.tp.topic == TOPIC)
     cluster.run(2 * TRIP)
     assert parked(cluster) == dict.fromkeys(range(4), RECREATED)
-    assert {number: cluster.partition(number).position for number in range(4)} == positions, "for somebody to look at"
+    assert {number: cluster.partition(number).position for number in range(4)} == positions, "for an admin to look at"
     cluster.run(4 * I)
     assert parked(cluster) == dict.fromkeys(range(4), RECREATED)
     assert not [r for _, r in cluster.records(ClaimingPartition, cluster.verdicts[-1].offset) if r.topic == TOPIC]
     assert {claim.epoch for c in (a, b) for claim in c.member.claims.values()} == others
     assert all(c.may(claim) for c in (a, b) for claim in c.member.claims.values())
-    told = [advisory.text for c in (a, b) for _, advisory in c.advised("parked")]
-    assert len(told) == 4
-    assert all(text.startswith(RECREATED) and "marshal set-position" in text for text in told), "and what to do"
+    texts = [advisory.text for c in (a, b) for _, advisory in c.advised("parked")]
+    assert len(texts) == 4
+    assert all(text.startswith(RECREATED) and "marshal set-position" in text for text in texts), "and what to do"
     assert len(claims) == 4
     assert topic_of(cluster) == ("one", 4, 4), "nobody accepts it unasked"
 
 
 def test_an_owner_parks_what_its_handlers_still_hold() -> None:
-    """D10, T12: after an interval at most; what is finished is told with it."""
+    """D10, T12: after an interval at most; what is finished is reported with it."""
     cluster, (a,) = team("a")
     run = a.deliver(a.claim(0), *range(4))
     run.finish(0)
@@ -215,11 +215,11 @@ def test_the_first_in_rank_accepts() -> None:
 
 
 def test_a_stale_id_does_not_park_again() -> None:
-    """D10: who was told of the old topic, and reads that somebody accepted the new one, waits to be told again."""
+    """D10: a member that knows the old topic and reads that the new one was accepted waits for new metadata."""
     cluster, (a, b) = team("a", "b", on_topic_recreated="earliest")
     learn(a, "two")
     cluster.run(THIRD_MS)
-    # b has not refreshed: it goes on, until its partitions are taken from it by an admin's pause.
+    # b has not refreshed: it continues until its partitions are taken from it by an admin's pause.
     token = cluster.must(ReleaseGroup(cluster.group.pause_change, -1, 20 * I))
     cluster.run(I)
     at = cluster.group.topics[TOPIC].offset
@@ -274,7 +274,7 @@ def test_an_admin_moves_what_was_parked() -> None:
 
 
 def test_a_parked_partition_is_not_mirrored() -> None:
-    """D7, D10: of a topic that was made anew the old position would be none."""
+    """D7, D10: the old position means nothing in a recreated topic."""
     cluster, (a,) = team("a")
     a.deliver(a.claim(0), *range(10)).finish_range(0, 10)
     a.mirrored.clear()

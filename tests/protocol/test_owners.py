@@ -1,7 +1,7 @@
-"""Owners of one partition, one after another, at least once: what each tells, and what the next one makes of it.
+"""Successive owners of one partition in at-least-once mode: what each reports, and what the next one concludes.
 
 A plain model: offsets with holes between them, sets of what is finished, a count of deliveries per offset. Each owner
-begins with what a log would tell it (F2.3, F4.5, F6.2), fetches, delivers in order, finishes in any order, sends
+begins with what a log would say (F2.3, F4.5, F6.2), fetches, delivers in order, finishes in any order, sends
 heartbeats, and dies or releases.
 """
 
@@ -16,7 +16,7 @@ from marshal_py.protocol.delivery import AtLeastOnce, OffsetRun
 from marshal_py.protocol.records import PROGRESS_BYTES_MAX
 
 
-class Told(NamedTuple):
+class Reported(NamedTuple):
     """What the log holds of the partition, and what the model knows of it."""
 
     position: int
@@ -35,7 +35,7 @@ class Told(NamedTuple):
 class Owner:
     """One claim, from its acceptance to its end."""
 
-    def __init__(self, existing: list[int], log: Told, finished: set[int]) -> None:
+    def __init__(self, existing: list[int], log: Reported, finished: set[int]) -> None:
         self.existing, self.log, self.begun = existing, log, log
         self.finished = finished  # by anybody, told or not
         self.tracker = AtLeastOnce(log.position, log.attempts, log.in_flight, log.progress)
@@ -81,7 +81,7 @@ class Owner:
             self.finished.add(offset)
             self.mine.add(offset)
 
-    def tell(self, *, release: bool = False) -> Told:
+    def report(self, *, release: bool = False) -> Reported:
         """A heartbeat (T11) or a Release (F6.2)."""
         tracker = self.tracker
         position, progress = tracker.position(), tracker.progress()
@@ -93,7 +93,7 @@ class Owner:
         for offset, _, _ in self.delivered:
             least[offset], most[offset] = least.get(offset, 0) + 1, most.get(offset, 0) + 1
         finished = self.begun.finished | self.mine
-        told = Told(
+        reported = Reported(
             position,
             tracker.deliveries() if release else tracker.attempts(),
             tracker.in_flight,
@@ -102,17 +102,17 @@ class Owner:
             least,
             most,
         )
-        at = told.message(self.existing)
+        at = reported.message(self.existing)
         if not release and at is not None and at not in {offset for offset, _, _ in self.delivered}:
             most[at] = most.get(at, 0) + 1
-        self.log = told
+        self.log = reported
         if not (finished - {o for o in finished if o < position}) and len(self.existing) == self.existing[-1] + 1:
             again = [offset for offset, count in least.items() if count > 1 and offset > position]
             before = [o for o, count in self.begun.most.items() if count and o > position]
             assert progress == b"" or again or before, "bytes that say nothing"
-        return told
+        return reported
 
-    def die(self) -> Told:
+    def die(self) -> Reported:
         """The log holds what it told last; the message at the position there may have been delivered since."""
         at = self.log.message(self.existing)
         least, most = dict(self.log.least), dict(self.log.most)
@@ -146,7 +146,7 @@ def test_owners_one_after_another(holes: list[int], lives: list[tuple[list[tuple
         at += hole
         existing.append(at)
         at += 1
-    log, finished = Told(0, 0, 0, b"", frozenset(), {}, {}), set[int]()
+    log, finished = Reported(0, 0, 0, b"", frozenset(), {}, {}), set[int]()
     for steps, releases in lives:
         owner = Owner(existing, log, finished)
         for what, number in steps:
@@ -158,14 +158,14 @@ def test_owners_one_after_another(holes: list[int], lives: list[tuple[list[tuple
                 case "finish":
                     owner.finish(number)
                 case _:
-                    owner.tell()
-        log = owner.tell(release=True) if releases else owner.die()
+                    owner.report()
+        log = owner.report(release=True) if releases else owner.die()
     last = Owner(existing, log, finished)
     last.fetch(len(existing))
     last.deliver(len(existing))
     for which in range(len(existing)):
         last.finish(which)
-    last.tell()
+    last.report()
     assert finished == set(existing), "everything is finished in the end"
     assert last.tracker.position() == existing[-1] + 1
     assert last.tracker.progress() == b""

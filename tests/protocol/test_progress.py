@@ -1,4 +1,4 @@
-"""What is told of a partition above its position: the bytes of PROTOCOL.md 4.2, and what a new owner makes of them."""
+"""Progress above a position: the bytes of PROTOCOL.md 4.2, and what a new owner concludes from them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MALFORMED = {
     "four numbers": b"\x02\x03\x00\x01",
     "a number of ten bytes": b"\x80" * 9 + b"\x00\x03\x00",
     "a range without offsets": b"\x02\x00\x00",
-    "a range without offsets behind a good one": b"\x02\x03\x00\x01\x00\x00",
+    "a range without offsets after a good one": b"\x02\x03\x00\x01\x00\x00",
     "an offset that no log has": leb128(OFFSET_MAX) + b"\x01\x00",
     "an end that no log has": b"\x00" + leb128(OFFSET_MAX) + b"\x00",
     "text": b"no list of ranges",
@@ -59,7 +59,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("what", MALFORMED)
 def test_bytes_that_are_no_list(what: str) -> None:
-    """D1: whoever reads them takes them for an empty one, whatever stands before the fault."""
+    """D1: a reader takes them for an empty list, whatever comes before the fault."""
     assert progress.decode(5, MALFORMED[what]) == []
 
 
@@ -83,7 +83,7 @@ def test_what_does_not_fit_is_left_out_whole() -> None:
     data = progress.encode(0, wide)
     assert PROGRESS_BYTES_MAX - 8 < len(data) <= PROGRESS_BYTES_MAX
     assert progress.decode(0, data) == wide[: len(data) // 8]
-    # A short one that would fit behind a long one that does not is left out too: the list is a prefix.
+    # A short one that would fit after a long one that does not is left out too: the list is a prefix.
     full = [*narrow[:170], Range(2_000, 2**50, 0), Range(2**50 + 1, 2**50 + 2, 0)]
     assert progress.decode(0, progress.encode(0, full)) == narrow[:170]
 
@@ -100,28 +100,28 @@ def test_at_least_eighty_ranges_fit() -> None:
 # --- how often others delivered what is unfinished
 
 
-def told(position: int, attempts: int, in_flight: int, *ranges: Range) -> list[Range]:
+def delivered(position: int, attempts: int, in_flight: int, *ranges: Range) -> list[Range]:
     return progress.deliveries(position, attempts, in_flight, ranges)
 
 
 def test_deliveries_of_the_message_at_the_position() -> None:
-    """D11: they are `attempts`, whatever else is told; none is told of a partition that nobody has owned."""
-    assert told(100, 0, 0) == []
-    assert told(100, 3, 0) == [(100, 101, 3)]
-    assert told(100, 3, 1) == [(100, 101, 3)]
-    assert told(100, 3, 1, Range(100, 102, 7)) == [(100, 101, 3), (101, 102, 7)]
+    """D11: they are `attempts`, whatever else is reported; 0 for a partition that was never owned."""
+    assert delivered(100, 0, 0) == []
+    assert delivered(100, 3, 0) == [(100, 101, 3)]
+    assert delivered(100, 3, 1) == [(100, 101, 3)]
+    assert delivered(100, 3, 1, Range(100, 102, 7)) == [(100, 101, 3), (101, 102, 7)]
 
 
 def test_deliveries_of_what_was_in_flight() -> None:
     """D11: the last owner's messages in flight are its lowest unfinished ones; those that no range names came once."""
-    assert told(100, 1, 4) == [(100, 101, 1), (101, 104, 1)]
+    assert delivered(100, 1, 4) == [(100, 101, 1), (101, 104, 1)]
     finished = Range(101, 103, 0)
-    assert told(100, 1, 3, finished) == [(100, 101, 1), (103, 105, 1)]
+    assert delivered(100, 1, 3, finished) == [(100, 101, 1), (103, 105, 1)]
     again = Range(104, 106, 4)
-    assert told(100, 2, 4, finished, again) == [(100, 101, 2), (103, 104, 1), (104, 106, 4)]
-    assert told(100, 2, 5, finished, again) == [(100, 101, 2), (103, 104, 1), (104, 106, 4), (106, 107, 1)]
+    assert delivered(100, 2, 4, finished, again) == [(100, 101, 2), (103, 104, 1), (104, 106, 4)]
+    assert delivered(100, 2, 5, finished, again) == [(100, 101, 2), (103, 104, 1), (104, 106, 4), (106, 107, 1)]
     # Fewer in flight than a range has: the rest of it was delivered by earlier owners.
-    assert told(100, 2, 1, Range(103, 110, 4)) == [(100, 101, 2), (103, 110, 4)]
+    assert delivered(100, 2, 1, Range(103, 110, 4)) == [(100, 101, 2), (103, 110, 4)]
 
 
 @given(
@@ -137,7 +137,7 @@ def test_deliveries_are_ascending_and_disjoint(
     for gap, length, times in triples:
         ranges.append(Range(at + gap, at + gap + length, times))
         at += gap + length
-    found = told(100, attempts, in_flight, *ranges)
+    found = delivered(100, attempts, in_flight, *ranges)
     at = 100
     for start, to, times in found:
         assert at <= start < to

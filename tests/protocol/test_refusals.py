@@ -1,4 +1,4 @@
-"""Partitions that Kafka does not serve to their owner: left to others, parked where nobody can read them (D13)."""
+"""Partitions that Kafka does not serve to their owner: left to others, and parked if no member can read them (D13)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def parked(cluster: VirtualCluster) -> dict[int, str]:
 
 
 def owner(cluster: VirtualCluster, clients: list[Client]) -> Client:
-    """Who delivers the first partition, as soon as somebody does."""
+    """Runs until a member delivers the first partition; returns it."""
 
     def found() -> list[Client]:
         return [
@@ -51,11 +51,11 @@ def test_a_single_member_tries_twice_parks_the_partition_and_continues_with_the_
     assert not refuse(a)
     cluster.run(2 * TRIP)
     assert parked(cluster) == {0: UNREADABLE}
-    (told,) = [advisory.text for _, advisory in a.advised("parked")]
-    assert f"({SAID})" in told
-    assert f"marshal set-position {cluster.group.name} {TOPIC}:0 --shift-by 0" in told
+    (text,) = [advisory.text for _, advisory in a.advised("parked")]
+    assert f"({SAID})" in text
+    assert f"marshal set-position {cluster.group.name} {TOPIC}:0 --shift-by 0" in text
     assert a.may(a.claim(1))
-    assert refuse(a, 1), "a user with nothing left is told"
+    assert refuse(a, 1), "a user with nothing left learns it"
 
 
 def test_a_partition_that_one_may_not_read_is_anothers() -> None:

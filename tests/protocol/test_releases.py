@@ -1,4 +1,4 @@
-"""What lets a claim go, and when its Release follows (D6, A3, T12)."""
+"""Why a claim is released, and when its Release follows (D6, A3, T12)."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_a_partition_that_cannot_be_read_is_parked_alone(mode: int) -> None:
     assert parked(cluster) == {0: BEYOND_END}
     (release,) = [record for _, record in owner.sends(ReleasingPartition) if record.parked]
     assert (release.parked, release.reason, release.successor) == (BEYOND_END, "position 9, end 3", -1)
-    (told,) = [advisory.text for _, advisory in owner.advised("parked")]
-    assert "(position 9, end 3)" in told
+    (text,) = [advisory.text for _, advisory in owner.advised("parked")]
+    assert "(position 9, end 3)" in text
     end = cluster.verdicts[-1].offset
     cluster.run(4 * I)
     assert parked(cluster) == {0: BEYOND_END}
@@ -55,7 +55,7 @@ def test_a_partition_that_cannot_be_read_is_parked_alone(mode: int) -> None:
 
 
 def test_it_waits_for_its_handlers_for_an_interval() -> None:
-    """D6: what they finish until then is told with the Release; a second look at the same partition changes nothing."""
+    """D6: the Release reports what they finish until then; parking the same partition again changes nothing."""
     cluster = VirtualCluster(partitions=1)
     (a,) = cluster.team("a")
     run = a.deliver(a.claim(0), 0, 1, 2)

@@ -1,4 +1,4 @@
-"""Snapshots as bytes and records: what a state looks like, what is sound, what joins, what begins a history anew."""
+"""Snapshots as bytes and records: the form of a state, its soundness, how chunks join, how a history restarts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def example() -> DifferentialLog:
 
 
 def stored(world: World, instance: bytes = ONE) -> Stored:
-    """The snapshot of a world, as a Shelf would hand it out."""
+    """The snapshot of a world, as a SnapshotStore would return it."""
     data = snapshot.state_of(world)
     assert data is not None
     store = SnapshotStore()
@@ -171,7 +171,7 @@ def rich() -> DifferentialLog:
 
 
 def test_a_state_with_everything_in_it() -> None:
-    """N2, N3: written, read and written again it is the same; whoever loads it folds on as the others do."""
+    """N2, N3: written, read and written again it is the same; a reader that loads it folds on as the others do."""
     log = rich()
     whole = stored(log.world)
     world = snapshot.load(whole, 0)
@@ -269,7 +269,7 @@ INCOHERENT = dict(incoherent())
 
 @pytest.mark.parametrize("what", INCOHERENT)
 def test_a_state_that_no_fold_can_have(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """N4: whoever relies on it would fall over it later, so it is refused even if somebody made its digest fit."""
+    """N4: it would break its reader later, so it is refused even if its digest matches."""
     broken = INCOHERENT[what]
     monkeypatch.setattr(snapshot, "digest_of", lambda world: broken.key.state)
     assert snapshot.load(broken, 0) is None
@@ -285,7 +285,7 @@ def test_an_invalid_snapshot_is_skipped(what: str) -> None:
 
 
 def test_of_another_log_or_incarnation() -> None:
-    """N4: a snapshot stands for its own log; another incarnation than the one known is a topic made anew."""
+    """N4: a snapshot is valid for its own log alone; another incarnation than the known one means a recreated topic."""
     whole = stored(example().world)
     assert snapshot.load(whole, 0, expected=INCARNATION) is not None
     assert snapshot.load(whole, 1, GENESIS) is None
@@ -358,7 +358,7 @@ def test_an_opaque_group() -> None:
 
 
 def test_a_founding_snapshot_stops_readers_that_began_before() -> None:
-    """N13: a reader from before stops; one that begins there, or behind it, reads on."""
+    """N13: an older reader stops; one that begins there or after it reads on."""
     log = example()
     data = [codec.encode(record, "", INCARNATION) for record in snapshot.founding(GENESIS, 0, ONE, 16)]
     error = log.stops(data[0])

@@ -1,4 +1,4 @@
-"""Who writes snapshots, who vouches for them, what may be deleted: several Keepers over one log, in made-up time."""
+"""Several Snapshotters over one log, in virtual time: which one writes, which ones vouch, what may be deleted."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def grow(log: DifferentialLog, records: int) -> None:
 
 
 def due(log: DifferentialLog, process: Process) -> list[Snapshot]:
-    """What the process sends when it ticks now, and once more behind the next checkpoint."""
+    """What the process sends when it ticks now, and again after the next checkpoint."""
     process.write(process.tick())
     grow(log, 16)
     tasks = process.tick()
@@ -81,7 +81,7 @@ def due(log: DifferentialLog, process: Process) -> list[Snapshot]:
 
 
 def test_the_first_in_rank_writes_and_another_vouches() -> None:
-    """N6, N8: one snapshot, at a checkpoint, once so many lie behind; the second in rank vouches in its turn."""
+    """N6, N8: one snapshot, at a checkpoint, after enough new records; the second in rank vouches in its turn."""
     log = DifferentialLog(exhaustive=False)
     one, two, three = Process(log, "one"), Process(log, "two"), Process(log, "three")
     grow(log, EVERY - log.world.next_offset - 1)
@@ -97,7 +97,7 @@ def test_the_first_in_rank_writes_and_another_vouches() -> None:
         snapshot.witness(written.genesis, two.snapshotter.instance, written.at, written.state, written.chain)
     ]
     two.write(tasks)
-    assert not three.tick(10 * STAGGER_MS).send, "somebody else has"
+    assert not three.tick(10 * STAGGER_MS).send, "another process has"
     assert {p.snapshotter.confirmed_at for p in (one, two, three) if p.tick() is not None} == {written.at}
     assert not due(log, one), "counted from the confirmed one"
 
@@ -358,7 +358,7 @@ def test_an_orphan_does_not_stop_truncation() -> None:
 
 
 def test_a_live_session_of_another_group_is_never_evicted() -> None:
-    """N14: not while it shows signs of life, and not by an outage, however long, whoever has the longer interval."""
+    """N14: not while it shows signs of life, and not because of an outage, however long and with whatever intervals."""
     for own_ms, outage_ms in ((1_000, 1_000), (1_000, 30_000), (500, 1_000), (10_000, 9_000), (10_000, 11_000)):
         log = DifferentialLog(exhaustive=False)
         other = log.must(log.new_join("elsewhere"), "other")

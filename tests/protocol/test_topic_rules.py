@@ -1,7 +1,7 @@
-"""Rules F9.1 to F9.3, F9.5 and F9.10, sentence by sentence: what a group knows of its topics, and how it forgets all.
+"""Rules F9.1 to F9.3, F9.5 and F9.10, sentence by sentence: what a group knows of its topics, and how it forgets them.
 
-As in test_fold_rules.py, `Logbook` asserts after every record that heart and oracle agree and that a rejected record
-left the group's digest as it was.
+As in test_fold_rules.py, `DifferentialLog` asserts after every record that the rationalizer and the oracle agree and
+that a rejected record left the group's digest as it was.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def test_topology_that_shrinks() -> None:
     assert TopicPartition("t", 5) not in log.group.partitions
     assert (log.partition(0).epoch, log.partition(0).position, log.partition(-1).epoch) == (low, 100, whole)
     assert (log.group.paused, log.group.pause_change) == (True, token)
-    # Grown again, a partition has no position: it must be given one anew.
+    # Grown again, a partition has no position: it must be given one again.
     log.must(Topology("t", 5, shrunk))
     log.must(ReleaseGroup(token, token, 0))
     log.refuses(ClaimingPartition(session, "t", 4, shrunk), "start")

@@ -1,8 +1,8 @@
-"""Values for a log, drawn from a seeded generator: records that fit the world, and everything else that bytes can be.
+"""Values for a log from a seeded generator: records that fit the world, and hostile bytes of every kind.
 
 `plausible` looks at a world and writes what a member or an admin might write now; most of it is accepted. `hostile`
 takes what was written before and what fits now, and breaks it in one of the ways that a topic open to everybody allows.
-Neither judges anything. All chance comes from the `Random` that the caller hands in.
+Neither judges anything. All randomness comes from the `Random` that the caller passes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ INTEGERS = (
 
 
 def plausible(rng: Random, world: World, name: str) -> Record:
-    """A record that somebody in the group `name` may well send now."""
+    """A record that a member or admin of the group `name` might send now."""
     group = world.groups.get(name) or Group(name)
     if group.deleted and rng.random() < 0.5:
         return GroupConfig(group.config_offset)
@@ -253,7 +253,7 @@ def _grant(rng: Random, group: Group) -> Record:
     held = sorted(group.sessions[session].epochs) if session in group.sessions else []
     epochs = [epoch, *rng.choices([epoch, *held, rng.randrange(60)], k=rng.choice((0, 0, 1, 2, 5)))]
     rng.shuffle(epochs)
-    # Where each partition stands behind the ranges before, if they are granted: one record may ask for two in a row.
+    # The position of each partition after the ranges before, if they are granted: one record may ask for two in a row.
     ends = {epoch: known.position for epoch, known in group.claims.items()}
     ranges = []
     for each in epochs:
@@ -295,7 +295,7 @@ def _topology(rng: Random, group: Group) -> Record:
     count = rng.choice((1, 2, 3, 4))
     if known is not None and rng.random() < 0.3:
         count = known.count
-    # Most writers know the id that the log knows, or none; another one says that the topic was made anew.
+    # Most writers know the id that the log knows, or none; another one says that the topic was recreated.
     topic_id = rng.choice((known.id, "")) if known is not None and rng.random() < 0.6 else rng.choice(TOPIC_IDS)
     observed = _near(rng, known.offset if known else group.deleted_at)
     token = group.pause_change if rng.random() < 0.8 else NONE

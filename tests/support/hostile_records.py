@@ -1,4 +1,4 @@
-"""A flood of hostile records through the codec and both folds. What a test and `make soak` share: the loop alone."""
+"""Feeds many hostile records through the codec and both folds: the loop that a test and `make soak` share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 from tests.support import hostile
 from tests.support.differential_log import DifferentialLog
 
-LOG_RECORDS = 400  # a log of its own every so often, so that the worlds stay small and begin anew
+LOG_RECORDS = 400  # records per log: worlds stay small, and each log begins from nothing
 AUDIT_RECORDS = 50
 
 

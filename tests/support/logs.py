@@ -1,4 +1,4 @@
-"""Whole coordination topics for tests: several logs with several groups each, drawn from a seed, as raw records."""
+"""Whole coordination topics for tests: several logs with several groups each, from a seed, as raw records."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def folded(rows: tuple[Raw, ...], partitions: int, tables: tuple[str, ...] = tup
         timeline = Timeline(World(log, None if log == 0 else root(partitions)), tables)
         for _, offset, time_ms, _, value in (row for row in rows if row[0] == log):
             timeline.read(offset, time_ms, value)
-        for name, told in timeline.finish().items():
-            found[name] += told
+        for name, rows_of_table in timeline.finish().items():
+            found[name] += rows_of_table
     return found
 
 

@@ -1,4 +1,4 @@
-"""A log under the oracle alone, for its own tests: records built by hand, and what the oracle said of each."""
+"""A log under the oracle alone, for the oracle's own tests: records built by hand, and its verdict on each."""
 
 import struct
 from typing import Any

@@ -2,13 +2,12 @@
 
     python -m tests.support.protocol_2        writes the dump, and protocol_2.json beside it
 
-It was run once, when protocol 2 was new. No test runs it, and nobody should again: the two files stand for logs that
-are out in the world, so a library that needs other ones cannot read those logs. A later fold version gets files of its
-own.
+It was run once, when protocol 2 was new. No test runs it, and it must not be run again: the two files represent logs
+that users have, so a library that needs other files cannot read those logs. A later fold version gets its own files.
 
-Log 1 tells of two groups: `billing`, at least once, and `audit`, at most once. Log 0 has `archive`, which is deleted
-and revived, and values from a seed that an unfriendly writer might have sent. Each record is folded when it is written,
-and the verdict that the story needs is asserted.
+Log 1 has two groups: `billing` in at-least-once mode and `audit` in at-most-once mode. Log 0 has `archive`, which is
+deleted and revived, and values from a seed that a hostile writer might have sent. Each record is folded when it is
+written, and its expected verdict is asserted.
 """
 
 from __future__ import annotations
@@ -393,9 +392,9 @@ def main() -> None:
         for record in records:
             writer.write(record)
         writer.finish()
-    told = checkpoints.by_the_oracle(DUMP)
-    assert told == checkpoints.by_the_core(DUMP)
-    DIGESTS.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    digests = checkpoints.by_the_oracle(DUMP)
+    assert digests == checkpoints.by_the_core(DUMP)
+    DIGESTS.write_text(json.dumps(digests, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"{len(records)} records, {DUMP.stat().st_size} bytes")
 
 

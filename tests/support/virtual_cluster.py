@@ -337,7 +337,7 @@ class VirtualCluster:
             if next_ms > until_ms:
                 self.now_ms = until_ms
                 return
-            assert next_ms > self.now_ms, "time stands still"
+            assert next_ms > self.now_ms, "time must move"
             self.now_ms = next_ms
 
     def run_until(self, condition: Callable[[], object], at_most_ms: int = 60_000) -> int:

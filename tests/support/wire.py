@@ -1,7 +1,7 @@
 """Bytes for tests, built by hand from PROTOCOL.md: a plain MessagePack encoder and the envelope of 4.1.
 
 It shares nothing with either implementation, so that a test cannot inherit the mistake it looks for. It builds whatever
-it is told, also what no writer would send.
+the test asks for, also what no writer would send.
 """
 
 import struct
