@@ -314,7 +314,7 @@ class AtLeastOnce:
         return spans
 
     def _delivered_again(self, position: int, mine: int) -> list[Range]:
-        """Ranges that earlier owners delivered and nobody finished. This claim delivered those below `mine` once more."""
+        """Ranges that earlier owners delivered and nobody finished; this claim delivered those below `mine` again."""
         counted = []
         for start, to, times in self._delivered_before:
             start = max(start, position + 1)
