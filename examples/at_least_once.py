@@ -2,7 +2,7 @@
 
     python examples/at_least_once.py localhost:9092 orders
 
-A few orders come again after a crash. payments.py shows how each has its effect once nevertheless.
+After a crash a few orders are delivered again. payments.py shows how each still takes effect only once.
 """
 
 import sys
@@ -11,7 +11,7 @@ import marshal_py
 
 
 def charge(order: marshal_py.Message) -> None:
-    """Your code. The topic, partition and offset tell an order that comes again, the token tells a later owner."""
+    """Your code. Topic, partition and offset identify an order that comes again; a greater token is a later owner's."""
     print(f"charging {order.value.decode(errors='replace')} (token {order.token})", flush=True)
 
 

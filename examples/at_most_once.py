@@ -1,4 +1,4 @@
-"""A service that sends mails at most once: rather none than two. Works in batches.
+"""A service that sends each mail at most once: it would rather lose a mail than send it twice. Works in batches.
 
 python examples/at_most_once.py localhost:9092 mails
 """

@@ -1,18 +1,19 @@
-"""A service that books payments so that each changes its account exactly once, whatever dies. Start it several times.
+"""A service that books each payment exactly once, whichever process dies. Start it several times.
 
     python examples/payments.py localhost:9092 payments accounts.db
 
-A value is JSON: {"account": "alice", "cents": 250}. Messages come at least once, so some come again, and a process that
-was frozen may still write after another one has taken over its partition. Two things in the database make it harmless:
+A value is JSON: {"account": "alice", "cents": 250}. Messages are delivered at least once, so some come again, and a
+process that was frozen may still write after another one has taken over its partition. Two things in the database make
+this harmless:
 
 - A row per *partition* holds the token of its newest owner and the next offset. An older token is refused; an offset
   below the next one has been booked already.
 - That row moves in the *transaction* of the booking. Both happen or neither does.
 
 A token on the row of the account is not enough: the next owner applies what comes again a second time, for its token is
-greater; and of two partitions that write to one account, the one whose token is smaller is refused for good.
+greater; and of two partitions that write to one account, the one whose token is smaller is refused forever.
 
-The offsets of a topic that was deleted and made anew begin at 0 again, and an admin may move a position back to have
+The offsets of a topic that was deleted and created again begin at 0, and an admin may move a position back to have
 messages applied again. In both cases delete the rows of those partitions, while the group is paused.
 """
 
@@ -30,8 +31,8 @@ CREATE TABLE IF NOT EXISTS applied (
     topic TEXT, partition INTEGER, token TEXT NOT NULL, next_offset INTEGER NOT NULL, PRIMARY KEY (topic, partition));
 """
 
-# Changes one row if the message is new and its owner the newest, else none. It is one statement, so on a server (it is
-# PostgreSQL's dialect, too) the row is locked until the transaction ends, and two owners wait for each other.
+# Changes one row if the message is new and its owner is the newest, otherwise none. It is a single statement, so on a
+# server (PostgreSQL takes it, too) the row is locked until the transaction ends, and two owners wait for each other.
 ADVANCE = """
 INSERT INTO applied (topic, partition, token, next_offset) VALUES (:topic, :partition, :token, :offset + 1)
 ON CONFLICT (topic, partition) DO UPDATE SET token = excluded.token, next_offset = excluded.next_offset
@@ -58,10 +59,10 @@ class Accounts:
         self.db.executescript(SCHEMA)
 
     def book(self, message: marshal_py.Message) -> bool:
-        """Books it, or returns False because that has been done. Raises NotTheOwner.
+        """Books a payment; False if that has been done already. Raises NotTheOwner.
 
-        Messages of one partition must be booked in order: all below `next_offset` counts as booked. One that cannot be
-        booked is put aside in the same transaction, never passed over.
+        Book the messages of a partition in order, because every offset below `next_offset` counts as booked. Store one
+        that cannot be booked somewhere else in the same transaction; never skip it.
         """
         place = {
             "topic": message.topic,
@@ -100,7 +101,7 @@ def main(servers: str, topic: str, database: str) -> None:
             try:
                 booked = accounts.book(message)
             except NotTheOwner as error:
-                print(f"refused {error}", flush=True)  # no ack: the message is the later owner's
+                print(f"refused {error}", flush=True)  # no ack: the message belongs to the later owner
                 continue
             message.ack()  # after the commit
             print(f"{'booked' if booked else 'known'} {message.topic}:{message.partition}@{message.offset}", flush=True)

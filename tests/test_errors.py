@@ -1,4 +1,4 @@
-"""Errors of the one tree: they reach another process as they were."""
+"""Errors reach another process unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from marshal_py.errors import GroupOpaque, InvalidOption, MarshalError, ModeMism
     ids=lambda error: type(error).__name__,
 )
 def test_an_error_survives_a_pickle(error: MarshalError) -> None:
-    """A worker of multiprocessing or Spark raises it, and whoever waits reads its fields."""
+    """A worker of multiprocessing or Spark raises it, and the process that waits reads its fields."""
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error)
     assert str(again) == str(error)

@@ -29,17 +29,17 @@ def test_no_export_is_private() -> None:
     assert [name for name in marshal_py.__all__ if name.startswith("_") and name != "__version__"] == []
 
 
-def test_the_package_says_that_it_is_typed() -> None:
+def test_the_package_is_marked_as_typed() -> None:
     assert resources.files(marshal_py).joinpath("py.typed").is_file()
 
 
-# --- their types can be asked for at run time: by `inspect`, `help`, documentation tools and containers
+# --- types can be resolved at run time, as `inspect`, `help`, documentation tools and containers do
 
 PUBLIC_MODULES = ("marshal_py", "marshal_py.embedded", "marshal_py.errors", "marshal_py.metrics", "marshal_py.spark")
 
 
 def public_objects() -> dict[str, Any]:
-    """Classes and functions behind the public names, and the classes of ours that they give away: Part, Planner."""
+    """Classes and functions of the public names, and classes of ours in their signatures, such as Part and Planner."""
     found: dict[str, Any] = {}
     waiting = [value for name in PUBLIC_MODULES for value in vars(importlib.import_module(name)).values()]
     while waiting:
@@ -50,7 +50,7 @@ def public_objects() -> dict[str, Any]:
         name = f"{home}.{one.__qualname__}"
         if name not in found:
             found[name] = one
-            with contextlib.suppress(NameError):  # the test's to find
+            with contextlib.suppress(NameError):  # the test below finds it
                 hints = [typing.get_type_hints(call).get("return") for call in calls_of(one)]
                 if inspect.isclass(one):
                     hints += [hint for field, hint in typing.get_type_hints(one).items() if not field.startswith("_")]
@@ -75,7 +75,7 @@ def classes_in(hint: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", public_objects())
-def test_the_types_of_public_names_can_be_asked_for(name: str) -> None:
+def test_the_types_of_public_names_can_be_resolved(name: str) -> None:
     one = public_objects()[name]
     for asked in (one, *calls_of(one)):
         typing.get_type_hints(asked)
@@ -84,6 +84,6 @@ def test_the_types_of_public_names_can_be_asked_for(name: str) -> None:
     assert pydoc.render_doc(one)
 
 
-def test_what_public_names_give_away_is_looked_at_too() -> None:
-    """Else the test above would miss what has no public name."""
+def test_classes_in_public_signatures_are_checked_too() -> None:
+    """Otherwise the test above would miss classes without a public name."""
     assert {"marshal_py.client.message.Part", "marshal_py.client.planner.ClaimedBatch"} <= public_objects().keys()

@@ -1,4 +1,4 @@
-"""What a log tells: each kind from the record that means it, the same for whoever replays it from wherever."""
+"""The advisories of a log: each kind from its record, the same for every reader and from every start."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from tests.support.differential_log import GROUP, INTERVAL_MS, TOPIC, Differenti
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "advisories.md"
 
 
-def told(book: DifferentialLog, start: int = 0) -> list[Advisory]:
-    """All that a reader hears who begins with the record at `start`."""
+def advisories_of(book: DifferentialLog, start: int = 0) -> list[Advisory]:
+    """All advisories of a reader that begins with the record at `start`."""
     world = World()
     for offset in range(start):
         rationalizer.apply(world, offset, book.values[offset])
-    teller, found = Advisories(world), []
+    advisories, found = Advisories(world), []
     for offset in range(start, len(book.values)):
         verdict = rationalizer.apply(world, offset, book.values[offset])
-        found += teller.read(world.groups.get(verdict.group), verdict, 1_000 * offset)
+        found += advisories.read(world.groups.get(verdict.group), verdict, 1_000 * offset)
     return found
 
 
 def lines(book: DifferentialLog, start: int = 0) -> list[str]:
-    return [to_text(advisory) for advisory in told(book, start)]
+    return [to_text(advisory) for advisory in advisories_of(book, start)]
 
 
 def full_book() -> DifferentialLog:
@@ -59,7 +59,7 @@ def full_book() -> DifferentialLog:
     book.must(Evict(other, book.session(other).extended, 2 * INTERVAL_MS, "c"))
     book.must(StepDown(session, -1, "maintenance", "ops"))
     token = book.pause()
-    book.pause()  # a renewal tells nothing new
+    book.pause()  # a renewal is no advisory
     token = book.group.pause_change
     book.release(session, epoch, 130)
     moves = tuple(Move(TOPIC, number, book.partition(number).version, 7 + number) for number in (0, 1))
@@ -75,7 +75,7 @@ def full_book() -> DifferentialLog:
     return book
 
 
-def test_a_story_in_words() -> None:
+def test_a_whole_life_as_text() -> None:
     assert lines(full_book()) == [
         "joined (c)",
         "topology t to 4",
@@ -102,44 +102,44 @@ def test_a_story_in_words() -> None:
     ]
 
 
-def test_every_advisory_says_which_record_told_it() -> None:
+def test_every_advisory_says_its_record() -> None:
     book = full_book()
-    for advisory in told(book):
+    for advisory in advisories_of(book):
         assert advisory.kind in KINDS
         assert (advisory.group, advisory.log) == (GROUP, 0)
         assert advisory.time_ms == 1_000 * advisory.log_offset
         alone = DifferentialLog(start=False)
         for value in book.values[: advisory.log_offset + 1]:
             alone.put(value)
-        assert told(alone)[-1].log_offset == advisory.log_offset
+        assert advisories_of(alone)[-1].log_offset == advisory.log_offset
 
 
 def test_claims_carry_their_epoch_and_session() -> None:
     book = full_book()
-    claimed = [one for one in told(book) if one.kind == "claimed"]
-    ended = [one for one in told(book) if one.kind in ("released", "lost")]
+    claimed = [one for one in advisories_of(book) if one.kind == "claimed"]
+    ended = [one for one in advisories_of(book) if one.kind in ("released", "lost")]
     assert {(one.epoch, one.session, one.partition) for one in claimed} == {
         (one.epoch, one.session, one.partition) for one in ended
     }
     assert all(one.epoch == one.log_offset for one in claimed)
-    stuck = next(one for one in told(book) if one.kind == "handler_stuck")
+    stuck = next(one for one in advisories_of(book) if one.kind == "handler_stuck")
     assert (stuck.epoch, stuck.client_id) == (claimed[-1].epoch, "c")
 
 
-def test_whoever_begins_later_is_told_the_same_from_there_on() -> None:
+def test_a_later_start_gives_the_same_advisories_from_there() -> None:
     book = full_book()
-    whole = told(book)
+    whole = advisories_of(book)
     for start in range(len(book.values)):
-        assert told(book, start) == [one for one in whole if one.log_offset >= start]
+        assert advisories_of(book, start) == [one for one in whole if one.log_offset >= start]
 
 
-def test_what_was_refused_tells_nothing() -> None:
+def test_refused_records_are_no_advisories() -> None:
     book = full_book()
-    before = told(book)
+    before = advisories_of(book)
     book.refuses(Leave(2, "again"), "session")
     book.refuses(ClaimingPartition(99, TOPIC, 0, -1), "session")
     book.put(b"garbage")
-    assert told(book) == before
+    assert advisories_of(book) == before
 
 
 def test_skipped_offsets_of_at_most_once() -> None:
@@ -163,7 +163,7 @@ def test_a_seek_and_a_parked_partition() -> None:
     seek, parking = lines(book)[-2:]
     assert seek == "moved t:0 to 50 (c): by its owner"
     assert parking.startswith("parked t:0 at 60 (c): DataTopicRecreated: topic 't' was deleted and created again")
-    moved, parked = told(book)[-2:]
+    moved, parked = advisories_of(book)[-2:]
     assert (moved.epoch, parked.epoch, parked.session) == (at, at, session)
 
 
@@ -214,12 +214,12 @@ def test_the_document_names_every_kind_and_every_field() -> None:
 
 def test_what_differs_in_the_partition_alone_is_one_line() -> None:
     """Another reason, client or topic is another line; what has an offset to look at stays by itself."""
-    told = [Advisory("claimed", "g", "c", "orders", number, offset=number) for number in (0, 1, 2, 7)]
-    told.insert(2, Advisory("fenced", "g", "c"))
-    told.append(Advisory("claimed", "g", "c", "mails", 0, offset=5))
-    told.append(Advisory("released", "g", "c", "orders", 3, text="why"))
-    told += [Advisory("offset_lost", "g", "c", "orders", number, offset=0, to=9) for number in (4, 5)]
-    lines = list(to_lines(told))
+    together = [Advisory("claimed", "g", "c", "orders", number, offset=number) for number in (0, 1, 2, 7)]
+    together.insert(2, Advisory("fenced", "g", "c"))
+    together.append(Advisory("claimed", "g", "c", "mails", 0, offset=5))
+    together.append(Advisory("released", "g", "c", "orders", 3, text="why"))
+    together += [Advisory("offset_lost", "g", "c", "orders", number, offset=0, to=9) for number in (4, 5)]
+    lines = list(to_lines(together))
     assert [words for _, words in lines] == [
         "claimed 4 partitions of orders: 0-2, 7 (c)",
         "fenced (c)",
@@ -228,5 +228,5 @@ def test_what_differs_in_the_partition_alone_is_one_line() -> None:
         "offset_lost orders:4 from 0 to 9 (c)",
         "offset_lost orders:5 from 0 to 9 (c)",
     ]
-    assert sorted(map(id, (one for alike, _ in lines for one in alike))) == sorted(map(id, told))
+    assert sorted(map(id, (one for alike, _ in lines for one in alike))) == sorted(map(id, together))
     assert ranges_text([]) == ""

@@ -1,4 +1,4 @@
-"""How fast a group goes on: by accepted positions of the last minute, whatever the order of what else happens."""
+"""How fast a group consumes, by the accepted positions of the last minute, whatever else happens."""
 
 from __future__ import annotations
 
@@ -25,43 +25,43 @@ class Timed:
     """A log whose records come at given times."""
 
     def __init__(self, book: DifferentialLog) -> None:
-        self.book, self.velocity, self.world = book, ConsumptionRate(), World()
+        self.book, self.rate, self.world = book, ConsumptionRate(), World()
         self.now_ms = 0
         self.catch_up()
 
     def catch_up(self) -> None:
         while self.world.next_offset < len(self.book.values):
             verdict = rationalizer.apply(self.world, self.world.next_offset, self.book.values[self.world.next_offset])
-            self.velocity.read(self.world.groups.get(verdict.group), verdict, self.now_ms)
+            self.rate.read(self.world.groups.get(verdict.group), verdict, self.now_ms)
 
     def after(self, wait_ms: int, record: Record) -> None:
         self.now_ms += wait_ms
         self.book.must(record)
         self.catch_up()
 
-    def speed(self, later_ms: int = 0, tp: TopicPartition = TP) -> float:
-        return self.velocity.per_second(GROUP, tp, self.now_ms + later_ms)
+    def per_second(self, later_ms: int = 0, tp: TopicPartition = TP) -> float:
+        return self.rate.per_second(GROUP, tp, self.now_ms + later_ms)
 
 
-def test_steady_progress_is_its_speed() -> None:
+def test_steady_progress_has_a_steady_rate() -> None:
     book = DifferentialLog()
     session, epoch = book.owner()
     log = Timed(book)
-    assert log.speed() == 0.0
+    assert log.per_second() == 0.0
     for number in range(1, 91):
         log.after(1_000, Heartbeat(session, number, (ClaimState(epoch, 100 + 50 * number),)))
-    assert log.speed() == 50.0
-    assert log.speed(tp=TopicPartition(TOPIC, 1)) == 0.0
+    assert log.per_second() == 50.0
+    assert log.per_second(tp=TopicPartition(TOPIC, 1)) == 0.0
 
 
-def test_who_stands_still_slows_down_and_then_has_no_speed() -> None:
+def test_the_rate_of_a_stopped_partition_falls_to_zero() -> None:
     book = DifferentialLog()
     session, epoch = book.owner()
     log = Timed(book)
     log.after(10_000, Heartbeat(session, 1, (ClaimState(epoch, 1_100),)))
-    assert log.speed() == 100.0
-    assert log.speed(10_000) == 50.0
-    assert log.speed(WINDOW_MS + 1) == 0.0
+    assert log.per_second() == 100.0
+    assert log.per_second(10_000) == 50.0
+    assert log.per_second(WINDOW_MS + 1) == 0.0
 
 
 def test_a_move_is_no_consumption() -> None:
@@ -74,9 +74,9 @@ def test_a_move_is_no_consumption() -> None:
     log.after(1_000, SetPosition(token, (Move(*TP, book.partition().version, 0),), True))
     again = book.claim(session)
     log.catch_up()
-    assert log.speed() == 0.0
+    assert log.per_second() == 0.0
     log.after(2_000, Heartbeat(session, 2, (ClaimState(again, 20),)))
-    assert log.speed() == 10.0
+    assert log.per_second() == 10.0
 
 
 def test_grants_count_and_do_not_pile_up() -> None:
@@ -86,8 +86,8 @@ def test_grants_count_and_do_not_pile_up() -> None:
     for number in range(1_000):
         start = 100 + 10 * number
         log.after(10, ClaimingMessages(session, (MessageRange(epoch, start, start, start + 10),)))
-    assert 950 < log.speed() < 1_050
-    assert len(log.velocity._samples[GROUP, TP]) < 100
+    assert 950 < log.per_second() < 1_050
+    assert len(log.rate._samples[GROUP, TP]) < 100
 
 
 def test_foreign_and_rejected_entries_do_not_count() -> None:
@@ -96,4 +96,4 @@ def test_foreign_and_rejected_entries_do_not_count() -> None:
     other = book.join("other")
     log = Timed(book)
     log.after(1_000, Heartbeat(other, 1, (ClaimState(epoch, 9_000), ClaimState(77, 5))))
-    assert log.speed() == 0.0
+    assert log.per_second() == 0.0

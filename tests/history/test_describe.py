@@ -95,7 +95,7 @@ def test_fields_are_nested_and_named_as_on_the_wire() -> None:
     assert wanted == {"epoch": 8, "from": 5, "start": 6, "to": 10}
 
 
-def test_what_did_not_happen_says_why() -> None:
+def test_a_refused_record_says_why() -> None:
     claim = ClaimingPartition(7, "a", 3, -1)
     held = describe(Verdict(3, Outcome.REJECTED, "held", "g", claim))
     assert held == "session 7 claims a:3: rejected, somebody owns it"
@@ -107,7 +107,7 @@ def test_what_did_not_happen_says_why() -> None:
     )
 
 
-def test_every_reason_of_the_fold_has_words() -> None:
+def test_every_reason_of_the_fold_has_a_text() -> None:
     """Read from the source, so that a new reason without words is noticed."""
     source = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in (rationalizer, admin_rules))
     reasons = set(re.findall(r'return "(\w+)"', source)) | set(re.findall(r'Verdict\(\w+, [\w.]+, "(\w+)"', source))

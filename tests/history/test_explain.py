@@ -1,4 +1,4 @@
-"""What the log says about the past: standings, stories and differences, from raw records alone."""
+"""Explanations and differences from raw records alone."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_end_of_the_story(book: DifferentialLog) -> None:
     json.dumps([line.verdict for line in found.lines])
 
 
-def test_every_cut_tells_what_the_fold_held_there(book: DifferentialLog) -> None:
+def test_every_cut_shows_the_state_of_the_fold_there(book: DifferentialLog) -> None:
     """As of each offset, and as of each time: the same standing as a reader's who stopped there."""
     for offset in range(len(book.values)):
         part = DifferentialLog(start=False)

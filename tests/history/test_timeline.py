@@ -159,21 +159,21 @@ def test_digests_are_the_oracles(seed: int) -> None:
     """G1-G3: at every checkpoint, by the second fold."""
     values = drawn_log(seed)
     book = DifferentialLog(start=False, exhaustive=False)
-    told = {(row.offset, row.group): row for row in fold(values)["digests"]}
+    digests = {(row.offset, row.group): row for row in fold(values)["digests"]}
     for offset, value in enumerate(values, 1):
         book.put(value)
         for name in book.oracle.groups:
-            row = told.get((offset, name))
+            row = digests.get((offset, name))
             if row is not None:
                 assert row.state == f"{book.oracle.state_digest(name):016x}"
                 assert row.chain == (f"{book.oracle.chain_digest()[1]:016x}" if offset % 16 == 0 else None)
-    assert {at for at, _ in told} >= set(range(16, len(values), 16))
-    assert {name for at, name in told if at == len(values)} == set(book.oracle.groups)
+    assert {at for at, _ in digests} >= set(range(16, len(values), 16))
+    assert {name for at, name in digests if at == len(values)} == set(book.oracle.groups)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_rows_do_not_depend_on_where_a_reader_paused(seed: int) -> None:
-    """What a Timeline knows survives being written down and read back, at any offset."""
+    """What a Timeline knows survives being encoded and decoded, at any offset."""
     values, rng = drawn_log(seed), Random(seed)
     whole = fold(values)
     pieces: Tables = {name: [] for name in TABLES}
@@ -187,14 +187,23 @@ def test_rows_do_not_depend_on_where_a_reader_paused(seed: int) -> None:
             timeline = Timeline(timeline.world, known=known)
     for name, rows in timeline.finish().items():
         pieces[name] += rows
-    ends = {row for row in pieces["digests"] if row.offset == len(values)}  # told at the checkpoint and at the end
+    ends = {row for row in pieces["digests"] if row.offset == len(values)}  # from the checkpoint and from the end
     assert ends == {row for row in whole["digests"] if row.offset == len(values)}
     del pieces["digests"][-len(ends) :], whole["digests"][-len(ends) :]
     assert pieces == whole
 
 
+def test_encoded_state_keeps_its_field_names() -> None:
+    """Spark's checkpoints hold it: a field that is renamed would be read as empty."""
+    timeline = Timeline(World())
+    fold(drawn_log(1), timeline)
+    state = msgspec.to_builtins(timeline.open)
+    assert state.keys() == {"tracks", "touched", "time_ms"}
+    assert state["tracks"][GROUP].keys() == {"stays", "claims", "spans", "pause", "winners", "deleted", "presence"}
+
+
 def test_a_reader_that_begins_in_the_middle_knows_no_times() -> None:
-    """From a world alone: what is open is there, since when is not."""
+    """From a world alone: what is open is known, and since when is not."""
     values = drawn_log(3)
     world = World()
     for offset, value in enumerate(values):
@@ -256,7 +265,7 @@ def test_a_take_over_and_a_race() -> None:
     )
 
 
-def told_at(values: Iterable[bytes | None], seconds: dict[int, float]) -> Tables:
+def fold_at(values: Iterable[bytes | None], seconds: dict[int, float]) -> Tables:
     """All rows of a log whose records come one after the other, after pauses of so many seconds before some of them."""
     timeline, time_ms = Timeline(World()), 1_000_000
     for offset, value in enumerate(values):
@@ -265,8 +274,8 @@ def told_at(values: Iterable[bytes | None], seconds: dict[int, float]) -> Tables
     return dict(timeline.finish())
 
 
-def test_time_in_which_nobody_lived_is_nobodys_gap() -> None:
-    """Who stops releases first and leaves then: between the two a member lives, and afterwards none."""
+def test_time_without_live_members_does_not_count() -> None:
+    """A consumer that stops releases first and then leaves; in between it is alive, afterwards nobody is."""
     book = DifferentialLog()
     first = book.join("a")
     book.topology(1)
@@ -275,13 +284,13 @@ def test_time_in_which_nobody_lived_is_nobodys_gap() -> None:
     left = book.must(Leave(first))
     second = book.join("b")
     claimed = book.claim(second)
-    _, gap = told_at(book.values, {left: 0.5, second: 61, claimed: 0.25})["gaps"]
+    _, gap = fold_at(book.values, {left: 0.5, second: 61, claimed: 0.25})["gaps"]
     assert (gap.cause, gap.members, gap.to_time_ms - gap.from_time_ms) == ("release", 1, 61_750)
     assert (gap.lived_ms, gap.take_over_ms) == (750, 750)
 
 
-def test_a_take_over_counts_while_somebody_lived_to_take_over() -> None:
-    """The dead owner counts as long as others would wait for it; then nobody, until its heir joins."""
+def test_a_take_over_counts_while_a_member_was_alive() -> None:
+    """The dead owner counts as alive until others may evict it; then nobody does until its successor joins."""
     book = DifferentialLog()
     first = book.join("a")
     book.topology(1)
@@ -290,7 +299,7 @@ def test_a_take_over_counts_while_somebody_lived_to_take_over() -> None:
     second = book.join("b")
     gone = book.must(Evict(first, beat, 2 * INTERVAL_MS, "b"))
     taken = book.must(ClaimingPartition(second, TOPIC, 0, epoch))
-    _, gap = told_at(book.values, {beat: 1, second: 300, gone: 1.5, taken: 0.25})["gaps"]
+    _, gap = fold_at(book.values, {beat: 1, second: 300, gone: 1.5, taken: 0.25})["gaps"]
     assert gap.to_time_ms - gap.last_sign_time_ms == 301_750
     assert gap.take_over_ms == 2 * INTERVAL_MS + 1_750
     assert gap.lived_ms == 250
@@ -298,7 +307,7 @@ def test_a_take_over_counts_while_somebody_lived_to_take_over() -> None:
 
 @pytest.mark.parametrize("seed", range(0, SEEDS, 4))
 def test_the_time_in_which_members_lived_agrees_with_a_count(seed: int) -> None:
-    """Counted anew for every gap, second by second of the log: who is in the world, was heard of, and is not paused."""
+    """Compared with a count for each gap: which sessions exist, wrote lately, and are not paused."""
     values, rng = drawn_log(seed), Random(seed)
     times = [1_000_000 + 4_000 * offset + rng.randrange(-20_000, 20_000) for offset in range(len(values))]
     timeline, world = Timeline(World()), World()
@@ -389,8 +398,8 @@ def test_a_seek_is_an_interval_of_its_own() -> None:
     assert [row.cause for row in tables["gaps"] if row.partition == 0] == ["new", "leave"]
 
 
-def test_a_topic_that_was_made_anew() -> None:
-    """F9.10: a later move begins at no position, for the old one was of another topic."""
+def test_a_recreated_topic() -> None:
+    """F9.10: a later move has no old position, because that belonged to another topic."""
     book = DifferentialLog()
     session = book.join()
     at = book.must(Topology(TOPIC, 2, -1, topic_id="one"))

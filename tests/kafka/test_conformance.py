@@ -151,7 +151,7 @@ class TestCannotCreate(conformance.CannotCreatePromises):
             ]
             for future in admin.create_acls(rules).values():
                 future.result(DEADLINE_S)
-            self.refuses_with_the_command_that_mends_it(KafkaTransport(cluster.bootstrap, DEADLINE_S), "__marshal")
+            self.refuses_with_the_command_that_fixes_it(KafkaTransport(cluster.bootstrap, DEADLINE_S), "__marshal")
 
 
 def test_three_brokers_must_be_safe_ones(kafka3: Cluster) -> None:

@@ -1,8 +1,8 @@
-"""The promises of the ports (marshal_py/transport/ports.py) as tests, for whatever rig runs them.
+"""The conformance suite of transports: what marshal_py/transport/ports.py promises, as tests over any rig.
 
-A Rig is a cluster behind a Door, with the hands that a test needs on the cluster's side. Test modules inherit the
-classes below and give a fixture `rig`. Each class says in CAPABILITY what the rig must be able to do; a rig names what
-it lacks, and a module runs a class over exactly the rigs that have it. Nothing here skips.
+A Rig is a cluster with its transport and the operations that a test needs on the cluster's side. Test modules inherit
+the classes below and provide a fixture `rig`. CAPABILITY of a class is what the rig must be able to do. A rig names
+what it lacks, and a module runs a class over exactly the rigs that have its capability. Nothing here skips.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 def until(condition: Callable[[], T | None], what: str) -> T:
-    """The first true value of `condition`, looked at again and again until the deadline."""
+    """Checks `condition` until it returns a true value; returns that. Fails at the deadline."""
     deadline = time.monotonic() + DEADLINE_S
     while not (value := condition()):
         assert time.monotonic() < deadline, f"{what}: it did not come true"
@@ -66,7 +66,7 @@ class Rig(Protocol):
 
 
 class MemoryRig:
-    """MemoryBroker: it can everything."""
+    """A MemoryBroker, which lacks nothing."""
 
     name = "memory"
     lacks: frozenset[str] = frozenset()
@@ -169,7 +169,7 @@ class KafkaRig:
 
 
 class EmbeddedRig(KafkaRig):
-    """The embedded broker. Its owner can truncate; its clients can do nothing of the list."""
+    """The embedded broker. Its owner can truncate; its clients have none of the capabilities."""
 
     name = "embedded"
     lacks = ALL_CAPABILITIES - {"truncate"}
@@ -191,7 +191,7 @@ class EmbeddedRig(KafkaRig):
         self.broker.close()
 
 
-# --- looking
+# --- reading
 
 
 def read_log(log: CoordinationLog, count: int) -> list[LogRecord]:
@@ -265,7 +265,7 @@ class LogPromises(Suite):
         assert [r.value for r in records] == numbered(0, 50)
         assert {r.log for r in records} == {0}
 
-    def test_poll_waits_no_longer_than_told_and_comes_back_empty(self, log: CoordinationLog) -> None:
+    def test_poll_waits_no_longer_than_asked_and_returns_nothing(self, log: CoordinationLog) -> None:
         log.follow(0, 0)
         assert log.poll(0.0) == []
         assert log.poll(0.05) == []
@@ -281,7 +281,7 @@ class LogPromises(Suite):
             assert [r.offset for r in mine] == list(range(10))
             assert [r.value for r in mine] == [b"%d" % i for i in range(number, 30, 3)]
 
-    def test_a_log_that_is_followed_later_comes_to_those_that_are(self, log: CoordinationLog) -> None:
+    def test_a_log_can_be_followed_later(self, log: CoordinationLog) -> None:
         log.follow(0, 0)
         log.append(0, b"g", b"a")
         read_log(log, 1)
@@ -291,7 +291,7 @@ class LogPromises(Suite):
         log.append(0, b"g", b"c")
         assert [(r.log, r.offset, r.value) for r in read_log(log, 1)] == [(0, 1, b"c")]
 
-    def test_who_comes_later_reads_from_genesis(self, rig: Rig, topic: str, log: CoordinationLog) -> None:
+    def test_a_later_reader_reads_from_genesis(self, rig: Rig, topic: str, log: CoordinationLog) -> None:
         log.follow(0, 0)
         for value in numbered(0, 20):
             log.append(0, b"g", value)
@@ -336,7 +336,7 @@ class LogPromises(Suite):
         rig.produce(topic, 0, [b""])
         assert read_log(log, 1)[0].value == b""
 
-    def test_all_is_well_and_nothing_is_refused(self, log: CoordinationLog) -> None:
+    def test_a_healthy_log_waits_for_nothing_and_refuses_nothing(self, log: CoordinationLog) -> None:
         log.follow(0, 0)
         log.append(0, b"g", b"x")
         read_log(log, 1)
@@ -393,19 +393,19 @@ class SourcePromises(Suite):
         found = read_source(source, 2)
         assert {tp.topic: values(messages) for tp, messages in found.items()} == {topic: [b"a"], second: [b"b"]}
 
-    def test_a_message_brings_its_parts(self, rig: Rig, topic: str, source: DataSource) -> None:
+    def test_a_message_has_key_value_headers_and_timestamp(self, rig: Rig, topic: str, source: DataSource) -> None:
         rig.produce(topic, 0, [b"v"])
         source.assign({TopicPartition(topic, 0): 0})
         message = read_source(source, 1)[TopicPartition(topic, 0)][0]
         assert (message.key(), message.value(), message.headers()) == (b"key", b"v", [("h", b"1")])
         assert message.timestamp()[1] == 1_000
 
-    def test_it_begins_where_it_is_told(self, rig: Rig, topic: str, source: DataSource) -> None:
+    def test_fetching_begins_at_the_assigned_position(self, rig: Rig, topic: str, source: DataSource) -> None:
         rig.produce(topic, 0, numbered(0, 10))
         source.assign({TopicPartition(topic, 0): 6})
         assert values(read_source(source, 4)[TopicPartition(topic, 0)]) == numbered(6, 10)
 
-    def test_at_most_so_many_at_once(self, rig: Rig, topic: str, source: DataSource) -> None:
+    def test_poll_returns_at_most_the_requested_number(self, rig: Rig, topic: str, source: DataSource) -> None:
         rig.produce(topic, 0, numbered(0, 20))
         source.assign({TopicPartition(topic, 0): 0})
         got: list[bytes] = []
@@ -415,7 +415,7 @@ class SourcePromises(Suite):
             got += [value for chunk in chunks for value in values(chunk.messages)]
         assert got == numbered(0, 20)
 
-    def test_nothing_comes_of_what_is_not_assigned(self, rig: Rig, topic: str, source: DataSource) -> None:
+    def test_an_unassigned_partition_delivers_nothing(self, rig: Rig, topic: str, source: DataSource) -> None:
         zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
         source.assign({zero: 0, one: 0})
         source.unassign([zero])
@@ -454,11 +454,11 @@ class SourcePromises(Suite):
         source.assign({full: 0, empty: 0})
         read_source(source, 7)
 
-        def start_prefetch() -> bool:
+        def ends_known() -> bool:
             source.poll(0.01, 10)
             return source.end_offset(full) == 7 and source.end_offset(empty) == 0
 
-        until(start_prefetch, "both ends are known")
+        until(ends_known, "both ends are known")
 
     def test_beyond_the_end_is_out_of_range(self, rig: Rig, topic: str, source: DataSource) -> None:
         bad, good = TopicPartition(topic, 0), TopicPartition(topic, 1)
@@ -491,8 +491,8 @@ class SourcePromises(Suite):
 
         return until(look, "a position is refused")
 
-    def test_learning_is_not_held_up_by_a_thread_that_polls(self, rig: Rig, topic: str, source: DataSource) -> None:
-        """A consumer's thread waits for messages nearly all the time; the worker must get in between."""
+    def test_a_polling_thread_does_not_delay_learn_leaders(self, rig: Rig, topic: str, source: DataSource) -> None:
+        """A consumer's thread polls nearly all the time; the worker must get its turn."""
         source.assign({TopicPartition(topic, 0): 0})
         over, learned = threading.Event(), threading.Event()
 
@@ -555,11 +555,11 @@ class AdminPromises(Suite):
     def test_a_group_that_nobody_uses_has_no_live_members(self, rig: Rig) -> None:
         assert rig.transport().admin().live_kafka_members(f"g-{uuid.uuid4().hex}") == 0
 
-    def test_a_coordination_topic_that_is_sound_is_taken(self, rig: Rig) -> None:
+    def test_a_safe_coordination_topic_is_accepted(self, rig: Rig) -> None:
         assert rig.transport().admin().prepare_coordination(rig.topic(4), 16) == 4
 
-    def test_one_look_gives_count_and_id(self, rig: Rig, topic: str) -> None:
-        """F9.1, D10: both from one answer; a broker that has no ids says so by ""."""
+    def test_one_request_gives_count_and_id(self, rig: Rig, topic: str) -> None:
+        """F9.1, D10: both come from one answer; the id is "" if the broker has none."""
         admin = rig.transport().admin()
         found = admin.describe_topic(topic)
         assert found is not None
@@ -570,7 +570,7 @@ class AdminPromises(Suite):
 
 
 class TruncatePromises(Suite):
-    """What a log and a source say when records are deleted below them."""
+    """How a log and a source report that records were deleted."""
 
     CAPABILITY = "truncate"
 
@@ -595,7 +595,7 @@ class TruncatePromises(Suite):
     def test_out_of_range_names_where_it_was_and_not_where_it_began(
         self, rig: Rig, source: DataSource, topic: str
     ) -> None:
-        """A partition that is cut while it is read: the lost range begins behind what was read."""
+        """A partition that is cut while it is read: the lost range begins after what was read."""
         tp = TopicPartition(topic, 0)
         rig.produce(topic, 0, numbered(0, 5))
         source.assign({tp: 0})
@@ -662,7 +662,7 @@ class DescribePromises(Suite):
 
 
 class CreatePromises(Suite):
-    """The coordination topic where there is none, and one that was made anew."""
+    """Creating the coordination topic, and a topic that was created again."""
 
     CAPABILITY = "create_topic"
 
@@ -673,7 +673,7 @@ class CreatePromises(Suite):
         settings = admin.settings(name)
         wanted = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
         assert {key: settings[key] for key in wanted} == wanted
-        assert admin.prepare_coordination(name, 16) == 5, "a topic that is there is taken as it is"
+        assert admin.prepare_coordination(name, 16) == 5, "an existing topic keeps its partitions"
 
     def test_a_recreated_topic_has_another_id(self, rig: Rig, topic: str) -> None:
         admin = rig.transport().admin()
@@ -697,7 +697,7 @@ class LongLogPromises(Suite):
 
 
 class LookupPromises(Suite):
-    """Nothing in the ports asks for times yet; the capability is the broker's, and this holds what is built on it."""
+    """Look-ups by time need the timestamps of records."""
 
     CAPABILITY = "time_lookup"
 
@@ -708,9 +708,9 @@ class LookupPromises(Suite):
 
 
 class CannotCreatePromises(Suite):
-    """What a client is told that may not create the coordination topic."""
+    """The error for a client that may not create the coordination topic."""
 
-    def refuses_with_the_command_that_mends_it(self, transport: Transport, name: str) -> None:
+    def refuses_with_the_command_that_fixes_it(self, transport: Transport, name: str) -> None:
         with pytest.raises(CoordinationTopicMissing) as raised:
             transport.admin().prepare_coordination(name, 16)
         assert raised.value.topic == name

@@ -1,4 +1,4 @@
-"""Every answer of the data plane names the assignment that it belongs to; one about an earlier one changes nothing."""
+"""Every answer names the assignment that it belongs to; an answer about an earlier one changes nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def assigned(assignments: Assignments, position: int, now_ms: int = 0) -> int:
     return assignments.round(TP)
 
 
-def test_the_client_is_told_the_difference_and_no_more(assignments: Assignments) -> None:
+def test_the_client_gets_the_difference_and_no_more(assignments: Assignments) -> None:
     other = TopicPartition("orders", 1)
     assignments.assign({TP: 5, other: 6})
     assignments.unassign([other])
@@ -40,7 +40,7 @@ def test_the_client_is_told_the_difference_and_no_more(assignments: Assignments)
 
 
 def test_messages_name_the_assignment_that_fetched_them(assignments: Assignments) -> None:
-    """Also while another one is wanted already and the client was not told yet."""
+    """Even while another one is wanted that the client does not know yet."""
     first = assigned(assignments, 0)
     assignments.assign({TP: 3})
     assert assignments.received(TP, 5) == first != assignments.round(TP)
@@ -48,8 +48,8 @@ def test_messages_name_the_assignment_that_fetched_them(assignments: Assignments
     assert assignments.received(TP, 4) == assignments.round(TP)
 
 
-def test_a_refusal_of_an_earlier_assignment_says_nothing_of_the_present_one(assignments: Assignments) -> None:
-    """D6: refused at 500; dropped, and claimed again at 100, which is refused as well; the first is answered late."""
+def test_a_refusal_of_an_earlier_assignment_says_nothing_about_the_current_one(assignments: Assignments) -> None:
+    """D6: refused at 500; released, then claimed again at 100, which is refused as well; the first answer is late."""
     first = assigned(assignments, 500)
     assignments.refuse(TP, 500, "", 0)
     assert assignments.out_of_range() == [OutOfRange(TP, 500, first)]
@@ -64,14 +64,14 @@ def test_a_refusal_of_an_earlier_assignment_says_nothing_of_the_present_one(assi
     assert assignments.current(TP, second)
 
 
-def test_what_nobody_asked_for_in_time_is_forgotten_with_its_assignment(assignments: Assignments) -> None:
+def test_an_unread_refusal_is_forgotten_with_its_assignment(assignments: Assignments) -> None:
     assigned(assignments, 500)
     assignments.refuse(TP, 500, "", 0)
     assignments.assign({TP: 100})
     assert assignments.out_of_range() == []
 
 
-def test_an_error_does_not_end_an_assignment_that_the_client_was_not_told_of(assignments: Assignments) -> None:
+def test_an_error_does_not_end_an_assignment_that_the_client_does_not_know(assignments: Assignments) -> None:
     assigned(assignments, 500)
     assignments.assign({TP: 100})
     assignments.refuse(TP, 500, "", 0)
@@ -83,10 +83,8 @@ def test_an_error_does_not_end_an_assignment_that_the_client_was_not_told_of(ass
 
 
 @pytest.mark.parametrize("received_up_to", [None, 150])
-def test_a_refusal_that_comes_too_late_does_not_move_the_position(
-    assignments: Assignments, received_up_to: int | None
-) -> None:
-    """Its position was never reached, so it is of an earlier assignment: what lies between must be read."""
+def test_a_late_refusal_does_not_move_the_position(assignments: Assignments, received_up_to: int | None) -> None:
+    """Its position was never reached, so it belongs to an earlier assignment: nothing may be skipped."""
     round_ = assigned(assignments, 100)
     if received_up_to is not None:
         assignments.received(TP, received_up_to)
@@ -97,8 +95,8 @@ def test_a_refusal_that_comes_too_late_does_not_move_the_position(
     assert assignments.round(TP) == round_
 
 
-def test_a_failed_fetch_is_tried_again_from_where_it_was(assignments: Assignments) -> None:
-    """One error that passes must not leave a partition that nobody reads and everybody believes to be read."""
+def test_a_failed_fetch_is_retried_from_where_it_was(assignments: Assignments) -> None:
+    """A temporary error must not leave a partition unread that counts as being read."""
     round_ = assigned(assignments, 0)
     assignments.received(TP, 7)
     assignments.fail(TP, "unknown", 1_000)
@@ -110,7 +108,7 @@ def test_a_failed_fetch_is_tried_again_from_where_it_was(assignments: Assignment
     assert assignments.broken() == []
 
 
-def test_failures_one_after_the_other_are_told_and_it_is_tried_no_more(assignments: Assignments) -> None:
+def test_failures_in_a_row_are_reported_and_end_the_retries(assignments: Assignments) -> None:
     round_ = assigned(assignments, 0)
     now_ms, waits = 0, []
     for _ in range(FAILURES_MAX - 1):
@@ -121,7 +119,7 @@ def test_failures_one_after_the_other_are_told_and_it_is_tried_no_more(assignmen
             now_ms += RETRY_MS
         waits.append(now_ms - began_ms)
         assert assignments.take(now_ms).assign == {TP: 0}
-        assignments.drained(now_ms + 1)  # nothing more was told just now, which is no success
+        assignments.drained(now_ms + 1)  # no event at this moment is not a success
     assert waits == sorted(waits)
     assert waits[0] == RETRY_MS
     assert waits[-1] == RETRY_MS_MAX
@@ -136,7 +134,7 @@ def test_failures_one_after_the_other_are_told_and_it_is_tried_no_more(assignmen
 
 
 @pytest.mark.parametrize("success", ["messages", "silence"])
-def test_a_success_in_between_begins_a_new_count(assignments: Assignments, success: str) -> None:
+def test_a_success_in_between_resets_the_count(assignments: Assignments, success: str) -> None:
     assigned(assignments, 0)
     now_ms = 0
     for number in range(3 * FAILURES_MAX):
@@ -163,7 +161,7 @@ def test_a_pause_holds_beyond_a_retry(assignments: Assignments) -> None:
     assert (changes.assign, changes.pause) == ({TP: 0}, {TP})
 
 
-def test_what_is_refused_for_good_is_told_once(assignments: Assignments) -> None:
+def test_a_permanent_refusal_is_reported_once(assignments: Assignments) -> None:
     round_ = assigned(assignments, 0)
     assignments.refuse_permanently(TP, "not authorized")
     assignments.refuse_permanently(TP, "not authorized")
@@ -172,7 +170,7 @@ def test_what_is_refused_for_good_is_told_once(assignments: Assignments) -> None
     assert assignments.take(0).unassign == [TP]
 
 
-def test_what_an_interrupt_left_half_told_is_told_again(assignments: Assignments) -> None:
+def test_an_interrupted_change_is_passed_to_the_client_again(assignments: Assignments) -> None:
     assigned(assignments, 4)
     assignments.received(TP, 6)
     assignments.unassigned_by_client([TP])

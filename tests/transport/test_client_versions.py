@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import client_versions
 
-# What a release can break: the promises of the door, and join, deliver, a local pause, a move of partitions, stop.
+# What a release can break: the conformance suite, and join, delivery, a local pause, a move of partitions, stop.
 TESTS = [
     "tests/transport/test_conformance.py",
     "tests/client/test_fetching.py::test_pause_of_what_is_buffered_hands_nothing_over",
@@ -29,7 +29,7 @@ RELEASES = client_versions.releases() if os.environ.get("CONFLUENT_KAFKA") == "a
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_transport_and_a_life_over_another_client(release: str) -> None:
-    """In a process of their own: a client is loaded once. The embedded broker is that client's own, too."""
+    """In a process of their own, which loads that release and its embedded broker."""
     path = client_versions.oldest() if release == "oldest" else client_versions.folder(release)
     run = subprocess.run(
         [sys.executable, "-B", "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", CHOSEN, *TESTS],

@@ -1,7 +1,7 @@
-"""The promises of the ports over memory and the embedded broker; tests/kafka has the same over Apache Kafka.
+"""The conformance suite over memory and the embedded broker; tests/kafka runs it over Apache Kafka.
 
-`RIGS_OF` decides which class runs over which rig. The table test at the end holds that nothing is left out but what the
-embedded broker lacks by name.
+A class runs over each rig that has its capability. The tests at the end assert that only the embedded broker lacks any,
+and which ones.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ class TestCannotCreate(conformance.CannotCreatePromises):
     def test_memory_without_the_right(self) -> None:
         rig = MemoryRig()
         rig.broker.may_create = False
-        self.refuses_with_the_command_that_mends_it(rig.transport(), "absent")
+        self.refuses_with_the_command_that_fixes_it(rig.transport(), "absent")
 
     def test_embedded(self) -> None:
         rig = EmbeddedRig()
         try:
-            self.refuses_with_the_command_that_mends_it(rig.transport(), "absent")
+            self.refuses_with_the_command_that_fixes_it(rig.transport(), "absent")
         finally:
             rig.close()
 
@@ -97,7 +97,7 @@ class TestCannotCreate(conformance.CannotCreatePromises):
 @pytest.mark.parametrize(
     ("setting", "value"), [("min.insync.replicas", "1"), ("unclean.leader.election.enable", "true")]
 )
-def test_three_brokers_must_be_safe_ones(setting: str, value: str) -> None:
+def test_with_three_brokers_the_settings_must_be_safe(setting: str, value: str) -> None:
     """L1, over memory; tests/kafka asks three real brokers."""
     rig = MemoryRig()
     rig.broker.brokers = 3

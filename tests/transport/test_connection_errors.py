@@ -1,4 +1,4 @@
-"""When a refusal counts as one for good: persistence decides, a success clears, the last words are kept."""
+"""When a refusal counts as permanent: if it persists without a success. The last message is kept."""
 
 from __future__ import annotations
 
@@ -39,10 +39,9 @@ def errors(clock: Clock) -> ConnectionErrors:
     return ConnectionErrors(GIVEN, clock)
 
 
-def again_and_again(
+def refuse_every_second(
     errors: ConnectionErrors, clock: Clock, kind: str, for_s: float, error: MarshalError = DENIED
 ) -> None:
-    """Once a second."""
     for _ in range(round(for_s) + 1):
         errors.refuse(kind, error)
         clock.now_s += 1.0
@@ -58,7 +57,7 @@ def test_one_refused_request_proves_nothing(errors: ConnectionErrors, clock: Clo
 
 def test_a_refusal_that_persists_counts(errors: ConnectionErrors, clock: Clock) -> None:
     errors.succeed(WRITE)
-    again_and_again(errors, clock, WRITE, REFUSED_S - 1)
+    refuse_every_second(errors, clock, WRITE, REFUSED_S - 1)
     assert errors.refused() is None
     errors.refuse(WRITE, DENIED)
     clock.now_s += 1.0
@@ -68,23 +67,23 @@ def test_a_refusal_that_persists_counts(errors: ConnectionErrors, clock: Clock) 
 
 def test_a_connection_that_never_worked_is_judged_sooner(errors: ConnectionErrors, clock: Clock) -> None:
     errors.succeed(READ)
-    again_and_again(errors, clock, WRITE, REFUSED_NEW_S)
+    refuse_every_second(errors, clock, WRITE, REFUSED_NEW_S)
     assert errors.refused() is DENIED
 
 
 @pytest.mark.parametrize("kind", [READ, WRITE])
 def test_a_success_clears(errors: ConnectionErrors, clock: Clock, kind: str) -> None:
-    again_and_again(errors, clock, kind, 2 * REFUSED_S)
+    refuse_every_second(errors, clock, kind, 2 * REFUSED_S)
     errors.succeed(kind)
     assert errors.refused() is None
     errors.refuse(kind, DENIED)
     clock.now_s += REFUSED_S - 1
     errors.refuse(kind, DENIED)
-    assert errors.refused() is None, "it begins anew"
+    assert errors.refused() is None, "counting starts again"
 
 
-def test_what_can_be_read_says_nothing_of_writes(errors: ConnectionErrors, clock: Clock) -> None:
-    again_and_again(errors, clock, WRITE, REFUSED_S)
+def test_successful_reads_prove_nothing_about_writes(errors: ConnectionErrors, clock: Clock) -> None:
+    refuse_every_second(errors, clock, WRITE, REFUSED_S)
     errors.succeed(READ)
     assert errors.refused() is DENIED
 
@@ -98,18 +97,18 @@ def test_one_restarting_broker_ends_nothing(errors: ConnectionErrors, clock: Clo
         assert errors.refused() is None
 
 
-def test_a_trouble_of_long_ago_is_over(errors: ConnectionErrors, clock: Clock) -> None:
-    """A connection that nobody used since heard of no success, either."""
-    again_and_again(errors, clock, CONNECTION, REFUSED_S)
+def test_an_old_refusal_does_not_count(errors: ConnectionErrors, clock: Clock) -> None:
+    """A connection that has not been used since has had no success, either."""
+    refuse_every_second(errors, clock, CONNECTION, REFUSED_S)
     assert errors.refused() is DENIED
     clock.now_s += STALE_S + 1
     assert errors.refused() is None
     errors.refuse(CONNECTION, DENIED)
-    assert errors.refused() is None, "it begins anew"
+    assert errors.refused() is None, "counting starts again"
 
 
 def refused_after(errors: ConnectionErrors, clock: Clock, code: int, words: str) -> MarshalError | None:
-    """What the client says four times, once a second."""
+    """What counts as refused after the client has reported an error four times, once a second."""
     for _ in range(4):
         errors.on_error(KafkaError(code, words))
         clock.now_s += 1.0
@@ -130,21 +129,20 @@ def test_a_certificate_that_is_not_trusted_is_named(errors: ConnectionErrors, cl
     assert "certificate verify failed" in str(refused)
 
 
-def test_the_last_words_are_kept_until_all_is_well(errors: ConnectionErrors, clock: Clock) -> None:
+def test_the_last_message_is_kept_until_a_success(errors: ConnectionErrors, clock: Clock) -> None:
     errors.on_error(KafkaError(KafkaError._RESOLVE, "Failed to resolve 'x'"))
     errors.on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
-    assert errors.last_words == "Failed to resolve 'x'", "that all are down says less"
+    assert errors.last_words == "Failed to resolve 'x'", "that all brokers are down says less"
     assert errors.reason("no answer in time") == "no answer in time (Failed to resolve 'x')"
     errors.succeed(READ)
     assert errors.reason("no answer in time") == "no answer in time"
     errors.on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
     assert errors.last_words == "1/1 brokers are down"
     clock.now_s += STALE_S + 1
-    assert errors.reason("no answer in time") == "no answer in time", "it explains nothing any more"
+    assert errors.reason("no answer in time") == "no answer in time", "it is too old to be the reason"
 
 
-def test_the_users_own_callbacks_are_called_elsewhere() -> None:
-    """By whoever runs them: nothing of theirs runs on the thread that polls."""
+def test_the_users_callbacks_do_not_run_on_the_polling_thread() -> None:
     waiting: list[object] = []
     heard: list[object] = []
 

@@ -315,7 +315,7 @@ def test_a_look_up_by_time_finds_nothing_and_does_not_fail(limits: Broker, times
     source.close()
 
 
-def test_who_asks_creates_the_topic_unless_it_is_a_consumer(own: Broker) -> None:
+def test_asking_creates_the_topic_unless_a_consumer_asks(own: Broker) -> None:
     source = consumer(own)
     assert source.list_topics("asked", timeout=DEADLINE_S).topics["asked"].error is not None
     source.close()
@@ -331,7 +331,7 @@ def test_the_number_of_auto_created_partitions_is_not_ours_to_set() -> None:
         assert broker.topics() == {"written": AUTO_CREATED_PARTITIONS, "made": 7}
 
 
-def test_transactions_are_accepted_and_not_honoured(shared: Broker) -> None:
+def test_transactions_are_accepted_and_ignored(shared: Broker) -> None:
     shared.create_topic("transactions", 1)
     target = producer(shared, transactional_id="t")
     target.init_transactions(DEADLINE_S)
@@ -592,7 +592,7 @@ def test_a_value_out_of_bounds(shared: Broker, call: str) -> None:
     assert "bad" not in shared.topics()
 
 
-def test_a_topic_out_of_bounds_at_the_start_leaves_no_broker_behind() -> None:
+def test_a_topic_out_of_bounds_at_the_start_leaves_no_broker() -> None:
     broker = Broker(topics={"fine": 1, "not fine": 1})
     with pytest.raises(InvalidName):
         broker.start()
@@ -627,6 +627,6 @@ def test_a_call_that_an_older_library_lacks(monkeypatch: pytest.MonkeyPatch, own
         own.truncate("t", 0, 0)
 
 
-def test_the_public_door_shows_the_same_things() -> None:
+def test_the_public_module_exports_the_same_objects() -> None:
     for name in transport.__all__:
         assert getattr(transport, name) is getattr(embedded, name)

@@ -1,4 +1,4 @@
-"""What KafkaSource makes of errors that librdkafka hands out among the messages; here the tests hand them in."""
+"""How KafkaSource handles the errors that librdkafka returns among the messages; here the tests provide them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TP = TopicPartition("orders", 0)
 
 
 class Refusal:
-    """As a message: the broker refuses a position."""
+    """An error in the place of a message: by default, the broker refuses a position."""
 
     def __init__(self, position: int, code: int = KafkaError._AUTO_OFFSET_RESET) -> None:
         self._position, self._code = position, code
@@ -44,36 +44,36 @@ def source() -> Iterator[KafkaSource]:
         source.close()
 
 
-def hand_in(source: KafkaSource, refusal: Refusal) -> None:
-    """As if the client had told of it, after it was told what is assigned."""
+def report(source: KafkaSource, refusal: Refusal) -> None:
+    """As if the client had reported it, once it knows what is assigned."""
     source.carry_out()
     assert source._take_errors(cast(Any, [refusal]), 0) == []
 
 
 def test_a_refused_position_ends_the_fetching_of_its_assignment(source: KafkaSource) -> None:
     source.assign({TP: 100})
-    hand_in(source, Refusal(100))
+    report(source, Refusal(100))
     assert source.out_of_range() == [OutOfRange(TP, 100, source.round(TP))]
     assert not source.fetching(TP)
 
 
-def test_a_refusal_of_an_earlier_assignment_is_not_told(source: KafkaSource) -> None:
-    """It was told before the partition was assigned again; nobody had asked for it yet."""
+def test_a_refusal_of_an_earlier_assignment_is_not_reported(source: KafkaSource) -> None:
+    """The client reported it before the partition was assigned again, and out_of_range() was not called in between."""
     source.assign({TP: 100})
-    hand_in(source, Refusal(100))
+    report(source, Refusal(100))
     source.unassign([TP])
     source.assign({TP: 0})
     assert source.out_of_range() == []
     assert source.fetching(TP)
 
 
-def test_a_refusal_that_librdkafka_tells_of_too_late(source: KafkaSource) -> None:
-    """The refused position was never reached by the present assignment: it is fetched again, from where it was."""
+def test_a_refusal_that_librdkafka_reports_too_late(source: KafkaSource) -> None:
+    """The current assignment never reached the refused position, so its fetch is retried from where it was."""
     source.assign({TP: 100})
     source.carry_out()
     source.unassign([TP])
     source.assign({TP: 0})
-    hand_in(source, Refusal(100))
+    report(source, Refusal(100))
     assert source.out_of_range() == []
     assert source.fetching(TP)
 
@@ -83,6 +83,6 @@ def test_a_refusal_that_librdkafka_tells_of_too_late(source: KafkaSource) -> Non
 )
 def test_a_topic_that_is_gone_is_waited_for(source: KafkaSource, code: int) -> None:
     source.assign({TP: 0})
-    hand_in(source, Refusal(0, code))
+    report(source, Refusal(0, code))
     assert source.broken() == []
     assert source.fetching(TP)

@@ -1,4 +1,4 @@
-"""How the coordination log is written and read: rules L1, L7 and L9 as far as they are settings and order of writes."""
+"""How the coordination log is read and written: the settings and the order of writes of rules L1, L7 and L9."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_readers_and_writers_of_the_log() -> None:
             settings.from_user({**GIVEN, key: value})
 
 
-def test_what_the_caller_says_of_the_data_does_not_reach_the_log() -> None:
-    """L9: `read_committed` is right for data and wrong for the log; both come from one mapping of the caller."""
+def test_the_callers_settings_for_data_do_not_reach_the_log() -> None:
+    """L9: `read_committed` is right for data and wrong for the log; the caller gives one mapping for both."""
     reader = settings.log_reader(settings.from_user({**GIVEN, "isolation.level": "read_committed"}), "me", 100)
     assert reader["isolation.level"] == "read_uncommitted"
 

@@ -1,4 +1,4 @@
-"""Questions to a cluster of which a part is dying, or has not heard of a new topic: asked again, of somebody else."""
+"""Requests to a cluster with dying brokers, or with brokers that do not know a new topic yet, are repeated."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def done(value: Any) -> Future[Any]:
 
 
 class Client(requests.Requester):
-    """Answers what a test has planned."""
+    """Gives the answers that a test has planned."""
 
     def __init__(self, *answers: Future[Any]) -> None:
         super().__init__({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
@@ -63,8 +63,8 @@ class Offset:
     offset = 7
 
 
-def test_who_does_not_answer_is_not_asked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The metadata are looked at before the next attempt: they say who is asked."""
+def test_a_broker_that_does_not_answer_is_not_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The metadata are refreshed before the next attempt: they decide which broker is asked."""
     monkeypatch.setattr(requests, "BROKER_TIMEOUT_S", 0.01)
     client = Client(Future(), failed(KafkaError._TRANSPORT), done(5))
     assert ask_any_broker(client, client.ask, DEADLINE_S) == 5
@@ -78,15 +78,15 @@ def test_a_refusal_is_an_answer() -> None:
 
 
 @pytest.mark.parametrize("code", [KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._NOENT], ids=["unknown", "no leader"])
-def test_a_broker_that_has_not_heard_of_the_new_coordination_topic_is_asked_again(code: int) -> None:
+def test_a_broker_that_does_not_know_the_new_coordination_topic_is_asked_again(code: int) -> None:
     tp = TopicPartition(LOG, 0)
     client = Client(failed(code), failed(code), done(Offset), failed(code), done(Offset))
     assert list_bounds(client, [tp], DEADLINE_S, {}, exists=True) == {tp: (7, 7)}
-    with pytest.raises(ClusterUnreachable):  # a data topic may have been deleted, and then nobody will hear of it
+    with pytest.raises(ClusterUnreachable):  # a data topic may have been deleted
         list_bounds(Client(failed(code)), [tp], DEADLINE_S, {"bootstrap.servers": "x"})
 
 
-def test_a_leader_that_is_lost_while_somebody_waits_is_looked_up_anew(brokers: Broker) -> None:
+def test_a_leader_lost_during_a_request_is_looked_up_again(brokers: Broker) -> None:
     log = KafkaTransport({"bootstrap.servers": brokers.bootstrap_servers, "log_level": 0}, DEADLINE_S).log(LOG, "c")
     assert log.bounds(0, DEADLINE_S).end == 0
     asked, found = threading.Event(), list[Any]()
@@ -108,7 +108,7 @@ def test_a_leader_that_is_lost_while_somebody_waits_is_looked_up_anew(brokers: B
 
 
 def test_a_client_that_is_replaced_still_answers_others(brokers: Broker) -> None:
-    """Its end would be the answer to all that wait for it."""
+    """Otherwise its end would fail every request that waits for it."""
     admin = KafkaTransport(brokers.bootstrap_servers, DEADLINE_S).admin()
     before = admin._client
     admin._replace(before)
@@ -119,7 +119,7 @@ def test_a_client_that_is_replaced_still_answers_others(brokers: Broker) -> None
 
 
 def test_a_coordinator_that_has_just_been_elected_is_asked_again() -> None:
-    """A new cluster's first answers about a group: nobody is its coordinator yet."""
+    """In a new cluster a group has no coordinator at first."""
     codes = [KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS]
 
     def ask(client: object, timeout_s: float) -> Future[Any]:
