@@ -77,7 +77,7 @@ def test_at_most_once_killed_while_the_sink_reads(make_topic: MakeTopic, tmp_pat
 
 
 class Service:
-    """`marshal consume`: a member of the same group that knows nothing of Spark."""
+    """A process of `marshal consume`: a member of the same group, without Spark."""
 
     def __init__(self, orders: KafkaTopic, name: str) -> None:
         command = [
@@ -135,7 +135,7 @@ class Service:
 
 
 def owners(orders: KafkaTopic) -> Counter[str]:
-    """Partitions per live client, by the log."""
+    """Partitions per live client, from the coordination log."""
     with orders.observe() as observer:
         observer.fold(orders.group)
         for _, group in observer.groups():

@@ -54,8 +54,8 @@ def committed(orders: KafkaTopic) -> dict[int, int]:
 
 
 def test_available_now_into_parquet_and_again(spark: SparkSession, make_topic: MakeTopic, tmp_path: Path) -> None:
-    """Found without a register call, under the options of Spark's own Kafka source; a second run has what is new;
-    progress, listener, Kafka and the log agree.
+    """The source needs no register call and takes the options of Spark's own. A second run reads what is new. The
+    query's progress, the listener, Kafka and the log agree.
     """
     orders, out = make_topic(3), str(tmp_path / "out")
     orders.fill(300)
@@ -117,7 +117,7 @@ def test_a_stopped_query_releases_at_once(spark: SparkSession, make_topic: MakeT
 
 
 def test_a_batch_is_acked_when_spark_commits_it(spark: SparkSession, make_topic: MakeTopic, tmp_path: Path) -> None:
-    """Long before the second trigger: `local_session` has a listener."""
+    """Long before the second trigger, because `local_session` has added a listener."""
     orders = make_topic(2)
     orders.fill(10)
     writer = stream(spark, orders).writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))

@@ -69,7 +69,7 @@ def test_headers_and_tombstones_arrive(make_topic: MakeTopic) -> None:
 def test_columns_that_are_not_selected_are_not_read_from_the_message(
     make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Headers, keys and values cost a call and a copy per message."""
+    """To read headers, keys and values costs a call and a copy per message."""
     orders = make_topic(1)
     orders.fill(3, headers=[("trace", b"1")])
 

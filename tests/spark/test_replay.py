@@ -87,21 +87,21 @@ def test_bad_input_is_named(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_a_log_with_a_hole_fails(spark: SparkSession, tmp_path: Path) -> None:
-    """L8: no row is made up for what is not there."""
+    """L8: no row is invented for missing records."""
     df = frame(spark, [*ROWS[:5], *ROWS[6:40]], tmp_path / "in")
     with pytest.raises(PySparkException, match=r"LogGap.*coordination partition 0 jumps from offset 5 to 6"):
         replay(df, ["digests"], root=root(PARTITIONS)).collect()
 
 
 def test_a_log_without_its_beginning_needs_a_snapshot(spark: SparkSession, tmp_path: Path) -> None:
-    """N10."""
+    """N10: a fold that starts in the middle would be wrong."""
     df = frame(spark, ROWS[1:40], tmp_path / "in")
     with pytest.raises(HistoryTruncated, match="coordination partition 0 begins at offset 1"):
         replay(df, ["digests"], root=root(PARTITIONS))
 
 
 def test_a_confirmed_snapshot_replaces_deleted_records(spark: SparkSession, tmp_path: Path) -> None:
-    """N9: of all logs, also of the one with the root."""
+    """N9: in all logs, also in the one with the root."""
     rows = with_snapshots(ROWS, PARTITIONS, at=160)
     left = [row for row in rows if row[1] >= 150 + row[0]]
     df = frame(spark, left, tmp_path / "in", files=2)

@@ -43,7 +43,7 @@ def rocksdb(spark: SparkSession) -> Iterator[SparkSession]:
 
 
 def expected(tables: Sequence[str] = WANTED) -> Counter[tuple[Any, ...]]:
-    """What is final: nothing that is still open, and digests of checkpoints only."""
+    """The final rows: none that is still open, and digests at checkpoints only."""
     rows = {
         name: [row for row in found if (name in ("records", "races") or getattr(row, "to_offset", 0) is not None)]
         for name, found in folded(ROWS, PARTITIONS, tuple(tables)).items()
@@ -61,7 +61,7 @@ def write_files(rows: Sequence[Raw], folder: Path, numbers: Sequence[int], count
 
 
 def run(stream: DataFrame, out: Path) -> None:
-    """Everything that is there, then the query ends."""
+    """Runs a query over everything that is there, to its end."""
     query = (
         stream.writeStream.format("parquet")
         .option("path", str(out))
@@ -106,7 +106,7 @@ def test_a_wrong_stream_is_refused(spark: SparkSession, live: dict[str, str]) ->
 
 @pytest.mark.parametrize("seed", range(6))
 def test_writing_and_reading_a_state_changes_nothing(seed: int) -> None:
-    """Any pieces in nearly any order; the rows are those of one fold."""
+    """Whatever the pieces, in nearly any order, the rows are those of one fold."""
     rng = Random(seed)
     left = [(offset, time_ms, value) for log, offset, time_ms, _, value in ROWS if log == 1]
     found: dict[str, list[Any]] = {name: [] for name in TABLES}
@@ -135,7 +135,7 @@ def test_a_state_of_another_release_is_refused() -> None:
 
 
 def test_a_missing_record_is_waited_for_and_then_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L8."""
+    """L8: it fails once too many records wait for the missing one."""
     monkeypatch.setattr(replay_streams, "HELD_MAX", 10)
     state = read_state(None)
     fold_more(state, 0, root(1), ["digests"], [(offset, 0, b"") for offset in range(1, 11)])

@@ -80,7 +80,7 @@ def test_races_losses_moves_and_pauses_are_all_there(answers: dict[str, list[dic
 
 
 def test_redelivered_messages(answers: dict[str, list[dict[str, Any]]]) -> None:
-    """At most once nothing is: the same figures of such groups do not count."""
+    """In at-most-once mode nothing is redelivered, so figures of such groups do not count."""
     at_least_once = {(row.log, row.session) for row in TABLES["sessions"] if row.delivery == "at_least_once"}
     again = [row for row in TABLES["intervals"] if row.ended is not None and row.in_flight]
     assert any(row.ended == "release" for row in again)
@@ -129,20 +129,20 @@ def test_bad_questions_are_named(spark: SparkSession) -> None:
 
 @pytest.fixture
 def run(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """Commands in this process, on the session of all tests, which they would stop."""
+    """Runs commands in this process, on the session of all tests, which they must not stop."""
     monkeypatch.setattr(type(spark), "stop", lambda self: None)
     return lambda *words: CliRunner().invoke(app, ["spark", *words])
 
 
 def words_of(example: str) -> list[str]:
-    """The example without `marshal spark`."""
+    """Returns an example of a help text without `marshal spark`."""
     return example.splitlines()[-1].split()[2:]
 
 
 def test_archive_and_report(
     run: Callable[..., Result], live: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The examples of the help texts, against a broker; then the same from the archive."""
+    """Runs the examples of the help texts against a broker, then again on the archive."""
     monkeypatch.chdir(tmp_path)
     topic = ["--coordination-topic", live["coordination_topic"]]
     monkeypatch.setenv("MARSHAL_BOOTSTRAP_SERVERS", live["bootstrap.servers"])

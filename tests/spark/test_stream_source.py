@@ -134,7 +134,8 @@ def test_everything_comes_once_in_batches_of_the_limit(make_topic: MakeTopic) ->
 
 
 def test_the_end_offset_holds_the_plan(make_topic: MakeTopic) -> None:
-    """Claim epoch, generation, from, to per partition. The first offset is constant; without data it is the start."""
+    """It has claim epoch, generation, from and to of each partition. The first offset is constant; without new data the
+    end is the start."""
     orders = make_topic(1)
     orders.fill(7)
     query = Query(orders, max_rows_per_batch=5)
@@ -155,7 +156,7 @@ def test_the_position_follows_what_spark_has_committed(make_topic: MakeTopic) ->
     orders.fill(10)
     query = Query(orders, max_rows_per_batch=5)
     query.turn()
-    assert orders.positions() == {0: 0}, "the batch is done only when Spark says so"
+    assert orders.positions() == {0: 0}, "the batch is acked only once Spark has committed it"
     query.write_ahead()
     assert orders.positions() == {0: 5}
     query.reader.stop()
@@ -214,7 +215,7 @@ def test_a_batch_that_outlives_two_memberships_comes_once(make_topic: MakeTopic)
 
 
 def test_a_pause_between_the_plan_and_its_tasks_loses_nothing(make_topic: MakeTopic) -> None:
-    """The batch is what was planned: its ranges were handed over with the plan."""
+    """The batch has the planned ranges, because they were handed over with the plan."""
     orders = make_topic(2)
     orders.fill(10)
     query = Query(orders)
@@ -242,7 +243,7 @@ def test_a_replay_leaves_out_what_another_member_has_claimed_since(make_topic: M
     query.read()
     query.crash()
     with orders.connect() as marshal, orders.consumer(marshal) as consumer:
-        until(lambda: len(consumer.claims()) == 2, "the dead query is waited out")
+        until(lambda: len(consumer.claims()) == 2, "the dead query is evicted")
         until(lambda: (query.turn() or True) and query.commits > 0, "the replayed batch is done")
         query.crash()  # committed, and not acked
     query.settled()
@@ -293,7 +294,7 @@ def test_at_least_once_without_a_checkpoint_the_log_has_the_positions(
 
 @pytest.mark.parametrize("at", ["before the tasks", "in the sink"])
 def test_at_most_once_a_crash_loses_at_most_its_batch(make_topic: MakeTopic, at: str) -> None:
-    """The replayed batch is empty, whatever became of its tasks."""
+    """The replayed batch is empty, whether its tasks ran or not."""
     orders = make_topic(2)
     orders.fill(20)
     query = Query(orders, max_rows_per_batch=16, delivery="at_most_once")
@@ -313,7 +314,7 @@ def test_at_most_once_a_crash_loses_at_most_its_batch(make_topic: MakeTopic, at:
 
 
 def test_a_claim_lost_in_the_middle_comes_again_elsewhere(make_topic: MakeTopic) -> None:
-    """A member that joins takes its share; what the query holds it finishes first."""
+    """A member that joins gets its share of the partitions, once the query has finished its batch."""
     orders = make_topic(4)
     orders.fill(25)
     query = Query(orders, max_rows_per_batch=40)
@@ -333,7 +334,7 @@ def test_a_claim_lost_in_the_middle_comes_again_elsewhere(make_topic: MakeTopic)
 
 
 def test_a_pause_and_a_rewind_in_the_middle(make_topic: MakeTopic) -> None:
-    """T12: the batch in the tasks is let go of; the rewound ranges come as a new plan, under new tokens."""
+    """T12: the batch that tasks are reading is released; the rewound ranges are planned again, under new tokens."""
     orders = make_topic(1)
     orders.fill(12)
     query = Query(orders, max_rows_per_batch=6)
@@ -387,7 +388,7 @@ def test_available_now_ends_at_what_was_there(make_topic: MakeTopic) -> None:
 
 
 def test_available_now_waits_for_a_dead_owner(make_topic: MakeTopic) -> None:
-    """Nothing may be left out because a crashed run still seems to own it."""
+    """Messages must not be left out because a crashed run still seems to own them."""
     orders = make_topic(2)
     orders.fill(10)
     query = Query(orders)
@@ -428,7 +429,7 @@ def test_a_replay_skips_ranges_that_retention_deleted(make_topic: MakeTopic) -> 
 
 
 def test_a_checkpoint_of_another_coordination_topic_does_not_count(make_topic: MakeTopic) -> None:
-    """Offsets of another incarnation say nothing here."""
+    """Offsets of another incarnation of the log have no meaning here."""
     orders = make_topic(1)
     orders.fill(5)
     query = Query(orders)
@@ -460,7 +461,7 @@ def test_a_cluster_that_does_not_answer_is_waited_for(make_topic: MakeTopic, mon
 
 
 def test_a_reader_makes_nothing_before_it_is_used() -> None:
-    """Spark builds readers in processes that only plan: nothing listens at this address."""
+    """Spark also builds readers in processes that only plan. No broker listens at this address."""
     reader = DefaultSource(NEEDED).streamReader(None)  # type: ignore[arg-type]
     assert reader._member is None
     reader.commit({"b": 1, "r": {}})
@@ -526,7 +527,7 @@ def test_options_reach_the_member() -> None:
 
 
 def test_a_schema_of_the_users_own_is_refused_before_a_query_reads() -> None:
-    """Spark takes it at load() without asking anybody, and hands it over when the query starts."""
+    """Spark accepts it at load() without asking the source, and passes it when the query starts."""
     columns = "value,offset"
     source = DefaultSource({**NEEDED, "columns": columns})
     own = StructType([StructField("value", BinaryType()), StructField("offset", LongType())])
@@ -538,8 +539,8 @@ def test_a_schema_of_the_users_own_is_refused_before_a_query_reads() -> None:
 def test_topics_that_match_a_pattern_are_found_while_the_query_runs(
     make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From their beginning, also where the group began at the end: nobody could name them before. In between nothing
-    is lost or doubled.
+    """They are read from their beginning, even if the group began at the end, because no start could name them. Nothing
+    is lost or read twice meanwhile.
     """
     monkeypatch.setattr(stream_source, "TOPICS_CHECK_S", 0.0)
     orders = make_topic(1)
@@ -605,7 +606,7 @@ def test_the_checkpoint_of_another_source_is_refused_and_its_offsets_can_be_used
         with pytest.raises(InvalidOption, match=r"checkpointLocation=.*as startingOffsets") as raised:
             call()
         assert raised.value.value == json.dumps(offsets)
-        assert reader._member is None, "who claims gives the group positions, and then no start counts"
+        assert reader._member is None, "a claim would give the group positions, and then `start` would be ignored"
     query = Query(orders, start=json.dumps(offsets))
     query.until_idle()
     assert sorted(query.out) == [(0, at) for at in range(4, 9)] + [(1, 7), (1, 8)]
