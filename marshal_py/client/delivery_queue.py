@@ -271,7 +271,7 @@ class DeliveryQueue:
         if share < max_messages:
             self._take_round(parts, left, left, left_bytes, now)
         if parts:
-            self.rate.handed_over(before, now.mono_ms)
+            self.rate.delivered(before, now.mono_ms)
         return parts
 
     def _take_round(
@@ -372,7 +372,7 @@ class DeliveryQueue:
                 count = self._skip_to_grant(buffer, claim.tracker)
             count = min(count, self._left())
             if count > 0:
-                self.rate.handed_over(self.delivered, now.mono_ms)
+                self.rate.delivered(self.delivered, now.mono_ms)
                 head = buffer.fetched[0]
                 until_ms = now.boot_ms + min(open_ms, GATE_MS)
                 return Reserved(buffer, head, Delivered(self.delivery, claim, head.run), count, until_ms, now.mono_ms)

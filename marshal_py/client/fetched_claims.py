@@ -39,25 +39,25 @@ class FetchedClaims:
         self._unsure: dict[TopicPartition, Claim] = {}  # claims that wait for an answer
 
     def open(self, claims: Sequence[Claim]) -> None:
-        """Claims that were read accepted."""
+        """These claims were accepted."""
         unsure = [claim for claim in claims if self._may_be_shorter(claim)]
         self._open([claim for claim in claims if claim not in unsure])
         self._unsure.update((claim.tp, claim) for claim in unsure)
         self.look()
 
     def drop(self, claims: Iterable[Claim]) -> None:
-        """Claims that are gone."""
+        """These claims are gone."""
         for claim in claims:
             if self._unsure.get(claim.tp) is claim:
                 del self._unsure[claim.tp]
 
     def look(self) -> None:
-        """Asks for the ends that are not sure, also for those that were asked for without an answer."""
+        """Asks for the ends that are unsure, again if there was no answer."""
         if self._unsure:
             self._submit("what earlier owners finished", self._ask)
 
     def overdue(self, now: Instant) -> bool:
-        """Whether the user is silent for too long. Here the member judges that, by the messages in flight."""
+        """Whether the user has been silent for too long. Here the member judges that, by the messages in flight."""
         return False
 
     def _may_be_shorter(self, claim: Claim) -> bool:

@@ -1,42 +1,44 @@
-"""How fast the user handles messages: what the size of grants (PROTOCOL.md D2) and fetching ahead follow.
+"""Measures how fast the user handles messages. The size of grants (PROTOCOL.md D2) and of prefetching follows it.
 
-Counts while the user has messages, not while he waits for some. Reads no clock; callers hold the Marshal's lock.
+Time counts while the user has messages, not while he waits for some. It reads no clock; callers hold the lock.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-FIRST_MESSAGES: Final = 1  # while nothing is known: a handler may take seconds, and what is granted is lost by a crash
-BUSY_MS_MIN: Final = 20  # shorter is not measured: the clock counts whole ms
-BUSY_MS_MAX: Final = 2_000  # of the past that counts: what was before fades
+FIRST_MESSAGES: Final = (
+    1  # until something was measured: a handler may take seconds, and a crash loses what was granted
+)
+BUSY_MS_MIN: Final = 20  # shorter times are too coarse: the clock counts whole ms
+BUSY_MS_MAX: Final = 2_000  # of the past; older measurements fade
 
 
 class HandlingRate:
     """Messages per second of one user."""
 
-    __slots__ = ("_busy_ms", "_handed_over", "_handled")
+    __slots__ = ("_busy_ms", "_handled", "_since")
 
     def __init__(self) -> None:
         self._handled = 0.0
         self._busy_ms = 0.0
-        self._handed_over: tuple[int, int] | None = None  # (messages before, when) of what the user has now
+        self._since: tuple[int, int] | None = None  # (messages before, when) of what the user has now
 
-    def handed_over(self, messages_before: int, mono_ms: int) -> None:
-        """The user gets messages. `messages_before`: how many he had got in all before these."""
-        if self._handed_over is None:
-            self._handed_over = messages_before, mono_ms
+    def delivered(self, messages_before: int, mono_ms: int) -> None:
+        """The user gets messages. `messages_before`: how many he had got before these, in all."""
+        if self._since is None:
+            self._since = messages_before, mono_ms
 
     def waits(self) -> bool:
-        """Whether the user has what was handed over and has not asked for more."""
-        return self._handed_over is not None
+        """Whether the user has messages and has not asked for more."""
+        return self._since is not None
 
     def returned(self, messages: int, mono_ms: int) -> None:
-        """The user asks for more; he has got `messages` in all by now."""
-        if self._handed_over is None:
+        """The user asks for more messages; he has got `messages` in all by now."""
+        if self._since is None:
             return
-        before, since_ms = self._handed_over
-        self._handed_over = None
+        before, since_ms = self._since
+        self._since = None
         self._handled += messages - before
         self._busy_ms += mono_ms - since_ms
         if self._busy_ms > BUSY_MS_MAX:
@@ -44,7 +46,7 @@ class HandlingRate:
             self._handled, self._busy_ms = self._handled * part, self._busy_ms * part
 
     def slower_than(self, per_second: int) -> bool:
-        """Whether it is known that the user handles fewer messages than that."""
+        """Whether the user is known to handle fewer messages than that."""
         return self._busy_ms >= BUSY_MS_MIN and 1000 * self._handled < per_second * self._busy_ms
 
     def per_second(self) -> int:

@@ -1,7 +1,7 @@
-"""How messages come from a consumer's source into its buffers: on the user's thread, when a verb waits for some.
+"""Brings messages from a consumer's source into its buffers, on the user's thread, while a call waits for some.
 
-delivery_queue.py sorts them, prefetch.py bounds them; here is when to ask for how many, and with it for the grants
-(D2).
+This file decides when to ask for how many messages, and asks for their grants (D2). delivery_queue.py sorts them into
+buffers, and prefetch.py bounds those.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from marshal_py.client.delivery_queue import DeliveryQueue
 from marshal_py.client.prefetch import LOOK_PIECES_MAX
 from marshal_py.transport.ports import Chunk
 
-GRANT_SLICE_S: Final = 0.005  # while a grant is on its way, messages are not
-LOOK_AHEAD_GRANTS: Final = 4  # in at-most-once mode as much is fetched ahead as so many of the greatest grants
-# Taken from the source at once in at-least-once mode, unless a fetch asks for more. CPython looks for cyclic garbage
-# when 700 more objects were made than freed. Fewer messages than that, each freed before the next are taken, never
-# start it; a thousand do, at a tenth of all time.
+GRANT_SLICE_S: Final = 0.005  # how long to wait for a grant before looking again
+LOOK_AHEAD_GRANTS: Final = 4  # in at-most-once mode this many of the largest grants are fetched ahead
+# In at-least-once mode, how many messages to take from the source per call, unless a fetch asks for more. CPython
+# collects cyclic garbage when 700 more objects were made than freed. Pieces of fewer messages, each freed before the
+# next is taken, never start a collection; a thousand messages do, which costs a tenth of all time.
 PIECE_MESSAGES: Final = 500
 
 
@@ -48,7 +48,7 @@ class Intake:
                 self._driver.ask_grants(context.clock.now())
 
     def look(self) -> None:
-        """Reads what the source has to its end, so that no partition waits behind the thousands of another one."""
+        """Reads the source's queue to its end, so that no partition waits behind thousands of messages of another."""
         queue, context = self._queue, self._context
         for _ in range(LOOK_PIECES_MAX):
             chunks = queue.pull(0.0, queue.piece())
@@ -58,20 +58,23 @@ class Intake:
                 queue.add(chunks)
 
     def wait_for_gate(self, timeout_s: float) -> None:
-        """Something is buffered, but the gate is shut: fenced, paused, or being handed over."""
+        """Waits while messages are buffered and the gate is shut: fenced, paused, or during a hand-over."""
         with self._context.outbox, self._context.lock:
             self._queue.wait_for_gate()
             self._context.changed.wait(timeout_s)
         self.pull(0.0)  # what is fetched ahead of a claim (A3), and librdkafka's own callbacks
 
     def asks_grants(self) -> bool:
-        """In at-most-once mode: whether something fetched waits for its grant; asks for it if nobody has."""
+        """In at-most-once mode: asks for grants. True while messages that were fetched wait for theirs."""
         with self._context.outbox, self._context.lock:
             self._driver.ask_grants(self._context.clock.now())
             return any(claim.offer is not None for claim in self._driver.member.claims.values())
 
     def look_ahead(self) -> None:
-        """D2: the next ranges are fetched and claimed while the user handles this one; seldom, for a look is dear."""
+        """Fetches messages and asks for their grants while the user handles the last ones (D2).
+
+        It fetches only when half of what may be ahead is used up, since asking the source costs time.
+        """
         queue, context = self._queue, self._context
         with context.lock:
             room = self.ahead - queue.buffered()

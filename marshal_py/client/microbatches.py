@@ -1,23 +1,24 @@
-"""The micro-batches of one streaming query: what was handed over, what the query has committed, what is planned again.
+"""The micro-batches of one streaming query: delivered, committed, or planned again.
 
-A position moves only over ranges that were handed over and whose batch the query has committed; nothing is derived from
-offsets. Pure: the driver (planner.py, the simulator) holds the lock, asks the cluster and waits.
+A position moves only over ranges that were delivered to the query and whose batch the query has committed. Nothing is
+derived from offsets. This file is pure: its driver (planner.py, the simulator) holds the lock, asks the cluster and
+waits.
 
-A query names a batch by its end offset, which holds the whole plan and the session that made it. Within the life that
-planned it, a batch is what was handed over, all of it, whatever became of the claims meanwhile. A later life knows the
-plan and the log alone:
+A query names a batch by its end offset, which holds the whole plan and the session of the member that planned it. For
+that member a batch is all that was delivered, whatever has become of its claims. A later member of the same query knows
+only the plan and the log. Two cases:
 
-- **Committed**: the query begins after a batch of session S. Of each of its ranges, position and claim decide. If this
-  life has the claim, directly after S (or after claims of its own that follow S) and in the same generation, and the
-  position lies in the range, then the range is done: S has handed over all of it, and nobody else can have begun there.
-  (But for one that had the claim between two of S: the log's state keeps no claims before the last. What that one left
-  unfinished the query has done too.) In every other case the log's position holds, and what lies above it is planned
+- **Committed**: the query begins after a batch of session S. The position and the claim of each range decide. The range
+  is done if this member has the claim directly after S (or after claims of its own that follow S), in the same
+  generation, and the position lies in the range: S has delivered all of it, and no other member can have begun there.
+  (One may have had the claim between two claims of S, as the log's state keeps only the last claim. What that one left
+  unfinished the query has done too.) In every other case the log's position counts, and what lies above it is planned
   again: at worst it is delivered twice.
-- **Replayed**: the batch of session S was planned and not committed. A range that this life has the claim of is handed
-  over from the position on. One that the position or the generation has passed is done or was moved. One that another
-  session has owned since is that session's. All these may be left out for good, because the rule above will never count
-  them as done. As long as none of it holds (the dead session is still being waited out, the group is paused) the replay
-  waits: a range that was left out then could be taken for done later.
+- **Replayed**: the batch of session S was planned and not committed. A range that this member claims is delivered from
+  the position on. A range that the position or the generation has passed is done, or an admin moved it. A range that
+  another session has owned since belongs to that session. All these may be left out permanently, because the rule above
+  will never count them as done. While none of this is known yet (a dead session is still being waited for, the group
+  is paused), the replay waits: a range that was left out now could be counted as done later.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from marshal_py.protocol.records import AT_MOST_ONCE
 from marshal_py.protocol.world import Partition
 
 End = dict[str, Any]  # an end offset as the query keeps it: JSON
-FIRST: Final[End] = {"b": 0, "r": {}}  # before the first batch; the same for ever, as the query asks again
+FIRST: Final[End] = {"b": 0, "r": {}}  # before the first batch; it never changes, since the query compares it
 
 
 class Planned(NamedTuple):
-    """One range of a batch, as its end offset has it: offsets [start, to), planned by `session` under `epoch`."""
+    """One range of a batch, as in its end offset: offsets [start, to), planned by `session` under `epoch`."""
 
     session: int
     epoch: int
@@ -49,7 +50,7 @@ class Planned(NamedTuple):
     to: int
 
 
-class HandedOver(NamedTuple):
+class DeliveredBatch(NamedTuple):
     """A batch that is with the query."""
 
     session: int
@@ -57,10 +58,10 @@ class HandedOver(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """What became of a batch that an earlier life planned. Nothing is final before `waits` is empty."""
+    """What became of a batch that an earlier member planned. Nothing is final before `waits` is empty."""
 
     taken: list[Taken]
-    waits: dict[TopicPartition, str]  # why it cannot be told yet
+    waits: dict[TopicPartition, str]  # why it is not known yet
     left_out: dict[TopicPartition, str]  # why it is not read here
 
 
@@ -69,12 +70,12 @@ def key_of(end: End) -> str:
 
 
 def digest_of(end: End) -> str:
-    """Stands for a batch in a message that must be short."""
+    """A short name of a batch, for messages that must be short."""
     return hashlib.sha256(key_of(end).encode()).hexdigest()
 
 
 def planned_in(end: End, incarnation: bytes) -> dict[TopicPartition, Planned]:
-    """The ranges of a batch; none of the first offset, and of another coordination topic's."""
+    """The ranges of a batch. The first offset and those of another coordination topic have none."""
     if end.get("i") != incarnation.hex():
         return {}
     found = {}
@@ -85,20 +86,22 @@ def planned_in(end: End, incarnation: bytes) -> dict[TopicPartition, Planned]:
 
 
 class MicroBatches:
-    """Of one member, in at-least-once or at-most-once mode. Everything is called under the driver's lock."""
+    """The batches of one member, in either mode. Everything is called under the driver's lock."""
 
     def __init__(self, member: Member, ranges: Ranges, incarnation: bytes, before: MicroBatches | None = None) -> None:
-        """`before`: of an earlier membership of the same process, which knows what it has handed over.
+        """`before`: the batches of an earlier membership of the same process, which knows what was delivered.
 
-        That counts within one incarnation of the log alone: in another one the same epochs are other claims.
+        It counts only within one incarnation of the log: in another one the same epochs are other claims.
         """
         if before is not None and before.incarnation != incarnation:
             before = None
         self.member, self.ranges = member, ranges
         self.incarnation: bytes = incarnation
         self.at_most_once = member.options.mode == AT_MOST_ONCE
-        self.handed: dict[str, HandedOver] = before.handed if before is not None else {}  # by end, until committed
-        # What is done and not yet told to the log.
+        self.delivered: dict[str, DeliveredBatch] = (
+            before.delivered if before is not None else {}
+        )  # by end, until committed
+        # Ranges that are done and not yet reported to the log.
         self._proven: dict[TopicPartition, Planned] = before._proven if before is not None else {}
         if before is not None:
             for tp, begun in before.ranges.begun.items():
@@ -109,63 +112,59 @@ class MicroBatches:
     # --- the query has committed
 
     def commit(self, end: End, now: Instant) -> bool:
-        """The batch that ends at `end` is done. True if a position moved. Twice is once."""
+        """The query has committed the batch that ends at `end`. True if a position moved. Twice is as once."""
         key = key_of(end)
         if key != self._committed:
             self._committed = key
-            handed = self.handed.pop(key, None)
-            if handed is not None:
-                moved = self._finish(handed)
+            batch = self.delivered.pop(key, None)
+            if batch is not None:
+                moved = self._finish(batch)
                 return self.settle_proven(now) or moved
             if not self.at_most_once:
                 self._proven |= planned_in(end, self.incarnation)
         return self.settle_proven(now)
 
     def commit_reported(self, digest: str, now: Instant) -> bool:
-        """As `commit`, from whoever has heard of it beside the query: early, late, twice, or of another life's batch.
+        """As `commit`, for a report from elsewhere, which may come early, late, twice, or for another member's batch.
 
-        Counts for batches that are with the query now. The query itself tells all others.
+        It counts only for batches that are with the query now. The query itself reports all others.
         """
-        for key in self.handed:
+        for key in self.delivered:
             end: End = json.loads(key)
             if digest_of(end) == digest:
                 return self.commit(end, now)
         return False
 
-    def _finish(self, handed: HandedOver) -> bool:
+    def _finish(self, batch: DeliveredBatch) -> bool:
         moved = False
-        for taken in handed.taken:
+        for taken in batch.taken:
             one = taken.range
             if self.ranges.finish(taken):
                 moved = True
             elif not self.at_most_once:  # the claim is gone, but what was done is done
-                self._proven[one.tp] = Planned(handed.session, one.token.epoch, one.generation, one.start, one.to)
+                self._proven[one.tp] = Planned(batch.session, one.token.epoch, one.generation, one.start, one.to)
         return moved
 
     def settle_proven(self, now: Instant) -> bool:
-        """Moves positions over what earlier claims did, where that can be told now. True if one moved."""
+        """Moves positions over ranges that earlier claims did, where that is known now. True if one moved."""
         moved = False
         for tp, proven in list(self._proven.items()):
-            part, epoch = self._partition(tp), self._goes_on_as(tp, proven)
+            part, epoch = self._partition(tp), self._continued_as(tp, proven)
             if part is None or epoch == NONE or self._passed(part, proven) or self._of_others(part, tp, proven.session):
                 del self._proven[tp]
-            elif proven.epoch != epoch == part.epoch:  # else it is being released, or its claim is to come
-                planned_claim = self.ranges.claims.get(tp)
-                if (
-                    planned_claim is not None
-                    and planned_claim.taken is None
-                    and proven.start <= planned_claim.next_offset < proven.to
-                ):
-                    taken = self.ranges.take(self.ranges.range_of(tp, planned_claim.next_offset, proven.to), now)
+            elif proven.epoch != epoch == part.epoch:  # else the claim is being released or will come
+                own = self.ranges.claims.get(tp)
+                if own is not None and own.taken is None and proven.start <= own.next_offset < proven.to:
+                    taken = self.ranges.take(self.ranges.range_of(tp, own.next_offset, proven.to), now)
                     if taken is not None:
                         moved = self.ranges.finish(taken) or moved
                         del self._proven[tp]
         return moved
 
-    def _goes_on_as(self, tp: TopicPartition, planned: Planned) -> int:
-        """The newest claim of this process that follows the planned one; NONE if somebody else's lies in between.
+    def _continued_as(self, tp: TopicPartition, planned: Planned) -> int:
+        """The newest claim of this process that follows the planned one; NONE if another process claimed in between.
 
-        The planned epoch itself as long as this process has not claimed the partition since.
+        It is the planned epoch itself while this process has not claimed the partition since.
         """
         epoch, session = planned.epoch, planned.session
         for begun in self.ranges.begun.get(tp, ()):
@@ -184,7 +183,7 @@ class MicroBatches:
         return part.generation != planned.generation or part.position >= planned.to or part.parked != ""
 
     def _of_others(self, part: Partition, tp: TopicPartition, session: int) -> bool:
-        """Whether somebody else than `session` and this process has the claim, or was the last to have it."""
+        """Whether a session that is neither `session` nor of this process has the claim, or had it last."""
         ours = {session, self.member.session, *(begun.session for begun in self.ranges.begun.get(tp, ()))}
         return part.owner not in ours if part.owner != NONE else part.last_owner not in ours
 
@@ -193,13 +192,13 @@ class MicroBatches:
     def plan(self, start: End, available: Sequence[ClaimedRange], now: Instant) -> End:
         """The end offset of the next batch; `start` itself if there is nothing to do.
 
-        In at-least-once mode the ranges are handed over here, behind the gate: the batch is then what its plan says. In
-        at-most-once mode `hand_over` does it, when the query has written the plan down.
+        In at-least-once mode the ranges are delivered here, after a check of the gate: the batch is then what its plan
+        says. In at-most-once mode the planner takes them, once the query has written the plan down.
         """
-        for handed in self.handed.values():  # the query asks for a batch while it has one: that one never began
-            for given in handed.taken:
-                self.ranges.give_back(given)
-        self.handed.clear()
+        for batch in self.delivered.values():  # the query asks for another batch, so it never began this one
+            for one in batch.taken:
+                self.ranges.give_back(one)
+        self.delivered.clear()
         wanted = [one for one in available if one.tp not in self._proven]
         taken_now: list[Taken] = []
         if not self.at_most_once:
@@ -209,7 +208,7 @@ class MicroBatches:
             return start
         end = self.end_of(start, wanted)
         if not self.at_most_once:
-            self.hand_over(end, taken_now)
+            self.deliver(end, taken_now)
         return end
 
     def end_of(self, start: End, planned: Sequence[ClaimedRange]) -> End:
@@ -220,30 +219,30 @@ class MicroBatches:
         }
         return {"b": start["b"] + 1, "i": self.incarnation.hex(), "s": self.member.session, "r": ranges}
 
-    def handed_over(self, end: End) -> list[Taken] | None:
-        """What the batch holds; None if this life did not hand it over."""
-        found = self.handed.get(key_of(end))
+    def delivered_ranges(self, end: End) -> list[Taken] | None:
+        """The ranges of the batch; None if this member did not deliver it."""
+        found = self.delivered.get(key_of(end))
         return None if found is None else found.taken
 
-    def hand_over(self, end: End, taken: list[Taken]) -> None:
-        """These ranges are with the query: planned, granted or replayed."""
-        self.handed[key_of(end)] = HandedOver(self.member.session, taken)
+    def deliver(self, end: End, taken: list[Taken]) -> None:
+        """These ranges are with the query now: planned, granted or replayed."""
+        self.delivered[key_of(end)] = DeliveredBatch(self.member.session, taken)
 
     # --- at-most-once mode: what is lost with a batch
 
     def uncommitted(self) -> list[tuple[TopicPartition, int, int]]:
-        """[start, to) of what is with the query: lost if this process ends now."""
+        """The ranges [start, to) that are with the query: they are lost if this process ends now."""
         return [
             (taken.range.tp, taken.range.start, taken.range.to)
-            for handed in self.handed.values()
-            for taken in handed.taken
+            for batch in self.delivered.values()
+            for taken in batch.taken
         ]
 
     def lost_with(self, end: End) -> list[tuple[TopicPartition, int, int]]:
-        """[start, to) of what an earlier life was granted of a batch that it has planned and the query not committed.
+        """The ranges [start, to) that an earlier member was granted of a batch that the query has not committed.
 
-        As far as the log tells, whose grants have no author: if nobody has had the partition between that life and this
-        one, and no admin has moved it, what lies below the position at which that life ended was granted to it.
+        Grants in the log do not name a batch. If no other member has had the partition between that member and this
+        one, and no admin has moved it, then offsets below the position at which that member ended were granted to it.
         """
         found = []
         for tp, planned in planned_in(end, self.incarnation).items():
@@ -261,10 +260,10 @@ class MicroBatches:
         ours = since is not None and since.after == planned.session and part.epoch == since.epoch
         return part.began if ours else NONE
 
-    # --- a batch that an earlier life planned
+    # --- a batch that an earlier member planned
 
     def replay(self, end: End, now: Instant) -> Replay:
-        """At-least-once mode: hands over what may be read here and now. Call it again while something waits."""
+        """In at-least-once mode: delivers the ranges that may be read here now. Call it again while something waits."""
         self.settle_proven(now)
         result = Replay([], {}, {})
         for tp, planned in planned_in(end, self.incarnation).items():
@@ -275,7 +274,7 @@ class MicroBatches:
                 result.taken.append(taken)
         if not result.waits:
             self._replaying.clear()
-            self.hand_over(end, result.taken)
+            self.deliver(end, result.taken)
         return result
 
     def _replay_one(self, tp: TopicPartition, planned: Planned, now: Instant, result: Replay) -> Taken | None:
@@ -299,13 +298,13 @@ class MicroBatches:
         return None
 
     def _replay_own(self, tp: TopicPartition, planned: Planned, now: Instant, result: Replay) -> Taken | None:
-        planned_claim = self.ranges.claims.get(tp)
-        if planned_claim is None or planned_claim.taken is not None or planned_claim.claim.phase is not ClaimPhase.OPEN:
+        own = self.ranges.claims.get(tp)
+        if own is None or own.taken is not None or own.claim.phase is not ClaimPhase.OPEN:
             result.waits[tp] = "its claim does not deliver now"
-        elif not planned.start <= planned_claim.next_offset < planned.to:
-            result.left_out[tp] = f"its claim goes on at {planned_claim.next_offset}"
+        elif not planned.start <= own.next_offset < planned.to:
+            result.left_out[tp] = f"its claim goes on at {own.next_offset}"
         else:
-            taken = self.ranges.take(self.ranges.range_of(tp, planned_claim.next_offset, planned.to), now)
+            taken = self.ranges.take(self.ranges.range_of(tp, own.next_offset, planned.to), now)
             if taken is None:
                 result.waits[tp] = "its claim may not deliver now"
             return taken

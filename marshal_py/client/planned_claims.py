@@ -1,7 +1,7 @@
 """The claims of a consumer that plans ranges: other processes read them, so nothing is fetched here.
 
 A claim is opened at its position at once; ranges.py holds what is planned. The ends of the partitions are asked from
-the cluster, since no fetch tells them. A user who stops calling loses the claims: with no range in flight, nothing but
+the cluster, since no fetch reports them. A user who stops calling loses the claims: with no range in flight, nothing but
 calls shows that somebody reads. Called with the Marshal's lock held, except for the question.
 """
 
@@ -84,11 +84,11 @@ class PlannedClaims:
         self.called()
 
     def open(self, claims: Sequence[Claim]) -> None:
-        """Claims that were read accepted."""
+        """These claims were accepted."""
         self.queue.open(claims, positions_of(claims, self._member))
 
     def drop(self, claims: Iterable[Claim]) -> None:
-        """Claims that are gone: nothing waits for an answer here."""
+        """These claims are gone. None of them waits for an answer here."""
 
     def look(self) -> None:
         """Asks for the ends of the partitions."""

@@ -1,12 +1,13 @@
-"""The front of a consumer that plans: which offsets are next, whose they are, and that they are done. Fetches nothing.
+"""A consumer that plans ranges for other readers: which offsets are next, who owns them, and that they are done.
 
-    planner = consumer.plan_ranges()
+    planner = marshal.planner("billing", ["orders"])
     with planner.batch(1_000_000) as batch:
         read(batch.ranges)          # somewhere else
         batch.commit()
 
-The consumer joins, heartbeats, claims and lets go as any other. `plan` looks, `take` hands over behind the gate (at
-most once: after the log has granted the ranges), `finish` acks. For one thread at a time, but for `commit_reported`.
+It joins, heartbeats, claims and releases like any other consumer, and fetches nothing. `plan` looks for ranges, `take`
+delivers them after a check of the gate (in at-most-once mode after the log has granted them), `finish` acks them. One
+thread at a time may call it; any thread may call `commit_reported`.
 """
 
 from __future__ import annotations
@@ -32,13 +33,16 @@ from marshal_py.protocol.identity import NONE, Token, TopicPartition
 
 logger = logging.getLogger("marshal_py")
 
-SETTLE_INTERVALS: Final = 4.0  # a dead owner is waited out in two; ranks, claims and a slow broker get the rest
-GRANT_INTERVALS: Final = 1.0  # a grant takes one round trip of the log; then the range is left for the next plan
+SETTLE_INTERVALS: Final = 4.0  # two until a dead owner's lease has ended; the rest for claims and a slow broker
+GRANT_INTERVALS: Final = 1.0  # a grant takes one round trip of the log; after this the next plan has the range
 LOOK_S: Final = 0.25  # between two looks for new data: two requests to the cluster
 
 
 class ClaimedBatch:
-    """Ranges that were handed over together. Left without `commit` they are planned anew, in at-most-once mode lost."""
+    """Ranges that were delivered together.
+
+    A context manager; leaving it without `commit` has the ranges planned again. In at-most-once mode they are lost.
+    """
 
     def __init__(self, planner: Planner, taken: Sequence[Taken]) -> None:
         self._planner = planner
@@ -56,13 +60,15 @@ class ClaimedBatch:
 
     @property
     def token(self) -> Token:
-        """The greatest of them: greater than the token of every earlier batch that held one of these partitions
-        under an earlier owner."""
+        """The greatest of the tokens.
+
+        It is greater than the token of every earlier batch with one of these partitions under an earlier owner.
+        """
         return max(taken.range.token for taken in self.taken)
 
     @property
     def offsets(self) -> int:
-        """How many offsets the ranges span; messages are fewer where the log has gaps."""
+        """How many offsets the ranges span; there are fewer messages where the log has gaps."""
         return sum(taken.range.to - taken.range.start for taken in self.taken)
 
     def __bool__(self) -> bool:
@@ -77,25 +83,25 @@ class ClaimedBatch:
         self.give_back()
 
     def check(self) -> None:
-        """Raises ClaimLost unless every claim is still held: the fence to ask just before a write."""
+        """Raises ClaimLost unless every claim is still held. Call it just before a write."""
         self._planner.check(self.taken)
 
     def in_progress(self) -> None:
-        """The batch is still being worked on: begins `handler_timeout_s` anew."""
+        """Says that the batch is still being worked on: `handler_timeout_s` starts again."""
         self._planner.touch(self.taken)
 
     def commit(self) -> None:
-        """Everything is done: returns once the log has accepted the positions. Twice is once.
+        """Marks the batch as done, and returns once the log has accepted the positions. A second call does nothing.
 
-        Raises ClaimLost if some claims were released or lost meanwhile; the positions of the others are accepted
-        all the same. ClusterUnreachable: the positions are sent and go on being sent; nothing is lost but time.
+        Raises ClaimLost if some claims were released or lost; the positions of the others are accepted all the same.
+        Raises ClusterUnreachable if no answer comes; the positions are still sent until one does.
         """
         if self.open:
             self.open = False
             self._planner.finish(self.taken)
 
     def give_back(self) -> None:
-        """Nothing is done: the ranges will be planned again; in at-most-once mode they are lost."""
+        """The batch was not done: its ranges are planned again, or lost in at-most-once mode."""
         if self.open:
             self.open = False
             self._planner.give_back(self.taken)
@@ -126,7 +132,7 @@ class Planner(Membership):
         return self._driver.incarnation
 
     def alive(self) -> None:
-        """Somebody reads here. Raises what ended the consumer."""
+        """Says that the user still reads. Raises the error that ended the consumer."""
         self._context.check_call("Consumer", "plan", waits=True)
         self._ending.raise_if_ended()
         self._planned.called()
@@ -134,9 +140,9 @@ class Planner(Membership):
     # --- looking
 
     def settle(self, timeout_s: float | None = None) -> bool:
-        """Waits until nobody's partition is still to come here: each is ours or a live member's.
+        """Waits until no partition is about to come here: each is owned by this member or another live one.
 
-        False if that did not come true within `timeout_s` (default: four heartbeat intervals).
+        False if that has not happened within `timeout_s` seconds (default: four heartbeat intervals).
         """
         intervals_s = self._driver.options.heartbeat_interval_s * SETTLE_INTERVALS
         deadline = time.monotonic() + (intervals_s if timeout_s is None else timeout_s)
@@ -158,25 +164,25 @@ class Planner(Membership):
             return any(part.last_owner != NONE and part.position > 0 for part in parts)
 
     def _partitions(self) -> list[TopicPartition]:
-        """All of the topics, claimed or not."""
+        """All partitions of the topics, claimed or not."""
         counts = {topic: self._context.admin.partition_count(topic) or 0 for topic in self._member.options.topics}
         return [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
 
     def ends_at(self, until: str) -> dict[TopicPartition, int]:
-        """Where `until` lies in every partition of the topics: a text as `start`. Raises as start_positions.offsets."""
+        """The offset that `until`, a text like `start`, names in every partition. Raises as start_positions.offsets."""
         return start_positions.offsets(
             until, "until", self._partitions(), self._context.admin, committed=self._committed_ends
         )
 
     def ends(self) -> dict[TopicPartition, int]:
-        """End of every partition of the topics, claimed or not."""
+        """The end of every partition of the topics, claimed or not."""
         return self.ends_at(start_positions.LATEST)
 
     def plan(self, rows_max: int | None, up_to: Mapping[TopicPartition, int] | None = None) -> list[ClaimedRange]:
-        """The next ranges of the claims that are open, at most `rows_max` offsets, none beyond `up_to`. May be empty.
+        """The next ranges of the open claims: at most `rows_max` offsets in all, none beyond `up_to`. May be empty.
 
-        Nothing is handed over by it. A partition whose position lies beyond its end is parked (PROTOCOL.md D6), and the
-        others go on. Raises ClusterUnreachable, what ended the consumer.
+        It delivers nothing. A partition whose position lies beyond its end is parked (PROTOCOL.md D6), and the others
+        continue. Raises ClusterUnreachable, and the error that ended the consumer.
         """
         self.alive()
         with self._context.lock:
@@ -198,17 +204,20 @@ class Planner(Membership):
             return [self._ranges.range_of(tp, found[tp][0], found[tp][0] + count) for tp, count in shares.items()]
 
     def _park_beyond(self, tps: list[TopicPartition]) -> None:
-        """D6. The end of open transactions may lie below a position that began at the log's end: that will pass."""
+        """Parks those that are beyond the log's very end (D6).
+
+        The end before open transactions may lie below a position that began at the log's end; that is not for long.
+        """
         bounds = self._context.admin.bounds(tps)
         with self._context.outbox, self._context.lock:
             beyond = self._ranges.beyond(bounds)
             for tp, position, end in beyond:
                 self._driver.park(tp, parking.BEYOND_END, parking.beyond_end(position, end))
 
-    # --- handing over
+    # --- delivering
 
     def take(self, wanted: Sequence[ClaimedRange]) -> list[Taken]:
-        """Hands the ranges over. Those whose claim, gate or position says no are left out; a later plan has them."""
+        """Delivers the ranges, without those that may not be delivered now; a later plan has these."""
         self.alive()
         if self.at_most_once:
             self._await_grants(wanted)
@@ -248,11 +257,11 @@ class Planner(Membership):
                 self._ranges.touch(one, now)
 
     def finish(self, taken: Iterable[Taken]) -> None:
-        """Acks, and returns once the log has accepted it. Raises ClaimLost, ClusterUnreachable."""
+        """Acks the ranges, and returns once the log has accepted that. Raises ClaimLost, ClusterUnreachable."""
         with self._context.outbox, self._context.lock:
             lost = [one.range.tp for one in taken if not self._ranges.finish(one)]
         self.alive()
-        if not self.at_most_once:  # there the grant was the ack
+        if not self.at_most_once:  # there the grant moved the position
             self.flush()
         if lost:
             raise ClaimLost(self.group, tuple(map(str, lost)))
@@ -265,13 +274,13 @@ class Planner(Membership):
     # --- the micro-batches of a streaming query
 
     def micro_batches(self, before: MicroBatches | None = None) -> MicroBatches:
-        """`before`: of an earlier consumer of the same query."""
+        """`before`: the batches of an earlier consumer of the same query."""
         return MicroBatches(self._member, self._ranges, self.incarnation, before)
 
     def commit_end(self, batches: MicroBatches, end: End) -> None:
-        """The query has committed the batch that ends at `end`; returns once the log has it.
+        """The query has committed the batch that ends at `end`; returns once the log has accepted the positions.
 
-        Raises ClusterUnreachable: the positions go on being sent.
+        Raises ClusterUnreachable if no answer comes; the positions are still sent until one does.
         """
         with self._context.outbox, self._context.lock:
             moved = batches.commit(end, self._context.clock.now())
@@ -280,7 +289,10 @@ class Planner(Membership):
             self.flush()
 
     def commit_reported(self, batches: MicroBatches, digest: str) -> None:
-        """The same news from elsewhere, in any thread; `digest_of` the end. Waits for nothing, and may come twice."""
+        """As `commit_end`, for a report from elsewhere: any thread may call it, also twice, and it waits for nothing.
+
+        `digest`: `digest_of` the batch's end.
+        """
         with self._context.outbox, self._context.lock:
             if batches.commit_reported(digest, self._context.clock.now()):
                 self._planned.called()
@@ -288,16 +300,16 @@ class Planner(Membership):
                 self._driver.kick()
 
     def plan_end(self, batches: MicroBatches, start: End, available: Sequence[ClaimedRange]) -> End:
-        """The end of the next batch, `start` if there is none. In at-least-once mode its ranges are handed over."""
+        """The end of the next batch, or `start` if there is none. In at-least-once mode its ranges are delivered."""
         self.alive()
         with self._context.outbox, self._context.lock:
             return batches.plan(start, available, self._context.clock.now())
 
     def take_end(self, batches: MicroBatches, end: End, wanted: Sequence[ClaimedRange] | None) -> list[Taken]:
-        """In at-most-once mode: hands over the batch that ends at `end`, as far as the log grants it.
+        """In at-most-once mode: delivers the batch that ends at `end`, as far as the log grants it.
 
-        `wanted` is None if another life has planned it. Then nothing is: it may have been granted and read. What is
-        lost with it is noted.
+        `wanted` is None if an earlier consumer planned it. Then nothing is delivered, since that consumer may have been
+        granted it and its tasks may have read it. The offsets that are lost with it are noted in the log.
         """
         if wanted is None:
             self.settle()
@@ -305,11 +317,11 @@ class Planner(Membership):
         with self._context.outbox, self._context.lock:
             if wanted is None:
                 self._note(batches.lost_with(end))
-            batches.hand_over(end, taken)
+            batches.deliver(end, taken)
         return taken
 
     def note_uncommitted(self, batches: MicroBatches) -> None:
-        """This process ends: in at-most-once mode what is with the query is lost, as far as is known here."""
+        """This process ends: in at-most-once mode notes the ranges that are with the query, which are lost."""
         if self.at_most_once:
             with self._context.outbox, self._context.lock:
                 self._note(batches.uncommitted())
@@ -319,14 +331,14 @@ class Planner(Membership):
             self._member.note(UNCOMMITTED, tp, start, to)
 
     def replay_end(self, batches: MicroBatches, end: End) -> list[Taken]:
-        """What of a batch that an earlier life planned is read here; waits until that can be told.
+        """The ranges to read here of a batch that an earlier consumer planned. Waits until they are known.
 
-        A pause is waited for without end. Raises BatchUnclaimed when nobody claims a partition for four heartbeat
-        intervals, and as `plan`.
+        It waits as long as the group is paused. Raises BatchUnclaimed if no member claims a partition for four
+        heartbeat intervals; and as `plan`.
         """
         wait_s = self._driver.options.heartbeat_interval_s * SETTLE_INTERVALS
         deadline, said = time.monotonic() + wait_s, ""
-        self.plan(None)  # passes what retention has deleted meanwhile (D6)
+        self.plan(None)  # skips what retention has deleted since (D6)
         while True:
             self.alive()
             with self._context.outbox, self._context.lock:
@@ -356,12 +368,11 @@ class Planner(Membership):
     def batch(
         self, rows_max: int, wait_s: float | None = None, up_to: Mapping[TopicPartition, int] | None = None
     ) -> ClaimedBatch:
-        """The next batch of at most `rows_max` offsets. Waits for data for `wait_s`, None: until the consumer stops.
+        """The next batch of at most `rows_max` offsets, none beyond `up_to`.
 
-        No range goes beyond `up_to`.
-
-        Empty (and false) if none came, or if the consumer is stopping. Raises BatchNotCommitted, and as `plan`; a
-        cluster that does not answer is asked again as long as there is time to wait.
+        It waits for data for `wait_s` seconds; None: until the consumer stops. The batch is empty (and false) if no data
+        came or the consumer is stopping. A cluster that does not answer is asked again while there is time to wait.
+        Raises BatchNotCommitted if the last batch is still open; and as `plan`.
         """
         if rows_max < 1:
             raise InvalidOption("max_rows", rows_max, "at least 1")

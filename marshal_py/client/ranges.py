@@ -1,9 +1,9 @@
-"""Ranges instead of messages: what a Station holds whose messages are read elsewhere, by Spark's executors.
+"""Ranges of offsets instead of messages: the queue of a consumer whose messages other processes read (Spark executors).
 
-`Ranges` stands where otherwise a Flow stands: the same claims, trackers, grants and gate, so that leases, pauses,
-hand-overs and handler timeouts are the member's as ever; only the bytes never come here. At most one range per claim is
-in flight (PROTOCOL.md D9): a range is to a claim what a message is to a handler. Everything is called with the
-Marshal's lock held.
+Ranges has the place that DeliveryQueue has in a consumer that fetches. Claims, trackers, grants and the gate are the
+same, so leases, pauses, hand-overs and handler timeouts work as ever; only the bytes never come here. At most one range
+per claim is in flight (PROTOCOL.md D9): a range is to a claim what a message is to a handler. It waits for nothing and
+asks nobody. Everything is called with the lock held.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from marshal_py.protocol.member import Member
 from marshal_py.protocol.records import GRANT_OFFSETS_MAX
 from marshal_py.transport.ports import Bounds
 
-BEGUN_KEPT: Final = 64  # claims of a partition: who has had more since a batch was planned delivers it again
+BEGUN_KEPT: Final = 64  # claims of a partition: after more claims than this, a planned batch is delivered again
 
 
 class ClaimedRange(NamedTuple):
-    """Offsets [start, to) of one partition under one claim. Offsets in between may not exist.
+    """Offsets [start, to) of one partition under one claim. Some of the offsets may hold no message.
 
-    `generation`: of the position that it begins at; a SetPosition makes a new one.
+    `generation`: of the position that the range begins at; a SetPosition begins a new one.
     """
 
     topic: str
@@ -41,7 +41,7 @@ class ClaimedRange(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A range that was handed over, and what finishes it. `run` is None in at-most-once mode."""
+    """A range that was delivered, and what finishes it. `run` is None in at-most-once mode."""
 
     range: ClaimedRange
     claim: Claim
@@ -50,7 +50,7 @@ class Taken(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A claim of this process: its epoch and session, and the session that owned the partition directly before."""
+    """A claim of this process: its epoch and session, and the session that owned the partition before it."""
 
     epoch: int
     session: int
@@ -64,23 +64,23 @@ class PlannedClaim:
 
     def __init__(self, claim: Claim, next_offset: int) -> None:
         self.claim = claim
-        self.next_offset = next_offset  # where planning goes on
+        self.next_offset = next_offset  # where planning continues
         self.taken: Taken | None = None
-        self.requested: tuple[int, int] | None = None  # in at-most-once mode: the range that a grant is wanted for
+        self.requested: tuple[int, int] | None = None  # in at-most-once mode: the range to ask a grant for
 
 
 class Ranges:
-    """All lots of one Consumer."""
+    """The claims of one consumer that plans, and their ranges."""
 
     def __init__(self, member: Member, incarnation: bytes) -> None:
         self.member, self.incarnation = member, incarnation
         self.claims: dict[TopicPartition, PlannedClaim] = {}
-        self.begun: dict[TopicPartition, deque[Begun]] = {}  # the newest claims, in their order, also those that ended
+        self.begun: dict[TopicPartition, deque[Begun]] = {}  # the newest claims in order, ended ones too
         self.prefetching: set[TopicPartition] = set()
         self.user_paused: set[TopicPartition] = set()
         self.at_most_once = False  # of the first claim: a group has one mode
 
-    # --- what the Station tells, as it tells a Flow
+    # --- called by the driver, as on a DeliveryQueue
 
     delivered = 0  # nothing passes through this process: other processes read the ranges
 
@@ -99,7 +99,7 @@ class Ranges:
         self.prefetching.add(tp)
 
     def open(self, claims: Iterable[Claim], positions: Mapping[TopicPartition, int]) -> None:
-        """Claims were read accepted: plan from their positions."""
+        """These claims were accepted: plans from their positions on."""
         for claim in claims:
             self.prefetching.discard(claim.tp)
             self.at_most_once = isinstance(claim.tracker, AtMostOnce)
@@ -114,28 +114,28 @@ class Ranges:
             known.append(Begun(claim.epoch, self.member.session, group.partitions[claim.tp].last_owner))
 
     def drop(self, tps: Iterable[TopicPartition]) -> None:
-        """Claims are gone, or their hand-over will not come."""
+        """These claims are gone, or their hand-over will not come."""
         for tp in tps:
             self.claims.pop(tp, None)
             self.prefetching.discard(tp)
 
     def restart(self, tp: TopicPartition, position: int) -> None:
-        """Go on at `position`: what lies before it is lost (D6)."""
+        """Continues at `position`: the offsets before it are lost (D6)."""
         self.claims[tp].next_offset = position
 
     def pause(self, tps: Iterable[TopicPartition]) -> None:
-        """Local pause by the user: the claims stay."""
+        """The user pauses these partitions locally; the claims stay."""
         self.user_paused.update(tps)
 
     def resume(self, tps: Iterable[TopicPartition]) -> None:
         self.user_paused.difference_update(tps)
 
     def ends_wanted(self) -> list[TopicPartition]:
-        """Partitions whose ends are wanted: for planning, for the lag, for hand-overs."""
+        """Partitions whose ends are needed: for planning, for the lag, for hand-overs."""
         return [*self.claims, *self.prefetching]
 
     def settled(self) -> bool:
-        """Whether nobody's partition is still to come here: each is this member's or a live one's."""
+        """Whether no partition is about to come here: each is owned by this member or by a live one, or parked."""
         member = self.member
         group = member.group
         if group is None or member.session == NONE or member.session not in group.sessions:
@@ -152,9 +152,9 @@ class Ranges:
             for number in range(known.count):
                 part = group.partitions.get(TopicPartition(topic, number))
                 if part is not None and part.parked:
-                    continue  # nobody's until an admin has looked at it
+                    continue  # no member may claim it until an admin has looked at it
                 owner = None if part is None else group.sessions.get(part.owner)
-                # An owner that has shown no sign of life since we joined may be dead: it is being waited out.
+                # An owner that has shown no sign of life since this member joined may be dead: it is being waited for.
                 if owner is None or (owner.id != member.session and owner.extended < member.session):
                     return False
         return not member.awaits_hand_overs(group)
@@ -162,7 +162,7 @@ class Ranges:
     # --- planning
 
     def adopt(self, claims: Iterable[Claim]) -> None:
-        """Claims of before this consumer planned: what was fetched for them and not handed over is forgotten."""
+        """Takes over claims of a consumer that has fetched until now, without the messages it has not delivered."""
         for claim in claims:
             if isinstance(claim.tracker, AtLeastOnce):
                 start = claim.tracker.forget_undelivered()
@@ -172,7 +172,7 @@ class Ranges:
             self.open([claim], {claim.tp: start})
 
     def available(self, bounds: Mapping[TopicPartition, Bounds]) -> dict[TopicPartition, tuple[int, int]]:
-        """[start, to) that each open claim could plan now. A lost range is noted in the log and passed (D6)."""
+        """The offsets [start, to) that each open claim could plan now. A lost range is noted and skipped (D6)."""
         found: dict[TopicPartition, tuple[int, int]] = {}
         for tp, planned in self.claims.items():
             if (
@@ -193,7 +193,7 @@ class Ranges:
         return found
 
     def beyond(self, bounds: Mapping[TopicPartition, Bounds]) -> list[tuple[TopicPartition, int, int]]:
-        """Claims whose position lies beyond the end, with position and end (D6)."""
+        """The claims whose position lies beyond the end, as (partition, position, end) (D6)."""
         return [
             (tp, self._next(planned), bounds[tp].end)
             for tp, planned in self.claims.items()
@@ -201,7 +201,7 @@ class Ranges:
         ]
 
     def _unfinished(self, planned: PlannedClaim, end: int) -> tuple[int, int]:
-        """Where planning goes on, and up to where: around what an earlier owner has finished (D1)."""
+        """The next offsets [start, to) to plan, around what an earlier owner has finished (D1)."""
         start, tracker = self._next(planned), planned.claim.tracker
         if isinstance(tracker, AtMostOnce):
             return start, end
@@ -223,14 +223,14 @@ class Ranges:
         return max(planned.next_offset, tracker.delivered_to)
 
     def range_of(self, tp: TopicPartition, start: int, to: int) -> ClaimedRange:
-        """The range as it would be claimed now."""
+        """A range under the claim that this member has now."""
         claim = self.claims[tp].claim
         return ClaimedRange(*tp, start, to, Token(self.incarnation, claim.epoch), claim.generation)
 
-    # --- handing over and finishing
+    # --- delivering and finishing
 
     def take(self, wanted: ClaimedRange, now: Instant) -> Taken | None:
-        """Hands a range over, behind the gate (D8). None if the claim, the gate or the position says no."""
+        """Delivers a range (D8). None if its claim has changed, the gate is shut, or the position is another one."""
         planned = self.claims.get(wanted.tp)
         if planned is None or planned.taken is not None or planned.claim.epoch != wanted.token.epoch:
             return None
@@ -253,7 +253,7 @@ class Ranges:
         return planned.taken
 
     def finish(self, taken: Taken) -> bool:
-        """The range is done. False if the claim has been released or lost meanwhile."""
+        """The range is done. False if the claim has been released or lost since."""
         planned = self.claims.get(taken.range.tp)
         if planned is not None and planned.taken is taken:
             planned.taken = None
@@ -266,7 +266,7 @@ class Ranges:
         return True
 
     def give_back(self, taken: Taken) -> None:
-        """The range was not done and will be planned again; in at-most-once mode it is lost."""
+        """The range was not done: it is planned again, or lost in at-most-once mode."""
         planned = self.claims.get(taken.range.tp)
         if planned is None or planned.taken is not taken:
             return
@@ -277,7 +277,7 @@ class Ranges:
             planned.claim.tracker.returned()
 
     def touch(self, taken: Taken, now: Instant) -> None:
-        """The range is still being worked on: begins its handler timeout anew (D4)."""
+        """The range is still being worked on: its handler timeout starts again (D4)."""
         tracker = taken.claim.tracker
         if isinstance(tracker, AtLeastOnce):
             tracker.touch_all(now.mono_ms)
@@ -287,7 +287,7 @@ class Ranges:
     # --- at-most-once mode
 
     def request_grant(self, wanted: ClaimedRange) -> None:
-        """A grant is wanted for this range, unless one is there (D2)."""
+        """Asks for a grant of this range with the next `offer` (D2)."""
         planned = self.claims.get(wanted.tp)
         if planned is not None and planned.claim.epoch == wanted.token.epoch and planned.taken is None:
             planned.requested = (wanted.start, min(wanted.to, wanted.start + GRANT_OFFSETS_MAX))
@@ -297,7 +297,7 @@ class Ranges:
             planned.requested = None
 
     def waits_for_grant(self) -> bool:
-        """Whether a wish of a claim that may still deliver has no grant yet."""
+        """Whether a request for a claim that may still deliver has no grant yet."""
         return any(
             planned.requested is not None
             and planned.claim.phase is ClaimPhase.OPEN
@@ -307,7 +307,7 @@ class Ranges:
         )
 
     def offer(self) -> bool:
-        """Tells the member what is to be granted. True if there is something to ask for."""
+        """Sets on each claim the range that should be granted. True if there is one to ask for."""
         something = False
         for planned in self.claims.values():
             tracker = planned.claim.tracker
@@ -318,7 +318,7 @@ class Ranges:
 
 
 def share(available: Mapping[TopicPartition, int], rows_max: int) -> dict[TopicPartition, int]:
-    """How many rows each partition gives to a batch of at most `rows_max`: even shares, what one lacks others fill."""
+    """How many rows of each partition make a batch of at most `rows_max`: even shares; others fill what one lacks."""
     shares: dict[TopicPartition, int] = {}
     left = rows_max
     for at, (tp, count) in enumerate(sorted(available.items(), key=lambda item: (item[1], item[0]))):

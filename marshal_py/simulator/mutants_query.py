@@ -21,15 +21,11 @@ def _by_arithmetic(self: MicroBatches, now: Instant) -> bool:
     """A committed batch moves each position that lies in one of its ranges, whoever was meant to read it."""
     moved = False
     for tp, proven in list(self._proven.items()):
-        part, planned_claim = self._partition(tp), self.ranges.claims.get(tp)
+        part, own = self._partition(tp), self.ranges.claims.get(tp)
         if part is None or part.generation != proven.generation or part.position >= proven.to:
             del self._proven[tp]
-        elif (
-            planned_claim is not None
-            and planned_claim.taken is None
-            and proven.start <= planned_claim.next_offset < proven.to
-        ):
-            taken = self.ranges.take(self.ranges.range_of(tp, planned_claim.next_offset, proven.to), now)
+        elif own is not None and own.taken is None and proven.start <= own.next_offset < proven.to:
+            taken = self.ranges.take(self.ranges.range_of(tp, own.next_offset, proven.to), now)
             if taken is not None:
                 moved = self.ranges.finish(taken) or moved
                 del self._proven[tp]
@@ -45,21 +41,21 @@ def _left_to_partitions() -> list[Patch]:
     def replay(self: MicroBatches, end: End, now: Instant) -> Replay:
         taken: list[Taken] = []
         for tp, planned in planned_in(end, self.incarnation).items():
-            planned_claim = self.ranges.claims.get(tp)
+            own = self.ranges.claims.get(tp)
             found = None
-            if planned_claim is not None and planned.start <= planned_claim.next_offset < planned.to:
-                found = self.ranges.take(self.ranges.range_of(tp, planned_claim.next_offset, planned.to), now)
+            if own is not None and planned.start <= own.next_offset < planned.to:
+                found = self.ranges.take(self.ranges.range_of(tp, own.next_offset, planned.to), now)
             taken += [found] if found is not None else []
-        self.hand_over(end, taken)
+        self.deliver(end, taken)
         return Replay(taken, {}, {})
 
     def commit(self: MicroBatches, end: End, now: Instant) -> bool:
         key = key_of(end)
         if key != self._committed:
             self._committed = key
-            handed = self.handed.pop(key, None)
-            if handed is not None:
-                self._finish(handed)
+            batch = self.delivered.pop(key, None)
+            if batch is not None:
+                self._finish(batch)
             self._proven |= planned_in(end, self.incarnation)
         return self.settle_proven(now)
 
@@ -98,7 +94,7 @@ def q3() -> list[Patch]:
 
 def q4() -> list[Patch]:
     def told(self: MicroBatches, digest: str, now: Instant) -> bool:
-        return any([self.commit(json.loads(key), now) for key in list(self.handed)])
+        return any([self.commit(json.loads(key), now) for key in list(self.delivered)])
 
     return [(MicroBatches, "told", told)]
 

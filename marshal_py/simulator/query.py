@@ -207,7 +207,7 @@ class Query(Client):
         """By a listener. What this process does not have is nothing to it."""
         if self.member is None or self.away:
             return
-        known = end in self.batches.handed
+        known = end in self.batches.delivered
         moved = self.batches.commit_reported(digest_of(json.loads(end)), self.now())
         if known or moved:
             self._called()
@@ -248,7 +248,7 @@ class Query(Client):
         if self.dead:
             return
         end = checkpoint.end(checkpoint.commits)
-        taken = self.batches.handed_over(end)
+        taken = self.batches.delivered_ranges(end)
         if taken is None:
             self._available()
             self._pass_gate()

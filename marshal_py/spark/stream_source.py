@@ -158,7 +158,7 @@ class QueryMember:
 
         In at-most-once mode a replayed batch is empty, for it may have been granted and read; its loss is noted.
         """
-        taken = self.batches.handed_over(end)
+        taken = self.batches.delivered_ranges(end)
         if taken is None:
             planned = self.planned.pop(key_of(end), None)
             if self.planner.at_most_once:

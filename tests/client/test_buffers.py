@@ -23,7 +23,7 @@ def messages(first: int, stop: int) -> list[MemoryMessage]:
 
 
 @pytest.mark.parametrize("came_before", [True, False])
-def test_what_was_fetched_ahead_below_the_claim_is_not_handed_over(came_before: bool) -> None:
+def test_what_was_fetched_ahead_below_the_claim_is_not_delivered(came_before: bool) -> None:
     """A3: fetching ahead began at 3; the owner finished up to 6, before or after the first data came here."""
     buffer = Buffer(TP, 3)
     if came_before:

@@ -127,7 +127,7 @@ def test_a_claim_lost_before_the_commit_is_named(memory: MemoryGround) -> None:
             assert len(collect(successor, 10)) == 10
 
 
-def test_in_a_pause_the_batch_is_let_go_after_an_interval(ground: TestCluster) -> None:
+def test_in_a_pause_the_batch_is_released_after_an_interval(ground: TestCluster) -> None:
     """T12: a batch cannot hold a pause open; its commit says so, and the ranges come again."""
     topic = ground.topic()
     ground.fill(topic, 0, 8)
@@ -150,7 +150,7 @@ def test_in_a_pause_the_batch_is_let_go_after_an_interval(ground: TestCluster) -
         assert again.token > token
 
 
-def test_without_a_lease_nothing_is_handed_over(embedded: EmbeddedGround) -> None:
+def test_without_a_lease_nothing_is_delivered(embedded: EmbeddedGround) -> None:
     """D8, D9: the gate of a range is the gate of a message."""
     topic = embedded.topic()
     embedded.fill(topic, 0, 5)

@@ -358,11 +358,11 @@ def test_keys_count_and_a_tombstone_has_no_value() -> None:
 def test_who_handles_fast_is_not_slow_and_who_is_not_known_neither() -> None:
     pace, prefetch_ = HandlingRate(), Prefetch(1_000, 100)
     assert not prefetch_.due(pace, 10_000)
-    pace.handed_over(0, 10_000)
+    pace.delivered(0, 10_000)
     pace.returned(100_000, 11_000)  # 100,000 in a second
     assert not prefetch_.due(pace, 11_000)
     for _ in range(100):
-        pace.handed_over(100_000, 20_000)
+        pace.delivered(100_000, 20_000)
         pace.returned(100_100, 21_000)  # 100 in a second
     assert pace.slower_than(SLOW_PER_S)
     assert prefetch_.due(pace, 30_000)

@@ -63,8 +63,8 @@ def test_every_way_through_a_batch_is_taken(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_was_handed_over_counts_in_its_own_incarnation_of_the_log_alone(incarnation: bytes, kept: int) -> None:
     member = Member(World(), "billing", MemberOptions(client_id="c1", topics=("orders",)), bytes)
     before = MicroBatches(member, Ranges(member, b"one"), b"one")
-    before.hand_over(before.end_of(FIRST, []), [])
-    assert len(MicroBatches(member, Ranges(member, incarnation), incarnation, before).handed) == kept
+    before.deliver(before.end_of(FIRST, []), [])
+    assert len(MicroBatches(member, Ranges(member, incarnation), incarnation, before).delivered) == kept
 
 
 def test_a_seed_with_queries_can_be_kept_and_run_again() -> None:
