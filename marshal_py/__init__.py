@@ -1,14 +1,14 @@
 """Kafka consumers that coordinate through Kafka alone: no ZooKeeper, no database, no group coordinator.
 
-Rooms, each may use those before it (tests/test_architecture.py proves it):
-  errors      every error, one tree
-  protocol    the heart: records, fold, leases, delivery, one consumer's mind; pure
-  history     readers of verdicts
-  transport   doors into a cluster: memory, Kafka, embedded broker
-  client      fronts: connect, Marshal, Consumer, Message
+Packages; each may import from those above it (tests/test_architecture.py checks that):
+  errors      every error, in one tree
+  protocol    the pure core: records, fold, leases, delivery, and one member's decisions
+  history     answers about the past, from verdicts
+  transport   connections to a cluster: memory, Kafka, embedded broker
+  client      the client API: connect, Marshal, Consumer, Message
   admin       operations on live groups
-  simulator   the same heart under faults, and the oracle that judges it
-  spark, cli  pipelines and the command line
+  simulator   the same core under faults, and the oracle that judges it
+  spark, cli  pipelines, and the command line
 """
 
 from marshal_py.admin.group import Group, group

@@ -1,4 +1,4 @@
-"""Public door to the in-process broker for demos, examples and fault tests. Its limits: transport/embedded.py."""
+"""Public module for the in-process broker: for demos, examples and fault tests. Its limits: transport/embedded.py."""
 
 from marshal_py.transport.embedded import (
     AUTO_CREATED_PARTITIONS,

@@ -1,4 +1,4 @@
-"""Public door to metrics: the values of `Marshal.metrics()`, and the Prometheus exporter of the extra `metrics`."""
+"""Public module for metrics: the values of `Marshal.metrics()`, and the Prometheus exporter of the extra `metrics`."""
 
 from marshal_py.client.exporter import Collector, Exporter, serve
 from marshal_py.client.metrics import ConsumerMetrics, Metrics, PartitionMetrics

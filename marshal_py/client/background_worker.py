@@ -1,6 +1,6 @@
-"""A daemon thread for questions that wait for the network, so that the loop never does. Runs closures in order.
+"""A daemon thread for questions that wait for the network, so that the loop never does. It runs closures in order.
 
-Each consumer has one: a coordinator of one group that does not answer holds up nobody else's start.
+Each consumer has one of its own: if the coordinator of one group does not answer, other consumers can still start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ logger = logging.getLogger("marshal_py")
 
 
 class Worker:
-    """A queue and a thread. No executor of the standard library: theirs end before `atexit` handlers run."""
+    """A queue and a thread. The executors of the standard library do not fit: they end before `atexit` handlers run."""
 
     def __init__(self, name: str) -> None:
         self._tasks: queue.SimpleQueue[tuple[tuple[str, int], Callable[[], object]] | None] = queue.SimpleQueue()
@@ -24,12 +24,12 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, what: str, task: Callable[[], object], whose: object = None) -> None:
-        """Runs `task` later. One of the same name for the same `whose` that still waits is not queued twice.
+    def submit(self, what: str, task: Callable[[], object], owner: object = None) -> None:
+        """Runs `task` later, unless one of the same name and `owner` is waiting already.
 
-        `what`: in words, for the log of this process.
+        `what`: its name, in words for the log of this process.
         """
-        key = what, id(whose)
+        key = what, id(owner)
         if key not in self._waiting:
             self._waiting.add(key)
             self._tasks.put((key, task))
@@ -42,14 +42,14 @@ class Worker:
             try:
                 task()
             except MarshalError as error:
-                # What is still wanted is asked again by the member's next tick; the log tells why it took longer.
+                # The member's next tick asks again for what it still needs; this line says why that took longer.
                 logger.warning("%s: %s", what, error, extra={"marshal_task": what})
-            except BaseException:  # this thread serves every consumer of the Marshal: nothing may end it
+            except BaseException:  # nothing may end this thread: others wait for its answers
                 logger.exception("%s failed", what, extra={"marshal_task": what})
             del item, task  # else the last one would keep its consumer until the next comes
 
     def end(self) -> None:
-        """Nothing more will be submitted: the thread ends when it has run what waits. Twice is once."""
+        """Ends the thread once it has run the tasks that wait. Nothing may be submitted after this."""
         self._tasks.put(None)
 
     @property
@@ -57,6 +57,6 @@ class Worker:
         return self._thread.is_alive()
 
     def close(self, timeout_s: float) -> None:
-        """Ends it and waits for what is queued, at most `timeout_s`."""
+        """Ends the thread and waits for the tasks in the queue, at most `timeout_s` seconds."""
         self.end()
         self._thread.join(timeout_s)

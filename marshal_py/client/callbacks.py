@@ -1,7 +1,7 @@
-"""The thread that runs the user's code: one daemon per Marshal, so that none of it runs where heartbeats are sent.
+"""The thread that runs the user's callbacks, so that none of them runs where heartbeats are sent.
 
-Calls run in the order in which they were submitted, one at a time. What a call raises, `SystemExit` included, is logged
-and changes nothing.
+Each Marshal has one, a daemon. Calls run one at a time, in the order in which they were submitted. An exception in a
+call, `SystemExit` included, is logged and has no other effect.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Final
 
 logger = logging.getLogger("marshal_py")
 
-# Several times the partitions of the largest consumer. A callback that hangs must not cost all memory.
+# Several times the partitions of the largest consumer; a callback that hangs must not use up all memory.
 CALLS_WAITING_MAX: Final = 100_000
 
 
 class Callbacks:
-    """A bounded queue and a thread. Beyond `waiting_max` waiting calls new ones are dropped, counted and logged."""
+    """A bounded queue and a thread. While `waiting_max` calls are waiting, new ones are dropped, counted and logged."""
 
     def __init__(self, waiting_max: int = CALLS_WAITING_MAX) -> None:
         self.dropped = 0
@@ -49,10 +49,7 @@ class Callbacks:
             del call  # else the last one would keep its consumer until the next comes
 
     def close(self, timeout_s: float) -> None:
-        """Runs what waits, for at most `timeout_s`. Called by a callback it does not wait for itself."""
+        """Runs the calls that wait, for at most `timeout_s` seconds. Inside a callback it does not wait."""
         self._calls.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
-
-
-__all__ = ["CALLS_WAITING_MAX", "Callbacks"]

@@ -1,8 +1,8 @@
-"""What a consumer keeps of its state when it is found to be the broken one (PROTOCOL.md G7, G8): for a bug report.
+"""The file that a consumer saves when its state turns out to be broken, for a bug report (PROTOCOL.md G7, G8).
 
-The log stays, and what it says can be folded again at any time; what this process held is gone when it ends. So that
-is what is kept, and nothing else: the group's state as held, where in the log, and what it differs from.
-`marshal diff GROUP --state FILE` compares it with the log.
+The log can be folded again at any time, but the state of this process is gone when it ends. So the file holds only
+that: the group's state in this process, the log's offset, and what it differs from. `marshal diff GROUP --state FILE`
+compares it with the log.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ logger = logging.getLogger("marshal_py")
 
 VERSION: Final = 1
 KEPT: Final = "a file that a consumer kept when it ended with Diverged"
-BYTES_MAX: Final = 8_388_608  # of a file: a group of 30,000 partitions; larger states are cut
-ENTRIES_MAX: Final = 65_536  # of sessions, and of partitions, before the first look at the size
+BYTES_MAX: Final = 8_388_608  # per file: room for a group of 30,000 partitions; larger states are cut
+ENTRIES_MAX: Final = 65_536  # of sessions, and of partitions, in the first attempt
 NAME_CHARACTERS_MAX: Final = 60  # of the group's name in the file's name
 
 
 def save(member: Member, error: Diverged, folder: str, library: str, time_ms: int) -> str:
-    """Writes the file; its path, or "" if it could not be written, which is logged. `folder`: "" is the system's."""
+    """Writes the file into `folder` ("": the system's). Returns its path; "" if it could not be written (logged)."""
     world = member.world
     fields: dict[str, Any] = {
         "evidence": "marshal",
@@ -58,7 +58,7 @@ def save(member: Member, error: Diverged, folder: str, library: str, time_ms: in
         most //= 2
     safe = re.sub(r"[^A-Za-z0-9._-]", "_", member.name)[:NAME_CHARACTERS_MAX]
     try:
-        # Readable by this user alone: a state names clients and positions.
+        # Only this user can read it: a state names clients and positions.
         number, path = tempfile.mkstemp(".json", f"marshal-diverged-{safe}-{error.offset}-", folder or None)
         with os.fdopen(number, "wb") as file:
             file.write(data + b"\n")
@@ -69,7 +69,7 @@ def save(member: Member, error: Diverged, folder: str, library: str, time_ms: in
 
 
 def load(path: Path, group: str) -> dict[str, Any]:
-    """What `save` wrote. Raises InvalidOption if it is something else, or of another group."""
+    """The content of a file that `save` wrote. Raises InvalidOption for another file or another group."""
     try:
         found = msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError) as error:

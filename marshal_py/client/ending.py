@@ -1,6 +1,7 @@
-"""How one consumer ends: stopped, drained, asked to by a signal, or by an error. Waits for what the member does.
+"""How one consumer ends: by a stop, a drain, a signal or an error.
 
-The member decides what is released and when; this file tells it, and keeps what the user hears of it afterwards.
+This file tells the member to leave, waits until it has left, and keeps the reason for later calls of the user. What is
+released and when, the member decides.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from marshal_py.client.forks import watch_forks
 from marshal_py.errors import ConsumerClosed
 
 LEAVE_TIMEOUT_S: Final = 10.0
-LEAVE_SLICE_S: Final = 0.1  # a consumer that waits to have left looks up so often: for signals, and to step its member
+LEAVE_SLICE_S: Final = 0.1  # a consumer that waits until it has left looks up so often: for signals, and to step
 
 
 class Ending:
-    """The end of one consumer, from the wish to the closed source."""
+    """The end of one consumer, from the request to the closed source."""
 
     def __init__(self, context: Context, driver: ConsumerDriver, closed: Callable[[], object]) -> None:
         """`closed` is called once nothing can be fetched any more."""
@@ -35,7 +36,7 @@ class Ending:
         watch_forks(self)
 
     def forked(self) -> None:
-        """In a child it is over: loops that ask end, and every verb raises UsedAfterFork."""
+        """In a child process the consumer is over: loops that check it end, and every method raises UsedAfterFork."""
         self._forked = True
 
     @property
@@ -44,12 +45,12 @@ class Ending:
         return bool(self.reason) or self._driver.ended or self._forked
 
     def stop(self, timeout_s: float) -> None:
-        """Once it has returned it does nothing. If it was interrupted, the next call does what is left."""
+        """Stops the consumer. A second call does nothing; if the first was interrupted, it does what is left."""
         self.reason = self.reason or "it was stopped"
         self._leave("stopped", 0.0, timeout_s)
 
     def drain(self, wait_s: float) -> None:
-        """From now on nothing is fetched; `finish_drain` does the rest."""
+        """Notes that the consumer drains, and until when; `finish_drain` does the rest."""
         self.drain_until = time.monotonic() + wait_s
         self.draining = True
 
@@ -59,7 +60,7 @@ class Ending:
         self._leave("drained", wait_s, wait_s + LEAVE_TIMEOUT_S)
 
     def _leave(self, reason: str, wait_s: float, timeout_s: float) -> None:
-        """Stops delivery, waits for handlers, releases, leaves, and reads that it has left (T16, T17)."""
+        """Stops delivery, waits for handlers, releases the claims, leaves, and waits to read that (T16, T17)."""
         if self.done:
             return
         context, driver = self._context, self._driver
@@ -82,11 +83,11 @@ class Ending:
         self.done = True
 
     def request_stop(self, hand_over_s: float) -> None:
-        """Takes no lock: a signal handler calls it."""
+        """Takes no lock, because signal handlers call it. A second call, or 0, stops at once."""
         self._stop_at = 0.0 if self._stop_at is not None else time.monotonic() + hand_over_s
 
     def must_stop(self) -> bool:
-        """Whether a requested stop is due: nobody takes over, everything was taken over, or the time is up."""
+        """Whether a requested stop is due: no other member takes over, all was taken over, or the time is up."""
         if self._stop_at is None:
             return False
         if time.monotonic() >= self._stop_at:
@@ -99,7 +100,7 @@ class Ending:
             return member.ready_to_stop()
 
     def raise_if_ended(self) -> None:
-        """Raises what ended the consumer, once, then ConsumerClosed; before that what a partition suffered from."""
+        """Raises the errors of single partitions, then the one that ended the consumer, then ConsumerClosed."""
         if self.reason:
             raise ConsumerClosed("Consumer", self.reason)
         if self._driver.troubles:

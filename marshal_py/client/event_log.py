@@ -1,7 +1,7 @@
-"""What a consumer's events look like in `logging`: few lines, for people (docs/logging.md).
+"""Writes a consumer's advisories to `logging`, in few lines, for people (docs/logging.md).
 
-Strategy: what comes by the dozen is held back until something else is told or nothing comes any more, at most HELD_MS,
-and is one line then. The order of the events stays. Called with the Marshal's lock held.
+Advisories that come by the dozen are held back for at most HELD_MS, until another kind comes or none comes any more,
+and then make one line. The order stays. Called with the lock held.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from marshal_py.protocol.identity import NONE
 
 logger = logging.getLogger("marshal_py")
 
-HELD_MS: Final = 1_000  # the records of one decision are read within a few round trips; people do not mind a second
+HELD_MS: Final = 1_000  # the records of one decision are read within a few round trips; a second does not bother people
 
 
 class EventLog:
@@ -26,7 +26,7 @@ class EventLog:
         self._held: list[Advisory] = []
 
     def add(self, advisories: Sequence[Advisory]) -> None:
-        """`advisories` with their times: what one step of the consumer brought."""
+        """Takes the advisories of one step of the consumer, with their times."""
         for one in advisories:
             if not logger.isEnabledFor(_level(one)):
                 continue
@@ -37,7 +37,7 @@ class EventLog:
                 self.flush()
 
     def flush(self) -> None:
-        """Nothing more comes at once, or nothing more comes at all."""
+        """Writes the advisories that were held back."""
         held, self._held = self._held, []
         for alike, words in to_lines(held):
             one = alike[0]

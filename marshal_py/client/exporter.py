@@ -1,6 +1,6 @@
 """Metrics for Prometheus: a collector over `Marshal.metrics()`, and a small server. Needs the extra `metrics`.
 
-prometheus-client is imported when it is asked for: a program without metrics does not need it.
+prometheus-client is imported only when it is used: programs without metrics do not need it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from marshal_py.client.metrics import ConsumerMetrics, PartitionMetrics
 from marshal_py.errors import InvalidOption, UnsupportedPlatform
 
 PREFIX: Final = "marshal"
-LOOPBACK: Final = "127.0.0.1"  # a library opens no port to the network unless it is told to
+LOOPBACK: Final = "127.0.0.1"  # a library opens no port to the network unless it is asked to
 
 # Name of the metric -> help. Counters end in _total when they are shown.
 COUNTERS: Final = {
@@ -22,18 +22,18 @@ COUNTERS: Final = {
     "claims": "Claims that this consumer won.",
     "claims_ended": "Claims that ended, by release or loss.",
     "take_overs": "Claims of partitions whose owner had been evicted.",
-    "messages_delivered": "Messages handed over.",
+    "messages_delivered": "Messages delivered.",
     "messages_acked": "Messages done, in at-least-once mode.",
     "late_acks": "Acks that came after the claim had ended.",
     "amo_dropped": "Offsets granted and dropped because a lease or claim was lost, in at-most-once mode.",
 }
-FIELDS: Final = {"amo_dropped": "grants_dropped"}  # of ConsumerMetrics, where they are called otherwise
+FIELDS: Final = {"amo_dropped": "grants_dropped"}  # metric -> field of ConsumerMetrics, where the names differ
 GAUGES: Final = {
     "lease_left_ms": "Milliseconds until this consumer stops delivering unless it reads a heartbeat of its own.",
     "round_trip_ms": "Milliseconds from sending the last heartbeat to reading it back, -1 if none came back.",
-    "in_flight": "Messages handed over and not acked.",
-    "buffered": "Messages fetched and not handed over.",
-    "parked": "Partitions of its topics that nobody may consume until an admin has looked at them.",
+    "in_flight": "Messages delivered and not acked.",
+    "buffered": "Messages fetched and not delivered.",
+    "parked": "Partitions of its topics that no member may consume until an admin has looked at them.",
     "paused": "1 while the group is paused.",
 }
 PARTITION_GAUGES: Final = {
@@ -50,7 +50,7 @@ class Collector:
         self._families = _prometheus()
         self._marshal = marshal
 
-    def collect(self) -> Iterator[Any]:  # of prometheus_client.Metric, which is imported when it is asked for
+    def collect(self) -> Iterator[Any]:  # of prometheus_client.Metric, which is imported only when it is used
         core, found = self._families, self._marshal.metrics()
         yield core.CounterMetricFamily(
             f"{PREFIX}_records_folded", "Coordination records read and folded.", value=found.records_folded
@@ -115,7 +115,7 @@ class Exporter:
             raise InvalidOption(
                 "metrics port",
                 f"{address}:{port}",
-                f"it cannot be had ({error}): name another port, 0 for a free one, or another address of this machine",
+                f"it cannot be used ({error}): name another port, 0 for a free one, or another address of this machine",
             ) from error
         self.port = int(self._server.server_port)
 
@@ -134,7 +134,7 @@ class Exporter:
 def serve(marshal: Marshal, port: int, address: str = LOOPBACK) -> Exporter:
     """Serves the metrics of a Marshal at http://address:port/metrics until `close`. Port 0 takes a free one.
 
-    The default address is for this machine alone; "0.0.0.0" lets every machine ask, as a container needs it. Raises
-    UnsupportedPlatform without prometheus-client, InvalidOption if the port cannot be had.
+    With the default address only this machine can ask; with "0.0.0.0" every machine can, as in a container. Raises
+    UnsupportedPlatform without prometheus-client, InvalidOption if the port cannot be used.
     """
     return Exporter(marshal, port, address)

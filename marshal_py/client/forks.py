@@ -1,7 +1,7 @@
-"""What a forked child finds of its parent's Marshals: locks that raise UsedAfterFork instead of being taken.
+"""Makes the Marshals of a parent process unusable in a forked child: their locks raise UsedAfterFork there.
 
-The threads and sockets of a Marshal do not exist in a child, and a thread that is gone may have held the lock there. So
-everything that lies behind the lock is refused by it: nothing has to ask for its process before, an ack least of all.
+The threads and sockets of a Marshal do not exist in a child, and a thread that is gone may have held the lock. The lock
+itself refuses everything that needs it, so no method has to check its process first, least of all an ack.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from marshal_py.errors import UsedAfterFork
 
 
 class ForkedLock(threading.Condition):
-    """Stands in a child where the lock of an object was that the parent had made."""
+    """Replaces, in a child process, the lock of an object that the parent has made."""
 
     def __init__(self, what: str, made_in_pid: int) -> None:
         super().__init__()
@@ -26,17 +26,17 @@ class ForkedLock(threading.Condition):
 
 
 class Forkable(Protocol):
-    """Holds a lock of a Marshal."""
+    """An object that holds the lock of a Marshal."""
 
     def forked(self) -> None:
-        """Called in a child, once per fork, while it has one thread: puts a ForkedLock where the lock was."""
+        """Replaces the lock by a ForkedLock. Called in a child, once per fork, while it has one thread."""
 
 
 _made: WeakSet[Forkable] = WeakSet()
 
 
 def watch_forks(one: Forkable) -> None:
-    """Has `one.forked` called in every child that is forked while it is there."""
+    """Has `one.forked` called in every child process that is forked while `one` exists."""
     _made.add(one)
 
 

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-FIRST_MESSAGES: Final = (
-    1  # until something was measured: a handler may take seconds, and a crash loses what was granted
-)
+FIRST_MESSAGES: Final = 1  # until it is measured: a handler may take seconds, and a crash loses what was granted
 BUSY_MS_MIN: Final = 20  # shorter times are too coarse: the clock counts whole ms
 BUSY_MS_MAX: Final = 2_000  # of the past; older measurements fade
 

@@ -1,7 +1,7 @@
-"""The driver of what keeps logs short and honest: snapshots, their audits, truncation, second folds (PROTOCOL.md 15).
+"""Keeps coordination logs short and verified: snapshots, their audits, truncation, second folds (PROTOCOL.md 15).
 
-Carries out what Keeper and Member ask for and decides nothing. Whatever reads history does so on the clerk, a thread
-of its own, without the lock.
+It carries out what Snapshotter and Member ask for and decides nothing. Tasks that read history run on the history
+worker, a thread of its own, without the lock.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from marshal_py.protocol.world import CHECKPOINT_OFFSETS, World
 
 logger = logging.getLogger("marshal_py")
 
-CHECK_AFTER_MS: Final = 5_000  # a start is busy enough without it
-TRUNCATE_EVERY_MS: Final = 300_000  # one look-up by time per log and client that leads
-TRUNCATE_RECORDS_MIN: Final = 1_024  # below that a request costs more than it frees
+CHECK_AFTER_MS: Final = 5_000  # after the start of a log, which is busy enough
+TRUNCATE_EVERY_MS: Final = 300_000  # one look-up by time, per log and leading client
+TRUNCATE_RECORDS_MIN: Final = 1_024  # a request for fewer records costs more than it frees
 BOUNDS_TIMEOUT_S: Final = 10.0
 
 
@@ -111,14 +111,16 @@ class LogMaintenance:
             return
         values = [codec.encode(record, "", record.genesis.incarnation) for record in records]
 
-        def refused(error: MarshalError) -> None:  # too large for this cluster: the history stays, consumers go on
+        def refused(
+            error: MarshalError,
+        ) -> None:  # too large for this cluster: the history stays, and consumers continue
             with self._context.lock:
                 self._publish(number, "snapshot_refused", records[0].at, str(error))
 
         self._context.outbox.put(number, b"", values, refused)
 
     def _evict(self, world: World, records: list[tuple[str, Evict]]) -> None:
-        """N14: under the name of the other group, as one of its members would."""
+        """Evicts orphaned sessions of other groups, as one of their members would (N14)."""
         for group, record in records:
             assert world.genesis is not None  # it has sessions
             value = codec.encode(record, group, world.genesis.incarnation, world.writes_version(group))
@@ -142,7 +144,7 @@ class LogMaintenance:
                     Advisory(kind, member.name, member.options.client_id, text=text, log=number, log_offset=offset)
                 )
 
-    # --- on the clerk
+    # --- on the history worker
 
     def _submit_audit(self, snapshotter: Snapshotter, stored: Stored) -> None:
         self._context.history_worker.submit(
@@ -150,7 +152,7 @@ class LogMaintenance:
         )
 
     def _audit(self, snapshotter: Snapshotter, stored: Stored) -> None:
-        """N6: a second fold of re-read bytes, by a process that is alone in the log."""
+        """Folds the log again from re-read bytes, in a process that is alone in the log (N6)."""
         again = self._again(snapshotter.world, stored.at)
         with self._context.outbox, self._context.lock:
             self._send(snapshotter.world.log, snapshotter.audited(stored, again))
@@ -169,12 +171,12 @@ class LogMaintenance:
                 error,
                 extra={"marshal_log": world.log},
             )
-        except CoordinationError as error:  # a reader that meets a gap stops, wherever it reads (L8)
+        except CoordinationError as error:  # a gap stops the reader, wherever it is reading (L8)
             self._logs.break_log(world.log, error)
         return None
 
     def refold(self, driver: ConsumerDriver, at: int) -> None:
-        """G6: what does the log fold to, read once more? Asked for by a member."""
+        """A member asks what the log folds to if it is read once more, up to offset `at` (G6)."""
         member, world = driver.member, driver.member.world
 
         def work() -> None:
@@ -187,7 +189,7 @@ class LogMaintenance:
         self._context.history_worker.submit(f"group {member.name}: the second fold", work, driver)
 
     def _check_start(self, world: World) -> None:
-        """N9: the older of the two newest confirmed snapshots folds to the newer one, with which this reader began."""
+        """Checks that the second newest confirmed snapshot folds to the newest one, where this reader began (N9)."""
         context, at = self._context, world.began_at
         bounds = context.coordination.bounds(world.log, BOUNDS_TIMEOUT_S)
         assert world.genesis is not None  # a snapshot names it
@@ -200,7 +202,7 @@ class LogMaintenance:
         try:
             again = replay_start.refold(context.coordination, base, at)
         except HistoryTruncated:
-            return  # meanwhile; the older one is gone
+            return  # the older one has just been deleted
         except CoordinationError as error:
             self._logs.break_log(world.log, error)  # L8
             return
@@ -211,7 +213,7 @@ class LogMaintenance:
             self._logs.break_log(world.log, SnapshotRefused(world.log, at, older[0].at))
 
     def _truncate(self, snapshotter: Snapshotter) -> None:
-        """N12: what lies behind two confirmed snapshots, and is older than the margin, goes."""
+        """Deletes records that are below two confirmed snapshots and older than `history_kept_s` (N12)."""
         context, number = self._context, snapshotter.world.log
         with context.lock:
             before = snapshotter.deletable()
@@ -222,7 +224,7 @@ class LogMaintenance:
         kept_from_ms = context.clock.now().wall_ms - round(self._context.retention.history_kept_s * 1000)
         before = min(before, context.admin.offsets_at([tp], kept_from_ms).get(tp, before))
         if before - first < TRUNCATE_RECORDS_MIN or not self._logs.check_topic():
-            return  # nothing worth a request; or a topic made anew, which has other records at these offsets
+            return  # not worth a request; or the topic was recreated and has other records at these offsets
         refused = context.admin.delete_records(tp, before)
         if refused:
             self._refused = True

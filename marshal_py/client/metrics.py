@@ -1,7 +1,7 @@
-"""Figures of a running Marshal, as plain values: what `Marshal.metrics()` returns, and where the figures come from.
+"""Figures of a running Marshal, as plain values: the result of `Marshal.metrics()`.
 
-Taking them costs a pass over the claims under the lock, and asks nobody. Counts are of this process since the consumer
-was made; they never fall. Messages that are handed over one by one are counted chunk by chunk.
+Taking them costs a pass over the claims under the lock, and asks nobody. Counts are of this process, since the consumer
+was made, and never fall. Messages that are delivered one by one are counted chunk by chunk.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class PartitionMetrics(Struct, frozen=True):
 class ConsumerMetrics(Struct, frozen=True):
     """One consumer. `lease_left_ms` is 0 while it is fenced, `round_trip_ms` -1 until a heartbeat came back.
 
-    `take_overs` are claims of partitions whose owner was evicted, `parked` the partitions of its topics that nobody may
-    consume until an admin has looked at them. `in_flight`: handed over and not acked. `grants_dropped`: offsets granted
+    `take_overs` are claims of partitions whose owner was evicted, `parked` the partitions of its topics that no member
+    may consume until an admin has looked at them. `in_flight`: delivered, not acked. `grants_dropped`: offsets granted
     and dropped, because the lease or the claim was lost; a stop, a pause or a planned move drops none (PROTOCOL.md D3).
     """
 
@@ -71,7 +71,7 @@ class Metrics(Struct, frozen=True):
     """One look at a Marshal. `records_folded`: of the coordination log, every group's. `time_ms`: when it was taken.
 
     `librdkafka`: the newest statistics of each of its clients as JSON texts, by the client's name; empty unless
-    `connect` was given a `statistics_interval_ms`. `callbacks_dropped`: calls of the user's that found 100,000 waiting.
+    `connect` was given a `statistics_interval_ms`. `callbacks_dropped`: user callbacks that found 100,000 waiting.
     `stalled_ms`, `longest_stall_ms`: in all and at once, how long the thread that heartbeats did not run although it
     should have (200 ms or more at a time).
     """

@@ -1,7 +1,7 @@
-"""Reading the coordination topic without taking part: worlds and verdicts for people's tools. Writes nothing, ever.
+"""Reads the coordination topic without taking part in it: worlds and verdicts for command-line tools. Never writes.
 
-Strategy: find the root in log 0, then read the wanted logs from their beginnings to their ends as of now, and hand out
-each record, with its verdict where the fold is asked for. Nothing is created: no topic, no Genesis, no group.
+It finds the root in log 0, then reads the wanted logs from their beginnings to their current ends and returns each
+record, with its verdict if the log is folded. It creates nothing: no topic, no Genesis, no group.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from marshal_py.protocol.world import Group, World
 from marshal_py.transport.ports import Bounds, LogRecord, TopicInfo, Transport
 
 POLL_S: Final = 0.1  # a waiting reader looks up so often, for ctrl-C
-READ_TIMEOUT_S: Final = 30.0  # without one record on the way to a known end; then the cluster counts as unreachable
+READ_TIMEOUT_S: Final = 30.0  # without a record before a known end; then the cluster counts as unreachable
 
 
 class Judged(NamedTuple):
-    """A record as it stands in the log, and what the fold says about it."""
+    """A record of the log, and the verdict of the fold on it."""
 
     record: LogRecord
     verdict: Verdict
@@ -36,15 +36,15 @@ class Judged(NamedTuple):
 class Observer:
     """One look at a coordination topic. A context manager.
 
-    1. `worlds` holds the fold of every log that was read, as far as it was read.
-    2. `extended_ms` holds, per (log, live session), the timestamp of the record that last extended the session.
-    3. `topics` holds what Kafka says of the data topics that `ends` has looked at; those that are gone are left out.
+    - `worlds`: the fold of every log that was read, as far as it was read.
+    - `extended_ms`: per (log, live session), the timestamp of the record that last extended the session.
+    - `topics`: what Kafka says about the data topics that `ends` has looked at; without topics that are gone.
     """
 
     def __init__(self, transport: Transport, topic: str, timeout_s: float = READ_TIMEOUT_S) -> None:
-        """Finds the root. Raises CoordinationTopicMissing, CoordinationError, ClusterUnreachable.
+        """Connects, and finds the root. Raises CoordinationTopicMissing, CoordinationError, ClusterUnreachable.
 
-        `root` is None if the topic has no Genesis yet: no consumer has ever run here. `root_value`: its bytes.
+        `root` is None if the topic has no Genesis yet, because no consumer has ever run. `root_value`: its bytes.
         """
         self.root_value: bytes | None = None
         self.topic = topic
@@ -61,8 +61,8 @@ class Observer:
                 topic, "looking creates nothing", "start a consumer, which creates it, or name the right topic"
             )
         self._log = transport.log(topic, f"observer-{transport.name}", writes=False)
-        self._next: dict[int, int] = {}  # where the next read of a log goes on
-        self._passed: dict[int, int] = {}  # where the connection stands in a log that it follows
+        self._next: dict[int, int] = {}  # where the next read of a log continues
+        self._passed: dict[int, int] = {}  # up to where the connection has read a log that it follows
         try:
             self.root = self._find_root()
             if self.root is not None and self.root.partitions > count:
@@ -106,7 +106,7 @@ class Observer:
         return world.genesis
 
     def _check(self, deadline: float, log: int) -> None:
-        """Raises ClusterUnreachable at the deadline; AccessDenied at once, for waiting would not mend it."""
+        """Raises ClusterUnreachable at the deadline, and AccessDenied at once, since waiting would not fix it."""
         if (refused := self._log.refused()) is not None:
             raise refused
         if time.monotonic() >= deadline:
@@ -128,10 +128,10 @@ class Observer:
         return list(range(self.root.partitions)) if group is None else [route(group, self.root.partitions)]
 
     def read(self, group: str | None = None, back: bool = False) -> Iterator[Judged]:
-        """Every record of the group's log, or of all logs, to the ends as of now; in order per log.
+        """Every record of the group's log, or of all logs, to their current ends; in order per log.
 
-        A log whose beginning was deleted is read from its newest confirmed snapshot on (N9), with `back` from its
-        oldest. A second call goes on where the first ended; run each to its end. Raises HistoryTruncated (N10).
+        A log whose beginning was deleted is read from its newest confirmed snapshot on (N9); with `back`, from its
+        oldest. A second call continues where the first ended; run each to its end. Raises HistoryTruncated (N10).
         """
         found = self.bounds(self.logs_of(group))
         for log, bounds in found.items():
@@ -141,19 +141,19 @@ class Observer:
             yield self._judge(record)
 
     def records(self, logs: Iterable[int]) -> Iterator[LogRecord]:
-        """All that is still there of these logs, without folding it: what was read so is not in `worlds`."""
+        """All records that these logs still hold, without folding them: `worlds` does not get them."""
         found = self.bounds(logs)
         for log, bounds in found.items():
             self._next[log] = max(self._next.get(log, 0), bounds.first)
         yield from self._records(self._left(found))
 
     def oldest(self, log: int) -> World:
-        """What a log held as far back as it can be folded. Raises HistoryTruncated (N10)."""
+        """The state of a log as far back as it can be folded. Raises HistoryTruncated (N10)."""
         (bounds,) = self.bounds([log]).values()
         return replay_start.oldest_world(self._log, log, None if log == 0 else self.root, bounds)
 
     def history(self, log: int) -> tuple[World, Iterator[LogRecord]]:
-        """That, and the records that follow."""
+        """The state of a log as far back as it can be folded, and the records that follow."""
         world = self.oldest(log)
         self._next[log] = world.next_offset
         return world, self.records([log])
@@ -168,12 +168,12 @@ class Observer:
         return world
 
     def fold(self, group: str | None = None) -> None:
-        """As `read`, for the worlds alone."""
+        """As `read`, only to fill `worlds`."""
         for _ in self.read(group):
             pass
 
     def follow(self, group: str | None = None) -> Iterator[Judged | None]:
-        """What is there and what comes, without end; None when nothing came for a moment, so that callers can leave."""
+        """Every record that is there or comes, without end. It yields None now and then, so that callers can stop."""
         yield from self.read(group)
         logs = self.logs_of(group)
         for log in logs:
@@ -187,14 +187,14 @@ class Observer:
             yield None
 
     def _follow(self, log: int) -> None:
-        """Reads on where the last read of this log ended: what was passed over meanwhile is read again."""
+        """Continues where the last read of this log ended; records that were skipped since are read again."""
         at = self._next.get(log, 0)
         if self._passed.get(log) != at:
             self._passed[log] = at
             self._log.follow(log, at)
 
     def _records(self, left: dict[int, int]) -> Iterator[LogRecord]:
-        """Records of these logs up to these ends. Others that are followed are passed over."""
+        """The records of these logs up to these ends. Records of other logs that are followed are skipped."""
         for log in left:
             self._follow(log)
         wanted = dict(left)
@@ -209,7 +209,7 @@ class Observer:
                 if record.offset + 1 >= end:
                     left.pop(record.log, None)
                 self._next[record.log] = record.offset + 1
-                yield record  # also behind the end: what has come with the rest would be lost otherwise
+                yield record  # also after the end: it came with the rest and would be lost otherwise
             if left:
                 self._check(deadline, min(left))
 
@@ -220,9 +220,9 @@ class Observer:
         return world
 
     def advisories(self, group: str | None = None, follow: bool = False) -> Iterator[Advisory | None]:
-        """What the log tells, in order per log; a second call goes on. With `follow` without end, as `follow`.
+        """The advisories of the logs, in order per log; a second call continues. `follow`: without end, as `follow`.
 
-        What a truncated log's snapshot already holds is not told (N9).
+        A truncated log's snapshot gives no advisories for what it already holds (N9).
         """
         for log, bounds in self.bounds(self.logs_of(group)).items():
             if bounds.first and log not in self.worlds:
@@ -261,15 +261,15 @@ class Observer:
         return sorted(found, key=lambda pair: pair[1].name)
 
     def signs_of(self, log: int) -> dict[int, int]:
-        """By live session of a log: the timestamp of its last sign of life, in ms."""
+        """The last sign of life of each live session of a log: session -> timestamp in ms."""
         return {session: at_ms for (of, session), at_ms in self.extended_ms.items() if of == log}
 
     def ends(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """End offsets of data partitions; those that Kafka does not have are left out. Raises ClusterUnreachable.
+        """End offsets of data partitions, without those that Kafka does not have. Raises ClusterUnreachable.
 
-        What it says of their topics stands in `topics` afterwards.
+        `topics` then holds what Kafka says about their topics.
         """
-        by_topic: dict[str, list[TopicPartition]] = {}  # what is asked of each, to look at each once
+        by_topic: dict[str, list[TopicPartition]] = {}  # so that each topic is described once
         for tp in tps:
             by_topic.setdefault(tp.topic, []).append(tp)
         there: list[TopicPartition] = []

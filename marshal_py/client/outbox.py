@@ -1,7 +1,7 @@
-"""Records on their way from the Marshal's lock to the producer, in the order in which they were decided.
+"""Records on their way from the lock to the producer, in the order in which they were decided.
 
-They are put in under the lock and produced after it was left, by whoever left it: no call of librdkafka is made under
-it. Who comes while another thread produces waits for nobody: that one sends his records, too.
+They are put in under the lock. The thread that leaves the lock then produces them, so that librdkafka is never called
+under it. A thread that comes while another one produces does not wait: the other one sends its records, too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, NoReturn
 from marshal_py.errors import MarshalError
 from marshal_py.transport.ports import CoordinationLog
 
-# As many as the producer queues. More were decided at once: what is not sent is decided again by a later tick.
+# As many as the producer queues. If more are decided at once, a later tick decides again what was not sent.
 QUEUED_MAX: Final = 10_000
 
 
@@ -56,7 +56,7 @@ class Outbox:
             self._waiting.append(Sending(log, key, values, refused))
 
     def __enter__(self) -> None:
-        """Around the lock of whoever may decide something: `with loop.outbox, loop.lock`."""
+        """Goes around the lock wherever something may be decided: `with context.outbox, context.lock`."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -65,10 +65,10 @@ class Outbox:
             self.send()
 
     def send(self) -> None:
-        """Without the lock. Never waits.
+        """Produces what is waiting, without the lock and without waiting.
 
-        A handler of a signal may come anywhere in it: what it decides is sent, and what it interrupted, too. If it
-        raises (ctrl-C) the turn is given up all the same.
+        A signal handler may run anywhere inside: both what it decides and what it interrupted are sent. If it raises
+        (ctrl-C), the turn is given up all the same.
         """
         while self._waiting:
             mine = _Turn(threading.get_ident())
@@ -78,10 +78,10 @@ class Outbox:
                         self._turn = mine
                 turn = self._turn
                 if turn is not None and turn.thread != mine.thread:
-                    return  # it looks again after its turn
+                    return  # that thread looks again after its turn
                 if turn is not None:
                     self._produce_all()
-            finally:  # nothing is called before it is done: no signal can come between
+            finally:  # no function is called before it is done, so no signal can come between
                 if self._turn is mine:
                     self._turn = None
 
@@ -105,10 +105,10 @@ class Outbox:
 
 
 class Changes(threading.Condition):
-    """Wakes those who wait for a change; they hold the lock once. It is not entered itself.
+    """Wakes threads that wait for a change. They hold the lock, once; the condition itself is never entered.
 
-    In `with loop.outbox, loop.lock` the handler of a signal may raise anywhere (ctrl-C): the lock is entered and left
-    inside C. A Condition is entered in Python, and would stay locked.
+    In `with context.outbox, context.lock` a signal handler may raise anywhere (ctrl-C), since the lock is entered and
+    left inside C. A Condition is entered in Python code and could stay locked.
     """
 
     def __init__(self, lock: threading.RLock, outbox: Outbox) -> None:
@@ -116,10 +116,10 @@ class Changes(threading.Condition):
         self._outbox = outbox
 
     def __enter__(self) -> NoReturn:
-        raise AssertionError("enter the outbox and the lock: with loop.outbox, loop.lock")
+        raise AssertionError("enter the outbox and the lock: with context.outbox, context.lock")
 
     def wait(self, timeout: float | None = None) -> bool:
-        """As ever. If something is to be sent it returns at once: look again."""
+        """As Condition.wait; but if records are waiting, it sends them and returns at once."""
         if not self._outbox:
             return super().wait(timeout)
         try:

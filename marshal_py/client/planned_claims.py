@@ -1,7 +1,7 @@
 """The claims of a consumer that plans ranges: other processes read them, so nothing is fetched here.
 
 A claim is opened at its position at once; ranges.py holds what is planned. The ends of the partitions are asked from
-the cluster, since no fetch reports them. A user who stops calling loses the claims: with no range in flight, nothing but
+the cluster, as no fetch reports them. A user who stops calling loses the claims: with no range in flight, nothing but
 calls shows that somebody reads. Called with the Marshal's lock held, except for the question.
 """
 

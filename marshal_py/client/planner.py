@@ -370,7 +370,7 @@ class Planner(Membership):
     ) -> ClaimedBatch:
         """The next batch of at most `rows_max` offsets, none beyond `up_to`.
 
-        It waits for data for `wait_s` seconds; None: until the consumer stops. The batch is empty (and false) if no data
+        It waits for data for `wait_s` seconds; None: until the consumer stops. It is empty (and false) if no data
         came or the consumer is stopping. A cluster that does not answer is asked again while there is time to wait.
         Raises BatchNotCommitted if the last batch is still open; and as `plan`.
         """

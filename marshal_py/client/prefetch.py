@@ -1,10 +1,10 @@
-"""How much one consumer fetches ahead, and when it looks for more. Decides; fetches and pauses nothing itself.
+"""Decides how much one consumer fetches ahead, and when it looks for more. It fetches and pauses nothing itself.
 
-librdkafka hands out the messages of all partitions through one queue, in the order in which they were fetched, and
-fetches nothing of any partition while that queue is full. Whoever handles fast passes through it in seconds. Behind a
-slow handler the first message of a new partition would wait until thousands of another one are handled. So a slow
-consumer reads the queue to its end every LOOK_MS, into a buffer per partition, and what has enough is paused:
-librdkafka then drops what it had queued of it, and fetches it again when the buffer is low. Here are the bounds.
+librdkafka returns the messages of all partitions through one queue, in the order in which they were fetched, and
+fetches nothing while that queue is full. A fast user gets through it in seconds. With a slow one, the first message of
+a new partition would wait until thousands of another partition are handled. So a slow consumer reads the queue to its
+end every LOOK_MS, into one buffer per partition, and pauses the partitions that have enough. librdkafka then drops what
+it had queued of them, and fetches it again when the buffer is low. This file holds the bounds.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from marshal_py.client.handling_rate import HandlingRate
 # Messages per second: below it a consumer is slow. With librdkafka's queue as settings.py has it, and 12 partitions of
 # small messages, about 140,000 are queued at most, six seconds of work at this rate.
 SLOW_PER_S: Final = 25_000
-LOOK_MS: Final = 50  # between two looks at the queue: a look that finds nothing costs some us
-LOOK_PIECES_MAX: Final = 20  # taken in one look, so that a handler waits some tens of ms at most
-BUFFERED_MESSAGES_MAX: Final = 60_000  # of a consumer; each takes some 600 bytes beside its payload
-LOW_SHARE: Final = 4  # a paused partition is fetched again when its buffer is down to one part in so many
+LOOK_MS: Final = 50  # between two looks at the queue; a look that finds nothing costs a few microseconds
+LOOK_PIECES_MAX: Final = 20  # per look, so that a handler waits for some tens of ms at most
+BUFFERED_MESSAGES_MAX: Final = 60_000  # per consumer; each takes about 600 bytes beside its payload
+LOW_SHARE: Final = 4  # a paused partition is fetched again when its buffer is down to this fraction: 1/4
 
 
 class Room(NamedTuple):
-    """What one partition may have buffered, as of now."""
+    """How much one partition may buffer now."""
 
     messages: int
     size_bytes: int
 
     def full(self, buffer: Buffer) -> bool:
-        """Whether nothing more of it is to be fetched."""
+        """Whether nothing more should be fetched into this buffer."""
         return buffer.size >= self.messages or buffer.payload_bytes() >= self.size_bytes
 
     def low(self, buffer: Buffer) -> bool:
-        """Whether it is to be fetched again."""
+        """Whether this buffer should be filled again."""
         size = buffer.size
         if not size:
             return True
@@ -45,28 +45,28 @@ class Room(NamedTuple):
 class Prefetch:
     """The bounds of one consumer.
 
-    Partitions that have something share them evenly. As long as the whole is not used up, what a partition leaves is
-    the others'; then each has its even share of all, so that a partition that comes later has room, too.
+    Partitions that have messages share them evenly. While the whole is not used up, partitions without messages leave
+    their shares to the others. After that every partition has an even share, so that one that comes later has room.
     """
 
     __slots__ = ("_looked_ms", "_mean_bytes", "_piece_messages", "bytes_max", "wanted")
 
     def __init__(self, bytes_max: int, piece_messages: int) -> None:
         self.bytes_max = bytes_max
-        self.wanted = 0  # messages of the batch that the user asked for: it must fit
+        self.wanted = 0  # messages of the batch that the user asks for: they must fit
         self._piece_messages = piece_messages
         self._mean_bytes = 1  # of a message, as of the last look at the buffers
         self._looked_ms = 0
 
     def due(self, rate: HandlingRate, mono_ms: int) -> bool:
-        """Whether a slow consumer has not looked at the queue for a while. Asked again, it is not."""
+        """Whether a slow consumer has not looked at the queue for LOOK_MS. True counts as a look."""
         if mono_ms - self._looked_ms < LOOK_MS or not rate.slower_than(SLOW_PER_S):
             return False
         self._looked_ms = mono_ms
         return True
 
     def room(self, buffers: Iterable[Buffer]) -> Room:
-        """What each of these may have, as they are filled now."""
+        """How much each of these buffers may hold, given how full they are."""
         count = filled = messages = size_bytes = 0
         for buffer in buffers:
             count += 1
@@ -79,7 +79,7 @@ class Prefetch:
         return Room(_share(messages_max, messages, filled, count), _share(self.bytes_max, size_bytes, filled, count))
 
     def piece(self, partitions: int) -> int:
-        """How many messages to take at once when looking: about what one of so many partitions may have."""
+        """How many messages to take at once in a look: about as many as one of the partitions may buffer."""
         return max(1, min(self._piece_messages, self.bytes_max // (max(1, partitions) * self._mean_bytes)))
 
 

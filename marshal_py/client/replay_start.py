@@ -1,7 +1,7 @@
-"""Where a reader of a log begins: at its first record, or at a confirmed snapshot (PROTOCOL.md N9, N10).
+"""Finds where a reader of a log begins: at its first record, or at a confirmed snapshot (PROTOCOL.md N9, N10).
 
-Strategy: snapshots are looked for backwards from the log's end, in windows that grow, so that a start costs what has
-happened since the newest one and not what has ever happened. Reads; writes nothing and decides nothing.
+It looks for snapshots backwards from the log's end, in windows that grow. So a start costs as much as has happened
+since the newest snapshot, not as much as has ever happened. It only reads.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from marshal_py.protocol.snapshot import SnapshotStore
 from marshal_py.protocol.world import World
 from marshal_py.transport.ports import Bounds, CoordinationLog
 
-COLD_FOLD_RECORDS: Final = 8_192  # folded in a few hundredths of a second: looking for a snapshot would not be quicker
+COLD_FOLD_RECORDS: Final = 8_192  # these fold in some 10 ms: looking for a snapshot would not be faster
 WINDOW_RECORDS: Final = 4_096  # the first look back; the next ones are each four times as wide
 WINDOW_GROWTH: Final = 4
-LOOK_BACK_RECORDS: Final = 300_000  # with a whole log: who writes snapshots at all has written one in there
-ATTEMPTS: Final = 5  # to look at a log that is truncated meanwhile: nobody deletes so often
-SILENCE_S: Final = 30.0  # without one record on the way to a known end; then the cluster counts as unreachable
+LOOK_BACK_RECORDS: Final = 300_000  # in a whole log: clients that write snapshots have written one in there
+ATTEMPTS: Final = 5  # to read a log that is truncated at the same time, which happens seldom
+SILENCE_S: Final = 30.0  # without a record before a known end; then the cluster counts as unreachable
 
 
 def find(
@@ -31,9 +31,9 @@ def find(
     wanted: int,
     look_back: int | None = None,
 ) -> SnapshotStore:
-    """What stands in the log of snapshots, looked for from its end until `wanted` confirmed ones are found.
+    """The snapshots in a log, read backwards from its end until `wanted` confirmed ones are found.
 
-    Windows are read once each: a Shelf joins chunks in any order.
+    Each window is read once: a SnapshotStore joins chunks in any order.
     """
     store, end, width = SnapshotStore(incarnation), bounds.end, WINDOW_RECORDS
     least = bounds.first if look_back is None else max(bounds.first, bounds.end - look_back)
@@ -49,7 +49,7 @@ def find(
 
 
 def genesis_of(log: CoordinationLog, world: World, end: int) -> Genesis | None:
-    """Folds on until the world has its Genesis; None if there is none up to `end`."""
+    """Folds until the world has its Genesis; None if there is none below `end`."""
     for records in log.read(world.log, world.next_offset, end, SILENCE_S):
         for record in records:
             if world.genesis is None:
@@ -60,7 +60,7 @@ def genesis_of(log: CoordinationLog, world: World, end: int) -> Genesis | None:
 
 
 def incarnation_of(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds) -> bytes | None:
-    """What the log belongs to: the root's; in log 0 that of its first Genesis, None if that is gone or not there."""
+    """The incarnation of a log: the root's. In log 0 that of its first Genesis; None if that is gone or missing."""
     found = root
     if root is None and not bounds.first:
         found = genesis_of(log, World(number), bounds.end)
@@ -68,10 +68,10 @@ def incarnation_of(log: CoordinationLog, number: int, root: Genesis | None, boun
 
 
 def open_world(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds) -> World:
-    """A world that stands where reading has to begin: `log.follow(number, world.next_offset)`.
+    """A world as of the offset at which reading must begin, `world.next_offset`.
 
-    Raises HistoryTruncated if the log's beginning is gone and no confirmed snapshot stands in for it,
-    TopicRecreated, ClusterUnreachable.
+    Raises HistoryTruncated if the log's beginning is gone and no confirmed snapshot replaces it; TopicRecreated,
+    ClusterUnreachable.
     """
     for left in reversed(range(ATTEMPTS)):
         if bounds.first == 0 and bounds.end <= COLD_FOLD_RECORDS:
@@ -81,21 +81,21 @@ def open_world(log: CoordinationLog, number: int, root: Genesis | None, bounds: 
         except HistoryTruncated as error:
             if error.first_offset <= bounds.first or not left:
                 raise
-            bounds = log.bounds(number, SILENCE_S)  # truncated while it was looked at: look again
+            bounds = log.bounds(number, SILENCE_S)  # truncated while it was read: read again
     raise AssertionError("the last attempt returns or raises")
 
 
 def base_of(
     log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds, at: int, look_back: int | None = None
 ) -> World:
-    """The newest confirmed point at or below a checkpoint: that of a sound snapshot, else the log's beginning.
+    """The world of the newest sound confirmed snapshot at or below the checkpoint `at`, else of the log's beginning.
 
-    Raises HistoryTruncated if the log begins later and no such snapshot stands in for what is missing (N10).
+    Raises HistoryTruncated if the log begins later and no such snapshot replaces what is missing (N10).
     """
     incarnation = incarnation_of(log, number, root, bounds)
     if incarnation is None and not bounds.first:
         return World(number, root)  # nothing has begun here
-    for wanted in (1, snapshot.STORED_MAX):  # nearly always the newest one is sound, and old enough
+    for wanted in (1, snapshot.STORED_MAX):  # nearly always the newest one is sound and old enough
         store = find(log, number, bounds, incarnation, wanted, look_back)
         for stored in store.confirmed(bounds.first):
             world = snapshot.load(stored, number, root) if stored.at <= at else None
@@ -109,9 +109,9 @@ def base_of(
 
 
 def oldest_world(log: CoordinationLog, number: int, root: Genesis | None, bounds: Bounds) -> World:
-    """As far back as the log can be folded: its beginning, or the oldest snapshot that stands in for it.
+    """The world as far back as the log can be folded: at its beginning, or at the oldest snapshot that replaces it.
 
-    For people who look at the past; who only wants to go on begins at the newest (`open_world`). Raises
+    It is for tools that show the past; a reader that only continues begins at the newest one (`open_world`). Raises
     HistoryTruncated (N10).
     """
     if not bounds.first:
@@ -125,9 +125,9 @@ def oldest_world(log: CoordinationLog, number: int, root: Genesis | None, bounds
 
 
 def refold(log: CoordinationLog, base: World, to: int, group: str = "") -> World:
-    """Folds re-read bytes from where `base` stands up to a checkpoint; digests of `group` are kept on the way.
+    """Folds re-read bytes into `base`, up to the checkpoint `to`. Digests of `group` are kept on the way.
 
-    Raises what folding and reading raise.
+    Raises as reading and folding do, and ClusterUnreachable if the log was not read up to `to`.
     """
     if group:
         base.watched.add(group)

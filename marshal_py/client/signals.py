@@ -1,7 +1,7 @@
-"""Stopping consumers by signals: handlers that ask them to stop, call what was there before, and can be taken back.
+"""Stops consumers by signals. The handlers also call the handlers that were there before, and can be removed again.
 
-A library installs no handler unasked; `stop_on_signals` is how a program asks. A handler may run between any two
-instructions of the main thread, so it calls `Consumer.request_stop` alone, which takes no lock.
+A library installs no handler unasked; a program asks with `stop_on_signals`. A handler may run between any two
+instructions of the main thread, so it only calls `Consumer.request_stop`, which takes no lock.
 """
 
 from __future__ import annotations
@@ -49,10 +49,9 @@ class SignalHandlers:
         self.restore()
 
     def restore(self) -> None:
-        """Puts the former handlers back, from the main thread. Twice is once.
+        """Puts the former handlers back, from the main thread. A second call does nothing.
 
-        Where somebody has installed another handler meanwhile, that one stays; if it calls this one, this one calls the
-        former.
+        If another handler has been installed since, it stays; if it calls this one, this one calls the former handler.
         """
         _check_thread()
         self._active = False
@@ -75,10 +74,10 @@ class SignalHandlers:
         former = self._former[number]
         if callable(former) and former is not signal.default_int_handler:
             former(number, frame)
-        elif again:  # somebody else's handler, installed after this one, has called it
+        elif again:  # a handler that was installed after this one has called it
             self._as_before(number, frame)
         else:
-            self._put_back(number)  # so that a second one works even while Python is inside C
+            self._put_back(number)  # so that a second signal works even while Python is inside C
 
     def _as_before(self, number: int, frame: FrameType | None) -> None:
         former = self._former[number]
@@ -105,14 +104,14 @@ def stop_on_signals(*consumers: Consumer, signals: Sequence[int] = (signal.SIGTE
 
         with marshal.consumer("billing", ["orders"]) as consumer, stop_on_signals(consumer):
 
-    Others may take over first, for a second at most, while messages still come (`Consumer.request_stop`). The handlers
-    are installed by the call, and put back at the end of the `with` block or by `restore()`; after a plain call without
-    either they stay, and step aside once the consumers have stopped.
+    Messages still come for at most a second while other members take over (`Consumer.request_stop`). The call installs
+    the handlers. The end of the `with` block, or `restore()`, removes them; after a plain call without either they
+    stay, and do nothing of their own once the consumers have stopped.
 
-    A handler that the program or its framework had installed (uvicorn's, asyncio's) is called after the consumers were
-    asked, each time. Python's own are not: the first signal ends the iteration and no more, a second one of the same
-    kind does what it did before the call (SIGINT raises KeyboardInterrupt, SIGTERM ends the process).
+    A handler that the program or its framework had installed (uvicorn, asyncio) is called each time, after the
+    consumers were asked to stop. Python's own handlers are not: the first signal only ends the iteration; a second one
+    of the same kind has its usual effect (SIGINT raises KeyboardInterrupt, SIGTERM ends the process).
 
-    Call it from the main thread. Raises InvalidOption in another one, and for a signal that cannot be handled.
+    Call it from the main thread. Raises InvalidOption in another thread, and for a signal that cannot be handled.
     """
     return SignalHandlers(consumers, signals)

@@ -1,6 +1,6 @@
-"""How long the background thread did not run although it wanted to. Counts; asks nobody and decides nothing.
+"""Measures how long the background thread did not run although it should have. It decides nothing.
 
-The thread says until when it waits, and that it woke. What lies between is time in which another thread kept the
+The thread says until when it waits, and when it woke. The time between is a stall: another thread kept the
 interpreter's lock inside a call into C, the process was stopped, or the machine had no processor for it.
 """
 
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
-STALL_MS_MIN: Final = 200  # less is the ordinary lateness of a busy machine
-RECENT_MS: Final = 2_000  # a fence that falls later has another reason
+STALL_MS_MIN: Final = 200  # a busy machine is late by less than this
+RECENT_MS: Final = 2_000  # a fence that comes later has another reason
 
 
 class Stalls:
-    """Of one thread; any other may ask. Times are of the monotonic clock."""
+    """The stalls of one thread; any thread may read them. Times are of the monotonic clock."""
 
     def __init__(self) -> None:
         self.total_ms = 0
@@ -34,7 +34,7 @@ class Stalls:
             self._last_ms, self._ended_ms = late_ms, now_ms
 
     def recent_ms(self, now_ms: int) -> int:
-        """Of the stall that lasts, or that ended just now; 0 if there is none."""
+        """How long the current or a recent stall took; 0 if there is none."""
         due_ms = self._due_ms
         if due_ms is not None and now_ms - due_ms >= STALL_MS_MIN:
             return now_ms - due_ms

@@ -1,10 +1,10 @@
-"""Where a group begins to read a partition without a position in the log (PROTOCOL.md D5): a text, made into offsets.
+"""Where a group begins to read a partition that has no position in the log: turns a text into offsets (D5).
 
     committed | earliest | latest | 2025-01-31T12:00:00Z | 1738324800000
     {"orders": {"0": 23, "1": -2, "2": "2025-01-31T12:00:00Z"}}
 
-A number alone is a time in ms since 1970. In the JSON object, which is that of Spark's `startingOffsets`, a number is
-an offset, -1 the end, -2 the beginning, and a text is a time. It has to name every partition that needs a start.
+A number alone is a time in ms since 1970. The JSON object has the form of Spark's `startingOffsets`: a number is an
+offset, -1 the end, -2 the beginning, and a text is a time. It must name every partition that needs a start.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FIXED_RULE: Final = (  # for a text that must mean the same for every group
 )
 RULE: Final = f"{COMMITTED}, {FIXED_RULE}"
 _ENDS: Final = {-1: LATEST, -2: EARLIEST}
-_MS: Final = re.compile(r"\d{12,15}")  # from 1973 on: whoever means an offset has fewer digits, as a rule
+_MS: Final = re.compile(r"\d{12,15}")  # from 1973 on; offsets rarely have that many digits
 
 
 class Point(NamedTuple):
@@ -46,7 +46,7 @@ class Point(NamedTuple):
 
 
 class Start(NamedTuple):
-    """`rest` is for partitions that are not in `named`; None: there must be none."""
+    """`rest`: where partitions begin that are not in `named`; None if every partition must be named."""
 
     rest: Point | None
     named: Mapping[TopicPartition, Point]
@@ -75,7 +75,7 @@ def parse(text: object, option: str = "start", rule: str = RULE) -> Start:
     except (ValueError, TypeError, AttributeError) as error:
         raise InvalidOption(option, text, rule) from error
     if not named or min(tp.partition for tp in named) < 0:
-        raise InvalidOption(option, text, "it has to name partitions, by their numbers from 0 on")
+        raise InvalidOption(option, text, "it must name partitions by their numbers, from 0 on")
     return Start(None, named)
 
 
@@ -94,14 +94,14 @@ def _named(value: Any) -> Point:
 
 
 def check_topics(start: str, topics: Sequence[str]) -> None:
-    """Raises InvalidOption where offsets are named of a topic that the consumer does not read."""
+    """Raises InvalidOption if `start` names a topic that the consumer does not read."""
     others = sorted({tp.topic for tp in parse(start).named} - set(topics))
     if others:
         raise InvalidOption("start", start, f"{others[0]} is none of the consumer's topics ({', '.join(topics)})")
 
 
 def new_topics(group: Group | None, topics: Sequence[str]) -> frozenset[str]:
-    """Those of a consumer's topics that its group does not know, while it knows another one of them."""
+    """The consumer's topics that its group does not know yet; empty if the group knows none of them."""
     unknown = frozenset(topics) - (group.topics.keys() if group is not None else set())
     return unknown if len(unknown) < len(topics) else frozenset()
 
@@ -109,10 +109,10 @@ def new_topics(group: Group | None, topics: Sequence[str]) -> frozenset[str]:
 def resolve(
     start: str, fallback: str, wanted: Sequence[Wanted], group: str, admin: ClusterAdmin
 ) -> dict[TopicPartition, int]:
-    """The offset at which each of `wanted` begins (D5). `fallback`: where Kafka has no committed offset.
+    """The offset at which each of `wanted` begins (D5). `fallback`: where partitions without a committed offset begin.
 
-    A named offset below the partition's beginning stays as it is: what lies between is reported as lost (D6). Raises
-    InvalidOption for a partition that has to be named and is not, PositionOutOfRange for an offset beyond the end,
+    A named offset below the partition's beginning stays as it is: the offsets between are reported as lost (D6). Raises
+    InvalidOption for a partition that must be named and is not, PositionOutOfRange for an offset beyond the end,
     UnsupportedPlatform for a time where the cluster cannot look it up; ClusterUnreachable, AccessDenied.
     """
     chosen = parse(start)
@@ -126,7 +126,7 @@ def resolve(
 
 
 def parse_fixed(text: object, option: str) -> Start:
-    """A text that means the same for every group. Raises InvalidOption."""
+    """Parses a text that means the same for every group. Raises InvalidOption."""
     chosen = parse(text, option, FIXED_RULE)
     if chosen.rest is not None and chosen.rest.kind == COMMITTED:
         raise InvalidOption(option, text, "committed offsets are those of a group: name a time, offsets or an end")
@@ -136,10 +136,10 @@ def parse_fixed(text: object, option: str) -> Start:
 def offsets(
     text: str, option: str, tps: Sequence[TopicPartition], admin: ClusterAdmin, *, committed: bool
 ) -> dict[TopicPartition, int]:
-    """The offset that a text of the same form, without `committed`, names in each of `tps`.
+    """The offset that a text names in each of `tps`. It has the same form, but without the word `committed`.
 
-    `committed`: ends are those that read_committed readers see. Raises InvalidOption, also for a partition that has to
-    be named and is not; PositionOutOfRange for an offset that the partition does not hold; UnsupportedPlatform,
+    `committed`: whether ends are those that read_committed readers see. Raises InvalidOption, also for a partition that
+    must be named and is not; PositionOutOfRange for an offset that the partition does not hold; UnsupportedPlatform,
     ClusterUnreachable, AccessDenied.
     """
     chosen = parse_fixed(text, option)
@@ -191,7 +191,7 @@ def _offset(
             if point.number > bounds.end:
                 raise PositionOutOfRange(*tp, point.number, *bounds)
             return point.number
-        case "time":  # without a message from then on: those that are to come
+        case "time":  # no message since then: it begins at the end
             return max(bounds.first, at_time.get(tp, bounds.end))
         case "committed" if tp in committed:
             return committed[tp]
