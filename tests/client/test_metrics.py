@@ -106,7 +106,7 @@ def test_prometheus_reads_them_over_http(memory: MemoryGround) -> None:
         assert f"marshal_claims_total{labels} 1.0" in text
         assert f'marshal_position{{group="{group}",partition="0",topic="{topic}"}} 3.0' in text
         assert "marshal_records_folded_total " in text
-        with pytest.raises(InvalidOption, match=f"127.0.0.1:{exporter.port}.*cannot be had.*0 for a free one"):
+        with pytest.raises(InvalidOption, match=f"127.0.0.1:{exporter.port}.*cannot be used.*0 for a free one"):
             serve(marshal, exporter.port)
 
 
