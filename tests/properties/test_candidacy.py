@@ -60,7 +60,7 @@ def rank_for(group: Group, me: int, out: set[int], policy: str, tp: TopicPartiti
 
 @given(worlds(), st.sampled_from(sorted(POLICIES)), SEEDS)
 def test_a_rank_is_the_place_in_the_line(group: Group, policy: str, seed: int) -> None:
-    """A2: successor or target, former owner, then by F9.9; who cannot take the partition makes nobody wait."""
+    """A2: successor or target, former owner, then by F9.9; a member that cannot take the partition delays no other."""
     chance = Random(seed)
     me = chance.choice(list(group.sessions))
     out = {sid for sid in group.sessions if sid != me and chance.random() < 0.3}

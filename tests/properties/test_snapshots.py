@@ -120,7 +120,7 @@ def test_round_trip_on_logs_that_fit(steps: list[tuple[int, int]], rng: Random) 
 
 @given(STEPS, st.randoms(use_true_random=False), st.booleans())
 def test_round_trip_on_hostile_logs(steps: list[tuple[int, int]], rng: Random, further: bool) -> None:
-    """N9: and whatever else may stand there; in log 0 and in a further one."""
+    """N9: with hostile records between; in log 0 and in another one."""
     root = genesis(2) if further else None
     log = (
         DifferentialLog(log=1, root=root, start=False, exhaustive=False)

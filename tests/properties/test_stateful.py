@@ -105,7 +105,7 @@ class LogLife(RuleBasedStateMachine):
         self.readers: list[World] = []
 
     def write(self, value: bytes | None) -> None:
-        """One record comes to the log; a value that would stop the whole log is left out, as everybody stops there."""
+        """Appends one record; a value that would stop the log is left out, because every reader stops there."""
         verdict, _ = self.log.fold(value)
         if verdict is None:
             return

@@ -194,7 +194,7 @@ def test_a_target_is_what_the_text_says(group: Group, policy: str) -> None:
 
 @given(worlds(alike=True), st.sampled_from(sorted(POLICIES)), st.randoms())
 def test_a_target_that_came_true_in_part_is_the_same(group: Group, policy: str, chance: Random) -> None:
-    """A1: some have claimed what the target gives them, or had it released to them: nobody else waits in vain.
+    """A1: some members have claimed what the target gives them, or had it released to them: the target stays.
 
     So of many hand-overs at once each is begun once.
     """

@@ -72,7 +72,7 @@ def test_a_newcomer_costs_the_least_number_of_moves(partitions: int, before: int
 
 @pytest.mark.parametrize(("partitions", "before"), [(100, 11), (64, 21), (12, 5)])
 def test_a_gone_member_costs_only_what_it_had(partitions: int, before: int) -> None:
-    """A1, A4: what was waited out is shared among the rest; nobody else's partition moves."""
+    """A1, A4: the partitions of a dead member are shared among the rest; no other partition moves."""
     owners = shared(partitions, before)
     group = group_of({"t": partitions}, [{}] * before, owners)
     found = target(group, out=[before])
@@ -120,7 +120,7 @@ def test_claims_max_is_a_bound() -> None:
 
 
 def test_own_topics_only() -> None:
-    """A5: nobody gets a topic that it did not name; a topic that nobody named stays free."""
+    """A5: no member gets a topic that it did not name; a topic that no member named stays free."""
     fields = [{"topics": ("a",)}, {"topics": ("b",)}, {"topics": ("a", "b")}]
     found = target(group_of({"a": 6, "b": 6, "c": 6}, fields))
     assert {tp.topic for tp in found} == {"a", "b"}

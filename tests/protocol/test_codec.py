@@ -443,7 +443,7 @@ def test_long_texts_are_refused_when_the_record_is_built(text: str) -> None:
 
 
 def test_values_of_another_type_are_not_written() -> None:
-    """E6: what type checkers find is refused as well when nobody asked them."""
+    """E6: wrong types are refused at run time too."""
     for wrong in ("1", 1.0, True, None, object()):
         with pytest.raises(InvalidRecord):
             codec.encode(Leave(wrong), "g", INCARNATION)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ from tests.support.differential_log import PAUSE_MS, DifferentialLog
 
 
 def test_late_copies_are_harmless() -> None:
-    """F10.1: a copy of every record of a group's life, at its end: nobody lives, nothing moves, positions stay.
+    """F10.1: a copy of every record of a group's life, at its end: no session lives, and positions stay.
 
     Two kinds of copies are accepted. A Join begins a session that owns nothing, and the client that sent it ends it
     (T14). A Note changes nothing.

@@ -267,7 +267,7 @@ def test_a_handler_is_never_blamed_early(pauses: list[int], finished: set[int]) 
     st.lists(st.tuples(st.sampled_from(["touch", "finish"]), st.integers(0, 99), st.integers(1, 5_000)), max_size=40),
 )
 def test_a_handler_at_work_keeps_no_other_alive(sizes: list[int], steps: list[tuple[str, int, int]]) -> None:
-    """D4: each message has a time of its own, whatever is said of the others; several runs, acks in any order."""
+    """D4: each message has its own time; touching others does not change it. Several runs, acks in any order."""
     tracker, now, first = AtLeastOnce(0), 0, 0
     places = []
     since: dict[int, int] = {}

@@ -73,7 +73,7 @@ def test_only_the_broken_one_of_three_stops(always: bool) -> None:
 
 
 def test_two_members_that_differ_keep_their_partitions_and_claim_nothing() -> None:
-    """G6, G8: neither can know who is broken; when the accuser's session ends, the other claims again."""
+    """G6, G8: neither knows which one is broken; when the accuser's session ends, the other claims again."""
     cluster = VirtualCluster()
     a, b = cluster.team("a", "b")
     plant(cluster, b, always=True)
@@ -113,7 +113,7 @@ def test_another_member_that_agrees_settles_it() -> None:
 
 
 def test_the_longest_names_fit() -> None:
-    """G6: the Note that names the other one is within its bounds, whatever that one is called."""
+    """G6: a Note that names another client keeps its bounds with the longest client id."""
     cluster = VirtualCluster()
     long = "\U0001f600" * 63 + "abc"  # 255 bytes
     a, b = cluster.team("a", long)
@@ -187,7 +187,7 @@ def test_only_so_many_checkpoints_are_kept() -> None:
 
 
 def test_one_broken_client_does_not_make_all_fold_again() -> None:
-    """G6: who has read two others come to its own state neither stops nor folds again; the odd one out ends.
+    """G6: a member that two others agree with neither stops nor folds again; the broken one ends.
 
     Its heartbeat comes last here, so everybody has.
     """

@@ -149,7 +149,7 @@ def test_mode_of_a_group() -> None:
 
 
 def test_heartbeat_of_a_dead_session() -> None:
-    """F2.1: rejected if the session is not live, whatever else it says; otherwise accepted."""
+    """F2.1: rejected if and only if the session is not live."""
     log = DifferentialLog()
     session, epoch = log.owner()
     log.refuses(Heartbeat(NEVER, 0, (ClaimState(epoch, 500),)), "session")
@@ -184,7 +184,7 @@ def test_heartbeat_extends() -> None:
 
 
 def test_heartbeat_moves_positions_at_least_once() -> None:
-    """F2.3: at least the position: position, figures and progress are set; a smaller one changes nothing."""
+    """F2.3: unless its position is lower than the folded one, it sets position, counts and progress."""
     log = DifferentialLog()
     session, epoch = log.owner()
     second = log.claim(session, 1, 7)
@@ -264,7 +264,7 @@ def test_leave() -> None:
 
 
 def test_evict() -> None:
-    """F3.2: `session`, `observed`, `waited` in this order; anybody may send it; sessions without claims go too."""
+    """F3.2: `session`, `observed`, `waited` in this order; any client may send it; sessions without claims end too."""
     log = DifferentialLog()
     session = log.join()
     twice = 2 * INTERVAL_MS

@@ -221,7 +221,7 @@ def test_a_copy_of_a_release_gives_nothing_back() -> None:
 
 
 def test_a_release_that_gives_nothing_back() -> None:
-    """F6.3: without `observed` the position stays, whatever `give` says; in flight is the record's in both cases."""
+    """F6.3: without `observed` the position stays and `give` is ignored; `in_flight` is set in both cases."""
     log = DifferentialLog()
     session, epoch = log.owner(mode=2)
     log.must(Heartbeat(session, 0, (ClaimState(epoch, 0, 1, 2),)))

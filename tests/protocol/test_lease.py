@@ -15,7 +15,7 @@ I = 3_000  # noqa: E741  the protocol calls an interval so
 
 
 def at(ms: int) -> Instant:
-    """A moment of a machine that never slept and whose clock nobody set."""
+    """An Instant of a machine that never slept and whose wall clock was not set."""
     return Instant(ms, ms + 50, ms + 1_000_000)
 
 
@@ -40,7 +40,7 @@ def test_a_lease_begins_with_the_newest_send() -> None:
     [(70, 70, 70, 70), (10, 900, 10, 900), (10, 10, 900, 900), (10, 10, -900, 10), (900, 10, 10, 900)],
 )
 def test_elapsed_time_is_the_greatest_difference(mono: int, boot: int, wall: int, elapsed: int) -> None:
-    """T7: whatever clock went furthest counts; one that people set back does not shorten it."""
+    """T7: the clock that went furthest counts; setting the wall clock back does not shorten it."""
     start = Instant(5_000, 77, 10_000)
     assert Instant(5_000 + mono, 77 + boot, 10_000 + wall).since_ms(start) == elapsed
 

@@ -72,7 +72,7 @@ def test_the_lease_counts_from_the_send_of_what_extended() -> None:
 
 
 def test_proof_is_any_own_record_read_back() -> None:
-    """T2: whatever the verdict, if it was sent at most one interval ago."""
+    """T2: with any verdict, if it was sent at most one interval ago."""
     one = liveness(joined_at=None)
     assert not one.proven(at(0)), "who has read nothing of its own back has proven nothing"
     instance = one.new_instance(at(0))

@@ -78,7 +78,7 @@ def test_the_genesis_of_a_further_log() -> None:
 
 
 def test_a_further_genesis() -> None:
-    """L5: is ignored, whatever it says; losing the race to write one is no error."""
+    """L5: is ignored with any fields; losing the race to write one is no error."""
     book = DifferentialLog()
     for value in (
         genesis(),
@@ -268,7 +268,7 @@ def test_another_version_of_a_log_record() -> None:
 
 
 def test_a_log_record_has_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """E3: whatever version of a group's records a library reads and writes, that of Genesis and Snapshot stays 1."""
+    """E3: Genesis and Snapshot have version 1, independent of the version of group records."""
     monkeypatch.setattr(rationalizer, "RECORD_VERSION", 2)
     book = DifferentialLog(start=False)
     value = codec.encode(Genesis(INCARNATION, 1, HASH_NAME, 2), "", INCARNATION, 2)
@@ -431,7 +431,7 @@ def test_the_limit_of_nesting(shapes: bytes, inner: bytes) -> None:
     "empty", [b"\x90", b"\x80", b"\xdc\x00\x00", b"\xdd" + bytes(4), b"\xde\x00\x00", b"\xdf" + bytes(4)]
 )
 def test_an_empty_array_is_a_level(empty: bytes) -> None:
-    """E6: an array or map without elements is one all the same."""
+    """E6: an array or map without elements counts as a level."""
     for containers, expected in ((100, "accepted"), (101, "malformed")):
         book = DifferentialLog()
         book.join()

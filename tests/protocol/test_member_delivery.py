@@ -52,7 +52,7 @@ TIMEOUT_MS = 10 * I
 
 
 def test_a_hand_over_redelivers_nothing() -> None:
-    """A3, D1: the owner drains what is in its handlers, then releases at its position, naming who comes."""
+    """A3, D1: the owner drains what is in its handlers, then releases at its position and names the successor."""
     cluster = VirtualCluster(partitions=2)
     (a,) = cluster.team("a")
     run = a.deliver(a.claim(1), 0, 1, 2, 3)
@@ -113,7 +113,7 @@ def test_a_successor_that_has_not_prefetched_gets_nothing() -> None:
 
 
 def test_nothing_is_fetched_ahead_in_vain() -> None:
-    """A3, T10: who may try nothing now, in a pause or past its fence, stops fetching ahead, and begins again later."""
+    """A3, T10: a member that may not act, in a pause or while fenced, stops fetching ahead, and begins again later."""
     for outage in (True, False):
         cluster = VirtualCluster(partitions=2)
         (a,) = cluster.team("a")
@@ -132,7 +132,7 @@ def test_nothing_is_fetched_ahead_in_vain() -> None:
 
 
 def test_a_successor_that_fell_silent_gets_nothing() -> None:
-    """A3: the owner hands over only to who spoke within one interval, and takes back when the successor is gone."""
+    """A3: the owner hands over only to a member seen within one interval, and reopens when it is gone."""
     cluster = VirtualCluster(partitions=2)
     (a,) = cluster.team("a")
     moving = a.claim(1)
@@ -246,7 +246,7 @@ def test_step_down_hands_over() -> None:
 
 
 def test_the_named_successor_is_the_one_that_the_target_gives() -> None:
-    """A2, A5, F9.9: who leaves names neither a marked session nor one that is full."""
+    """A2, A5, F9.9: a leaving member names neither a marked session nor a full one."""
     cluster = VirtualCluster(partitions=3)
     a, b, c, d = (cluster.add("a"), cluster.add("b", claims_max=1), cluster.add("c"), cluster.add("d"))
     cluster.run(3 * I)
@@ -296,7 +296,7 @@ def test_a_stuck_handler_loses_its_partition() -> None:
 
 
 def test_alone_it_leaves_the_partition_free() -> None:
-    """D4: nobody else is there; it is not taken back before the handler's time has passed once more."""
+    """D4: no other member is there; it does not claim it again before another handler timeout."""
     cluster = VirtualCluster(partitions=1)
     (a,) = cluster.team("a", handler_timeout_ms=TIMEOUT_MS)
     a.deliver(a.claim(0), 0)

@@ -344,7 +344,7 @@ def test_one_request_for_many_partitions() -> None:
 
 
 def test_a_request_that_is_lost_is_sent_again() -> None:
-    """T17: after a third of an interval, and the late one, which comes all the same, grants nothing twice."""
+    """T17: after a third of an interval; the first request, which arrives late, grants nothing twice."""
     cluster, a = owner(2)
     first, second = a.claim(0), a.claim(1)
     first.offer = (0, 5)

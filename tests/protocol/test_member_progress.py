@@ -207,7 +207,7 @@ def test_a_pause_keeps_progress() -> None:
 
 
 def test_a_heartbeat_is_bounded_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """T11: 800,000 bytes of progress at most; the rest goes first into the next one, and nobody is left out."""
+    """T11: 800,000 bytes of progress at most; the next one begins with the rest, and no claim is left out."""
     assert HEARTBEAT_BYTES == 800_000
     assert PROGRESS_BYTES_MAX == 512
     monkeypatch.setattr("marshal_py.protocol.member.HEARTBEAT_BYTES", 2_000)
@@ -226,7 +226,7 @@ def test_a_heartbeat_is_bounded_by_its_bytes(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_largest_heartbeat_is_one_that_may_be_written() -> None:
-    """T11, E6: with the widest figures, much progress and as many ready epochs as fit."""
+    """T11, E6: with the largest counts, much progress and as many ready epochs as fit."""
     wide = ClaimState(2**63 - 1, 2**63 - 1, 2**53, 2**53, 2**53, bytes(30))
     entries = (wide,) * (800_000 // (50 + 30))
     codec.encode(Heartbeat(2**63 - 1, 2**63 - 1, entries, (2**63 - 1,) * 10_000), "g" * 255, INCARNATION)

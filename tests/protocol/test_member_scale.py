@@ -84,7 +84,7 @@ def test_many_claims_and_releases_are_spread_over_ticks(monkeypatch: pytest.Monk
 
 
 def test_reading_what_is_not_its_own_walks_through_no_claims() -> None:
-    """T17: a record that changes the shape of the world costs the same whatever the reader owns."""
+    """T17: a record that changes the shape of the world costs the same however many partitions the reader owns."""
     walked = 0
 
     class Counted(dict[int, Claim]):

@@ -36,7 +36,7 @@ def stop(*clients: Client) -> None:
 
 @pytest.mark.parametrize("policy", ["balanced", "greedy"])
 def test_the_partitions_of_one_that_stops_move_once(policy: str) -> None:
-    """A6: twelve partitions, five members, one stops: its own are claimed, each once, and nobody else's."""
+    """A6: twelve partitions, five members, one stops: its partitions are claimed, each once, and no others."""
     cluster = VirtualCluster()
     team = cluster.team(*NAMES, policy=policy)
     had, begun = set(team[0].owned), len(cluster.values)
@@ -69,7 +69,7 @@ def test_several_that_stop_at_once_hand_over_to_those_that_stay(retiring: bool, 
 
 @pytest.mark.parametrize("retiring", [True, False])
 def test_if_all_stop_the_last_partitions_have_no_successor(retiring: bool) -> None:
-    """A6, T16: nothing is claimed any more, no claim is lost, no Release refused; marked ones are named by nobody."""
+    """A6, T16: nothing is claimed any more, no claim is lost, no Release refused; no Release names a marked session."""
     cluster = VirtualCluster()
     team = cluster.team(*NAMES)
     begun = len(cluster.values)
@@ -104,7 +104,7 @@ def test_a_leave_waits_for_the_claims_that_were_sent() -> None:
 
 
 def test_a_leave_waits_no_longer_than_an_interval() -> None:
-    """T16: of a claim that was lost on its way nobody hears."""
+    """T16: a claim that was lost is never read, so the Leave stops waiting for it."""
     cluster = VirtualCluster(partitions=2)
     a, b = cluster.team("a", "b")
     cluster.must(ReleasingPartition(b.session, b.member.claims[min(b.member.claims)].epoch, 0, a.session))

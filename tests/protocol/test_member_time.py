@@ -113,7 +113,7 @@ def test_rank_orders_the_evictions() -> None:
 
 
 def test_a_newcomer_keeps_nobody_waiting_however_high_its_rank() -> None:
-    """T4: who joined after the last sign comes last; seed 1011594."""
+    """T4: a member that joined after the last sign comes last; seed 1011594."""
     cluster = VirtualCluster()
     a, b = cluster.team("a", "b", priority=1)
     cluster.kill(b)
@@ -435,7 +435,7 @@ def test_a_release_is_sent_again_until_it_is_read() -> None:
 
 
 def test_a_lapsed_owner_releases_too() -> None:
-    """T12: it reads the pause late, has no lease, and releases all the same."""
+    """T12: it reads the pause late and without a lease, and still releases."""
     cluster = VirtualCluster(partitions=2)
     (a,) = cluster.team("a")
     a.cut()
@@ -472,7 +472,7 @@ def test_a_pause_that_nobody_ends_is_ended_by_rank() -> None:
 
 
 def test_after_a_pause_all_is_claimed_again() -> None:
-    """T12, T13: from the positions that the admin set; with resume nobody needs to wait it out."""
+    """T12, T13: from the positions that the admin set; with resume no member needs to wait it out."""
     cluster = VirtualCluster()
     team = cluster.team("a", "b", "c")
     token = pause(cluster, 20 * I)
@@ -671,7 +671,7 @@ def test_a_member_without_a_successor_need_not_wait() -> None:
 
 
 def test_fast_reclaim() -> None:
-    """T15, T18: opt-in; it names the session of its own client_id, whose owner ends and does not fight back."""
+    """T15, T18: opt-in; it names the session of its own client_id, whose client ends and does not join again."""
     cluster = VirtualCluster()
     _a, old = cluster.team("a", "b")
     had = old.owned
@@ -706,7 +706,7 @@ def test_without_the_option_no_session_is_replaced() -> None:
 
 @pytest.mark.parametrize("kind", [Heartbeat, ClaimingPartition, ReleasingPartition, Join, Leave])
 def test_late_copies_of_own_records_are_no_clones(kind: type) -> None:
-    """T18: every record of a living session once more, long afterwards: nobody ends."""
+    """T18: a late copy of every record of a live session ends no client."""
     cluster = VirtualCluster()
     a, b = cluster.team("a", "b")
     c = cluster.add("c")  # so that partitions were released and claimed again
@@ -759,7 +759,7 @@ def test_any_record_of_a_clone_is_recognised() -> None:
 
 
 def test_records_of_other_clients_are_not_taken_for_a_clone() -> None:
-    """T18: only the own session counts: the same records for another session end nobody here."""
+    """T18: the same records for another session end no client."""
     cluster = VirtualCluster()
     a, b = cluster.team("a", "b")
     cluster.kill(a)

@@ -255,7 +255,7 @@ def test_a_start_that_was_looked_up_in_the_old_topic_is_not_used() -> None:
 
 
 def test_an_admin_moves_what_was_parked() -> None:
-    """D10, F9.10, F6.5: the new id first, then the positions; then members claim, and nobody parks it again."""
+    """D10, F9.10, F6.5: the new id first, then the positions; then members claim, and none parks it again."""
     cluster, (a, b) = team("a", "b")
     learn(a, "two")
     learn(b, "two")

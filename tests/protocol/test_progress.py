@@ -105,7 +105,7 @@ def delivered(position: int, attempts: int, in_flight: int, *ranges: Range) -> l
 
 
 def test_deliveries_of_the_message_at_the_position() -> None:
-    """D11: they are `attempts`, whatever else is reported; 0 for a partition that was never owned."""
+    """D11: they are `attempts`, with any ranges; 0 for a partition that was never owned."""
     assert delivered(100, 0, 0) == []
     assert delivered(100, 3, 0) == [(100, 101, 3)]
     assert delivered(100, 3, 1) == [(100, 101, 3)]

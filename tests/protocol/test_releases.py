@@ -32,7 +32,7 @@ def parked(cluster: VirtualCluster) -> dict[int, str]:
 
 @pytest.mark.parametrize("mode", [AT_LEAST_ONCE, AT_MOST_ONCE])
 def test_a_partition_that_cannot_be_read_is_parked_alone(mode: int) -> None:
-    """D6, F6.4: delivery stops at once; the others keep their epochs, and nobody claims the one."""
+    """D6, F6.4: delivery stops at once; the others keep their epochs, and no member claims this one."""
     cluster = VirtualCluster(partitions=4, mode=mode)
     a, b = cluster.team("a", "b")
     owner, other = (a, b) if 0 in a.owned else (b, a)
@@ -93,7 +93,7 @@ BOUND = 3 * I
 
 
 def handing_over(mode: int = AT_LEAST_ONCE) -> tuple[VirtualCluster, Client, Client, Claim]:
-    """An owner of two whose handler holds a message of the partition that is to go; up to the moment when it stops."""
+    """An owner of two partitions, just stopped on the one of which its handler has a message."""
     cluster = VirtualCluster(partitions=2, mode=mode)
     (a,) = cluster.team("a", hand_over_timeout_ms=BOUND)
     claim = a.claim(1)

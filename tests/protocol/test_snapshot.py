@@ -235,7 +235,7 @@ def unsound() -> Iterator[tuple[str, Stored]]:
 
 
 def incoherent() -> Iterator[tuple[str, Stored]]:
-    """States whose digest and form are right, and to which no fold comes."""
+    """States with a correct digest and form that no fold can have."""
     whole = stored(example().world)
 
     def of(path: tuple[int, ...], value: object) -> Stored:
@@ -333,7 +333,7 @@ def test_nonsense_costs_no_memory() -> None:
 
 
 def test_which_clients_vouch() -> None:
-    """N5: a witness, read before or after, by anybody; by the writer alone it is a self audit."""
+    """N5: a witness of any client, read before or after; by the writer alone it is a self audit."""
     for early in (False, True):
         for by, self_audit in ((TWO, False), (ONE, True)):
             store = SnapshotStore()
@@ -350,7 +350,7 @@ def test_which_clients_vouch() -> None:
 
 
 def test_an_opaque_group() -> None:
-    """N7: nobody knows the whole state."""
+    """N7: no snapshot, because this version cannot read the whole state."""
     log = example()
     assert snapshot.state_of(log.world) is not None
     log.put(wire.record("zz", 3, 0, record_version=2))
@@ -378,7 +378,7 @@ def test_a_founding_snapshot_stops_readers_that_began_before() -> None:
 
 
 def test_a_founding_snapshot_of_another_incarnation() -> None:
-    """N13: no copy of the root was left; who knows the old one stops. Before a Genesis is known it is garbage."""
+    """N13: no copy of the root was left; a reader that knows the old one stops. Without a Genesis it is garbage."""
     other = Genesis(OTHER_INCARNATION, 1, HASH_NAME, 2)
     chunk, vouched = (codec.encode(record, "", OTHER_INCARNATION) for record in snapshot.founding(other, 0, ONE, 16))
     log = example()

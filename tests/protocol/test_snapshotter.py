@@ -170,7 +170,7 @@ def test_nobody_vouches_for_what_it_did_not_fold() -> None:
 
 
 def test_alone_in_the_log() -> None:
-    """N6: it folds once more from re-read bytes, and vouches for its own snapshot if that gives the same."""
+    """N6: it reads and folds the log again, and vouches for its own snapshot if that gives the same."""
     log = DifferentialLog(exhaustive=False)
     one = Process(log, "one")
     grow(log, EVERY)

@@ -30,7 +30,7 @@ from tests.support.differential_log import PAUSE_MS, DifferentialLog
 
 
 def test_topology() -> None:
-    """F9.1: `observed`, then `same`; a greater count is accepted, at any time and by anybody."""
+    """F9.1: `observed`, then `same`; a greater count is accepted at any time, from any client."""
     log = DifferentialLog()
     log.refuses(Topology("t", 2, 0), "observed")
     first = log.must(Topology("t", 2, -1))
@@ -76,7 +76,7 @@ def test_topology_that_shrinks() -> None:
 
 
 def test_first_count_of_a_topic() -> None:
-    """F9.3: until another id is accepted, whatever else comes after; an id where none was known changes it not."""
+    """F9.3: fixed until another id is accepted; a first id does not change it."""
     log = DifferentialLog()
     offset = log.topology(2)
     offset = log.must(Topology("t", 4, offset))
@@ -99,7 +99,7 @@ def ids(log: DifferentialLog) -> tuple[str, int, int]:
 
 
 def test_an_id_that_was_not_known() -> None:
-    """F9.1: is taken, also with the same count, at any time and by anybody; "" changes nothing."""
+    """F9.1: is taken at any time, from any client, also with the same count; "" changes nothing."""
     log = DifferentialLog()
     session, epoch = log.owner()
     at = log.group.topics["t"].offset
@@ -288,7 +288,7 @@ def test_late_copies_after_a_revival() -> None:
 
 
 def test_generations_of_a_revived_group() -> None:
-    """F9.5: greater than any that was, so at most once is not broken by records of the time before (D2)."""
+    """F9.5: greater than all before, so records from before cannot break at-most-once mode (D2)."""
     log = DifferentialLog()
     greatest, gone = -1, -1
     for _ in range(3):
@@ -311,7 +311,7 @@ def test_generations_of_a_revived_group() -> None:
 
 
 def test_deleted_groups_cost_a_snapshot_little() -> None:
-    """F9.5: name, record and two offsets are left of each; nothing of their partitions, whatever they had."""
+    """F9.5: only name, record and two offsets are left of each; nothing of their partitions."""
     log = DifferentialLog(exhaustive=False)
     for number in range(200):
         name = f"group-{number}"
